@@ -89,9 +89,9 @@ def page() -> str:
     lines = [
         "# Capacity: what machine a fleet needs",
         "",
-        "Written by `benchmarks/capacity.py --write docs/evidence/capacity.md`: computed out of the figures below.",
-        f"All rows of the catalog each second, {GPUS_A_NODE} GPUs a node, batches of {BATCH_S:g} s, detectors on,",
-        f"samples kept {DAYS} days.",
+        "Written by `benchmarks/capacity.py --write docs/evidence/capacity.md`: computed from the figures",
+        f"below. All rows of the catalog each second, {GPUS_A_NODE} GPUs a node, batches of {BATCH_S:g} s,",
+        f"detectors on, samples kept {DAYS} days.",
         "",
         "| GPUs | nodes | cores of the collector | its memory | its disk | network in |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -104,12 +104,13 @@ def page() -> str:
         )
     lines += [
         "",
-        "Give twice the cores and the memory: a restart, an outage that is caught up and a store that merges need more",
-        "for a while. Above some 50,000 GPUs set `batch_s = 10`, or spread ingest over several collectors",
-        "([cluster](../how-to/cluster.md)). An agent takes"
-        f" {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB on its node",
-        "and up to `spool.max_bytes` of its disk. Between measured sizes it is a line; CPU of samples and messages is",
-        "added up, not run as one ([scale](scale.md)).",
+        "Give twice the cores and the memory: a restart, an outage that is caught up and a store that merges",
+        "need more for a while. Above some 50,000 GPUs set `batch_s = 10`, or spread ingest over",
+        "[several collectors](../how-to/cluster.md).",
+        "",
+        f"An agent uses {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB",
+        "on its node, and up to `spool.max_bytes` of its disk. Between measured sizes the table is a line; CPU of samples and",
+        "messages is added up, not run as one ([scale](scale.md)).",
         "",
         "| figure | value | measured by | stands in |",
         "| --- | ---: | --- | --- |",

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from drover_agent.config import AgentConfig
 from drover_agent.probes import PROBES
@@ -16,6 +19,8 @@ from drover_agent.source_facts import FACTS
 from drover_agent.sources.nvml_fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
+from drover_collector.gate import ROLES
+from drover_proto import fleet_pb2
 from drover_proto.catalog import Scope, of_scope
 from drover_proto.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
 from drover_proto.settings import rows
@@ -29,17 +34,28 @@ def cell(text: object) -> str:
     return str(text).replace("|", "\\|").replace("\n", " ")
 
 
+def prose(*paragraphs: str) -> str:
+    """Paragraphs wrapped as all pages are, with an empty line between."""
+    return "\n\n".join(textwrap.fill(p, 100, break_long_words=False, break_on_hyphens=False) for p in paragraphs) + "\n"
+
+
 def table(headers: list[str], lines: list[list[object]]) -> str:
     out = ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
     out += ["| " + " | ".join(cell(c) for c in line) + " |" for line in lines]
     return "\n".join(out) + "\n"
 
 
+def names(found: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in found)
+
+
 def metrics() -> str:
     parts = [
-        f"# Metrics\n\n{NOTE}\nEvery metric of the catalog (`proto/drover_proto/catalog_rows.py`). A value that "
-        "could not be read is absent with a reason, never 0: unsupported, lost, timeout, no-permission, error, "
-        "out-of-range.\n"
+        f"# Metrics\n\n{NOTE}\n"
+        + prose(
+            "Every metric of the catalog. A value that could not be read is absent with a reason, never 0: "
+            "unsupported, lost, timeout, no-permission, error, out-of-range."
+        )
     ]
     for scope in Scope:
         lines: list[list[object]] = []
@@ -49,22 +65,26 @@ def metrics() -> str:
             )
             lines.append([m.id, f"`{m.name}`", m.unit, m.kind.value, m.step or "float64", m.help, sources])
         parts.append(f"## {scope.value}\n\n" + table(["id", "name", "unit", "kind", "step", "what", "from"], lines))
+    gpu = [m.name for m in of_scope(Scope.GPU)]
     parts.append(
-        "## Pace\n\nWhat a source reads and how often: [sources.md](sources.md). NVML is asked once in 10 s, each "
-        "GPU in a second of its own of the bucket that detectors see, for: "
-        + ", ".join(f"`{m.name}`" for m in of_scope(Scope.GPU) if m.name in SLOW_METRICS)
-        + " (`memory_util_ratio` each second where no GPM tells how busy the memory is); and, where the GPU has no "
-        "GPM, for PCIe traffic; of these once in 30 s for "
-        + ", ".join(f"`{m.name}`" for m in of_scope(Scope.GPU) if m.name in RARE_METRICS)
-        + ". For these a bucket holds one moment: what came and went "
-        "between two is not seen. Clocks held down for less than 10 s still show in the counters `throttle_*`.\n"
+        "## Pace\n\n"
+        + prose(
+            "What a source reads and how often: [sources](sources.md). NVML is asked once in 10 s, each GPU in a "
+            f"second of its own of the bucket that detectors see, for: {names(n for n in gpu if n in SLOW_METRICS)} "
+            "(`memory_util_ratio` each second where GPM does not say how busy the memory is); and, where the GPU has "
+            "no GPM, for PCIe traffic.",
+            f"Of these once in 30 s: {names(n for n in gpu if n in RARE_METRICS)}.",
+            "For these a bucket holds one moment: what came and went between two is not seen. Clocks held down for "
+            "less than 10 s still show in the counters `throttle_*`.",
+        )
     )
     return "\n".join(parts)
 
 
 def settings() -> str:
     parts = [
-        f"# Settings\n\n{NOTE}\n`drover-agent config` and `drover-collector config` print commented files of these.\n"
+        f"# Settings\n\n{NOTE}\n"
+        + prose("`drover-agent config` and `drover-collector config` print commented files of these.")
     ]
     for title, kind in (("Agent (`/etc/drover/agent.toml`)", AgentConfig), ("Collector", CollectorConfig)):
         lines: list[list[object]] = [[f"`{r.key}`", r.type, f"`{r.default!r}`", r.help] for r in rows(kind)]
@@ -73,15 +93,31 @@ def settings() -> str:
 
 
 def commands() -> str:
-    parts = [
-        f"# The command `drover`\n\n{NOTE}\nExit codes: 0 done; 1 refused (the guard, the mode or the role), or done "
-        "and the answer is no; 2 bad input; 3 the collector does not answer, or cannot now; 4 nothing has this name; "
-        "130 interrupted.\n\n`--json`: one object a line, and no line where a list is empty. Times are numbers, "
-        "milliseconds UTC, in fields that end with `_ms`; incidents and `explain` have them in ISO 8601 too. What is "
-        "not known is `null`. A node is `node` in each command; `nodes --json` keeps `name` until the next release. "
-        "Where rows are of several kinds, as of `fabric` and `thermals`, `type` says which.\n"
+    found = list(_parsers(build_parser()))
+    about = [
+        [f"[`drover {name}`](#drover-{name})", str(parser.description).rstrip(".")]
+        for name, parser in found
+        if " " not in name
     ]
-    for name, parser in _parsers(build_parser()):
+    exits = [
+        ["0", "done"],
+        ["1", "refused (the guard, the mode or the role), or done and the answer is no"],
+        ["2", "bad input"],
+        ["3", "the collector does not answer, or cannot now"],
+        ["4", "nothing has this name"],
+        ["130", "interrupted"],
+    ]
+    parts = [
+        f"# The command `drover`\n\n{NOTE}\n" + table(["command", "what"], [list(row) for row in about]),
+        table(["exit code", "meaning"], [list(row) for row in exits]),
+        prose(
+            "`--json`: one object a line, and no line where a list is empty. Times are numbers, milliseconds UTC, in "
+            "fields that end with `_ms`; incidents and `explain` have them in ISO 8601 too. What is not known is "
+            "`null`. A node is `node` in each command; `nodes --json` keeps `name` until the next release. Where rows "
+            "are of several kinds, as of `fabric` and `thermals`, `type` says which."
+        ),
+    ]
+    for name, parser in found:
         lines: list[list[object]] = []
         for action in parser._actions:
             if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
@@ -115,21 +151,30 @@ def xids() -> str:
 
 def events() -> str:
     parts = [
-        f"# Events\n\n{NOTE}\nWhat agents tell at once, beside telemetry. The same error of the same device is told "
-        "when it comes and then summed for 10 s at a time. A line that user space could have written is kept as "
-        "forgeable and never acted on. So is backlog: what the kernel log held when an agent began to watch this boot "
-        "(its first start, or a reboot). What the same boot wrote while the agent was stopped or updated is news, told "
-        "late with its own time, once; over an hour later it is backlog. The collector keeps the same limit: an error "
-        "that it judges over an hour after it happened, or after its node has booted again, is recorded and shown, "
-        "and never acted on. So is one that it judges over a minute late when its node came back into service since, "
-        "or when a GPU that was gone gives values since. Age and boot go by the node's time since boot, which no step "
-        "of a clock changes; of an older agent by its wall clock, and a wrong one makes an error as old as its "
-        "receipt.\n\n"
-        "The codes of kind `xid` are in [xids.md](xids.md); those of kind `sxid` are NVIDIA's numbers of NVSwitch "
-        "errors.\n"
+        f"# Events\n\n{NOTE}\n"
+        + prose(
+            "What agents send at once, apart from telemetry. The same error of the same device is sent when it comes, "
+            "and then summed for 10 s at a time. The codes of kind `xid` are in [XID codes](xids.md); those of kind "
+            "`sxid` are NVIDIA's numbers of NVSwitch errors."
+        ),
+        "## What is never acted on\n\n"
+        + prose("These are recorded and shown, and cause no action:")
+        + "\n"
+        + "- a line that user space could have written (forgeable);\n"
+        + "- backlog: what the kernel log held when an agent began to watch this boot (its first start, or a\n"
+        + "  reboot);\n"
+        + "- an error that is judged over an hour after it happened, or after its node has booted again;\n"
+        + "- an error judged over a minute late, when its node came back into service since, or when a GPU\n"
+        + "  that was gone gives values since.\n\n"
+        + prose(
+            "What the same boot wrote while the agent was stopped or updated is news: sent late with its own time, "
+            "once. Over an hour later it is backlog.",
+            "Age and boot go by the node's time since boot, which no clock step changes. An older agent has only its "
+            "wall clock; a wrong one makes an error as old as its receipt.",
+        ),
     ]
     for kind, what, codes in (
-        (EventKind.KERNEL, "from the kernel log (`agent/drover_agent/sources/kmsg_lines.py`)", KERNEL_CODES),
+        (EventKind.KERNEL, "from the kernel log", KERNEL_CODES),
         (EventKind.LIFECYCLE, "about agents, drivers and GPUs as such", LIFECYCLE_CODES),
     ):
         lines: list[list[object]] = [[f"`{code}`", meaning] for code, meaning in codes.items()]
@@ -139,16 +184,18 @@ def events() -> str:
 
 def sources() -> str:
     parts = [
-        f"# Sources of the agent\n\n{NOTE}\nWhat `drover-agent` reads on a node, by the table in "
-        "`agent/drover_agent/source_facts.py`. `drover-agent sources` says which are on, and measures what a reading "
-        "costs there; `drover-agent check` says what is missing and how to mend it; `drover-agent once` prints one "
-        "reading. A source that is not there on a node gives nothing and costs next to nothing; a value that cannot "
-        "be read is absent with its reason.\n\n"
-        "Every source is read behind a limit of 3 s. One that does not return is told (`driver_hung` for the driver, "
-        "within 5 s at intervals of up to 2 s), "
-        "its values are absent (`timeout`), and the others go on.\n"
+        f"# Sources of the agent\n\n{NOTE}\n"
+        + prose(
+            "What `drover-agent` reads on a node. `drover-agent sources` says which sources are on and measures what a "
+            "reading costs there; `drover-agent check` says what is missing and how to mend it; `drover-agent once` "
+            "prints one reading. A source that is not there gives nothing and costs next to nothing; a value that "
+            "cannot be read is absent with its reason.",
+            "Every source is read behind a limit of 3 s. One that does not return is reported (`driver_hung` for the "
+            "driver, within 5 s at intervals of up to 2 s), its values are absent (`timeout`), and the others go on.",
+            "What the agent costs a node: [measured](../evidence/agent.md).",
+        )
     ]
-    parts.append(table(["source", "pace", "turned on by"], [[f"`{n}`", f.pace, f.setting] for n, f in FACTS.items()]))
+    parts.append(table(["source", "turned on by"], [[f"[`{n}`](#{n})", f.setting] for n, f in FACTS.items()]))
     for name, facts in FACTS.items():
         lines = [
             f"- from: {facts.reads}",
@@ -157,9 +204,50 @@ def sources() -> str:
             f"- when it gives nothing: {facts.missing}",
             f"- setting: {facts.setting}",
         ]
-        parts.append(f"## {name}\n\n{facts.what[0].upper()}{facts.what[1:]}.\n\n" + "\n".join(lines) + "\n")
-    parts.append("What the agent costs a node: [measured](../evidence/agent.md).\n")
+        listed = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False) for line in lines)
+        parts.append(f"## {name}\n\n" + prose(f"{facts.what[0].upper()}{facts.what[1:]}.") + f"\n{listed}\n")
     return "\n".join(parts)
+
+
+def fleet_api() -> str:
+    service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
+    methods: list[list[object]] = []
+    asked: dict[str, Descriptor] = {}
+    for method in service.methods:
+        roles = sorted(role.value for role in ROLES[f"/{service.full_name}/{method.name}"])
+        request, reply = method.input_type, method.output_type
+        asked[request.name] = request
+        stream = "stream of " if method.server_streaming else ""
+        led = f"[`{request.name}`](#{request.name.lower()})"
+        methods.append([f"`{method.name}`", led, f"{stream}`{reply.name}`", ", ".join(roles)])
+    parts = [
+        f"# The Fleet API\n\n{NOTE}\n"
+        + prose(
+            f"gRPC service `{service.full_name}` of the collector (port 7302). The console and the command `drover` "
+            "use nothing else. `proto/drover_proto/fleet.proto` has all messages with their comments.",
+            "Between machines it needs mutual TLS, and the certificate's role decides "
+            "([roles](../how-to/tls.md#roles)). A request has 64 KiB at most, unpacked.",
+        ),
+        table(["method", "request", "answer", "roles"], methods),
+        "## Requests\n",
+    ]
+    for name, message in asked.items():
+        fields: list[list[object]] = [[f"`{field.name}`", _type_of(field)] for field in message.fields]
+        parts.append(f"### {name}\n\n" + (table(["field", "type"], fields) if fields else "No fields.\n"))
+    return "\n".join(parts)
+
+
+def _type_of(field: FieldDescriptor) -> str:
+    kind = field.message_type or field.enum_type
+    name = kind.name if kind else _SCALARS[field.type]
+    return f"list of {name}" if field.is_repeated else name
+
+
+_SCALARS = {
+    number: name.removeprefix("TYPE_").lower()
+    for name, number in vars(FieldDescriptor).items()
+    if name.startswith("TYPE_")
+}
 
 
 def probes() -> str:
@@ -190,6 +278,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "sources.md": sources,
     "probes.md": probes,
     "events.md": events,
+    "fleet-api.md": fleet_api,
 }
 
 if __name__ == "__main__":

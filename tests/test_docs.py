@@ -14,6 +14,9 @@ from drover_collector.detectors import DETECTORS
 from drover_collector.policy import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = [
+    "metrics.md", "settings.md", "commands.md", "xids.md", "sources.md", "probes.md", "events.md", "fleet-api.md",
+]  # fmt: skip
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
@@ -26,7 +29,7 @@ def _pages() -> dict[str, str]:
     return {name: make() for name, make in module.PAGES.items()}
 
 
-@pytest.mark.parametrize("name", ["metrics.md", "settings.md", "commands.md", "xids.md", "sources.md", "probes.md"])
+@pytest.mark.parametrize("name", REFERENCE)
 def test_reference_pages_follow_the_code(name: str) -> None:
     written = (ROOT / "docs/reference" / name).read_text("utf-8")
     assert written == _pages()[name], f"docs/reference/{name} is old: run .venv/bin/python docs/generate.py"
@@ -44,10 +47,11 @@ def test_every_preset_is_documented() -> None:
         assert f"`{preset}`" in text
 
 
-def test_readme_names_every_command() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
+def test_readme_leads_to_every_command() -> None:
+    assert "(docs/reference/commands.md)" in (ROOT / "README.md").read_text("utf-8")
+    overview, _, _ = (ROOT / "docs/reference/commands.md").read_text("utf-8").partition("\n## ")
     for name in NAMES:
-        assert f"`{name}`" in readme or f"drover {name}" in readme, name
+        assert re.search(rf"^\| \[`drover {name}`\]\(#drover-{name}\) \| \w.+ \|$", overview, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -83,3 +87,18 @@ def test_every_page_is_in_the_sites_menu() -> None:
     """`make docs` fails on a page that mkdocs.yml leaves out."""
     listed = re.findall(r"^ +- (?:\w+: )?([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md"))
+
+
+WRITTEN = {f"docs/reference/{name}" for name in REFERENCE} | {  # by scripts
+    f"docs/evidence/{name}.md" for name in ("chaos", "console", "rollout", "detection")
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_lines_are_wrapped(page: Path) -> None:
+    """At 100 characters, but for tables, code, headings and pictures."""
+    if str(page.relative_to(ROOT)) in WRITTEN:
+        return
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    long = [line for line in text.splitlines() if len(line) > 100 and not line.startswith(("|", "    ", "#", "!["))]
+    assert not long, long[0]

@@ -21,7 +21,7 @@ RULES = DOCS / "monitoring" / "drover.rules.yml"
 RULES_TEST = DOCS / "monitoring" / "drover.rules.test.yml"
 PAGES = DOCS / "runbooks"
 DASHBOARD = DOCS / "monitoring" / "drover-grafana.json"
-RUN_BOOK = (DOCS / "how-to/monitor.md").read_text("utf-8")
+RUN_BOOK = (DOCS / "reference/prometheus.md").read_text("utf-8")
 ALERT = re.compile(r"- alert: (\w+)\n +expr: '((?:[^']|'')+)'\n(.*?)(?=\n      - alert|\n  - name|\Z)", re.DOTALL)
 ALERTS = {name: (expr, rest) for name, expr, rest in ALERT.findall(RULES.read_text("utf-8"))}
 BOARD = json.loads(DASHBOARD.read_text("utf-8"))

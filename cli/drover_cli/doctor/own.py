@@ -40,7 +40,7 @@ def fleet(config: CollectorConfig) -> list[Finding]:
     try:
         spec = load_toml(Path(config.fleet))
     except FleetError as error:
-        return [bad("fleet", str(error), "mend the file; docs/how-to/install.md shows its form")]
+        return [bad("fleet", str(error), "mend the file; docs/reference/fleet-file.md shows its form")]
     if not spec.nodes:
         return [bad("fleet", f"{config.fleet} names no node", "add [[nodes]]; what is not in it is not judged")]
     found = [ok("fleet", f"{config.fleet}: {len(spec.nodes)} nodes, {spec.gpu_count} GPUs")]
@@ -78,7 +78,7 @@ def certificates(config: CollectorConfig, now_s: float | None = None) -> list[Fi
             warn(
                 "certificates",
                 text,
-                "drover certs init, then tls.ca, tls.cert and tls.key: docs/explanation/security.md",
+                "drover certs init, then tls.ca, tls.cert and tls.key: docs/how-to/tls.md",
             )
         ]
     issue = "drover certs issue collector, then copy certificate and key"
@@ -213,18 +213,14 @@ def store(config: CollectorConfig) -> list[Finding]:
 
 def backups(config: CollectorConfig, now_s: float | None = None) -> list[Finding]:
     if not config.store.url.startswith("chdb:"):
-        return [
-            unknown(
-                "backups", "a server's: not seen from here", "docs/explanation/durability.md says how to back one up"
-            )
-        ]
+        return [unknown("backups", "a server's: not seen from here", "docs/how-to/back-up.md")]
     folder = Path(config.store.backup_folder)
     try:
         newest = max((p.stat().st_mtime for p in folder.iterdir() if p.suffix != PARTIAL), default=-math.inf)
     except OSError:
         newest = -math.inf
     days = ((time.time() if now_s is None else now_s) - newest) / 86_400
-    remedy = "drover backup NAME by a timer, onto another disk: docs/explanation/durability.md"
+    remedy = "drover backup NAME by a timer, onto another disk: docs/how-to/back-up.md"
     if math.isinf(days):
         return [warn("backups", f"none in {folder}", remedy)]
     if days > BACKUP_DAYS:
@@ -247,7 +243,7 @@ def told(config: CollectorConfig) -> list[Finding]:
     if config.heartbeat.on:
         return [*found, ok("dead-man's switch", f"a sign of life each {config.heartbeat.interval_s:g} s")]
     text = "none: nobody notices when Drover itself dies"
-    return [*found, warn("dead-man's switch", text, "[heartbeat] url_file in the settings: docs/reference/slo.md")]
+    return [*found, warn("dead-man's switch", text, "[heartbeat] url_file in the settings: docs/how-to/monitor.md")]
 
 
 def actuators(config: CollectorConfig) -> list[str]:

@@ -18,7 +18,7 @@ END_S = 14 * 86_400
 NAMED = 4
 # Kind of trouble with agents -> state, and what to do.
 AGENTS: dict[str, tuple[State, str]] = {
-    "refused": (State.BAD, "drover-agent check on that node; docs/explanation/security.md has what each refusal means"),
+    "refused": (State.BAD, "drover-agent check on that node; docs/how-to/tls.md has what each refusal means"),
     "rival": (State.BAD, "two agents have one name or one spool: stop one, or give it a node of its own"),
     "silent": (State.WARN, "systemctl status drover-agent there; what do they share? rack, switch, version"),
     "never": (State.WARN, "install the agent there, or take the node out of the fleet file"),
@@ -194,7 +194,7 @@ def refusals(system: pb.System) -> list[Finding]:
     for what, counts in (("connections", system.ingest.calls_refused), ("messages", system.ingest.rejected)):
         if counts:
             listed = ", ".join(f"{plain(reason)} {count}" for reason, count in sorted(counts.items()))
-            remedy = "the collector's log names who; docs/explanation/security.md has what each refusal means"
+            remedy = "the collector's log names who; docs/how-to/tls.md has what each refusal means"
             found.append(warn("refusals", f"{what} refused since the start: {listed}", remedy))
     return found
 

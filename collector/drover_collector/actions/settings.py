@@ -55,7 +55,7 @@ class KubernetesConfig:
 @dataclass(frozen=True, slots=True)
 class CommandConfig:
     program: tuple[str, ...] = setting(
-        (), "program and its arguments; gets JSON on stdin (docs/explanation/actions.md); none: off"
+        (), "program and its arguments; gets JSON on stdin (docs/how-to/own-scheduler.md); none: off"
     )
     pools: tuple[str, ...] = setting((), _POOLS)
     timeout_s: float = setting(60.0, "it is killed after this long", between(1, 3600))
