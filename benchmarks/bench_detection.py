@@ -193,7 +193,7 @@ def page(result: dict[str, Any]) -> str:
     """docs/evidence/detection.md."""
     ours = result["methods"][OURS]
     lines = [
-        "# What the detectors find, and what they tell wrongly", "",
+        "# Detection: what is found, and what is reported wrongly", "",
         "Made by `make bench-detection` (`benchmarks/bench_detection.py`), the bad numbers too; do not edit.",
         f"Fleets of the adversary ([simulation](../explanation/simulation.md)), scoring seeds {result['seeds'][0]} to "
         f"{result['seeds'][1]}:",
@@ -244,7 +244,7 @@ def page(result: dict[str, Any]) -> str:
     lines += [
         "", f"Of the {ours['faults'] - ours['found']} that are missed {result['missed_told_otherwise']} were told of "
         "all the same, as more evidence in the incident of what they came out of, or as a note of idle GPUs.",
-        "", "## Told wrongly", "",
+        "", "## Reported wrongly", "",
     ]  # fmt: skip
     lines += [f"- {n} x {what}" for what, n in result["told_wrongly"].items()] or ["Nothing."]
     return "\n".join(lines) + "\n"
