@@ -9,7 +9,7 @@
 What a bundle may hold stands in locks/: name, version and hashes of every dependency. Other downloads are refused.
 
     python ansible/dist.py [--only agent] [--machine aarch64] [--python 3.11 3.12]
-    python ansible/dist.py --lock       write the locks anew, after pyproject.toml's ranges have changed; look at the diff
+    python ansible/dist.py --lock       write the locks anew after pyproject.toml's ranges changed; look at the diff
 """
 
 from __future__ import annotations
