@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 NODES ?= 32
 SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c locks/dev.txt
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist docs proto test-rollout test-console clean
+.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist docs proto test-rollout test-console lock clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -17,12 +17,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "drover needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { echo "could not make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 
-$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml locks/dev.txt | $(BIN)/python
 	@echo "setting up $(VENV) (about a minute, 400 MB to download the first time) ..."
 	@$(PIP) -e '.[collector,dashboard,simulation]'
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/dev.stamp: pyproject.toml locks/dev.txt | $(BIN)/python
 	@echo "setting up $(VENV) with the development tools (about a minute the first time) ..."
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/run.stamp
@@ -46,14 +46,15 @@ test-console: $(VENV)/dev.stamp ## the console on 256 simulated nodes in real Ch
 	@command -v chromium >/dev/null || { echo "Chromium is not here: apt-get install chromium"; exit 2; }
 	@DROVER_SYSTEM=1 $(BIN)/python -m pytest tests/console $(ARGS)
 
-lint: $(VENV)/dev.stamp ## ruff, mypy --strict, hadolint; pip-audit where the registry tells of vulnerabilities
+lint: $(VENV)/dev.stamp ## ruff, mypy --strict, words, hadolint; pip-audit where the registry knows vulnerabilities
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python tools/check_words.py
 	@$(BIN)/hadolint containers/Containerfile
 	@! $(BIN)/python ansible/audit.py --ask || $(MAKE) --no-print-directory audit
 
-audit: $(VENV)/dev.stamp ## known vulnerabilities of locked dependencies, where a registry tells them
+audit: $(VENV)/dev.stamp ## known vulnerabilities of locked dependencies, where a registry knows them
 	@$(PIP) -e '.[audit]'
 	@$(BIN)/python ansible/audit.py $(ARGS)
 
@@ -64,13 +65,13 @@ format: $(VENV)/dev.stamp ## let ruff arrange the code
 bench: $(VENV)/dev.stamp ## every script of benchmarks/, one JSON line each
 	@for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
-bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's fleets, beside four baselines; one JSON line
+bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's fleets, next to four baselines; one JSON line
 	@$(BIN)/python benchmarks/bench_detection.py
 
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py
 
-chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and docs/evidence/chaos.md anew (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
+chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and writes docs/evidence/chaos.md (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
 	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/evidence/chaos.md
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
@@ -80,6 +81,13 @@ docs: $(VENV)/dev.stamp ## the site of docs/, in site/; fails on a broken link o
 	@$(PIP) -e '.[docs]'
 	@$(BIN)/python docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+lock: ## write locks/dev.txt and ansible/locks anew, from the ranges of pyproject.toml; look at the diff
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	@build/lock/bin/pip install -q -q --disable-pip-version-check torch==2.13.0 -e '.[audit,dev,rollout]'
+	@{ head -1 locks/dev.txt; build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' | sort -f; } >build/dev.txt
+	@mv build/dev.txt locks/dev.txt
+	@build/lock/bin/python ansible/dist.py --lock
 
 proto: $(VENV)/dev.stamp ## generate the protobuf code again
 	@$(BIN)/python proto/generate.py

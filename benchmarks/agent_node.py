@@ -90,7 +90,7 @@ class Traffic:
 @contextlib.contextmanager
 def job(folder: Path) -> Iterator[list[int]]:
     """The ids of eight processes below a step daemon of Slurm's, all of them real: by its name, title and user the
-    daemon is one (see `drover_agent.sources.slurm`), so this needs root as Slurm does."""
+    daemon is one (see `drover_agent.sources.workloads.slurm`), so this needs root as Slurm does."""
     daemon = folder / "slurmstepd"
     shutil.copy(str(shutil.which("bash")), daemon)
     given = {"SLURM_JOB_ID": "4242", "SLURM_STEP_GPUS": ",".join(map(str, range(GPUS)))}

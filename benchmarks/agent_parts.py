@@ -20,7 +20,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from drover_agent import main, watchdog
+from drover_agent import main
+from drover_agent.sampling import abandonable_worker as watchdog
 
 _parts: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0])
 

@@ -281,7 +281,7 @@ def imported(node: Node, folder: Path) -> list[str]:
         time.sleep(IMPORTS_SETTLED_S)
     lines = [line for line in log.read_text().splitlines() if line.startswith("import time:")]
     names = [line.rpartition("|")[2].strip() for line in lines[1:]]  # below a heading
-    if not any(name == "drover_agent.sources.jobs" for name in names):
+    if not any(name == "drover_agent.sources.workloads.jobs" for name in names):
         raise SystemExit(f"the agent did not come so far in {IMPORTS_SETTLED_S:g} s: {log.read_text()[-2000:]}")
     return list(dict.fromkeys(names))
 

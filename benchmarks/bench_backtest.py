@@ -24,14 +24,14 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from detection_run import buckets
 
-from drover_agent.simulation.adversary import draw
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.events import Event, Incident
-from drover_proto.fleet import dump_json
-from drover_proto.reports import event_report, incident_report
-from drover_proto.times import from_iso
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Event, Incident
+from drover_core.model.fleet import dump_json
+from drover_core.model.reports import event_report, incident_report
+from drover_core.times import from_iso
+from drover_simulator.adversary import draw
 
 
 def main() -> None:

@@ -36,11 +36,11 @@ from load.fleet import Shape
 from load.generator import Generator
 from load.measure import Plan, loading
 
-from drover_collector.guard import GuardLimits
-from drover_collector.guard_breaker import MASS, of_guard
-from drover_collector.policy import Policy
+from drover_collector.policy.circuit_breaker import MASS, of_guard
+from drover_collector.policy.guard import GuardLimits
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, from_json
 from testbed.receivers import Request, http_receiver
 from testbed.waiting import wait_until
 
@@ -68,7 +68,7 @@ def most_drains(limits: GuardLimits, nodes: int) -> int:
 
 def settings(folder: Path, url: str) -> str:
     """Further tables of the collector's file: enforce mode, the stand-in scheduler and the webhook."""
-    policy = (resources.files("drover_collector") / "policies" / f"{PRESET}.toml").read_text("utf-8")
+    policy = (resources.files("drover_collector.policy") / "presets" / f"{PRESET}.toml").read_text("utf-8")
     (folder / "policy.toml").write_text(policy.replace('mode = "observe"', 'mode = "enforce"'))
     assert Policy.named(str(folder / "policy.toml")).mode == "enforce"
     (folder / "scheduler").mkdir()

@@ -36,10 +36,15 @@ from typing import Any
 import numpy as np
 from telemetry import record
 
-from drover_agent.simulation.sensors import Sensors
 from drover_agent.sources.base import RATE_STEP
 from drover_collector.store import SampleBatch, Store, sizes_of
-from drover_proto.catalog import BY_NAME, Kind, Scope, of_scope
+from drover_core.metrics.catalog import (
+    BY_NAME,
+    Kind,
+    Scope,
+    of_scope,
+)
+from drover_simulator.sensors import Sensors
 
 SERVER = "/usr/bin/victoria-metrics"
 WAIT_S = 120.0

@@ -20,8 +20,14 @@ import numpy as np
 import pyarrow as pa
 from telemetry import record
 
-from drover_collector.store import SampleBatch, Store, codecs
-from drover_proto.catalog import METRICS, STORAGE, Metric, Scope
+from drover_collector.store import SampleBatch, Store
+from drover_collector.store.schema import codecs
+from drover_core.metrics.catalog import (
+    METRICS,
+    STORAGE,
+    Metric,
+    Scope,
+)
 
 WHOLE = ("ZSTD(1)", "T64, ZSTD(1)", "T64('bit'), ZSTD(1)", "Delta(W), ZSTD(1)", "DoubleDelta, ZSTD(1)", "LZ4")
 MORE = (

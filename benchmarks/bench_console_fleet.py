@@ -71,7 +71,7 @@ TOLD = "told"
 LEAN = "collector_without_merges"
 GONE_S = 3.0  # after which the console has seen that pages went, or the last of them has settled
 COLOURS = {"health": "", "power_w": "/?color=power_w"}
-PICTURE_S = 5.0  # between two pictures of a page (drover_dashboard/fleet_canvas.py)
+PICTURE_S = 5.0  # between two pictures of a page (drover_dashboard/widgets/fleet_picture.py)
 ALIKE = 0.9  # of a viewer's reruns to a Chromium's
 CALLS_ALIKE = 0.7  # of what the collector is asked: an answer serves for 1 s, which who asks each second may just miss
 GOALS = {"first_paint_ms": 2000, "refresh_ms": 200, "refresh_bytes": 120_000, "collector_cores": 0.3}

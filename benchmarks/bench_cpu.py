@@ -40,8 +40,8 @@ from cpu_agents import GPUS, START_S, Agent, BenchError, Load, telemetry
 from load.certificates import Authority
 from load.collector import usage_of
 
-from drover_agent.simulation.fleet import build_fleet
-from drover_proto.fleet import dump_toml
+from drover_core.model.fleet import dump_toml
+from drover_simulator.fleet import build_fleet
 from testbed.system_processes import free_port
 
 VICTORIA = "victoria-metrics"

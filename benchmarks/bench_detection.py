@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from detection_run import BASELINES, OURS, Played, play
 
-from drover_agent.simulation.adversary import draw
-from drover_cli.score import median, percentile
+from drover_cli.scoring.score import median, percentile
+from drover_simulator.adversary import draw
 
 PAGE = Path(__file__).parents[1] / "docs/evidence/detection.md"
 FIELD_FAULTS = 0.474  # per 1,000 GPU-days: Llama 3 (16,384 H100, 54 days), all interruptions

@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.slurm.scontrol import Scontrol
 from drover_proto import fleet_pb2 as pb
 from testbed.acting import acting
 from testbed.slurm import running as running_slurm

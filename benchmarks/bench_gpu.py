@@ -36,8 +36,8 @@ sys.path[:0] = [str(ROOT / "agent"), str(ROOT / "proto"), str(ROOT / "benchmarks
 import pynvml
 from gpu import common, recording, steps
 
-from drover_agent.sources.nvml import NvmlSource
-from drover_proto.catalog import Scope, of_scope
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_core.metrics.catalog import Scope, of_scope
 
 PARTS = ("once", "calls", "gpm", "recording", "steps")
 # Dense bf16 operations of one SM in one clock, by compute capability. The peaks of NVIDIA's data sheets over the number

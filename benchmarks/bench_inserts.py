@@ -26,9 +26,9 @@ import numpy as np
 
 from drover_collector.store import SampleBatch, Store
 from drover_collector.store.records import Ids, storage_dtype
-from drover_collector.store.schema import SYNCED, samples_table
-from drover_proto.catalog import Scope, of_scope
-from drover_proto.events import Audit
+from drover_collector.store.schema.tables import SYNCED, samples_table
+from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.model.events import Audit
 
 GPUS = 8  # of a node
 AFTER_S = 8.0  # for merges that follow

@@ -29,8 +29,8 @@ from load.collector import Collector, running
 from load.fleet import Shape
 from load.measure import Moment, Plan, drive
 
+from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, from_json
 from testbed.system_processes import running as process
 from testbed.waiting import wait_until
 

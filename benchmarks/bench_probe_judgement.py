@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from drover_collector.probes.judgement import BUDGET, judge
-from drover_collector.probes.measurements import Key, Measurement
-from drover_collector.probes.references import reference
+from drover_collector.probes.judging.judgement import BUDGET, judge
+from drover_collector.probes.judging.measurements import Measurement
+from drover_collector.probes.judging.references import reference
+from drover_collector.store.repositories.probes import Key
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

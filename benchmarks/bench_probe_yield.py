@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from drover_agent.probes import eligible, plan, processes
-from drover_agent.probes.exchange import JOB, Ask, Folder, read_answer
+from drover_agent.probes.exchange import JOB, ExchangeFolder, ProbeAsk, read_answer
 from drover_agent.probes.runner import End, Runner
 from drover_agent.probes.service import Service
 
@@ -69,9 +69,9 @@ def in_a_folder(way: Callable[[Path], float]) -> float:
 
 
 def preempted(root: Path) -> float:
-    folder, id_ = Folder(root / "probes"), f"p{os.getpid()}"
+    folder, id_ = ExchangeFolder(root / "probes"), f"p{os.getpid()}"
     folder.make()
-    folder.put(folder.requests, id_, Ask(id_, ("soak",), protection=JOB))
+    folder.put(folder.requests, id_, ProbeAsk(id_, ("soak",), protection=JOB))
     service, loaded = Service(folder.root, str(root)), threading.Event()
     with subprocess.Popen([*HOLD, id_], stderr=subprocess.DEVNULL) as job:
         serving = threading.Thread(target=lambda: told(loaded, lambda: service.serve(linger_s=0.1)))

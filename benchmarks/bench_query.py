@@ -40,14 +40,15 @@ import numpy as np
 import numpy.typing as npt
 from bench_bytes import Victoria, victoria
 
-from drover_collector import api_facts, api_fleet
-from drover_collector.api import FleetApi
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.api import fleet as api_fleet
+from drover_collector.api import snapshot as api_facts
+from drover_collector.api.service import FleetApi
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import EntityRow, SampleBatch, Store
+from drover_core.metrics.catalog import BY_NAME, Scope
+from drover_core.model.events import Holding
+from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import BY_NAME, Scope
-from drover_proto.events import Holding
-from drover_proto.fleet import FleetSpec, NodeSpec
 from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 
 END_MS = 1_790_002_800_000  # a full hour
@@ -141,9 +142,9 @@ class Both:
 @contextmanager
 def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     """The API that consoles ask, on loopback, without what it keeps for a second."""
-    api_facts.Facts.once = lambda _self, _key, _seconds, make: make()  # type: ignore[method-assign, assignment]  # no cache
+    api_facts.ApiSnapshot.once = lambda _self, _key, _seconds, make: make()  # type: ignore[method-assign, assignment]  # no cache
     pipeline: Any = SimpleNamespace(index=index, store=store, now_ms=lambda: END_MS, incidents={})
-    facts = api_facts.Facts(pipeline, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # what is asked needs no more
+    facts = api_facts.ApiSnapshot(pipeline, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # what is asked needs no more
     jobs, order = store.jobs_at(index, END_MS), api_fleet.layout_order(index)
     facts.jobs = lambda: jobs  # type: ignore[method-assign]  # these are kept for 5 s, and nobody watches them move
     api_fleet._order = lambda _: order

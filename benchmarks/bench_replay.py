@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from drover_agent.simulation.adversary import draw
-from drover_cli.case import read_case
-from drover_collector.policy import Policy
-from drover_collector.replay import Replay
+from drover_cli.case.read import read_case
+from drover_collector.engine.replay import Replay
+from drover_collector.policy.policy import Policy
+from drover_simulator.adversary import draw
 
 
 def main() -> None:

@@ -21,15 +21,20 @@ from typing import Any
 import numpy as np
 from load.fleet import Shape, name
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_collector.store.records import Ids, storage_dtype
-from drover_proto.catalog import Kind, Scope, of_scope
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from drover_core.metrics.catalog import Kind, Scope, of_scope
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
 
 GPUS = 8  # of a node
 
@@ -56,13 +61,29 @@ def fill(store: Store, index: FleetIndex, buckets: int, incidents: int, end_ms: 
     store.write_incidents(
         [
             Incident(
-                f"i{n}", IncidentKind.STRAGGLER, "nic", "gpu", name(n), 0, ((name(n), 0),), end_ms - 60_000,
-                end_ms - 90_000, None, Severity.WARNING, 0.9, Wanted.PROBE, "slow", "Look.", (), (), ("straggler",),
+                f"i{n}",
+                IncidentKind.STRAGGLER,
+                "nic",
+                "gpu",
+                name(n),
+                0,
+                ((name(n), 0),),
+                end_ms - 60_000,
+                end_ms - 90_000,
+                None,
+                Severity.WARNING,
+                0.9,
+                RecommendedAction.PROBE,
+                "slow",
+                "Look.",
+                (),
+                (),
+                ("straggler",),
                 updated_ms=end_ms - 60_000,
             )
             for n in range(min(incidents, index.node_count))
         ]
-    )  # fmt: skip
+    )
 
 
 def _moment(scope: Scope, ids: Ids, ts_ms: int) -> SampleBatch:

@@ -23,7 +23,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.detectors.risk_model import DAY_MS, HORIZON_DAYS, LONG_DAYS, SHORT_DAYS, Trouble, risk_ranking
+from drover_collector.detectors.risk.model import (
+    DAY_MS,
+    HORIZON_DAYS,
+    LONG_DAYS,
+    SHORT_DAYS,
+    Trouble,
+    risk_ranking,
+)
 
 TABLE = Path(__file__).parent / "data" / "infinitehbd_faults.csv"
 SERVERS = 400

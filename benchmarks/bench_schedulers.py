@@ -45,7 +45,7 @@ from load.fleet import Shape, name
 from load.measure import Plan, loading
 
 from drover_collector.store import Store
-from drover_proto.events import Action, ActionState
+from drover_core.model.events import Action, ActionState
 from testbed.acting import POLICY
 from testbed.kubernetes_server import ADMIN, KubernetesServer, kubernetes
 from testbed.slurm import Slurm

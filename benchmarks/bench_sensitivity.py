@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from detection_run import OURS, play
 
-from drover_agent.simulation.adversary import AdversaryFleet, draw
-from drover_agent.simulation.adversary.trouble import Trouble
-from drover_cli.score import median, percentile
-from drover_proto.times import iso
+from drover_cli.scoring.score import median, percentile
+from drover_core.times import iso
+from drover_simulator.adversary import AdversaryFleet, draw
+from drover_simulator.adversary.trouble import Trouble
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 CAUSES = ("power_cap", "clock", "thermal", "hbm", "host")

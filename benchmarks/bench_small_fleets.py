@@ -14,7 +14,7 @@ from collections import Counter
 from bench_detection import by_kind, wilson
 from detection_run import OURS, Played, play
 
-from drover_agent.simulation.adversary import draw
+from drover_simulator.adversary import draw
 
 GPUS = 8
 HEALTHY_SEEDS = 500  # on from the others

@@ -22,15 +22,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.detectors import DETECTORS
-from drover_collector.detectors.example import START_MS, port_columns, training_columns
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.catalog import Scope, of_scope
-from drover_proto.events import Event, EventKind
-from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
+from drover_collector.detectors._lib.examples import START_MS, port_columns, training_columns
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.model.events import Event, EventKind
+from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
 
 GPUS = 8
 NODES_PER_RACK = 8

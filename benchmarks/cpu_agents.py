@@ -13,11 +13,11 @@ import grpc
 import numpy as np
 from remote_write import Blocks, RemoteWrite, series_labels
 
-from drover_agent.simulation.fleet import SimulatedFleet
-from drover_agent.uplink import OPTIONS
+from drover_agent.uplink.stream import OPTIONS
+from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.model.fleet import FleetSpec
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Scope, of_scope
-from drover_proto.fleet import FleetSpec
+from drover_simulator.fleet import SimulatedFleet
 
 METHOD = "/drover.telemetry.v1.Telemetry/Stream"
 GPUS = 8

@@ -12,16 +12,25 @@ import numpy as np
 import numpy.typing as npt
 from baselines import fixed, mahalanobis, minder, zscore
 
-from drover_agent.simulation.adversary import AdversaryFleet, Tick
-from drover_cli.score import Found, Label, Score, counts, covers, found_of, label_of, score
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.engine import LAG_MS, Engine
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.policy import Policy
-from drover_proto.catalog import BY_NAME, Kind
-from drover_proto.events import Event, Incident, Severity
-from drover_proto.reports import incident_report
-from drover_proto.times import from_iso
+from drover_cli.scoring.score import (
+    Found,
+    Label,
+    Score,
+    counts,
+    covers,
+    found_of,
+    label_of,
+    score,
+)
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.metrics.catalog import BY_NAME, Kind
+from drover_core.model.events import Event, Incident, Severity
+from drover_core.model.reports import incident_report
+from drover_core.times import from_iso
+from drover_simulator.adversary import AdversaryFleet, Tick
 
 Floats = npt.NDArray[np.float64]
 BASELINES: Mapping[str, ModuleType] = {

@@ -12,9 +12,9 @@ import cramjam
 import numpy as np
 import numpy.typing as npt
 
+from drover_core.metrics.catalog import Metric
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import schema_message
-from drover_proto.catalog import Metric
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from drover_agent.simulation.faults import draw_faults
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import SampleBatch, entity_id
 from drover_collector.store.records import placed_id
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
+from drover_simulator.faults import draw_faults
+from drover_simulator.fleet import SimulatedFleet, build_fleet
 
 # An hour's beginning yesterday: what is older may be beyond the retention of a rollup.
 T0_MS = (time.time_ns() // 1_000_000 - 86_400_000) // 14_400_000 * 14_400_000

@@ -15,16 +15,16 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from drover_agent.config import AgentConfig
 from drover_agent.probes import PROBES
-from drover_agent.source_facts import FACTS
-from drover_agent.sources.nvml_fields import RARE_METRICS, SLOW_METRICS
+from drover_agent.sources.facts import FACTS
+from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.main import build_parser
+from drover_collector.auth.authorization import ROLES
 from drover_collector.config import CollectorConfig
-from drover_collector.gate import ROLES
+from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
+from drover_core.settings import rows
+from drover_core.xid.codes import ADVICE, XIDS
 from drover_proto import fleet_pb2
-from drover_proto.catalog import Scope, of_scope
-from drover_proto.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
-from drover_proto.settings import rows
-from drover_proto.xids import ADVICE, XIDS
 
 HERE = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- written by docs/generate.py; change the table in the code instead -->\n"

@@ -113,7 +113,7 @@ def cluster_front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 @pytest.fixture(scope="session")
 def embedded_databases(kept_store: Store, store_root: Path) -> Databases:
-    from drover_collector.store import embedded
+    from drover_collector.store.clickhouse import embedded
     from testbed.databases import Databases
 
     return Databases(kept_store._clients, store_root, lambda name: name in embedded._held[store_root].databases)

@@ -15,7 +15,7 @@ import bench_burst  # noqa: E402  # it lies beside the other scripts
 import bench_schedulers  # noqa: E402  # likewise
 
 from drover_collector.config import load_config  # noqa: E402  # likewise
-from drover_collector.policy import Policy  # noqa: E402  # likewise
+from drover_collector.policy.policy import Policy  # noqa: E402  # likewise
 from testbed.receivers import Request  # noqa: E402  # likewise
 
 

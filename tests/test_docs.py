@@ -11,7 +11,7 @@ import pytest
 
 from drover_cli.commands import NAMES
 from drover_collector.detectors import DETECTORS
-from drover_collector.policy import PRESETS
+from drover_collector.policy.policy import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = [

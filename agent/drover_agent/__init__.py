@@ -1,0 +1,1 @@
+"""The agent of one node: reads its hardware and streams what it reads to a collector."""

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drover_proto.settings import SettingsError, between, load, one_of, setting
+from drover_agent.urls import url_trouble, urls_trouble
+from drover_core.settings import (
+    SettingsError,
+    between,
+    load,
+    one_of,
+    setting,
+)
 
 DEFAULT_PATH = Path("/etc/drover/agent.toml")
 
@@ -29,16 +36,12 @@ def _addresses(value: tuple[str, ...]) -> str | None:
 def _page(value: str) -> str | None:
     if value in ("", "auto"):
         return None
-    from drover_agent.sources.http_page import url_trouble  # here and below: only a node that sets it loads it
-
     return url_trouble(value)
 
 
 def _servers(value: tuple[str, ...]) -> str | None:
     if not value:
         return None
-    from drover_agent.sources.inference import urls_trouble
-
     return urls_trouble(value)
 
 

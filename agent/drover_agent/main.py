@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drover_agent import simulated
 from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
-from drover_agent.restart import RestartNeeded, restart_in_place
-from drover_agent.spool import SpoolError
-from drover_proto import interrupts, logs
-from drover_proto.settings import SettingsError, sample
+from drover_agent.runtime.restart import RestartNeeded, restart_in_place
+from drover_agent.spool.spool import SpoolError
+from drover_core import interrupts, logs
+from drover_core.settings import SettingsError, sample
 
 if TYPE_CHECKING:
-    from drover_agent.runtime import NodeRuntime
+    from drover_agent.app import NodeRuntime
 
 BAD_INPUT = 2
 COMMANDS = {
@@ -71,19 +72,18 @@ def _run(argv: list[str]) -> int:
     probe = commands.add_parser("probe", help="micro-benchmarks of this node; needs no collector (extra `probe`)")
     fleet = commands.add_parser("fleet", help="stream a whole simulated fleet from this process")
     if argv[:1] == ["fleet"]:
-        import drover_agent.simulation.run as simulation  # numpy, only here
-
+        simulation = simulated.load("fleet")  # numpy, only here
         simulation.add_arguments(fleet)
-        return simulation.run(parser.parse_args(argv))
+        return int(simulation.run(parser.parse_args(argv)))
     if argv[:1] == ["probe"]:
-        import drover_agent.probes.command as probing
+        import drover_agent.commands.probe as probing
 
         probing.add_arguments(probe)
         return probing.run(parser.parse_args(argv))
     enrol = commands.add_parser("enrol", help="get this node's certificate, by a token of `drover certs token`")
     renew = commands.add_parser("renew", help="renew this node's certificate by the one in force")
     if argv[:1] in (["enrol"], ["renew"]):
-        import drover_agent.enrol as enrolment
+        import drover_agent.commands.enrol as enrolment
 
         enrolment.add_arguments(enrol, renew)
         try:
@@ -107,7 +107,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _release(config: AgentConfig, seconds: float) -> int:
-    from drover_agent.driver_release import ReleaseError, ask
+    from drover_agent.runtime.driver_release import ReleaseError, ask
 
     try:
         print(ask(Path(config.spool.dir), seconds))
@@ -121,18 +121,18 @@ def _look(config: AgentConfig, options: argparse.Namespace) -> int:
     """once, check, sources. Their modules are loaded here: a running agent has no use for them."""
     code = 0
     if options.command == "once":
-        from drover_agent import once, once_text
+        from drover_agent.commands import once, once_text
 
         seen = once.once(config)
         text = json.dumps(seen, indent=2) if options.json else once_text.as_text(seen)
     elif options.command == "check":
-        from drover_agent import check
+        from drover_agent.commands.check import report as check
 
         lines = check.check(config, str(options.config or (DEFAULT_PATH if DEFAULT_PATH.exists() else "")))
         code = 1 if check.is_broken(lines) else 0
         text = json.dumps(check.as_json(config.node_name, lines), indent=2) if options.json else check.as_text(lines)
     else:
-        from drover_agent import sources_report
+        from drover_agent.commands import sources as sources_report
 
         rows = sources_report.sources(config)
         text = json.dumps(rows, indent=2) if options.json else sources_report.as_text(rows)
@@ -144,10 +144,10 @@ async def _serve(config: AgentConfig) -> int:
     """Run until SIGTERM or SIGINT, which end it cleanly. systemd, where it is there, is told how it goes."""
     import asyncio
 
-    from drover_agent import lean
+    from drover_agent.app import NodeRuntime
     from drover_agent.clock import SystemClock
-    from drover_agent.runtime import NodeRuntime
-    from drover_agent.systemd_notify import Notifier, Tender, tended
+    from drover_agent.runtime import trim_memory as lean
+    from drover_agent.runtime.systemd_notify import Notifier, Tender, tended
 
     node = NodeRuntime(config)
     tender = Tender(Notifier(), SystemClock(), config.interval_s, lambda: node.sampler.ticks, lambda: status(node))

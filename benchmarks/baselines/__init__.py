@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.buckets import Bucket
-from drover_proto.events import Event
+from drover_collector.fleet.buckets import Bucket
+from drover_core.model.events import Event
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]

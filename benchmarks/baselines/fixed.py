@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines import Bools, gpu
-from drover_collector.buckets import Bucket
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Event, EventKind
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Event, EventKind
 
 GRID = (1.0,)
 THRESHOLD = 1.0

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines import BUSY, METRICS, Bools, Floats, gpu, node_jobs, node_means
-from drover_collector.buckets import Bucket
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Event
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Event
 
 GRID = (0.80, 0.86, 0.90, 0.93, 0.96)
 THRESHOLD = 0.80  # of the largest distance that a job of n machines allows: (n - 1) / sqrt(n)

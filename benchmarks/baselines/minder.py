@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines import BUSY, METRICS, Bools, Floats, gpu, node_jobs, node_means
-from drover_collector.buckets import Bucket
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Event
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Event
 
 GRID = (2.5, 3.5, 5.0, 8.0, 12.0)
 THRESHOLD = 8.0

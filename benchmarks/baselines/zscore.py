@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from baselines import BUSY, METRICS, Bools, gpu
-from drover_collector.buckets import Bucket
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Event
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Event
 
 GRID = (2.0, 2.5, 3.0, 4.0, 6.0)
 THRESHOLD = 2.5

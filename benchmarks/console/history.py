@@ -10,23 +10,23 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 from drover_collector.store import Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
     Audit,
     Decision,
-    Duty,
     Evidence,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
     Note,
     ProbeOrder,
     ProbeReason,
     ProbeVerdict,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 
 NODE, GPU = "r02n07", 3  # drained last Tuesday
@@ -46,7 +46,7 @@ def _incident(
 ) -> Incident:
     return Incident(
         id_, IncidentKind.XID, f"xid_{xid}", "gpu", node, gpu, ((node, gpu),), at_ms + 1_000, at_ms, at_ms + lasted_ms,
-        Severity.CRITICAL, 0.97, Wanted.DRAIN, f"GPU {gpu} of node {node}: {what} (XID {xid})",
+        Severity.CRITICAL, 0.97, RecommendedAction.DRAIN, f"GPU {gpu} of node {node}: {what} (XID {xid})",
         "Drain the node, reset the GPU; if it comes again, have the board replaced.",
         (Evidence(f"NVRM: Xid (PCI:0000:3b:00): {xid}, pid=4711, name=python", from_ms=at_ms, to_ms=at_ms),),
         (Note(at_ms + 1_000, "reported"), Note(at_ms + lasted_ms, "closed: the node came back and passed its probes")),
@@ -70,13 +70,20 @@ def write(store: Store, now: datetime) -> None:
         )  # fmt: skip
     store.write_incidents(incidents)
     decision = Decision(
-        "7ue5d0001", story.id, at_ms + 2_000, NODE, Wanted.DRAIN, "approve", "pending_approval",
+        "7ue5d0001", story.id, at_ms + 2_000, NODE, RecommendedAction.DRAIN, "approve", "pending_approval",
         "critical XID, memory or link", f"asks a person to drain {NODE}",
     )  # fmt: skip
     answered = Decision(
-        decision.id, story.id, at_ms + 4 * MINUTE_MS, NODE, Wanted.DRAIN, "approve", "approved", decision.rule,
+        decision.id,
+        story.id,
+        at_ms + 4 * MINUTE_MS,
+        NODE,
+        RecommendedAction.DRAIN,
+        "approve",
+        "approved",
+        decision.rule,
         f"approved by {BY}: its job has ended",
-    )  # fmt: skip
+    )
     store.write_decisions([decision, answered])
     store.write_audit(
         [Audit("7ue5a0001", answered.ts_ms, BY, "approve", story.id, "its job has ended", f"drain {NODE}")]
@@ -112,7 +119,7 @@ def write(store: Store, now: datetime) -> None:
         (Health.VALIDATING, back_ms - 5 * MINUTE_MS, "repaired: probes were asked for"),
         (Health.HEALTHY, back_ms, "validation passed"),
     )  # fmt: skip
-    store.write_duties([Duty(NODE, stage, ts_ms, story.id, reason) for stage, ts_ms, reason in stages])
+    store.write_duties([NodeOutage(NODE, stage, ts_ms, story.id, reason) for stage, ts_ms, reason in stages])
 
 
 def main() -> None:

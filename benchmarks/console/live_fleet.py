@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import drover_collector
-from drover_agent.simulation.faults import Fault, dump_faults
-from drover_agent.simulation.fleet import build_fleet
+from drover_core.model.events import Incident, IncidentKind, from_json
+from drover_core.model.fleet import dump_toml
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind, from_json
-from drover_proto.fleet import dump_toml
 from drover_proto.fleet_pb2_grpc import FleetStub
+from drover_simulator.faults import Fault, dump_faults
+from drover_simulator.fleet import build_fleet
 from testbed.system_processes import free_port, reachable, running
 from testbed.waiting import wait_until
 
@@ -99,7 +99,7 @@ def live(folder: Path) -> Iterator[Live]:
     scheduler = ROOT / "tests" / "testbed" / "command_scheduler.py"
     settings = SETTINGS.format(python=sys.executable, scheduler=scheduler, folder=folder)
     agents, api, port = (free_port() for _ in range(3))
-    preset = Path(drover_collector.__file__).parent / "policies" / "nvidia.toml"
+    preset = Path(drover_collector.__file__).parent / "policy" / "presets" / "nvidia.toml"
     (folder / "policy.toml").write_text(preset.read_text().replace('mode = "observe"', 'mode = "approve"'))
     (folder / "fleet.toml").write_text(dump_toml(build_fleet(NODES, SEED)))
     (folder / "faults.json").write_text(dump_faults(FAULTS))

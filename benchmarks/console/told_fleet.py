@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector import main as collector
-from drover_collector.api import FleetApi
-from drover_collector.pipeline import Pipeline
+from drover_collector.api.service import FleetApi
+from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.store import EntityRow, SampleBatch, entity_id
-from drover_proto.catalog import BY_NAME, Scope
-from drover_proto.events import Event, EventKind, Holding
+from drover_core.metrics.catalog import BY_NAME, Scope
+from drover_core.model.events import Event, EventKind, Holding
 
 EVERY_S = 5  # as agents send
 # Levels of a training fleet at work, and how far they move within 1 s and between GPUs (shares of the level).

@@ -23,7 +23,7 @@ from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
-PICTURE_S = 5.0  # drover_dashboard/fleet_canvas.py
+PICTURE_S = 5.0  # drover_dashboard/widgets/fleet_picture.py
 AGAIN_S = 1.0  # assets/fleet.js: what is back must be seen to be back
 OPENED_S = 120.0
 FINISHED_EARLY = ForwardMsg.FINISHED_EARLY_FOR_RERUN

@@ -17,11 +17,11 @@ from typing import Any
 
 from durability.agents import READY, Journaled
 
-from drover_agent import uplink
 from drover_agent.clock import SystemClock
 from drover_agent.config import TlsConfig
 from drover_agent.sources.base import NodeEvent, Reading
-from drover_proto.events import EventKind
+from drover_agent.uplink import stream as uplink
+from drover_core.model.events import EventKind
 
 PERIOD_S = 0.25  # between two rows of a GPU
 # As shipped 60, 60 and 30 s: a run of ten minutes has no time for them. They bound how long a dead connection is kept.

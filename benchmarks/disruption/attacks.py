@@ -22,9 +22,14 @@ from disruption.faults_processes import fill
 from disruption.place import CALL_S
 from disruption.run import Row, Run, SkipError
 from drover_collector.store import Store, keep_free
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed import hostile_agents, hostile_fleet_api
 from testbed.certificates import Files
@@ -210,7 +215,7 @@ def closed(number: int, now_ms: int) -> Incident:
     opened_ms = now_ms - DAY_MS - number * (360 * DAY_MS // CLOSED)
     return Incident(
         f"past-{number}", IncidentKind.XID, "xid_79", "gpu", OLD, 0, ((OLD, 0),), opened_ms, opened_ms,
-        opened_ms + 3_600_000, Severity.WARNING, 1.0, Wanted.WATCH, "a GPU fell off the bus", "drain it",
+        opened_ms + 3_600_000, Severity.WARNING, 1.0, RecommendedAction.WATCH, "a GPU fell off the bus", "drain it",
         gpu_hours_lost=1.0, updated_ms=opened_ms + 3_600_000,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from durability.check import EVER, Journal, check, read_journals
 from durability.content import GPUS
 
 from drover_collector.store import Store
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 
 
 def missing(store: Store, journal: Journal) -> dict[str, dict[int, int]]:

@@ -13,8 +13,8 @@ import urllib3
 
 from disruption.place import CALL_S, Process
 from disruption.run import Run, SkipError
+from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, from_json
 from testbed.kernel_log import xid
 from testbed.receivers import Reply
 from testbed.system_processes import free_port

@@ -17,14 +17,14 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from drover_agent import uplink
-from drover_agent.agent import Agent
 from drover_agent.clock import Clock
 from drover_agent.config import AgentConfig, SpoolConfig, TlsConfig
+from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity, NodeEvent, Reading
+from drover_agent.uplink import stream as uplink
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import EventKind
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import EventKind
 from durability.content import GPUS, METRICS, name, values
 
 EVENT_EVERY = 10  # ticks

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.buckets import BUCKET_MS, aggregate
+from drover_collector.fleet.buckets import BUCKET_MS, aggregate
 from drover_collector.store import Store
-from drover_collector.store.marks import CHUNK_MS
-from drover_proto.catalog import BY_NAME, Scope
+from drover_collector.store.rollups.dirty_ranges import CHUNK_MS
+from drover_core.metrics.catalog import BY_NAME, Scope
 from durability.content import GPUS, METRICS, checksum, name, values
 
 EVER = (0, 1 << 42)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from drover_proto.fleet import NodeSpec
+from drover_core.model.fleet import NodeSpec
 
 GPUS = 8
 METRICS = ("power_w", "gpu_temp_c", "sm_clock_mhz")

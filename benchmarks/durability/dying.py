@@ -15,9 +15,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from drover_collector import ingest, pipeline_judging
-from drover_collector.ingest_limits import Limits
+from drover_collector.ingest import service as ingest
+from drover_collector.ingest.limits import Limits
 from drover_collector.main import main
+from drover_collector.pipeline import engine_thread as pipeline_judging
 from drover_collector.store import Store
 
 POINTS: dict[str, tuple[str, bool]] = {  # method of the store, and whether before it runs or after it returned

@@ -10,8 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from drover_agent.sources.nvml import NvmlSource
-from drover_proto.catalog import Scope, of_scope
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_core.metrics.catalog import Scope, of_scope
 from gpu import common
 
 

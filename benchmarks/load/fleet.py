@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drover_proto.fleet import FleetSpec, NodeSpec, dump_toml
+from drover_core.model.fleet import FleetSpec, NodeSpec, dump_toml
 
 GPUS_PER_RACK = 1_000
 

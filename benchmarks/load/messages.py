@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
+from drover_core.metrics.catalog import BY_NAME, Metric, Scope
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import HEADER, schema_message
-from drover_proto.catalog import BY_NAME, Metric, Scope
+from drover_simulator.fleet import SimulatedFleet, build_fleet
 
 PERIOD_S = 120
 POOL_NODES = 32  # 256 GPUs, all H100

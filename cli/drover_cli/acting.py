@@ -6,8 +6,8 @@ import argparse
 
 from drover_cli import client
 from drover_cli.output import plain, print_json
+from drover_core.model.reports import job_named
 from drover_proto import fleet_pb2 as pb
-from drover_proto.reports import job_named
 
 ADMIN = "an admin's certificate is needed to do it all the same"
 DEADLINE_S = 30.0  # the collector answers within 8 s, done or not

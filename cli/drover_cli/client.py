@@ -13,7 +13,7 @@ import grpc
 
 from drover_cli.arguments import address
 from drover_cli.errors import CliError, NotFoundError, RefusedError, UnreachableError
-from drover_proto import x509
+from drover_core import x509
 from drover_proto.fleet_pb2_grpc import FleetStub
 
 DEFAULT = "127.0.0.1:7302"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from drover_cli.commands import NAMES, commands
 from drover_cli.errors import CliError
-from drover_proto import interrupts
+from drover_core import interrupts
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     for command in commands():
         sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
         command.add_arguments(sub)
-        sub.set_defaults(run=command.run)
+        sub.set_defaults(run=command.run, drover=parser)
     return parser
 
 

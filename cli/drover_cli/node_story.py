@@ -11,11 +11,11 @@ import grpc
 from drover_cli import client
 from drover_cli.days import named
 from drover_cli.output import plain, print_json, say, when
+from drover_core.model.events import Audit, Incident, from_json
+from drover_core.model.reports import incident_report
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Audit, Incident, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
-from drover_proto.life import Moment, life
-from drover_proto.reports import incident_report
+from drover_proto.incident_timeline import Moment, life
 
 DAY_MS = 86_400_000
 TOLD = 12  # incidents whose whole life is asked for: those that were acted on, then the newest

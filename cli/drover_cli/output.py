@@ -16,9 +16,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-from drover_proto.events import Incident
-from drover_proto.reports import incident_report
-from drover_proto.times import iso
+from drover_core.model.events import Incident
+from drover_core.model.reports import incident_report, job_named
+from drover_core.times import iso
 
 
 def print_json(value: Any) -> None:
@@ -201,3 +201,12 @@ class Progress:
     def done(self) -> None:
         if self._tty:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+
+def where(incident: Incident) -> str:
+    """`r01n03 GPU 5`, `r01n03`, `rack, 8 nodes`, `job 812`."""
+    if incident.scope == "job" and incident.job:
+        return job_named(incident.job)
+    if incident.scope in ("rack", "leaf", "job", "fleet"):
+        return f"{incident.scope}, {len({node for node, _ in incident.members})} nodes"
+    return f"{incident.node} GPU {incident.gpu}" if incident.gpu is not None else f"{incident.node}"

@@ -1,0 +1,1 @@
+"""The collector: takes telemetry in, finds what is wrong, decides, acts, notifies, answers."""

@@ -10,14 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drover_collector.actions.settings import ActConfig, validate_act
+from drover_collector.auth.identity import Denied, DeniedError
+from drover_collector.auth.tls import TlsConfig
 from drover_collector.cost import CostConfig
-from drover_collector.heartbeat_settings import HeartbeatConfig, ping_urls
-from drover_collector.identity import Denied, DeniedError
+from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
+from drover_collector.notify.maintenance_windows import MaintenanceConfig, validate_windows
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
-from drover_collector.notify.windows import MaintenanceConfig, validate_windows
-from drover_collector.policy import PRESETS
+from drover_collector.policy.policy import PRESETS
 from drover_collector.probes.settings import ProbesConfig, validate_probes
-from drover_proto.settings import SettingsError, between, load, one_of, placed, setting
+from drover_core.settings import (
+    SettingsError,
+    between,
+    load,
+    one_of,
+    placed,
+    setting,
+)
 
 LEAST_BYTES = 1_000_000_000  # of a store with a limit
 
@@ -66,16 +74,6 @@ class IngestConfig:
 @dataclass(frozen=True, slots=True)
 class ApiConfig:
     listen: str = setting("127.0.0.1:7302", "address of the Fleet API, for console and commands, HOST:PORT", _address)
-
-
-@dataclass(frozen=True, slots=True)
-class TlsConfig:
-    ca: str | None = setting(None, "PEM file of the authority that signs agents, operators and viewers")
-    cert: str | None = setting(None, "PEM file of this collector's certificate")
-    key: str | None = setting(None, "PEM file of its private key; all three or none")
-    denied_serials_file: str | None = setting(
-        None, "file with serial numbers of certificates to refuse, one a line, as `openssl x509 -noout -serial` prints"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drover_proto.settings import between, required, setting
+from drover_core.settings import between, required, setting
 
 
 @dataclass(frozen=True, slots=True)

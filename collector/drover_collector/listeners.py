@@ -6,13 +6,13 @@ import tempfile
 
 import grpc
 
-from drover_collector import open_files
-from drover_collector.agent_server import AgentServer
-from drover_collector.api_facts import Facts
+from drover_collector.api.connection_front import Front
+from drover_collector.api.snapshot import ApiSnapshot
+from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig, split_address
-from drover_collector.front import Front
-from drover_collector.metrics import MetricsServer
-from drover_collector.tls import ServerTls
+from drover_collector.grpc_h2 import AgentServer
+from drover_collector.observability.metrics_server import MetricsServer
+from drover_collector.process import open_files
 
 
 class AddressError(Exception):
@@ -76,7 +76,7 @@ def _no_address(name: str, address: str) -> AddressError:
     )
 
 
-def metrics_server(config: CollectorConfig, facts: Facts, tls: ServerTls | None) -> MetricsServer:
+def metrics_server(config: CollectorConfig, facts: ApiSnapshot, tls: ServerTls | None) -> MetricsServer:
     host, port = split_address(config.metrics.listen)
     try:
         return MetricsServer(facts, host, port, None if tls is None else tls.context, open_files.scrapers())

@@ -22,12 +22,14 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import grpc
 
-from drover_collector import blindness, memory, open_files
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.making import actuators, by_pool
-from drover_collector.agent_server import AgentServer
-from drover_collector.api import FleetApi
-from drover_collector.api_facts import Facts
+from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.factory import actuators, by_pool
+from drover_collector.api.connection_front import Front
+from drover_collector.api.service import FleetApi
+from drover_collector.api.snapshot import ApiSnapshot
+from drover_collector.auth.authorization import Gate
+from drover_collector.auth.identity import Denied
+from drover_collector.auth.tls import server_tls
 from drover_collector.config import (
     CollectorConfig,
     StoreConfig,
@@ -35,33 +37,32 @@ from drover_collector.config import (
     split_address,
     store_password,
 )
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.front import Front
-from drover_collector.gate import Gate
-from drover_collector.identity import Denied
-from drover_collector.ingest import Ingest
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.grpc_h2 import AgentServer
+from drover_collector.ingest.service import Ingest
 from drover_collector.listeners import AddressError, listen, listen_for_agents, metrics_server, socket_folder
-from drover_collector.maintenance import Maintenance
 from drover_collector.notify import Outbox
-from drover_collector.notify.heartbeat import Heartbeat
-from drover_collector.notify.making import notifiers
+from drover_collector.notify.factory import notifiers
+from drover_collector.notify.maintenance_windows import validate_window_places
 from drover_collector.notify.routes import Routes, validate_places
 from drover_collector.notify.silences import Silences
-from drover_collector.notify.trying import chosen, try_out
-from drover_collector.notify.windows import validate_window_places
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
-from drover_collector.policy_reload import PolicyWatch
+from drover_collector.notify.test_command import chosen, try_out
+from drover_collector.observability import self_check as blindness
+from drover_collector.observability.dead_man_switch import DeadManSwitch
+from drover_collector.pipeline.leadership import Leadership, holder
+from drover_collector.pipeline.maintenance import Maintenance
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
+from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probing import Probing
-from drover_collector.role import Leadership, holder
-from drover_collector.store import KEEP_FREE_BYTES, Look, Store, StoreError, look
-from drover_collector.tls import server_tls
-from drover_proto import interrupts, logs, x509
-from drover_proto.events import Severity
-from drover_proto.fleet import FleetError, FleetSpec, load_toml
+from drover_collector.process import memory, open_files
+from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, look
+from drover_core import interrupts, logs, x509
+from drover_core.model.events import Severity
+from drover_core.model.fleet import FleetError, FleetSpec, load_toml
+from drover_core.settings import SettingsError, placed, sample
+from drover_core.times import iso
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
-from drover_proto.settings import SettingsError, placed, sample
-from drover_proto.times import iso
 
 log = logging.getLogger("drover_collector")
 
@@ -177,7 +178,7 @@ def _several(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def _remarks(met: Look | None) -> list[str]:
+def _remarks(met: StoreFolderState | None) -> list[str]:
     """What of the store is no fault of the settings, and would still keep a collector from running or storing now."""
     if met is None:
         return ["whether the ClickHouse server of store.url answers shows at the start"]
@@ -249,7 +250,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         )  # fmt: skip
         made = actuators(config.act)
         pipeline.act_by(
-            ActionDesk(
+            ActionDispatcher(
                 store,
                 config.act,
                 made,
@@ -312,7 +313,7 @@ async def _serve(
     )  # fmt: skip
     pipeline.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream
-    facts = Facts(pipeline, ingest.stats, config, gate, tls)
+    facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls)
     facts.probe_desk = probing.desk
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
@@ -353,7 +354,7 @@ async def _serve(
         facts.expiring = maintenance.expiring
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
-        heartbeat = Heartbeat(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
+        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
         facts.beats = heartbeat.beats
         stack.callback(asyncio.create_task(heartbeat.run()).cancel)
         for work in probing.works:

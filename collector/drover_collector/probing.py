@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from drover_collector.actions.settings import ActConfig, used
-from drover_collector.pipeline import Pipeline
-from drover_collector.probes.asking import Asking, held_nodes
-from drover_collector.probes.desk import ProbeDesk, Stream
-from drover_collector.probes.group_orders import address_of
-from drover_collector.probes.holding import SlurmHolds
-from drover_collector.probes.protection import Protection, Unprotected
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.scheduling.group_orders import address_of
+from drover_collector.probes.scheduling.protection import Protection, Unprotected
+from drover_collector.probes.scheduling.requests import Asking, held_nodes
+from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
+from drover_collector.probes.service import ProbeOrderService, Stream
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import StoreError
-from drover_proto.events import ProbeVerdict
+from drover_core.model.events import ProbeVerdict
 
 
 class Probing:
@@ -23,7 +23,7 @@ class Probing:
         """`act`: which schedulers there are; None: none."""
         self._pipeline = pipeline
         self.stream: Callable[[str], Stream | None] = lambda _: None
-        self.desk = ProbeDesk(
+        self.desk = ProbeOrderService(
             pipeline.store, pipeline.index, config, stream=lambda node: self.stream(node),
             leading=lambda: pipeline.leading, now_ms=pipeline.now_ms, troubles=pipeline.ticks.troubles,
             held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()), address=self._address,

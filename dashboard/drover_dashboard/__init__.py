@@ -1,0 +1,1 @@
+"""The console: Streamlit pages over the Fleet API of a collector."""

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
+from drover_core import x509
 from drover_proto import fleet_pb2 as pb
-from drover_proto import x509
 from drover_proto.fleet_pb2_grpc import FleetStub
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drover_dashboard import people, theme
+from drover_core import interrupts
 from drover_dashboard.client import ClientError, FleetClient, Tls, share
-from drover_dashboard.signin_options import add_arguments, sign_in
-from drover_proto import interrupts
+from drover_dashboard.server import auth_settings as people
+from drover_dashboard.server.signin_options import add_arguments, sign_in
+from drover_dashboard.widgets import theme
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # uvicorn would put X-Forwarded-For in the place of the address that the proxy is known by.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before or after the server listens for it
-        from drover_dashboard.app import build, warm  # imports Streamlit, a second that --help and errors need not wait
+        from drover_dashboard.server.app import (  # imports Streamlit, a second that --help and errors need not wait
+            build,
+            warm,
+        )
 
         app = build()
         threading.Thread(target=warm, name="warm", daemon=True).start()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter, le, truediv
 from typing import Any
 
+from drover_core.metrics.catalog import Metric
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.catalog import Metric
 
 HEADER = "qH"  # ts_ms, entity index
 MAX_SHAPES = 200  # that a builder keeps

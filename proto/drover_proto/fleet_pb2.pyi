@@ -651,7 +651,7 @@ class NodeDetail(_message.Message):
 
     @_builtins.property
     def events_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """newest first, drover_proto.events.Event"""
+        """newest first, drover_core.model.events.Event"""
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkDetail]: ...
@@ -956,7 +956,7 @@ class IncidentList(_message.Message):
     total: _builtins.int
     @_builtins.property
     def incidents_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Incident, the worst open ones first"""
+        """drover_core.model.events.Incident, the worst open ones first"""
 
     @_builtins.property
     def silenced(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -1082,23 +1082,23 @@ class IncidentDetail(_message.Message):
     def health_history(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def actions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Action, newest versions, oldest first"""
+        """drover_core.model.events.Action, newest versions, oldest first"""
 
     @_builtins.property
     def duties_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Duty of its node, since the incident; oldest first"""
+        """drover_core.model.events.Duty of its node, since the incident; oldest first"""
 
     @_builtins.property
     def audit_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Audit about it, newest first"""
+        """drover_core.model.events.Audit about it, newest first"""
 
     @_builtins.property
     def probe_orders_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.ProbeOrder asked for it"""
+        """drover_core.model.events.ProbeOrder asked for it"""
 
     @_builtins.property
     def probe_verdicts_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.ProbeVerdict"""
+        """drover_core.model.events.ProbeVerdict"""
 
     @_builtins.property
     def silence(self) -> Global___SilenceNote:
@@ -1847,15 +1847,15 @@ class ProbeOrderRow(_message.Message):
     VERDICTS_JSON_FIELD_NUMBER: _builtins.int
     RESULTS_JSON_FIELD_NUMBER: _builtins.int
     order_json: _builtins.str
-    """drover_proto.events.ProbeOrder, newest version"""
+    """drover_core.model.events.ProbeOrder, newest version"""
     asked_ms: _builtins.int
     @_builtins.property
     def verdicts_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.ProbeVerdict: the node's, then its GPUs'"""
+        """drover_core.model.events.ProbeVerdict: the node's, then its GPUs'"""
 
     @_builtins.property
     def results_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.ProbeResult; only where an id was given"""
+        """drover_core.model.events.ProbeResult; only where an id was given"""
 
     def __init__(
         self,
@@ -2399,7 +2399,7 @@ class DecisionList(_message.Message):
     """whoever asks may approve and reject"""
     @_builtins.property
     def decisions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Decision"""
+        """drover_core.model.events.Decision"""
 
     def __init__(
         self,
@@ -2504,7 +2504,7 @@ class AuditList(_message.Message):
     AUDIT_JSON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def audit_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Audit, newest first"""
+        """drover_core.model.events.Audit, newest first"""
 
     def __init__(
         self,
@@ -2563,7 +2563,7 @@ class PolicyState(_message.Message):
     may_answer: _builtins.bool
     @_builtins.property
     def breaker_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """open mass events, drover_proto.events.Incident"""
+        """open mass events, drover_core.model.events.Incident"""
 
     @_builtins.property
     def out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2571,7 +2571,7 @@ class PolicyState(_message.Message):
 
     @_builtins.property
     def pending_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Decision that wait for a person"""
+        """drover_core.model.events.Decision that wait for a person"""
 
     @_builtins.property
     def held_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2579,7 +2579,7 @@ class PolicyState(_message.Message):
 
     @_builtins.property
     def duties_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Duty of nodes out of service"""
+        """drover_core.model.events.Duty of nodes out of service"""
 
     def __init__(
         self,
@@ -4821,7 +4821,7 @@ class SilenceList(_message.Message):
     max_hours: _builtins.float
     @_builtins.property
     def silences_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """drover_proto.events.Silence, the first to end first"""
+        """drover_core.model.events.Silence, the first to end first"""
 
     def __init__(
         self,

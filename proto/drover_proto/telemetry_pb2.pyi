@@ -554,7 +554,7 @@ class ProbeResult(_message.Message):
     JSON_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     json: _builtins.str
-    """drover_proto.events.ProbeResult"""
+    """drover_core.model.events.ProbeResult"""
     def __init__(
         self,
         *,

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig, load_config
-from drover_proto.settings import SettingsError, load, rows, sample
+from drover_core.settings import (
+    SettingsError,
+    load,
+    rows,
+    sample,
+)
 
 
 def test_defaults() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from drover_agent.lean import settle
-from drover_proto.program_text import texts as mapped_texts
+from drover_agent.runtime.trim_memory import settle
+from drover_core.program_text import texts as mapped_texts
 
 
 def answer(program: str) -> Any:
@@ -28,7 +28,7 @@ def loaded(*modules: str) -> set[str]:
 
 def test_a_running_agent_loads_nothing_that_only_others_need() -> None:
     found = loaded(
-        "drover_agent.main", "drover_agent.runtime", "drover_agent.sources.nvml", "drover_agent.sources.host"
+        "drover_agent.main", "drover_agent.app", "drover_agent.sources.nvml.source", "drover_agent.sources.host.source"
     )
     heavy = {
         "numpy",
@@ -42,7 +42,7 @@ def test_a_running_agent_loads_nothing_that_only_others_need() -> None:
         "unittest",
     }
     assert not found & heavy
-    assert not {name for name in found if name.startswith(("drover_agent.simulation", "drover_agent.check"))}
+    assert not {name for name in found if name.startswith(("drover_simulator", "drover_agent.commands.check.report"))}
     assert "grpc" in found
 
 
@@ -67,7 +67,7 @@ def text():
 def test_text_that_only_the_start_needed_is_given_back_and_the_process_goes_on() -> None:
     found = answer(
         TEXT + "import ssl, grpc, pynvml\n"
-        "from drover_agent.lean import settle\n"
+        "from drover_agent.runtime.trim_memory import settle\n"
         "before = text(); unmapped = settle(); after = text()\n"
         "grpc.insecure_channel('127.0.0.1:1').close()\n"
         "ssl.create_default_context()\n"
@@ -80,7 +80,7 @@ def test_text_that_only_the_start_needed_is_given_back_and_the_process_goes_on()
 
 def test_what_was_made_before_is_no_work_for_the_garbage_collector() -> None:
     frozen, left = answer(
-        "import gc, json, drover_agent.config\nfrom drover_agent.lean import settle\nsettle()\n"
+        "import gc, json, drover_agent.config\nfrom drover_agent.runtime.trim_memory import settle\nsettle()\n"
         "print(json.dumps([gc.get_freeze_count(), len(gc.get_objects())]))"
     )
     assert frozen > 10 * left
@@ -89,7 +89,7 @@ def test_what_was_made_before_is_no_work_for_the_garbage_collector() -> None:
 def test_rings_that_die_after_the_start_are_freed() -> None:
     """Frozen ones never would be: freezing again and again would be a leak."""
     assert answer(
-        "import gc, json, weakref\nfrom drover_agent.lean import settle\nsettle()\n"
+        "import gc, json, weakref\nfrom drover_agent.runtime.trim_memory import settle\nsettle()\n"
         "class Ring:\n    pass\n"
         "one = Ring(); one.itself = one; known = weakref.ref(one)\n"
         "settle(); del one; gc.collect()\n"
@@ -127,7 +127,7 @@ def test_text_that_was_written_to_in_memory_is_left_as_it_is(tmp_path: Path) -> 
     (tmp_path / "text").write_bytes(b"A" * 8192)
     assert answer(
         "import ctypes, json, mmap, sys\n"
-        "from drover_agent.lean import settle\n"
+        "from drover_agent.runtime.trim_memory import settle\n"
         f"file = open({str(tmp_path / 'text')!r}, 'r+b')\n"
         "rights = mmap.PROT_READ | mmap.PROT_WRITE\n"
         "both = [mmap.mmap(file.fileno(), 8192, mmap.MAP_PRIVATE, rights) for _ in range(2)]\n"

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig
-from drover_proto import VERSION
+from drover_core import VERSION
+from drover_core.settings import sample
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.settings import sample
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.waiting import until
@@ -204,7 +204,7 @@ def test_an_agent_loads_no_module_that_only_costs_memory() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    assert not {"importlib.metadata", "email.message", "numpy", "drover_agent.simulation"} & set(loaded.split())
+    assert not {"importlib.metadata", "email.message", "numpy", "drover_simulator"} & set(loaded.split())
 
 
 def test_systemd_is_told_that_it_is_ready_and_goes_on_while_a_gpu_hangs(tmp_path: Path, fake_nvml: FakeNvml) -> None:

@@ -14,19 +14,24 @@ import numpy as np
 import pytest
 
 from drover_cli.main import main
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.api import FleetApi
-from drover_collector.api_facts import Facts
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.api.service import FleetApi
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.config import CollectorConfig
-from drover_collector.detectors.example import training_bucket
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.detectors._lib.examples import training_bucket
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.store import Store
+from drover_core.model.events import (
+    Health,
+    NodeOutage,
+    ProbeReason,
+    ProbeVerdict,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Duty, Health, ProbeReason, ProbeVerdict
 from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from testbed.deciding import OPEN, fleet, policy
 from testbed.slurm_stand_in import SlurmStandIn
@@ -42,7 +47,7 @@ NODES = [node.name for node in INDEX.nodes]
 class Scene:
     address: str
     slurm: SlurmStandIn
-    desk: ActionDesk
+    desk: ActionDispatcher
     store: Store
     pipeline: Pipeline
 
@@ -63,7 +68,7 @@ def scene(store_root: Path) -> Iterator[Scene]:
     )  # fmt: skip
     actuator = SlurmActuator(slurm, 10_000)
     config = ActConfig(mode="enforce", validate=False, reset_command=("/bin/sh", "-c", "cat; echo; echo all reset"))
-    desk = ActionDesk(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
+    desk = ActionDispatcher(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
     pipeline.act_by(desk)
     pipeline.leading = True
     desk.start()
@@ -73,7 +78,7 @@ def scene(store_root: Path) -> Iterator[Scene]:
 
     async def serve() -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server()
-        add_FleetServicer_to_server(FleetApi(Facts(pipeline, IngestStats(), CollectorConfig())), server)
+        add_FleetServicer_to_server(FleetApi(ApiSnapshot(pipeline, IngestStats(), CollectorConfig())), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         return server, port
@@ -207,7 +212,7 @@ def test_a_drain_of_somebody_else_is_undone_by_no_force(scene: Scene, say: Say) 
 
 
 def test_a_node_that_is_out_for_months_is_listed_with_what_it_costs(scene: Scene) -> None:
-    scene.store.write_duties([Duty("n007", Health.REPAIR, T0 - 100 * DAY_MS, "i1", "no spare part", "drover", 0)])
+    scene.store.write_duties([NodeOutage("n007", Health.REPAIR, T0 - 100 * DAY_MS, "i1", "no spare part", "drover", 0)])
     with grpc.insecure_channel(scene.address) as channel:
         (duty,) = FleetStub(channel).ListActions(pb.ActionsRequest(node="n007"), timeout=20).duties
     assert (duty.stage, duty.gpu_hours_lost) == ("repair", 2400.0)

@@ -16,18 +16,18 @@ from drover_cli.errors import CliError
 from drover_cli.main import main
 from drover_cli.node_story import Story
 from drover_cli.node_story import told as tell
-from drover_proto import fleet_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
     Audit,
     Incident,
     IncidentKind,
+    RecommendedAction,
     Severity,
-    Wanted,
     to_json,
 )
+from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 T0 = 1_795_320_000_000  # Sunday 2026-11-22 04:00 UTC
@@ -35,7 +35,7 @@ DAY_MS = 86_400_000
 TUESDAY_MS = T0 - 5 * DAY_MS
 STORY = Incident(
     "7ue5", IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), TUESDAY_MS, TUESDAY_MS, TUESDAY_MS + DAY_MS,
-    Severity.CRITICAL, 0.9, Wanted.DRAIN, "GPU 3 of node n1 fell off the bus", "Reset it.",
+    Severity.CRITICAL, 0.9, RecommendedAction.DRAIN, "GPU 3 of node n1 fell off the bus", "Reset it.",
 )  # fmt: skip
 DRAIN = Action("a1", "d1", "7ue5", "n1", Act.DRAIN, "slurm", ActionState.DONE, TUESDAY_MS + 60_000, "drained")
 

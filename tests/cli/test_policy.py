@@ -15,13 +15,20 @@ import grpc
 import pytest
 
 from drover_cli.main import main
-from drover_collector.policy import Policy
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Audit,
+    Decision,
+    Incident,
+    RecommendedAction,
+    Severity,
+    to_json,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec, dump_json
+from drover_core.model.reports import incident_report
+from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Audit, Decision, Incident, Severity, Wanted, to_json
-from drover_proto.fleet import FleetSpec, NodeSpec, dump_json
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
-from drover_proto.reports import incident_report
-from drover_proto.times import iso
 from testbed.deciding import incident
 
 T0 = 1_800_000_000_000
@@ -37,14 +44,16 @@ xid = [79]
 action = "drain"
 """
 ASKED = Decision(
-    "d00d", "i1", T0, "n001", Wanted.DRAIN, "approve", "pending_approval", "fatal XID", "asks to drain n001"
+    "d00d", "i1", T0, "n001", RecommendedAction.DRAIN, "approve", "pending_approval", "fatal XID", "asks to drain n001"
 )
 
 
 def told(node: str, cause: str, hour: float, hours: float | None, **more: Any) -> Incident:
     at_ms = T0 + round(hour * HOUR_MS)
     closed_ms = None if hours is None else at_ms + round(hours * HOUR_MS)
-    return replace(incident(node, cause, at_ms, round(hour * 10)), closed_ms=closed_ms, asked=Wanted.DRAIN, **more)
+    return replace(
+        incident(node, cause, at_ms, round(hour * 10)), closed_ms=closed_ms, asked=RecommendedAction.DRAIN, **more
+    )
 
 
 @pytest.fixture
@@ -53,7 +62,12 @@ def case(tmp_path: Path) -> Path:
     folder = tmp_path / "case"
     folder.mkdir()
     (folder / "fleet.json").write_text(dump_json(FleetSpec(tuple(NodeSpec(f"n{n:03d}", f"r{n}") for n in range(40)))))
-    app = replace(told("n039", "xid_31", 2, 1), severity=Severity.INFO, asked=Wanted.NONE, action=Wanted.NONE)
+    app = replace(
+        told("n039", "xid_31", 2, 1),
+        severity=Severity.INFO,
+        asked=RecommendedAction.NONE,
+        action=RecommendedAction.NONE,
+    )
     incidents = [told("n000", "xid_79", 1, 10), app, *(told(f"n{n:03d}", "xid_48", 24, 2) for n in range(10, 18))]
     (folder / "incidents.jsonl").write_text("".join(json.dumps(incident_report(i)) + "\n" for i in incidents))
     labels = [

@@ -16,8 +16,8 @@ from drover_cli.commands import probe
 from drover_cli.main import main
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store
+from drover_core.model.events import ProbeResult
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import ProbeResult
 from testbed import probed
 from testbed.collected import small_index
 from testbed.probes_served import serving

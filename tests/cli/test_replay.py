@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from drover_cli.main import main
-from drover_proto.times import iso
+from drover_core.times import iso
 
 T0_MS = 1_793_491_200_000  # 2026-11-01
 SEED = "1201"  # of the tuning seeds

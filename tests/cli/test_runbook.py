@@ -11,7 +11,7 @@ import pytest
 from drover_cli.commands import runbook
 from drover_cli.doctor import running
 from drover_cli.main import main
-from drover_proto.events import IncidentKind
+from drover_core.model.events import IncidentKind
 
 ROOT = Path(__file__).parents[2]
 

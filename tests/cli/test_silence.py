@@ -13,8 +13,8 @@ import pytest
 
 from drover_cli import client
 from drover_cli.main import main
+from drover_core.model.events import Silence, to_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Silence, to_json
 from testbed.outboxes import fault
 
 NOW_MS = round(time.time() * 1000)

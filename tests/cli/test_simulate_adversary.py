@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from drover_agent.simulation.adversary import draw
-from drover_cli.case import read_case
+from drover_cli.case.read import read_case
 from drover_cli.main import main
-from drover_cli.score import label_of
-from drover_proto.catalog import BY_NAME
+from drover_cli.scoring.score import label_of
+from drover_core.metrics.catalog import BY_NAME
+from drover_simulator.adversary import draw
 
 
 def test_the_case_holds_what_the_fleet_gave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,17 @@ import pytest
 from rich.console import Console
 
 from drover_cli import client
+from drover_cli.commands.top_screen import ScreenFacts, frame
 from drover_cli.main import main
-from drover_cli.top_screen import Facts, frame
+from drover_core.model.events import (
+    Health,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+    to_json,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Health, Incident, IncidentKind, Severity, Wanted, to_json
 
 NOW_MS = 1_800_000_000_000
 STEERS = "\x1b[2J\x07 is lost"
@@ -24,11 +31,11 @@ STEERS = "\x1b[2J\x07 is lost"
 def incident(node: str = "n2", severity: Severity = Severity.CRITICAL) -> Incident:
     return Incident(
         f"i-{node}", IncidentKind.XID, "gpu_lost", "gpu", node, 1, ((node, 1),), NOW_MS, NOW_MS - 60_000, None,
-        severity, 0.99, Wanted.DRAIN, f"{node} GPU 1{STEERS}", "Drain it.",
+        severity, 0.99, RecommendedAction.DRAIN, f"{node} GPU 1{STEERS}", "Drain it.",
     )  # fmt: skip
 
 
-def facts(racks: int = 2, incidents: int = 1, jobs: int = 1, trouble: str = "") -> Facts:
+def facts(racks: int = 2, incidents: int = 1, jobs: int = 1, trouble: str = "") -> ScreenFacts:
     """Racks of four nodes of eight GPUs; the second GPU of n2 is confirmed, the last node unknown."""
     nodes = [f"n{n}" for n in range(4 * racks)]
     layout = pb.Layout(version="v1")
@@ -45,7 +52,7 @@ def facts(racks: int = 2, incidents: int = 1, jobs: int = 1, trouble: str = "") 
         gpus_by_health={"healthy": 32 * racks - 9, "confirmed": 1, "unknown": 8}, newest_sample_ms=NOW_MS - 3000,
         troubles=["the store is slow"],
     )  # fmt: skip
-    return Facts(
+    return ScreenFacts(
         status, layout, pb.Picture(layout_version="v1", cells=bytes(cells), legend=legend),
         [incident(f"n{n}") for n in range(incidents)],
         [pb.JobRow(job=f"train{n}", gpus=32, nodes=4, severity="critical", hurt=STEERS) for n in range(jobs)],
@@ -54,7 +61,7 @@ def facts(racks: int = 2, incidents: int = 1, jobs: int = 1, trouble: str = "") 
     )  # fmt: skip
 
 
-def drawn(found: Facts, width: int, height: int) -> list[str]:
+def drawn(found: ScreenFacts, width: int, height: int) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width, no_color=True, highlight=False).print(frame(found, width, height))
     return out.getvalue().splitlines()

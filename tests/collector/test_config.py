@@ -9,7 +9,7 @@ import pytest
 
 from drover_collector.config import CollectorConfig, is_loopback, load_config, split_address
 from drover_collector.notify.settings import webhook_secret
-from drover_proto.settings import SettingsError, sample
+from drover_core.settings import SettingsError, sample
 
 KEY = bytes(range(32))
 SECRET = "whsec_" + base64.b64encode(KEY).decode()

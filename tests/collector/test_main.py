@@ -17,9 +17,9 @@ import pytest
 
 from drover_collector.main import main
 from drover_collector.store import Store, StoreError
+from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
 from drover_proto import telemetry_pb2 as wire
-from drover_proto.events import Incident, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.telemetry_pb2_grpc import TelemetryStub
 from testbed.collector_process import START_S, Running, collector, write

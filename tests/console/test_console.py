@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from drover_core.model.events import Audit, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Audit, from_json
 from testbed import console_walks, probed
 from testbed.browsing import COMPONENTS, Browser, Tab, chromium, missing, until
 from testbed.console import (

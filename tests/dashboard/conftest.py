@@ -12,24 +12,24 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_dashboard import client
-from drover_dashboard.client import FleetClient
-from drover_proto import fleet_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Decision,
-    Duty,
     Event,
     EventKind,
     Evidence,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
     Note,
     Silence,
     to_json,
 )
-from drover_proto.events import Severity as S
-from drover_proto.events import Wanted as W
+from drover_core.model.events import RecommendedAction as W
+from drover_core.model.events import Severity as S
+from drover_dashboard import client
+from drover_dashboard.client import FleetClient
+from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 
 NOW_MS = 1_800_000_000_000
@@ -140,7 +140,7 @@ class Chosen(FleetServicer):
             "scope": ["gpu"], "severity": [], "pool": [], "sku": [], "min_confidence": 0.5,
         }  # fmt: skip
         held = Decision("d2", "i2", NOW_MS, "n1", W.DRAIN, "approve", "held", "fatal", f"2 of 2 nodes {HOSTILE}")
-        duty = Duty("n2", Health.DRAINED, NOW_MS, "i1", HOSTILE)
+        duty = NodeOutage("n2", Health.DRAINED, NOW_MS, "i1", HOSTILE)
         override = {"pool": ["lab"], "sku": [], "mode": "observe", "at_most": "probe"}
         guard = {"fleet_ratio": 0.1, "per_hour": 10, "quiet_s": 0.0, "cooldown_s": 600.0, "fleet_nodes": 0}
         return pb.PolicyState(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from drover_dashboard import address
+from drover_dashboard.widgets import address
 
 
 def script() -> None:
     import streamlit as st
 
-    from drover_dashboard import address
+    from drover_dashboard.widgets import address
 
     address.settle("page")
     address.select("by", "By", ["a", "b", "c", "d"], "a", key="test_by")

@@ -11,10 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_dashboard import charts, fleet_canvas
+from drover_core.metrics.catalog import BY_NAME
 from drover_dashboard.client import FleetClient
+from drover_dashboard.widgets import charts
+from drover_dashboard.widgets import fleet_picture as fleet_canvas
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import BY_NAME
 
 
 def read_frame(body: bytes) -> tuple[dict[str, Any], list[bytes]]:

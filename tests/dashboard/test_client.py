@@ -10,7 +10,7 @@ import pytest
 
 from drover_dashboard import client as module
 from drover_dashboard.client import VALUES_FRESH_S, ClientError, FleetClient, Tls
-from drover_dashboard.fleet_canvas import REFRESH_S
+from drover_dashboard.widgets.fleet_picture import REFRESH_S
 from testbed.waiting import wait_until
 
 

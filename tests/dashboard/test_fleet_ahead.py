@@ -8,10 +8,17 @@ import grpc
 import pytest
 from starlette.requests import Request
 
-from drover_dashboard import app, fleet_ahead, fleet_canvas
 from drover_dashboard.client import FleetClient
-from drover_dashboard.fleet_ahead import LATE_S, LEAD_S, MOST, Ahead
-from drover_dashboard.fleet_canvas import REFRESH_S
+from drover_dashboard.server import app
+from drover_dashboard.server import picture_prefetch as fleet_ahead
+from drover_dashboard.server.picture_prefetch import (
+    LATE_S,
+    LEAD_S,
+    MOST,
+    PicturePrefetcher,
+)
+from drover_dashboard.widgets import fleet_picture as fleet_canvas
+from drover_dashboard.widgets.fleet_picture import REFRESH_S
 from testbed.waiting import wait_until
 
 
@@ -43,13 +50,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def ahead(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Ahead:
+def ahead(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> PicturePrefetcher:
     """Without its thread: tests say when it looks."""
-    monkeypatch.setattr(Ahead, "_run", lambda self: None)
-    return Ahead(lambda color_by, for_s: None, clock)
+    monkeypatch.setattr(PicturePrefetcher, "_run", lambda self: None)
+    return PicturePrefetcher(lambda color_by, for_s: None, clock)
 
 
-def test_a_question_is_foreseen_once_and_forgotten_when_nobody_asks_again(ahead: Ahead, clock: Clock) -> None:
+def test_a_question_is_foreseen_once_and_forgotten_when_nobody_asks_again(
+    ahead: PicturePrefetcher, clock: Clock
+) -> None:
     ahead.answered("power_w")
     assert ahead.due() == ([], pytest.approx(REFRESH_S - LEAD_S))
     clock.s += 1
@@ -62,7 +71,7 @@ def test_a_question_is_foreseen_once_and_forgotten_when_nobody_asks_again(ahead:
     assert ahead.due() == ([], None)
 
 
-def test_many_pages_are_one_question_and_what_is_foreseen_is_bounded(ahead: Ahead, clock: Clock) -> None:
+def test_many_pages_are_one_question_and_what_is_foreseen_is_bounded(ahead: PicturePrefetcher, clock: Clock) -> None:
     for _ in range(MOST + 50):
         ahead.answered("power_w")
     assert len(ahead._foreseen) == MOST
@@ -73,9 +82,9 @@ def test_many_pages_are_one_question_and_what_is_foreseen_is_bounded(ahead: Ahea
 def test_the_page_finds_the_picture_made_and_the_collector_is_asked_no_oftener(
     served: str, chosen: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ahead, "_run", lambda self: None)
+    monkeypatch.setattr(PicturePrefetcher, "_run", lambda self: None)
     fleet = FleetClient(served, now_ms=clock.ms)
-    ahead = Ahead(lambda color_by, for_s: fleet_canvas.ready(fleet, color_by, for_s), clock)
+    ahead = PicturePrefetcher(lambda color_by, for_s: fleet_canvas.ready(fleet, color_by, for_s), clock)
     fleet_canvas.frame(fleet, "power_w")
     for _ in range(4):
         ahead.answered("power_w")
@@ -95,9 +104,9 @@ def test_the_page_finds_the_picture_made_and_the_collector_is_asked_no_oftener(
 def test_what_is_young_enough_for_the_next_question_is_not_asked_for(
     served: str, chosen: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ahead, "_run", lambda self: None)
+    monkeypatch.setattr(PicturePrefetcher, "_run", lambda self: None)
     fleet = FleetClient(served, now_ms=clock.ms)
-    ahead = Ahead(lambda color_by, for_s: fleet_canvas.ready(fleet, color_by, for_s), clock)
+    ahead = PicturePrefetcher(lambda color_by, for_s: fleet_canvas.ready(fleet, color_by, for_s), clock)
     fleet_canvas.frame(fleet, "power_w")  # another page's
     asked = len(chosen.calls)
     ahead.make("power_w")
@@ -106,7 +115,7 @@ def test_what_is_young_enough_for_the_next_question_is_not_asked_for(
 
 
 def test_a_failure_is_told_to_who_asks_and_nothing_is_foreseen_then(
-    shared: FleetClient, chosen: Any, ahead: Ahead, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    shared: FleetClient, chosen: Any, ahead: PicturePrefetcher, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(app, "_ahead", ahead)
     chosen.failure = (grpc.StatusCode.UNAVAILABLE, "the store cannot answer: x")
@@ -121,14 +130,14 @@ def test_a_failure_is_told_to_who_asks_and_nothing_is_foreseen_then(
 
 
 def test_a_defect_is_logged_and_the_next_picture_is_made(caplog: pytest.LogCaptureFixture) -> None:
-    Ahead(lambda color_by, for_s: 1 / 0).make("power_w")
+    PicturePrefetcher(lambda color_by, for_s: 1 / 0).make("power_w")
     assert "could not be made" in caplog.text
 
 
 def test_its_thread_makes_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_ahead, "REFRESH_S", LEAD_S)  # at once
     made: list[tuple[str, float]] = []
-    ahead = Ahead(lambda color_by, for_s: made.append((color_by, for_s)))
+    ahead = PicturePrefetcher(lambda color_by, for_s: made.append((color_by, for_s)))
     for count in (1, 2):
         ahead.answered("power_w")
         wait_until(lambda count=count: len(made) >= count, "it is made", 30)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, sync_playwright
 
-from drover_dashboard.components import ASSETS
+from drover_dashboard.widgets.components import ASSETS
 from testbed.browser import CHROMIUM, FLAGS
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

@@ -6,11 +6,11 @@ from datetime import UTC
 
 import pytest
 
-from drover_dashboard import format as fmt
-from drover_dashboard import view
-from drover_dashboard.theme import HEALTH, SEVERITY, health_of
-from drover_proto import catalog
-from drover_proto.events import Health, Severity, Wanted
+from drover_core.metrics import catalog
+from drover_core.model.events import Health, RecommendedAction, Severity
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.theme import HEALTH, SEVERITY, health_of
 
 NOON_MS = 1_800_014_400_000  # 2027-01-15T12:00:00Z
 BERLIN = fmt.zone("Europe/Berlin")
@@ -67,7 +67,7 @@ def test_places() -> None:
 def test_every_state_has_words_and_a_look() -> None:
     assert set(HEALTH) == set(Health)
     assert set(SEVERITY) == set(Severity)
-    assert set(fmt.ACTIONS) == set(Wanted)
+    assert set(fmt.ACTIONS) == set(RecommendedAction)
     signs = [look.sign for look in HEALTH.values() if look.sign]
     assert len(set(signs)) == len(signs) == len(Health) - 2, "only healthy and unknown (hatched) need no sign"
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from streamlit import file_util
 
-from drover_dashboard import frontend, people
-from drover_dashboard.components import ASSETS
-from drover_dashboard.frontend import Frontend
-from drover_dashboard.people import SignIn
+from drover_dashboard.server import auth_settings as people
+from drover_dashboard.server import frontend
+from drover_dashboard.server.auth_settings import SignIn
+from drover_dashboard.server.frontend import Frontend
+from drover_dashboard.widgets.components import ASSETS
 
 ROOT = Path(file_util.get_static_dir())
 SCRIPT = next(path for path in sorted((ROOT / "static" / "js").glob("index.*.js")) if path.stat().st_size > 100_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from drover_dashboard.grouping import GROUPS, grouped
+from drover_dashboard.widgets.grouping import GROUPS, grouped
 from drover_proto import fleet_pb2 as pb
 
 NODES = [("n0", "r0", "l0"), ("n1", "r0", "l1"), ("n2", "r1", "l0"), ("n3", "r1", "")]

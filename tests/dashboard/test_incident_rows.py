@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
-from drover_dashboard import incident_rows, table, view
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+    to_json,
+)
+from drover_dashboard.pages import incident_rows
+from drover_dashboard.widgets import table, view
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted, to_json
 
 T0 = 1_795_320_000_000  # a full minute
 OPEN = Incident(
     "i1", IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), T0 - 601_000, T0 - 601_000, None,
-    Severity.CRITICAL, 0.9, Wanted.DRAIN, "GPU 3 fell off the bus", "Reset it.",
+    Severity.CRITICAL, 0.9, RecommendedAction.DRAIN, "GPU 3 fell off the bus", "Reset it.",
 )  # fmt: skip
 
 

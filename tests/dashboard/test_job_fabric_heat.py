@@ -8,12 +8,27 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_dashboard import fabric_parts, heat_parts, incident_detail, job_parts, view
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import (
+    Evidence,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+    to_json,
+)
 from drover_dashboard.client import FleetClient
-from drover_dashboard.components import ASSETS
+from drover_dashboard.pages import (
+    fabric_parts,
+    incident_detail,
+    job_parts,
+)
+from drover_dashboard.pages import (
+    thermals_parts as heat_parts,
+)
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.components import ASSETS
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted, to_json
 
 from .test_pages import opened
 
@@ -24,11 +39,24 @@ WHO = view.Viewer(view.fmt.zone("UTC"), NOW_MS)
 
 def incident(**changes: Any) -> Incident:
     fields: dict[str, Any] = {
-        "id": "i1", "kind": IncidentKind.STRAGGLER, "cause": "power_cap", "scope": "gpu", "node": "n2", "gpu": 1,
-        "members": (("n2", 1),), "opened_ms": NOW_MS - 50_000, "since_ms": NOW_MS - 60_000, "closed_ms": None,
-        "severity": Severity.WARNING, "confidence": 0.9, "action": Wanted.PROBE, "summary": f"GPU 1 of n2 {HOSTILE}",
-        "advice": "", "job": HOSTILE, "gpu_hours_waited": 1.5,
-    }  # fmt: skip
+        "id": "i1",
+        "kind": IncidentKind.STRAGGLER,
+        "cause": "power_cap",
+        "scope": "gpu",
+        "node": "n2",
+        "gpu": 1,
+        "members": (("n2", 1),),
+        "opened_ms": NOW_MS - 50_000,
+        "since_ms": NOW_MS - 60_000,
+        "closed_ms": None,
+        "severity": Severity.WARNING,
+        "confidence": 0.9,
+        "action": RecommendedAction.PROBE,
+        "summary": f"GPU 1 of n2 {HOSTILE}",
+        "advice": "",
+        "job": HOSTILE,
+        "gpu_hours_waited": 1.5,
+    }
     return Incident(**(fields | changes))
 
 

@@ -8,16 +8,23 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from drover_dashboard import client, node_history, view
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+from drover_dashboard import client
+from drover_dashboard.pages import node_history
+from drover_dashboard.widgets import view
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
 
 T0 = 1_795_320_000_000  # Sunday 2026-11-22 05:00 in Berlin
 DAY_MS = 86_400_000
 WHO = view.Viewer(ZoneInfo("Europe/Berlin"), T0)
 OVER = Incident(
     "i1", IncidentKind.XID, "xid_79", "gpu", "n1", 3, (("n1", 3),), T0 - 5 * DAY_MS, T0 - 5 * DAY_MS, T0 - 4 * DAY_MS,
-    Severity.CRITICAL, 0.9, Wanted.DRAIN, "GPU 3 fell off the bus", "Reset it.",
+    Severity.CRITICAL, 0.9, RecommendedAction.DRAIN, "GPU 3 fell off the bus", "Reset it.",
 )  # fmt: skip
 
 

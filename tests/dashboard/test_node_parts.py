@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from drover_dashboard import charts, node_detail, view
+from drover_core.metrics import catalog
 from drover_dashboard.client import FleetClient
-from drover_dashboard.table import Row
-from drover_proto import catalog
+from drover_dashboard.pages import node_detail
+from drover_dashboard.widgets import charts, view
+from drover_dashboard.widgets.table import Row
 from drover_proto import fleet_pb2 as pb
 
 from .conftest import NOW_MS, Chosen, event

@@ -10,9 +10,11 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import capacity_parts, people, signin
 from drover_dashboard.client import FleetClient
-from drover_dashboard.people import Person
+from drover_dashboard.pages import capacity_parts
+from drover_dashboard.server import auth_settings as people
+from drover_dashboard.server import signin
+from drover_dashboard.server.auth_settings import Person
 from drover_proto import fleet_pb2 as pb
 
 PAGES = Path(drover_dashboard.__file__).parent / "pages"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from drover_dashboard import people
 from drover_dashboard.client import ClientError
-from drover_dashboard.door import Door
-from drover_dashboard.people import Person, SignIn
-from drover_dashboard.signin_options import add_arguments, sign_in
+from drover_dashboard.server import auth_settings as people
+from drover_dashboard.server.auth_settings import Person, SignIn
+from drover_dashboard.server.proxy_auth import TrustedProxyMiddleware
+from drover_dashboard.server.signin_options import add_arguments, sign_in
 
 PROXY = (ipaddress.ip_network("10.0.0.5"), ipaddress.ip_network("fd00::/64"))
 WAY = SignIn(
@@ -106,7 +106,7 @@ def through(kind: str, path: str, client: str, *headers: tuple[str, str]) -> str
 
     raw = [(name.lower().encode(), value.encode()) for name, value in headers]
     scope = {"type": kind, "path": path, "client": (client, 5), "headers": raw, "method": "GET", "query_string": b""}
-    asyncio.run(Door(app)(scope, receive, send))
+    asyncio.run(TrustedProxyMiddleware(app)(scope, receive, send))
     (found,) = seen
     return found
 

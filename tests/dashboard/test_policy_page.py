@@ -9,14 +9,24 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import answering, backtest_parts, incident_detail
+from drover_core.model.events import Decision, RecommendedAction
 from drover_dashboard.client import FleetClient
-from drover_proto.events import Decision, Wanted
+from drover_dashboard.pages import (
+    approval_form as answering,
+)
+from drover_dashboard.pages import (
+    incident_detail,
+)
+from drover_dashboard.pages import (
+    policy_backtest as backtest_parts,
+)
 
 from .conftest import HOSTILE, Chosen
 
 PAGES = Path(drover_dashboard.__file__).parent / "pages"
-WAITS = Decision("d1", "i1", 1_800_000_000_000, "n2", Wanted.DRAIN, "approve", "pending_approval", "fatal", "asks to")
+WAITS = Decision(
+    "d1", "i1", 1_800_000_000_000, "n2", RecommendedAction.DRAIN, "approve", "pending_approval", "fatal", "asks to"
+)
 
 
 def opened(page: str, **query: str) -> AppTest:
@@ -94,7 +104,7 @@ def test_a_row_says_what_each_policy_would_have_done(shared: FleetClient, chosen
 
 
 def test_a_decision_that_a_newer_one_replaced_is_asked_no_more() -> None:
-    advise = replace(WAITS, id="d0", ts_ms=WAITS.ts_ms - 60_000, wanted=Wanted.ADVISE)
+    advise = replace(WAITS, id="d0", ts_ms=WAITS.ts_ms - 60_000, wanted=RecommendedAction.ADVISE)
     held = replace(WAITS, id="d2", ts_ms=WAITS.ts_ms + 1, outcome="held")
     other = replace(WAITS, id="d3", node="n1")
     assert incident_detail.waiting([WAITS, advise]) == [WAITS]
@@ -103,6 +113,6 @@ def test_a_decision_that_a_newer_one_replaced_is_asked_no_more() -> None:
 
 
 def test_what_is_wanted_most_is_asked_first() -> None:
-    advise = replace(WAITS, id="d0", ts_ms=WAITS.ts_ms - 60_000, wanted=Wanted.ADVISE)
+    advise = replace(WAITS, id="d0", ts_ms=WAITS.ts_ms - 60_000, wanted=RecommendedAction.ADVISE)
     later = replace(WAITS, id="d2", ts_ms=WAITS.ts_ms + 1)
     assert answering.strongest_first([later, advise, WAITS]) == [WAITS, later, advise]

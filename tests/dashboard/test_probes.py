@@ -8,11 +8,16 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_dashboard import probe_parts as parts
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeVerdict,
+    to_json,
+)
 from drover_dashboard.client import FleetClient
-from drover_dashboard.view import Viewer
+from drover_dashboard.pages import probes_parts as parts
+from drover_dashboard.widgets.view import Viewer
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeVerdict, to_json
 
 from .conftest import HOSTILE, NOW_MS, Chosen
 from .test_pages import opened

@@ -13,11 +13,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import signin, silencing, table, view
+from drover_core.model.events import Silence
 from drover_dashboard.client import FleetClient
-from drover_dashboard.people import Person
+from drover_dashboard.pages import silence_forms as silencing
+from drover_dashboard.server import signin
+from drover_dashboard.server.auth_settings import Person
+from drover_dashboard.widgets import table, view
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Silence
 
 PAGES = Path(drover_dashboard.__file__).parent / "pages"
 HOUR_MS = 3_600_000

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from streamlit.runtime.forward_msg_queue import ForwardMsgQueue
 
-from drover_dashboard import streamlit_mends
+from drover_dashboard.server import streamlit_patches as streamlit_mends
 
 FRAGMENT = "f1"
 
@@ -64,7 +64,7 @@ def test_a_run_of_the_whole_page_replaces_what_was_not_sent() -> None:
 
 
 def test_it_is_applied_where_the_console_is_built() -> None:
-    from drover_dashboard.app import build
+    from drover_dashboard.server.app import build
 
     build()
     assert ForwardMsgQueue.clear is streamlit_mends.clear

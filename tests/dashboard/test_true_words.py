@@ -12,13 +12,14 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard import fabric_parts, job_parts, node_detail, table, view
-from drover_dashboard import format as fmt
+from drover_core.metrics import catalog
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Decision, RecommendedAction
 from drover_dashboard.client import FleetClient
-from drover_proto import catalog
+from drover_dashboard.pages import fabric_parts, job_parts, node_detail
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets import table, view
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
-from drover_proto.events import Decision, Wanted
 
 from .conftest import Chosen
 
@@ -165,7 +166,9 @@ def test_what_waits_for_a_person_and_that_nobody_is_notified_is_loud_on_fleet(
 def test_a_decision_is_listed_once_with_who_works_there_and_the_guards_word(
     shared: FleetClient, chosen, drawn: dict[str, Any], may: bool, rows: int
 ) -> None:
-    chosen.decision = Decision("d1", "i1", 1, "n2", Wanted.DRAIN, "approve", "pending_approval", "fatal", "asks to")
+    chosen.decision = Decision(
+        "d1", "i1", 1, "n2", RecommendedAction.DRAIN, "approve", "pending_approval", "fatal", "asks to"
+    )
     chosen.may_answer = may
     chosen.preview = pb.ActPreview(
         may_act=True, guard="2 of 2 nodes would be out", jobs=[pb.JobThere(job="train", gpus_here=2, gpus=8, nodes=4)]

@@ -8,7 +8,7 @@ import pytest
 from streamlit.navigation.page import StreamlitPage
 from streamlit.testing.v1 import AppTest
 
-from drover_dashboard import upgraded
+from drover_dashboard.server import code_reload as upgraded
 
 SCRIPT = upgraded.PACKAGE / "script" / "console.py"
 

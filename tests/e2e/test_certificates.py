@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from drover_cli.certificates import issued
 from drover_cli.main import main as drover
+from drover_cli.pki.authority import issued
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.certificates import Files, Fleet
@@ -31,8 +31,8 @@ from testbed.waiting import wait_until
 NODE = "n0"
 AGENT = """
 import sys
-import drover_agent.uplink
-drover_agent.uplink.RENEWED_LOOK_S = 0.2  # else the test would take a minute
+import drover_agent.uplink.stream
+drover_agent.uplink.stream.RENEWED_LOOK_S = 0.2  # else the test would take a minute
 from drover_agent.main import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from drover_agent.simulation.faults import Fault, dump_faults
-from drover_agent.simulation.fleet import build_fleet
-from drover_dashboard import format as fmt
+from drover_core.model.events import Incident, from_json
+from drover_core.model.fleet import dump_toml
 from drover_dashboard.client import FleetClient
-from drover_proto.events import Incident, from_json
-from drover_proto.fleet import dump_toml
+from drover_dashboard.widgets import format as fmt
+from drover_simulator.faults import Fault, dump_faults
+from drover_simulator.fleet import build_fleet
 from testbed import console_walks
 from testbed.browsing import COMPONENTS, PHONE, SCREEN, Tab, at_rest, entries, lone_tab
 from testbed.system_processes import collector, free_port, reachable, running

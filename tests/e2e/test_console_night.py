@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from drover_agent.simulation.faults import Fault, dump_faults
-from drover_agent.simulation.fleet import build_fleet
+from drover_core.model.events import Incident, from_json
+from drover_core.model.fleet import dump_toml
 from drover_dashboard.client import FleetClient
-from drover_proto.events import Incident, from_json
-from drover_proto.fleet import dump_toml
+from drover_simulator.faults import Fault, dump_faults
+from drover_simulator.fleet import build_fleet
 from testbed.browsing import Tab, at_rest, lone_tab
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from drover_agent.simulation.fleet import build_fleet
+from drover_core.model.events import Audit, from_json
+from drover_core.model.fleet import dump_toml
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Audit, from_json
-from drover_proto.fleet import dump_toml
 from drover_proto.fleet_pb2_grpc import FleetStub
+from drover_simulator.fleet import build_fleet
 from testbed.browser import CHROMIUM, FLAGS
 from testbed.browsing import CONTRAST, PAGE_MS, PHONE, SCREEN, SHOTS, barriers
 from testbed.system_processes import collector, free_port, reachable, running

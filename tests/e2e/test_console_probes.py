@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.simulation.fleet import build_fleet
-from drover_proto.fleet import dump_toml
+from drover_core.model.fleet import dump_toml
+from drover_simulator.fleet import build_fleet
 from testbed import probed
 from testbed.browsing import Tab, lone_tab
 from testbed.system_processes import collector, free_port, reachable, running

@@ -7,21 +7,20 @@ The selectors are found on the pages themselves, so that a new one is tried too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import drover_dashboard
-from drover_agent.simulation.fleet import build_fleet
-from drover_proto.fleet import dump_toml
+from drover_core.model.fleet import dump_toml
+from drover_dashboard.widgets.view import ALL_PAGES
+from drover_simulator.fleet import build_fleet
 from testbed.browsing import Tab, addresses, at_rest, lone_tab
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
-PAGES = sorted(path.stem for path in (Path(drover_dashboard.__file__).parent / "pages").glob("*.py"))
+PAGES = sorted(page.stem for page in ALL_PAGES)
 WITHOUT = {"policy", "risk", "system"}  # they have none
 LIST, BUTTONS = "combobox", "radiogroup"
 # All that chooses, of any kind; what a popover holds is not on the page before it is opened.

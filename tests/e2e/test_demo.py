@@ -17,9 +17,9 @@ import grpc
 import psutil
 import pytest
 
+from drover_core.times import from_iso
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
-from drover_proto.times import from_iso
 
 NODES = 16
 BUCKET_MS = 10_000

@@ -12,9 +12,14 @@ from pathlib import Path
 import grpc
 import pytest
 
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeResult,
+    ProbeVerdict,
+    from_json,
+)
+from drover_core.model.probe_figures import GROUP_FIGURES
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict, from_json
-from drover_proto.probes import GROUP_FIGURES
 from testbed.system_processes import Collector, collector, free_port, running
 from testbed.waiting import wait_until
 

@@ -14,19 +14,26 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.probing import Prober
-from drover_agent.simulation.readings import inventory
-from drover_agent.simulation.run import NodeAgent
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
-from drover_proto.events import Health, Incident, IncidentKind, ProbeReason, Severity, Wanted
-from drover_proto.fleet import JobSpec
+from drover_core.model.events import (
+    Health,
+    Incident,
+    IncidentKind,
+    ProbeReason,
+    RecommendedAction,
+    Severity,
+)
+from drover_core.model.fleet import JobSpec
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.live_fleet import NodeAgent
+from drover_simulator.probing import Prober
+from drover_simulator.readings import inventory
 from testbed.ingest import Collector
 from testbed.loop import in_loop
 from testbed.simulated_buckets import START_MS, Recording, record
@@ -120,7 +127,7 @@ async def test_a_straggler_is_confirmed_by_a_probe(
 ) -> None:
     async with site(store, ran) as at:
         suspect = await at.judged()
-        assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", Wanted.PROBE)
+        assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", RecommendedAction.PROBE)
         assert at.pipeline.engine.health_of(NODE, GPU)[0] is Health.SUSPECT
         async with agents(at, tmp_path, Prober(at.fleet, 1001), NODE):
             (order,) = await asyncio.to_thread(at.probing.asking.step)
@@ -128,10 +135,10 @@ async def test_a_straggler_is_confirmed_by_a_probe(
             await until(lambda: store.probe_order(order)[-1].state == "done", "the order's end")
         proved = at.incident()
         assert proved.id == suspect.id
-        assert (proved.severity, proved.action) == (Severity.CRITICAL, Wanted.DRAIN)
+        assert (proved.severity, proved.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
         assert proved.confidence >= 0.95
         assert at.pipeline.engine.health_of(NODE, GPU)[0] is Health.CONFIRMED
-        assert [d.wanted for d in store.decisions(proved.id)][-1] is Wanted.DRAIN
+        assert [d.wanted for d in store.decisions(proved.id)][-1] is RecommendedAction.DRAIN
         verdicts = {v.gpu: v.passed for v in store.probe_verdicts(request=order)}
         assert verdicts == {None: False} | {g: g != GPU for g in range(8)}
 
@@ -154,7 +161,7 @@ async def test_an_innocent_gpu_is_cleared_and_not_drained(
         again = replace(last, start_ms=last.start_ms + last.length_ms)
         await asyncio.to_thread(at.pipeline.judge_bucket, again)
         assert at.incident().closed_ms is not None
-        assert Wanted.DRAIN not in {d.wanted for d in store.decisions(suspect.id)}
+        assert RecommendedAction.DRAIN not in {d.wanted for d in store.decisions(suspect.id)}
         assert store.incident_history(suspect.id)[-1].closed_ms is not None
 
 
@@ -170,5 +177,5 @@ async def test_a_node_that_never_answers_leaves_a_suspect(
         await until(lambda: store.probe_order(order)[-1].state == "failed", "the order's end")
         assert store.probe_order(order)[-1].detail == f"expired: not sent within 900 s, {NODE} has no stream"
         after = at.incident()
-        assert (after.closed_ms, after.action, after.severity) == (None, Wanted.PROBE, suspect.severity)
+        assert (after.closed_ms, after.action, after.severity) == (None, RecommendedAction.PROBE, suspect.severity)
         assert after.timeline[-1].text.startswith(f"a probe could not tell: {NODE}: not judged, expired")

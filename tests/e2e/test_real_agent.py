@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.steps import Reporter
+from drover_agent.client.training_steps import Reporter
+from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
+from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import BY_NAME, Scope, of_scope
-from drover_proto.events import Incident, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.nvml import FakeNvml, build
 from testbed.nvml_values import GPUS, READ_BY_NVML, feed_distinct
@@ -153,7 +153,8 @@ def stored(folder: Path, scope: Scope) -> list[dict[str, object]]:
     """Rows of a collector that has ended, without time and node and what is absent; in a process of its own, for a
     store is open in one only."""
     script = (
-        "import json, sys, time; from drover_collector.store import Store; from drover_proto.catalog import Scope; "
+        "import json, sys, time; from drover_collector.store import Store; "
+        "from drover_core.metrics.catalog import Scope; "
         "tables = Store.open(sys.argv[1]).export(Scope(sys.argv[2]), 0, time.time_ns() // 1_000_000); "
         "print(json.dumps([row for table in tables for row in table.to_pylist()], default=str))"
     )

@@ -15,12 +15,12 @@ import grpc
 import pytest
 
 from drover_cli.doctor import schedulers
-from drover_cli.doctor.finding import State
-from drover_collector.actions.scontrol import Scontrol, SlurmNode
+from drover_cli.doctor.finding import FindingState
 from drover_collector.actions.settings import ActConfig, SlurmConfig
+from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
 from drover_collector.config import CollectorConfig
+from drover_core.model.fleet import load_toml
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet import load_toml
 from testbed.acting import Acting, acting
 from testbed.front import front
 from testbed.killing import Killed
@@ -165,8 +165,8 @@ def test_doctor_asks_slurm_and_changes_nothing(scene: Scene, tmp_path: Path) -> 
     before = [scene.states(name) for name in NODES]
     found = schedulers.slurm(CollectorConfig(act=ActConfig(slurm=settings)), load_toml(tmp_path / "fleet.toml"))
     assert [(each.state, each.text) for each in found[:2]] == [
-        (State.OK, f"answers, and knows {len(NODES)} of {len(NODES) + 1} nodes of the fleet file"),
-        (State.WARN, "does not know gpu99: they cannot be drained"),
+        (FindingState.OK, f"answers, and knows {len(NODES)} of {len(NODES) + 1} nodes of the fleet file"),
+        (FindingState.WARN, "does not know gpu99: they cannot be drained"),
     ]
     assert [scene.states(name) for name in NODES] == before
 

@@ -16,32 +16,26 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.probing import Prober
-from drover_agent.simulation.readings import inventory
-from drover_agent.simulation.run import NodeAgent
+from drover_agent.runtime.agent import Agent
 from drover_cli.doctor import probe_jobs
-from drover_cli.doctor.finding import State
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.remedies import NodeNow
-from drover_collector.actions.scontrol import Scontrol
+from drover_cli.doctor.finding import FindingState
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig, SlurmConfig
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import Scontrol
 from drover_collector.config import CollectorConfig
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.engine.node_state import NodeNow
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
-from drover_collector.probes.desk import ProbeDesk
-from drover_collector.probes.holding import NAME, SlurmHolds
-from drover_collector.probes.protection import Protection
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.scheduling.protection import Protection
+from drover_collector.probes.scheduling.slurm_holds import NAME, SlurmHolds
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import HoldConfig, ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
-from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     ActionState,
     Health,
@@ -49,10 +43,16 @@ from drover_proto.events import (
     IncidentKind,
     ProbeOrder,
     ProbeReason,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
-from drover_proto.fleet import FleetSpec, JobSpec, NodeSpec
+from drover_core.model.fleet import FleetSpec, JobSpec, NodeSpec
+from drover_proto import telemetry_pb2 as pb
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.live_fleet import NodeAgent
+from drover_simulator.probing import Prober
+from drover_simulator.readings import inventory
 from testbed.deciding import policy
 from testbed.ingest import Collector
 from testbed.loop import in_loop
@@ -85,7 +85,7 @@ def test_doctor_is_told_by_slurm_which_partition_gives_way(slurm: Slurm) -> None
     def bad(partition: str) -> list[str]:
         hold = HoldConfig(partition=partition, conf=f"{slurm.folder}/slurm.conf")
         found = probe_jobs.slurm(CollectorConfig(probes=ProbesConfig(slurm=hold)), INDEX.spec)
-        return [each.text for each in found if each.state in (State.BAD, State.WARN)]
+        return [each.text for each in found if each.state in (FindingState.BAD, FindingState.WARN)]
 
     assert bad("probes") == []
     (text,) = bad("all")
@@ -107,7 +107,7 @@ class Site:
         self.store, self.slurm, self.log = collector.store, slurm, log
         conf = f"{slurm.folder}/slurm.conf"
         actuator = SlurmActuator(Scontrol(SlurmConfig(conf=conf)), 10_000)
-        self.desk = ProbeDesk(
+        self.desk = ProbeOrderService(
             self.store, INDEX, ProbesConfig(), stream=collector.ingest.stream, leading=lambda: True,
             now_ms=lambda: collector.now_ms, poll_s=0.2,
             protection=Protection(
@@ -231,7 +231,7 @@ class Acting:
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
         act = ActConfig(mode="enforce", validate_level="quick", slurm=SlurmConfig(enabled=True, conf=conf))
-        self.desk = ActionDesk(
+        self.desk = ActionDispatcher(
             self.store, act, [actuator], lambda node: actuator if node == NODE else None,
             incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
@@ -248,7 +248,7 @@ class Acting:
         for bucket in self.recording.buckets:
             self.collector.now_ms = bucket.end_ms + 7000
             await asyncio.to_thread(self.pipeline.judge_bucket, bucket)
-        assert (self.incident().kind, self.incident().action) == (IncidentKind.STRAGGLER, Wanted.PROBE)
+        assert (self.incident().kind, self.incident().action) == (IncidentKind.STRAGGLER, RecommendedAction.PROBE)
         (order,) = await asyncio.to_thread(self.probing.asking.step)
         return order
 
@@ -317,7 +317,7 @@ async def test_a_straggler_is_confirmed_in_a_job_drained_validated_and_resumed(
         order = await at.suspected()
         suspect = at.incident()
         assert not at.drained(), "a suspicion drains nothing"
-        await until(lambda: at.incident().action is Wanted.DRAIN, "it is confirmed", SLOW_S)
+        await until(lambda: at.incident().action is RecommendedAction.DRAIN, "it is confirmed", SLOW_S)
         # The node is repaired before its validation: without a fault there it passes.
         write(figures, Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001), NODE)
         assert store.probe_order(order)[-1].protection == "job"

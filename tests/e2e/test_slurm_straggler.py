@@ -16,25 +16,19 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.simulation.fault import Fault
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_agent.simulation.probing import Prober
-from drover_agent.simulation.readings import inventory
-from drover_agent.simulation.run import NodeAgent
 from drover_collector.actions.base import NodeState
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.duties import gpu_hours_lost
-from drover_collector.actions.remedies import NodeNow
-from drover_collector.actions.scontrol import Scontrol, SlurmNode
+from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.node_outage import gpu_hours_lost
 from drover_collector.actions.settings import ActConfig, SlurmConfig
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
+from drover_collector.engine.node_state import NodeNow
 from drover_collector.notify import Outbox
-from drover_collector.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
-from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     ActionState,
     Event,
@@ -44,10 +38,16 @@ from drover_proto.events import (
     IncidentKind,
     ProbeReason,
     ProbeResult,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
-from drover_proto.fleet import JobSpec
+from drover_core.model.fleet import JobSpec
+from drover_proto import telemetry_pb2 as pb
+from drover_simulator.fault import Fault
+from drover_simulator.fleet import SimulatedFleet, build_fleet
+from drover_simulator.live_fleet import NodeAgent
+from drover_simulator.probing import Prober
+from drover_simulator.readings import inventory
 from testbed.deciding import policy
 from testbed.ingest import Collector
 from testbed.loop import in_loop
@@ -112,7 +112,7 @@ class Site:
             lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
-        self.desk = ActionDesk(
+        self.desk = ActionDispatcher(
             self.store, ActConfig(mode="enforce"), [actuator], lambda node: actuator if node == NODE else None,
             incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
@@ -138,7 +138,7 @@ class Site:
             self.collector.now_ms = bucket.end_ms + 7000
             await asyncio.to_thread(self.pipeline.judge_bucket, bucket)
         suspect = self.incident()
-        assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", Wanted.PROBE)
+        assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", RecommendedAction.PROBE)
         return suspect
 
     def incident(self) -> Incident:
@@ -223,7 +223,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         assert re.search(r"JobState=COMPLETED .*Restarts=0 .*ExitCode=0:0", ended, re.DOTALL), ended
         assert (slurm.folder / f"{prober.job}.out").read_text() == "trained to its end\n"
         proved = at.incident()
-        assert (proved.id, proved.severity, proved.action) == (suspect.id, Severity.CRITICAL, Wanted.DRAIN)
+        assert (proved.id, proved.severity, proved.action) == (suspect.id, Severity.CRITICAL, RecommendedAction.DRAIN)
         assert "DRAIN" in at.node().states
         assert at.node().reason.startswith(f"drover:{suspect.id}: ")
         assert f"GPU {GPU} of {NODE}" in at.desk.duties[NODE].reason

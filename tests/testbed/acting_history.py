@@ -17,16 +17,23 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from drover_collector import api_actions
 from drover_collector.actions.base import mark_of
-from drover_collector.api_facts import Facts, RefusalError
+from drover_collector.api import actions as api_actions
+from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
-from drover_collector.guard import GuardLimits
-from drover_collector.ingest_stats import IngestStats
-from drover_collector.policy import Policy
+from drover_collector.ingest.stats import IngestStats
+from drover_collector.policy.guard import GuardLimits
+from drover_collector.policy.policy import Policy
 from drover_collector.store import StoreError
+from drover_core.model.events import (
+    Act,
+    ActionState,
+    Approval,
+    Audit,
+    Decision,
+    RecommendedAction,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Act, ActionState, Approval, Audit, Decision, Wanted
 from testbed.acting_episodes import EPISODES, noise
 from testbed.acting_world import INDEX, NAMES, STEP_S, Crash, Fault, Scheduler, World
 from testbed.deciding import OPEN
@@ -71,7 +78,7 @@ class Checked(World):
 
     def _note(self, decisions: Sequence[Decision]) -> None:
         for d in decisions:
-            if d.outcome == "act" and d.wanted in (Wanted.DRAIN, Wanted.ISOLATE):
+            if d.outcome == "act" and d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE):
                 self.decided[d.incident_id, d.node] = (self.true_ms, d)
 
     def broken(self, letter: str, text: str) -> None:
@@ -177,7 +184,7 @@ class Checked(World):
     def act(self, node: str, act: str, force: bool = False) -> None:
         if self.collector is None:
             return
-        facts = Facts(self.collector.pipeline, IngestStats(), CollectorConfig())
+        facts = ApiSnapshot(self.collector.pipeline, IngestStats(), CollectorConfig())
         if force and act != "resume":
             self.forced.add(node)
         try:

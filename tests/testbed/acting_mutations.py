@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from drover_collector import engine, recall, records
-from drover_collector.actions import returning, worker
+from drover_collector.actions import return_to_service as returning
+from drover_collector.actions import worker
 from drover_collector.actions.base import HAND, NodeState
-from drover_collector.deciding import Decider
-from drover_collector.guard_clock import Steps
-from drover_proto.events import Duty, Health
+from drover_collector.engine import engine
+from drover_collector.engine import warmup as recall
+from drover_collector.ingest import parse_records as records
+from drover_collector.policy.decider import Decider
+from drover_collector.policy.guard_clock import Steps
+from drover_core.model.events import Health, NodeOutage
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,11 @@ def none_closed() -> property:
     return property(lambda self: self.__dict__.get("away", frozenset()), put)
 
 
-def made_ours(state: NodeState, now_ms: int) -> Duty:
+def made_ours(state: NodeState, now_ms: int) -> NodeOutage:
     """A node that is found closed is Drover's to validate and put back, whoever closed it."""
-    return Duty(state.node, Health.DRAINING, now_ms, "" if state.mark == HAND else state.mark or "", "closed", "drover")
+    return NodeOutage(
+        state.node, Health.DRAINING, now_ms, "" if state.mark == HAND else state.mark or "", "closed", "drover"
+    )
 
 
 def is_no_error(*_: object) -> bool:

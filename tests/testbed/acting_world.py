@@ -19,24 +19,44 @@ from unittest import mock
 
 import numpy as np
 
-from drover_collector import api_actions
-from drover_collector.actions import commands, desk, looks, returning, worker
+from drover_collector.actions import (
+    dispatcher as desk,
+)
+from drover_collector.actions import (
+    operator_commands as commands,
+)
+from drover_collector.actions import (
+    reconciler as looks,
+)
+from drover_collector.actions import (
+    return_to_service as returning,
+)
+from drover_collector.actions import (
+    worker,
+)
 from drover_collector.actions.base import Order, Result
-from drover_collector.actions.desk import ActionDesk
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.intents import Intents
-from drover_collector.actions.programs import Ran
+from drover_collector.actions.run_program import Ran
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
-from drover_collector.buckets import BUCKET_MS
-from drover_collector.detectors.example import START_MS, training_bucket
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.api import actions as api_actions
+from drover_collector.detectors._lib.examples import START_MS, training_bucket
+from drover_collector.fleet.buckets import BUCKET_MS
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.ingest.parse_records import take_record
 from drover_collector.notify.silences import Silences
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
-from drover_collector.records import take_record
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import (
+    Act,
+    Event,
+    ProbeOrder,
+    ProbeReason,
+    ProbeVerdict,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Act, Event, ProbeOrder, ProbeReason, ProbeVerdict
-from drover_proto.fleet import FleetSpec, NodeSpec
 from testbed.kept_store import KeptStore, Lease
 from testbed.slurm_stand_in import SlurmStandIn
 
@@ -395,7 +415,7 @@ class Collector:
 
         saving._changed = Saved()
         actuators = [Seen(world, scheduler) for scheduler in world.schedulers]
-        self.desk = ActionDesk(
+        self.desk = ActionDispatcher(
             lease,
             ActConfig(mode=world.ceiling, give_up_s=600, reboot_command=("reboot",), reset_command=("reset",)),
             actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], incidents=lambda: made.incidents,

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from drover_collector.agent_server import AgentServer
-from drover_collector.agent_server.call import Behaviour
-from drover_collector.tls import ServerTls
+from drover_collector.auth.tls import ServerTls
+from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2.call import Behaviour
 from testbed.http2 import kinds, split
 
 WAIT_S = 20

@@ -11,8 +11,8 @@ import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from drover_cli import certificates as certs
-from drover_cli.certificates import Authority, Issued
+from drover_cli.pki import authority as certs
+from drover_cli.pki.authority import Authority, Issued
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
-from drover_proto.catalog import Scope
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_core.metrics.catalog import Scope
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 # A healthy, busy GPU. Whatever a test does not change stands so.
 BUSY: Mapping[str, float] = {

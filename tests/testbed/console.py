@@ -15,19 +15,19 @@ from pathlib import Path
 import grpc
 
 import drover_collector
-from drover_agent.simulation.faults import Fault, dump_faults
-from drover_agent.simulation.fleet import build_fleet
+from drover_core.model.events import Incident, from_json
+from drover_core.model.fleet import dump_toml
 from drover_dashboard.client import FleetClient
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, from_json
-from drover_proto.fleet import dump_toml
 from drover_proto.fleet_pb2_grpc import FleetStub
+from drover_simulator.faults import Fault, dump_faults
+from drover_simulator.fleet import build_fleet
 from testbed.fleet_proxy import Between, between
 from testbed.system_processes import SOON, free_port, reachable, running
 from testbed.waiting import wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
-POLICY = Path(drover_collector.__file__).parent / "policies" / "nvidia.toml"
+POLICY = Path(drover_collector.__file__).parent / "policy" / "presets" / "nvidia.toml"
 NODES, PROBED, INTERVAL_S = 256, 16, 5.0
 OPERATOR, VIEWER = "alex@example.com", "kim@example.com"
 STOP_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from drover_proto.events import Incident
+from drover_core.model.events import Incident
 from testbed.browsing import SCREEN, Tab
 
 DRAWN_PX = 12  # between a line above the picture and the next

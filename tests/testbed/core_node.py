@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity, NodeEvent, Reading
-from drover_agent.sources.nvml import NvmlSource
-from drover_proto.catalog import Scope
-from drover_proto.events import EventKind
+from drover_agent.sources.nvml.source import NvmlSource
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import EventKind
 from testbed.clock import MovableClock
 from testbed.telemetry_server import TelemetryServer
 from testbed.waiting import until

@@ -10,7 +10,7 @@ from pathlib import Path
 from clickhouse_connect.driver._backend.orchestration import Operation, QueryOp
 from clickhouse_connect.driver._chdbclient import ChdbClient
 
-from drover_collector.store.engine import Clients
+from drover_collector.store.clickhouse.client import Clients
 
 
 class Databases:

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
-from drover_collector import health
-from drover_collector.deciding import Decider
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.guard import GuardLimits
-from drover_collector.policy import Policy, Rule
-from drover_proto.events import Decision, Duty, Incident, IncidentKind, Severity, Wanted
-from drover_proto.fleet import FleetSpec, NodeSpec
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.incidents import health
+from drover_collector.policy.decider import Decider
+from drover_collector.policy.guard import GuardLimits
+from drover_collector.policy.policy import Policy, Rule
+from drover_core.model.events import (
+    Decision,
+    Incident,
+    IncidentKind,
+    NodeOutage,
+    RecommendedAction,
+    Severity,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 OPEN = GuardLimits(  # no limit at all: what a test is about it sets itself
     fleet_ratio=1, pool_ratio=1, rack_ratio=1, leaf_ratio=1, job_ratio=1, min_healthy_ratio=0, per_hour=0, cooldown_s=0,
@@ -35,7 +42,7 @@ def policy(mode: str = "enforce", guard: GuardLimits = OPEN, rules: tuple[Rule, 
 
 def incident(
     node: str, cause: str = "xid_79", at_ms: int = 0, number: int = 0, job: str | None = None,
-    kind: IncidentKind = IncidentKind.XID, wanted: Wanted = Wanted.DRAIN,
+    kind: IncidentKind = IncidentKind.XID, wanted: RecommendedAction = RecommendedAction.DRAIN,
 ) -> Incident:  # fmt: skip
     return Incident(
         f"{node}-{cause}-{number}", kind, cause, "gpu", node, 0, ((node, 0),), at_ms, at_ms, None, Severity.CRITICAL,
@@ -44,8 +51,8 @@ def incident(
 
 
 def folded(
-    index: FleetIndex, incidents: Iterable[Incident] = (), duties: Mapping[str, Duty] | None = None
-) -> health.Fold:
+    index: FleetIndex, incidents: Iterable[Incident] = (), duties: Mapping[str, NodeOutage] | None = None
+) -> health.HealthFold:
     heard = np.ones(index.node_count, bool)
     return health.fold(index, incidents, heard, np.ones(index.gpu_count, bool), duties)
 

@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from drover_collector.actions.base import Actuator
-from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.remedies import NodeNow
+from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.engine.node_state import NodeNow
 from drover_collector.store import Store
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
     Decision,
-    Duty,
     Health,
     Incident,
     IncidentKind,
+    NodeOutage,
     ProbeReason,
     ProbeVerdict,
+    RecommendedAction,
     Severity,
-    Wanted,
 )
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
@@ -36,12 +36,16 @@ CONFIG = ActConfig(mode="enforce", give_up_s=600)
 def incident(id_: str = "inc1", closed_ms: int | None = None, node: str = "n1") -> Incident:
     return Incident(
         id_, IncidentKind.XID, "xid_79", "gpu", node, 3, ((node, 3),), T0, T0, closed_ms, Severity.CRITICAL, 0.99,
-        Wanted.DRAIN, "GPU 3 fell off the bus", "Drain the node.",
+        RecommendedAction.DRAIN, "GPU 3 fell off the bus", "Drain the node.",
     )  # fmt: skip
 
 
 def decision(
-    wanted: Wanted = Wanted.DRAIN, node: str = "n1", id_: str = "d1", outcome: str = "act", of: str = "inc1"
+    wanted: RecommendedAction = RecommendedAction.DRAIN,
+    node: str = "n1",
+    id_: str = "d1",
+    outcome: str = "act",
+    of: str = "inc1",
 ) -> Decision:
     return Decision(id_, of, T0, node, wanted, "enforce", outcome, "xid", "the rule says so")
 
@@ -90,9 +94,9 @@ class Scene:
         *,
         look_s: float = 0.02,
         mode: str = "enforce",
-    ) -> Iterator[ActionDesk]:
+    ) -> Iterator[ActionDispatcher]:
         actuator = SlurmActuator(self.slurm, 10_000)
-        made = ActionDesk(
+        made = ActionDispatcher(
             self.store, config, [actuator], self.has(dict.fromkeys(self.slurm.held, actuator)),
             incidents=lambda: self.incidents, now_ms=lambda: self.now_ms, look_s=look_s, step=step,
         )  # fmt: skip
@@ -122,7 +126,7 @@ class Scene:
         duty = self.store.duties().get(node)
         return None if duty is None else duty.stage
 
-    def wait_stage(self, stage: Health, node: str = "n1") -> Duty:
+    def wait_stage(self, stage: Health, node: str = "n1") -> NodeOutage:
         wait_until(lambda: self.stage(node) is stage, f"{node} is {stage}")
         return self.store.duties()[node]
 

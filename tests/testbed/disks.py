@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from drover_agent import files, segments
-from drover_agent.segments import SegmentLog
+from drover_agent import atomic_file as files
+from drover_agent.spool import segment_log as segments
+from drover_agent.spool.segment_log import SegmentLog
 
 
 class BadDisk:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drover_proto import VERSION
+from drover_core import VERSION
 from drover_proto import fleet_pb2 as pb
 
 NOW_MS = 1_790_000_000_000

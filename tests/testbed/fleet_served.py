@@ -8,16 +8,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import numpy as np
 
-from drover_collector.api import FleetApi
-from drover_collector.api_facts import Facts
-from drover_collector.buckets import BUCKET_MS
+from drover_collector.api.service import FleetApi
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.config import CollectorConfig
-from drover_collector.ingest_stats import IngestStats
+from drover_collector.fleet.buckets import BUCKET_MS
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_proto.events import Absence, Event, EventKind, Holding, Incident, Severity
+from drover_core.model.events import (
+    Absence,
+    Event,
+    EventKind,
+    Holding,
+    Incident,
+    Severity,
+)
 from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from testbed.collected import small_index, write_entities, write_ticks
 
@@ -29,7 +36,7 @@ Check = Callable[["Served"], Awaitable[None]]
 
 
 class Served:
-    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: Facts, store: Store) -> None:
+    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: ApiSnapshot, store: Store) -> None:
         self.stub = stub
         self.pipeline = pipeline
         self.facts = facts
@@ -79,7 +86,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
         pipeline.judge_bucket(store.bucket(index, start))
     now[0] = NOW
     stats = IngestStats()
-    facts = Facts(pipeline, stats, CollectorConfig())
+    facts = ApiSnapshot(pipeline, stats, CollectorConfig())
     api = FleetApi(facts)
     server = grpc.aio.server()
     add_FleetServicer_to_server(api, server)

@@ -6,12 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import EntityRow, SampleBatch, entity_id
+from drover_core.metrics.catalog import (
+    BY_NAME,
+    Metric,
+    Scope,
+    of_scope,
+)
+from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import BlockBuilder, schema_message
-from drover_proto.catalog import BY_NAME, Metric, Scope, of_scope
-from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
 
 T0 = 1_790_002_800_000  # a full hour
 GPUS = 4

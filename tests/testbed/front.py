@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from drover_collector.store import engine
+from drover_collector.store.clickhouse import client as engine
 from testbed.databases import Databases
 
 TESTS = str(Path(__file__).parents[1])

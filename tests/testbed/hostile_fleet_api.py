@@ -19,7 +19,7 @@ from pathlib import Path
 
 import grpc
 
-from drover_collector.agent_server import frames
+from drover_collector.grpc_h2 import frames
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.certificates import Files

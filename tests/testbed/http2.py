@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hpack
 
-from drover_collector.agent_server import frames
+from drover_collector.grpc_h2 import frames
 
 REQUEST = (
     (":method", "POST"), (":scheme", "http"), (":path", "/echo"), (":authority", "x"), ("te", "trailers"),

@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 
-from drover_collector.agent_server import AgentServer
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.ingest import Ingest, Limits
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.grpc_h2 import AgentServer
+from drover_collector.ingest.service import Ingest, Limits
 from drover_collector.store import Store
+from drover_core.model.events import Event, ProbeResult
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import Event, ProbeResult
 from testbed.fleets import T0, block, index_of
 
 LIVE, BACKFILL, EVENTS = pb.LIVE, pb.BACKFILL, pb.EVENTS

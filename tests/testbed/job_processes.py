@@ -6,8 +6,8 @@ from pathlib import Path
 
 from drover_agent.sources.base import Entity
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.jobs import JobsSource
-from drover_proto.catalog import Scope
+from drover_agent.sources.workloads.jobs import JobsSource
+from drover_core.metrics.catalog import Scope
 
 T = 1_800_000_000_000
 RESOURCES = ("nvidia.com/gpu*", "nvidia.com/mig-*")

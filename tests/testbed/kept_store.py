@@ -11,22 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import StoreError
-from drover_proto.events import (
+from drover_core.model.events import (
     Act,
     Action,
     ActionState,
     Approval,
     Audit,
     Decision,
-    Duty,
     Event,
     Finding,
     Incident,
+    NodeOutage,
     ProbeOrder,
-    Wanted,
+    RecommendedAction,
 )
 
 
@@ -41,7 +41,7 @@ class KeptStore:
         self.kept_incidents: dict[str, list[Incident]] = {}
         self.kept_decisions: dict[tuple[str, int, str], Decision] = {}
         self.kept_actions: dict[str, list[Action]] = {}
-        self.kept_duties: list[Duty] = []
+        self.kept_duties: list[NodeOutage] = []
         self.kept_approvals: list[Approval] = []
         self.lines: dict[str, Audit] = {}
         self.kept_findings: list[Finding] = []
@@ -71,7 +71,7 @@ class KeptStore:
         for action in actions:
             self.kept_actions.setdefault(action.id, []).append(action)
 
-    def write_duties(self, duties: Iterable[Duty]) -> None:
+    def write_duties(self, duties: Iterable[NodeOutage]) -> None:
         self.kept_duties += duties
 
     def write_approvals(self, approvals: Iterable[Approval]) -> None:
@@ -136,7 +136,7 @@ class KeptStore:
     def unbegun_decisions(self, since_ms: int) -> list[Decision]:
         begun = {a[-1].decision_id for a in self.kept_actions.values()}
         found = [d for d in self.kept_decisions.values() if d.ts_ms >= since_ms and d.id not in begun]
-        found = [d for d in found if d.outcome == "act" and d.wanted is not Wanted.PROBE]
+        found = [d for d in found if d.outcome == "act" and d.wanted is not RecommendedAction.PROBE]
         return sorted(found, key=lambda d: (d.ts_ms, d.id))
 
     def approvals(self, since_ms: int) -> list[Approval]:
@@ -164,10 +164,10 @@ class KeptStore:
     def action_history(self, action: str) -> list[Action]:
         return self.kept_actions.get(action, [])
 
-    def duties(self) -> dict[str, Duty]:
+    def duties(self) -> dict[str, NodeOutage]:
         return {d.node: d for d in self.kept_duties}
 
-    def duty_history(self, node: str, since_ms: int = 0) -> list[Duty]:
+    def duty_history(self, node: str, since_ms: int = 0) -> list[NodeOutage]:
         return [d for d in self.kept_duties if d.node == node and d.ts_ms >= since_ms]
 
     def probe_order(self, id_: str) -> list[ProbeOrder]:

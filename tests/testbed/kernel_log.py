@@ -8,13 +8,13 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
+from drover_agent.app import NodeRuntime
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_agent.outbox import Outbox
-from drover_agent.runtime import NodeRuntime
 from drover_agent.sources.base import NodeEvent
-from drover_agent.sources.kmsg import KmsgReader
-from drover_agent.sources.kmsg_clock import Clocks, system_clocks
-from drover_agent.spool import Spool
+from drover_agent.sources.kmsg.clock import Clocks, system_clocks
+from drover_agent.sources.kmsg.reader import KmsgReader
+from drover_agent.spool.async_spool import AsyncSpool
+from drover_agent.spool.spool import Spool
 from drover_proto import telemetry_pb2 as pb
 from testbed.waiting import wait_until
 
@@ -30,7 +30,7 @@ def text(seq: int, us: int, line: str) -> bytes:
     return f"6,{seq},{us},-;{line}\n".encode()
 
 
-def events_of(spool: Outbox | Spool) -> list[pb.Event]:
+def events_of(spool: AsyncSpool | Spool) -> list[pb.Event]:
     found, after = [], 0
     while record := spool.next(pb.EVENTS, after):
         after = record[0]

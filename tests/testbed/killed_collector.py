@@ -19,12 +19,12 @@ from pathlib import Path
 
 from drover_collector.main import main
 from drover_collector.store import Store
-from drover_proto.events import Action, Decision, Duty
+from drover_core.model.events import Action, Decision, NodeOutage
 
 WORD: dict[type, Callable[..., str]] = {
     Action: lambda action: action.state,
     Decision: lambda decision: decision.outcome,
-    Duty: lambda duty: duty.stage,
+    NodeOutage: lambda duty: duty.stage,
 }
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from drover_collector.detectors import links
-from drover_collector.detectors.example import play, small_fleet
-from drover_proto.events import Finding
+from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors.links import detector as links
+from drover_core.model.events import Finding
 
 Columns = dict[str, np.ndarray]
 PORT = 20  # mlx5_4 of n02, in a fleet of 8 ports a node

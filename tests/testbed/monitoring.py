@@ -5,29 +5,47 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from drover_cli import certificates as certs
-from drover_collector.api_facts import Facts
+from drover_cli.pki import authority as certs
+from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus
+from drover_collector.api.store_watch import StoreWatch
+from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
-from drover_collector.engine import Trouble
-from drover_collector.expiring import Expiring
+from drover_collector.engine.engine import Trouble
 from drover_collector.exposition import SECONDS, Histogram
-from drover_collector.ingest_stats import IngestStats
-from drover_collector.metrics import exposition
-from drover_collector.metrics_store import StoreWatch
+from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
-from drover_collector.notify.heartbeat import Beats
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.observability.metrics_server import exposition
+from drover_collector.pipeline.expiry import ClockGuardedExpiry
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_collector.tls import ServerTls
-from drover_proto.events import Incident, IncidentKind, Severity, Wanted
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
 from testbed.certificates import Fleet
 from testbed.collected import small_index, write_entities, write_ticks
 
 INCIDENT = Incident(
-    "i1", IncidentKind.XID, "xid_79", "gpu", "n0", 0, (("n0", 0),), 0, 0, None, Severity.CRITICAL, 0.9, Wanted.DRAIN,
-    "summary", "advice", job="train",
-)  # fmt: skip
+    "i1",
+    IncidentKind.XID,
+    "xid_79",
+    "gpu",
+    "n0",
+    0,
+    (("n0", 0),),
+    0,
+    0,
+    None,
+    Severity.CRITICAL,
+    0.9,
+    RecommendedAction.DRAIN,
+    "summary",
+    "advice",
+    job="train",
+)
 NAME = re.compile(r"\b(?:drover|process)_[a-z0-9_]+\b")
 
 
@@ -36,7 +54,7 @@ def names_of(page: str) -> set[str]:
     return {line.partition("{")[0].partition(" ")[0] for line in page.splitlines() if not line.startswith("#")}
 
 
-def facts_of(store: Store) -> Facts:
+def facts_of(store: Store) -> ApiSnapshot:
     """Four nodes of two GPUs; some things have been counted."""
     webhook = Webhook("ops", "http://127.0.0.1:9/", b"x" * 32, Severity.WARNING, 1.0)
     pipeline = Pipeline(small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), lag_ms=7000)
@@ -46,10 +64,10 @@ def facts_of(store: Store) -> Facts:
     for seconds in (0.2, 99.0):
         stats.write_times["telemetry"].observe(seconds)
     stats.insert_rows.observe(800)
-    return Facts(pipeline, stats, CollectorConfig())
+    return ApiSnapshot(pipeline, stats, CollectorConfig())
 
 
-def whole_page(facts: Facts, folder: Path) -> str:
+def whole_page(facts: ApiSnapshot, folder: Path) -> str:
     """The page of a collector that has something to say in every family; `folder` is for its certificate."""
     now_ms = facts.now_ms() // 1000 * 1000
     write_entities(facts.store, facts.index)
@@ -63,7 +81,7 @@ def whole_page(facts: Facts, folder: Path) -> str:
     facts.gate.refused["denied"] += 1
     facts.gate.calls["drover.fleet.v1.Fleet"] += 1
     facts.tls.connections["api"] += 1
-    facts.beats, facts.expiring = Beats(sent=3), Expiring(facts.store, None, 4, {})
+    facts.beats, facts.expiring = HeartbeatStatus(sent=3), ClockGuardedExpiry(facts.store, None, 4, {})
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
     pipeline.engine.troubles["xid"] = Trouble(1, "ValueError: x")

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from drover_collector.incidents_record import closing
-from drover_collector.notify.webhook import message
-from drover_proto.events import Evidence, Incident, IncidentKind, Severity, Wanted
-from drover_proto.fleet import NodeSpec
+from drover_collector.incidents.incident import closing
+from drover_collector.notify.receivers.webhook import message
+from drover_core.model.events import (
+    Evidence,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+from drover_core.model.fleet import NodeSpec
 
 NOW_MS = 1_795_400_000_000  # 2026-11-23T02:13:20Z
 PLACES = {
@@ -15,12 +21,27 @@ PLACES = {
     for name in (f"r{rack:02}n{node:02}" for rack in (1, 2) for node in range(1, 17))
 }
 LOST_GPU = Incident(
-    "3f2a9c1e77aa01bc", IncidentKind.XID, "xid_79", "gpu", "r01n03", 3, (("r01n03", 3),), NOW_MS, NOW_MS - 840_000,
-    None, Severity.CRITICAL, 0.95, Wanted.ISOLATE, "XID 79 on GPU 3 of node r01n03: GPU has fallen off the bus.",
+    "3f2a9c1e77aa01bc",
+    IncidentKind.XID,
+    "xid_79",
+    "gpu",
+    "r01n03",
+    3,
+    (("r01n03", 3),),
+    NOW_MS,
+    NOW_MS - 840_000,
+    None,
+    Severity.CRITICAL,
+    0.95,
+    RecommendedAction.ISOLATE,
+    "XID 79 on GPU 3 of node r01n03: GPU has fallen off the bus.",
     "Drain the node, then reset it; if it comes back, replace the board.",
     (Evidence("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."), Evidence("7 of its 8 GPUs answer.")),
-    job="4711", gpu_hours_lost=0.4, gpu_hours_waited=31.2, asked=Wanted.ISOLATE,
-)  # fmt: skip
+    job="4711",
+    gpu_hours_lost=0.4,
+    gpu_hours_waited=31.2,
+    asked=RecommendedAction.ISOLATE,
+)
 OVER = dataclasses.replace(
     LOST_GPU, closed_ms=NOW_MS + 1_680_000, version=2, timeline=(closing(NOW_MS, "the condition has ended"),)
 )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from drover_proto.catalog import BY_NAME, Metric, Scope, of_scope
+from drover_core.metrics.catalog import (
+    BY_NAME,
+    Metric,
+    Scope,
+    of_scope,
+)
 from testbed.nvml import FakeNvml
 
 GPUS = 8

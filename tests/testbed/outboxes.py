@@ -14,7 +14,13 @@ from drover_collector.notify import Delivery, Outbox
 from drover_collector.notify.routes import RouteConfig, Routes
 from drover_collector.notify.silences import Silences
 from drover_collector.store import OutboxRow, StoreError
-from drover_proto.events import Incident, IncidentKind, Severity, Silence, Wanted
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+    Silence,
+)
 
 T0 = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -22,9 +28,24 @@ HOUR_MS = 3_600_000
 
 def fault(id_: str = "i1", version: int = 1, severity: Severity = Severity.WARNING, **more: Any) -> Incident:
     return Incident(
-        id_, IncidentKind.XID, "xid_79", "gpu", f"n-{id_}", 0, ((f"n-{id_}", 0),), T0, T0, more.pop("closed_ms", None),
-        severity, 1.0, more.pop("action", Wanted.WATCH), "a GPU fell off the bus", "drain it", version=version, **more,
-    )  # fmt: skip
+        id_,
+        IncidentKind.XID,
+        "xid_79",
+        "gpu",
+        f"n-{id_}",
+        0,
+        ((f"n-{id_}", 0),),
+        T0,
+        T0,
+        more.pop("closed_ms", None),
+        severity,
+        1.0,
+        more.pop("action", RecommendedAction.WATCH),
+        "a GPU fell off the bus",
+        "drain it",
+        version=version,
+        **more,
+    )
 
 
 def silence(id_: str = "s1", minutes: float = 60, from_ms: int = T0, **places: Any) -> Silence:

@@ -7,14 +7,14 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
-from drover_collector.buckets import BUCKET_MS
-from drover_collector.fleet_index import FleetIndex
+from drover_collector.fleet.buckets import BUCKET_MS
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pauses import PAUSE_MS
-from drover_collector.pipeline import Pipeline
-from drover_collector.policy import Policy
+from drover_collector.pipeline.pauses import PAUSE_MS
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
-from drover_proto.events import Event, EventKind
+from drover_core.model.events import Event, EventKind
 
 T0 = 1_800_000_000_000
 LAG_MS = 7000

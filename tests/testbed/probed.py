@@ -14,11 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
-from drover_collector.probes.measurements import Key
 from drover_collector.store import ProbeRow, Store
-from drover_proto.events import ProbeOrder, ProbeReason, ProbeResult, ProbeVerdict
-from drover_proto.fleet import load_toml
-from drover_proto.probes import FIGURES
+from drover_collector.store.repositories.probes import Key
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeReason,
+    ProbeResult,
+    ProbeVerdict,
+)
+from drover_core.model.fleet import load_toml
+from drover_core.model.probe_figures import FIGURES
 
 KEY = Key("NVIDIA H200", "570.124", 700.0, True, 5, 16, None, False, "PowerEdge XE9680")
 NODES = {"allreduce": 362.0, "host_memory": 410.0}  # figures of a node and what a healthy one gives

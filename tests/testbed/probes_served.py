@@ -11,17 +11,17 @@ from typing import cast
 
 import grpc
 
-from drover_collector.api import FleetApi
-from drover_collector.api_facts import Facts
+from drover_collector.api.service import FleetApi
+from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.config import CollectorConfig
-from drover_collector.fleet_index import FleetIndex
-from drover_collector.ingest_stats import IngestStats
-from drover_collector.pipeline import Pipeline
-from drover_collector.probes.desk import ProbeDesk
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.ingest.stats import IngestStats
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
+from drover_core.model.events import ProbeResult
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.events import ProbeResult
 from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from testbed.probed import KEY
 
@@ -31,9 +31,9 @@ Answer = Callable[[pb.ProbeRequest], list[ProbeResult]]
 @dataclass
 class ServedProbes:
     address: str
-    facts: Facts
+    facts: ApiSnapshot
     store: Store
-    desk: ProbeDesk
+    desk: ProbeOrderService
 
 
 class Node:
@@ -41,7 +41,7 @@ class Node:
 
     def __init__(self, store: Store, now_ms: Callable[[], int], answer: Answer) -> None:
         self.store, self.now_ms, self.answer = store, now_ms, answer
-        self.desk: ProbeDesk | None = None
+        self.desk: ProbeOrderService | None = None
 
     async def send(self, message: pb.CollectorMessage) -> None:
         request, now_ms = message.probe_request, self.now_ms()
@@ -63,8 +63,8 @@ async def serving(
     """`answers`: of nodes that have a stream; with any, orders are sent and judged."""
     nodes = {name: Node(store, now_ms, answer) for name, answer in (answers or {}).items()}
     pipeline = cast(Pipeline, SimpleNamespace(index=index, store=store, now_ms=now_ms))
-    facts = Facts(pipeline, IngestStats(), CollectorConfig())
-    desk = facts.probe_desk = ProbeDesk(
+    facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
+    desk = facts.probe_desk = ProbeOrderService(
         store,
         index,
         config or ProbesConfig(),

@@ -44,7 +44,7 @@ def unpacked(folder: Path) -> Iterator[Left]:
     for name in ("store", "spool"):
         with tarfile.open(DATA / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA.parents[1]), *sys.path])}
     words = [sys.executable, "-m", "testbed.release_0_1", str(folder)]
     child = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -75,7 +75,7 @@ def main(folder: Path) -> None:
 
 
 def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    from drover_proto.events import to_dict
+    from drover_core.model.events import to_dict
 
     return [to_dict(row) for row in rows]
 
@@ -118,7 +118,7 @@ def counts(store: Any, _folder: Path) -> dict[str, int]:
 
 def messages(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[str]]:
     """Why each of these incidents ended, as receivers get it, and as which other one it goes on."""
-    from drover_collector.notify.webhook import message
+    from drover_collector.notify.receivers.webhook import message
 
     found = [next(i for i in store.incidents("closed", 0) if i.id == id_) for id_ in ids]
     sent = [json.loads(message("closed", i, i.closed_ms or 0, ""))["data"] for i in found]
@@ -134,7 +134,7 @@ def outbox(store: Any, _folder: Path) -> list[list[object]]:
 
 
 def news(store: Any, _folder: Path, ids: Sequence[str]) -> list[str]:
-    from drover_collector.notify.news import of_decisions
+    from drover_collector.notify.incident_updates import of_decisions
 
     return [found.kind for found in of_decisions([d for id_ in ids for d in store.decisions(id_)])]
 
@@ -158,7 +158,7 @@ def worsened(store: Any, _folder: Path, id_: str) -> list[str]:
     """The summary of an incident before and after its root cause, which is milder, is reported once more."""
     import scenes
 
-    from drover_collector.incidents import IncidentBook
+    from drover_collector.incidents.book import IncidentBook
 
     (before,) = [i for i in store.incidents("open") if i.id == id_]
     book = IncidentBook(scenes.SCENES["life"].index, dict.fromkeys(before.detectors), lambda _, asked: asked)
@@ -172,8 +172,8 @@ def shifted(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[object]]
     """What follows when a node of a configuration that had lost something shows it no more."""
     import scenes
 
-    from drover_collector.detectors.example import START_MS
-    from drover_collector.engine import Engine
+    from drover_collector.detectors._lib.examples import START_MS
+    from drover_collector.engine.engine import Engine
 
     index = scenes.fleet("probe", 8, 2)
     engine = Engine(index, scenes.policy("probe"), START_MS)
@@ -185,9 +185,9 @@ def shifted(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[object]]
 
 def again(store: Any, _folder: Path, node: str, foreign: bool | None) -> list[str]:
     """What is decided two hours after a node could not be drained. `foreign` None: as it is stored."""
-    from drover_collector.deciding import Decider
-    from drover_collector.fleet_index import FleetIndex
-    from drover_proto.fleet import FleetSpec, NodeSpec
+    from drover_collector.fleet.index import FleetIndex
+    from drover_collector.policy.decider import Decider
+    from drover_core.model.fleet import FleetSpec, NodeSpec
     from testbed.deciding import decide, policy
 
     subject = Decider(FleetIndex(FleetSpec((NodeSpec(node, gpus=8),))), policy("enforce"), "enforce")
@@ -202,12 +202,18 @@ def again(store: Any, _folder: Path, node: str, foreign: bool | None) -> list[st
 
 def act(store: Any, folder: Path) -> dict[str, Any]:
     """The desk of actions goes on: a scheduler as it was left, and probes that are asked for."""
-    from drover_collector.actions.desk import ActionDesk
-    from drover_collector.actions.remedies import NodeNow
-    from drover_collector.actions.scontrol import SlurmNode
+    from drover_collector.actions.dispatcher import ActionDispatcher
     from drover_collector.actions.settings import ActConfig
-    from drover_collector.actions.slurm import SlurmActuator
-    from drover_proto.events import Act, ActionState, Health, ProbeReason, ProbeVerdict
+    from drover_collector.actions.slurm.actuator import SlurmActuator
+    from drover_collector.actions.slurm.scontrol import SlurmNode
+    from drover_collector.engine.node_state import NodeNow
+    from drover_core.model.events import (
+        Act,
+        ActionState,
+        Health,
+        ProbeReason,
+        ProbeVerdict,
+    )
     from testbed.slurm_stand_in import SlurmStandIn
     from testbed.waiting import wait_until
 
@@ -228,7 +234,7 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
     config = ActConfig(
         mode="enforce", give_up_s=600, reboot_command=("/bin/sh", "-c", f"echo ran >> {folder}/ran"),
     )  # fmt: skip
-    desk = ActionDesk(
+    desk = ActionDispatcher(
         store, config, [actuator], dict.fromkeys(slurm.held, actuator).get, incidents=lambda: known,
         nodes=tuple(slurm.held), now_ms=lambda: clock[0], look_s=0.02,
     )  # fmt: skip
@@ -271,7 +277,7 @@ def deliver(store: Any, folder: Path) -> dict[str, Any]:
     """The agent starts with its spool, and a collector with its store; which events came."""
     import left
 
-    from drover_agent.agent import Agent
+    from drover_agent.runtime.agent import Agent
     from testbed.ingest import Collector
     from testbed.uplinks import running, settings
     from testbed.waiting import until

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from drover_collector.store import SampleBatch, Store, fold
-from drover_collector.store.fold import Folded
-from drover_proto.catalog import BY_NAME, Scope, of_scope
+from drover_collector.store import SampleBatch, Store
+from drover_collector.store.samples import fold
+from drover_collector.store.samples.fold import Folded
+from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
 from testbed.fleets import GPUS, gpu_row, random_values
 
 BUCKET, CHUNK = 10_000, 300_000

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from drover_agent.sampler import PATIENCE_S, READ_LIMIT_S, Sampler
+from drover_agent.sampling.scheduler import PATIENCE_S, READ_LIMIT_S, Sampler
 from drover_agent.sources.base import Entity, Reading
-from drover_proto.catalog import Scope
+from drover_core.metrics.catalog import Scope
 from testbed.clock import ManualClock, settle
 from testbed.waiting import until
 

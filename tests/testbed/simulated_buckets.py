@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drover_agent.simulation.adversary import AdversaryFleet
-from drover_agent.simulation.faults import Fault, Label
-from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-from drover_collector.buckets import BUCKET_MS, Bucket, aggregate
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Event, Incident
-from drover_proto.fleet import FleetSpec
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket, aggregate
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Event, Incident
+from drover_core.model.fleet import FleetSpec
+from drover_simulator.adversary import AdversaryFleet
+from drover_simulator.faults import Fault, Label
+from drover_simulator.fleet import SimulatedFleet, build_fleet
 
 START_MS = 1_800_000_000_000  # 08:00 UTC; seeds for tests and tuning: 1000 to 1999, never those of the scores
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from drover_collector.actions.base import ActError, AwayError, LaterError
-from drover_collector.actions.scontrol import SlurmNode
+from drover_collector.actions.slurm.scontrol import SlurmNode
 
 
 class SlurmStandIn:

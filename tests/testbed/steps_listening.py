@@ -9,10 +9,8 @@ from pathlib import Path
 
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
-from drover_agent.sources.steps import (
-    StepsSource,
-)
-from drover_proto.catalog import Scope
+from drover_agent.sources.workloads.steps import StepsSource
+from drover_core.metrics.catalog import Scope
 from testbed.waiting import wait_until
 
 T = 1_800_000_000_000

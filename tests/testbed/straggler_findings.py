@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from drover_collector.detectors import straggler
-from drover_collector.detectors.example import START_MS, play, small_fleet
-from drover_proto.events import Finding
+from drover_collector.detectors._lib.examples import START_MS, play, small_fleet
+from drover_collector.detectors.straggler import detector as straggler
+from drover_core.model.events import Finding
 
 Columns = dict[str, np.ndarray]
 SLOW = 13  # GPU 5 of n01

@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 
+from drover_core.metrics.catalog import BY_ID
 from drover_proto import telemetry_pb2 as pb
 from drover_proto import telemetry_pb2_grpc as rpc
 from drover_proto.blocks import record_struct
-from drover_proto.catalog import BY_ID
 
 _started: list[TelemetryServer] = []
 

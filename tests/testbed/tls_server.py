@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 
-from drover_collector.agent_server import AgentServer
-from drover_collector.gate import Gate, may_force
-from drover_collector.tls import ServerTls
-from drover_proto import fleet_pb2, telemetry_pb2, x509
+from drover_collector.auth.authorization import Gate, may_force
+from drover_collector.auth.tls import ServerTls
+from drover_collector.grpc_h2 import AgentServer
+from drover_core import x509
+from drover_proto import fleet_pb2, telemetry_pb2
 from testbed.certificates import Files
 
 STREAM = "/drover.telemetry.v1.Telemetry/Stream"

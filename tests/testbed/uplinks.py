@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from drover_agent.agent import Agent
 from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity, NodeEvent, Reading
-from drover_proto.catalog import Scope
-from drover_proto.events import EventKind
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import EventKind
 
 GPU = Entity(Scope.GPU, "SN0", 0, uuid="GPU-0", serial="SN0", pci="0000:3b:00.0", model="H100")
 NODE = Entity(Scope.NODE, "n1")

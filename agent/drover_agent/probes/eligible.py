@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from drover_agent.sources.nvml_calls import ProcessList
-from drover_agent.sources.nvml_device import MPS_LISTS
-from drover_agent.sources.nvml_library import NOT_FOUND, why_not_loaded
-from drover_agent.sources.nvml_mig import COMPUTE_LISTS
+from drover_agent.sources.nvml.calls import ProcessList
+from drover_agent.sources.nvml.device import MPS_LISTS
+from drover_agent.sources.nvml.library import NOT_FOUND, why_not_loaded
+from drover_agent.sources.nvml.mig import COMPUTE_LISTS
 
 LOOK_S = 0.3
 DRIVER_S = 10.0  # for the driver to say which GPUs there are

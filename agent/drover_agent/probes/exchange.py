@@ -18,10 +18,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from drover_agent.files import write_whole
+from drover_agent.atomic_file import write_whole
 from drover_agent.probes import GROUP, PROBES, Level
 from drover_agent.probes.base import Device, Group, Result
-from drover_proto.events import from_dict
+from drover_core.model.events import from_dict
 
 MAX_FILE_BYTES = 8 << 20
 MAX_GPUS = 256
@@ -43,7 +43,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ProbeAsk:
     """A request. `probes` none: all of the level. `gpus` none: all that may be probed."""
 
     id: str
@@ -75,7 +75,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """What the service says of a request.
 
     Attributes:
@@ -104,7 +104,7 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-class Folder:
+class ExchangeFolder:
     """`probes` in the spool's folder. All of it waits for the disk."""
 
     def __init__(self, root: Path) -> None:
@@ -129,19 +129,19 @@ class Folder:
             return []
         return [name for _, name in sorted(found)]
 
-    def put(self, folder: Path, id_: str, value: Ask | Answer) -> None:
+    def put(self, folder: Path, id_: str, value: ProbeAsk | ProbeAnswer) -> None:
         """Raises OSError."""
         write_whole(folder / f"{id_}.json", json.dumps(dataclasses.asdict(value)).encode())
 
 
-def read_ask(path: Path) -> Ask:
+def read_ask(path: Path) -> ProbeAsk:
     """Raises ValueError: it is no request; OSError."""
-    return from_dict(Ask, _read(path))
+    return from_dict(ProbeAsk, _read(path))
 
 
-def read_answer(path: Path) -> Answer:
+def read_answer(path: Path) -> ProbeAnswer:
     """Raises ValueError: it is none; OSError."""
-    return from_dict(Answer, _read(path))
+    return from_dict(ProbeAnswer, _read(path))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import contextlib
 import time
 from pathlib import Path
 
-from drover_agent.sources.ipmi import Ipmi
-from drover_agent.sources.sensors import SensorsSource
+from drover_agent.sources.host.ipmi import Ipmi
+from drover_agent.sources.host.sensors import SensorsSource
 
 SETTLE_S = 20.0  # a BMC takes seconds to answer; then it is done without
 LOOK_S = 0.5

@@ -28,7 +28,7 @@ from drover_agent.probes.base import Device, Result
 from drover_agent.probes.exchange import read_object
 from drover_agent.probes.processes import REAP_S, Streams, end_all, members, private_bytes, yield_to_all
 from drover_agent.probes.scratch import scratch
-from drover_proto.events import from_dict
+from drover_core.model.events import from_dict
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from drover_agent.probes import Level, eligible, hold, plan, trying
-from drover_agent.probes.exchange import JOB, Answer, Ask, Folder, Outcome, is_id, read_ask
+from drover_agent.probes.exchange import JOB, ExchangeFolder, Outcome, ProbeAnswer, ProbeAsk, is_id, read_ask
 from drover_agent.probes.inlet import inlet_c
 from drover_agent.probes.runner import Report, Request, Runner
 
@@ -41,7 +41,7 @@ class Service:
     """
 
     def __init__(self, folder: Path, scratch: str = "") -> None:
-        self._folder, self._scratch = Folder(folder), scratch
+        self._folder, self._scratch = ExchangeFolder(folder), scratch
         self._stop = threading.Event()
         self._runner: Runner | None = None
 
@@ -86,7 +86,7 @@ class Service:
             if (self._folder.results / f"{id_}.json").exists():
                 (self._folder.taken / f"{id_}.json").unlink(missing_ok=True)
             else:
-                self._finish(Answer(id_, Outcome.CRASHED, KILLED, ts_ms=now_ms()))
+                self._finish(ProbeAnswer(id_, Outcome.CRASHED, KILLED, ts_ms=now_ms()))
 
     def _take(self, id_: str) -> None:
         path, taken = self._folder.requests / f"{id_}.json", self._folder.taken / f"{id_}.json"
@@ -104,30 +104,30 @@ class Service:
                 raise ValueError(f"its id is {ask.id[:100]!r}")
             ask.check()
         except (ValueError, OSError) as error:
-            self._finish(Answer(id_, Outcome.REFUSED, f"this is no request: {error}"[:TEXT], ts_ms=now_ms()))
+            self._finish(ProbeAnswer(id_, Outcome.REFUSED, f"this is no request: {error}"[:TEXT], ts_ms=now_ms()))
             return
         log.info("request %s: %s, level %s", id_, ", ".join(ask.probes) or "all", ask.level)
         self._finish(self._answer(ask))
 
-    def _finish(self, answer: Answer) -> None:
+    def _finish(self, answer: ProbeAnswer) -> None:
         """The result first, then the request goes."""
         log.info("request %s: %s %s", answer.id, answer.end, answer.detail)
         self._folder.put(self._folder.results, answer.id, answer)
         (self._folder.taken / f"{answer.id}.json").unlink(missing_ok=True)
 
-    def _answer(self, ask: Ask) -> Answer:
+    def _answer(self, ask: ProbeAsk) -> ProbeAnswer:
         if ask.protection != JOB:
             return self._probed(ask)
         try:
             held = hold.join(ask.id, self._stop.wait)
         except hold.NotHeldError as error:
-            return Answer(ask.id, Outcome.REFUSED, str(error), ask.level, now_ms())
+            return ProbeAnswer(ask.id, Outcome.REFUSED, str(error), ask.level, now_ms())
         with contextlib.closing(held):  # only now may the job end
             return self._probed(ask, held.lost)
 
-    def _probed(self, ask: Ask, wanted: Callable[[], str] = str) -> Answer:
-        def refused(outcome: Outcome, why: str) -> Answer:
-            return Answer(ask.id, outcome, why[:TEXT], ask.level, now_ms())
+    def _probed(self, ask: ProbeAsk, wanted: Callable[[], str] = str) -> ProbeAnswer:
+        def refused(outcome: Outcome, why: str) -> ProbeAnswer:
+            return ProbeAnswer(ask.id, outcome, why[:TEXT], ask.level, now_ms())
 
         level = Level(ask.level)
         names = plan.names_of(ask.probes, level)
@@ -154,7 +154,7 @@ class Service:
             group=dataclasses.asdict(ask.group) if ask.group else None,
         )
         report = self._run(request, gpus, wanted)
-        return Answer(
+        return ProbeAnswer(
             ask.id, report.end, report.detail[:TEXT], ask.level, now_ms(), report.probe, report.gpu,
             round(report.seconds, 3), tuple(report.results),
             tuple(f"GPU {slot}: {why}" for slot, why in left_out.items()), tuple(report.devices), report.tries,

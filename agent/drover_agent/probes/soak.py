@@ -25,7 +25,7 @@ Sensors = Callable[[Device], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SoakSample:
     at_s: float
     values: Mapping[str, float]
 
@@ -43,7 +43,7 @@ def run(context: Context, name: str, sensors: Sensors | None = None) -> Iterator
         )
         for device in context.devices
     }
-    looks: dict[Device, list[Look]] = {device: [] for device in context.devices}
+    looks: dict[Device, list[SoakSample]] = {device: [] for device in context.devices}
     began = time.monotonic()
     while True:
         _load(context, calls)
@@ -51,7 +51,7 @@ def run(context: Context, name: str, sensors: Sensors | None = None) -> Iterator
         _queue(calls, UNDER_LOOK)  # power falls as soon as there is nothing to do
         for device, seen in looks.items():
             if values := read(device):
-                seen.append(Look(at_s, values))
+                seen.append(SoakSample(at_s, values))
         context.tell(f"soak: {at_s:.0f} s")
         if at_s >= context.seconds or (all(looks.values()) and all(settled(seen) for seen in looks.values())):
             break
@@ -59,7 +59,7 @@ def run(context: Context, name: str, sensors: Sensors | None = None) -> Iterator
         yield from _results(context, name, device, seen)
 
 
-def settled(seen: list[Look]) -> bool:
+def settled(seen: list[SoakSample]) -> bool:
     """Whether the temperature has not moved for SETTLED_S."""
     last_s = seen[-1].at_s
     temps = [
@@ -87,7 +87,7 @@ def _queue(calls: Mapping[Device, Callable[[], Any]], count: int) -> None:
             call()
 
 
-def _results(context: Context, name: str, device: Device, seen: list[Look]) -> Iterator[Result]:
+def _results(context: Context, name: str, device: Device, seen: list[SoakSample]) -> Iterator[Result]:
     last_s = seen[-1].at_s if seen else 0.0
     end = [look.values for look in seen if look.at_s >= last_s - SETTLED_S]
     means = {k: sum(v[k] for v in end) / len(end) for k in UNITS if end and all(k in v for v in end)}

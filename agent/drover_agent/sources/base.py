@@ -1,4 +1,4 @@
-"""What every source gives: a Reading. A new reader is one file here plus one line in `sources/__init__.py`."""
+"""What every source gives: a Reading. A new reader is one file here plus one line in `polled_sources.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from drover_proto.catalog import Absent, Scope
-from drover_proto.kinds import EventKind
+from drover_core.metrics.catalog import Absent, Scope
+from drover_core.model.kinds import EventKind
 
 # B/s, to which the rates of GPM are rounded (decision 11). NVML gives them in MiB/s with fractions, whose digits would
 # be most of the bytes that a GPU takes in the store; of a PCIe link this is less than a ten-thousandth.
@@ -34,7 +34,7 @@ class Entity:
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """An event before it gets its id and node (drover_proto.events.Event)."""
+    """An event before it gets its id and node (drover_core.model.events.Event)."""
 
     ts_ms: int
     gpu: int | None

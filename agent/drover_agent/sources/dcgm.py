@@ -26,12 +26,17 @@ from types import MappingProxyType
 from drover_agent.sources.base import RATE_STEP, Entity, NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.http_page import Page, PageError
-from drover_agent.sources.kmsg_lines import normal_pci
+from drover_agent.sources.kmsg.lines import normal_pci
 from drover_agent.sources.listeners import user_listening
 from drover_agent.sources.prometheus_text import ExpositionError, Sample, parse
-from drover_proto.catalog import Absent, Metric, Scope, of_scope
-from drover_proto.kinds import EventKind
-from drover_proto.xids import lookup
+from drover_core.metrics.catalog import (
+    Absent,
+    Metric,
+    Scope,
+    of_scope,
+)
+from drover_core.model.kinds import EventKind
+from drover_core.xid.codes import lookup
 
 AUTO_PORT = 9400
 AUTO_URL = f"http://127.0.0.1:{AUTO_PORT}/metrics"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from drover_agent.sources.base import Entity
-from drover_agent.sources.kmsg_lines import normal_pci
+from drover_agent.sources.kmsg.lines import normal_pci
 
 
 class Gpus:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from drover_proto.catalog import Absent
+from drover_agent.urls import URL, url_trouble
+from drover_core.metrics.catalog import Absent
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 8 * 2**20  # vLLM's and dcgm-exporter's pages have up to about 1 MB
 LIMIT_S = 1.0  # for one page, from connecting to its last byte; a server on the same node takes some milliseconds
 _CHUNK = 65_536
-_URL = re.compile(r"http://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?(?P<path>/[!-~]*)?")
 
 
 class PageError(Exception):
@@ -30,14 +29,6 @@ class PageError(Exception):
     def __init__(self, absent: Absent, text: str) -> None:
         super().__init__(text)
         self.absent = absent
-
-
-def url_trouble(url: str) -> str | None:
-    """What is wrong with an address for `Page`, or None."""
-    match = _URL.fullmatch(url)
-    if match is None or not 0 < int(match["port"] or 80) < 65536:
-        return f"{url!r} must be an address as in http://127.0.0.1:8000/metrics"
-    return None
 
 
 class _Socket(socket.socket):
@@ -57,11 +48,11 @@ class Page:
     """Keeps its connection between reads. Used by one thread at a time.
 
     Raises (at construction):
-        ValueError: the url is none of this kind; see `url_trouble`.
+        ValueError: the url is none of this kind; see `drover_agent.urls.url_trouble`.
     """
 
     def __init__(self, url: str, limit_s: float = LIMIT_S, max_bytes: int = MAX_BYTES) -> None:
-        match = _URL.fullmatch(url)
+        match = URL.fullmatch(url)
         wrong = url_trouble(url)
         if match is None or wrong:
             raise ValueError(wrong)

@@ -9,8 +9,8 @@ import sys
 from drover_cli import client
 from drover_cli.commands.decisions import show
 from drover_cli.output import plain, print_json
+from drover_core.model.events import Decision, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Decision, from_json
 
 HELP = "say yes to a decision that waits for a person"
 

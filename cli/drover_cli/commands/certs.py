@@ -7,15 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drover_cli import enrol_commands
 from drover_cli.arguments import count
 from drover_cli.output import print_json, print_table
-from drover_proto.x509 import WARN_DAYS
+from drover_cli.pki import enrol_commands
+from drover_core.x509 import WARN_DAYS
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from drover_cli.certificates import Authority, Issued
+    from drover_cli.pki.authority import Authority, Issued
 
 HELP = "an authority for mutual TLS: make it, issue, renew and revoke certificates"
 DENIED = "denied.txt"
@@ -82,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     from drover_cli.extras import needs
 
     with needs("certs"):
-        import drover_cli.certificates  # noqa: F401  # cryptography, which only this command needs
+        import drover_cli.pki.authority  # noqa: F401  # cryptography, which only this command needs
     return int(_ACTIONS[args.action](args))
 
 
 def _init(args: argparse.Namespace) -> int:
-    from drover_cli.certificates import CA_DAYS, init
+    from drover_cli.pki.authority import CA_DAYS, init
 
     init(args.dir, args.name, args.days or CA_DAYS, force=args.force)
     if args.json:
@@ -98,8 +98,8 @@ def _init(args: argparse.Namespace) -> int:
 
 
 def _issue(args: argparse.Namespace) -> int:
-    from drover_cli import certificates as certs
     from drover_cli.errors import CliError
+    from drover_cli.pki import authority as certs
 
     names = _names(args)
     authority = certs.Authority(args.dir)
@@ -126,8 +126,8 @@ def _issue(args: argparse.Namespace) -> int:
 
 
 def _names(args: argparse.Namespace) -> list[str]:
-    from drover_cli.certificates import COLLECTOR, check_name
     from drover_cli.errors import CliError
+    from drover_cli.pki.authority import COLLECTOR, check_name
 
     names = list(args.name)
     if args.role == COLLECTOR:
@@ -139,7 +139,7 @@ def _names(args: argparse.Namespace) -> list[str]:
     elif args.host:
         raise CliError(f"--host is for collectors; what counts for {args.role}s is the name")
     if args.fleet is not None:
-        from drover_proto.fleet import FleetError, load_toml
+        from drover_core.model.fleet import FleetError, load_toml
 
         if args.role != "agent" or names:
             raise CliError("--fleet is for agents, and takes the names from the file: issue agent --fleet FILE")
@@ -155,8 +155,8 @@ def _names(args: argparse.Namespace) -> list[str]:
 
 
 def _days(given: int | None, role: str) -> int:
-    from drover_cli.certificates import DAYS, MOST_DAYS
     from drover_cli.errors import CliError
+    from drover_cli.pki.authority import DAYS, MOST_DAYS
 
     days = given or DAYS[role]
     if days > MOST_DAYS:
@@ -165,7 +165,7 @@ def _days(given: int | None, role: str) -> int:
 
 
 def _write(authority: Authority, pairs: list[tuple[Path, tuple[bytes, bytes, Issued]]]) -> None:
-    from drover_cli import certificates as certs
+    from drover_cli.pki import authority as certs
 
     certs.register(authority.folder, [line for _, (_, _, line) in pairs])
     for path, (cert, key, line) in pairs:
@@ -176,8 +176,8 @@ def _write(authority: Authority, pairs: list[tuple[Path, tuple[bytes, bytes, Iss
 
 
 def _renew(args: argparse.Namespace) -> int:
-    from drover_cli import certificates as certs
     from drover_cli.errors import CliError
+    from drover_cli.pki import authority as certs
 
     files = list(args.files)
     if args.all_expiring_within is not None:
@@ -219,8 +219,8 @@ def _renew(args: argparse.Namespace) -> int:
 
 
 def _renewable(path: Path, old: Certificate, was: Issued, authority: Authority, revoked: set[str]) -> None:
-    from drover_cli import certificates as certs
     from drover_cli.errors import CliError
+    from drover_cli.pki import authority as certs
 
     if was.role not in certs.ROLES:
         raise CliError(f"{path}: role {was.role or 'unknown'!r}; only what `drover certs issue` issues is renewed")
@@ -232,14 +232,14 @@ def _renewable(path: Path, old: Certificate, was: Issued, authority: Authority, 
 
 def _below(folder: Path) -> list[Path]:
     """Certificates under an authority's folder, the authority's own left out: renewing it concerns every machine."""
-    from drover_cli import certificates as certs
+    from drover_cli.pki import authority as certs
 
     return sorted(path for role in certs.ROLES for path in (folder / role).glob("*.pem"))
 
 
 def _ending(folder: Path, days: int) -> list[Path]:
     """Those under an authority's folder that end within `days`; revoked ones are left to end."""
-    from drover_cli import certificates as certs
+    from drover_cli.pki import authority as certs
 
     revoked = certs.denied(folder / DENIED)
     found = []
@@ -261,7 +261,7 @@ def _days_left(certificate: Certificate) -> float:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from drover_cli import certificates as certs
+    from drover_cli.pki import authority as certs
 
     found = [(path, certs.describe(certs.read_certificate(path))) for path in args.files]
     if args.json:
@@ -275,7 +275,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from drover_cli import certificates as certs
+    from drover_cli.pki import authority as certs
 
     authority = certs.describe(certs.read_certificate(args.dir / "ca.pem"))
     denied = certs.denied(args.dir / DENIED)
@@ -306,7 +306,7 @@ def _plain(line: Issued) -> dict[str, Any]:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    from drover_cli import certificates as certs
+    from drover_cli.pki import authority as certs
 
     known = [line for line in certs.issued(args.dir) if _state(line, set()) != "ended"]
     chosen: list[Issued] = []
@@ -329,8 +329,8 @@ def _matching(what: str, known: list[Issued]) -> list[Issued]:
     Raises:
         CliError: none, or names of several roles.
     """
-    from drover_cli.certificates import SCHEME, Issued
     from drover_cli.errors import CliError
+    from drover_cli.pki.authority import SCHEME, Issued
 
     found = [line for line in known if what.removeprefix(SCHEME) in (line.uri, line.name)]
     if len(roles := sorted({line.role for line in found})) > 1:

@@ -25,9 +25,7 @@ def run(args: argparse.Namespace) -> int:
     with needs("collector"):
         import shtab
 
-    from drover_cli.main import build_parser
-
-    script = shtab.complete(build_parser(), args.shell)
+    script = shtab.complete(args.drover, args.shell)
     if args.json:
         print_json({"shell": args.shell, "script": script})
     else:

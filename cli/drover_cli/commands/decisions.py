@@ -10,8 +10,8 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.commands.export import moment
 from drover_cli.output import print_json, print_table, when
+from drover_core.model.events import Decision, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Decision, from_json
 
 HELP = "decisions: those that wait for a person first, then how others stand"
 OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")

@@ -21,14 +21,19 @@ from typing import Any
 import grpc
 
 from drover_cli.arguments import count, finite
-from drover_cli.commands.incidents import where
-from drover_cli.demo_act import SCHEDULER, SOCKET, Guide, policy, settings
+from drover_cli.demo.act import (
+    SCHEDULER,
+    SOCKET,
+    Guide,
+    policy,
+    settings,
+)
+from drover_cli.demo.processes import ChildError, Processes, free_port
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
-from drover_cli.output import plain, print_json
-from drover_cli.processes import ChildError, Processes, free_port
+from drover_cli.output import plain, print_json, where
+from drover_core.model.events import Incident, Severity, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, Severity, from_json
 from drover_proto.fleet_pb2_grpc import FleetStub
 
 HELP = "a simulated fleet with faults, the collector and the console, on this machine"
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         if not Path(args.faults).is_file():
             raise CliError(f"--faults: there is no file {args.faults}; give a JSON file of faults, demo or none")
     with needs("collector,dashboard,simulation"):
-        for module in ("drover_collector.main", "drover_agent.simulation.run", "streamlit"):
+        for module in ("drover_collector.main", "drover_simulator.live_fleet", "streamlit"):
             import_module(module)
     signal.signal(signal.SIGTERM, _interrupt)  # else the children, in sessions of their own, would outlive us
     with _folder(args.dir) as folder, Processes(folder) as processes:
@@ -122,8 +127,8 @@ class _Demo:
         print(text, file=sys.stderr if self.args.json else sys.stdout, flush=True)
 
     def run(self) -> int:
-        from drover_agent.simulation.fleet import build_fleet
-        from drover_proto.fleet import dump_toml
+        from drover_core.model.fleet import dump_toml
+        from drover_simulator.fleet import build_fleet
 
         api, console = free_port(7302), free_port(8501)
         spec = build_fleet(self.args.nodes, self.args.seed)
@@ -270,8 +275,8 @@ class _Demo:
 
     def _result(self, stub: FleetStub) -> dict[str, Any]:
         from drover_cli.commands.score import report
-        from drover_cli.score import found_of, label_of, score
-        from drover_proto.reports import incident_report
+        from drover_cli.scoring.score import found_of, label_of, score
+        from drover_core.model.reports import incident_report
 
         labels = [label_of(row) for row in self._labels()]
         found = [found_of(incident_report(i)) for i in self._incidents(stub)]

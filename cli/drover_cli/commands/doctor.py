@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 1 when something is bad; what is only to be known or watched is none."""
-    from drover_cli.doctor.finding import State, as_text, run_all
+    from drover_cli.doctor.finding import FindingState, as_text, run_all
 
     found = run_all(checks(args), LIMIT_S)
-    bad = any(finding.state is State.BAD for finding in found)
+    bad = any(finding.state is FindingState.BAD for finding in found)
     if args.json:
         print_json({"bad": bad, "findings": [asdict(finding) for finding in found]})
     else:
@@ -54,7 +54,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
     from drover_cli.doctor import own
     from drover_cli.doctor.finding import bad, ok, unknown
     from drover_collector.config import load_config
-    from drover_proto.settings import SettingsError
+    from drover_core.settings import SettingsError
 
     client.tls_files(args)
     if args.config is not None and not args.config.is_file():
@@ -85,7 +85,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
 
 def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Finding]]]:
     from drover_cli.doctor import own, probe_jobs, schedulers
-    from drover_proto.fleet import FleetError, load_toml
+    from drover_core.model.fleet import FleetError, load_toml
 
     names = own.actuators(config)
     found: dict[str, Callable[[], list[Finding]]] = {}
@@ -102,12 +102,14 @@ def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Fin
 
 def clock() -> list[Finding]:
     """Whether something keeps this machine's clock in step."""
-    from drover_agent import check_node
-    from drover_agent.check_line import State
+    from drover_agent.commands.check import node as check_node
+    from drover_agent.commands.check.line import CheckState
     from drover_cli.doctor.finding import ok, warn
 
     (line,) = check_node.clock()
-    return [ok("clock", line.text) if line.state is State.OK else warn("clock", line.text, line.remedy or "chrony")]
+    return [
+        ok("clock", line.text) if line.state is CheckState.OK else warn("clock", line.text, line.remedy or "chrony")
+    ]
 
 
 def collector(args: argparse.Namespace) -> list[Finding]:

@@ -10,16 +10,21 @@ import grpc
 
 from drover_cli import client, node_story
 from drover_cli.commands.export import moment
-from drover_cli.commands.incidents import where
 from drover_cli.days import day
 from drover_cli.errors import NotFoundError
-from drover_cli.output import incident_json, plain, print_json, say, when
+from drover_cli.output import incident_json, plain, print_json, say, when, where
+from drover_core.metrics.catalog import BY_NAME, describe
+from drover_core.model.events import (
+    Decision,
+    Event,
+    Evidence,
+    Incident,
+    from_json,
+)
+from drover_core.model.reports import job_named
+from drover_core.model.runbooks import page_of
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import BY_NAME, describe
-from drover_proto.events import Decision, Event, Evidence, Incident, from_json
-from drover_proto.life import life
-from drover_proto.reports import job_named
-from drover_proto.runbooks import page_of
+from drover_proto.incident_timeline import life
 
 HELP = "why: of an incident its evidence, life and log lines; of a node what was found, decided and done"
 

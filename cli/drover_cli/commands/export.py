@@ -13,8 +13,8 @@ from pathlib import Path
 from drover_cli import client
 from drover_cli.errors import CliError
 from drover_cli.output import print_json, size_text
+from drover_core.times import from_iso
 from drover_proto import fleet_pb2 as pb
-from drover_proto.times import from_iso
 
 HELP = "the live store as a case folder"
 
@@ -54,7 +54,7 @@ def moment(text: str, now_ms: int) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from drover_cli.case_writing import NewFolder
+    from drover_cli.case.write import NewFolder
 
     now = round(time.time() * 1000)
     until = moment(args.until, now) if args.until else now
@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 def _receive(chunks: Iterator[pb.ExportChunk], folder: Path) -> Iterator[str]:
     import pyarrow as pa
 
-    from drover_cli.case_writing import INSTANCE, ParquetWriter
-    from drover_proto.catalog import Scope
+    from drover_cli.case.write import INSTANCE, ParquetWriter
+    from drover_core.metrics.catalog import Scope
 
     writers: dict[str, ParquetWriter] = {}
     try:

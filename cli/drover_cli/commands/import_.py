@@ -25,11 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with needs("collector"):
-        from drover_cli.case import read_case
-        from drover_cli.importing import load, read_absences, read_instances, read_workloads
+        from drover_cli.case.read import read_case
+        from drover_cli.case.store_import import (
+            load,
+            read_absences,
+            read_instances,
+            read_workloads,
+        )
         from drover_collector.config import store_password
         from drover_collector.store import Store, StoreError, shown
-        from drover_proto.settings import SettingsError
+        from drover_core.settings import SettingsError
 
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, and is told once
     case = read_case(args.case, for_store=True)

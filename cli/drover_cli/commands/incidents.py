@@ -7,10 +7,9 @@ import time
 
 from drover_cli import client
 from drover_cli.arguments import count
-from drover_cli.output import duration, incident_json, print_json, print_table
+from drover_cli.output import duration, incident_json, print_json, print_table, where
+from drover_core.model.events import Incident, Severity, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, Severity, from_json
-from drover_proto.reports import job_named
 
 HELP = "incidents, the worst open ones first"
 
@@ -22,15 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-severity", choices=[s.value for s in Severity], default="info", help="default: info")
     parser.add_argument("--limit", type=count, default=500, help="at most so many (default 500)")
     parser.add_argument("--json", action="store_true", help="one JSON object per incident")
-
-
-def where(incident: Incident) -> str:
-    """`r01n03 GPU 5`, `r01n03`, `rack, 8 nodes`, `job 812`."""
-    if incident.scope == "job" and incident.job:
-        return job_named(incident.job)
-    if incident.scope in ("rack", "leaf", "job", "fleet"):
-        return f"{incident.scope}, {len({node for node, _ in incident.members})} nodes"
-    return f"{incident.node} GPU {incident.gpu}" if incident.gpu is not None else f"{incident.node}"
 
 
 def run(args: argparse.Namespace) -> int:

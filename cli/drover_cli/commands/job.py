@@ -11,10 +11,10 @@ from typing import Any
 from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import duration, incident_json, message_json, plain, print_json, print_table, say, when
+from drover_core.metrics.catalog import BY_NAME, describe
+from drover_core.model.events import Incident, from_json
+from drover_core.model.reports import job_named
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import BY_NAME, describe
-from drover_proto.events import Incident, from_json
-from drover_proto.reports import job_named
 
 HELP = "jobs, hurt ones first; of one: its GPUs against each other, who is slow, since when, what it costs"
 SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has them, the farthest from the median first

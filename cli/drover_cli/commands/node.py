@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 from drover_cli import client
 from drover_cli.output import ago, message_json, plain, print_json, print_table, say
+from drover_core.metrics.catalog import BY_NAME, describe
+from drover_core.model.events import Health
+from drover_core.model.reports import job_named
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import BY_NAME, describe
-from drover_proto.events import Health
-from drover_proto.reports import job_named
 
 HELP = "one node and its GPUs: health, job, utilisation, memory, temperature, power, clock, and why a value is absent"
 SHOWN = (

@@ -8,8 +8,8 @@ import time
 from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import ago, message_json, print_json, print_table
+from drover_core.model.events import Health
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Health
 
 HELP = "nodes with their health and why, the worst first"
 

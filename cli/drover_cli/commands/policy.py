@@ -17,10 +17,10 @@ from drover_cli.output import plain, print_json, print_table, say, when
 from drover_proto import fleet_pb2 as pb
 
 if TYPE_CHECKING:
-    from drover_cli.score import Label
-    from drover_collector.fleet_index import FleetIndex
-    from drover_collector.policy import Policy
-    from drover_proto.events import Incident
+    from drover_cli.scoring.score import Label
+    from drover_collector.fleet.index import FleetIndex
+    from drover_collector.policy.policy import Policy
+    from drover_core.model.events import Incident
 
 HELP = "check a policy, compare two, or see what one would have done with past incidents"
 ALL = 10_000  # incidents of one question
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _policy(text: str) -> Policy:
     with needs("collector"):
-        from drover_collector.policy import PRESETS, Policy
-    from drover_proto.settings import SettingsError
+        from drover_collector.policy.policy import PRESETS, Policy
+    from drover_core.settings import SettingsError
 
     if text not in PRESETS and not Path(text).is_file():
         raise CliError(f"policy {text!r}: no such preset or file; give {', '.join(PRESETS)} or a file's path")
@@ -91,7 +91,7 @@ def _name(policy: Policy, number: int) -> str:
 def _diff(args: argparse.Namespace) -> int:
     a, b = _policy(args.a), _policy(args.b)
     with needs("collector"):
-        from drover_collector.policy_diff import differences
+        from drover_collector.policy.diff import differences
     rows = differences(a, b)
     if args.json:
         print_json({"differences": [dict(zip(("what", "a", "b"), row, strict=True)) for row in rows]})
@@ -106,8 +106,8 @@ def _if_enforced(args: argparse.Namespace) -> int:
     """Of decisions that were made, with the guard as it stood then; `backtest` decides anew."""
     from drover_cli.commands.decisions import show
     from drover_cli.commands.export import moment
-    from drover_proto.enforced import if_enforced
-    from drover_proto.events import Decision, from_json
+    from drover_core.model.events import Decision, from_json
+    from drover_core.model.policy_what_if import if_enforced
 
     since_ms = moment(args.since, round(time.time() * 1000))
     with client.connect(args) as stub:
@@ -126,8 +126,8 @@ def _if_enforced(args: argparse.Namespace) -> int:
 def _backtest(args: argparse.Namespace) -> int:
     new = _policy(args.policy)
     with needs("collector"):
-        from drover_cli.backtest_table import Table
-        from drover_collector.policy_backtest import backtest
+        from drover_cli.commands.policy_table import Table
+        from drover_collector.policy.backtest import backtest
     started = time.monotonic()
     told = _of_case(args.case) if args.case else _of_collector(args)
     if args.against or told.present is None:
@@ -150,8 +150,8 @@ def _backtest(args: argparse.Namespace) -> int:
 
 def _labels(path: Path) -> list[Label] | None:
     """What was really wrong, where the case says so."""
-    from drover_cli.case import read_jsonl
-    from drover_cli.score import label_of
+    from drover_cli.case.read import read_jsonl
+    from drover_cli.scoring.score import label_of
 
     told = path / "labels.jsonl"
     if not told.is_file():
@@ -181,9 +181,9 @@ class _Told:
 def _of_collector(args: argparse.Namespace) -> _Told:
     """Its incidents since then, its fleet, its policy and what it did. Nodes of jobs of the past are not known here."""
     from drover_cli.commands.export import moment
-    from drover_collector.fleet_index import FleetIndex
-    from drover_proto.events import Incident, from_json
-    from drover_proto.fleet import FleetSpec, NodeSpec
+    from drover_collector.fleet.index import FleetIndex
+    from drover_core.model.events import Incident, from_json
+    from drover_core.model.fleet import FleetSpec, NodeSpec
 
     now_ms = round(time.time() * 1000)
     since_ms = moment(args.since, now_ms)
@@ -204,7 +204,7 @@ def _of_collector(args: argparse.Namespace) -> _Told:
 
 def _present(told: pb.PolicyState) -> Policy:
     """The policy that is in force there."""
-    from drover_collector.policy_diff import read
+    from drover_collector.policy.diff import read
 
     try:
         return read({"name": told.name, "mode": told.mode, **json.loads(told.policy_json)})
@@ -217,10 +217,10 @@ def _present(told: pb.PolicyState) -> Policy:
 def _of_case(path: Path) -> _Told:
     """The incidents an export kept; of a case without them, those of one replay."""
     with needs("collector"):
-        from drover_cli.case import read_jsonl
-        from drover_collector.fleet_index import FleetIndex
-    from drover_proto.fleet import FleetError, load_json
-    from drover_proto.times import from_iso
+        from drover_cli.case.read import read_jsonl
+        from drover_collector.fleet.index import FleetIndex
+    from drover_core.model.fleet import FleetError, load_json
+    from drover_core.times import from_iso
 
     kept = path / "incidents.jsonl"
     if not kept.is_file():
@@ -246,9 +246,9 @@ def _of_case(path: Path) -> _Told:
 
 
 def _incident(row: dict[str, Any]) -> Incident:
-    """An incident out of its report (drover_proto.reports)."""
-    from drover_proto.events import Incident, from_json
-    from drover_proto.times import from_iso
+    """An incident out of its report (drover_core.model.reports)."""
+    from drover_core.model.events import Incident, from_json
+    from drover_core.times import from_iso
 
     held = {key: value for key, value in row.items() if key not in ("opened", "since", "closed", "evidence")}
     held |= {f"{key}_ms": from_iso(row[key]) for key in ("opened", "since")}
@@ -257,9 +257,9 @@ def _incident(row: dict[str, Any]) -> Incident:
 
 
 def _replayed(path: Path) -> _Told:
-    from drover_cli.case import read_case
-    from drover_collector.policy import Policy
-    from drover_collector.replay import Replay
+    from drover_cli.case.read import read_case
+    from drover_collector.engine.replay import Replay
+    from drover_collector.policy.policy import Policy
 
     case = read_case(path)
     incidents: dict[str, Incident] = {}

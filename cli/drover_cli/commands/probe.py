@@ -11,10 +11,16 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.errors import CliError
 from drover_cli.output import ago, cut, plain, print_json, print_table, when
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeResult,
+    ProbeVerdict,
+    from_json,
+    to_dict,
+)
+from drover_core.model.probe_figures import LEVELS
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import ProbeOrder, ProbeResult, ProbeVerdict, from_json, to_dict
 from drover_proto.fleet_pb2_grpc import FleetStub
-from drover_proto.probes import LEVELS
 
 HELP = "ask for probes (micro-benchmarks) of nodes, and show what they gave against the fleet"
 _PROTECTED = {

@@ -14,8 +14,8 @@ from drover_cli.extras import needs
 from drover_cli.output import Progress, print_json, print_table, when
 
 if TYPE_CHECKING:
-    from drover_cli.case import Case
-    from drover_collector.buckets import Bucket
+    from drover_cli.case.read import Case
+    from drover_collector.fleet.buckets import Bucket
 
 HELP = "run the detectors over a recorded case; incidents on stdout"
 
@@ -30,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with needs("collector"):
-        from drover_cli.case import read_case
-        from drover_collector.policy import PRESETS, Policy
-        from drover_collector.replay import Replay
-    from drover_cli.commands.incidents import where
-    from drover_proto.events import Incident
-    from drover_proto.reports import incident_report
-    from drover_proto.settings import SettingsError
+        from drover_cli.case.read import read_case
+        from drover_collector.engine.replay import Replay
+        from drover_collector.policy.policy import PRESETS, Policy
+    from drover_cli.output import where
+    from drover_core.model.events import Incident
+    from drover_core.model.reports import incident_report
+    from drover_core.settings import SettingsError
 
     try:
         if args.policy not in PRESETS and not Path(args.policy).is_file():

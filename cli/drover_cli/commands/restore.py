@@ -38,7 +38,7 @@ def store_of(args: argparse.Namespace) -> StoreConfig:
         CliError: settings that cannot be used.
     """
     from drover_collector.config import CollectorConfig, StoreConfig
-    from drover_proto.settings import SettingsError, load
+    from drover_core.settings import SettingsError, load
 
     if args.url:
         return StoreConfig(url=args.url)

@@ -7,8 +7,8 @@ import argparse
 from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import print_json, print_table
+from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
-from drover_proto.times import iso
 
 HELP = "nodes by their chance to fail within a week, the likeliest first, and why"
 

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drover_cli.output import print_json, print_table
-from drover_proto.times import iso
+from drover_core.times import iso
 
 if TYPE_CHECKING:
-    from drover_cli.score import Found, KindScore, Label, Score
+    from drover_cli.scoring.score import (
+        Found,
+        KindScore,
+        Label,
+        Score,
+    )
 
 HELP = "precision, recall and time to detect of a replay's incidents against the case's labels"
 
@@ -22,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from drover_cli import score as scoring
-    from drover_cli.case import read_case, read_jsonl
+    from drover_cli.case.read import read_case, read_jsonl
     from drover_cli.errors import CliError
+    from drover_cli.scoring import score as scoring
 
     labels_file = args.case / "labels.jsonl"
     if args.case.is_dir() and not labels_file.exists():
@@ -63,7 +68,7 @@ def _rows(path: Path, read: Any, convert: Any) -> list[Any]:
 
 def report(result: Score) -> dict[str, Any]:
     """The figures of a score as plain JSON."""
-    from drover_cli.score import median, percentile
+    from drover_cli.scoring.score import median, percentile
 
     def one(kind: KindScore) -> dict[str, Any]:
         return {
@@ -105,7 +110,7 @@ def report(result: Score) -> dict[str, Any]:
 
 
 def _print(result: Score) -> None:
-    from drover_cli.score import median, percentile
+    from drover_cli.scoring.score import median, percentile
 
     def share(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f}"

@@ -10,9 +10,9 @@ from drover_cli import client
 from drover_cli.commands.export import moment
 from drover_cli.errors import CliError
 from drover_cli.output import plain, print_json, when
+from drover_core.model.events import IncidentKind, Silence, from_json
+from drover_core.model.silences import where
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import IncidentKind, Silence, from_json
-from drover_proto.silences import where
 
 HELP = "nobody is told of an incident, or of what is wrong somewhere, for a while; it is found and shown all the same"
 PLACES = ("node", "rack", "leaf", "pool")

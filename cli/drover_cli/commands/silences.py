@@ -10,9 +10,9 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.commands.export import moment
 from drover_cli.output import print_json, print_table, when
+from drover_core.model.events import Silence, from_json
+from drover_core.model.silences import where
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Silence, from_json
-from drover_proto.silences import where
 
 HELP = "silences and maintenance windows that are in force or to come, the first to end first"
 

@@ -38,11 +38,11 @@ def run(args: argparse.Namespace) -> int:
     if args.hours <= 0 or not 1 <= args.interval <= 600:
         raise CliError("--hours must be more than 0, --interval from 1 to 600")
     with needs("simulation"):
-        from drover_agent.simulation.faults import FaultsError, draw_faults, load_faults
-        from drover_agent.simulation.fleet import SimulatedFleet, build_fleet
-        from drover_cli.case_writing import NewFolder, write_jsonl
-        from drover_cli.simulated_probes import SimulatedProbes
-        from drover_cli.writers import CaseSink
+        from drover_cli.case.simulated import CaseSink
+        from drover_cli.case.simulated_probes import SimulatedProbes
+        from drover_cli.case.write import NewFolder, write_jsonl
+        from drover_simulator.faults import FaultsError, draw_faults, load_faults
+        from drover_simulator.fleet import SimulatedFleet, build_fleet
 
     started = time.monotonic()
     if args.adversary:
@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _adversary(args: argparse.Namespace, started: float) -> int:
     """A case of the adversary's fleet of this seed and size."""
-    from drover_agent.simulation.adversary import draw
-    from drover_agent.simulation.adversary.case import write_into
-    from drover_cli.case_writing import NewFolder
+    from drover_cli.case.write import NewFolder
+    from drover_simulator.adversary import draw
+    from drover_simulator.adversary.case import write_into
 
     if args.faults:
         raise CliError("--adversary draws its own faults; leave out --faults")

@@ -10,8 +10,8 @@ from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
 from drover_cli.output import ago, duration, plain, print_json, say, size_text
+from drover_core.model.events import SEVERITY_ORDER
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import SEVERITY_ORDER
 
 ENOUGH_DAYS = 36_500  # what the collector tells when the disk holds all that is kept
 INDENT = 16

@@ -14,11 +14,11 @@ from drover_cli.commands import status
 from drover_cli.errors import CliError, UnreachableError
 from drover_cli.extras import needs
 from drover_cli.output import incident_json, message_json, print_json
+from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Incident, from_json
 
 if TYPE_CHECKING:
-    from drover_cli.top_screen import Facts
+    from drover_cli.commands.top_screen import ScreenFacts
 
 HELP = "the whole fleet live in one terminal; Ctrl-C ends it"
 LISTED = 100  # of each kind; a terminal has no room for more
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     with needs("collector"):
         from rich.console import Console
 
-        from drover_cli.top_screen import frame
+        from drover_cli.commands.top_screen import frame
     if args.once:
         tty = sys.stdout.isatty()
         size = shutil.get_terminal_size((WIDTH, HEIGHT)) if tty else None
@@ -59,7 +59,7 @@ def _live(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from drover_cli.top_screen import frame
+    from drover_cli.commands.top_screen import frame
 
     facts = _look(args)  # nothing there: an error, and no screen
     console = Console(highlight=False)
@@ -78,12 +78,12 @@ def _live(args: argparse.Namespace) -> int:
         return 0
 
 
-def _look(args: argparse.Namespace) -> Facts:
-    from drover_cli.top_screen import Facts
+def _look(args: argparse.Namespace) -> ScreenFacts:
+    from drover_cli.commands.top_screen import ScreenFacts
 
     wait = client.DEADLINE_S
     with client.connect(args) as stub:
-        return Facts(
+        return ScreenFacts(
             stub.GetStatus(pb.StatusRequest(), timeout=wait),
             stub.GetLayout(pb.LayoutRequest(), timeout=wait),
             stub.GetPicture(pb.PictureRequest(color_by="health"), timeout=wait),
@@ -97,7 +97,7 @@ def _look(args: argparse.Namespace) -> Facts:
         )
 
 
-def _told(facts: Facts) -> dict[str, object]:
+def _told(facts: ScreenFacts) -> dict[str, object]:
     return {
         "status": {name: value for name, value in status.told(facts.status).items() if name != "tables"},
         "incidents": [incident_json(incident) for incident in facts.incidents],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     """`unknown` could not be looked at; it is neither well nor ill."""
 
     OK = "ok"
@@ -24,7 +24,7 @@ class Finding:
     """`remedy` says what to do; it is empty only where nothing is to be done."""
 
     name: str
-    state: State
+    state: FindingState
     text: str
     remedy: str = ""
 
@@ -33,19 +33,19 @@ Check = Callable[[], list[Finding]]
 
 
 def ok(name: str, text: str) -> Finding:
-    return Finding(name, State.OK, text)
+    return Finding(name, FindingState.OK, text)
 
 
 def warn(name: str, text: str, remedy: str) -> Finding:
-    return Finding(name, State.WARN, text, remedy)
+    return Finding(name, FindingState.WARN, text, remedy)
 
 
 def bad(name: str, text: str, remedy: str) -> Finding:
-    return Finding(name, State.BAD, text, remedy)
+    return Finding(name, FindingState.BAD, text, remedy)
 
 
 def unknown(name: str, text: str, remedy: str) -> Finding:
-    return Finding(name, State.UNKNOWN, text, remedy)
+    return Finding(name, FindingState.UNKNOWN, text, remedy)
 
 
 def run_all(checks: Mapping[str, Check], limit_s: float) -> list[Finding]:
@@ -82,5 +82,5 @@ def as_text(findings: Iterable[Finding]) -> str:
         lines.append(f"{finding.state:<8} {finding.name:<{width}}  {finding.text}")
         if finding.remedy:
             lines.append(f"{'':<8} {'':<{width}}  -> {finding.remedy}")
-    count = {state: sum(finding.state is state for finding in listed) for state in State}
+    count = {state: sum(finding.state is state for finding in listed) for state in FindingState}
     return "\n".join([*lines, "", ", ".join(f"{number} {state}" for state, number in count.items() if number)])

@@ -19,11 +19,11 @@ from drover_cli.doctor.finding import Finding, bad, ok, unknown, warn
 from drover_collector.actions.settings import used
 from drover_collector.config import CollectorConfig, is_loopback, split_address
 from drover_collector.notify.settings import receivers
-from drover_collector.policy import Policy
-from drover_collector.store.backup import PARTIAL
-from drover_proto import x509
-from drover_proto.fleet import FleetError, load_toml
-from drover_proto.settings import SettingsError
+from drover_collector.policy.policy import Policy
+from drover_collector.store.durability.backup import PARTIAL
+from drover_core import x509
+from drover_core.model.fleet import FleetError, load_toml
+from drover_core.settings import SettingsError
 
 CONNECT_S = 3.0
 BACKUP_DAYS = 8  # a weekly one, and a day

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from drover_cli.doctor.finding import Finding, bad, ok, unknown, warn
 from drover_collector.actions.base import ActError
-from drover_collector.actions.programs import Ran, run
-from drover_collector.actions.scontrol import failure
-from drover_collector.actions.slurmrestd import in_hostlist
+from drover_collector.actions.run_program import Ran, run
+from drover_collector.actions.slurm.scontrol import failure
+from drover_collector.actions.slurm.slurmrestd import in_hostlist
 from drover_collector.config import CollectorConfig
 from drover_collector.probes.settings import HoldConfig
-from drover_proto.fleet import FleetSpec
+from drover_core.model.fleet import FleetSpec
 
 NAME = "probe jobs"
 SHOWN = 5

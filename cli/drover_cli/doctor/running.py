@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from drover_cli.doctor.finding import Finding, State, bad, ok, unknown, warn
+from drover_cli.doctor.finding import Finding, FindingState, bad, ok, unknown, warn
 from drover_cli.output import ago, duration, plain, size_text
-from drover_proto import VERSION
+from drover_core import VERSION
 from drover_proto import fleet_pb2 as pb
 
 JUDGED_S = 90.0  # as the alert DroverNotJudging
@@ -17,16 +17,16 @@ ROLLUP_S = 3600.0  # as DroverRollupsLate
 END_S = 14 * 86_400
 NAMED = 4
 # Kind of trouble with agents -> state, and what to do.
-AGENTS: dict[str, tuple[State, str]] = {
-    "refused": (State.BAD, "drover-agent check on that node; docs/how-to/tls.md has what each refusal means"),
-    "rival": (State.BAD, "two agents have one name or one spool: stop one, or give it a node of its own"),
-    "silent": (State.WARN, "systemctl status drover-agent there; what do they share? rack, switch, version"),
-    "never": (State.WARN, "install the agent there, or take the node out of the fleet file"),
-    "lag": (State.WARN, "its data waits: the store, or the way there; drover runbook DroverTelemetryLate"),
-    "clock": (State.WARN, "timedatectl set-ntp true, or chrony, on that node"),
-    "spool": (State.WARN, "the way to the collector is too slow, or was away: does it fall?"),
-    "source": (State.WARN, "drover-agent check there names the source and what to do"),
-    "unknown": (State.WARN, "add it to the fleet file and restart the collector, or stop its agent"),
+AGENTS: dict[str, tuple[FindingState, str]] = {
+    "refused": (FindingState.BAD, "drover-agent check on that node; docs/how-to/tls.md has what each refusal means"),
+    "rival": (FindingState.BAD, "two agents have one name or one spool: stop one, or give it a node of its own"),
+    "silent": (FindingState.WARN, "systemctl status drover-agent there; what do they share? rack, switch, version"),
+    "never": (FindingState.WARN, "install the agent there, or take the node out of the fleet file"),
+    "lag": (FindingState.WARN, "its data waits: the store, or the way there; drover runbook DroverTelemetryLate"),
+    "clock": (FindingState.WARN, "timedatectl set-ntp true, or chrony, on that node"),
+    "spool": (FindingState.WARN, "the way to the collector is too slow, or was away: does it fall?"),
+    "source": (FindingState.WARN, "drover-agent check there names the source and what to do"),
+    "unknown": (FindingState.WARN, "add it to the fleet file and restart the collector, or stop its agent"),
 }
 
 
@@ -91,7 +91,7 @@ def agents(system: pb.System) -> list[Finding]:
     """Of all nodes, by what is wrong with them."""
     state, found = system.agents, []
     for kind, count in sorted(state.trouble_counts.items()):
-        grave, remedy = AGENTS.get(kind, (State.WARN, "drover nodes"))
+        grave, remedy = AGENTS.get(kind, (FindingState.WARN, "drover nodes"))
         listed = [trouble for trouble in state.troubles if trouble.kind == kind]
         named = ", ".join(plain(trouble.node) for trouble in listed[:NAMED])
         more = f" and {count - NAMED} more" if count > NAMED else ""

@@ -7,11 +7,11 @@ from typing import Any
 
 from drover_cli.doctor.finding import Finding, bad, ok, unknown, warn
 from drover_collector.actions.base import ActError, AwayError, LaterError
-from drover_collector.actions.scontrol import Scontrol
 from drover_collector.actions.settings import SlurmConfig
-from drover_collector.actions.slurmrestd import Slurmrestd
+from drover_collector.actions.slurm.scontrol import Scontrol
+from drover_collector.actions.slurm.slurmrestd import Slurmrestd
 from drover_collector.config import CollectorConfig
-from drover_proto.fleet import FleetSpec
+from drover_core.model.fleet import FleetSpec
 
 SHOWN = 5
 RBAC = "kubectl apply -f docs/kubernetes/rbac.yaml"
@@ -65,7 +65,7 @@ def slurm_rights(settings: SlurmConfig) -> Finding:
 
 def kubernetes(config: CollectorConfig, client: Any = None, review: Any = None) -> list[Finding]:
     """Whether the API answers, and what this token may, by SelfSubjectAccessReview."""
-    from drover_collector.actions.kubernetes_api import KubernetesApi
+    from drover_collector.actions.kubernetes.api import KubernetesApi
 
     api = client or KubernetesApi(config.act.kubernetes)
     try:

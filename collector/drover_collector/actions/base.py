@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from drover_proto.events import Act
+from drover_collector.engine.node_state import Survey
+from drover_core.model.events import Act
 
 HAND = "hand"
 ACTS = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})  # that schedulers know
@@ -71,20 +72,6 @@ class NodeState:
     @property
     def out(self) -> bool:
         return self.service in (Service.DRAINING, Service.DRAINED)
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What schedulers say of all nodes of a fleet.
-
-    Attributes:
-        closed: nodes that get no work, no matter who closed them; None: not known.
-        answers: node -> whether its slurmd or kubelet answers the scheduler. A node that is missing here: unknown. A
-            scheduler notices late that a node is gone (Slurm within SlurmdTimeout, 300 s; Kubernetes within 40 s).
-    """
-
-    closed: Set[str] | None = frozenset()
-    answers: Mapping[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from drover_collector.actions.base import (
     Result,
     Service,
 )
-from drover_collector.actions.commands import ended, payload
-from drover_collector.actions.programs import run
+from drover_collector.actions.operator_commands import ended, payload
+from drover_collector.actions.run_program import run
 from drover_collector.actions.settings import CommandConfig
-from drover_proto.events import Act
+from drover_core.model.events import Act
 
 
 class CommandActuator:

@@ -9,11 +9,22 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Action, ActionState, Decision, Incident, Wanted
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    Incident,
+    RecommendedAction,
+)
 
 log = logging.getLogger(__name__)
 
-ACT_OF = {Wanted.ADVISE: Act.ADVISE, Wanted.DRAIN: Act.DRAIN, Wanted.ISOLATE: Act.ISOLATE}
+ACT_OF = {
+    RecommendedAction.ADVISE: Act.ADVISE,
+    RecommendedAction.DRAIN: Act.DRAIN,
+    RecommendedAction.ISOLATE: Act.ISOLATE,
+}
 TROUBLE = "intents"  # its key among the desk's
 MAX_WISHES = 10_000  # decisions that wait for their intents to be stored
 RETRY_S = 1.0  # after the store has failed

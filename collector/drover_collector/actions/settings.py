@@ -9,7 +9,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from drover_collector.notify.settings import http_url, webhook_secret, webhook_url
-from drover_proto.settings import SettingsError, between, one_of, setting
+from drover_core.settings import (
+    SettingsError,
+    between,
+    one_of,
+    setting,
+)
 
 MODES = ("observe", "approve", "enforce")
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds it

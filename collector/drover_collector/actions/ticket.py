@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Result
-from drover_collector.actions.commands import payload
+from drover_collector.actions.operator_commands import payload
 from drover_collector.actions.settings import TicketConfig
+from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.settings import webhook_secret, webhook_url
-from drover_collector.notify.webhook import Webhook
-from drover_proto.events import Act, Severity
-from drover_proto.times import iso
+from drover_core.model.events import Act, Severity
+from drover_core.times import iso
 
 KEY = "act.repair_webhook"
 

@@ -22,7 +22,7 @@ from drover_collector.actions.base import (
     Order,
     Service,
 )
-from drover_collector.actions.duties import (
+from drover_collector.actions.node_outage import (
     IDLE,
     ITSELF,
     adopted,
@@ -34,14 +34,21 @@ from drover_collector.actions.duties import (
     taken_out,
     unjudged,
 )
-from drover_collector.actions.looks import Looks
-from drover_collector.actions.remedies import Lack, LackError
-from drover_collector.actions.returning import held
+from drover_collector.actions.reconciler import SchedulerReconciler
+from drover_collector.actions.return_conditions import Lack, LackError
+from drover_collector.actions.return_to_service import held
 from drover_collector.store import StoreError
-from drover_proto.events import Act, Action, ActionState, Health, WaitsFor, Withheld
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Health,
+    WaitsFor,
+    Withheld,
+)
 
 if TYPE_CHECKING:
-    from drover_collector.actions.desk import ActionDesk
+    from drover_collector.actions.dispatcher import ActionDispatcher
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +76,7 @@ class Job:
 class Worker:
     """Runs until asked to stop."""
 
-    def __init__(self, desk: ActionDesk, actuator: Actuator, look_s: float) -> None:
+    def __init__(self, desk: ActionDispatcher, actuator: Actuator, look_s: float) -> None:
         self.actuator = actuator
         self._desk, self._look_s = desk, look_s
         self._jobs: dict[str, Job] = {}
@@ -78,7 +85,7 @@ class Worker:
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
-        self._looks = Looks(desk, actuator)
+        self._looks = SchedulerReconciler(desk, actuator)
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
 
     def start(self) -> None:

@@ -11,10 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drover_collector.detectors import drift, hang, idle, kernel, links, liveness, memory, risk, straggler, thermal, xid
-from drover_collector.detectors.example import Example
-from drover_collector.detectors.window import Window
-from drover_proto.events import Finding, Incident
+from drover_collector.detectors import hang, idle, memory
+from drover_collector.detectors._lib.examples import Example
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.drift import detector as drift
+from drover_collector.detectors.kernel import detector as kernel
+from drover_collector.detectors.links import detector as links
+from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.detectors.risk import detector as risk
+from drover_collector.detectors.straggler import detector as straggler
+from drover_collector.detectors.thermal import detector as thermal
+from drover_collector.detectors.xid import detector as xid
+from drover_core.model.events import Finding, Incident
 
 
 @dataclass(frozen=True, slots=True)

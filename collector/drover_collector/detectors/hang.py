@@ -15,15 +15,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.buckets import BUCKET_MS, Floats
-from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.robust import Bools, Grouping
-from drover_collector.detectors.steady import Codes, Ints, column
-from drover_collector.detectors.texts import duration, listing, place
-from drover_collector.detectors.window import Window
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.catalog import BY_NAME
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Member, Severity, Wanted
+from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.robust import Bools, Grouping
+from drover_collector.detectors._lib.steady import Codes, Ints, column
+from drover_collector.detectors._lib.texts import duration, listing, place
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import BUCKET_MS, Floats
+from drover_collector.fleet.index import FleetIndex
+from drover_core.metrics.catalog import BY_NAME
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    Member,
+    RecommendedAction,
+    Severity,
+)
 
 NAME = "hang"
 VERSION = 1
@@ -83,7 +91,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class State:
+class HangState:
     jobs: dict[str, Job] = field(default_factory=dict)
     left: list[Incident] = field(default_factory=list)  # open at the start
     active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
@@ -92,12 +100,12 @@ class State:
     grouping: Grouping | None = None
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> HangState:
     """State that still knows how the jobs worked which a former run of the collector left hanging."""
-    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.job is not None])
+    return HangState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.job is not None])
 
 
-def _take_over(index: FleetIndex, s: State) -> None:
+def _take_over(index: FleetIndex, s: HangState) -> None:
     for incident in s.left:
         level = {e.metric: e.expected for e in incident.evidence if e.metric in LEVELS and e.expected is not None}
         n = None if incident.node is None else index.node_number.get(incident.node)
@@ -108,8 +116,8 @@ def _take_over(index: FleetIndex, s: State) -> None:
     s.left = []
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[Finding], HangState]:
+    s = state if state is not None else HangState()
     if len(s.active_ms) != window.index.gpu_count:
         s.active_ms = np.zeros(window.index.gpu_count, np.int64)
     if not window.fresh:
@@ -205,7 +213,7 @@ class _Look:
         return bool(power <= (WAITING_POWER if job.channels else WAITING_POWER_ALONE) * usual)
 
 
-def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Finding]:
+def _findings(window: Window, look: _Look, s: HangState, now_ms: int) -> Iterator[Finding]:
     bucket, index = window.newest, window.index
     for number, name in enumerate(look.names):
         job = s.jobs.get(name)
@@ -241,15 +249,29 @@ def _findings(window: Window, look: _Look, s: State, now_ms: int) -> Iterator[Fi
             else "Dump the stacks of all ranks (py-spy, the framework's flight recorder) before you end the job."
         )
         yield Finding(
-            NAME, IncidentKind.HANG, "rank_stopped" if node is not None else "standstill", scope, node, gpu, named,
-            now_ms, since, Severity.CRITICAL if bucket.end_ms - since >= CRITICAL_MS else Severity.WARNING,
-            0.85 if node is not None else 0.7, Wanted.PROBE if node is not None else Wanted.WATCH, text, advice,
-            _evidence(look, number, job, bucket.end_ms), name,
-            lost_gpus=float(len(culprits)), waiting_gpus=float(waiting), snapshot={"why": why} if why else {},
-        )  # fmt: skip
+            NAME,
+            IncidentKind.HANG,
+            "rank_stopped" if node is not None else "standstill",
+            scope,
+            node,
+            gpu,
+            named,
+            now_ms,
+            since,
+            Severity.CRITICAL if bucket.end_ms - since >= CRITICAL_MS else Severity.WARNING,
+            0.85 if node is not None else 0.7,
+            RecommendedAction.PROBE if node is not None else RecommendedAction.WATCH,
+            text,
+            advice,
+            _evidence(look, number, job, bucket.end_ms),
+            name,
+            lost_gpus=float(len(culprits)),
+            waiting_gpus=float(waiting),
+            snapshot={"why": why} if why else {},
+        )
 
 
-def _culprits(look: _Look, s: State, members: npt.NDArray[np.intp]) -> tuple[list[int], str]:
+def _culprits(look: _Look, s: HangState, members: npt.NDArray[np.intp]) -> tuple[list[int], str]:
     """The few GPUs that are unlike the others, and what they do; none where none stands out."""
     few = max(1, int(FEW_SHARE * len(members)))
     util, stopped_ms = look.gpu_util[members], s.active_ms[members]

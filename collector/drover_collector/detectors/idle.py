@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drover_collector.buckets import Floats
-from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.inventory import Codes
-from drover_collector.detectors.steady import Ints, column
-from drover_collector.detectors.texts import duration, listing
-from drover_collector.detectors.window import Window
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.inventory import Codes
+from drover_collector.detectors._lib.steady import Ints, column
+from drover_collector.detectors._lib.texts import duration, listing
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Floats
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
 
 NAME = "idle"
 VERSION = 1
@@ -52,7 +59,7 @@ WHOLE_SHARE = 0.5  # of the held GPUs belong to jobs that hold whole nodes: else
 
 
 @dataclass(slots=True)
-class State:
+class IdleState:
     idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # seen idle, but for short breaks, [G]
     calm_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # the same less BREAK times the breaks, [G]
     jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # who held each GPU, of `job_names`; -1 nobody
@@ -62,12 +69,12 @@ class State:
     left: Sequence[Incident] = ()  # open at the start
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> IdleState:
     """State that goes on counting where a former run of the collector stopped."""
-    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+    return IdleState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
-def _take_over(window: Window, s: State) -> None:
+def _take_over(window: Window, s: IdleState) -> None:
     bucket, index = window.newest, window.index
     numbers = {name: number for number, name in enumerate(bucket.job_names)}
     s.jobs, s.job_names = np.full(index.gpu_count, -1, np.int32), bucket.job_names
@@ -85,8 +92,8 @@ def _take_over(window: Window, s: State) -> None:
     s.left = ()
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[Finding], IdleState]:
+    s = state if state is not None else IdleState()
     if not window.fresh:
         return [], s
     bucket = window.newest
@@ -115,7 +122,7 @@ def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Findi
     return found, s
 
 
-def _renumbered(s: State, names: tuple[str, ...]) -> Codes:
+def _renumbered(s: IdleState, names: tuple[str, ...]) -> Codes:
     """Who held each GPU before, as numbers of `names`; -1 for nobody, and for a job that is gone."""
     if names == s.job_names:
         return s.jobs
@@ -144,7 +151,7 @@ def _idle(window: Window) -> Floats:
     return np.where(work, 0.0, np.where(np.isnan(util), np.nan, 1.0))
 
 
-def _jobs(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
     """One finding for each job that holds idle GPUs; where they have not cost much yet but some have rested for an
     hour, of these alone."""
     bucket, index = window.newest, window.index
@@ -166,7 +173,7 @@ def _jobs(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
                        for m in ("power_w", "gpu_util_ratio"))  # fmt: skip
         yield Finding(
             NAME, IncidentKind.IDLE, "idle_gpus", "job", None, None, members, now_ms, now_ms - idle_ms,
-            Severity.WARNING if warn else Severity.INFO, 0.9, Wanted.NONE,
+            Severity.WARNING if warn else Severity.INFO, 0.9, RecommendedAction.NONE,
             f"Job {job} holds {all_of} idle for {duration(idle_ms)} or longer: {hours:.1f} GPU-hours so far.",
             "Ask its owner whether it waits for something, or asked for more than it uses; the GPUs are well.",
             (
@@ -182,7 +189,7 @@ def _known(window: Window, metric: str, gpus: Ints) -> bool:
     return bool(np.isfinite(column(window, metric)[gpus]).any())
 
 
-def _scattered(window: Window, s: State) -> Iterator[tuple[int, Finding]]:
+def _scattered(window: Window, s: IdleState) -> Iterator[tuple[int, Finding]]:
     """Leafs whose free GPUs are mostly in pieces, and since when; told once that has lasted."""
     bucket, index = window.newest, window.index
     sizes = np.diff(index.first_gpu)
@@ -204,7 +211,7 @@ def _scattered(window: Window, s: State) -> Iterator[tuple[int, Finding]]:
         nodes = "no node is free as a whole" if not whole else f"{whole} nodes are free as a whole"
         yield leaf, Finding(
             NAME, IncidentKind.IDLE, "scattered", "leaf", None, None, members, bucket.end_ms, since, Severity.INFO, 0.9,
-            Wanted.NONE,
+            RecommendedAction.NONE,
             f"{pieces} of {total} free GPUs under {name} lie in pieces on {len(members)} nodes in use; {nodes}.",
             "Jobs of whole nodes cannot use them: have small jobs packed together (Slurm: CR_Pack_Nodes, LLN=no).",
             (Evidence(f"pieces on {listing({node for node, _ in members})}", value=float(pieces), from_ms=since),),

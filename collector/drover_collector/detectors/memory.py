@@ -10,15 +10,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drover_collector.buckets import Floats
-from drover_collector.detectors.crowd import Crowd, common_finding
-from drover_collector.detectors.example import Example, play, small_fleet
-from drover_collector.detectors.steady import Ints
-from drover_collector.detectors.texts import place
-from drover_collector.detectors.window import Window
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.catalog import BY_NAME
-from drover_proto.events import Evidence, Finding, Incident, IncidentKind, Severity, Wanted
+from drover_collector.detectors._lib.crowd import SharedCondition, common_finding
+from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.steady import Ints
+from drover_collector.detectors._lib.texts import place
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Floats
+from drover_collector.fleet.index import FleetIndex
+from drover_core.metrics.catalog import BY_NAME
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
 
 NAME = "memory"
 VERSION = 1
@@ -44,23 +51,23 @@ JUDGED = (*STATES, *COUNTERS, "ecc_dram_corrected", "remapped_rows_corrected")
 
 
 @dataclass(slots=True)
-class State:
+class MemoryState:
     last: dict[str, Floats] = field(default_factory=dict)  # newest known value of each counter, [G]
     grown_ms: dict[str, Floats] = field(default_factory=dict)  # when it last grew, [G], NaN never
     storm: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row, [G]
     piles: dict[str, Floats] = field(default_factory=dict)  # rows of each GPU at the last two marks, and when told, [G]
     marked_ms: int = 0
-    crowd: Crowd = field(default_factory=Crowd)
+    crowd: SharedCondition = field(default_factory=SharedCondition)
     left: Sequence[Incident] = ()  # open at the start
 
 
-def restored(incidents: Sequence[Incident]) -> State:
+def restored(incidents: Sequence[Incident]) -> MemoryState:
     """State that still tells for its hour what a former run of the collector saw grow, and since when each shows it:
     a sick board that stood alone is not lost among many that show the same later."""
-    return State(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.scope == "gpu"])
+    return MemoryState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.scope == "gpu"])
 
 
-def _take_over(index: FleetIndex, s: State) -> None:
+def _take_over(index: FleetIndex, s: MemoryState) -> None:
     for incident in s.left:
         g = None if incident.node is None or incident.gpu is None else index.gpu(incident.node, incident.gpu)
         for e in incident.evidence if g is not None else ():
@@ -78,8 +85,8 @@ def _take_over(index: FleetIndex, s: State) -> None:
     s.left = ()
 
 
-def detect(window: Window, state: State | None, now_ms: int) -> tuple[list[Finding], State]:
-    s = state if state is not None else State()
+def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list[Finding], MemoryState]:
+    s = state if state is not None else MemoryState()
     if not window.fresh:
         return [], s
     if s.left:
@@ -118,31 +125,31 @@ def could_not_judge(window: Window) -> list[str]:
     return [f"memory faults told by {', '.join(missing)}: not in the data"] if missing else []
 
 
-_TEXTS: Mapping[str, tuple[str, Severity, float, Wanted, str, str]] = {
+_TEXTS: Mapping[str, tuple[str, Severity, float, RecommendedAction, str, str]] = {
     "row_remap_failed": (
-        "remap_failed", Severity.CRITICAL, 0.99, Wanted.DRAIN,
+        "remap_failed", Severity.CRITICAL, 0.99, RecommendedAction.DRAIN,
         "could not replace a bad HBM row: a remap failed",
         "Drain the node and run a field diagnostic; NVIDIA replaces a GPU whose remap failed.",
     ),
     "row_remap_pending": (
-        "remap_pending", Severity.WARNING, 0.95, Wanted.DRAIN,
+        "remap_pending", Severity.WARNING, 0.95, RecommendedAction.DRAIN,
         "waits for a reset to replace a bad HBM row",
         "Drain the node, and reset the GPU once it is idle; running work may finish first.",
     ),
     "sram_threshold_exceeded": (
-        "sram_threshold", Severity.CRITICAL, 0.97, Wanted.DRAIN,
+        "sram_threshold", Severity.CRITICAL, 0.97, RecommendedAction.DRAIN,
         "has had more SRAM errors than its driver accepts",
         "Drain the node and run a field diagnostic; the driver's own limit marks it for replacement.",
     ),
     "remapped_rows_uncorrected": (
-        "remaps_many", Severity.WARNING, 0.9, Wanted.ADVISE,
+        "remaps_many", Severity.WARNING, 0.9, RecommendedAction.ADVISE,
         f"has replaced {REMAPPED_ROWS_WARN} HBM rows or more: its spares run out",
         "Plan its replacement, and give it no long job until then.",
     ),
 }  # fmt: skip
 
 
-def _common(window: Window, s: State, metric: str, cause: str, now_ms: int) -> Iterator[Finding]:
+def _common(window: Window, s: MemoryState, metric: str, cause: str, now_ms: int) -> Iterator[Finding]:
     """What so many boards show at once that it says nothing of each."""
     for many in s.crowd.together(metric):
         yield common_finding(
@@ -163,7 +170,7 @@ def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: 
     )  # fmt: skip
 
 
-def _storms(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _storms(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
     """GPUs whose HBM keeps needing correction."""
     if len(window.buckets) < 2:
         return
@@ -185,13 +192,13 @@ def _storms(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
         )  # fmt: skip
         yield Finding(
             NAME, IncidentKind.MEMORY, "ecc_storm", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING,
-            0.85, Wanted.PROBE, f"{place(node, gpu)} corrects {rate[g]:,.0f} HBM errors a second.",
+            0.85, RecommendedAction.PROBE, f"{place(node, gpu)} corrects {rate[g]:,.0f} HBM errors a second.",
             "Its data are still right. Run a memory test when the node is free, and replace the GPU if it goes on.",
             (evidence,), window.job_of(g),
         )  # fmt: skip
 
 
-def _piles(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
+def _piles(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
     """GPUs whose HBM rows are replaced one after the other."""
     rows = window.newest.gpu.get("remapped_rows_corrected")
     if rows is None:
@@ -221,11 +228,23 @@ def _piles(window: Window, s: State, now_ms: int) -> Iterator[Finding]:
             to_ms=int(s.piles["grew_ms"][g]),
         )  # fmt: skip
         yield Finding(
-            NAME, IncidentKind.MEMORY, "remaps_pile_up", "gpu", node, gpu, ((node, gpu),), now_ms, since,
-            Severity.WARNING, 0.8, Wanted.PROBE, f"{place(node, gpu)} {shown} within two hours after corrected errors.",
+            NAME,
+            IncidentKind.MEMORY,
+            "remaps_pile_up",
+            "gpu",
+            node,
+            gpu,
+            ((node, gpu),),
+            now_ms,
+            since,
+            Severity.WARNING,
+            0.8,
+            RecommendedAction.PROBE,
+            f"{place(node, gpu)} {shown} within two hours after corrected errors.",
             "Run a memory test when the node is free, and give it no long job until then: such GPUs can vanish.",
-            (evidence,), window.job_of(g),
-        )  # fmt: skip
+            (evidence,),
+            window.job_of(g),
+        )
 
 
 def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms: int, now_ms: int) -> Finding:
@@ -241,7 +260,7 @@ def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms:
     )
     return Finding(
         NAME, IncidentKind.MEMORY, "uncorrected_errors", "gpu", node, gpu, ((node, gpu),), now_ms, grown_ms,
-        Severity.WARNING, 0.85, Wanted.PROBE, f"{place(node, gpu)} has a new uncorrected {memory} error.",
+        Severity.WARNING, 0.85, RecommendedAction.PROBE, f"{place(node, gpu)} has a new uncorrected {memory} error.",
         "The program that used it has probably ended. Run a memory test on the GPU before its next long job.",
         (evidence,), window.job_of(g),
     )  # fmt: skip

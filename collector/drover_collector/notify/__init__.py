@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from drover_collector.notify.base import Delivery, Notifier
 from drover_collector.notify.outbox import Outbox
-from drover_collector.notify.telling import tell
-from drover_collector.notify.webhook import Webhook
+from drover_collector.notify.receivers.webhook import Webhook
+from drover_collector.notify.state import tell
 
 __all__ = ["Delivery", "Notifier", "Outbox", "Webhook", "tell"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from drover_proto.events import Severity
+from drover_core.model.events import Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from drover_collector.notify.courier import Courier
+from drover_collector.notify.delivery_worker import DeliveryWorker
 
 
 class Figures:
     """Of all receivers, each by its name."""
 
-    _couriers: Mapping[str, Courier]
+    _couriers: Mapping[str, DeliveryWorker]
     _now_ms: Callable[[], int]
 
     @property

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from drover_collector.guard_breaker import GAP, about, of_guard
-from drover_collector.health import UNHEARD_CAUSES
-from drover_collector.notify.telling import DEFERRED, GROUPED
-from drover_proto.events import Incident, NoteKind
+from drover_collector.incidents.health import UNHEARD_CAUSES
+from drover_collector.notify.state import DEFERRED, GROUPED
+from drover_collector.policy.circuit_breaker import GAP, about, of_guard
+from drover_core.model.events import Incident, NoteKind
 
 KEPT = 100  # events that are over
 NOTHING: frozenset[str] = frozenset()

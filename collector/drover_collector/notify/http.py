@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """
     Attributes:
         status: 0: there is none, `trouble` says why.
@@ -68,7 +68,7 @@ class Http:
 
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None, *, read: bool = True
-    ) -> Answer:
+    ) -> HttpAnswer:
         """
         Args:
             read: whether the answer's body is wanted; else nobody reads it, however long it is.
@@ -86,17 +86,17 @@ class Http:
                 preload_content=False,
             )
         except ProxyError:
-            return Answer(0, "the proxy does not answer, or lets us not through; is its address right?")
+            return HttpAnswer(0, "the proxy does not answer, or lets us not through; is its address right?")
         except NewConnectionError:  # before its parent class, a timeout
-            return Answer(0, "cannot connect; is the receiver running, and its name known here?")
+            return HttpAnswer(0, "cannot connect; is the receiver running, and its name known here?")
         except ConnectTimeoutError:
-            return Answer(0, f"no connection within {timeout_s:g} s")
+            return HttpAnswer(0, f"no connection within {timeout_s:g} s")
         except ReadTimeoutError:
-            return Answer(0, f"no answer within {timeout_s:g} s")
+            return HttpAnswer(0, f"no answer within {timeout_s:g} s")
         except SSLError:
-            return Answer(0, "TLS failed; is the receiver's certificate valid and trusted here?")
+            return HttpAnswer(0, "TLS failed; is the receiver's certificate valid and trusted here?")
         except (HTTPError, OSError) as error:
-            return Answer(0, f"the connection broke ({type(error).__name__})")
+            return HttpAnswer(0, f"the connection broke ({type(error).__name__})")
         try:
             text = answer.read(MAX_ANSWER_BYTES) if read else b""
         except (HTTPError, OSError):
@@ -104,7 +104,7 @@ class Http:
         finally:
             answer.close()
             self._pool.clear()  # messages are rare: a connection kept would be found closed by the other side
-        return Answer(answer.status, "", text, _seconds(answer.headers.get("retry-after")))
+        return HttpAnswer(answer.status, "", text, _seconds(answer.headers.get("retry-after")))
 
     def close(self) -> None:
         self._pool.clear()

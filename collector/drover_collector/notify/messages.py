@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drover_collector.notify.courier import Courier
+from drover_collector.notify.delivery_worker import DeliveryWorker
 from drover_collector.notify.routes import Target
-from drover_collector.notify.telling import Told, after, facts, transition
+from drover_collector.notify.state import (
+    NotificationState,
+    after,
+    facts,
+    transition,
+)
 from drover_collector.store import OutboxRow
-from drover_proto.events import Incident
+from drover_core.model.events import Incident
 
 Key = tuple[str, str]  # (incident id, receiver)
 
@@ -17,7 +22,7 @@ Key = tuple[str, str]  # (incident id, receiver)
 class Message:
     row: OutboxRow
     incident: Incident
-    courier: Courier
+    courier: DeliveryWorker
     kind: str
     owed: frozenset[str]  # see `transition`
     target: Target | None  # None: told of the end though the routes would not name it any more
@@ -26,9 +31,9 @@ class Message:
     def key(self) -> Key:
         return self.incident.id, self.row.notifier
 
-    def after(self, told: Told | None) -> Told:
+    def after(self, told: NotificationState | None) -> NotificationState:
         return after(told, facts(self.kind, self.incident), self.row.state, self.row.created_ms)
 
-    def due(self, told: Told | None) -> bool:
+    def due(self, told: NotificationState | None) -> bool:
         """Whether it still is what `told` calls for."""
         return transition(self.incident, told, self.target, now_ms=self.row.created_ms, owed=self.owed) == self.kind

@@ -18,39 +18,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from drover_collector.guard_breaker import of_guard
 from drover_collector.notify.base import Notifier
-from drover_collector.notify.clerk import STOP_S, Clerk
-from drover_collector.notify.courier import Courier
+from drover_collector.notify.delivery_recorder import STOP_S, DeliveryRecorder
+from drover_collector.notify.delivery_worker import DeliveryWorker
+from drover_collector.notify.fallback_file import Unstored
 from drover_collector.notify.figures import Figures
 from drover_collector.notify.grouping import Grouping, instead_of
 from drover_collector.notify.messages import Key, Message
-from drover_collector.notify.newsroom import Newsroom
 from drover_collector.notify.routes import Routes
 from drover_collector.notify.rows import Rows
 from drover_collector.notify.silences import Silences
-from drover_collector.notify.telling import (
+from drover_collector.notify.state import (
     FAILED,
     NEWS,
     OPENED,
     REPEATED,
-    Told,
+    NotificationState,
     given_up,
     told_by,
     transition,
 )
-from drover_collector.notify.unstored import Unstored
+from drover_collector.notify.update_messages import IncidentUpdates
+from drover_collector.policy.circuit_breaker import of_guard
 from drover_collector.store import OutboxRow, Store
-from drover_proto.events import Incident, Severity, Wanted
+from drover_core.model.events import Incident, RecommendedAction, Severity
 
 # Waits between tries: eight tries over 56 minutes, which outlasts a restart or a failover of a receiver.
 DELAYS_S: tuple[float, ...] = (5, 15, 60, 180, 420, 900, 1800)
 REMEMBERED = 100_000  # (incident, receiver) pairs whose last message is kept in memory; others are read from the store
 
-NEVER = Told(Severity.INFO, Wanted.NONE, True)
+NEVER = NotificationState(Severity.INFO, RecommendedAction.NONE, True)
 
 
-class Outbox(Newsroom, Rows, Figures):
+class Outbox(IncidentUpdates, Rows, Figures):
     """Writes messages for changed incidents and has them delivered. `enqueue` and `sweep` may block on the store.
 
     Args:
@@ -80,10 +80,10 @@ class Outbox(Newsroom, Rows, Figures):
         self._notifiers = tuple(notifiers)
         self.routes = routes or Routes(self._notifiers)
         self.silences = silences or Silences()
-        self._clerk = Clerk(store, len(self._notifiers), self._unstored.saved)
+        self._clerk = DeliveryRecorder(store, len(self._notifiers), self._unstored.saved)
         self._couriers = self._fresh()
         self._lock = threading.Lock()  # of what was told; held for moments
-        self._told: OrderedDict[Key, Told | None] = OrderedDict()
+        self._told: OrderedDict[Key, NotificationState | None] = OrderedDict()
         self._missed: set[str] = set()  # incidents of which a message was given up, or something else stood for it
         self._muted: set[str] = set()  # those that a silence held back
         self._refreshed: dict[Key, int] = {}  # when a receiver that forgets was told again
@@ -109,7 +109,7 @@ class Outbox(Newsroom, Rows, Figures):
             StoreError: the store cannot be read.
         """
         self.stop()  # those of a start that something else then made fail
-        self._clerk = Clerk(self._store, len(self._notifiers), self._unstored.saved)  # a thread starts once
+        self._clerk = DeliveryRecorder(self._store, len(self._notifiers), self._unstored.saved)  # a thread starts once
         self._couriers = self._fresh()
         with self._lock:
             self._told.clear()
@@ -281,7 +281,7 @@ class Outbox(Newsroom, Rows, Figures):
     def _untold(self, made: Iterable[Message]) -> list[Message]:
         """Without what was told from memory while the store was asked: delivered, it would wait there again."""
         kept: list[Message] = []
-        later: dict[Key, Told] = {}
+        later: dict[Key, NotificationState] = {}
         with self._lock:
             for each in made:
                 told = later.get(each.key) or self._told.get(each.key)
@@ -332,9 +332,9 @@ class Outbox(Newsroom, Rows, Figures):
         """How many receivers there are; 0: nobody is notified."""
         return len(self._notifiers)
 
-    def _fresh(self) -> dict[str, Courier]:
+    def _fresh(self) -> dict[str, DeliveryWorker]:
         return {
-            n.name: Courier(self._store, n, self._delays_s, self._now_ms, self._clerk, self._note_given_up)
+            n.name: DeliveryWorker(self._store, n, self._delays_s, self._now_ms, self._clerk, self._note_given_up)
             for n in self._notifiers
         }
 
@@ -348,13 +348,13 @@ class Outbox(Newsroom, Rows, Figures):
                 self._told[key] = given_up(told, kind)
             self._missed.add(row.incident_id)
 
-    def _recall(self, incidents: set[str], blind: bool) -> dict[Key, Told | None]:
+    def _recall(self, incidents: set[str], blind: bool) -> dict[Key, NotificationState | None]:
         """What each receiver was told of these incidents."""
         keys = [(id_, name) for id_ in incidents for name in self._couriers]
         with self._lock:
             unknown = {key[0] for key in keys if key not in self._told}
         stored = told_by(self._store.outbox_of(*unknown)) if unknown and not blind else {}
-        known: dict[Key, Told | None] = {}
+        known: dict[Key, NotificationState | None] = {}
         with self._lock:
             for key in keys:
                 if key in self._told:  # else it was told of meanwhile
@@ -366,7 +366,7 @@ class Outbox(Newsroom, Rows, Figures):
                     self._missed.add(key[0])
         return known
 
-    def _remember(self, key: Key, told: Told | None) -> None:
+    def _remember(self, key: Key, told: NotificationState | None) -> None:
         self._told[key] = told
         self._told.move_to_end(key)
         while len(self._told) > REMEMBERED:

@@ -11,9 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from drover_proto.events import SEVERITY_ORDER, Incident, IncidentKind, Severity
-from drover_proto.fleet import FleetSpec, NodeSpec
-from drover_proto.settings import SettingsError, between, required, setting
+from drover_core.model.events import (
+    SEVERITY_ORDER,
+    Incident,
+    IncidentKind,
+    Severity,
+)
+from drover_core.model.fleet import FleetSpec, NodeSpec
+from drover_core.settings import (
+    SettingsError,
+    between,
+    required,
+    setting,
+)
 
 SCOPES = ("gpu", "node", "rack", "leaf", "job", "fleet")
 KEYS = ("severity", "kind", "scope", "pool", "sku")

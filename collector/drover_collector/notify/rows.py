@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from drover_collector.notify.clerk import MAX_PENDING
-from drover_collector.notify.courier import Courier
+from drover_collector.notify.delivery_recorder import MAX_PENDING
+from drover_collector.notify.delivery_worker import DeliveryWorker
 from drover_collector.notify.grouping import instead_of
-from drover_collector.notify.telling import CLOSED, FAILED, GROUPED, NOT_SENT, REPEATED, Told
-from drover_collector.notify.webhook import message
+from drover_collector.notify.receivers.webhook import message
+from drover_collector.notify.state import (
+    CLOSED,
+    FAILED,
+    GROUPED,
+    NOT_SENT,
+    REPEATED,
+    NotificationState,
+)
 from drover_collector.store import OutboxRow
-from drover_proto.events import Incident
+from drover_core.model.events import Incident
 
 
 class Rows:
@@ -19,11 +26,11 @@ class Rows:
 
     def _row(
         self,
-        courier: Courier,
+        courier: DeliveryWorker,
         kind: str,
         incident: Incident,
         event: Incident | None,
-        told: Told | None,
+        told: NotificationState | None,
         now_ms: int,
         wait_ms: int,
     ) -> OutboxRow:

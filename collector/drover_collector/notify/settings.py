@@ -14,7 +14,13 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from drover_collector.notify.routes import RouteConfig, validate_routes
-from drover_proto.settings import SettingsError, between, one_of, required, setting
+from drover_core.settings import (
+    SettingsError,
+    between,
+    one_of,
+    required,
+    setting,
+)
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"

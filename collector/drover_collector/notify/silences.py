@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from drover_collector.notify.windows import MaintenanceConfig
-from drover_proto.events import Incident, Member, Silence
-from drover_proto.fleet import NodeSpec
-from drover_proto.silences import told
+from drover_collector.notify.maintenance_windows import MaintenanceConfig
+from drover_core.model.events import Incident, Member, Silence
+from drover_core.model.fleet import NodeSpec
+from drover_core.model.silences import told
 
 PLACES = ("rack", "leaf", "pool")
 KEPT_MS = 4 * 86_400_000  # of one that has ended: a window that a person ended stays so, and lasts 3 days at most

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from drover_proto import legacy
-from drover_proto.fleet import NodeSpec
-from drover_proto.reports import job_named
-from drover_proto.times import from_iso
+from drover_core.model import legacy
+from drover_core.model.fleet import NodeSpec
+from drover_core.model.reports import job_named
+from drover_core.times import from_iso
 
 Places = Mapping[str, NodeSpec]
 

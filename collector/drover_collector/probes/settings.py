@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drover_proto.probes import LEVELS
-from drover_proto.settings import SettingsError, between, one_of, setting
+from drover_core.model.probe_figures import LEVELS
+from drover_core.settings import (
+    SettingsError,
+    between,
+    one_of,
+    setting,
+)
 
 
 def _ports(value: str) -> str | None:

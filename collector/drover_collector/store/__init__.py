@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import time
 
-from drover_collector.store import definitions, embedded, engine, migrations, schema
-from drover_collector.store.audit import Audits
-from drover_collector.store.backup import Backup, restore
-from drover_collector.store.cluster import KEY
-from drover_collector.store.embedded import Look
-from drover_collector.store.engine import KEEP_FREE_BYTES
+from drover_collector.store.clickhouse import client as engine
+from drover_collector.store.clickhouse import embedded
+from drover_collector.store.clickhouse.client import KEEP_FREE_BYTES
+from drover_collector.store.clickhouse.embedded import StoreFolderState
+from drover_collector.store.clickhouse.server import redacted as shown
+from drover_collector.store.durability.backup import Backup, restore
+from drover_collector.store.durability.expiry import Expiry
+from drover_collector.store.durability.integrity import Integrity
+from drover_collector.store.durability.retention import Dropped, keep_free, kept_days
+from drover_collector.store.durability.sizes import (
+    FOREVER_DAYS,
+    Part,
+    TableSize,
+    days_left,
+    sizes_of,
+)
 from drover_collector.store.errors import StoreError
-from drover_collector.store.expiry import Expiry
-from drover_collector.store.export import Export
-from drover_collector.store.following import Following
-from drover_collector.store.history import History
-from drover_collector.store.integrity import Integrity
-from drover_collector.store.jobs import Jobs, JobSpan, WorkloadRow
-from drover_collector.store.lease import FileLease, KeeperEpochs, Lease, TableEpochs
-from drover_collector.store.past import PastBuckets
-from drover_collector.store.placements import Placements
-from drover_collector.store.probes import OpenOrder, ProbeRow, Probes
+from drover_collector.store.ha.cluster import KEY
+from drover_collector.store.ha.lease import (
+    FileLease,
+    KeeperEpochs,
+    Lease,
+    TableEpochs,
+)
+from drover_collector.store.ha.replica_sync import Following
 from drover_collector.store.records import EntityRow, OutboxRow, SampleBatch, Totals, entity_id
-from drover_collector.store.retention import Dropped, keep_free, kept_days
-from drover_collector.store.series import Series
-from drover_collector.store.server import redacted as shown
-from drover_collector.store.silences import SilencesStored
-from drover_collector.store.sizes import FOREVER_DAYS, Part, TableSize, days_left, sizes_of
-from drover_collector.store.writes import Writes
-from drover_proto.catalog import Scope
+from drover_collector.store.repositories.audit import Audits
+from drover_collector.store.repositories.history import History
+from drover_collector.store.repositories.jobs import Jobs, JobSpan, WorkloadRow
+from drover_collector.store.repositories.probes import OpenOrder, ProbeRow, Probes
+from drover_collector.store.repositories.silences import SilencesStored
+from drover_collector.store.samples.entities import EntityRegistry
+from drover_collector.store.samples.export import Export
+from drover_collector.store.samples.series import Series
+from drover_collector.store.samples.warmup import PastBuckets
+from drover_collector.store.samples.write import Writes
+from drover_collector.store.schema import ddl_copies as definitions
+from drover_collector.store.schema import migrations
+from drover_collector.store.schema import tables as schema
+from drover_core.metrics.catalog import Scope
 
 __all__ = [
     "FOREVER_DAYS",
@@ -38,7 +53,6 @@ __all__ = [
     "FileLease",
     "JobSpan",
     "Lease",
-    "Look",
     "OpenOrder",
     "OutboxRow",
     "Part",
@@ -46,6 +60,7 @@ __all__ = [
     "SampleBatch",
     "Store",
     "StoreError",
+    "StoreFolderState",
     "TableSize",
     "Totals",
     "WorkloadRow",
@@ -59,7 +74,7 @@ __all__ = [
 ]
 
 
-def look(url: str, cluster: str = "") -> Look | None:
+def look(url: str, cluster: str = "") -> StoreFolderState | None:
     """What opening it would meet, as far as that shows without opening; None: a server, which is not asked.
 
     Raises:
@@ -120,7 +135,7 @@ class Store(
             )
             for row in found:
                 row["scope"] = Scope(row["scope"])
-            store = cls(clients, Placements(EntityRow(**row) for row in found), retention_days)
+            store = cls(clients, EntityRegistry(EntityRow(**row) for row in found), retention_days)
             store.kept_days = kept_days(tables)
             store.expires = {} if clients.home is None else {t.name: t.ttl for t in tables if t.ttl and not t.partition}
             store.load_newest()

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from drover_collector.store.engine import Clients
-from drover_collector.store.integrity import Integrity
-from drover_collector.store.placements import Placements
-from drover_collector.store.recent import Recent
-from drover_collector.store.schema import samples_table
-from drover_proto.catalog import BY_NAME, Scope
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.durability.integrity import Integrity
+from drover_collector.store.samples.entities import EntityRegistry
+from drover_collector.store.samples.recent import Recent
+from drover_collector.store.schema.tables import samples_table
+from drover_core.metrics.catalog import BY_NAME, Scope
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 class Base:
     """State of an open store."""
 
-    def __init__(self, clients: Clients, placements: Placements, retention_days: int) -> None:
+    def __init__(self, clients: Clients, placements: EntityRegistry, retention_days: int) -> None:
         self.retention_days = retention_days
         self.kept_days: dict[str, int] = {}  # of the tables that grow with time
         self._clients = clients
@@ -60,14 +60,14 @@ class Base:
         self._clients.close()
 
 
-def moment(ts_ms: int) -> str:
+def sql_timestamp(ts_ms: int) -> str:
     """A time as SQL."""
     return f"fromUnixTimestamp64Milli({int(ts_ms)}, 'UTC')"
 
 
-def during(from_ms: int, to_ms: int, column: str = "ts") -> str:
+def sql_time_range(from_ms: int, to_ms: int, column: str = "ts") -> str:
     """`column` within [from_ms, to_ms)."""
-    return f"`{column}` >= {moment(from_ms)} AND `{column}` < {moment(to_ms)}"
+    return f"`{column}` >= {sql_timestamp(from_ms)} AND `{column}` < {sql_timestamp(to_ms)}"
 
 
 def whole_rows(scope: Scope, metrics: Sequence[str], where: str) -> str:
@@ -98,6 +98,6 @@ def millis(values_ms: list[int] | list[int | None] | npt.NDArray[np.int64]) -> p
     return pa.array(values_ms, pa.timestamp("ms", "UTC"))
 
 
-def word(text: str) -> str:
+def sql_string(text: str) -> str:
     """A text as SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

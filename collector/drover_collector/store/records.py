@@ -1,4 +1,4 @@
-"""What goes into the store and comes out of it, besides the values of `drover_proto.events`."""
+"""What goes into the store and comes out of it, besides the values of `drover_core.model.events`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sys import intern
 import numpy as np
 import numpy.typing as npt
 
-from drover_proto.catalog import BY_NAME, STORAGE, Scope
+from drover_core.metrics.catalog import BY_NAME, STORAGE, Scope
 
 Ids = npt.NDArray[np.uint64]
 Millis = npt.NDArray[np.int64]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, capacity_parts, client, view
+from drover_dashboard import client
+from drover_dashboard.pages import capacity_parts
+from drover_dashboard.widgets import address, view
 
 SPANS = {"1 day": 1.0, "7 days": 7.0, "30 days": 30.0, "90 days": 90.0}
 USUAL_SPAN = "7 days"

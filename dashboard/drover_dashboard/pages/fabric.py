@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, client, fabric_parts, probe_parts, view
-from drover_dashboard import format as fmt
+from drover_dashboard import client
+from drover_dashboard.pages import fabric_parts
+from drover_dashboard.pages import probes_parts as probe_parts
+from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
 NOW_S = 5

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, client, incident_rows, view
-from drover_dashboard import format as fmt
-from drover_dashboard.fleet_canvas import canvas, metrics
-from drover_dashboard.grouping import GROUPS, USUAL
+from drover_core.model.events import Health, Severity
+from drover_dashboard import client
+from drover_dashboard.pages import incident_rows
+from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets.fleet_picture import canvas, metrics
+from drover_dashboard.widgets.grouping import GROUPS, USUAL
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Health, Severity
 
 LIST_PX = 615
 SHOWN = 50  # open incidents; more is work for the Incidents page

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, charts, client, incident_detail, incident_rows, view
-from drover_proto.events import Severity
+from drover_core.model.events import Severity
+from drover_dashboard import client
+from drover_dashboard.pages import incident_detail, incident_rows
+from drover_dashboard.widgets import address, charts, view
 
 LIST_PX = 730
 OF_LIST = ("id", charts.OPEN)

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import streamlit as st
 
-from drover_dashboard import address, charts, client, incident_rows, job_parts, view
-from drover_dashboard import format as fmt
-from drover_proto import catalog
+from drover_core.metrics import catalog
+from drover_core.metrics.catalog import Scope
+from drover_dashboard import client
+from drover_dashboard.pages import incident_rows, job_parts
+from drover_dashboard.widgets import address, charts, view
+from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
-from drover_proto.catalog import Scope
 
 NOW_S, CHARTS_S = 5, 10
 STATES = ("running", "ended too")

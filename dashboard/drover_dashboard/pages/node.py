@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, charts, client, node_acts, node_detail, node_history, probe_parts, view
-from drover_dashboard import format as fmt
+from drover_core.model.events import Health
+from drover_dashboard import client
+from drover_dashboard.pages import (
+    node_actions as node_acts,
+)
+from drover_dashboard.pages import (
+    node_detail,
+    node_history,
+)
+from drover_dashboard.pages import (
+    probes_parts as probe_parts,
+)
+from drover_dashboard.widgets import address, charts, view
+from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
-from drover_proto.events import Health
 
 SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
 USUAL_SPAN = "15 min"

@@ -9,12 +9,31 @@ from typing import Any
 
 import streamlit as st
 
-from drover_dashboard import address, answering, backtest_parts, client, signin, view
-from drover_dashboard import format as fmt
-from drover_dashboard.table import Cell, Column, Row, table
+from drover_core.model.events import (
+    Decision,
+    Incident,
+    NodeOutage,
+    RecommendedAction,
+    from_json,
+)
+from drover_core.model.policy_what_if import if_enforced
+from drover_dashboard import client
+from drover_dashboard.pages import (
+    approval_form as answering,
+)
+from drover_dashboard.pages import (
+    policy_backtest as backtest_parts,
+)
+from drover_dashboard.server import signin
+from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets.table import (
+    Cell,
+    Column,
+    Row,
+    table,
+)
 from drover_proto import fleet_pb2 as pb
-from drover_proto.enforced import if_enforced
-from drover_proto.events import Decision, Duty, Incident, Wanted, from_json
 
 SHOWN = 100
 PARTS = ("fleet", "pool", "rack", "leaf", "job")
@@ -133,9 +152,9 @@ def _decisions(
     _open(table(f"policy_{key}", columns, rows, empty=empty, height=LIST_PX if len(rows) > FIT else None))
 
 
-def _wish(wanted: Wanted) -> str:
+def _wish(wanted: RecommendedAction) -> str:
     """What is to be done to the node whose name follows."""
-    return {Wanted.NONE: "resume", Wanted.ADVISE: "advise against"}.get(wanted, str(wanted))
+    return {RecommendedAction.NONE: "resume", RecommendedAction.ADVISE: "advise against"}.get(wanted, str(wanted))
 
 
 def _why(wrong: str, reason: str, who: view.Viewer) -> Cell:
@@ -156,7 +175,7 @@ def _open(incident: str | None) -> None:
 
 def _held(held: Sequence[Decision], who: view.Viewer) -> None:
     """What is held for the same reason in one row: a mass event holds hundreds."""
-    groups: dict[tuple[Wanted, str, str], list[Decision]] = {}
+    groups: dict[tuple[RecommendedAction, str, str], list[Decision]] = {}
     for decision in held:
         groups.setdefault((decision.wanted, decision.rule, decision.reason), []).append(decision)
     rows = [
@@ -192,8 +211,8 @@ def _enforced(state: pb.PolicyState, who: view.Viewer) -> list[Decision]:
     return about[:SHOWN]
 
 
-def _duties(state: pb.PolicyState) -> dict[str, Duty]:
-    return {duty.node: duty for duty in (from_json(Duty, text) for text in state.duties_json)}
+def _duties(state: pb.PolicyState) -> dict[str, NodeOutage]:
+    return {duty.node: duty for duty in (from_json(NodeOutage, text) for text in state.duties_json)}
 
 
 def _out(state: pb.PolicyState, who: view.Viewer) -> None:

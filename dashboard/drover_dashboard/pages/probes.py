@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, client, probe_parts, view
-from drover_dashboard.table import Column, table
+from drover_core.model.probe_figures import FIGURES, Better
+from drover_dashboard import client
+from drover_dashboard.pages import probes_parts as probe_parts
+from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets.table import Column, table
 from drover_proto import fleet_pb2 as pb
-from drover_proto.probes import FIGURES, Better
 
 USUAL = "gemm_bf16"
 NO_NODE = "every node"

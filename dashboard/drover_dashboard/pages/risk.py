@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, client, view
-from drover_dashboard import format as fmt
-from drover_dashboard.table import Cell, Column, Mark, Row, table
+from drover_dashboard import client
+from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets.table import (
+    Cell,
+    Column,
+    Mark,
+    Row,
+    table,
+)
 from drover_proto import fleet_pb2 as pb
 
 SHOWN = 200

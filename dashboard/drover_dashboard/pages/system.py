@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, client, silencing, system_parts, view
+from drover_dashboard import client
+from drover_dashboard.pages import silence_forms as silencing
+from drover_dashboard.pages import system_parts
+from drover_dashboard.widgets import address, view
 
 EVERY_S = 3
 

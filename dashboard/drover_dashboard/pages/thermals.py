@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_dashboard import address, client, fabric_parts, heat_parts, view
+from drover_dashboard import client
+from drover_dashboard.pages import fabric_parts
+from drover_dashboard.pages import thermals_parts as heat_parts
+from drover_dashboard.widgets import address, view
 
 NOW_S = 5
 

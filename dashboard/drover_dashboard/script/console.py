@@ -8,8 +8,10 @@ import logging
 
 import streamlit as st
 
-from drover_dashboard import address, signin, upgraded, view
-from drover_dashboard.components import ASSETS
+from drover_dashboard.server import code_reload as upgraded
+from drover_dashboard.server import signin
+from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets.components import ASSETS
 
 ICON = (ASSETS / "icon.svg").read_text("utf-8")  # a local one: a named icon would be fetched from the internet
 

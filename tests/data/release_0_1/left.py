@@ -9,8 +9,12 @@ from typing import Any
 
 from drover_agent.clock import SystemClock
 from drover_collector.store import Store
-from drover_proto.catalog import Scope
 from testbed.fleets import T0
+
+try:
+    from drover_core.metrics.catalog import Scope
+except ModuleNotFoundError:  # release 0.1, in which make.py runs
+    from drover_proto.catalog import Scope  # type: ignore[import-not-found, no-redef]
 
 SPOOL_MS = T0 + 7_200_000
 

@@ -33,18 +33,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 import left
 import scenes
-
 from drover_agent.agent import Agent
-from drover_agent.sources.base import Reading
 from drover_collector.actions.desk import ActionDesk
-from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.slurm import SlurmActuator
 from drover_collector.detectors.example import START_MS
-from drover_collector.engine import Engine, Outcome
 from drover_collector.notify.webhook import message
-from drover_collector.probes.judging import judge_order
 from drover_collector.probes.measurements import Key
-from drover_collector.store import OutboxRow, ProbeRow, Store
 from drover_proto.events import (
     Act,
     Decision,
@@ -59,6 +52,13 @@ from drover_proto.events import (
     Severity,
     Wanted,
 )
+
+from drover_agent.sources.base import Reading
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.slurm import SlurmActuator
+from drover_collector.engine import Engine, Outcome
+from drover_collector.probes.judging import judge_order
+from drover_collector.store import OutboxRow, ProbeRow, Store
 from testbed.ingest import Collector
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.uplinks import power, running, settings, xid
@@ -358,7 +358,7 @@ def module(path: str) -> ModuleType:
 
 async def order(store: Store) -> str:
     """An order that was sent to a node held by a job of Slurm, and has not ended."""
-    tests = module("tests/collector/test_probe_protection.py")
+    tests = module("tests/collector/probes/test_probe_protection.py")
     async with tests.bench(store) as (collector, at), collector.agent(tests.hello(node="n0")) as agent:
         id_ = await asyncio.to_thread(at.desk.ask, "n0", ProbeReason.CONFIRM)
         await until(lambda: at.newest(id_).detail == "job 801 is pending", "why it waits is stored")

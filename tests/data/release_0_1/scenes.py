@@ -1,8 +1,8 @@
 """What befalls small fleets before and after a collector of release 0.1 is replaced. Pure; both releases can run it.
 
 `make.py` plays the first part of each scene to the engine of 0.1, stores what came of it, and notes what the engine of
-0.1 finds in the second part after a restart. tests/collector/test_release_0_1.py plays the second part to the engine of
-today, which knows of the first one only what the store says.
+0.1 finds in the second part after a restart. tests/collector/store/test_release_0_1.py plays the second part to the
+engine of today, which knows of the first one only what the store says.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from drover_collector.buckets import BUCKET_MS, Bucket
 from drover_collector.detectors.example import LAG_MS, START_MS, training_bucket
-from drover_collector.engine import Engine, Outcome
 from drover_collector.fleet_index import FleetIndex
-from drover_collector.notify.silences import Silences
-from drover_collector.policy import Policy
 from drover_proto.events import Decision, Event, EventKind, Finding, Incident, Silence
 from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
+
+from drover_collector.engine import Engine, Outcome
+from drover_collector.notify.silences import Silences
+from drover_collector.policy import Policy
 
 Columns = dict[str, npt.NDArray[np.float64]]
 

@@ -1,0 +1,1 @@
+"""What a training loop imports to report its steps."""

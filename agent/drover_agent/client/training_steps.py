@@ -1,0 +1,158 @@
+"""Reports the steps of a training loop to the agent on its node. One file, to import or to copy: it needs only the
+standard library, and nothing of Drover.
+
+    from drover_agent.client.training_steps import Reporter, transformer_flops
+
+    reporter = Reporter("pretrain", tokens_per_step=4_194_304, flops_per_step=transformer_flops(7e9, 4_194_304))
+    for batch in data:
+        train(batch)
+        reporter.step()          # or reporter.step(step_time_s=...) where the loop measures its time itself
+    ...
+    reporter.reset()             # after a pause that is no step: evaluation, a checkpoint
+
+Call it on every rank; `tokens_per_step` and `flops_per_step` are those of the whole job, over all its ranks.
+A call takes microseconds, never waits and never raises: about once a second it sends one datagram to a Unix socket
+without blocking. If nobody listens or the agent is behind, the time is added to the next report, `unsent` counts the
+tries, and the loop goes on. A process that was forked from one with a reporter may go on using it. Not for several
+threads at once.
+
+Wire, version 1: one JSON object per datagram, at most 1,024 bytes, sent to $DROVER_STEPS_SOCKET or
+/run/drover/steps.sock (SOCK_DGRAM):
+
+    v            1
+    name         of the workload: letters, digits, "." "_" "-", at most 64
+    rank         of this process in the job, from 0
+    world_size   processes (GPUs) of the job
+    step         steps so far by this process
+    steps        steps that this report is about
+    step_time_s  their mean time in seconds
+    tokens       optional: tokens of one step, over all ranks
+    flops        optional: floating-point operations of one step, over all ranks
+    job          optional: the scheduler's name of the job
+
+A reader skips keys that it does not know and refuses another version.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+from time import monotonic
+
+SOCKET = "/run/drover/steps.sock"
+SEND_S = 1.0  # between two reports of one process
+RECONNECT_S = 5.0  # between two looks for an agent that is not there
+_JOB = ("DROVER_JOB", "SLURM_JOB_ID", "POD_UID", "POD_NAME", "PBS_JOBID", "LSB_JOBID")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Reporter:
+    """Sums steps up and sends them. See the module's docstring.
+
+    Attributes:
+        unsent: reports that could not be sent when they were due.
+
+    Raises (at construction only):
+        ValueError: the name, or a number, is none that the agent would take.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokens_per_step: float | None = None,
+        flops_per_step: float | None = None,
+        world_size: int | None = None,
+        rank: int | None = None,
+        socket_path: str | None = None,
+    ) -> None:
+        """Rank and world size are taken from the environment of torchrun or srun where they are not given."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f'name {name!r}: letters, digits, ".", "_" and "-" are right, 64 at most')
+        fields: dict[str, object] = {"v": 1, "name": name}
+        fields["rank"] = _number("RANK", "SLURM_PROCID") if rank is None else int(rank)
+        fields["world_size"] = (_number("WORLD_SIZE", "SLURM_NTASKS") or 1) if world_size is None else int(world_size)
+        for key, value in (("tokens", tokens_per_step), ("flops", flops_per_step)):
+            if value is not None:
+                if not (math.isfinite(value) and value >= 0):
+                    raise ValueError(f"{key}_per_step must be a number from 0 on, found {value!r}")
+                fields[key] = float(value)  # numpy has numbers that are none to JSON
+        if job := next((os.environ[key] for key in _JOB if os.environ.get(key)), ""):
+            fields["job"] = job.encode("ascii", "replace").decode()[:128]  # else it may be too long when escaped
+        self.unsent = 0
+        self._head = json.dumps(fields)[:-1]
+        self._path = socket_path or os.environ.get("DROVER_STEPS_SOCKET") or SOCKET
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._steps = self._pending = 0  # so far; of those, not sent yet
+        self._pending_s = 0.0
+        self._mark: float | None = None  # when the step that runs now began
+        self._next_send = self._next_connect = 0.0
+
+    def step(self, step_time_s: float | None = None) -> None:
+        """A step has ended. Its time is `step_time_s`, or that since the last call; the first call only begins."""
+        now = monotonic()
+        taken = step_time_s if step_time_s is not None else None if self._mark is None else now - self._mark
+        self._mark = now
+        if taken is None or not 0 < taken < math.inf:
+            return
+        self._steps += 1
+        self._pending += 1
+        self._pending_s += taken
+        if now >= self._next_send:
+            self._next_send = now + SEND_S
+            if self._send(now):
+                self._pending, self._pending_s = 0, 0.0
+            else:
+                self.unsent += 1
+
+    def reset(self) -> None:
+        """What happened since the last step was none: the next one begins now."""
+        self._mark = monotonic()
+
+    def _send(self, now: float) -> bool:
+        mean_s = float(self._pending_s / self._pending)  # of numpy's, repr would say so
+        text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, "step_time_s": {mean_s!r}}}'
+        try:
+            if self._pid != os.getpid():  # the first report, or the first one after a fork
+                self._pid, self._socket, self._next_connect = os.getpid(), None, 0.0
+            if self._socket is None:
+                if now < self._next_connect:
+                    return False
+                self._next_connect = now + RECONNECT_S
+                fresh = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                fresh.setblocking(False)
+                try:
+                    fresh.connect(self._path)
+                except OSError:
+                    fresh.close()
+                    raise
+                self._socket = fresh
+            self._socket.send(text.encode())
+        except BlockingIOError:  # the agent is behind
+            return False
+        except (OSError, ValueError):  # no agent; or it has begun anew, with a socket of its own
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+            return False
+        return True
+
+
+def transformer_flops(
+    parameters: float, tokens: float, layers: int = 0, hidden: int = 0, sequence_length: int = 0
+) -> float:
+    """Operations of one training step (forward and backward) of a dense transformer over `tokens` tokens.
+
+    6 N per token (Kaplan et al. 2020, arXiv:2001.08361), and 12 L H Q T for attention where layers, width and sequence
+    length are given (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Recomputed activations don't count: MFU is
+    about the model's operations. For a mixture of experts `parameters` are those that one token uses.
+    """
+    return tokens * (6.0 * parameters + 12.0 * layers * hidden * sequence_length)
+
+
+def _number(*names: str) -> int:
+    """The first of these variables that is a number; 0 when none is."""
+    return next((int(text) for name in names if (text := os.environ.get(name, "")).isdecimal()), 0)

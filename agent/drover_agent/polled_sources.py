@@ -1,0 +1,119 @@
+"""The sources of a node: one file each in `sources/`, and one row in the table below.
+
+Sources that are read on the sampler's schedule stand in POLLED. The GPUs' own (`nvml.py`, which may come and go with
+the driver) and the kernel log (`kmsg.py`, which waits for lines) are run by `runtime.py`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drover_agent.simulated import load
+from drover_agent.sources.base import Reading, Source
+from drover_agent.sources.gpus import Gpus
+
+if TYPE_CHECKING:
+    from drover_agent.config import AgentConfig
+
+
+class Off:
+    """Stands for a source that the settings turn off."""
+
+    interval_s = 3600.0
+    off = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read(self, _: int) -> Reading:
+        return Reading()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _host(config: AgentConfig, _: Gpus) -> Source:
+    from drover_agent.sources.host.source import HostSource
+
+    return HostSource(config.node_name, Path(config.proc_root), Path(config.sys_root))
+
+
+def _sensors(config: AgentConfig, _: Gpus) -> Source:
+    from drover_agent.sources.host.sensors import SensorsSource
+
+    return SensorsSource(config.node_name, Path(config.sys_root))
+
+
+def _infiniband(config: AgentConfig, gpus: Gpus) -> Source:
+    from drover_agent.sources.network.infiniband import InfinibandSource
+
+    return InfinibandSource(config.node_name, Path(config.sys_root), gpus)
+
+
+def _ethernet(config: AgentConfig, _: Gpus) -> Source:
+    from drover_agent.sources.network.ethernet import EthernetSource
+
+    return EthernetSource(config.node_name, Path(config.sys_root))
+
+
+def _dcgm(config: AgentConfig, gpus: Gpus) -> Source:
+    if not config.dcgm_url:
+        return Off("dcgm")
+    from drover_agent.sources.dcgm import DcgmSource
+
+    kmsg = Path(config.kmsg_path) if config.kmsg_enabled else None
+    return DcgmSource(config.node_name, config.dcgm_url, gpus, kmsg, Path(config.proc_root))
+
+
+def _inference(config: AgentConfig, _: Gpus) -> Source:
+    if not config.inference_urls:
+        return Off("inference")
+    from drover_agent.sources.workloads.inference import InferenceSource
+
+    return InferenceSource(config.node_name, config.inference_urls)
+
+
+def _steps(config: AgentConfig, gpus: Gpus) -> Source:
+    if not config.steps_socket:
+        return Off("steps")
+    from drover_agent.sources.workloads.steps import StepsSource
+
+    return StepsSource(config.node_name, Path(config.steps_socket), gpus)
+
+
+def _jobs(config: AgentConfig, gpus: Gpus) -> Source:
+    from drover_agent.sources.workloads.jobs import JobsSource
+
+    return JobsSource(Path(config.proc_root), gpus, config.kubelet_socket, config.kubernetes_resources)
+
+
+def _simulated(config: AgentConfig, _: Gpus) -> Source:
+    seed = zlib.crc32(config.node_name.encode())  # else all had the same serials
+    source: Source = load("node")(config.node_name, seed)
+    return source
+
+
+# name -> (the settings of `hardware` it is for, how to make it). Imports stay inside: a node loads what it uses.
+POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] = {
+    "host": (frozenset({"auto", "nvml", "none"}), _host),
+    "sensors": (frozenset({"auto", "nvml", "none"}), _sensors),
+    "infiniband": (frozenset({"auto", "nvml", "none"}), _infiniband),
+    "ethernet": (frozenset({"auto", "nvml", "none"}), _ethernet),
+    "dcgm": (frozenset({"auto", "nvml"}), _dcgm),
+    "inference": (frozenset({"auto", "nvml", "none"}), _inference),
+    "steps": (frozenset({"auto", "nvml", "none"}), _steps),
+    "jobs": (frozenset({"auto", "nvml"}), _jobs),
+    "simulated": (frozenset({"simulated"}), _simulated),
+}
+
+
+def polled(config: AgentConfig, gpus: Gpus) -> list[Source]:
+    """The scheduled sources of a node with these settings; `gpus` is what they may ask of its GPUs.
+
+    Raises:
+        SettingsError: simulated hardware is asked for, and the simulator is not installed.
+    """
+    return [make(config, gpus) for hardware, make in POLLED.values() if config.hardware in hardware]

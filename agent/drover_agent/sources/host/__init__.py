@@ -1,0 +1,1 @@
+"""The node itself: load, memory, disks, sensors, inventory."""

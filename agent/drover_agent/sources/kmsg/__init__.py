@@ -1,0 +1,1 @@
+"""The kernel log: XIDs and other lines that are events."""

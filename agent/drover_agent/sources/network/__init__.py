@@ -1,0 +1,1 @@
+"""Network ports: InfiniBand and Ethernet."""

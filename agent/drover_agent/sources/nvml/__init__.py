@@ -1,0 +1,1 @@
+"""GPUs through NVML, the library of the NVIDIA driver."""

@@ -1,0 +1,1 @@
+"""What runs on the node: jobs, training loops, inference servers."""

@@ -1,0 +1,1 @@
+"""Case folders: read, written, imported."""

@@ -1,0 +1,1 @@
+"""The fleet's certificates: the authority, and how nodes enrol."""

@@ -1,0 +1,1 @@
+"""How well incidents match the ground truth of a case."""

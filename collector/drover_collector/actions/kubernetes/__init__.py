@@ -1,0 +1,1 @@
+"""Drain, isolate and resume nodes through Kubernetes."""

@@ -1,0 +1,220 @@
+"""What people do to nodes, and what was done to them."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import grpc
+import numpy as np
+
+from drover_collector.actions.base import ActError
+from drover_collector.actions.dispatcher import OBSERVES, ActionDispatcher
+from drover_collector.actions.node_outage import IDLE, gpu_hours_lost, is_out
+from drover_collector.api import return_to_service as api_return
+from drover_collector.api.snapshot import (
+    DAY_MS,
+    ApiSnapshot,
+    RefusalError,
+    bad_argument,
+)
+from drover_collector.engine.engine import Engine
+from drover_collector.policy.decider import UNSEEN
+from drover_collector.policy.guard import hold, may_resume
+from drover_collector.store import StoreError
+from drover_core.model.events import (
+    Act,
+    Action,
+    Audit,
+    NodeOutage,
+)
+from drover_proto import fleet_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+BY_HAND = (Act.DRAIN, Act.ISOLATE, Act.RESUME, Act.RESET, Act.REBOOT)
+WAIT_S = 8.0  # for the outcome, before the answer says that it is under way
+WHY_CHARS = 500
+LISTED = 100
+MOST_LISTED = 10_000
+LOST_DAYS = 90
+NO_FORCE = "by force acts whose certificate has a name drover://admin/NAME; an operator's acts within the guard"
+FORCE = "--force does it all the same (over TLS an admin's)"
+
+
+def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: bool = True) -> pb.ActReply:
+    """`by`: who asks, as the certificate names them; `forces`: whether they may act past the guard.
+
+    A resume passes no guard.
+    """
+    facts.node_number(request.node)
+    act = next((act for act in BY_HAND if act == request.act), None)
+    if act is None:
+        raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
+    why = " ".join(request.why.split())[:WHY_CHARS]
+    try:
+        if request.force and not forces:
+            raise RefusalError(grpc.StatusCode.PERMISSION_DENIED, NO_FORCE)
+        reply = _done(facts, request, act, why, by)
+    except RefusalError as refusal:
+        _note_refused(facts, request, act, why, by, str(refusal))
+        raise
+    now_ms = facts.now_ms()
+    line = Audit(
+        f"{act} {request.node} {now_ms}", now_ms, by, act.value, request.node, why,
+        ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
+    )  # fmt: skip
+    facts.store.write_audit([line])
+    return reply
+
+
+def _done(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
+    if not why:
+        raise bad_argument("say why: it stands in the record and in the scheduler's reason")
+    desk = _desk(facts)
+    try:
+        return _resume(desk, request, why, by) if act is Act.RESUME else _take_out(facts, desk, request, act, why, by)
+    except ActError as error:
+        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+
+
+def _note_refused(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str, refusal: str) -> None:
+    """In the audit too. The refusal is answered whether the store takes its line or not."""
+    now_ms = facts.now_ms()
+    forced = "forced: " if request.force else ""
+    line = Audit(
+        f"{act} {request.node} {now_ms} refused", now_ms, by, f"{act} (refused)", request.node, why, forced + refusal
+    )
+    try:
+        facts.store.write_audit([line])
+    except StoreError as error:  # as of one that stands by, whose audit is the active one's
+        log.warning("not in the audit: %s of %s by %s, refused: %s (%s)", act, request.node, by, refusal, error)
+
+
+def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: bool = True) -> pb.ActPreview:
+    """What an act would meet: the guard, the jobs on the node. Nothing is done."""
+    n = facts.node_number(request.node)
+    act = next((act for act in BY_HAND if act == request.act), None)
+    if act is None:
+        raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
+    desk = facts.pipeline.desk
+    duty = (desk.duties if desk is not None else facts.pipeline.engine.duties).get(request.node)
+    reply = pb.ActPreview(
+        may_act=may, no_force=not forces, jobs=_jobs_on(facts, n), mode=facts.pipeline.ceiling,
+        stage=str(duty.stage) if duty is not None and is_out(duty) else "",
+    )  # fmt: skip
+    if desk is None or (why_not := desk.acts_not(request.node)):
+        reply.hindrance = OBSERVES if desk is None else why_not
+    elif act is Act.RESUME:
+        reply.hindrance = may_resume(request.node, duty) or ""
+        if desk.validator is not None and desk.config.validate:
+            reply.validates = desk.config.validate_level
+    elif act in (Act.RESET, Act.REBOOT):
+        reply.hindrance = desk.hindrance(act)
+        if duty is None or duty.stage not in IDLE:
+            reply.guard = f"jobs may run on {request.node}: drain it first"
+    else:
+        reply.guard = facts.pipeline.of_engine(partial(_held, request.node)) or ""
+    if act is Act.RESUME and duty is not None and is_out(duty):
+        safe, told = api_return.grounds(facts, request.node, duty)
+        reply.grounds.extend(told)
+        if safe is not None:
+            reply.safe = safe
+    reply.maintenance = facts.pipeline.outbox.silences.held(facts.now_ms()).get(request.node, "")
+    return reply
+
+
+def _jobs_on(facts: ApiSnapshot, n: int) -> list[pb.JobThere]:
+    """Who holds GPUs of a node, most of them first."""
+    index = facts.index
+    codes, names = facts.jobs()
+    here = codes[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
+    found = []
+    for code in np.unique(here[here >= 0]).tolist():
+        gpus = np.flatnonzero(codes == code)
+        found.append(
+            pb.JobThere(
+                job=names[code], gpus_here=int((here == code).sum()), gpus=len(gpus),
+                nodes=len(np.unique(index.gpu_node[gpus])),
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda job: (-job.gpus_here, job.job))
+
+
+def list_actions(facts: ApiSnapshot, request: pb.ActionsRequest) -> pb.ActionList:
+    if request.node:
+        facts.node_number(request.node)
+    limit = min(request.limit or LISTED, MOST_LISTED)
+    actions = facts.store.actions(node=request.node, incident=request.incident, limit=limit)
+    duties = [d for d in facts.store.duties().values() if (d.node == request.node if request.node else is_out(d))]
+    return pb.ActionList(
+        actions=[_action(action) for action in actions], duties=[_duty(facts, duty) for duty in duties]
+    )
+
+
+def _desk(facts: ApiSnapshot) -> ActionDispatcher:
+    desk = facts.pipeline.desk
+    if desk is None:
+        raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, OBSERVES)
+    return desk
+
+
+def _resume(desk: ActionDispatcher, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
+    action, said = desk.resume(request.node, why, by, request.force)
+    return pb.ActReply(detail=said) if action is None else _told(desk.wait(action, WAIT_S))
+
+
+def _take_out(
+    facts: ApiSnapshot, desk: ActionDispatcher, request: pb.ActRequest, act: Act, why: str, by: str
+) -> pb.ActReply:
+    duty = desk.duties.get(request.node)
+    if act in (Act.RESET, Act.REBOOT):
+        if not request.force and (duty is None or duty.stage not in IDLE):
+            raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
+        return _told(desk.wait(desk.drain(request.node, act, why, by, request.force), WAIT_S))
+    desk.check(request.node)
+    # Counted before the guard is asked and until it waits among the others: of two that are asked for at once each
+    # would find room for one, as would what Drover decides meanwhile.
+    desk.asked[request.node] = None
+    try:
+        if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
+            raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
+        made = desk.drain(request.node, act, why, by, request.force)
+    finally:
+        desk.asked.pop(request.node, None)
+    return _told(desk.wait(made, WAIT_S))
+
+
+def _held(node: str, engine: Engine) -> str | None:
+    """Why the caps of the guard would not let the node go; its pace and breaker are for what Drover does by itself.
+    A scheduler that is away takes all that wait when it is back: they count."""
+    if engine.decider.away is None:
+        return UNSEEN
+    census = engine.census()
+    if node not in census.really:
+        census.give_back(node)
+    return hold(node, engine.jobs_on(node), census, engine.policy.guard)
+
+
+def _told(action: Action) -> pb.ActReply:
+    return pb.ActReply(action_id=action.id, state=action.state, detail=action.detail)
+
+
+def _action(a: Action) -> pb.ActionLine:
+    return pb.ActionLine(
+        id=a.id, node=a.node, act=a.action, state=a.state, detail=a.detail, by=a.by, why=a.why, ts_ms=a.ts_ms,
+        incident_id=a.incident_id, actuator=a.actuator, attempts=a.attempts,
+    )  # fmt: skip
+
+
+def _duty(facts: ApiSnapshot, duty: NodeOutage) -> pb.DutyLine:
+    now_ms = facts.now_ms()
+    place = facts.index.spec.by_name.get(duty.node)
+    lost = 0.0
+    if place is not None:
+        history = facts.store.duty_history(duty.node, now_ms - LOST_DAYS * DAY_MS) or [duty]
+        lost = gpu_hours_lost(history, place.gpus, now_ms)
+    return pb.DutyLine(
+        node=duty.node, stage=duty.stage, ts_ms=duty.ts_ms, incident_id=duty.incident_id, reason=duty.reason,
+        by=duty.by, returns=duty.returns, gpu_hours_lost=lost, waits_for=duty.waits_for,
+    )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Decisions as people see and answer them, the audit history, and the policy with the guard's state."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import string
+from collections.abc import Sequence
+
+import grpc
+
+from drover_collector.actions.node_outage import ITSELF
+from drover_collector.api.audit import own_deeds
+from drover_collector.api.snapshot import (
+    DAY_MS,
+    ApiSnapshot,
+    RefusalError,
+    bad_argument,
+    not_found,
+)
+from drover_collector.auth.identity import Identity, Role
+from drover_core.model.events import (
+    OUT_STAGES,
+    Approval,
+    Audit,
+    Decision,
+    Health,
+    NodeOutage,
+    RecommendedAction,
+    Withheld,
+    to_json,
+)
+from drover_proto import fleet_pb2 as pb
+
+SINCE_MS = 7 * DAY_MS
+AUDIT_MS = 30 * DAY_MS
+LIMIT = 100
+AUDIT_LIMIT = 200
+MOST = 10_000
+WHY_CHARS = 500
+OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
+NAMED = 5
+RETURN = "return to service"  # where a rule stands in other decisions
+
+
+def may_answer(caller: Identity | None) -> bool:
+    """Whether a caller may approve and reject; without TLS every local user may."""
+    return caller is None or caller.role in (Role.OPERATOR, Role.ADMIN)
+
+
+def named(caller: Identity | None, who: str) -> str:
+    """Who answers: the certificate's name, and before it what a person said of itself."""
+    name = "a local user" if caller is None else caller.name
+    if who.strip():
+        told = "".join(c if c.isprintable() else " " for c in who)  # no sign may turn what stands behind it around
+        return f"{' '.join(told.split())[:80]} ({name})"
+    return f"{name} (a certificate)" if name == ITSELF else name
+
+
+def list_decisions(facts: ApiSnapshot, request: pb.DecisionsRequest, may: bool) -> pb.DecisionList:
+    if request.outcome and request.outcome not in OUTCOMES:
+        raise bad_argument(f"outcome {request.outcome!r}: give one of {', '.join(OUTCOMES)}")
+    since_ms = request.since_ms or facts.now_ms() - SINCE_MS
+    limit = min(request.limit or LIMIT, MOST)
+    waiting = {d.id: d for d in pending(facts)} if request.outcome in ("", "pending_approval") else {}
+    found = facts.store.newest_decisions(since_ms, request.outcome, limit)
+    # What the engine no longer asks is not shown as waiting, whatever the store has of before a crash.
+    rest = [d for d in found if d.id not in waiting and d.outcome != "pending_approval"]
+    shown = [*waiting.values(), *rest][:limit]
+    return pb.DecisionList(decisions_json=[to_json(d) for d in shown], may_answer=may)
+
+
+def pending(facts: ApiSnapshot) -> list[Decision]:
+    """Decisions that wait for a person, the newest first."""
+    standing = list(facts.pipeline.engine.decider.standing.copy().values())
+    return sorted((d for d in standing if d.outcome == "pending_approval"), key=lambda d: (-d.ts_ms, d.id))
+
+
+def answer(facts: ApiSnapshot, request: pb.Answer, approved: bool, by: str) -> pb.Answered:
+    """A person's answer; returns what came of it.
+
+    Raises:
+        RefusalError: no reason, no such decision, one that waits no more, or this collector does not decide.
+    """
+    why = " ".join(request.why.split())
+    if not why:
+        raise bad_argument("why is empty; say in a few words why, for those who read it later")
+    if len(why) > WHY_CHARS:
+        raise bad_argument(f"why has {len(why)} characters; at most {WHY_CHARS}")
+    if not facts.pipeline.leading:
+        raise RefusalError(
+            grpc.StatusCode.FAILED_PRECONDITION, "this collector stands by; ask the active one, which decides"
+        )
+    decision = _waiting(facts, request.decision)
+    now_ms = facts.now_ms()
+    what = "approve" if approved else "reject"
+    id_ = hashlib.blake2b(f"{decision.id} {what} {by} {now_ms}".encode(), digest_size=8).hexdigest()
+    line = Audit(id_, now_ms, by, what, decision.incident_id, why, f"{decision.wanted} {decision.node} ({decision.id})")
+    outcome = facts.pipeline.answer(Approval(decision.id, now_ms, by, approved, why), line)
+    if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):
+        raise RefusalError(
+            grpc.StatusCode.FAILED_PRECONDITION, f"decision {decision.id} waits no more; nothing was done"
+        )
+    return pb.Answered(decisions_json=[to_json(d) for d in outcome.decisions])
+
+
+def _waiting(facts: ApiSnapshot, beginning: str) -> Decision:
+    if not beginning or set(beginning) - set(string.hexdigits):
+        raise bad_argument(f"{beginning!r} is no decision id; `drover decisions` lists them")
+    found = [d for d in pending(facts) if d.id.startswith(beginning) or d.incident_id == beginning]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(d.id for d in found[:NAMED])
+        raise bad_argument(f"{beginning!r} begins {len(found)} ids: {some}; give more of it")
+    known = [d for d in facts.store.newest_decisions(0, limit=MOST) if d.id.startswith(beginning)]
+    if known and known[0].outcome == "pending_approval":
+        raise RefusalError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"decision {known[0].id} has been replaced by a newer one; `drover decisions` lists those that wait",
+        )
+    if known:
+        raise RefusalError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"decision {known[0].id} does not wait for an answer, it is {known[0].outcome}: {known[0].reason}",
+        )
+    raise not_found(f"no decision {beginning!r} waits for an answer; `drover decisions` lists them")
+
+
+def list_audit(facts: ApiSnapshot, request: pb.AuditRequest) -> pb.AuditList:
+    since_ms = request.since_ms or facts.now_ms() - AUDIT_MS
+    limit = min(request.limit or AUDIT_LIMIT, MOST)
+    found = facts.store.audit(since_ms, request.subject, limit)
+    if request.whole:
+        found += own_deeds(facts.store, since_ms, request.subject, limit)
+        found = sorted(found, key=lambda line: (-line.ts_ms, line.id))[:limit]
+    return pb.AuditList(audit_json=[to_json(line) for line in found])
+
+
+def _withheld(duties: Sequence[NodeOutage], mode: str) -> list[Decision]:
+    """Returns to service that are withheld though their probes were passed, beside what the guard holds."""
+    return [
+        Decision(
+            f"return {d.node}", d.incident_id, d.ts_ms, d.node, RecommendedAction.NONE, mode, "held", RETURN, d.reason
+        )
+        for d in duties
+        if d.withheld is Withheld.QUIET or (d.passed_before and d.stage is Health.VALIDATING)
+    ]
+
+
+def get_policy(facts: ApiSnapshot, may: bool) -> pb.PolicyState:
+    pipeline = facts.pipeline
+    policy, decider = pipeline.policy, pipeline.engine.decider
+    told = {
+        "guard": dataclasses.asdict(policy.guard),
+        "rules": [dataclasses.asdict(rule) for rule in policy.rules],
+        "overrides": [dataclasses.asdict(override) for override in policy.overrides],
+        "approval_expires_s": policy.approval_expires_s,
+        "approval_again_s": policy.approval_again_s,
+    }
+    standing = list(decider.standing.copy().values())
+    taken = {node for at_ms, node in decider.pace.taken.copy() if facts.now_ms() - at_ms < 3_600_000}
+    duties = sorted((d for d in dict(decider.duties).values() if d.stage in OUT_STAGES), key=lambda d: d.node)
+    held = [*(d for d in standing if d.outcome == "held"), *_withheld(duties, policy.mode)]
+    return pb.PolicyState(
+        name=policy.name,
+        mode=policy.mode,
+        ceiling=pipeline.ceiling,
+        policy_json=json.dumps(told),
+        breaker_json=[to_json(i) for i in decider.breaker.events.copy().values() if i.closed_ms is None],
+        out=sorted(decider.out()),
+        taken_in_hour=len(taken),
+        pending_json=[to_json(d) for d in pending(facts)],
+        held_json=[to_json(d) for d in held],
+        trouble=pipeline.ticks.troubles.get("policy", ""),
+        duties_json=[to_json(d) for d in duties],
+        may_answer=may,
+    )

@@ -1,0 +1,142 @@
+"""Silences as people make, list and end them. Each is in the audit, with who and why."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+
+import grpc
+
+from drover_collector.api.incidents import find_incident
+from drover_collector.api.snapshot import (
+    ApiSnapshot,
+    RefusalError,
+    bad_argument,
+    not_found,
+)
+from drover_collector.notify.maintenance_windows import PLACES, unknown_place
+from drover_collector.notify.silences import covers
+from drover_core.model.events import (
+    Audit,
+    IncidentKind,
+    Silence,
+    to_json,
+)
+from drover_core.model.silences import KEYS, where
+from drover_core.times import iso
+from drover_proto import fleet_pb2 as pb
+
+WHY_CHARS = 500
+LISTED = 1_000
+MOST_LISTED = 10_000
+MOST_ACTIVE = 1_000  # more of them hide a fleet
+MOST_VALUES = 1_000  # of one list
+LEAST_H = 1 / 60
+PAST_MS = 60_000  # a clock may differ that much; a silence of the past mutes nothing
+AHEAD_MS = 90 * 86_400_000
+
+
+def list_silences(facts: ApiSnapshot, request: pb.SilencesRequest, may: bool) -> pb.SilenceList:
+    now_ms = facts.now_ms()
+    known = {silence.id: silence for silence in facts.pipeline.outbox.silences.known(now_ms)}
+    if request.since_ms or not facts.pipeline.leading:  # one that stands by has not heard of the newest
+        known |= {silence.id: silence for silence in facts.store.silences(request.since_ms or now_ms)}
+    since_ms = request.since_ms or now_ms
+    found = sorted((s for s in known.values() if s.until_ms > since_ms), key=lambda s: (s.until_ms, s.id))
+    shown = found[: min(request.limit or LISTED, MOST_LISTED)]
+    return pb.SilenceList(
+        silences_json=[to_json(s) for s in shown], may_change=may, max_hours=facts.config.notify.max_silence_h
+    )
+
+
+def create_silence(facts: ApiSnapshot, request: pb.SilenceAsk, by: str) -> pb.SilenceReply:
+    """
+    Raises:
+        RefusalError: no end, too long, no reason, nothing that it covers, or this collector does not tell anybody.
+    """
+    _leading(facts)
+    now_ms = facts.now_ms()
+    from_ms = request.from_ms or now_ms
+    why = _why(request.why)
+    most = facts.config.notify.max_silence_h
+    if not math.isfinite(request.hours) or not LEAST_H <= request.hours <= most:
+        raise bad_argument(
+            f"a silence lasts from a minute to {most:g} hours (notify.max_silence_h), not {request.hours:g}; what is to"
+            " be quiet for ever belongs into a route or the policy"
+        )
+    if not now_ms - PAST_MS <= from_ms <= now_ms + AHEAD_MS:
+        raise bad_argument(f"it cannot begin at {iso(from_ms)}; at most {AHEAD_MS // 86_400_000} days ahead")
+    if len(facts.pipeline.outbox.silences.known(now_ms)) >= MOST_ACTIVE:
+        raise bad_argument(f"{MOST_ACTIVE} silences are in force; end some: drover silences, drover unsilence")
+    made = Silence(
+        "", now_ms, from_ms, from_ms + round(request.hours * 3_600_000), by, why,
+        tuple(request.node), tuple(request.gpu), tuple(request.rack), tuple(request.leaf), tuple(request.pool),
+        tuple(request.kind), tuple(find_incident(facts, text).id for text in request.incident), request.maintenance,
+    )  # fmt: skip
+    _check(facts, made)
+    seed = f"{where(made)} {by} {from_ms} {made.until_ms} {now_ms}"
+    made = replace(made, id=hashlib.blake2b(seed.encode(), digest_size=6).hexdigest())
+    return _take(facts, made, "maintenance" if made.maintenance else "silence", by, why)
+
+
+def end_silence(facts: ApiSnapshot, request: pb.SilenceEnd, by: str) -> pb.SilenceReply:
+    """Ends one that is in force or to come; of a window of the settings this once.
+
+    Raises:
+        RefusalError: no reason, none of that id, or this collector does not tell anybody.
+    """
+    _leading(facts)
+    why, now_ms = _why(request.why), facts.now_ms()
+    known = facts.pipeline.outbox.silences.known(now_ms)
+    found = [s for s in known if request.id and s.id.startswith(request.id)]
+    if exact := [s for s in found if s.id == request.id]:
+        found = exact
+    if not found:
+        raise not_found(f"no silence {request.id[:80]!r} is in force or to come; `drover silences` lists them")
+    if len(found) > 1:
+        raise bad_argument(f"{request.id!r} begins {len(found)} ids; give more of it")
+    ended = replace(found[0], until_ms=now_ms, from_ms=min(found[0].from_ms, now_ms), ended_by=by)
+    return _take(facts, ended, "unsilence", by, why)
+
+
+def _take(facts: ApiSnapshot, silence: Silence, what: str, by: str, why: str) -> pb.SilenceReply:
+    """Stores it with its line of the audit. About one incident or node it is found with that one."""
+    now_ms = facts.now_ms()
+    subject = next((v[0] for v in (silence.incident, silence.node) if len(v) == 1), silence.id)
+    detail = f"{where(silence)} from {iso(silence.from_ms)[:19]}Z until {iso(silence.until_ms)[:19]}Z ({silence.id})"
+    facts.pipeline.take_silence(silence, Audit(f"{what} {silence.id} {now_ms}", now_ms, by, what, subject, why, detail))
+    count = sum(covers(silence, i, facts.index.spec.by_name) for i in facts.open_incidents())
+    return pb.SilenceReply(silence_json=to_json(silence), covers=count)
+
+
+def _check(facts: ApiSnapshot, silence: Silence) -> None:
+    given = {key: getattr(silence, key) for key in KEYS if getattr(silence, key)}
+    if not given:
+        raise bad_argument(f"say what is to be silent: an incident, {', '.join(KEYS[1:-1])} or kind")
+    for key, values in given.items():
+        if len(values) > MOST_VALUES:
+            raise bad_argument(f"{len(values)} values of {key}; at most {MOST_VALUES}")
+    if wrong := unknown_place(facts.index.spec, {key: getattr(silence, key) for key in PLACES}):
+        raise not_found(f"no {wrong[0]} {wrong[1][:80]!r} in the fleet file")
+    for kind in silence.kind:
+        if kind not in list(IncidentKind):
+            raise bad_argument(f"kind {kind[:80]!r}: give one of {', '.join(IncidentKind)}")
+    if silence.maintenance and set(given) - set(PLACES):
+        raise bad_argument("maintenance is of whole nodes: give nodes, racks, leaf switches or pools alone")
+
+
+def _why(text: str) -> str:
+    why = " ".join(text.split())
+    if not why:
+        raise bad_argument("why is empty; say in a few words why, for those who wonder that nobody was told")
+    if len(why) > WHY_CHARS:
+        raise bad_argument(f"why has {len(why)} characters; at most {WHY_CHARS}")
+    return why
+
+
+def _leading(facts: ApiSnapshot) -> None:
+    if not facts.pipeline.leading:
+        raise RefusalError(
+            grpc.StatusCode.FAILED_PRECONDITION, "this collector stands by; ask the active one, which tells people"
+        )

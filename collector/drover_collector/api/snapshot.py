@@ -1,0 +1,258 @@
+"""What the Fleet API's answers are made of, each computed at most once in a while however many consoles ask.
+
+Everything here blocks on the store and is called from the API's worker threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.auth.authorization import Gate
+from drover_collector.auth.tls import ServerTls
+from drover_collector.config import CollectorConfig
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.ingest.stats import IngestStats
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.service import ProbeOrderService
+from drover_collector.store import Store, StoreError, Totals
+from drover_core.model.events import (
+    SEVERITY_ORDER,
+    WANTED_ORDER,
+    Health,
+    Incident,
+)
+
+if TYPE_CHECKING:  # it is made of these facts
+    from drover_collector.pipeline.expiry import ClockGuardedExpiry
+
+T = TypeVar("T")
+
+# Of these the last known is told while the store does not answer, with a trouble that says so: people ask the status.
+STATUS = frozenset({"totals", "stored last seen", "incidents", "jobs", "parts", "drops"})
+SHORT_S = 1.0  # pictures
+LONG_S = 5.0  # counts, times and jobs: what a person does not watch move
+COUNTED_SHARE = 30  # counting what is stored takes at most a thirtieth of the time,
+MOST_S = 60.0  # unless the count would be older than this
+MOST_KEPT = 128  # answers, beside those of STATUS: a picture for each metric of GPUs, and some for each board and span
+DAY_MS = 86_400_000
+RECENT_MS = 7 * DAY_MS
+AHEAD_MS = 30_000  # how far a node's clock may be ahead of ours
+REPORTING_MS = 30_000  # a node whose newest data came longer ago is not reporting: six batches of an agent
+
+# The worst first. Nobody knows how an unknown one is, so it stands before those that are being dealt with.
+HEALTH_ORDER = (
+    Health.CONFIRMED, Health.SUSPECT, Health.UNKNOWN, Health.REPAIR, Health.DRAINING, Health.DRAINED,
+    Health.VALIDATING, Health.HEALTHY,
+)  # fmt: skip
+
+
+class RefusalError(Exception):
+    """A request that cannot be answered: a gRPC status, and one line that says what to do."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def bad_argument(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def not_found(message: str) -> RefusalError:
+    return RefusalError(grpc.StatusCode.NOT_FOUND, message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    made_s: float
+    seconds: float  # how long it may be used
+    value: Any
+
+
+class _Lock:
+    def __init__(self) -> None:
+        self.held, self.users = threading.Lock(), 0
+
+
+@dataclass(slots=True)
+class HeartbeatStatus:
+    """Since the start, for metrics and `drover doctor`."""
+
+    sent: int = 0
+    failed: int = 0
+    trouble: str = ""  # why the newest did not arrive
+
+
+class ApiSnapshot:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stats: IngestStats,
+        config: CollectorConfig,
+        gate: Gate | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
+        self.gate = gate or Gate(secure=False)
+        self.tls = tls
+        self.pipeline = pipeline
+        self.stats = stats
+        self.config = config
+        self.probe_desk: ProbeOrderService | None = None  # of the collector that asks for probes
+        self.beats: HeartbeatStatus | None = None  # of the dead-man's switch
+        self.expiring: ClockGuardedExpiry | None = None  # of what is too old
+        self.agents_address = ""  # HOST:PORT on which agents are served
+        self.away = ""  # why the store does not answer what the status asks
+        self._kept: dict[object, _Kept] = {}  # the one made last comes last
+        self._locks: dict[object, _Lock] = {}  # of those that are being made
+        self._guard = threading.Lock()  # of these two
+
+    @property
+    def index(self) -> FleetIndex:
+        return self.pipeline.index
+
+    @property
+    def store(self) -> Store:
+        return self.pipeline.store
+
+    def now_ms(self) -> int:
+        return self.pipeline.now_ms()
+
+    def once(self, key: object, seconds: float, make: Callable[[], T]) -> T:
+        """`make()`, or its result of less than `seconds` ago; concurrent callers share one call.
+
+        What is older than its time is forgotten when something else is made; of STATUS the last one stays.
+        """
+        with self._alone(key):
+            found = self._kept.get(key)
+            if found is None or time.monotonic() - found.made_s >= seconds:
+                try:
+                    found = _Kept(time.monotonic(), seconds, make())
+                    if key in STATUS:
+                        self.away = ""
+                except StoreError as error:
+                    if found is None or key not in STATUS:
+                        raise
+                    self.away = str(error)
+                    found = _Kept(time.monotonic(), seconds, found.value)
+                self._keep(key, found)
+            return cast(T, found.value)
+
+    @contextlib.contextmanager
+    def _alone(self, key: object) -> Iterator[None]:
+        with self._guard:
+            lock = self._locks.setdefault(key, _Lock())
+            lock.users += 1
+        try:
+            with lock.held:
+                yield
+        finally:
+            with self._guard:
+                lock.users -= 1
+                if not lock.users:
+                    del self._locks[key]
+
+    def _keep(self, key: object, kept: _Kept) -> None:
+        now_s = time.monotonic()
+        with self._guard:
+            self._kept.pop(key, None)
+            self._kept[key] = kept
+            passing = [each for each in self._kept if each not in STATUS and each != key]
+            too_many = len(passing) + 1 - MOST_KEPT
+            for number, each in enumerate(passing):
+                if number < too_many or now_s - self._kept[each].made_s >= self._kept[each].seconds:
+                    del self._kept[each]
+
+    def totals(self) -> Totals:
+        """Counted anew the more seldom the longer it takes: at 100,000 GPUs it is a second's work."""
+
+        def make() -> tuple[Totals, float]:
+            began_s = time.monotonic()
+            return self.store.totals(), time.monotonic() - began_s
+
+        known = self._kept.get("totals")
+        took_s = known.value[1] if known else 0.0
+        return self.once("totals", min(max(LONG_S, took_s * COUNTED_SHARE), MOST_S), make)[0]
+
+    def newest_sample_ms(self) -> int:
+        """Of all nodes of the fleet, as far as it is stored; 0: none. A sample of the future counts as none."""
+        return max(int(self._stored_seen().max(initial=0)), 0)
+
+    def _stored_seen(self) -> npt.NDArray[np.int64]:
+        stored = self.once("stored last seen", LONG_S, lambda: self.store.last_seen(self.index))
+        # A sample of the future tells of a wrong clock: counted, a node that fell silent would seem to report.
+        return np.where(stored > self.now_ms() + AHEAD_MS, 0, stored)
+
+    def jobs(self) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+        """int32 [G]: index into the names of the job that holds each GPU now, -1 for none."""
+
+        def make() -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
+            codes, names = self.store.jobs_at(self.index, self.now_ms())
+            return codes, tuple(names)
+
+        return self.once("jobs", LONG_S, make)
+
+    def last_seen(self) -> npt.NDArray[np.int64]:
+        """int64 [N]: newest sample or message of each node, ms; 0 never."""
+
+        def make() -> npt.NDArray[np.int64]:
+            heard = self.stats.last_seen
+            return np.maximum(self._stored_seen(), np.array([heard.get(n.name, 0) for n in self.index.nodes], np.int64))
+
+        return self.once("last seen", SHORT_S, make)
+
+    def incidents(self, since_ms: int = 0) -> list[Incident]:
+        """Incidents open, or closed after `since_ms`, in their newest version: the engine's before the store's."""
+
+        recent_ms = self.now_ms() - RECENT_MS
+        if since_ms >= recent_ms:
+            stored = self.once("incidents", LONG_S, lambda: self.store.incidents("all", recent_ms))
+        else:
+            stored = self.store.incidents("all", since_ms)
+        found = {i.id: i for i in stored}
+        found.update({i.id: i for i in self.pipeline.incidents.values()})
+        return [i for i in found.values() if i.closed_ms is None or i.closed_ms >= since_ms]
+
+    def open_by_node(self) -> dict[str, list[Incident]]:
+        """Open incidents by the nodes of their members, the worst first."""
+        found: dict[str, list[Incident]] = defaultdict(list)
+        for incident in sorted(self.open_incidents(), key=worst_first):
+            for node in dict.fromkeys(node for node, _ in incident.members):
+                found[node].append(incident)
+        return found
+
+    def open_incidents(self) -> list[Incident]:
+        return [i for i in self.pipeline.incidents.values() if i.closed_ms is None]
+
+    def node_number(self, name: str) -> int:
+        """Index of a node.
+
+        Raises:
+            RefusalError: the fleet has no such node.
+        """
+        if not name:
+            raise bad_argument("node is empty; give the name of a node")
+        found = self.index.node_number.get(name)
+        if found is None:
+            raise not_found(f"no node {name!r} in the fleet file; `drover nodes` lists them")
+        return found
+
+
+def worst_first(incident: Incident) -> tuple[bool, int, int, int, str]:
+    """A sort key: open before closed, then severity, wanted action, newest."""
+    return (
+        incident.closed_ms is not None,
+        -SEVERITY_ORDER.index(incident.severity),
+        -WANTED_ORDER.index(incident.action),
+        -incident.opened_ms,
+        incident.id,
+    )

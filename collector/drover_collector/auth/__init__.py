@@ -1,0 +1,1 @@
+"""Who may connect and call what: certificates, roles, limits of connections."""

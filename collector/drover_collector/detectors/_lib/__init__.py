@@ -1,0 +1,1 @@
+"""What several detectors share: windows, robust statistics, peers, words."""

@@ -1,0 +1,116 @@
+"""What straggler and thermal both need: who works in a job, with whom a GPU may be compared, counters as shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.detectors._lib.robust import (
+    Bools,
+    Grouping,
+    Groups,
+    group_medians,
+)
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Floats
+
+BUSY_UTIL = 0.5  # of time with a kernel: below it a job's GPUs are loading, saving or idle, and say nothing
+IDLE_UTIL = 0.2  # a GPU below it has no part in the work: it is idle, not slow, and its links sleep
+COUNTER_SLACK = 2.1  # samples 1 to 2 intervals apart; a counter that grows faster than this has another unit
+BOARD_STEP = 1.1  # memory clocks of different boards differ by more
+MARGIN_FALSE_C = -30.0  # hardware is off long before: H100 at a T.Limit of -8 (`nvidia-smi -q -d TEMPERATURE`)
+POWER_STEADY = 0.12  # power of the whole group moved more than this against the last bucket: a start, stop or save
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class JobAges:
+    """For how many buckets each GPU has been held by the same job. int64 [G]."""
+
+    job_names: tuple[str, ...] = ()
+    jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # of the last bucket, numbers of `job_names`
+    buckets: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def advance(self, window: Window) -> None:
+        bucket = window.newest
+        if len(self.buckets) != len(bucket.jobs):
+            self.buckets = np.zeros(len(bucket.jobs), np.int64)
+            self.job_names, self.jobs = (), np.full(len(bucket.jobs), -1, np.int32)
+        same: Bools | bool = True  # as a rule
+        if not np.array_equal(bucket.jobs, self.jobs) or bucket.job_names != self.job_names:
+            before, now = (np.array([*names, None], object) for names in (self.job_names, bucket.job_names))
+            same = np.asarray(before[self.jobs] == now[bucket.jobs], bool)  # -1 takes the None at the end
+        self.buckets = np.where(same, self.buckets + 1, 0)
+        self.job_names, self.jobs = bucket.job_names, bucket.jobs
+
+
+def boards(window: Window) -> Groups:
+    """What kind of board each node has, int64 [N]: its SKU; where fleet.toml names none, one number per memory clock
+    (the median of the node's GPUs, which is a constant of the board); -1 where that is not known either."""
+    index = window.index
+    unnamed = np.array([name == "" for name in index.skus], bool)[index.sku]
+    sku = index.sku.astype(np.int64)
+    if not unnamed.any():
+        return sku
+    clocks, _ = group_medians(column(window, "memory_clock_mhz"), index.gpu_node.astype(np.int64), index.node_count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = np.round(np.log(clocks) / np.log(BOARD_STEP))
+    by_clock = np.where(np.isfinite(steps), len(index.skus) + np.nan_to_num(steps, posinf=0, neginf=0), -1)
+    return np.where(unnamed, by_clock.astype(np.int64), sku)
+
+
+def job_groups(window: Window) -> Groups:
+    """Group of each GPU: its job and board, int64 [G], -1 without a job."""
+    jobs = window.newest.jobs.astype(np.int64)
+    of_node = boards(window) + 1
+    return np.where(jobs >= 0, jobs * (int(of_node.max(initial=0)) + 1) + of_node[window.index.gpu_node], -1)
+
+
+def working(window: Window, grouping: Grouping) -> Bools:
+    """GPUs that work in a group that works steadily: most of it is busy, and its power is that of the last bucket."""
+    groups, util = grouping.groups, window.newest.gpu.get("gpu_util_ratio")
+    nothing, count = np.full(len(groups), np.nan), grouping.count
+    if not count:
+        return np.zeros(len(groups), bool)
+    powers = [bucket.gpu.get("power_w") for bucket in window.buckets[-2:]]
+    columns = [nothing if values is None else values for values in (util, powers[-1], powers[0])]
+    (of_util, now, before), _ = grouping.medians(np.array(columns))
+    good = ~(of_util < BUSY_UTIL)  # NaN: not known, judged by power alone
+    with np.errstate(invalid="ignore", divide="ignore"):
+        good &= ~(np.abs(now / before - 1) > POWER_STEADY)
+    idle = np.zeros(len(groups), bool) if util is None else util < IDLE_UTIL
+    return np.asarray((groups >= 0) & ~idle & good[groups])
+
+
+def counter_share(window: Window, metric: str) -> Floats:
+    """How much of the newest bucket's time a counter of microseconds grew, float64 [G], 0..1; NaN where unknown."""
+    last = window.buckets[-2:]
+    before, now = (bucket.gpu.get(metric) for bucket in last) if len(last) == 2 else (None, None)
+    if before is None or now is None:
+        return np.full(window.index.gpu_count, np.nan)
+    elapsed_us = (last[-1].end_ms - last[0].end_ms) * 1000
+    grown = now - before
+    # Less: the driver was loaded anew. More than time allows: it is not in microseconds, and says nothing.
+    grown[(grown < 0) | (grown > COUNTER_SLACK * elapsed_us)] = np.nan
+    return np.asarray(np.clip(grown / elapsed_us, 0, 1))
+
+
+def column(window: Window, metric: str) -> Floats:
+    """The newest bucket's values, NaN for all where nobody reported the metric."""
+    found = window.newest.gpu.get(metric)
+    return np.full(window.index.gpu_count, np.nan) if found is None else found
+
+
+def margin_c(window: Window) -> Floats:
+    """Degrees left to slowdown, NaN where it is unknown or no measurement."""
+    found = column(window, "thermal_margin_c")
+    return np.where(found < MARGIN_FALSE_C, np.nan, found)
+
+
+def reasons_of(window: Window) -> Ints:
+    """The clock event reasons that each GPU reports, as bits, int64 [G]. Absent counts as none."""
+    return np.asarray(np.nan_to_num(column(window, "clock_event_reasons")).astype(np.int64))

@@ -1,0 +1,1 @@
+"""Nodes that differ from their peers in driver, firmware or settings."""

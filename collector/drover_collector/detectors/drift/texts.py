@@ -1,0 +1,161 @@
+"""What the drift detector compares, and its words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from drover_collector.detectors._lib.texts import place
+from drover_collector.detectors._lib.window import Window
+from drover_core.model.events import (
+    SEVERITY_ORDER,
+    WANTED_ORDER,
+    Evidence,
+    Finding,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+
+
+class Attribute(NamedTuple):
+    """One thing that is compared.
+
+    Attributes:
+        version: grows with updates: ahead of the others is a trial or the start of a rollout, behind was missed.
+        below: only less than the others does harm; None: any difference does.
+        by_board: differs by board revision, which is therefore part of the group.
+        base: of its numbers: the parts of a VBIOS version are bytes in hexadecimal.
+    """
+
+    key: str
+    cause: str
+    scope: str  # gpu, node
+    words: str
+    version: bool
+    wanted: RecommendedAction
+    advice: str
+    below: bool | None = None
+    by_board: bool = False
+    unit: str = ""
+    base: int = 10
+
+
+_RESET = "It takes effect with the next reset of the GPU."
+ATTRIBUTES = (
+    Attribute(
+        "ecc_mode", "ecc_mode", "gpu", "ECC mode", False, RecommendedAction.ADVISE,
+        f"Set it as on the others when the node is free (`nvidia-smi -e`): without ECC wrong data go unseen. {_RESET}",
+    ),
+    Attribute(
+        "power_limit_set_w", "power_limit", "gpu", "power limit", False, RecommendedAction.ADVISE,
+        "Set it as on the others (`nvidia-smi -pl`) unless it is meant: the GPU slows every job it is part of.",
+        below=True, unit=" W",
+    ),
+    Attribute(
+        "sm_clock_max_mhz", "sm_clock_max", "gpu", "highest SM clock", False, RecommendedAction.ADVISE,
+        "Compare its VBIOS and the locked clocks (`nvidia-smi -rgc` resets them).", below=True, unit=" MHz",
+    ),
+    Attribute(
+        "memory_clock_max_mhz", "memory_clock_max", "gpu", "highest memory clock", False, RecommendedAction.ADVISE,
+        "Compare its VBIOS and the locked clocks (`nvidia-smi -rmc` resets them).", below=True, unit=" MHz",
+    ),
+    Attribute(
+        "mig_mode", "mig_mode", "gpu", "MIG mode", False, RecommendedAction.WATCH,
+        f"Set it as on the others unless it is meant: a job that asks for a whole GPU gets none. {_RESET}",
+    ),
+    Attribute(
+        "driver", "driver", "node", "driver", True, RecommendedAction.WATCH,
+        "Bring it to the others' version when the node is free; jobs over both fail in ways that are hard to read.",
+    ),
+    Attribute(
+        "vbios", "vbios", "gpu", "VBIOS", True, RecommendedAction.WATCH,
+        "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True, base=16,
+    ),
+    Attribute(
+        "gsp_firmware", "gsp_firmware", "gpu", "GSP firmware", True, RecommendedAction.WATCH,
+        "It comes with the driver: look which one is loaded, and reboot the node if it was updated without.",
+    ),
+    Attribute(
+        "inforom_image", "inforom", "gpu", "InfoROM", True, RecommendedAction.WATCH,
+        "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True,
+    ),
+    Attribute(
+        "kernel", "kernel", "node", "kernel", True, RecommendedAction.WATCH,
+        "Update and reboot it when it is free, as was done with the others.",
+    ),
+    Attribute(
+        "bios", "bios", "node", "BIOS", True, RecommendedAction.WATCH,
+        "Bring it to the others' version when the node is free, and compare its settings.",
+    ),
+)  # fmt: skip
+NIC = Attribute(
+    "nic", "nic_firmware", "node", "adapter's firmware", True, RecommendedAction.WATCH,
+    "Bring it to the others' version when the node is free: adapters of one job should run the same.",
+)  # fmt: skip
+
+
+class Deviation(NamedTuple):
+    """`value` against what `having` of `total` of its group have."""
+
+    attribute: Attribute
+    n: int
+    g: int | None
+    value: str
+    usual: str
+    having: int
+    total: int
+    since_ms: int
+
+    @property
+    def severity(self) -> Severity:
+        """Ahead of the others, or with more than they have, is worth a note only."""
+        if self.attribute.version and compare(self.value, self.usual, self.attribute.base) > 0:
+            return Severity.INFO
+        if self.attribute.below and compare(self.value, self.usual) > 0:
+            return Severity.INFO
+        return Severity.WARNING
+
+
+def compare(a: str, b: str, base: int = 10) -> int:
+    """-1, 0 or 1: version `a` is older than, like or newer than `b`; by their numbers, other parts as they sort."""
+    one, two = (_parts(text, base) for text in (a, b))
+    return (one > two) - (one < two)
+
+
+def _parts(text: str, base: int) -> list[tuple[int, str]]:
+    number = re.compile(r"[0-9a-f]+" if base == 16 else r"[0-9]+", re.IGNORECASE)
+    parts = re.split(r"[.\-_+~ ]", text)
+    return [(int(part, base), "") if number.fullmatch(part) else (0, part.lower()) for part in parts]
+
+
+def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_ms: int) -> Finding:
+    """One finding for all that differs on a node or GPU; the worst first, in the order of ATTRIBUTES."""
+    first = max(deviations, key=lambda d: SEVERITY_ORDER.index(d.severity))
+    node = window.index.nodes[first.n].name
+    slot = None if first.g is None else int(window.index.gpu_slot[first.g])
+    severity = first.severity
+    wanted = RecommendedAction.NONE if severity is Severity.INFO else max(
+        (d.attribute.wanted for d in deviations if d.severity is severity), key=WANTED_ORDER.index
+    )  # fmt: skip
+    where = place(node, slot)
+    since = min(min(d.since_ms for d in deviations), now_ms)
+    return Finding(
+        detector, IncidentKind.DRIFT, first.attribute.cause, "node" if slot is None else "gpu", node, slot,
+        ((node, slot),), now_ms, since, severity, 0.8, wanted, f"{where[0].upper()}{where[1:]}: {_sentence(first)}.",
+        "Nothing to do if this is a trial or the start of an update."
+        if severity is Severity.INFO and first.attribute.version else first.attribute.advice,
+        tuple(Evidence(f"{_sentence(d)}.", from_ms=d.since_ms, peers=d.total) for d in deviations),
+        None if first.g is None else window.job_of(first.g),
+        snapshot={"differs": {d.attribute.key: d.value for d in deviations}},
+    )  # fmt: skip
+
+
+def _sentence(d: Deviation) -> str:
+    unit, things = d.attribute.unit, "nodes" if d.attribute.scope == "node" else "GPUs"
+    ahead = ", and is ahead of them" if d.attribute.version and d.severity is Severity.INFO else ""
+    return (
+        f"{d.attribute.words} is {d.value}{unit}, while {d.having} of {d.total} {things} of its kind and pool have"
+        f" {d.usual}{unit}{ahead}"
+    )

@@ -1,0 +1,1 @@
+"""Kernel-log lines that are no XIDs: PCIe, memory, CPU, drives, adapters."""

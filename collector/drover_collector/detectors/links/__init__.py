@@ -1,0 +1,1 @@
+"""Network ports, leaf switches, NVLink and PCIe that fail or degrade."""

@@ -1,0 +1,128 @@
+"""Findings about the network ports of a node: what an operator reads, with the values that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+
+from drover_collector.detectors._lib.robust import Bools
+from drover_collector.detectors._lib.texts import duration, listing
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.links.ports import (
+    DOWN_CRITICAL_MS,
+    DOWN_MS,
+    FLAPS_CRITICAL,
+    FLAPS_MS,
+    FLAPS_WARNING,
+    PERSIST,
+    RATES,
+    Port,
+    PortState,
+    flaps_of,
+    graded,
+    own_flaps,
+)
+from drover_collector.fleet.buckets import Floats
+from drover_core.metrics.catalog import BY_NAME
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+
+NAME = "links"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One thing that is wrong with one port."""
+
+    severity: Severity
+    action: RecommendedAction
+    cause: str
+    text: str
+    evidence: Evidence
+    since_ms: int
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        return self.severity is Severity.CRITICAL, self.cause != "port_errors"
+
+
+def of_node(
+    window: Window,
+    ports: Sequence[Port],
+    mine: list[int],
+    s: PortState,
+    down: Bools,
+    dark: Set[str],
+    rates: dict[str, Floats],
+    now_ms: int,
+) -> Finding:
+    """All that is wrong with a node's ports; the headline is the worst of it."""
+    index, n = window.index, ports[mine[0]].node
+    node = index.nodes[n].name
+    # Nothing proves that their switch is alive. Of a port without a leaf and a GPU nobody asks.
+    gone = [k for k in mine if down[k] and ports[k].leaf in dark and (ports[k].leaf or ports[k].computes)]
+    told, doubted = [], []
+    for k in mine:
+        for one in _of_port(ports[k], k, s, bool(down[k]), rates, window):
+            mild = replace(one, severity=Severity.WARNING, action=RecommendedAction.ADVISE) if k in gone else one
+            told.append(mild)
+            doubted += [mild] if k in gone else []
+    worst = max(told, key=lambda one: one.rank)
+    severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
+    advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
+    if action is RecommendedAction.DRAIN:
+        advice = f"Drain the node. {advice}"
+    if any(worst is one for one in doubted):  # the node may be well
+        leafs = listing({ports[k].leaf for k in gone} - {""})
+        where = f"at leaf {leafs}" if leafs else "that serves a GPU"
+        some = f"{len(gone)} ports" if len(gone) > 1 else f"Port {ports[gone[0]].name}"
+        summary = f"{some} of node {node} are down, and no other port {where} is up: the switch or the node."
+        advice = "Look at the switch first; if it is well, at the node's adapters (lspci, mlxlink) and cables."
+    return Finding(
+        NAME, IncidentKind.LINK, worst.cause, "node", node, None, ((node, None),), now_ms,
+        min(one.since_ms for one in told), severity, 0.9 if severity is Severity.CRITICAL else 0.8, action, summary,
+        advice,
+        tuple(one.evidence for one in told), window.job_of(int(index.first_gpu[n])) if index.nodes[n].gpus else None,
+    )  # fmt: skip
+
+
+def _of_port(port: Port, k: int, s: PortState, down: bool, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
+    end_ms = window.newest.end_ms
+
+    def told(
+        grave: bool, cause: str, text: str, since_ms: int, fact: tuple[str, float, float], to_ms: int = end_ms
+    ) -> Told:
+        metric, value, expected = fact
+        return Told(
+            Severity.CRITICAL if grave and graded(port) else Severity.WARNING,
+            RecommendedAction.DRAIN if grave and port.computes else RecommendedAction.ADVISE,
+            cause,
+            f"{port.name} {text}",
+            Evidence(f"port {port.name} {text}", metric, value, expected, None, None, since_ms, to_ms, port.name),
+            since_ms,
+        )
+
+    down_ms = int(end_ms - s.down_ms[k]) if down else 0
+    if down_ms >= DOWN_MS:
+        text = f"has been down for {duration(down_ms)}"
+        yield told(down_ms >= DOWN_CRITICAL_MS, "port_down", text, end_ms - down_ms, ("link_up", 0.0, 1.0))
+    times = own_flaps(port, k, s)
+    flaps = flaps_of(times, end_ms)
+    if flaps >= FLAPS_WARNING:
+        first = max(times[0], end_ms - FLAPS_MS)
+        text = f"went down {flaps} times in {duration(end_ms - first)}"
+        fact = ("link_downed", float(flaps), 0.0)  # from the first to the last: a restart reads them from it
+        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
+    if s.errs[k] >= PERSIST:
+        for metric, rate in rates.items():
+            if rate[k] > RATES[metric]:
+                text = (
+                    f"counts {rate[k] * 60:.0f} {BY_NAME[metric].label} a minute; the limit is {RATES[metric] * 60:g}"
+                )
+                since = window.buckets[0].end_ms
+                yield told(False, "port_errors", text, since, (metric, float(rate[k]), RATES[metric]))

@@ -1,0 +1,1 @@
+"""Silent nodes, lost GPUs, hung drivers, wrong clocks."""

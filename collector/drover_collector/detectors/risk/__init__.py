@@ -1,0 +1,1 @@
+"""Nodes that are likelier than others to fail within a week."""

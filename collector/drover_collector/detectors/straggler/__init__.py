@@ -1,0 +1,1 @@
+"""The GPU that a synchronous job waits for, and why it is slow."""

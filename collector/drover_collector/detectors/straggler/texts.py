@@ -1,0 +1,200 @@
+"""Findings about stragglers: what an operator reads, with the values that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from drover_collector.detectors._lib.robust import MAD_TO_SIGMA, Grouping
+from drover_collector.detectors._lib.steady import column
+from drover_collector.detectors._lib.texts import place
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Floats
+from drover_core.metrics.catalog import BY_NAME, describe
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+from drover_core.model.reports import job_named
+
+NAME = "straggler"
+
+# What a GPU does by a metric, before the metric's value.
+_DOES: Mapping[str, str] = {
+    "sm_clock_mhz": "runs its SMs at", "memory_clock_mhz": "runs its HBM at", "dram_active_ratio": "moves HBM data for",
+    "pcie_width": "has a PCIe link of", "pcie_generation": "has a PCIe link of generation",
+    "nvlink_active_links": "has this many NVLinks up:", "gpu_util_ratio": "has a kernel running for",
+}  # fmt: skip
+# cause -> (why, what to do, the metrics that show it: the first that is below the peers' stands in the sentence)
+CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
+    "thermal": (
+        "heat holds it down",
+        "Test it with a probe; if it is slow there too, drain the node when its work is done, and see its cooling.",
+        ("sm_clock_mhz", "gpu_temp_c", "thermal_margin_c", "power_w", "tensor_active_ratio", "sm_active_ratio"),
+    ),
+    "power_cap": (
+        "its power is capped below its peers'",
+        "Test it with a probe; if it is slow there too, set the power limit back (nvidia-smi -pl), or look at the "
+        "node's power supplies if nobody set it.",
+        ("sm_clock_mhz", "power_limit_w", "power_w", "tensor_active_ratio", "sm_active_ratio"),
+    ),
+    "clock": (
+        "neither heat nor a power cap explains it",
+        "Test it with a probe; if it is slow there too, reset its clock settings (nvidia-smi -rgc -rac), and drain the "
+        "node if it stays slow.",
+        ("sm_clock_mhz", "power_w", "tensor_active_ratio", "sm_active_ratio"),
+    ),
+    "hbm": (
+        "its HBM is slower than its peers'",
+        "Test its memory bandwidth with a probe; check remapped rows and ECC counters, then drain the node.",
+        ("memory_clock_mhz", "dram_active_ratio", "sm_active_ratio", "tensor_active_ratio"),
+    ),
+    "pcie": (
+        "it trained with fewer lanes or a lower generation than its peers",
+        "Test its PCIe link with a probe; then drain the node, reseat GPU or riser, and reboot to train it anew.",
+        ("pcie_width", "pcie_generation", "gpu_util_ratio", "pcie_rx_bytes_per_s", "pcie_replays"),
+    ),
+    "nvlink": (
+        "it lost NVLinks that its peers have",
+        "Test its NVLinks with a probe, and look for XID 74; then drain the node, and reset the GPU and the fabric.",
+        ("nvlink_active_links", "nvlink_tx_bytes_per_s", "nvlink_crc_errors", "sm_active_ratio"),
+    ),
+    "host": (
+        "its host is late with work for its GPUs",
+        "Test the node with a probe, and see its CPUs: a stray process, a wrong governor, or a NUMA or memory fault.",
+        ("gpu_util_ratio", "sm_active_ratio", "power_w"),
+    ),
+}  # fmt: skip
+
+
+# What was usual of it in this job; a restart learns it from these words again.
+USUAL: Mapping[str, str] = {
+    "clock": "before, its clock was {:.1%} of its peers'", "duty": "before, its duty was {:.1%} of its peers'",
+    "dram": "before, its HBM traffic was {:.1%} of its peers'",
+    "late": "before, its node was without a kernel for {:+.1%} of the time against its peers",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """What is known of one straggler. `usual`: name of USUAL -> what was its own before; what is not learnt lacks."""
+
+    cause: str
+    since_ms: int
+    groups: Grouping
+    group_size: int
+    waiting: float  # share of each step that the peers wait for it
+    usual: Mapping[str, float]
+
+
+def finding(window: Window, g: int, slow: Slow, now_ms: int) -> Finding:
+    """A GPU that its job waits for."""
+    node, gpu = window.index.member(g)
+    return _finding(window, g, slow, now_ms, "gpu", node, gpu, place(node, gpu))
+
+
+def node_finding(window: Window, n: int, gpus: list[int], slow: Slow, now_ms: int) -> Finding:
+    """A node whose host keeps its GPUs waiting. `gpus`: those that show it, the first stands for them."""
+    node = window.index.nodes[n].name
+    where = f"{place(node, None)} ({len(gpus)} of its {window.index.nodes[n].gpus} GPUs)"
+    return _finding(window, gpus[0], slow, now_ms, "node", node, None, where[0].upper() + where[1:])
+
+
+def _finding(
+    window: Window, g: int, slow: Slow, now_ms: int, scope: str, node: str, gpu: int | None, where: str
+) -> Finding:
+    why, advice, metrics = CAUSES[slow.cause]
+    job = window.job_of(g)
+    evidence = evidence_of(window, g, slow, metrics)
+    told = "is slower than its peers"
+    for item in evidence:
+        name = item.metric or ""
+        if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
+            metric = BY_NAME[name]
+            told = (
+                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_named(str(job))} "
+                f"have {describe(metric, item.expected)}"
+            )
+            break
+    waits = f"; peers wait about {slow.waiting:.0%} of each step" if slow.waiting >= 0.01 else ""
+    return Finding(
+        NAME,
+        IncidentKind.STRAGGLER,
+        slow.cause,
+        scope,
+        node,
+        gpu,
+        ((node, gpu),),
+        now_ms,
+        slow.since_ms,
+        Severity.WARNING,
+        0.9 if slow.waiting >= 0.01 else 0.75,
+        RecommendedAction.PROBE,
+        f"{where} {told}; {why}{waits}.",
+        advice,
+        evidence,
+        job,
+        lost_gpus=None,
+        waiting_gpus=slow.waiting * (slow.group_size - 1),
+        snapshot={"usual": dict(slow.usual)} if slow.usual else {},
+    )
+
+
+def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) -> tuple[Evidence, ...]:
+    """Each metric of the GPU against its peers."""
+    result = []
+    inside = slow.groups.of(int(slow.groups.groups[g]))  # its group alone: there may be hundreds of stragglers
+    columns = {name: column(window, name) for name in metrics}
+    shown = {name: float(values[g]) for name, values in columns.items() if not np.isnan(values[g])}
+    against = _against(np.array([columns[name][inside] for name in shown]))
+    for (name, value), (median, sigma, known) in zip(shown.items(), against, strict=True):
+        metric, count = BY_NAME[name], known - 1
+        text = f"{metric.label}: {describe(metric, value)}; median of {count} peers {describe(metric, median)}"
+        result.append(Evidence(text, name, value, median, sigma, count, slow.since_ms, window.newest.end_ms))
+    reasons = column(window, "clock_event_reasons")[g]
+    if not np.isnan(reasons) and reasons:
+        text = f"it reports: {describe(BY_NAME['clock_event_reasons'], float(reasons))}"
+        result.append(Evidence(text, "clock_event_reasons", float(reasons), from_ms=slow.since_ms))
+    result += [
+        Evidence(USUAL[name].format(value), value=value, key=f"usual {name}") for name, value in slow.usual.items()
+    ]
+    return tuple(result)
+
+
+def _against(table: Floats) -> list[tuple[float, float, int]]:
+    """Of each row the median, spread and number of known values; each has some."""
+    if not len(table):
+        return []
+    ordered, rows = np.sort(table, axis=1), np.arange(len(table))
+    counts = table.shape[1] - np.count_nonzero(np.isnan(ordered), axis=1)
+    low, high = (counts - 1) // 2, counts // 2
+    medians = (ordered[rows, low] + ordered[rows, high]) / 2
+    away = np.sort(np.abs(ordered - medians[:, None]), axis=1)
+    sigmas = (away[rows, low] + away[rows, high]) / 2 * MAD_TO_SIGMA
+    return list(zip(medians.tolist(), sigmas.tolist(), counts.tolist(), strict=True))
+
+
+def nic_finding(
+    window: Window, n: int, link: str, values: tuple[float, float, int], since_ms: int, now_ms: int
+) -> Finding:
+    """A port below the rate of its peers. `values`: its rate, the peers' median, how many there are."""
+    node, (rate, usual, count) = window.index.nodes[n].name, values
+    first = int(window.index.first_gpu[n])
+    job = window.job_of(first) if window.index.nodes[n].gpus else None
+    evidence = Evidence(
+        f"port {link}: {rate:g} Gb/s; median of {count} ports {usual:g} Gb/s", "rate_gbps", rate, usual, None, count,
+        since_ms, window.newest.end_ms, link,
+    )  # fmt: skip
+    return Finding(
+        NAME, IncidentKind.STRAGGLER, "nic", "node", node, None, ((node, None),), now_ms, since_ms, Severity.WARNING,
+        0.85, RecommendedAction.PROBE,
+        f"Port {link} of node {node} runs at {rate:g} Gb/s while {count} ports of its kind have {usual:g} Gb/s.",
+        "Test it with a probe between nodes; check the cable, its transceivers and the switch port. Its job's "
+        "collectives run at the slowest port's pace.",
+        (evidence,), job,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Heat that slows GPUs, cooling that fails, racks that get hot air."""

@@ -1,0 +1,143 @@
+"""How well each GPU is cooled: its thermal resistance at a steady load, and that of the GPUs in the same place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from drover_collector.detectors._lib.robust import Bools, Grouping, group_medians
+from drover_collector.detectors._lib.steady import Ints, boards, column
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Floats
+
+# Slots of a chassis differ by +-11 % (Theta), units by a few percent more: 1.35 lies beyond both, and a heat sink that
+# lost contact or a dead fan is beyond that.
+RESISTANCE_RATIO = 1.35
+BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly the sensors' noise
+BUSY_POWER_W = 250.0  # where no limit is read
+# At less, as inference has it, it tells when what is too much lies clear of the sensors too: whole degrees at the core,
+# one or two at the inlet, which all GPUs of a node share; so it is held against the node's others as well.
+LIGHT_RATIO = 0.25  # of the power limit
+LIGHT_OVER_C = 5.0
+LEAST_ALIKE = 4  # GPUs in the same slots elsewhere; of fewer all in the same place are taken
+LIGHT_GPUS = 4  # of the node, the GPU itself among them
+POWER_STEADY = 0.10  # within this while the core follows power with a time constant of 15 to 60 s; and no more below
+# the window's highest: a core keeps for a minute the heat of a load that fell, and some boards show the power of one
+# moment (of 25 in 100 ms: Yang et al. 2023, arXiv 2312.02741), so that a few low values in a row are no lower load.
+STEADY_BUCKETS = 3  # to compare with peers, which had the same load
+SETTLED_BUCKETS = 6  # to compare with its own past, which had another
+DEFAULT_INLET_C = 25.0  # where no inlet sensor is read: peers are then those of the rack, which share the error
+
+
+def _places(window: Window, inlets: Floats) -> tuple[Ints, Ints]:
+    """Board and place of each GPU, int64 [G]: only GPUs of the same board and place compare.
+
+    All inlets that are known make one place. Without an inlet, or where the board is not known, the rack is the place;
+    without a rack the node.
+    """
+    index, board = window.index, boards(window)
+    racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
+    apart = np.where(racked, 1 + index.rack, 1 + len(index.racks) + np.arange(index.node_count))
+    place = np.where(~np.isnan(inlets) & (board >= 0), 0, apart).astype(np.int64)
+    return (board + 1)[index.gpu_node], place[index.gpu_node]
+
+
+def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, Bools]:
+    """degC/W of each GPU now; whether its load was steady for STEADY_BUCKETS, and for SETTLED_BUCKETS; and for
+    STEADY_BUCKETS, but light."""
+    power, temp = window.gpu("power_w"), column(window, "gpu_temp_c")
+    inlet = np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)
+    limit = column(window, "power_limit_w")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        warmer_by = temp - inlet[window.index.gpu_node]
+        # 0 W is no measurement (where the limit reads 0 too, it would count as busy), nor is a core below its inlet.
+        resistance = np.where((power[-1] > 0) & (warmer_by > 0), warmer_by / power[-1], np.nan)
+        busy = power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)
+        usable = (np.fmax.reduce(power) - power[-1] <= POWER_STEADY * power[-1]) & ~np.isnan(resistance)
+        steady, settled = (
+            usable & (len(power) >= count) & (np.ptp(power[-count:], axis=0) <= POWER_STEADY * power[-1])
+            for count in (STEADY_BUCKETS, SETTLED_BUCKETS)
+        )
+        light = steady & ~busy & (power[-1] >= LIGHT_RATIO * limit)
+    return resistance, steady & busy, settled & busy, light
+
+
+def resistances(window: Window, inlets: Floats) -> Floats:
+    """degC/W of each GPU in each bucket, float64 [T, G], whether its load was steady or not."""
+    power, temp = window.gpu("power_w"), window.gpu("gpu_temp_c")
+    warmer_by = temp - np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)[window.index.gpu_node]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where((power > 0) & (warmer_by > 0), warmer_by / power, np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """How each GPU is cooled in the newest bucket, arrays [G].
+
+    Attributes:
+        resistance, expected: degC/W; that of GPUs in the same place, NaN where it is not known.
+        count: how many these are, the GPU itself among them.
+        steady, settled: its load was steady for STEADY_BUCKETS, for SETTLED_BUCKETS. light: the former, but the load is
+            light, so that much of the resistance is the sensors' noise.
+    """
+
+    resistance: Floats
+    expected: Floats
+    count: Floats
+    steady: Bools
+    settled: Bools
+    light: Bools
+
+
+@dataclass(slots=True)
+class Places:
+    """Where each GPU may be compared, kept from bucket to bucket: by slot, and whole."""
+
+    keys: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    slots: Grouping = field(default_factory=lambda: Grouping(np.zeros(0, np.int64)))
+    whole: Grouping = field(default_factory=lambda: Grouping(np.zeros(0, np.int64)))
+
+    def usual(self, values: Floats) -> tuple[Floats, Floats]:
+        """Median and number of the known values in the same place: float64 [M, G] to the same, twice."""
+        median, count = (self.slots.spread(of) for of in self.slots.medians(values))
+        few = (count < LEAST_ALIKE) & ~np.isnan(values)  # nobody asks for the others
+        if few.any():
+            median_of_all, count_of_all = (self.whole.spread(of) for of in self.whole.medians(values))
+            median, count = np.where(few, median_of_all, median), np.where(few, count_of_all, count)
+        return median, count
+
+
+def cooling(window: Window, inlets: Floats, places: Places | None = None) -> Cooling:
+    """`inlets`: degC of each node, float64 [N], NaN where unknown. `places`: of the last bucket, brought up to date."""
+    places = places or Places()
+    resistance, steady, settled, light = _resistance(window, inlets)
+    board, place_of = _places(window, inlets)
+    keys = board * (int(place_of.max(initial=0)) + 1) + place_of
+    if not np.array_equal(keys, places.keys):
+        places.keys = keys
+        alike = np.unique(keys, return_inverse=True)[1].astype(np.int64)
+        # Peers sit in the same slot: boards behind others get warmer air by design.
+        places.slots, places.whole = Grouping(alike * 256 + window.index.gpu_slot), Grouping(alike)
+    judged = [steady, light | steady] if light.any() else [steady]
+    median, number = places.usual(np.where(np.array(judged), resistance, np.nan))
+    expected, count = np.where(steady, median[0], np.nan), np.where(steady, number[0], 0.0)
+    if light.any():
+        expected, count = np.where(light, median[1], expected), np.where(light, number[1], count)
+    return Cooling(resistance, expected, count, steady, settled, light)
+
+
+def light_and_hot(window: Window, now: Cooling, over: Floats) -> Bools:
+    """GPUs under a light load that are much warmer than those in the same slots elsewhere, and than their node's.
+
+    Args:
+        over: resistance over what is expected, float64 [G].
+    """
+    index = window.index
+    if not (now.light & (over >= RESISTANCE_RATIO)).any():
+        return np.zeros(len(over), bool)
+    too_warm = np.where(now.light, (now.resistance - now.expected) * column(window, "power_w"), np.nan)
+    of_node, count = group_medians(too_warm, index.gpu_node.astype(np.int64), index.node_count)
+    alone = too_warm - of_node[index.gpu_node]
+    enough = (count >= LIGHT_GPUS)[index.gpu_node]
+    return np.asarray((over >= RESISTANCE_RATIO) & enough & (np.fmin(too_warm, alone) >= LIGHT_OVER_C))

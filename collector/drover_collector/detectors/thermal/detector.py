@@ -1,0 +1,431 @@
+"""Thermal: heat that slows GPUs, cooling that fails, racks that get hot air.
+
+Measure of cooling: the thermal resistance (core - inlet) / power, in degC/W, of a GPU at steady load. It does not
+depend on load or room, so that a GPU can be held against the others of its SKU and slot and against its own past.
+Limits are the driver's own margin, never a fixed temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.robust import Bools, group_medians, middle
+from drover_collector.detectors._lib.steady import (
+    Ints,
+    column,
+    counter_share,
+    margin_c,
+)
+from drover_collector.detectors._lib.texts import listing, place
+from drover_collector.detectors._lib.window import Window, onset_ms
+from drover_collector.detectors.thermal.cooling import (
+    LEAST_ALIKE,
+    RESISTANCE_RATIO,
+    Places,
+    cooling,
+    light_and_hot,
+    resistances,
+)
+from drover_collector.fleet.buckets import Floats
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+
+NAME = "thermal"
+VERSION = 1
+QUIET_MS = 300_000  # hysteresis: a core cools within a minute, so five of them are an end
+
+RESISTANCE_OWN_RATIO = 1.20  # against the GPU's own past at the same inlet sensor
+LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
+LEARN_RATE = 0.02  # of the past's exponential mean: about 8 min at 10 s
+SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
+HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
+PERSIST = 2  # buckets
+MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
+INLET_HELD_MS = 600_000  # an inlet that is read less often than GPUs counts this long
+RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
+RACK_OVER_C = 4.0  # and above the other racks' median; day and load move racks together
+RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
+RACK_SHARE = 0.75  # of a rack's nodes that must see it
+NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: the node's fans or coolant, not a heat sink
+NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get too little air
+# That is enough by itself: units differ by a few percent, of which little is left in the median of a node's, and an
+# inlet that is off by 2 degC, or not read in a rack whose nodes differ so much, adds some 6 % at 35 degC over it.
+NODE_RATIO = 1.20
+NODE_GPUS = 4  # judged there
+# For so long, where one GPU is bad and was told alone: when the job that holds most peers stops for some seconds, their
+# cores cool at a power that hardly shows it, and all others seem 10 to 30 % warmer until they are warm again (time
+# constants of 15 to 60 s).
+NODE_RISE_MS = 60_000
+
+
+@dataclass(slots=True)
+class ThermalState:
+    places: Places = field(default_factory=Places)
+    past: Floats = field(default_factory=lambda: np.zeros(0))  # own resistance, degC/W, [G]
+    learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
+    streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    streak_bad: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    streak_warm: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # half of the GPUs over NODE_RISE, [N]
+    since_ms: dict[int, int] = field(default_factory=dict)  # flagged GPU -> onset
+    # GPU that cools badly -> (how much, last flagged): its headline stays where its load is too unsteady to see it.
+    told: dict[int, tuple[str, int]] = field(default_factory=dict)
+    inlet: Floats = field(default_factory=lambda: np.zeros(0))  # newest known, degC, [N]
+    inlet_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
+    rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    rack_since_ms: dict[int, int] = field(default_factory=dict)
+    left: Sequence[Incident] = ()  # open at the start
+
+
+def restored(incidents: Sequence[Incident]) -> ThermalState:
+    """State that still knows how those cooled, and how warm those racks were, that a former run of the collector told
+    of: what is learnt anew from a bad heat sink would call it healthy."""
+    return ThermalState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+
+
+def _take_over(index: FleetIndex, s: ThermalState) -> None:
+    for incident in s.left:
+        nodes = [index.node_number[node] for node, _ in incident.members if node in index.node_number]
+        for e in incident.evidence if nodes else ():
+            if e.metric == "inlet_temp_c" and incident.scope == "rack" and e.expected is not None:
+                s.rack_past[index.rack[nodes[0]]] = e.expected
+        past: Mapping[str, float] = incident.snapshot_of(NAME).get("past", {}) if nodes else {}
+        for slot, resistance in past.items():
+            g = index.gpu(incident.members[0][0], int(slot))
+            if g is not None:
+                s.past[g], s.learnt[g] = resistance, LEARN_BUCKETS
+    s.left = ()
+
+
+def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[list[Finding], ThermalState]:
+    index = window.index
+    s = state if state is not None else ThermalState()
+    if len(s.past) != index.gpu_count or len(s.inlet) != index.node_count:
+        s.past = np.full(index.gpu_count, np.nan)
+        s.learnt = np.zeros(index.gpu_count, np.int64)
+        s.streak_slow = np.zeros(index.gpu_count, np.int64)
+        s.streak_bad = np.zeros(index.gpu_count, np.int64)
+        s.streak_warm = np.zeros(index.node_count, np.int64)
+        s.inlet = np.full(index.node_count, np.nan)
+        s.inlet_ms = np.zeros(index.node_count, np.int64)
+        s.rack_past = np.full(len(index.racks), np.nan)
+        s.rack_streak = np.zeros(len(index.racks), np.int64)
+        _take_over(index, s)
+    if not window.fresh:
+        return [], s
+    found = list(_racks(window, s, now_ms))
+    hot_racks = {rack for rack, streak in enumerate(s.rack_streak.tolist()) if streak >= PERSIST}
+    found += _gpus(window, s, hot_racks, now_ms)
+    return found, s
+
+
+def could_not_judge(window: Window) -> list[str]:
+    have, result = window.newest.gpu, []
+    if "gpu_temp_c" not in have or "power_w" not in have:
+        result.append("cooling: needs gpu_temp_c and power_w")
+    if "throttle_thermal_sw_us" not in have and "throttle_thermal_hw_us" not in have:
+        result.append("slowdown by heat: needs throttle_thermal_sw_us or throttle_thermal_hw_us")
+    if "inlet_temp_c" not in window.newest.node:
+        result.append("hot racks: needs inlet_temp_c")
+    return result
+
+
+def _inlets(window: Window, s: ThermalState) -> Floats:
+    """degC of each node's inlet, float64 [N]; NaN where no sensor was read lately."""
+    now = window.newest.node.get("inlet_temp_c")
+    if now is not None:
+        known = ~np.isnan(now)
+        s.inlet[known], s.inlet_ms[known] = now[known], window.newest.end_ms
+    return np.where(window.newest.end_ms - s.inlet_ms <= INLET_HELD_MS, s.inlet, np.nan)
+
+
+def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> Iterator[Finding]:
+    index = window.index
+    inlets = _inlets(window, s)
+    now = cooling(window, inlets, s.places)
+    resistance, expected, count, steady, settled = now.resistance, now.expected, now.count, now.steady, now.settled
+    with np.errstate(invalid="ignore", divide="ignore"):
+        over_peers = np.where(count >= LEAST_ALIKE, resistance / expected, np.nan)
+        over_past = np.where(settled & (s.learnt >= LEARN_BUCKETS), resistance / s.past, np.nan)
+    if np.isnan(inlets).any():
+        over_past = over_past / _room(index, over_past, np.isnan(inlets))
+    bad = steady & (
+        (over_peers >= RESISTANCE_RATIO)
+        | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
+    )
+    rises = np.where(steady, over_peers, np.nan)
+    bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
+    s.streak_warm = _warm_for(index, rises, s.streak_warm)
+    # Nothing is learnt of one that heat holds down either: what it had before would become what it has now.
+    learn = settled & ~bad & (s.streak_bad == 0) & (s.streak_slow == 0)
+    s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
+    s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
+    s.learnt = np.where(learn, s.learnt + 1, s.learnt)
+
+    shares = [counter_share(window, name) for name in HELD_BY_HEAT]
+    held = np.fmax(*shares)
+    margin = margin_c(window)
+    slowed = (held >= SLOWED_SHARE) | (margin <= MARGIN_CRITICAL_C)
+    s.streak_bad = np.where(bad, s.streak_bad + 1, np.where(steady | now.light, 0, s.streak_bad * slowed))
+    s.streak_slow = np.where(slowed, s.streak_slow + 1, 0)
+    flagged = (s.streak_bad >= PERSIST) | (s.streak_slow >= PERSIST)
+    for g in [g for g in s.since_ms if not flagged[g]]:
+        del s.since_ms[g]
+    for g in [g for g, (_, last_ms) in s.told.items() if window.newest.end_ms - last_ms > QUIET_MS]:
+        del s.told[g]  # its incident is over
+    known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
+    before = np.where(np.isnan(known_past), expected, known_past)
+    earlier: Floats | None = None
+    facts = _Facts(resistance, expected, count, known_past, margin, held, *shares)
+    for n in np.unique(index.gpu_node[flagged]).tolist():
+        gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
+        poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
+        for g in gpus:
+            if g in s.since_ms:
+                continue
+            first = len(window.buckets) - min(max(int(s.streak_bad[g]), int(s.streak_slow[g])), len(window.buckets))
+            s.since_ms[g] = window.buckets[first].start_ms
+            if s.streak_bad[g] >= PERSIST:  # its load may have been too unsteady to judge when it began
+                earlier = resistances(window, inlets) if earlier is None else earlier
+                s.since_ms[g] = onset_ms(window, first, earlier[:, g], float(before[g]))
+        if int(index.rack[n]) in hot_racks and not poor:
+            continue  # hot air, told once for the rack
+        of_node = rises[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
+        known = of_node[~np.isnan(of_node)]
+        alone_ms = NODE_RISE_MS if len(gpus) == 1 and gpus[0] in s.told else 0
+        lasting = max(PERSIST, alone_ms // window.newest.length_ms)
+        together = len(known) > 2 and middle(known) >= NODE_RISE and s.streak_warm[n] >= lasting
+        if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
+            yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
+            continue
+        for g in gpus:
+            yield _gpu_finding(window, s, g, g in poor, facts, now_ms)
+
+
+def _room(index: FleetIndex, over_past: Floats, unread: Bools) -> Floats:
+    """What the air of a rack adds where no inlet is read: as much as even its least changed node shows; [G], from 1.
+
+    Args:
+        over_past: of each GPU against itself, [G]. unread: nodes, [N].
+    """
+    of_node, _ = group_medians(over_past, index.gpu_node.astype(np.int64), index.node_count)
+    racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
+    least = np.full(len(index.racks), np.inf)
+    np.fmin.at(least, index.rack, of_node)
+    room = np.where(racked & np.isfinite(least[index.rack]), least[index.rack], of_node)
+    return np.asarray(np.where(unread, np.fmax(room, 1.0), 1.0)[index.gpu_node])
+
+
+def _hot_nodes(index: FleetIndex, over_peers: Floats) -> Bools:
+    """GPUs that are warmer than their peers on nodes whose median is so by NODE_RATIO."""
+    known, hot = ~np.isnan(over_peers), over_peers >= NODE_RATIO
+    judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, hot))
+    return np.asarray(((judged >= NODE_GPUS) & (2 * many > judged))[index.gpu_node] & (over_peers >= NODE_RISE))
+
+
+def _warm_for(index: FleetIndex, rises: Floats, before: Ints) -> Ints:
+    """Buckets in a row in which half of a node's GPUs are warmer than their peers by NODE_RISE, [N]; those in which
+    too few were judged count neither way."""
+    known, warm = ~np.isnan(rises), rises >= NODE_RISE
+    judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, warm))
+    return np.where(judged > 2, np.where(2 * many >= judged, before + 1, 0), before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    resistance: Floats
+    expected: Floats
+    count: Floats
+    past: Floats
+    margin: Floats
+    held: Floats
+    by_software: Floats
+    by_hardware: Floats
+
+
+def _known(value: float) -> float:
+    """0 for what is unknown; numpy's own takes a thousand times as long for one number."""
+    return 0.0 if value != value else float(value)
+
+
+def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evidence, ...]:
+    fact = partial(Evidence, from_ms=since_ms, to_ms=window.newest.end_ms)
+    result = []
+    temp, power = column(window, "gpu_temp_c")[g], column(window, "power_w")[g]
+    if not np.isnan(facts.resistance[g]) and not np.isnan(facts.expected[g]) and facts.expected[g] > 0:
+        over = facts.resistance[g] / facts.expected[g] - 1
+        result.append(
+            fact(
+                f"core {temp:.0f} degC at {power:.0f} W: {facts.resistance[g]:.3f} degC/W, {over:+.0%} against "
+                f"{facts.expected[g]:.3f} of {facts.count[g] - 1:.0f} GPUs in the same place",
+                "gpu_temp_c", float(temp), None, None, int(facts.count[g]) - 1,
+            )
+        )  # fmt: skip
+    if not np.isnan(facts.past[g]) and not np.isnan(facts.resistance[g]):
+        now, past, slot = float(facts.resistance[g]), float(facts.past[g]), int(window.index.gpu_slot[g])
+        text = f"GPU {slot} had {past:.3f} degC/W in its own past, and has {now:.3f} now: {now / past - 1:+.0%}"
+        result.append(fact(text, None, now, past, key=f"own past of GPU {slot}"))
+    if not np.isnan(facts.margin[g]):
+        text = f"{facts.margin[g]:.0f} degC are left to slowdown"
+        result.append(fact(text, "thermal_margin_c", float(facts.margin[g]), 0.0))
+    if _known(facts.held[g]) > 0:
+        text = f"held down by heat for {facts.held[g]:.0%} of the time"
+        sw, hw = _known(facts.by_software[g]), _known(facts.by_hardware[g])
+        result.append(fact(text, HELD_BY_HEAT[1 if hw > sw else 0]))  # a share: not the counter's unit
+    return tuple(result)
+
+
+def _cools(s: ThermalState, g: int, poor: bool, facts: _Facts, evidence: Sequence[Evidence], end_ms: int) -> str:
+    """How badly a GPU cools: as it does now, else as was told last of the same incident; "" where that was never."""
+    text, _ = s.told.get(g, ("", 0))
+    if poor and evidence and (not text or not np.isnan(facts.resistance[g])):
+        text = evidence[0].text
+    if text:
+        s.told[g] = text, end_ms
+    return text
+
+
+def _gpu_finding(window: Window, s: ThermalState, g: int, poor: bool, facts: _Facts, now_ms: int) -> Finding:
+    node, gpu = window.index.member(g)
+    evidence = _evidence(window, g, s.since_ms[g], facts)
+    slow = s.streak_slow[g] >= PERSIST
+    critical = bool(facts.margin[g] <= MARGIN_CRITICAL_C)
+    cools = _cools(s, g, poor, facts, evidence, window.newest.end_ms)
+    what = f"cools badly: {cools}" if cools else "runs into its temperature limit"
+    if poor and slow:
+        what += f"; heat holds its clocks down for {_known(facts.held[g]):.0%} of the time"
+    sure = poor and slow
+    return Finding(
+        NAME, IncidentKind.THERMAL, "cooling", "gpu", node, gpu, ((node, gpu),), now_ms, s.since_ms[g],
+        Severity.CRITICAL if critical else Severity.WARNING, 0.95 if sure else 0.8,
+        RecommendedAction.DRAIN if critical or sure else RecommendedAction.ADVISE, f"{place(node, gpu)} {what}.",
+        "Drain the node when its work is done, then check heat sink, air baffles and coolant flow of this GPU."
+        if critical or sure
+        else "Give the node no new long job; check this GPU's heat sink, air baffles and coolant flow when it is free.",
+        evidence, window.job_of(g), lost_gpus=_known(facts.held[g]) if slow else None,
+        snapshot=_snapshot(window, [g], facts),
+    )  # fmt: skip
+
+
+def _node_finding(
+    window: Window, s: ThermalState, n: int, gpus: list[int], poor: list[int], facts: _Facts, now_ms: int
+) -> Finding:
+    node = window.index.nodes[n].name
+    worst = max(gpus, key=lambda g: _known(float(facts.resistance[g])))
+    slow = [g for g in gpus if s.streak_slow[g] >= PERSIST]
+    one = len(gpus) == 1
+    rest = "all GPUs there are too warm" if len(gpus) > 1 else "the others there are too warm as well"
+    what = f"cool{'s' * one} badly" if poor else "runs into its temperature limit" if one else "run into their limits"
+    return Finding(
+        NAME,
+        IncidentKind.THERMAL,
+        "fan",
+        "node",
+        node,
+        None,
+        ((node, None),),
+        now_ms,
+        min(s.since_ms[g] for g in gpus),
+        Severity.WARNING,
+        0.95 if poor and slow else 0.85,
+        RecommendedAction.DRAIN if poor and slow else RecommendedAction.ADVISE,
+        f"{_gpus_of(window, n, gpus)} of node {node} {what}: fans or coolant flow, for {rest}.",
+        "Check fan speeds and coolant flow in the BMC now; "
+        + ("drain the node when its work is done." if poor and slow else "give the node no new long job until then."),
+        _evidence(window, worst, s.since_ms[worst], facts),
+        window.job_of(worst),
+        lost_gpus=sum(_known(facts.held[g]) for g in slow) if slow else None,
+        snapshot=_snapshot(window, gpus, facts),
+    )
+
+
+def _snapshot(window: Window, gpus: list[int], facts: _Facts) -> dict[str, dict[str, float]]:
+    """GPU slot -> its resistance before, degC/W."""
+    known = {str(int(window.index.gpu_slot[g])): float(facts.past[g]) for g in gpus if not np.isnan(facts.past[g])}
+    return {"past": known} if known else {}
+
+
+def _gpus_of(window: Window, n: int, gpus: list[int]) -> str:
+    if len(gpus) == window.index.nodes[n].gpus > 1:
+        return "All GPUs"
+    return f"GPU {window.index.gpu_slot[gpus[0]]}" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+
+
+def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
+    """Racks whose inlet rose against their own past and against the other racks."""
+    index, inlets = window.index, window.newest.node.get("inlet_temp_c")
+    if inlets is None:
+        return
+    racks = index.rack.astype(np.int64)
+    medians, sizes = group_medians(inlets, racks, len(index.racks))
+    past = np.where(np.isnan(s.rack_past), medians, s.rack_past)
+    known = medians[~np.isnan(medians)]
+    overall = middle(known) if len(known) >= 3 else float("nan")
+    hot = (sizes >= 2) & (medians - past >= RACK_RISE_C) & ~(medians - overall < RACK_OVER_C)
+    hot |= (sizes >= 2) & (medians >= RACK_LIMIT_C)
+    for rack in np.flatnonzero(hot).tolist():
+        inside = racks == rack
+        seen = inlets[inside & ~np.isnan(inlets)]
+        rises = (seen - past[rack] >= RACK_RISE_C / 2) | (seen >= RACK_LIMIT_C)
+        hot[rack] = rises.mean() >= RACK_SHARE
+    s.rack_streak = np.where(hot, s.rack_streak + 1, 0)
+    calm = ~hot & ~np.isnan(medians)
+    s.rack_past = np.where(calm, past + LEARN_RATE * (medians - past), past)
+    for rack in np.flatnonzero(s.rack_streak >= PERSIST).tolist():
+        since = s.rack_since_ms.setdefault(
+            rack, window.buckets[-min(int(s.rack_streak[rack]), len(window.buckets))].start_ms
+        )
+        names = [index.nodes[n].name for n in np.flatnonzero(racks == rack)]
+        over = float(medians[rack] - past[rack])
+        evidence = Evidence(
+            f"inlet of {listing(names)} is {medians[rack]:.1f} degC, {over:+.1f} against the rack's own past",
+            "inlet_temp_c", float(medians[rack]), float(past[rack]), None, len(names), since, window.newest.end_ms,
+        )  # fmt: skip
+        yield Finding(
+            NAME, IncidentKind.THERMAL, "inlet", "rack", None, None, tuple((name, None) for name in names), now_ms,
+            since, Severity.WARNING, 0.85, RecommendedAction.ADVISE,
+            f"Rack {index.racks[rack]} gets hot air: {medians[rack]:.1f} degC at its inlets, {over:+.1f} degC.",
+            "A matter of the room, not of the nodes: check air handling or coolant; give new work to other racks.",
+            (evidence,),
+        )  # fmt: skip
+    for rack in [rack for rack in s.rack_since_ms if s.rack_streak[rack] < PERSIST]:
+        del s.rack_since_ms[rack]
+
+
+def _bad_heat_sink(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    if number >= 3:
+        gpu["gpu_temp_c"][21] = 26 + 0.09 * gpu["power_w"][21]
+        gpu["thermal_margin_c"][21] = 87 - gpu["gpu_temp_c"][21]
+
+
+def _hot_rack(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
+    if number >= 3:
+        node["inlet_temp_c"][:4] += 8
+        gpu["gpu_temp_c"][:32] += 8
+
+
+EXAMPLES = (
+    Example("units of one SKU that differ by nature", lambda: play(small_fleet(), 8), frozenset()),
+    Example(
+        "one heat sink has lost contact",
+        lambda: play(small_fleet(), 8, _bad_heat_sink),
+        frozenset({("thermal", "cooling", "gpu", "warning")}),
+    ),
+    Example(
+        "a rack gets hot air: one finding for it, none for its GPUs",
+        lambda: play(small_fleet(16), 8, _hot_rack),
+        frozenset({("thermal", "inlet", "rack", "warning")}),
+    ),
+)

@@ -1,0 +1,1 @@
+"""XID and SXid errors of the NVIDIA driver."""

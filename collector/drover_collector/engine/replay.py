@@ -1,0 +1,97 @@
+"""Replay: the engine over a recorded case, in the case's own time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import groupby
+
+from drover_collector.detectors._lib.inventory import Told
+from drover_collector.engine.engine import LAG_MS, Engine, Outcome
+from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Event, ProbeVerdict
+
+
+class Replay:
+    """Iterate over it for the outcomes; afterwards ask `could_not_judge`.
+
+    Args:
+        buckets: in order of time; each is judged LAG_MS after its end, as live.
+        events: any order; each is judged at its own time (`received_ms` where it has one).
+        inventories: any order; each is known to what is judged after it.
+        verdicts: of probes, any order; those of one order together, at their own time.
+    """
+
+    def __init__(
+        self,
+        index: FleetIndex,
+        buckets: Iterable[Bucket],
+        events: Iterable[Event],
+        policy: Policy,
+        inventories: Iterable[Told] = (),
+        verdicts: Iterable[ProbeVerdict] = (),
+    ) -> None:
+        self._index, self._policy = index, policy
+        self._buckets = iter(buckets)
+        self._moments = _moments(events, verdicts)
+        self._inventories = sorted(inventories, key=lambda told: told[0])
+        self._lacking: set[str] | None = None
+        self.engine: Engine | None = None
+
+    def __iter__(self) -> Iterator[Outcome]:
+        bucket = next(self._buckets, None)
+        starts = [t for t in (bucket.start_ms if bucket else None, *(ms for ms, _ in self._moments[:1])) if t]
+        self.engine = engine = Engine(self._index, self._policy, min(starts, default=0))
+        at = told = 0
+        while bucket is not None:
+            due_ms = bucket.end_ms + LAG_MS
+            while told < len(self._inventories) and self._inventories[told][0] <= due_ms:
+                ts_ms, node, facts = self._inventories[told]
+                engine.on_inventory(node, facts, ts_ms)
+                told += 1
+            while at < len(self._moments) and self._moments[at][0] <= due_ms:
+                yield self._moments[at][1](engine)
+                at += 1
+            yield engine.on_bucket(bucket, due_ms)
+            # What one bucket had to judge by cannot be lacking any more: then no further one is asked.
+            if self._lacking != set() and (bucket.gpu_rows.any() or bucket.node_rows.any()):
+                lacking = set(engine.could_not_judge())
+                self._lacking = lacking if self._lacking is None else self._lacking & lacking
+            bucket = next(self._buckets, None)
+        for _, judge in self._moments[at:]:
+            yield judge(engine)
+
+    def could_not_judge(self) -> list[str]:
+        """What no bucket of the case allowed to judge, each a sentence."""
+        return sorted(self._lacking) if self._lacking is not None else ["anything: the case has no telemetry"]
+
+
+def replay(
+    index: FleetIndex,
+    buckets: Iterable[Bucket],
+    events: Iterable[Event],
+    policy: Policy,
+    inventories: Iterable[Told] = (),
+    verdicts: Iterable[ProbeVerdict] = (),
+) -> Replay:
+    """Outcomes of the engine over a recorded case, in order; see `Replay`."""
+    return Replay(index, buckets, events, policy, inventories, verdicts)
+
+
+def _moments(
+    events: Iterable[Event], verdicts: Iterable[ProbeVerdict]
+) -> list[tuple[int, Callable[[Engine], Outcome]]]:
+    """What is judged when: events of one moment in one call, as the live pipeline does, and verdicts of one order."""
+    found: list[tuple[int, Callable[[Engine], Outcome]]] = []
+    for at_ms, group in groupby(sorted(events, key=_when), key=_when):
+        found.append((at_ms, partial(Engine.on_events, events=list(group), now_ms=at_ms)))
+    ordered = sorted(verdicts, key=lambda v: (v.ts_ms, v.request))
+    for (at_ms, _), told in groupby(ordered, key=lambda v: (v.ts_ms, v.request)):
+        found.append((at_ms, partial(Engine.on_verdicts, verdicts=list(told), now_ms=at_ms)))
+    return sorted(found, key=lambda moment: moment[0])
+
+
+def _when(event: Event) -> int:
+    return event.received_ms or event.ts_ms

@@ -1,0 +1,107 @@
+"""Buckets: one value per entity, metric and 10 s, what detectors see. The store and replay make the same from raw rows.
+
+Gauge: lower median. Counter and state: the last one. Absent (no value in the bucket): NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_core.metrics.catalog import BY_NAME, Kind
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+
+BUCKET_MS = 10_000
+
+
+class Lazy(Mapping[str, Floats]):
+    """Columns that are made when they are asked for: as the store has them they take a third.
+
+    They are kept while the bucket is the newest, of which detectors ask GPU by GPU; from `age` on they are made anew.
+    """
+
+    def __init__(self, columns: Mapping[str, Callable[[], Floats]]) -> None:
+        self._columns = columns
+        self._made: dict[str, Floats] | None = {}
+
+    def age(self) -> None:
+        self._made = None
+
+    def __getitem__(self, metric: str) -> Floats:
+        made = self._made  # another thread may read the newest bucket while it ages
+        if made is None:
+            return self._columns[metric]()
+        if metric not in made:
+            made[metric] = self._columns[metric]()
+        return made[metric]
+
+    def __contains__(self, metric: object) -> bool:
+        return metric in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Values of one closed bucket, laid out by a FleetIndex with N nodes and G GPUs.
+
+    Attributes:
+        gpu, node: metric name -> float64 [G] or [N] in catalog units, NaN where absent; no key for what none reported.
+        link: likewise over the links of `FleetSpec` nodes in order (may be empty).
+        gpu_rows, node_rows: int32 [G], [N]: how many samples fell into the bucket; 0 = silent.
+        jobs: int32 [G]: index into `job_names` of the job that held the GPU at the bucket's end, -1 for none.
+        late: nodes without a row whose agents sent something after its end: they are late, not silent. A replay has
+            none: the store holds what came late.
+    """
+
+    start_ms: int
+    length_ms: int
+    gpu: Mapping[str, Floats]
+    node: Mapping[str, Floats]
+    gpu_rows: Ints
+    node_rows: Ints
+    jobs: Ints
+    job_names: tuple[str, ...] = ()
+    link: Mapping[str, Floats] = field(default_factory=dict)
+    late: frozenset[str] = frozenset()
+
+    @property
+    def end_ms(self) -> int:
+        return self.start_ms + self.length_ms
+
+
+def aggregate(metric: str, entity: Ints, ts_ms: npt.NDArray[np.int64], values: Floats, count: int) -> Floats:
+    """One bucket's value of `metric` per entity.
+
+    Args:
+        entity: int32 [R], 0 .. count - 1; ts_ms: int64 [R]; values: float64 [R] with NaN where absent. Any order;
+            a row that is there twice (same entity and ts) counts once.
+    Returns:
+        float64 [count], NaN for entities without a value.
+    """
+    result = np.full(count, np.nan)
+    keep = ~np.isnan(values)
+    entity, ts_ms, values = entity[keep], ts_ms[keep], values[keep]
+    if not len(entity):
+        return result
+    order = np.lexsort((ts_ms, entity))
+    entity, ts_ms, values = entity[order], ts_ms[order], values[order]
+    last_of_pair = np.append((entity[1:] != entity[:-1]) | (ts_ms[1:] != ts_ms[:-1]), True)
+    entity, values = entity[last_of_pair], values[last_of_pair]
+    if BY_NAME[metric].kind is Kind.GAUGE:
+        order = np.lexsort((values, entity))
+        entity, values = entity[order], values[order]
+    starts = np.flatnonzero(np.append(True, entity[1:] != entity[:-1]))
+    lengths = np.diff(np.append(starts, len(entity)))
+    picked = starts + ((lengths - 1) // 2 if BY_NAME[metric].kind is Kind.GAUGE else lengths - 1)
+    result[entity[starts]] = values[picked]
+    return result

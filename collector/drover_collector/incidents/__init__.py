@@ -1,0 +1,1 @@
+"""Incidents: findings that belong together, with a life, and the health that follows. Pure."""

@@ -1,0 +1,163 @@
+"""Health of every GPU and node: a fold over what was heard of them and the open incidents. Pure.
+
+    unknown    nothing heard lately: never shown as healthy, unless an incident knows worse
+    healthy    heard, and no open warning
+    suspect    an open warning, or a critical incident that is not certain yet
+    confirmed  an open critical incident with CONFIRMED_CONFIDENCE or more
+
+    draining, drained, validating, repair: out of service; the node's `NodeOutage` says how far
+
+A node is as bad as the worst of itself and its GPUs. Of a node out of service its duty says the health, whatever is
+open on it; its GPUs keep a fault of their own, and are else as the node is. A duty that says healthy ends that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.detectors._lib.robust import Bools
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import (
+    OUT_STAGES,
+    Health,
+    Incident,
+    NodeOutage,
+    Severity,
+)
+
+CONFIRMED_CONFIDENCE = 0.9  # as sure as a fatal XID or a failed remap is
+# They know no more than the silence.
+UNHEARD_CAUSES = frozenset({"silent", "never_came", "no_telemetry", "agent_stopped", "late"})
+
+Codes = npt.NDArray[np.int8]
+HEALTHS = tuple(Health)
+_CODE = {health: code for code, health in enumerate(HEALTHS)}
+# How bad, for the node's fold: an unknown GPU makes its node worse than healthy, but a proven fault says more.
+_BADNESS = np.array([{Health.HEALTHY: 0, Health.UNKNOWN: 1, Health.SUSPECT: 2}.get(h, 3) for h in HEALTHS], np.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChange:
+    """One transition. `gpu` None: the node."""
+
+    ts_ms: int
+    node: str
+    gpu: int | None
+    health: Health
+    reason: str
+    incident_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFold:
+    """Health codes (index into HEALTHS), int8 [N] and [G]; reasons of what is neither healthy nor just unheard."""
+
+    node: Codes
+    gpu: Codes
+    node_reasons: dict[int, tuple[str, str]]  # node -> (reason, incident id)
+    gpu_reasons: dict[int, tuple[str, str]]
+
+
+def unknown(index: FleetIndex) -> HealthFold:
+    """Before anything was heard."""
+    code = _CODE[Health.UNKNOWN]
+    return HealthFold(np.full(index.node_count, code, np.int8), np.full(index.gpu_count, code, np.int8), {}, {})
+
+
+def fold(
+    index: FleetIndex,
+    incidents: Iterable[Incident],
+    node_heard: Bools,
+    gpu_heard: Bools,
+    duties: Mapping[str, NodeOutage] | None = None,
+) -> HealthFold:
+    """Health of all, from open `incidents`, who was heard lately (bool [N], [G]) and who is out of service."""
+    healthy, unheard = _CODE[Health.HEALTHY], _CODE[Health.UNKNOWN]
+    node = np.where(node_heard, healthy, unheard).astype(np.int8)
+    gpu = np.where(gpu_heard, healthy, unheard).astype(np.int8)
+    node_reasons: dict[int, tuple[str, str]] = {}
+    gpu_reasons: dict[int, tuple[str, str]] = {}
+    for incident in sorted(incidents, key=lambda i: (i.opened_ms, i.id)):  # of two alike the first is the reason
+        if incident.closed_ms is not None or incident.scope == "job":
+            continue
+        why = (incident.summary, incident.id)
+        if incident.cause in UNHEARD_CAUSES:
+            for name, _ in incident.members:
+                n = index.node_number.get(name)
+                if n is not None and not node_heard[n]:
+                    node_reasons.setdefault(n, why)
+                    for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
+                        gpu_reasons.setdefault(g, why)
+            continue
+        if incident.severity is Severity.INFO:
+            continue
+        sure = incident.severity is Severity.CRITICAL and incident.confidence >= CONFIRMED_CONFIDENCE
+        code = _CODE[Health.CONFIRMED if sure else Health.SUSPECT]
+        for name, slot in incident.members:
+            n = index.node_number.get(name)
+            if n is None:
+                continue
+            if slot is None:
+                _worsen(node, node_reasons, n, code, why)
+                if incident.scope == "node" and incident.cause in ("driver_hung", "driver_lost", "driver_missing"):
+                    for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
+                        _worsen(gpu, gpu_reasons, g, code, why)
+            elif (g_of := index.gpu(name, slot)) is not None:
+                _worsen(gpu, gpu_reasons, g_of, code, why)
+                _worsen(node, node_reasons, n, code, why)
+    if index.gpu_count:
+        dumb = (gpu == unheard) & (node[index.gpu_node] == healthy)  # the node talks, this GPU does not
+        for g in np.flatnonzero(dumb).tolist():
+            gpu_reasons.setdefault(g, ("no telemetry of this GPU", ""))
+            n = int(index.gpu_node[g])
+            node[n] = unheard
+            node_reasons.setdefault(n, (f"no telemetry of GPU {int(index.gpu_slot[g])}", ""))
+    for name, duty in (duties or {}).items():
+        n = index.node_number.get(name)
+        if n is None or duty.stage not in OUT_STAGES:
+            continue
+        code, why = _CODE[duty.stage], (duty.reason, duty.incident_id)
+        node[n], node_reasons[n] = code, why
+        for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
+            if gpu[g] in (healthy, unheard):
+                gpu[g], gpu_reasons[g] = code, why
+    return HealthFold(node, gpu, node_reasons, gpu_reasons)
+
+
+def _worsen(codes: Codes, reasons: dict[int, tuple[str, str]], at: int, code: int, why: tuple[str, str]) -> None:
+    if _BADNESS[code] > _BADNESS[codes[at]]:
+        codes[at] = code
+        reasons[at] = why
+
+
+def reason_of(fold_: HealthFold, n: int, g: int | None) -> tuple[Health, str, str]:
+    """(health, reason, incident id or "") of node number `n`, or of GPU index `g`."""
+    codes, reasons, at = (fold_.node, fold_.node_reasons, n) if g is None else (fold_.gpu, fold_.gpu_reasons, g)
+    health = HEALTHS[int(codes[at])]
+    reason, incident = reasons.get(at, ("", ""))
+    if health is Health.HEALTHY:
+        return health, "", ""
+    return health, reason or ("nothing heard" if health is Health.UNKNOWN else ""), incident
+
+
+def changes(index: FleetIndex, old: HealthFold, new: HealthFold, ts_ms: int) -> list[HealthChange]:
+    """What is different, nodes first. A GPU that its node's change explains alone (heard, unheard) is left out."""
+    result = []
+    for n in np.flatnonzero(old.node != new.node).tolist():
+        health, reason, incident = reason_of(new, n, None)
+        result.append(HealthChange(ts_ms, index.nodes[n].name, None, health, reason, incident or None))
+    plain = (_CODE[Health.HEALTHY], _CODE[Health.UNKNOWN])
+    moved = old.gpu != new.gpu
+    if not moved.any():
+        return result
+    with_node = np.isin(old.gpu, plain) & np.isin(new.gpu, plain) & (new.gpu == new.node[index.gpu_node])
+    with_node &= (old.node != new.node)[index.gpu_node]
+    for g in np.flatnonzero(moved & ~with_node).tolist():
+        name, slot = index.member(g)
+        health, reason, incident = reason_of(new, int(index.gpu_node[g]), g)
+        result.append(HealthChange(ts_ms, name, slot, health, reason, incident or None))
+    return result

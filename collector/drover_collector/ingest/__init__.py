@@ -1,0 +1,1 @@
+"""The agents' streams: from a connection to rows in the store and an Ack."""

@@ -1,0 +1,1 @@
+"""Receivers of notifications, a file each."""

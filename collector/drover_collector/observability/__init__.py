@@ -1,0 +1,1 @@
+"""Drover about itself: the metrics page, its self check, the dead man's switch."""

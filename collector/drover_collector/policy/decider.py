@@ -1,0 +1,571 @@
+"""Deciding: what the policy wants for each open incident, and what becomes of the wish. Pure: no I/O, no clock.
+
+    would_act          observe mode: this would be done
+    held               the guard says no; looked at again with each call
+    pending_approval   a person is asked; expires after the policy's time
+    approved           the person's yes, with its reason; what follows is `act`, or `held` while the guard says no
+    rejected           the person's no: not asked again until more is wanted
+    expired            nobody answered, or there is nothing to answer any more
+    act                to be done now; decided again when its action failed, `AGAIN_MS` later, if it is wanted still
+
+A decision of a person keeps the id of the one it answers, so that the newest version of an id is how it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from drover_collector.detectors._lib.robust import Bools
+from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.incidents import health
+from drover_collector.policy.circuit_breaker import Breaker
+from drover_collector.policy.guard import Census, hold
+from drover_collector.policy.guard_clock import Steps
+from drover_collector.policy.guard_pace import Pace
+from drover_collector.policy.policy import Policy, Verdict, least_mode
+from drover_core.model.events import (
+    OUT_STAGES,
+    WANTED_ORDER,
+    Action,
+    ActionState,
+    Approval,
+    Decision,
+    DecisionCause,
+    Health,
+    Incident,
+    NodeOutage,
+    RecommendedAction,
+)
+from drover_core.times import iso
+
+JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # nodes of the jobs that an incident's node works for
+Key = tuple[str, str]  # (incident id, node)
+Counted = Callable[[bool], Census]  # asked with whether what observe mode only said counts too
+
+DISRUPTIVE = frozenset({RecommendedAction.DRAIN, RecommendedAction.ISOLATE})
+LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
+SILENT = "silent"  # cause of incidents whose nodes are dead, or out of our hearing: their scheduler says which
+DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
+ALONE = (liveness.NAME,)  # detectors of an incident that is about the silence and nothing else
+AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
+UNSEEN = "the scheduler has not answered yet: who is out of service is not known"
+PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
+
+
+class Decider:
+    """Keeps how each decision stands, so that only what has changed is decided again.
+
+    Args:
+        ceiling: the mode beyond which no policy goes: `[act] mode` of the settings.
+
+    Attributes:
+        standing: (incident, node) -> its newest decision.
+        failed: (incident, node) -> the failed action of its standing decision to act: it is not out by that.
+        duties: node -> how far it is that is or was out of service.
+        away: nodes that their scheduler gives no work, no matter who closed them. None: not known, as not every
+            scheduler has answered; then no node is closed.
+        answers: node -> whether its slurmd or kubelet answers its scheduler; a node that is missing: unknown.
+        live: schedulers may be asked, so that no word of theirs is a doubt. A recorded fleet has none: there silence
+            alone says that a node is dead.
+        leaving: asked for nodes that somebody takes out, and that are not out yet: their scheduler is slow, or away.
+        back: asked since when all that an incident is about answers again; None: it does not.
+        maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
+        breaker: the guard's memory of mass events.
+    """
+
+    def __init__(self, index: FleetIndex, policy: Policy, ceiling: str = "observe") -> None:
+        self.index = index
+        self.policy = policy
+        self.ceiling = ceiling
+        self.standing: dict[Key, Decision] = {}
+        self.failed: dict[Key, Action] = {}
+        self.duties: dict[str, NodeOutage] = {}
+        self.away: Set[str] | None = frozenset()
+        self.answers: Mapping[str, bool] = {}
+        self.live = False
+        self.leaving: Callable[[], Set[str]] = frozenset
+        self.maintenance: Mapping[str, str] = {}
+        self.back: Callable[[Incident], int | None] = lambda _: None
+        self._steps = Steps()  # of the clock
+        self.breaker = Breaker(index, self._steps)
+        self.pace = Pace(self._steps)
+        self._approved: dict[Key, Decision] = {}
+        self._verdicts: dict[str, tuple[tuple[object, ...], Verdict]] = {}  # of open incidents, and on what they rest
+        self._heard: Bools | None = None
+
+    def judge(self, incident: Incident, asked: RecommendedAction) -> Verdict:
+        """The policy's word, in the mode that the settings allow."""
+        about = (
+            self.policy, self.ceiling, incident.kind, incident.cause, incident.scope, incident.severity,
+            incident.confidence, incident.detectors, incident.node, incident.members, asked, self._is_dead(incident),
+        )  # fmt: skip
+        before, verdict = self._verdicts.get(incident.id, (None, None))
+        if verdict is None or before != about:  # seldom: an open incident is asked about twice in each call
+            verdict = self._judge(incident, asked)
+            self._verdicts[incident.id] = about, verdict
+        return verdict
+
+    def wants_no_more(self, action: Action) -> str:
+        """Why the policy's newest word on an incident asks for less than this; "": it does not. From any thread."""
+        _, verdict = self._verdicts.get(action.incident_id, (None, None))
+        return "" if verdict is None else _less(verdict, action)
+
+    def wants_no_more_of(self, incident: Incident, asked: RecommendedAction, action: Action) -> str:
+        """The same, judged now: a scheduler may have said since then that the node answers."""
+        verdict = self.judge(incident, asked)
+        if less := _less(verdict, action):
+            return less
+        found = self.standing.get((action.incident_id, action.node))
+        if found is None or found.wanted.value != action.action.value:
+            return ""
+        if least_mode(found.mode, verdict.mode) == found.mode:
+            return ""
+        return f"the policy asks a person first now ({verdict.rule})"
+
+    def _judge(self, incident: Incident, asked: RecommendedAction) -> Verdict:
+        names = [incident.node] if incident.node is not None else [node for node, _ in incident.members[:1]]
+        place = self.index.spec.by_name.get(names[0]) if names else None
+        verdict = self.policy.judge(incident, asked, place)
+        mode = least_mode(verdict.mode, self.ceiling)
+        dead = self._is_dead(incident)
+        if dead is True or verdict.wanted not in DISRUPTIVE:
+            return verdict if mode == verdict.mode else replace(verdict, mode=mode)
+        if dead is False and incident.detectors == ALONE:
+            return Verdict(
+                RecommendedAction.ADVISE, f"{verdict.rule}, at most advise: its scheduler hears the node", mode
+            )
+        why = "its scheduler hears the node" if dead is False else "no scheduler says whether the node runs"
+        return Verdict(verdict.wanted, f"{verdict.rule}, only after asking: {why}", least_mode(mode, "approve"))
+
+    def _is_dead(self, incident: Incident) -> bool | None:
+        """Whether the node of an incident about silence is dead, by the word of its scheduler; None: no word. True for
+        other incidents, which do not rest on silence."""
+        if incident.cause != SILENT or incident.node is None or not self.live:
+            return True
+        answers = self.answers.get(incident.node)
+        return None if answers is None else not answers
+
+    def out(self, really: bool = False, said: bool = True) -> set[str]:
+        """Nodes that are out of service by decisions and duties, or would be, or wait to be taken out.
+
+        Args:
+            really: without those that would be, or wait. said: with those that would be, as observe mode says.
+        """
+        outcomes = ("act", "would_act") if said and not really else ("act",)
+        gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
+        gone |= frozenset() if really else self.leaving()
+        for key, decision in self.standing.items():
+            if decision.wanted in DISRUPTIVE and decision.outcome in outcomes and key not in self.failed:
+                node = key[1]
+                duty = self.duties.get(node)
+                if duty is None or duty.ts_ms < decision.ts_ms:  # else its duty says how it went
+                    gone.add(node)
+        return gone
+
+    def decide(
+        self,
+        wishes: Iterable[tuple[Incident, RecommendedAction]],
+        fold: health.HealthFold,
+        job_nodes: JobNodes,
+        now_ms: int,
+        heard: Bools | None = None,
+        only: Set[str] | None = None,
+    ) -> tuple[list[Decision], list[Incident]]:
+        """New decisions, and mass events that are new or changed.
+
+        Args:
+            wishes: open incidents, each with what its detectors ask for.
+            fold: health of all, as of the call before.
+            heard: bool [N], who was heard lately; None: not known.
+            only: ids of incidents that may be decided now, the others stay as they are; None: all.
+        """
+        judged = [(incident, self.judge(incident, asked)) for incident, asked in wishes]
+        self._verdicts = {i.id: self._verdicts[i.id] for i, _ in judged}
+        wanted = [
+            (i, v)
+            for i, v in judged
+            if i.node is not None and _rank(v.wanted) >= WANTED_ORDER.index(RecommendedAction.ADVISE)
+        ]
+        made = self._forget(wanted, now_ms)
+        limits = self.policy.guard
+        leaving = [
+            i for i, v in wanted if v.wanted in DISRUPTIVE and i.node not in self.maintenance and not self._gone(i)
+        ]
+        events = [*self._note_silence(heard, now_ms), *self.breaker.note(leaving, now_ms, limits)]
+        events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
+        made += self._ask_about(events, now_ms)
+        made += self._hold_unbegun(now_ms)
+        if wanted:
+            census = cache(lambda said: self.census(fold, [i for i, _ in judged], said))  # seldom asked for
+            for incident, verdict in wanted:
+                if only is not None and incident.id not in only:
+                    continue
+                made += self._decide(incident, verdict, census, job_nodes, now_ms)
+        return made, events
+
+    def _gone(self, incident: Incident) -> bool:
+        """Whether its node is out of service for something else: then this takes no node away. GPUs of nodes in repair
+        are reset and lost by the dozen."""
+        duty = self.duties.get(incident.node or "")
+        return duty is not None and duty.stage in OUT_STAGES and duty.incident_id != incident.id
+
+    def answer(
+        self,
+        approval: Approval,
+        incidents: Mapping[str, Incident],
+        fold: health.HealthFold,
+        job_nodes: JobNodes,
+        now_ms: int,
+    ) -> tuple[list[Decision], list[Incident]]:
+        """A person's answer: what follows from it. Nothing when that decision does not wait any more; `expired` alone
+        when the answer came too late."""
+        found = next((d for d in self.standing.values() if d.id == approval.decision_id), None)
+        if found is None or found.outcome != "pending_approval":
+            return [], []
+        yes = "approved" if approval.approved else "rejected"
+        text = f"{yes} by {approval.by}: {approval.why}"
+        at_ms = max(approval.ts_ms, found.ts_ms + 1)  # of one that a stop left unanswered: when it was given
+        late = self._steps.age_ms(at_ms, found.ts_ms) >= self.policy.approval_expires_s * 1000
+        if late and found.incident_id not in self.breaker.events:
+            return [self._keep(replace(found, ts_ms=at_ms, outcome="expired", reason=f"too late, {text}"))], []
+        answered = self._keep(replace(found, ts_ms=at_ms, outcome=yes, reason=text, cause=DecisionCause.NONE))
+        made, events = [answered], []
+        if event := self.breaker.events.get(found.incident_id):
+            if not approval.approved:
+                made += self._leave_alone(event, incidents, text, now_ms)
+            events.append(self.breaker.answer(event.id, now_ms, text))
+            self.standing.pop((found.incident_id, found.node), None)
+        elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
+            # Of a question from before a restart the policy may have been lowered since.
+            mode = least_mode(found.mode, self.ceiling, self.policy.most_mode)
+            verdict = Verdict(found.wanted, found.rule, mode)
+            census = cache(lambda said: self.census(fold, incidents.values(), said))
+            made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
+        return made, events
+
+    def take_duties(self, duties: Mapping[str, NodeOutage]) -> list[NodeOutage]:
+        """Returns those that are new."""
+        new = [duty for node, duty in duties.items() if self.duties.get(node) != duty]
+        self.duties = dict(duties)
+        for duty in new:
+            self.pace.note_duty(duty)
+        return new
+
+    def take_failed(self, actions: Iterable[Action]) -> None:
+        """Actions that failed, at once or read again after a restart; in any order."""
+        for action in actions:
+            key = action.incident_id, action.node
+            decision, before = self.standing.get(key), self.failed.get(key)
+            if decision is None or decision.outcome != "act" or decision.wanted.value != action.action.value:
+                continue
+            # An action may be for a later decision too, that wanted the same while it waited.
+            mine = action.decision_id == decision.id or action.ts_ms >= decision.ts_ms
+            if action.state is ActionState.FAILED and mine and (before is None or before.ts_ms <= action.ts_ms):
+                self.failed[key] = action
+
+    def forget(self, incidents: Iterable[str]) -> None:
+        """These incidents are over."""
+        over = set(incidents)
+        self.standing = {key: d for key, d in self.standing.items() if key[0] not in over}
+
+    def clock_set(self, at_ms: int, step_ms: int) -> None:
+        """The collector's clock was set by `step_ms`: times of before it are below `at_ms` where it was set forward."""
+        self._steps.note(at_ms, step_ms)
+        if step_ms < 0:
+            self.breaker.went_back(at_ms)
+
+    def restore(self, decisions: Iterable[Decision], incidents: Sequence[Incident]) -> None:
+        """After a restart: how all stood. `decisions`: of open incidents, and all of the last hour; in any order."""
+        self.breaker.restore(incidents)
+        open_ids = {i.id: i for i in incidents if i.closed_ms is None}
+        for decision in sorted(decisions, key=lambda d: (d.ts_ms, d.outcome in LAST, d.id)):
+            self._keep(decision)
+            if decision.wanted in DISRUPTIVE and decision.incident_id in open_ids:
+                self.breaker.remember(open_ids[decision.incident_id], decision.node, decision.ts_ms)
+        self.standing = {key: d for key, d in self.standing.items() if key[0] in open_ids}
+        self._approved = {key: d for key, d in self._approved.items() if key[0] in open_ids}
+
+    def _forget(self, wanted: Sequence[tuple[Incident, Verdict]], now_ms: int) -> list[Decision]:
+        """Drops what nobody wants any more; a person is told that there is nothing left to answer."""
+        keys = {(i.id, i.node or "") for i, _ in wanted} | {(event, "") for event in self.breaker.events}
+        gone = [self.standing.pop(key) for key in list(self.standing) if key not in keys]
+        self._approved = {key: d for key, d in self._approved.items() if key in keys}
+        self.failed = {key: action for key, action in self.failed.items() if key in self.standing}
+        return [
+            replace(
+                d,
+                ts_ms=max(now_ms, d.ts_ms + 1),
+                outcome="expired",
+                reason="over: nothing is wanted any more",
+                cause=DecisionCause.NONE,
+            )
+            for d in gone
+            if d.outcome == "pending_approval"
+        ]
+
+    def _note_silence(self, heard: Bools | None, now_ms: int) -> list[Incident]:
+        before, self._heard = self._heard, heard
+        if heard is None:
+            self._heard = before
+        if heard is None or before is None:
+            return []
+        names = (self.index.nodes[n].name for n in (before & ~heard).nonzero()[0].tolist())
+        gone = [name for name in names if name not in self.maintenance]
+        return self.breaker.note_silence(gone, now_ms, self.policy.guard)
+
+    def _ask_about(self, events: Sequence[Incident], now_ms: int) -> list[Decision]:
+        """For each mass event one decision that waits for a person; expired when the event is over."""
+        made = []
+        for event in events:
+            last = self.standing.get((event.id, ""))
+            if last is None and event.closed_ms is None:
+                made.append(
+                    self._new(
+                        event,
+                        "",
+                        Verdict(RecommendedAction.NONE, "guard", self._mode()),
+                        "pending_approval",
+                        event.summary,
+                        now_ms,
+                    )
+                )
+            elif last is not None and event.closed_ms is not None:
+                over = replace(last, ts_ms=max(now_ms, last.ts_ms + 1), outcome="expired", reason="over by itself")
+                made.append(over)
+                del self.standing[(event.id, "")]
+        return made
+
+    def _leave_alone(
+        self, event: Incident, incidents: Mapping[str, Incident], text: str, now_ms: int
+    ) -> list[Decision]:
+        nodes = {node for node, _ in event.members}
+        held = [d for (id_, node), d in self.standing.items() if node in nodes and id_ in incidents]
+        return [
+            self._keep(
+                replace(d, ts_ms=max(now_ms, d.ts_ms + 1), outcome="rejected", reason=text, cause=DecisionCause.NONE)
+            )
+            for d in held
+            if d.outcome in ("held", "pending_approval") and d.wanted in DISRUPTIVE
+        ]
+
+    def _hold_unbegun(self, now_ms: int) -> list[Decision]:
+        """Hold what was decided just before the breaker opened and has not closed its node yet: a queue of drains must
+        not go on behind it. Each is decided again when the breaker lets its node go.
+        """
+        held = []
+        open_now = any(event.closed_ms is None for event in self.breaker.events.values())
+        for key, decision in list(self.standing.items()) if open_now else ():
+            if decision.wanted in DISRUPTIVE and decision.outcome == "act" and key not in self.failed:
+                why = self._unbegun(decision) and self.breaker.hold(decision.node, now_ms, self.policy.guard)
+                if why:
+                    at_ms = max(now_ms, decision.ts_ms + 1)
+                    held.append(
+                        self._keep(
+                            replace(decision, ts_ms=at_ms, outcome="held", reason=why, cause=DecisionCause.GUARD)
+                        )
+                    )
+        return held
+
+    def _unbegun(self, decision: Decision) -> bool:
+        """Whether its node has not gone out since."""
+        duty = self.duties.get(decision.node)
+        return duty is None or duty.ts_ms < decision.ts_ms
+
+    def _decide(
+        self, incident: Incident, verdict: Verdict, census: Counted, job_nodes: JobNodes, now_ms: int
+    ) -> list[Decision]:
+        node, policy = incident.node or "", self.policy
+        key = (incident.id, node)
+        last = self.standing.get(key)
+        approved = self._approved.get(key)
+        if approved is not None and self._steps.now_of(approved.ts_ms) > now_ms:  # the clock went back: as of now
+            approved = self._approved[key] = replace(approved, ts_ms=now_ms)
+        if approved is not None and (
+            approved.wanted is not verdict.wanted
+            or self._steps.age_ms(now_ms, approved.ts_ms) >= policy.approval_expires_s * 1000
+        ):
+            approved = self._approved.pop(key) and None
+        mode = self._asking(node, verdict, now_ms)
+        made: list[Decision] = []
+        same = last is not None and (last.wanted, last.rule, last.mode) == (verdict.wanted, verdict.rule, mode)
+        if last is not None and same:
+            if last.outcome in ("act", "would_act") and not self._again(key, now_ms):
+                return []
+            if last.outcome == "pending_approval":
+                if self._steps.age_ms(now_ms, last.ts_ms) < policy.approval_expires_s * 1000:
+                    return []
+                text = f"nobody answered within {policy.approval_expires_s / 60:.0f} min"
+                expired = replace(last, outcome="expired", reason=text, cause=DecisionCause.UNANSWERED)
+                return [self._keep(replace(expired, ts_ms=now_ms))]
+            if last.outcome == "expired" and self._steps.age_ms(now_ms, last.ts_ms) < policy.approval_again_s * 1000:
+                return []
+        if last is not None and last.outcome == "rejected" and _rank(verdict.wanted) <= _rank(last.wanted):
+            return []
+        hold = self._held(incident, verdict, census, job_nodes, now_ms)
+        cause = DecisionCause.NONE if hold is None else hold.cause
+        done = f"{verdict.wanted.value} {node} for {incident.kind.value}/{incident.cause}"
+        if hold is not None:
+            outcome, text = "held", hold.text
+        elif mode == "observe":
+            outcome, text = "would_act", f"would {done}"
+        elif mode == "enforce" or approved is not None or verdict.wanted is RecommendedAction.PROBE:
+            outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
+        else:
+            until = iso(round(now_ms + policy.approval_expires_s * 1000))
+            outcome, text = "pending_approval", f"asks to {done}; expires at {until}"
+        if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
+            return []  # the first reason stands
+        if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
+            census(True).take(node)
+            if outcome == "act":
+                census(False).take(node)
+        made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms, cause))
+        return made
+
+    def _again(self, key: Key, now_ms: int) -> bool:
+        """Whether what failed is to be decided again: not soon, not while its node is out of service anyway, and not
+        when somebody else had it: they may have mended it since."""
+        action, node = self.failed.get(key), key[1]
+        if action is None or action.foreign:
+            return False
+        if (
+            self._steps.now_of(action.ts_ms) > now_ms
+        ):  # the clock went back: as if it were now, or it would wait for ever
+            action = self.failed[key] = replace(action, ts_ms=now_ms)
+        duty = self.duties.get(node)
+        out = node in (self.away or ()) or (duty is not None and duty.stage in OUT_STAGES)
+        return not out and self._steps.age_ms(now_ms, action.ts_ms) >= AGAIN_MS
+
+    def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
+        """The mode for this node: what a person put back goes out again only after asking."""
+        duty = self.pace.returned.get(node)
+        if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
+            return "approve" if self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS else verdict.mode
+        return verdict.mode
+
+    def _held(
+        self, incident: Incident, verdict: Verdict, asked: Counted, job_nodes: JobNodes, now_ms: int
+    ) -> Hold | None:
+        """Why it is held back: by maintenance whatever it is, by the guard what leaves service. None: it is not.
+
+        What observe mode only said counts for what observe mode says, and for nothing that is done.
+        """
+        node = incident.node or ""
+        if node in self.maintenance:
+            return Hold(DecisionCause.MAINTENANCE, self.maintenance[node])
+        if verdict.wanted not in DISRUPTIVE:
+            return None
+        if (back_ms := self.back(incident)) is not None:
+            return Hold(DecisionCause.RECOVERED, came_back(node, back_ms))
+        said = verdict.mode == "observe"
+        if self.away is None and not said:
+            return Hold(DecisionCause.UNKNOWN, UNSEEN)
+        census = asked(said)
+        if node in census.out:
+            if said or node in census.really:
+                return None
+            census.give_back(node)  # it waits to be taken out, and is not: who goes in earnest passes the guard first
+        limits = self.policy.guard
+        why = (
+            self.breaker.hold(node, now_ms, limits)
+            or hold(node, job_nodes(incident), census, limits)
+            or self.pace.hold(node, now_ms, limits, said)
+        )
+        return None if why is None else Hold(DecisionCause.GUARD, why)
+
+    def census(self, fold: health.HealthFold, incidents: Iterable[Incident], said: bool = False) -> Census:
+        """Who is out of service, dead nodes and what others took out among them.
+
+        Args:
+            incidents: open ones. said: with the nodes that would be out, as observe mode says.
+        """
+        closed = self.away or frozenset()
+        open_ = [i for i in incidents if i.closed_ms is None]
+        dead = {node for i in open_ if i.cause in DEAD for node, _ in i.members}
+        silent = {node for i in open_ if i.cause == SILENT for node, _ in i.members} - dead - closed
+        if self.live:  # one that its scheduler hears is in service; of one without a word the worse counts for others
+            doubtful = {node for node in silent if node not in self.answers}
+            silent = {node for node in silent if not self.answers.get(node, False)}
+        else:
+            doubtful = set()
+        away = {node for node in dead | silent | closed if node in self.index.node_number}
+        codes = np.bincount(fold.node, minlength=len(health.HEALTHS)).tolist()
+        healthy, unknown = (health.HEALTHS.index(h) for h in (Health.HEALTHY, Health.UNKNOWN))
+        theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)
+        known = self.index.node_count - codes[unknown] + theirs[unknown]
+        return Census(
+            self.index,
+            self.out(said=said),
+            codes[healthy] - theirs[healthy],
+            known,
+            away,
+            self.out(really=True),
+            doubtful,
+        )
+
+    def _mode(self) -> str:
+        return least_mode(self.policy.mode, self.ceiling)
+
+    def _new(
+        self,
+        incident: Incident,
+        node: str,
+        verdict: Verdict,
+        outcome: str,
+        reason: str,
+        now_ms: int,
+        cause: DecisionCause = DecisionCause.NONE,
+    ) -> Decision:
+        seed = f"{incident.id} {node} {verdict.wanted} {outcome} {now_ms}"
+        decision = Decision(
+            hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
+            verdict.mode, outcome, verdict.rule, reason, takes=not self._gone(incident), cause=cause,
+        )  # fmt: skip
+        return self._keep(decision)
+
+    def _keep(self, decision: Decision) -> Decision:
+        """Takes a decision in, when it is made and when it is read again after a restart."""
+        key = (decision.incident_id, decision.node)
+        self.standing[key] = decision
+        self.failed.pop(key, None)
+        if decision.outcome == "approved":
+            self._approved[key] = decision
+        if decision.wanted in DISRUPTIVE and decision.outcome in ("act", "would_act") and decision.takes:
+            self.pace.note_taken(decision.node, decision.ts_ms, decision.outcome == "would_act")
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why a decision is held back."""
+
+    cause: DecisionCause
+    text: str
+
+
+def _alike(a: DecisionCause, b: DecisionCause) -> bool:
+    """Whether both hold for maintenance, or for a scheduler's answer, or neither does: when that is over, the guard's
+    own reason is told."""
+    return all((a is cause) == (b is cause) for cause in (DecisionCause.MAINTENANCE, DecisionCause.UNKNOWN))
+
+
+def _less(verdict: Verdict, action: Action) -> str:
+    if _rank(verdict.wanted) >= _rank(RecommendedAction(action.action.value)):
+        return ""
+    return f"the policy wants {verdict.wanted} now, not {action.action} ({verdict.rule})"
+
+
+def _rank(wanted: RecommendedAction) -> int:
+    return WANTED_ORDER.index(wanted)
+
+
+def came_back(node: str, back_ms: int) -> str:
+    """Why nothing is done for a fault whose GPUs have been reset, or whose node has booted, since."""
+    return f"{node} answers again since {iso(back_ms)}, after its fault: it is closed if the fault comes again"

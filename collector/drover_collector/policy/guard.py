@@ -1,0 +1,187 @@
+"""Blast-radius guard: how much of the fleet may be taken out of service. Pure; every disruptive decision passes it.
+
+    caps         by share and by count, of fleet, pool, rack, leaf and job (here); what others took out and what is dead
+                 counts as well
+    healthy      no more nodes go while too few of the known ones are healthy (here)
+    pace         so many nodes an hour; a node that came back is left alone for a while (guard_pace)
+    breaker      many nodes at once with one cause: a person is asked (guard_breaker)
+
+A resume passes no guard: what is well may always come back. Only a drain that Drover itself made is ever undone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import OUT_STAGES, NodeOutage
+from drover_core.settings import between, setting
+
+GROUPS = ("pool", "rack", "leaf")
+
+
+@dataclass(frozen=True)
+class GuardLimits:
+    """Shares are of nodes. Each share allows at least one node, or small racks and jobs could lose none."""
+
+    fleet_ratio: float = setting(0.1, "at most this share of the fleet's nodes out of service at once", between(0, 1))
+    pool_ratio: float = setting(0.2, "at most this share of a pool's nodes", between(0, 1))
+    rack_ratio: float = setting(0.5, "at most this share of a rack's nodes", between(0, 1))
+    leaf_ratio: float = setting(0.5, "at most this share of the nodes of one leaf switch", between(0, 1))
+    job_ratio: float = setting(0.25, "at most this share of the nodes of one job", between(0, 1))
+    fleet_nodes: int = setting(0, "likewise at most this many nodes; 0: no such limit", between(0, 1_000_000))
+    pool_nodes: int = setting(0, "of a pool", between(0, 1_000_000))
+    rack_nodes: int = setting(0, "of a rack", between(0, 1_000_000))
+    leaf_nodes: int = setting(0, "of a leaf switch", between(0, 1_000_000))
+    job_nodes: int = setting(0, "of a job", between(0, 1_000_000))
+    min_healthy_ratio: float = setting(
+        0.7, "no more nodes go out while fewer than this share of the known nodes is healthy", between(0, 1)
+    )
+    per_hour: int = setting(10, "at most this many nodes within an hour; 0: no such limit", between(0, 1_000_000))
+    cooldown_s: float = setting(
+        600.0, "a node that came back is not taken out again within this time", between(0, 7 * 86_400)
+    )
+    mass_nodes: int = setting(
+        5, "the breaker opens when this many nodes are to go with one cause, within mass_window_s; 0: never",
+        between(0, 1_000_000),
+    )  # fmt: skip
+    mass_ratio: float = setting(0.002, "but not below this share of the fleet", between(0, 1))
+    mass_window_s: float = setting(300.0, "window of the breaker", between(1, 86_400))
+    gap_ratio: float = setting(
+        0.2, "it opens too when this share of the fleet falls silent in that time: the collector's own fault, or a"
+        " network's; 0: never", between(0, 1),
+    )  # fmt: skip
+    quiet_s: float = setting(
+        3600.0, "it closes for other nodes when none has joined for this long; 0: only a person closes it",
+        between(0, 7 * 86_400),
+    )  # fmt: skip
+
+    def allowed(self, group: str, count: int) -> int:
+        """How many of `count` nodes of a fleet, pool, rack, leaf or job may be out; at least one."""
+        most = max(1, int(count * float(getattr(self, f"{group}_ratio")) + 1e-9))
+        limit = int(getattr(self, f"{group}_nodes"))
+        return min(most, limit) if limit else most
+
+
+class Census:
+    """Who is out of service, counted by group; `take` counts one node more.
+
+    Args:
+        out: nodes that decisions and duties have taken out (or would have, in observe mode).
+        healthy: nodes whose health is healthy; known: whose health is not unknown.
+        away: nodes that others took out, or that are dead: they are missing as well.
+        doubtful: of these the silent ones of which no scheduler says that they are dead: to take them out costs as much
+            as to take out any other.
+        really: of `out` those that are out, and not only would be.
+    """
+
+    def __init__(
+        self,
+        index: FleetIndex,
+        out: Iterable[str],
+        healthy: int,
+        known: int,
+        away: Iterable[str] = (),
+        really: Set[str] = frozenset(),
+        doubtful: Set[str] = frozenset(),
+    ) -> None:
+        self.index, self.healthy, self.known = index, healthy, known
+        self.out: set[str] = set()
+        self.really = really
+        self.away = {node for node in away if node in index.node_number}
+        self._missing = self.away - doubtful  # for sure
+        self._codes = {"pool": index.pool, "rack": index.rack, "leaf": index.leaf}
+        self._names = {"pool": index.pools, "rack": index.racks, "leaf": index.leafs}
+        self._sizes = {group: np.bincount(codes) for group, codes in self._codes.items() if len(codes)}
+        self._ours: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
+        self._all: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
+        for node in self.away:
+            self._count(self._all, node, 1)
+        for node in out:
+            self.take(node)
+
+    def take(self, node: str) -> None:
+        if node in self.out or node not in self.index.node_number:
+            return
+        self.out.add(node)
+        self._count(self._ours, node, 1)
+        if node not in self.away:
+            self._count(self._all, node, 1)
+
+    def give_back(self, node: str) -> None:
+        """It is not out after all."""
+        if node not in self.out:
+            return
+        self.out.remove(node)
+        self._count(self._ours, node, -1)
+        if node not in self.away:
+            self._count(self._all, node, -1)
+
+    def gone(self, node: str) -> set[str]:
+        """What counts for `node`: all others that are missing. One that is missing itself takes nothing more away; for
+        it what Drover took out counts, so that nodes that only seem dead do not all go."""
+        return self.out if node in self._missing else (self.out | self.away) - ({node} - self.out)
+
+    def counts(self, node: str) -> list[tuple[str, str, int, int]]:
+        """(group, its name, nodes out of it, nodes in it) of the fleet and of the groups that `node` is in."""
+        n = self.index.node_number[node]
+        gone = self._ours if node in self._missing else self._all
+        itself = node in self.away and node not in self._missing and node not in self.out
+        found = [("fleet", "", len(self.gone(node)), self.index.node_count)]
+        for group in GROUPS:
+            code = int(self._codes[group][n])
+            if name := self._names[group][code]:  # a fleet file may leave rack, leaf or pool out: then there is none
+                found.append((group, name, gone[group][code] - itself, int(self._sizes[group][code])))
+        return found
+
+    def is_missing(self, node: str) -> bool:
+        """Whether it is out by others or dead for sure: to take it out takes nothing more away."""
+        return node in self._missing
+
+    def _count(self, groups: dict[str, Counter[int]], node: str, by: int) -> None:
+        n = self.index.node_number[node]
+        for group in GROUPS:
+            groups[group][int(self._codes[group][n])] += by
+
+
+def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardLimits) -> str | None:
+    """Why `node` must not be taken out now, as a sentence; None when it may be.
+
+    Args:
+        jobs: those that may run on it, each with its nodes.
+    """
+    if node in census.out:
+        return None
+    if node not in census.index.node_number:
+        return f"{node} is not in the fleet file"
+    groups = census.counts(node)
+    groups += [("job", job, len(nodes & census.gone(node)), len(nodes)) for job, nodes in jobs.items() if node in nodes]
+    for group, name, out, count in groups:
+        most = limits.allowed(group, count)
+        if out + 1 > most:
+            of = "the fleet" if group == "fleet" else f"{group} {name}"
+            away = len(census.away - census.out)
+            others = (
+                f"; {away} {'nodes of the fleet are' if away > 1 else 'node of the fleet is'} dead or out by others"
+                if away and not census.is_missing(node)
+                else ""
+            )
+            return f"{out + 1} of {count} nodes of {of} would be out (at most {most} may be{others})"
+    unwell = census.known - census.healthy
+    if unwell > 1 and census.healthy < limits.min_healthy_ratio * census.known:
+        return (
+            f"only {census.healthy} of {census.known} known nodes are healthy "
+            f"(at least {limits.min_healthy_ratio:.0%} must be): a person should look first"
+        )
+    return None
+
+
+def may_resume(node: str, duty: NodeOutage | None) -> str | None:
+    """Why Drover must not put `node` back, as a sentence; None when it may: only what it took out itself."""
+    if duty is None or duty.stage not in OUT_STAGES:
+        return f"{node} was not taken out by Drover: whoever did it puts it back"
+    return None

@@ -1,0 +1,1 @@
+"""Which nodes are probed when, and what holds them free for it."""

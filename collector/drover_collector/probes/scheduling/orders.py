@@ -1,0 +1,149 @@
+"""Orders for probes as they are asked for: stored before anything is done with them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.probes.scheduling.group_orders import check_group
+from drover_collector.probes.settings import ProbesConfig
+from drover_collector.store import OpenOrder, Store
+from drover_core.model.events import ProbeOrder, ProbeReason, ProbeResult
+from drover_core.model.probe_figures import FIGURES, GROUP_FIGURES, LEVELS
+
+log = logging.getLogger(__name__)
+
+MAX_OPEN = 10_000  # orders
+
+
+class Orders:
+    """Those that are open. `ask` and `take_results` from any thread.
+
+    Attributes:
+        troubles: what goes wrong, by what, each a sentence.
+    """
+
+    def __init__(
+        self, store: Store, index: FleetIndex, config: ProbesConfig, now_ms: Callable[[], int], troubles: dict[str, str]
+    ) -> None:
+        self.troubles = troubles
+        self._store, self._index, self._config, self._now_ms = store, index, config, now_ms
+        self._lock = threading.Lock()
+        self._open: dict[str, OpenOrder] | None = None  # None: not read yet
+        self._ended: dict[str, None] = {}  # requests whose closing result is stored
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def ask(
+        self,
+        node: str,
+        why: ProbeReason,
+        *,
+        gpus: Iterable[int] = (),
+        level: str = "quick",
+        probes: Iterable[str] = (),
+        incident_id: str = "",
+        by: str = "drover",
+    ) -> str:
+        """Store an order, to be sent when its turn comes; gives its id, or that of the same one that is open.
+
+        Args:
+            gpus: slots; none: all that no process holds. probes: none: all of the level.
+        Raises:
+            ValueError: no such node, GPU, probe or level: one line, what to do.
+            StoreError: it could not be stored, or this collector is not the active one.
+        """
+        slots, names = tuple(sorted(set(gpus))), tuple(dict.fromkeys(probes))
+        self._check(node, slots, level, names)
+        self._store.fence()
+        with self._lock:
+            open_ = self._read()
+            for held in open_.values():
+                order = held.order
+                if (order.node, order.gpus, order.level, order.probes, order.why) == (node, slots, level, names, why):
+                    return order.id
+            if len(open_) >= MAX_OPEN:
+                raise ValueError(f"{MAX_OPEN} orders for probes are open already; wait until some have ended")
+            now_ms = self._now_ms()
+            made = ProbeOrder(
+                f"p{secrets.token_hex(8)}", node, slots, level, names, why, "asked", now_ms, incident_id, by
+            )
+            self._store.write_probe_orders([made])
+            open_[made.id] = OpenOrder(made, now_ms, None)
+        log.info("probes of %s asked for (%s, by %s): %s", node, why.value, by, made.id)
+        self._rouse()
+        return made.id
+
+    def ask_group(
+        self, nodes: Iterable[str], why: ProbeReason, *, probes: Iterable[str] = (), level: str = "quick",
+        incident_id: str = "", by: str = "drover",
+    ) -> list[str]:  # fmt: skip
+        """Store orders for nodes that are probed together, one each, in their order; gives their ids, or those of the
+        same group that is open.
+
+        Raises:
+            ValueError, StoreError: as `ask`.
+        """
+        members, names = tuple(nodes), tuple(dict.fromkeys(probes)) or GROUP_FIGURES
+        check_group(self._index, members, names)
+        if level not in LEVELS:
+            raise ValueError(f"no level is called {level!r}; there are {', '.join(LEVELS)}")
+        self._store.fence()
+        with self._lock:
+            open_ = self._read()
+            same = [h.order for h in open_.values() if (h.order.members, h.order.probes) == (members, names)]
+            if len(same) == len(members):
+                return [order.id for order in same]
+            if len(open_) + len(members) > MAX_OPEN:
+                raise ValueError(f"{MAX_OPEN} orders for probes are open already; wait until some have ended")
+            now_ms, group = self._now_ms(), f"g{secrets.token_hex(16)}"
+            made = [
+                ProbeOrder(
+                    f"p{secrets.token_hex(8)}", node, (), level, names, why, "asked", now_ms, incident_id, by,
+                    group=group, members=members,
+                )
+                for node in members
+            ]  # fmt: skip
+            self._store.write_probe_orders(made)
+            open_.update({order.id: OpenOrder(order, now_ms, None) for order in made})
+        log.info("probes of a group asked for (%s, by %s): %s", why.value, by, ", ".join(members))
+        self._rouse()
+        return [order.id for order in made]
+
+    def open_orders(self) -> list[ProbeOrder]:
+        """In the order they were asked for; as of the last look where several collectors share the store."""
+        with self._lock:
+            return [held.order for held in self._read().values()]
+
+    def take_results(self, results: Sequence[ProbeResult]) -> None:
+        """Results that ingest has stored. Takes no lock: the event loop calls it."""
+        self._ended.update(dict.fromkeys(r.request for r in results if r.end))
+        self._rouse()
+
+    def _check(self, node: str, gpus: Sequence[int], level: str, probes: Sequence[str]) -> None:
+        spec = self._index.spec.by_name.get(node)
+        if spec is None:
+            raise ValueError(f"no node is called {node!r}; `drover nodes` lists them")
+        if wrong := [gpu for gpu in gpus if not 0 <= gpu < spec.gpus]:
+            raise ValueError(f"{node} has no GPU {wrong[0]}; its slots are 0 to {spec.gpus - 1}")
+        if level not in LEVELS:
+            raise ValueError(f"no level is called {level!r}; there are {', '.join(LEVELS)}")
+        if unknown := [name for name in probes if name not in FIGURES or name.startswith("soak_")]:
+            raise ValueError(f"no probe is called {unknown[0]!r}; docs/reference/probes.md lists them")
+        if together := [name for name in probes if name in GROUP_FIGURES]:
+            raise ValueError(f"{together[0]} needs several nodes: `drover probe --group NODE NODE`")
+
+    def _read(self) -> dict[str, OpenOrder]:
+        if self._open is None:
+            self._open = {held.order.id: held for held in self._store.open_probe_orders()}
+            # Closing results that came before a stop: seen again.
+            self._ended.update(dict.fromkeys(self._store.ended_requests(list(self._open))))
+        return self._open
+
+    def _rouse(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake.set)

@@ -1,0 +1,1 @@
+"""Limits of this process: memory and open files."""

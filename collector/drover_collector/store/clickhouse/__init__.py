@@ -1,0 +1,1 @@
+"""ClickHouse: the embedded engine or a server, one code path after opening."""

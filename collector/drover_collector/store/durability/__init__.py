@@ -1,0 +1,1 @@
+"""Whole files, backups, retention and room on the disk."""

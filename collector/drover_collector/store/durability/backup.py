@@ -1,0 +1,356 @@
+"""A copy of a running embedded store, and the way back. The engine copies; a server's backups are the server's own.
+
+All tables are taken at one moment, between two inserts, so that nothing refers to what is not in it: positions of
+agents' lanes are never ahead of the rows. Where they are behind, agents send again what they still keep, and it
+collapses with what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from drover_collector.store.base import Base
+from drover_collector.store.clickhouse import client as engine
+from drover_collector.store.clickhouse import embedded, server
+from drover_collector.store.durability import integrity
+from drover_collector.store.durability import salvage as parting
+from drover_collector.store.durability.retention import keep_free
+from drover_collector.store.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "drover-backup.json"
+SNAPSHOT_S = 5.0  # how long inserts wait at most while the parts are listed
+POLL_S = 0.02
+BYTES_PER_S = 200 << 20  # so that what comes in still gets its disk
+CANCEL_S = 10.0  # a copy ends at its next block
+PARTIAL = ".partial"  # a backup that is not whole
+SPARE = 1.02  # of the size, for folders and the list of files
+_making = threading.Lock()  # one at a time in this process, which holds the store alone
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    bytes: int
+    rows: dict[str, int]  # by table, those that a merge will collapse counted too
+    lost: tuple[str, ...] = ()  # parts that a restore left out, in words
+
+
+class Backup(Base):
+    def stop_backup(self) -> None:
+        """One that is under way ends soon, without a result; no other begins."""
+        self._stopping.set()
+
+    def backup(self, folder: Path, now_ms: int, keep_free_bytes: int = 0) -> Copied:
+        """Copy the store to a folder that is made. Takes as long as the disk needs; what comes in goes on.
+
+        Args:
+            keep_free_bytes: what `make_room` keeps free of the store's disk; 0: by the size of the disk.
+        Raises:
+            StoreError: not an embedded store, a folder that exists, no room, another backup under way, or what the
+                engine says. Nothing is left of it then.
+        """
+        home = self._clients.home
+        if home is None:
+            raise StoreError("this store is on a server: back it up there, with the BACKUP statement of ClickHouse")
+        if not _making.acquire(blocking=False):
+            raise StoreError("a backup is being made; try again when it is done")
+        try:
+            return self._backup(folder, home, now_ms, keep_free_bytes)
+        finally:
+            self._room_needed = None
+            _making.release()
+
+    def _backup(self, folder: Path, home: tuple[Path, str], now_ms: int, keep_free_bytes: int) -> Copied:
+        database = home[1]
+        if folder.exists():
+            raise StoreError(f"{folder} exists; give the backup another name")
+        partial = folder.with_name(folder.name + PARTIAL)
+        clients = self._clients.apart()
+        try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            if partial.exists():  # of a collector that was killed
+                shutil.rmtree(partial)
+            size = clients.rows(f"SELECT toUInt64(sum(bytes_on_disk)) AS n FROM {clients.parts}")[0]["n"]
+            shared = _same_disk(folder.parent, home[0])
+            _check_room(folder.parent, size, keep_free_bytes if shared else None)
+            self._room_needed = threading.Event() if shared else None
+            one_moment = self._copy(clients, database, partial)
+            copied = Copied(_size(partial), _rows(partial))
+            told = {
+                "made_ms": now_ms,
+                "collector": importlib.metadata.version("drover"),
+                "database": database,
+                "one_moment": one_moment,
+                "rows": copied.rows,
+                "bytes": copied.bytes,
+            }
+            (partial / MANIFEST).write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+            os.sync()
+            partial.rename(folder)
+        except OSError as error:
+            _remove(partial)
+            raise StoreError(f"{error.filename or folder}: {error.strerror or error}; nothing was kept of it") from None
+        except BaseException:
+            _remove(partial)
+            raise
+        finally:
+            clients.close()
+        return copied
+
+    def _copy(self, clients: engine.Clients, database: str, folder: Path) -> bool:
+        """Whether all tables are as they were at one moment."""
+        deadline = time.monotonic() + SNAPSHOT_S
+        with self._clients.hold_inserts():
+            begun = clients.rows(
+                f"BACKUP DATABASE `{database}` TO File('{engine.quoted(folder)}')"
+                f" SETTINGS deduplicate_files = 0, max_backup_bandwidth = {BYTES_PER_S} ASYNC"
+            )[0]["id"]
+            while _status(clients, begun) == "listing":
+                if time.monotonic() > deadline:
+                    log.warning("the parts to copy were not listed within %g s; inserts go on meanwhile", SNAPSHOT_S)
+                    break
+                time.sleep(POLL_S)
+        late = time.monotonic() > deadline
+        while _status(clients, begun) != "done":
+            if self._stopping.wait(10 * POLL_S):
+                _cancel(clients, begun)
+                raise StoreError("the collector stops; make the backup again")
+            if self._room_needed is not None and self._room_needed.is_set():
+                _cancel(clients, begun)
+                raise StoreError(
+                    "the store's disk ran full while it was copied; put store.backup_folder on another disk, or make"
+                    " room: without the copy the oldest samples stay"
+                )
+        return not late
+
+
+def remove_partial(folder: Path) -> list[Path]:
+    """Remove the backups in `folder` that a killed collector left half made; return what was removed."""
+    found = [path for path in folder.glob(f"*{PARTIAL}") if path.is_dir() and not (path / MANIFEST).exists()]
+    for path in found:
+        _remove(path)
+    return [path for path in found if not path.exists()]
+
+
+def _cancel(clients: engine.Clients, number: str) -> None:
+    """End a copy that is under way, and wait for it: it would go on writing into a folder that is removed."""
+    query = clients.rows(f"SELECT query_id FROM system.backups WHERE id = '{number}'")[0]["query_id"]
+    clients.command(f"KILL QUERY WHERE query_id = '{query}' ASYNC")
+    deadline = time.monotonic() + CANCEL_S
+    while time.monotonic() < deadline:
+        row = clients.rows(f"SELECT toString(status) AS status FROM system.backups WHERE id = '{number}'")[0]
+        if row["status"] not in ("CREATING_BACKUP", "BACKUP_CREATED"):
+            return
+        time.sleep(POLL_S)
+    log.warning("the engine did not end a backup within %g s; what it still writes must be removed by hand", CANCEL_S)
+
+
+def _status(clients: engine.Clients, number: str) -> str:
+    row = clients.rows(
+        f"SELECT toString(status) AS status, num_files, error FROM system.backups WHERE id = '{number}'"
+    )[0]
+    if row["status"] in ("BACKUP_CREATED", "RESTORED"):
+        return "done"
+    if row["status"] in ("CREATING_BACKUP", "RESTORING"):
+        return "copying" if row["num_files"] else "listing"
+    raise StoreError(f"the engine refused: {' '.join(str(row['error']).split())[:300]}")
+
+
+def restore(
+    url: str,
+    backup: Path,
+    *,
+    force: bool = False,
+    salvage: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Copied:
+    """Make the store of `url` out of a backup, while no collector has it.
+
+    Args:
+        force: a store that is there is moved aside, beside its folder. Nothing is ever deleted.
+        salvage: of a backup that is damaged, all that is whole.
+        say: is told where that was moved, and of each part that does not come back.
+    Raises:
+        StoreError: one line. The store is as it was then.
+    """
+    parts = urlsplit(url)
+    if parts.scheme != "chdb":
+        raise StoreError(
+            f"{server.redacted(url)}: only an embedded store, chdb:///PATH, is restored; a server restores its own"
+        )
+    path = Path(unquote(parts.path))
+    told = _manifest(backup)
+    rows: dict[str, int] = told["rows"]
+    there = path.is_dir() and any(path.iterdir())
+    if there and not force:
+        raise StoreError(f"{path} is not empty; --force moves what is there aside, or give another url")
+    _check_room(path.parent, told["bytes"], None)
+    backup = backup.resolve()
+    unwhole = parting.unwhole(backup)
+    lost = _may_lack(parting.lost(backup, unwhole), salvage)
+    new = embedded.restoring(path)
+    _remove(new)
+    with contextlib.ExitStack() as stack:
+        if there:
+            stack.enter_context(embedded.lock_file(path, 0))
+        database = parse_qs(parts.query).get("database", [engine.DATABASE])[0]
+        clients = engine.connect(f"chdb://{quote(str(new))}?database={database}", 0)
+        try:
+            whole = backup
+            if unwhole:
+                whole = parting.without(backup, unwhole, new / "whole")
+            source = f"RESTORE DATABASE `{told['database']}` AS `{database}` FROM File('{engine.quoted(whole)}')"
+            clients.command(f"{source} SETTINGS structure_only = 1")
+            clients.command("SYSTEM STOP MERGES")  # or what is too old would go before it is counted
+            clients.command(f"{source} SETTINGS restore_broken_parts_as_detached = {int(salvage)}")
+            lost += _may_lack(_broken(clients, rows), salvage)
+            copied = _verified(clients, rows, lost)
+            _remove(new / "whole")
+            if lost or not told["one_moment"]:
+                clients.command("TRUNCATE TABLE lane_seqs")  # it may know of rows that did not come along
+        except BaseException:
+            clients.close()
+            _remove(new)
+            raise
+        clients.close()
+        for each in copied.lost:
+            say(f"damaged in the backup, and not restored: {each}")
+        try:  # stopped amid this, `path` is missing, and no collector makes an empty store there: see embedded.make
+            if there:
+                embedded.give(new, path)
+                aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+                path.rename(aside)
+                say(f"what was there rests in {aside}")
+            elif path.exists():
+                path.rmdir()
+            new.rename(path)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror or error}; what was restored rests in {new}") from None
+    return copied
+
+
+def _may_lack(lost: list[parting.Lost], salvage: bool) -> list[parting.Lost]:
+    if lost and not salvage:
+        raise StoreError(
+            f"the backup is damaged: {parting.told(lost)}; the store is as it was; --salvage restores all but that"
+        )
+    return lost
+
+
+def _broken(clients: engine.Clients, rows: dict[str, int]) -> list[parting.Lost]:
+    """Parts of which a file has not the checksum that was noted for it: set aside, as a running store does. And those
+    that the engine itself could not load."""
+    counts: dict[tuple[str, str], int] = {}
+    there = {row["name"] for row in clients.rows(f"SELECT name FROM {clients.tables}")}
+    for table in sorted(there & rows.keys()):
+        checks = clients.rows(f"CHECK TABLE `{table}` SETTINGS check_query_single_value_result = 0")
+        for part in [check["part_path"] for check in checks if not check["is_passed"]]:
+            told = clients.rows(f"SELECT rows FROM {clients.parts} WHERE table = '{table}' AND name = '{part}'")
+            counts[table, part] = told[0]["rows"]
+            clients.command(f"ALTER TABLE `{table}` DETACH PART '{part}'")
+    aside = clients.rows("SELECT table, name, path FROM system.detached_parts WHERE database = currentDatabase()")
+    return [
+        parting.Lost(
+            row["table"],
+            row["name"],
+            *integrity.span_of(Path(row["path"]), row["name"]),
+            counts.get((row["table"], row["name"])),
+        )
+        for row in aside
+    ]
+
+
+def _verified(clients: engine.Clients, rows: dict[str, int], lost: list[parting.Lost]) -> Copied:
+    """Every table is there, with as many rows as were noted, less those that are known to be lost."""
+    found: Counter[str] = Counter()
+    size = 0
+    for part in clients.rows(f"SELECT table, rows, bytes_on_disk AS bytes FROM {clients.parts} ORDER BY table"):
+        found[part["table"]] += part["rows"]
+        size += part["bytes"]
+    tables = {row["name"] for row in clients.rows(f"SELECT name FROM {clients.tables}")}
+    for table, count in rows.items():
+        if table not in tables:
+            raise StoreError(f"the backup is damaged: table {table} did not come back; the store is as it was")
+        gone = [each.rows for each in lost if each.table == table]
+        least = count - sum(each or 0 for each in gone)
+        if found[table] != least if None not in gone else found[table] > least:
+            raise StoreError(
+                f"the backup is damaged: table {table} has {found[table]} of {least} rows; the store is as it was"
+            )
+    return Copied(size, dict(found), tuple(each.sentence for each in lost))
+
+
+def _manifest(backup: Path) -> dict[str, Any]:
+    try:
+        told = json.loads((backup / MANIFEST).read_text("utf-8"))
+        return {
+            "rows": dict(told["rows"]),
+            "bytes": int(told["bytes"]),
+            "database": str(told["database"]),
+            "one_moment": bool(told["one_moment"]),
+        }
+    except OSError as error:
+        raise StoreError(f"{backup}: not a backup of a store ({MANIFEST}: {error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise StoreError(f"{backup / MANIFEST}: cannot be read; is this backup whole?") from None
+
+
+def _rows(backup: Path) -> dict[str, int]:
+    """Rows by table, as the copied parts count them."""
+    rows = {file.stem: 0 for file in backup.glob("metadata/*/*.sql")}
+    for file in backup.glob("data/*/*/*/count.txt"):
+        rows[file.parents[1].name] += int(file.read_text("ascii"))
+    return rows
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _same_disk(folder: Path, store: Path) -> bool:
+    return _existing(folder).stat().st_dev == store.stat().st_dev
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _check_room(folder: Path, size: int, keep_free_bytes: int | None) -> None:
+    """
+    Args:
+        size: bytes to be written. keep_free_bytes: the store's reserve on this disk, below which its oldest samples
+            are deleted; None: the disk is not the store's.
+    Raises:
+        StoreError: they do not fit.
+    """
+    folder = _existing(folder)
+    disk = shutil.disk_usage(folder)
+    least = engine.KEEP_FREE_BYTES if keep_free_bytes is None else keep_free(disk.total, keep_free_bytes)
+    needed = int(size * SPARE) + least
+    if disk.free < needed:
+        on_it = "" if keep_free_bytes is None else ", or the store would delete its oldest samples to have room for it"
+        raise StoreError(
+            f"{folder}: {disk.free >> 20} MB are free on its disk, {needed >> 20} are needed{on_it};"
+            " make room, or choose another disk"
+        )
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,258 @@
+"""Room on the disk: before it is full the oldest samples go, then the oldest rollups; what tells of faults never does.
+
+Retention by age is in `expiry`. This is for disks that do not hold so much: `make_room` is called every half minute
+by the active collector, and drops whole partitions until there is room again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from drover_collector.store.base import millis
+from drover_collector.store.clickhouse.client import KEEP_FREE_BYTES
+from drover_collector.store.durability.sizes import DAY_MS, Part, Sizes
+from drover_collector.store.errors import StoreError
+from drover_collector.store.schema.tables import Table
+from drover_core.times import iso
+
+log = logging.getLogger(__name__)
+
+# Dropped in this order: a suffix of the tables' names. No other table is ever touched.
+DROPPED = ("_samples", "_10s", "_5m")
+GIB = 1 << 30
+REFUSALS = 20  # partitions that one pass fails to drop before it gives up: a server may be away, and slow to say so
+RECENT_MS = 3_600_000  # the newest hour is dropped last, and part by part
+HISTORY_DAYS = 400  # what was once so, and is no more: as long as events
+HISTORY_CHECK_MS = 86_400_000
+VERSION_DAYS = 1  # an open incident gets a version every 5 minutes; its newest one has the whole timeline
+SPOOL_DAYS = 90  # a spool that did not move for so long is gone; of one that comes again data is sent again
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What went for room."""
+
+    table: str
+    from_ms: int
+    to_ms: int
+    bytes: int
+
+
+def keep_free(total: int, setting: int) -> int:
+    """Bytes of a disk to leave free: the setting, or by its size; always well above where the engine itself stops."""
+    least = KEEP_FREE_BYTES + KEEP_FREE_BYTES // 2
+    return max(least, setting or min(max(2 * GIB, total // 20), total // 5))
+
+
+def kept_days(tables: Iterable[Table]) -> dict[str, int]:
+    """Days that each table of samples or rollups is kept, by its TTL."""
+    found = {table.name: re.search(r"toIntervalDay\((\d+)\)", table.ttl) for table in tables}
+    return {name: int(days.group(1)) for name, days in found.items() if days and name.endswith(DROPPED)}
+
+
+class Retention(Sizes):
+    _unnoted: Sequence[Dropped] = ()
+
+    def make_room(
+        self,
+        now_ms: int,
+        keep_free_bytes: int = 0,
+        max_bytes: int = 0,
+        disk: Callable[[], tuple[int, int] | None] | None = None,
+        *,
+        trusted: bool = True,
+    ) -> list[Dropped]:
+        """Drop the oldest partitions while less than the reserve is free, or more than `max_bytes` are held.
+
+        While a backup is being made on the same disk, that one ends first, and nothing is dropped in this pass.
+
+        Once it starts it goes on until a quarter of the reserve, or a twentieth of the cap, is there beyond what is
+        needed, so that it does not start again at once.
+
+        Args:
+            keep_free_bytes: the reserve; 0: by the size of the disk. max_bytes: 0: no cap.
+            trusted: False: `now_ms` may be of a wrong clock. More than a day from the newest rows, these tell the hour
+                that goes last: years ahead it would go with all others, years behind nothing would.
+        Raises:
+            StoreError: a partition cannot be dropped, or another collector may be the one that drops.
+        """
+        parts = self.partitions()
+        lacking = self._lacking(parts, keep_free_bytes, max_bytes, disk or self.disk)
+        if lacking <= 0 or self._end_backup():
+            self._note_drops(now_ms, [])
+            return []
+        newest_ms = max((part.newest_ms for part in parts if part.table.endswith(DROPPED)), default=0)
+        at_ms = now_ms if trusted or abs(newest_ms - now_ms) <= DAY_MS else newest_ms
+        self.fence()
+        dropped: list[Dropped] = []
+        refused: list[StoreError] = []
+        try:
+            for step in _steps(parts, at_ms):
+                if lacking <= 0 or len(refused) >= REFUSALS:
+                    break
+                for part in step:
+                    self.fence()
+                    if self._drop(f"{part.table} DROP PARTITION ID '{part.partition}'", refused):
+                        lacking -= part.bytes
+                        dropped.append(Dropped(part.table, part.oldest_ms, part.newest_ms, part.bytes))
+            if lacking > 0 and self._clients.cluster is None:  # there, parts of two shards may have one name
+                self._drop_recent(at_ms, lacking, dropped)
+        finally:  # whatever stopped it: nothing goes without being told
+            for drop in dropped:
+                log.warning(
+                    "the disk runs full: dropped %s of %s to %s, %d MB",
+                    drop.table, iso(drop.from_ms), iso(drop.to_ms), drop.bytes >> 20,
+                )  # fmt: skip
+            self._note_drops(now_ms, dropped)
+        if refused:
+            raise refused[0]
+        return dropped
+
+    def _end_backup(self) -> bool:
+        """Ask a backup on the store's own disk to end: a copy must not cost what it copies. The next pass looks again.
+
+        Returns:
+            Whether there was one that had not been asked before.
+        """
+        asked = self._room_needed
+        if asked is None or asked.is_set():
+            return False
+        asked.set()
+        log.warning("the disk runs full while a backup is made on it: the backup ends, no samples are dropped")
+        return True
+
+    def _drop(self, what: str, refused: list[StoreError]) -> bool:
+        """One that cannot be dropped keeps none that comes after it."""
+        try:
+            # Else the engine refuses those of more than 50 GB: near what 100,000 GPUs fill in four hours.
+            self._clients.command(f"ALTER TABLE {what} SETTINGS max_partition_size_to_drop = 0")
+        except StoreError as error:
+            refused.append(error)
+            return False
+        return True
+
+    def drops(self, since_ms: int) -> list[Dropped]:
+        """What went for room since then, in order."""
+        found = self._clients.rows(
+            "SELECT table, toUnixTimestamp64Milli(`from`) AS from_ms, toUnixTimestamp64Milli(to) AS to_ms, bytes"
+            f" FROM drops WHERE at >= fromUnixTimestamp64Milli({int(since_ms)}) ORDER BY at, from_ms, table"
+        )
+        return [Dropped(**row) for row in found]
+
+    def expire_histories(self, now_ms: int) -> None:
+        """Forget what was superseded more than HISTORY_DAYS ago (versions of incidents: VERSION_DAYS), and where spools
+        stood that are gone. The newest state of each other thing stays for ever.
+
+        Not by TTL: a row that ends an interval could go before the one that began it, which would then seem open.
+        """
+        before, spools, versions = (
+            f"fromUnixTimestamp64Milli({int(now_ms) - days * 86_400_000})"
+            for days in (HISTORY_DAYS, SPOOL_DAYS, VERSION_DAYS)
+        )
+        for table, gone in _superseded(before, spools, versions).items():
+            if self._clients.rows(f"SELECT 1 FROM {table} WHERE {gone} LIMIT 1"):
+                self._clients.command(f"ALTER TABLE {table} DELETE WHERE {gone}")
+
+    def give_back(self) -> None:
+        """Memory that the embedded engine has freed goes back to the system."""
+        if self._clients.embedded:
+            self._clients.command("SYSTEM JEMALLOC PURGE")
+
+    def _lacking(
+        self, parts: list[Part], keep_free_bytes: int, max_bytes: int, disk: Callable[[], tuple[int, int] | None]
+    ) -> float:
+        """Bytes to drop; none below the marks where dropping starts."""
+        lacking = 0.0
+        found = disk()
+        if found is not None:
+            free, total = found
+            reserve = keep_free(total, keep_free_bytes)
+            if free < reserve:
+                lacking = reserve * 1.25 - free
+        held = sum(part.bytes for part in parts)
+        if max_bytes and held > max_bytes:
+            lacking = max(lacking, held - max_bytes * 0.95)
+        return lacking
+
+    def _drop_recent(self, now_ms: int, lacking: float, dropped: list[Dropped]) -> None:
+        """Nothing but the partitions of this hour is left: their oldest parts, as far as they lie before the minute."""
+        for suffix in DROPPED:
+            found = self._clients.rows(
+                "SELECT table, name, toInt64(bytes_on_disk) AS bytes,"
+                " toInt64(toUnixTimestamp(min_time)) * 1000 AS from_ms,"
+                f" toInt64(toUnixTimestamp(max_time)) * 1000 AS to_ms FROM {self._clients.parts}"
+                f" WHERE endsWith(table, '{suffix}') AND toUnixTimestamp(max_time) BETWEEN 1 AND {now_ms // 1000 - 60}"
+                " ORDER BY max_time, table"
+            )
+            for row in found:
+                if lacking <= 0:
+                    return
+                try:
+                    self._clients.command(f"ALTER TABLE {row['table']} DROP PART '{row['name']}'")
+                except StoreError as error:  # merged in this moment: the next pass finds the new part
+                    log.info("a part was not dropped: %s", error)
+                    continue
+                lacking -= row["bytes"]
+                dropped.append(Dropped(row["table"], row["from_ms"], row["to_ms"], row["bytes"]))
+
+    def _note_drops(self, now_ms: int, dropped: list[Dropped]) -> None:
+        dropped = [*self._unnoted, *dropped]
+        if not dropped:
+            return
+        self._unnoted = dropped  # until it is written: on a disk without room for it yet, with the next pass
+        self._clients.insert(
+            "drops",
+            pa.table(
+                {
+                    "at": millis([now_ms] * len(dropped)),
+                    "table": pa.array([drop.table for drop in dropped]),
+                    "from": millis([drop.from_ms for drop in dropped]),
+                    "to": millis([drop.to_ms for drop in dropped]),
+                    "bytes": pa.array(np.array([drop.bytes for drop in dropped], np.uint64)),
+                }
+            ),
+        )
+        self._unnoted = []
+
+
+def _steps(parts: list[Part], now_ms: int) -> list[list[Part]]:
+    """Partitions to drop, in order: those of one step lie in the same time and go together."""
+    steps: list[list[Part]] = []
+    for suffix in DROPPED:
+        old = [p for p in parts if p.table.endswith(suffix) and 0 < p.newest_ms < now_ms - RECENT_MS]
+        by_partition: dict[str, list[Part]] = {}
+        for part in sorted(old, key=lambda part: part.oldest_ms):
+            by_partition.setdefault(part.partition, []).append(part)
+        steps += by_partition.values()
+    return steps
+
+
+def _superseded(before: str, spools: str, versions: str) -> dict[str, str]:
+    """Table -> condition for the rows that tell of nothing any more."""
+
+    def not_newest(table: str, key: str, time: str) -> str:
+        newest = f"SELECT {key}, max(`{time}`) FROM {table} GROUP BY {key}"
+        return f"`{time}` < {before} AND ({key}, `{time}`) NOT IN ({newest})"
+
+    ended = f"SELECT node, gpu, link, metric, `from` FROM absences WHERE closed = 1 AND `to` < {before}"
+    sent = (
+        f"SELECT id FROM outbox GROUP BY id HAVING argMax(state, written_ns) != 'pending' AND max(created) < {before}"
+    )
+    newest = "SELECT id, last.1, last.2 FROM (SELECT id, max((version, updated)) AS last FROM incidents GROUP BY id)"
+    return {
+        "incidents": f"updated < {versions} AND (id, version, updated) NOT IN ({newest})",
+        "absences": f"(node, gpu, link, metric, `from`) IN ({ended})",
+        "holdings": not_newest("holdings", "node, gpu", "from"),
+        "inventory": not_newest("inventory", "node", "ts"),
+        "health": not_newest("health", "node, gpu", "ts"),
+        "outbox": f"id IN ({sent})",
+        # Those of versions before `at` was there have the year 1970.
+        "lane_seqs": f"at < {spools} AND (node, spool) NOT IN (SELECT node, spool FROM lane_seqs"
+        f" WHERE at >= {spools} OR toUnixTimestamp(at) = 0)",
+    }

@@ -1,0 +1,1 @@
+"""Reads and writes of everything that is not a sample, a file for each subject."""

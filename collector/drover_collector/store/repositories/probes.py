@@ -1,0 +1,342 @@
+"""Results of probes, the orders that asked for them, and the verdicts that came of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from drover_collector.store.base import sql_string, sql_time_range, sql_timestamp
+from drover_collector.store.samples.write import Ms, Writes
+from drover_core.model.events import (
+    ProbeOrder,
+    ProbeResult,
+    ProbeVerdict,
+    from_json,
+    to_json,
+)
+
+NEWEST_DAYS = 90  # an older figure says little of what a GPU gives now
+CPU = "cpu"  # ProbeResult.device where there was no NVIDIA driver
+# Results that say something of hardware: a figure has no end; of the closing ones, those that speak against what they
+# name. The others (gave way, refused, ...) must not hide an earlier figure.
+_TELLS = "probe != '' AND device != 'cpu' AND end IN ('', 'hung', 'crashed', 'lost', 'timeout')"
+_PLACE = "node, gpu, peer, probe"
+_QUICK = "JSONExtractString(json, 'level') = 'quick'"  # measured for a moment, and for longer: they differ by design
+_ENDED = "state NOT IN ('asked', 'sent')"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a GPU is by design: a difference that comes with one of these is learnt, not failed. None: not known.
+
+    Attributes:
+        sku: the model, as NVML names it. power_limit_w: as enforced, W. ecc: on or off.
+        pcie_gen, pcie_width: what the board and its slot can do at most, not what the link came up with.
+        nvlinks: links by design. mig: on or off. host: model of the host, for figures of the host and of PCIe.
+        form: how long, and over what, it was measured (`rows.form_of`): a second's products are those of a cool board.
+    """
+
+    sku: str = ""
+    driver: str = ""
+    power_limit_w: float | None = None
+    ecc: bool | None = None
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    nvlinks: int | None = None
+    mig: bool | None = None
+    host: str = ""
+    form: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRow:
+    """A result with what its GPU was when it was measured: serial and uuid ("": not known), configuration, receipt."""
+
+    result: ProbeResult
+    key: Key = field(default_factory=Key)
+    serial: str = ""
+    uuid: str = ""
+    received_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOrder:
+    """An order that has not ended: its newest version, when it was asked for and first sent (None: not yet)."""
+
+    order: ProbeOrder
+    asked_ms: int
+    sent_ms: int | None
+
+
+class Probes(Writes):
+    """Everything comes back as it went in; a result, order or verdict that is written again is there once."""
+
+    def write_probes(self, rows: Sequence[ProbeRow]) -> None:
+        self._insert(
+            "probes",
+            rows,
+            {
+                "id": lambda r: r.result.id,
+                "ts": lambda r: Ms(r.result.ts_ms),
+                "received": lambda r: Ms(r.received_ms),
+                "node": lambda r: r.result.node,
+                "gpu": lambda r: _slot(r.result.gpu),
+                "peer": lambda r: _slot(r.result.peer),
+                "probe": lambda r: r.result.probe,
+                "request": lambda r: r.result.request,
+                "end": lambda r: r.result.end,
+                "device": lambda r: r.result.device,
+                "serial": lambda r: r.serial,
+                "uuid": lambda r: r.uuid,
+                "value": lambda r: r.result.value,
+                "sku": lambda r: r.key.sku,
+                "driver": lambda r: r.key.driver,
+                "key": lambda r: to_json(r.key),
+                "json": lambda r: to_json(r.result),
+            },
+        )
+
+    def write_probe_orders(self, orders: Sequence[ProbeOrder]) -> None:
+        """New versions; the newest written of an order is the one that counts."""
+        with self._count_lock:
+            first = max(time.time_ns(), self._last_ns + 1)
+            self._last_ns = first + len(orders)
+        self._insert(
+            "probe_orders",
+            list(zip(orders, range(first, first + len(orders)), strict=True)),
+            {
+                "id": lambda r: r[0].id,
+                "ts": lambda r: Ms(r[0].ts_ms),
+                "node": lambda r: r[0].node,
+                "state": lambda r: r[0].state,
+                "written_ns": lambda r: r[1],
+                "json": lambda r: to_json(r[0]),
+            },
+        )
+
+    def write_probe_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
+        self._insert(
+            "probe_verdicts",
+            verdicts,
+            {
+                "request": lambda v: v.request,
+                "node": lambda v: v.node,
+                "gpu": lambda v: _slot(v.gpu),
+                "ts": lambda v: Ms(v.ts_ms),
+                "json": to_json,
+            },
+        )
+
+    # ---- results
+
+    def probe_results(self, request: str) -> list[ProbeRow]:
+        """All of one order, in the order they were told; the closing one last."""
+        rows = self._probes("request = {request:String}", "ts, id", 100_000, request=request)
+        return sorted(rows, key=lambda r: (r.result.end != "", _number(r.result.id)))
+
+    def probe_results_of(self, requests: Sequence[str]) -> list[ProbeRow]:
+        """All of these orders, in no order."""
+        if not requests:
+            return []
+        return self._probes(f"request IN ({', '.join(map(sql_string, requests))})", "ts, id", 100_000)
+
+    def ended_requests(self, requests: Sequence[str]) -> list[str]:
+        """Those of these orders whose closing result is here."""
+        if not requests:
+            return []
+        which = ", ".join(sql_string(request) for request in requests)
+        found = self._clients.rows(f"SELECT DISTINCT request FROM probes WHERE end != '' AND request IN ({which})")
+        return [row["request"] for row in found]
+
+    def newest_probes(
+        self, probes: Iterable[str] = (), *, sku: str | None = None, node: str = "", nodes: int = 512, now_ms: int
+    ) -> list[ProbeRow]:
+        """The newest result of each GPU, pair or node and figure, for the judgement: no figures of a CPU. Of those at
+        level quick and of longer ones the newest each.
+
+        Args:
+            probes: these figures; none: all. sku: of nodes with this board; None: of all.
+            node: this one for sure. nodes: at most so many, those that were probed last.
+        """
+        where = f"{_TELLS} AND received >= {sql_timestamp(now_ms - NEWEST_DAYS * 86_400_000)}"
+        if listed := list(probes):
+            where += f" AND probe IN ({', '.join(sql_string(name) for name in listed)})"
+        if sku is not None:
+            where += f" AND sku = {sql_string(sku)}"
+        last = f"SELECT node FROM probes WHERE {where} GROUP BY node ORDER BY max(ts) DESC LIMIT {int(nodes)}"
+        where += f" AND (node = {{node:String}} OR node IN ({last}))"
+        return self._rows(
+            f"SELECT key, serial, uuid, received, json FROM probes WHERE {where} ORDER BY ts DESC, id DESC"
+            f" LIMIT 1 BY {_PLACE}, {_QUICK}",
+            node=node,
+        )
+
+    def probe_history(
+        self, node: str, gpu: int | None, probe: str, peer: int | None = None, limit: int = 64
+    ) -> list[ProbeRow]:
+        """Figures of what is in this place now, newest first: earlier ones of another board there are left out."""
+        where = (
+            f"node = {{node:String}} AND gpu = {_slot(gpu)} AND peer = {_slot(peer)} AND probe = {sql_string(probe)}"
+            " AND end = '' AND device != 'cpu'"
+        )
+        rows = self._probes(where, "ts DESC, id DESC", limit, node=node)
+        return [row for row in rows if row.serial == rows[0].serial]
+
+    def probe_histories(
+        self, node: str, probes: Iterable[str], limit: int = 64
+    ) -> dict[tuple[int, str], list[ProbeRow]]:
+        """(slot, figure) -> as `probe_history` of each GPU of a node, all by one question; none of pairs."""
+        if not (listed := list(probes)):
+            return {}
+        found = self._rows(
+            "SELECT key, serial, uuid, received, json FROM (SELECT * FROM probes WHERE node = {node:String}"
+            f" AND gpu >= 0 AND peer = -1 AND probe IN ({', '.join(sql_string(name) for name in listed)})"
+            " AND end = '' AND device != 'cpu'"
+            f" ORDER BY ts DESC, id DESC LIMIT 1 BY id) ORDER BY ts DESC, id DESC LIMIT {int(limit)} BY gpu, probe",
+            node=node,
+        )
+        histories: dict[tuple[int, str], list[ProbeRow]] = {}
+        for row in found:
+            if row.result.gpu is not None:
+                told = histories.setdefault((row.result.gpu, row.result.probe), [])
+                if not told or row.serial == told[0].serial:
+                    told.append(row)
+        return histories
+
+    def probes_of(self, node: str, since_ms: int = 0, limit: int = 1000) -> list[ProbeRow]:
+        """All results of a node, newest first."""
+        return self._probes(
+            f"node = {{node:String}} AND ts >= {sql_timestamp(since_ms)}", "ts DESC, id DESC", limit, node=node
+        )
+
+    def probes_between(self, from_ms: int, to_ms: int) -> list[ProbeRow]:
+        """Results of [from_ms, to_ms), oldest first."""
+        return self._probes(sql_time_range(from_ms, to_ms), "ts, id", 10_000_000)
+
+    def last_probed(self) -> dict[str, int]:
+        """Node -> when the newest figure of a GPU of it was measured."""
+        found = self._clients.rows(
+            "SELECT node, toUnixTimestamp64Milli(max(ts)) AS ts_ms FROM probes"
+            f" WHERE {_TELLS} AND gpu >= 0 AND isNotNull(value) GROUP BY node"
+        )
+        return {row["node"]: row["ts_ms"] for row in found}
+
+    def inventory_at(self, node: str, ts_ms: int) -> dict[str, str]:
+        """What a node was made of at a moment; empty where it had not told by then."""
+        found = self._clients.rows(
+            f"SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {{node:String}}"
+            f" AND ts <= {sql_timestamp(ts_ms)}"
+            " HAVING count() > 0",
+            {"node": node},
+        )
+        return dict(json.loads(found[0]["newest"])) if found else {}
+
+    # ---- orders
+
+    def probe_order(self, id_: str) -> list[ProbeOrder]:
+        """All versions of one order, oldest first."""
+        found = self._clients.rows(
+            f"SELECT json FROM probe_orders WHERE id = {{id:String}} ORDER BY {_ENDED}, written_ns LIMIT 1 BY json",
+            {"id": id_},
+        )
+        return [from_json(ProbeOrder, row["json"]) for row in found]
+
+    def probe_orders(self, node: str | None = None, since_ms: int = 0, limit: int = 500) -> list[ProbeOrder]:
+        """Newest versions, those asked for last first. `since_ms`: that changed since."""
+        where, parameters = "1", {}
+        if node is not None:
+            where, parameters = "node = {node:String}", {"node": node}
+        found = self._clients.rows(
+            f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders WHERE {where} GROUP BY id"
+            f" HAVING max(ts) >= {sql_timestamp(since_ms)} ORDER BY min(written_ns) DESC LIMIT {int(limit)}",
+            parameters,
+        )
+        return [from_json(ProbeOrder, row["newest"]) for row in found]
+
+    def group_orders(self, since_ms: int, limit: int) -> list[ProbeOrder]:
+        """Newest versions of orders of groups that changed since, those asked for last first."""
+        found = self._clients.rows(
+            f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders"
+            f" WHERE JSONExtractString(json, 'group') != '' AND ts >= {sql_timestamp(since_ms)}"
+            f" GROUP BY id ORDER BY max(written_ns) DESC LIMIT {int(limit)}"
+        )
+        return [from_json(ProbeOrder, row["newest"]) for row in found]
+
+    def open_probe_orders(self) -> list[OpenOrder]:
+        """Those that have not ended, in the order they were asked for.
+
+        One that has ended is never open again, whatever another collector noted of it with a later clock.
+        """
+        sent = "state = 'sent'"
+        found = self._clients.rows(
+            "SELECT argMax(json, written_ns) AS newest, toUnixTimestamp64Milli(min(ts)) AS asked_ms,"
+            f" if(countIf({sent}) > 0, toUnixTimestamp64Milli(minIf(ts, {sent})), NULL) AS sent_ms FROM probe_orders"
+            f" GROUP BY id HAVING countIf({_ENDED}) = 0 ORDER BY min(written_ns)"
+        )
+        return [OpenOrder(from_json(ProbeOrder, r["newest"]), r["asked_ms"], r["sent_ms"]) for r in found]
+
+    def probe_orders_between(self, from_ms: int, to_ms: int) -> list[ProbeOrder]:
+        """All versions of [from_ms, to_ms), in the order they were written."""
+        found = self._clients.rows(
+            f"SELECT json FROM probe_orders WHERE {sql_time_range(from_ms, to_ms)}"
+            " ORDER BY written_ns LIMIT 1 BY written_ns"
+        )
+        return [from_json(ProbeOrder, row["json"]) for row in found]
+
+    # ---- verdicts
+
+    def probe_verdicts(
+        self,
+        node: str | None = None,
+        request: str | None = None,
+        from_ms: int = 0,
+        to_ms: int | None = None,
+        limit: int = 100_000,
+    ) -> list[ProbeVerdict]:
+        """Of [from_ms, to_ms), oldest first; of each GPU and order the newest."""
+        where, parameters = f"ts >= {sql_timestamp(from_ms)}", {}
+        if to_ms is not None:
+            where += f" AND ts < {sql_timestamp(to_ms)}"
+        if node is not None:
+            where, parameters["node"] = f"{where} AND node = {{node:String}}", node
+        if request is not None:
+            where, parameters["request"] = f"{where} AND request = {{request:String}}", request
+        found = self._clients.rows(
+            "SELECT json FROM (SELECT * FROM probe_verdicts"
+            f" WHERE {where} ORDER BY ts DESC LIMIT 1 BY request, node, gpu) ORDER BY ts DESC, request, gpu DESC"
+            f" LIMIT {int(limit)}",
+            parameters,
+        )
+        return [from_json(ProbeVerdict, row["json"]) for row in reversed(found)]
+
+    def _probes(self, where: str, order: str, limit: int, **parameters: str) -> list[ProbeRow]:
+        return self._rows(
+            f"SELECT key, serial, uuid, received, json FROM probes WHERE {where} ORDER BY {order}"
+            f" LIMIT 1 BY id LIMIT {int(limit)}",
+            **parameters,
+        )
+
+    def _rows(self, select: str, **parameters: str) -> list[ProbeRow]:
+        found = self._clients.rows(
+            f"SELECT key, serial, uuid, toUnixTimestamp64Milli(received) AS received_ms, json FROM ({select})",
+            parameters,
+        )
+        return [
+            ProbeRow(
+                from_json(ProbeResult, row["json"]), from_json(Key, row["key"]), row["serial"], row["uuid"],
+                row["received_ms"],
+            )
+            for row in found
+        ]  # fmt: skip
+
+
+def _slot(gpu: int | None) -> int:
+    return -1 if gpu is None else gpu
+
+
+def _number(id_: str) -> int:
+    """Of a result within its request: ids end in /NUMBER."""
+    tail = id_.rpartition("/")[2]
+    return int(tail) if tail.isdigit() else 0

@@ -1,0 +1,33 @@
+"""Silences, as people made and ended them. Append-only; the newest version of an id counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from drover_collector.store.base import sql_timestamp
+from drover_collector.store.repositories.actions import Actions
+from drover_collector.store.samples.write import Ms
+from drover_core.model.events import Silence, from_json, to_json
+
+
+class SilencesStored(Actions):
+    def write_silences(self, silences: Sequence[Silence]) -> None:
+        """New ones, and new versions."""
+        self._insert(
+            "silences",
+            list(zip(silences, self._order(len(silences)), strict=True)),
+            {
+                "id": lambda r: r[0].id,
+                "until": lambda r: Ms(r[0].until_ms),
+                "written_ns": lambda r: r[1],
+                "json": lambda r: to_json(r[0]),
+            },
+        )
+
+    def silences(self, since_ms: int = 0, limit: int = 10_000) -> list[Silence]:
+        """Newest versions of those that are in force, to come, or ended after `since_ms`; the last made first."""
+        found = self._clients.rows(
+            "SELECT argMax(json, written_ns) AS newest, max(until) AS last, min(written_ns) AS begun FROM silences"
+            f" GROUP BY id HAVING last >= {sql_timestamp(since_ms)} ORDER BY begun DESC, id LIMIT {int(limit)}"
+        )
+        return [from_json(Silence, row["newest"]) for row in found]

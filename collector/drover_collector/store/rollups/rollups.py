@@ -1,0 +1,398 @@
+"""Rollups: one value per entity, metric and 10 s or 5 min, kept far longer than the samples themselves.
+
+The active collector writes those of each bucket that it reads for the detectors, and notes how far it came. What it
+left out, because it was down or behind, and what came late, rests as a mark until it was rolled up (again) in the
+background. So the rollups become complete whenever the collector was killed, and a resend changes nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from drover_collector.fleet.buckets import BUCKET_MS
+from drover_collector.store.base import millis, sql_time_range, sql_timestamp
+from drover_collector.store.records import Ids
+from drover_collector.store.rollups.dirty_ranges import (
+    CHUNK_MS,
+    DirtyRanges,
+    Mark,
+    chunk_of,
+)
+from drover_collector.store.samples.fold import Folded, fold_raw, join
+from drover_collector.store.samples.rows import (
+    LEVELS_MS,
+    PARTS_S,
+    PIECE_ROWS,
+    RAW_MS,
+    Span,
+    merged,
+    ranges,
+)
+from drover_collector.store.schema.tables import rollup_table, samples_table
+from drover_core.metrics.catalog import Scope, of_scope
+
+SLICE_BITS = 4  # samples are counted by the highest bits of their entity's id, so that few are counted again
+SHRINK_MS = 3_600_000  # a long mark is written anew when so much of it is done
+KNOWN_S = 2.0  # how long what another collector wrote may stay unseen
+HELD_S = 30.0
+COUNTED_ROWS = 20_000_000  # that one question counts
+FAR_MS = 1 << 42  # the year 2109
+LEAP = 3_600 * 10**9  # of versions, which are nanoseconds
+
+
+class Rollups(DirtyRanges):
+    """`load_rollups` first. One thread at a time reads closing buckets; any may ask."""
+
+    version = 0  # of the newest rollup rows
+    _upto_5m = 0
+    _state_version = 0  # of what is known of the state
+    _open_samples = 0  # in the 5 minutes that are not closed
+    _known_at = 0.0
+    _held_at = -HELD_S  # monotonic; when `_held` was read, and which marks were there before
+
+    def load_rollups(self) -> None:
+        """Where the last active collector stopped, and what is marked."""
+        self._rolling = threading.RLock()
+        self._late = threading.Lock()
+        self._state_lock = threading.Lock()
+        self._work: Iterator[None] | None = None
+        self._unrolled: tuple[int, int, dict[Scope, Folded]] | None = None
+        self._held: dict[Scope, list[Span]] = {}
+        self._held_marks: set[int] = set()
+        self._read_state()
+        if self.version > time.time_ns():  # the clock went back, and what came late after the state may stand above it
+            self.version += LEAP
+        self.load_marks()
+
+    def closing_folds(self, start_ms: int) -> dict[Scope, Folded]:
+        """All scopes' values of a bucket that is over, for the detectors; `roll_up` stores them."""
+        with self._rolling:
+            self._closing_ms = max(self._closing_ms, start_ms + BUCKET_MS)  # first: what comes from here on is late
+            version = self._next_version()
+            span = (start_ms, start_ms + BUCKET_MS)
+            folds = {scope: self._closing_fold(scope, span) for scope in Scope if self._placements.count(scope)}
+            self._recent.read(span[1])
+            self._unrolled = (start_ms, version, folds)
+            return folds
+
+    def _closing_fold(self, scope: Scope, span: Span) -> Folded:
+        """Out of what was inserted, where all that is held still: that is what the store has."""
+        tables = self._recent.rows(scope, span)
+        if tables is None:
+            return self.fold(scope, [span], BUCKET_MS)
+        return fold_raw(tables, [metric.name for metric in of_scope(scope)], BUCKET_MS, span) if tables else join([])
+
+    def roll_up(self) -> None:
+        """Stores the rollups of the newest `closing_folds`, and marks what lies between it and the one before.
+
+        Raises:
+            StoreError: not stored; the next call marks it.
+        """
+        with self._rolling:
+            if self._unrolled is None:
+                return
+            start_ms, version, folds = self._unrolled
+            self._unrolled = None
+            end_ms = start_ms + BUCKET_MS
+            if start_ms < self._upto_ms:  # the clock went back
+                self._mark_all(start_ms, end_ms)
+                return
+            self._mark_gap(start_ms)
+            for scope, folded in folds.items():
+                self._write(scope, "10s", folded, version)
+            opened = self._open_samples + sum(int(folded.present.sum()) for folded in folds.values())
+            upto_5m = self._upto_5m
+            if end_ms % CHUNK_MS == 0:
+                for scope in folds:
+                    self._close(scope, end_ms - CHUNK_MS)
+                opened, upto_5m = 0, end_ms
+            self._write_state(end_ms, upto_5m, opened)
+
+    def roll_up_late(self, budget_s: float) -> bool:
+        """Works on what is marked, for about `budget_s`; whether more is to be done.
+
+        Raises:
+            StoreError: the store failed; what was not done stays marked.
+        """
+        until = time.monotonic() + budget_s
+        with self._late:
+            self._work = self._work or self._roll_late()
+            try:
+                for _ in self._work:
+                    if time.monotonic() >= until:
+                        return True
+            except BaseException:
+                self._work = None
+                raise
+            self._work = None
+            return False
+
+    def rolled_up(self, scope: Scope, level: str, span: Span, ids: Ids | None = None) -> tuple[int, list[Span]]:
+        """(end of what the rollups hold, holes in it that are marked), for some entities or all."""
+        if self._known_at and not self._clients.embedded and time.monotonic() - self._known_at >= KNOWN_S:
+            self._read_state()
+            self.load_marks()
+        upto = self._upto_5m if level == "5m" else self._upto_ms
+        # Of what holds no samples any more the rollups are all there is.
+        oldest_ms = self.oldest_ms(samples_table(scope))
+        since = span[1] if oldest_ms is None else max(span[0], oldest_ms)
+        holes = merged(self.marked(scope, (since, span[1]), ids)) if since < span[1] else []
+        return min(upto, span[1]), holes
+
+    def samples(self) -> int:
+        """Values held, each once. Of hours that are marked as a whole, as before the first rollup, an estimate."""
+        self.rolled_up(Scope.GPU, "10s", (0, 1))  # what other collectors rolled up
+        self._parts_at = -PARTS_S  # read anew
+        marks = [mark for mark in self.open_marks() if mark.entities is None]
+        closed_ms = self._upto_5m
+        whole = all(mark.to_ms <= closed_ms for mark in marks)  # what was rolled up since has no gap
+        found = self._open_samples if whole else 0
+        for scope in Scope:
+            name = samples_table(scope)
+            oldest = self.oldest_ms(name)
+            if oldest is None:
+                continue
+            spans = ((m.from_ms, m.to_ms) for m in marks if m.scope is scope and m.to_ms > oldest)
+            holes = merged((chunk_of(low), min(closed_ms, chunk_of(high + CHUNK_MS - 1))) for low, high in spans)
+            outside = "".join(f" AND NOT ({sql_time_range(*hole)})" for hole in holes)
+            found += self._sum(
+                f"SELECT sum(samples) AS n FROM rollup_counts FINAL WHERE scope = '{scope}'"
+                f" AND ts >= {sql_timestamp(chunk_of(oldest))}{outside}"
+            )
+            for low, high in [*holes, (self._upto_ms if whole else closed_ms, FAR_MS)]:
+                found += self._raw_samples(scope, low, high)
+        return found
+
+    def _raw_samples(self, scope: Scope, low: int, high: int) -> int:
+        """Of what is not counted yet: exact, unless it is very much."""
+        rows, name = 0.0, samples_table(scope)
+        for count, first, last in self.parts_of(name):
+            rows += count * max(0, min(high, last + 1) - max(low, first)) / (last + 1 - first)
+        if rows <= COUNTED_ROWS:
+            return self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {sql_time_range(low, high)}")
+        minute = sql_time_range(min(high, last) - 60_000, min(high, last))
+        found = self._clients.rows(f"SELECT ifNotFinite(avg(present), 0) AS n FROM {name} WHERE {minute}")
+        return int(rows * found[0]["n"])
+
+    def _sum(self, sql: str) -> int:
+        return int(self._clients.rows(sql)[0]["n"] or 0)
+
+    def _roll_late(self) -> Iterator[None]:
+        """Yields after each bounded piece of work. The newest first: that is what people look at."""
+        if not self._clients.embedded:
+            self.load_marks()
+        while (picked := self._pick()) is not None:
+            scope, chunk_ms, marks = picked
+            whole = any(mark.entities is None for mark in marks)
+            ids = None if whole else np.unique(np.concatenate([m.entities for m in marks if m.entities is not None]))
+            counts = np.zeros(1 << SLICE_BITS, np.uint64)
+            counted = True
+            for ids_piece, entities in self._late_pieces(scope, chunk_ms, ids):
+                found = self._again(scope, chunk_ms, ids_piece, entities)
+                if found is None:
+                    counted = False
+                else:
+                    np.add.at(counts, _slice(found.ids), found.present.astype(np.uint64))
+                yield
+            with self._rolling:
+                if chunk_ms + CHUNK_MS <= self._upto_5m:
+                    if ids is None and counted:
+                        self._write_counts(scope, chunk_ms, {n: int(count) for n, count in enumerate(counts)})
+                    else:
+                        some = range(1 << SLICE_BITS) if ids is None else np.unique(_slice(ids)).tolist()
+                        self._write_counts(scope, chunk_ms, self._count(scope, chunk_ms, some))
+                elif ids is None:
+                    self._count_open()
+            self._finish(marks, chunk_ms)
+            yield
+
+    def _pick(self) -> tuple[Scope, int, list[Mark]] | None:
+        """The newest marked 5 minutes that hold samples, with all that is marked of them. What holds none is done."""
+        if time.monotonic() - self._held_at >= HELD_S:
+            self._held_marks = {mark.id for mark in self._begin(lambda _: True)}
+            self._held = self._find_held()
+            self._held_at = time.monotonic()
+        newest: tuple[int, str] | None = None
+        empty: list[Mark] = []
+        now_ms = time.time_ns() // 1_000_000
+        for mark in self.open_marks():
+            if 0 <= now_ms - mark.at_ms < self.settle_ms:  # one of the future is of a clock that went back
+                continue
+            last = min(mark.to_ms, self._closing_ms) - 1
+            if last < mark.from_ms:
+                continue
+            if mark.entities is None and mark.id in self._held_marks:
+                ends = [min(last, high) for low, high in self._held.get(mark.scope, []) if low <= last]
+                last = max(ends, default=-1)
+                if last < mark.from_ms:
+                    empty.append(mark)
+                    continue
+            newest = max(newest or (-1, ""), (chunk_of(last), str(mark.scope)))
+        self._done(empty)
+        if newest is None:
+            return None
+        chunk_ms, scope = newest[0], Scope(newest[1])
+        span = (chunk_ms, chunk_ms + CHUNK_MS)
+        return scope, chunk_ms, self._begin(lambda mark: mark.scope is scope and mark.touches(span))
+
+    def _find_held(self) -> dict[Scope, list[Span]]:
+        """Times of which there are samples, by the parts that hold them; the ends belong to them."""
+        found: dict[Scope, list[Span]] = {}
+        rows = self._clients.rows(
+            "SELECT table, toInt64(toUnixTimestamp(min_time)) AS low, toInt64(toUnixTimestamp(max_time)) AS high"
+            f" FROM {self._clients.parts} WHERE endsWith(table, '_samples') AND rows > 0"
+        )
+        names = {samples_table(scope): scope for scope in Scope}
+        for row in rows:
+            found.setdefault(names[row["table"]], []).append((row["low"] * 1000, row["high"] * 1000 + 999))
+        return {scope: merged(spans) for scope, spans in found.items()}
+
+    def _late_pieces(self, scope: Scope, chunk_ms: int, ids: Ids | None) -> Iterator[tuple[Ids | None, Span | None]]:
+        """Entities of which some PIECE_ROWS rows are in 5 minutes: named ones, or ranges of all."""
+        if ids is None:
+            found = self._sum(
+                f"SELECT count() AS n FROM {samples_table(scope)} WHERE {sql_time_range(chunk_ms, chunk_ms + CHUNK_MS)}"
+            )
+            for entities in ranges(self._placements.ids(scope), -(-found // PIECE_ROWS)):
+                yield None, entities
+            return
+        each = max(1, PIECE_ROWS * RAW_MS // CHUNK_MS)
+        for at in range(0, len(ids), each):
+            yield ids[at : at + each], None
+
+    def _again(self, scope: Scope, chunk_ms: int, ids: Ids | None, entities: Span | None) -> Folded | None:
+        """Both levels of 5 minutes, of some entities; the 5 min values, None while the 5 minutes are not over."""
+        with self._rolling:
+            version = self._next_version()
+            span = (chunk_ms, min(chunk_ms + CHUNK_MS, self._closing_ms))
+            self._write(scope, "10s", self.fold(scope, [span], BUCKET_MS, ids=ids, entities=entities), version)
+            if chunk_ms + CHUNK_MS > self._upto_5m:
+                return None
+            # Out of the table: samples of a part of the 5 minutes may be gone already.
+            longer = self.fold(scope, [span], CHUNK_MS, level="10s", ids=ids, entities=entities)
+            self._write(scope, "5m", longer, version)
+            return longer
+
+    def _finish(self, marks: list[Mark], chunk_ms: int) -> None:
+        self._done([mark for mark in marks if mark.from_ms >= chunk_ms])
+        for mark in marks:
+            if mark.from_ms < chunk_ms:
+                mark.to_ms = chunk_ms
+                if mark.written_to_ms - chunk_ms >= SHRINK_MS:
+                    self._shrink(mark)
+
+    def _close(self, scope: Scope, chunk_ms: int) -> None:
+        folded = self.fold(scope, [(chunk_ms, chunk_ms + CHUNK_MS)], CHUNK_MS, level="10s")
+        self._write(scope, "5m", folded, self._next_version())
+        counts = np.zeros(1 << SLICE_BITS, np.uint64)
+        np.add.at(counts, _slice(folded.ids), folded.present.astype(np.uint64))
+        self._write_counts(scope, chunk_ms, {n: int(count) for n, count in enumerate(counts)})
+
+    def _count(self, scope: Scope, chunk_ms: int, slices: range | list[int]) -> dict[int, int]:
+        """Samples in 5 minutes, by slice, out of what is rolled up."""
+        shift = 64 - SLICE_BITS
+        which = " OR ".join(f"entity_id BETWEEN {n << shift} AND {((n + 1) << shift) - 1}" for n in slices)
+        found = self._clients.rows(
+            f"SELECT toUInt8(bitShiftRight(entity_id, {shift})) AS slice, toUInt64(sum(present)) AS n"
+            f" FROM {rollup_table(scope, '5m')} FINAL WHERE ts = fromUnixTimestamp64Milli({chunk_ms}, 'UTC')"
+            f" AND ({which}) GROUP BY slice"
+        )
+        return dict.fromkeys(slices, 0) | {row["slice"]: row["n"] for row in found}
+
+    def _count_open(self) -> None:
+        """Samples in the 5 minutes that are not closed, after buckets that were left out are rolled up too."""
+        when = sql_time_range(self._upto_5m, self._upto_ms)
+        tables = [rollup_table(scope, "10s") for scope in Scope]
+        opened = sum(self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {when}") for name in tables)
+        self._write_state(self._upto_ms, self._upto_5m, opened)
+
+    def _mark_gap(self, start_ms: int) -> None:
+        """What lies between where rolling up stopped and the bucket that comes."""
+        if not self._upto_ms:
+            oldest = [spans[0][0] for spans in self._find_held().values() if spans]
+            low = min([chunk_of(ms) for ms in oldest if ms < start_ms], default=start_ms)
+        else:
+            low = self._upto_ms if self._upto_5m >= chunk_of(start_ms) else min(self._upto_ms, self._upto_5m)
+        if low < start_ms:
+            self._mark_all(low, start_ms)
+            self._held_at = -HELD_S
+        if low < start_ms or not self._upto_ms:
+            self._write_state(start_ms, chunk_of(start_ms), self._open_samples if low >= chunk_of(start_ms) else 0)
+
+    def _next_version(self) -> int:
+        self.version = max(self.version + 1, time.time_ns())
+        return self.version
+
+    def _write(self, scope: Scope, level: str, folded: Folded, version: int) -> None:
+        if not len(folded.ids):
+            return
+        columns = {
+            "entity_id": pa.array(folded.ids),
+            "ts": millis(folded.start_ms),
+            "version": pa.array(np.full(len(folded.ids), version, np.uint64)),
+            "rows": pa.array(folded.rows.astype(np.uint32)),
+            "present": pa.array(folded.present.astype(np.uint32)),
+        }
+        for name, (stored, mask) in folded.columns.items():
+            columns[name] = pa.array(np.ascontiguousarray(stored), mask=None if mask.all() else ~mask)
+        self._clients.insert(rollup_table(scope, level), pa.table(columns), self.fence())
+
+    def _write_counts(self, scope: Scope, chunk_ms: int, counts: dict[int, int]) -> None:
+        version = self._next_version()
+        self._clients.insert(
+            "rollup_counts",
+            pa.table(
+                {
+                    "scope": pa.array([str(scope)] * len(counts)),
+                    "ts": millis([chunk_ms] * len(counts)),
+                    "slice": pa.array(list(counts), pa.uint8()),
+                    "samples": pa.array(list(counts.values()), pa.uint64()),
+                    "version": pa.array([version] * len(counts), pa.uint64()),
+                }
+            ),
+            self.fence(),
+        )
+
+    def _write_state(self, upto_ms: int, upto_5m: int, opened: int) -> None:
+        version = self._next_version()
+        self._clients.insert(
+            "rollup_state",
+            pa.table(
+                {
+                    "level": pa.array(list(LEVELS_MS)),
+                    "upto": millis([upto_ms, upto_5m]),
+                    "samples": pa.array([opened, 0], pa.uint64()),
+                    "version": pa.array([version, version], pa.uint64()),
+                }
+            ),
+            self.fence(),
+        )
+        with self._state_lock:
+            self._upto_ms, self._upto_5m, self._open_samples = upto_ms, upto_5m, opened
+            self._state_version = version
+
+    def _read_state(self) -> None:
+        found = self._clients.rows(
+            "SELECT level, toUnixTimestamp64Milli(upto) AS upto_ms, samples, version FROM rollup_state FINAL"
+        )
+        with self._state_lock:
+            for row in found:
+                if row["version"] < self._state_version:
+                    continue  # read before this one wrote, or from a replica that lags
+                self.version = max(self.version, row["version"])
+                if row["level"] == "5m":
+                    self._upto_5m = row["upto_ms"]
+                else:
+                    self._upto_ms, self._open_samples = row["upto_ms"], row["samples"]
+            self._state_version = max([self._state_version, *(row["version"] for row in found)])
+        self._closing_ms = max(self._closing_ms, self._upto_ms)
+        self._known_at = time.monotonic()
+
+
+def _slice(ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    return (ids >> np.uint64(64 - SLICE_BITS)).astype(np.intp)

@@ -1,0 +1,1 @@
+"""Samples: writes, reads, series, and where each entity is."""

@@ -1,0 +1,276 @@
+"""Where each entity is and was, in memory: from entity ids to places in a FleetIndex, and back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.fleet.index import FleetIndex, IntArray
+from drover_collector.fleet.ports import name_key
+from drover_collector.store.records import EntityRow, Ids, Millis
+from drover_core.metrics.catalog import Scope
+
+FOREVER = 2**63 - 1
+PORT_KEPT_MS = 7 * 86_400_000  # a port that its agent reported no more for so long is not laid out at a start
+Place = tuple[int, str, int | None, str, str]  # entity id, node, gpu, link, mig
+Target = tuple[str, int | None, str | None]  # node, gpu, link
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Entity ids, ascending, and where each is in the index's layout (-1: not in it)."""
+
+    ids: Ids
+    target: IntArray
+    since_ms: Millis
+
+    def find(self, ids: Ids) -> tuple[npt.NDArray[np.intp], IntArray]:
+        """(rows, their targets): which of `ids` the index has. Of two entities at one place the newer comes last."""
+        if not len(self.ids):
+            return np.zeros(0, np.intp), np.zeros(0, np.int32)
+        at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        rows = np.flatnonzero((self.ids[at] == ids) & (self.target[at] >= 0))
+        rows = rows[np.argsort(self.since_ms[at[rows]], kind="stable")]
+        return rows, self.target[at[rows]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """An entity at a target during [from_ms, to_ms)."""
+
+    entity_id: int
+    target: int
+    from_ms: int
+    to_ms: int
+
+
+class EntityRegistry:
+    """Thread-safe. `version` grows with every change."""
+
+    def __init__(self, rows: Iterable[EntityRow]) -> None:
+        self._lock = threading.Lock()
+        self._places: dict[Place, EntityRow] = {}
+        self._of_entity: dict[int, list[EntityRow]] = {}
+        self._of_node: dict[str, dict[Place, EntityRow]] = {}
+        self._maps: dict[tuple[Scope, int], tuple[FleetIndex, int, Map]] = {}
+        self.version = 0
+        self._seen_ids: Ids = np.zeros(0, np.uint64)
+        self._seen_ms: Millis = np.zeros(0, np.int64)
+        self._counts: Counter[Scope] = Counter()
+        self._counted_version = -1
+        self._placed: dict[int, int] = {}  # name -> id of GPUs whose id is another (`records.placed_id`)
+        self._nameless: set[int] = set()  # ids of GPUs that have rows in the store, and no place
+        self._sorted: dict[Scope, tuple[int, Ids]] = {}  # version, and its ids
+        self.add(list(rows))
+
+    def add(self, rows: Sequence[EntityRow]) -> list[EntityRow]:
+        """Take these in. Of a stay at a place that was left and come back to, only the newest is kept.
+
+        Returns:
+            The rows as they are to be stored: with the earliest `first_ms` known of each place.
+        """
+        with self._lock:
+            merged = []
+            for row in rows:
+                place = (row.entity_id, row.node, row.gpu, row.link, row.mig)
+                held = self._places.get(place)
+                history = self._of_entity.get(row.entity_id)
+                others = [r for r in history if r is not held] if history else []
+                first_ms, last_ms = row.first_ms, row.last_ms
+                if held is not None:
+                    away = any(held.first_ms < other.first_ms <= first_ms for other in others)
+                    first_ms = first_ms if away else min(held.first_ms, first_ms)
+                    last_ms = max(held.last_ms, last_ms)
+                row = row.during(first_ms, last_ms)
+                place = (row.entity_id, row.node, row.gpu, row.link, row.mig)  # of its own texts
+                self._places[place] = row
+                # One place is what most have: not worth a sort.
+                self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms) if others else [row]
+                self._of_node.setdefault(row.node, {})[place] = row
+                if history is None and row.scope is Scope.GPU and (name := row.name) != row.entity_id:
+                    self._placed.setdefault(name, row.entity_id)
+                merged.append(row)
+            if merged:
+                self.version += 1
+            return merged
+
+    def news(self, rows: Iterable[EntityRow]) -> list[EntityRow]:
+        """Those that tell more than is known: of a place, or a later time at it."""
+        with self._lock:
+            known = self._places
+            return [
+                row
+                for row in rows
+                if (held := known.get((row.entity_id, row.node, row.gpu, row.link, row.mig))) is None
+                or held.last_ms < row.last_ms
+            ]
+
+    def of_node(self, node: str) -> list[EntityRow]:
+        """Entities whose newest place is on this node."""
+        with self._lock:
+            rows = list(self._of_node.get(node, {}).values())
+            return [row for row in rows if self._of_entity[row.entity_id][-1] is row]
+
+    def rows(self) -> list[EntityRow]:
+        with self._lock:
+            return list(self._places.values())
+
+    def count(self, scope: Scope) -> int:
+        """How many entities of a scope were ever seen."""
+        with self._lock:
+            if self._counted_version != self.version:
+                self._counts = Counter(history[0].scope for history in self._of_entity.values())
+                self._counted_version = self.version
+            return self._counts[scope]
+
+    def id_of(self, name: int) -> int | None:
+        """The id of a GPU that was ever seen. Waits for nobody: the event loop asks."""
+        return name if name in self._of_entity or name in self._nameless else self._placed.get(name)
+
+    def note_nameless(self, ids: Ids) -> None:
+        """Ids of GPUs that the store has rows of. One without a place, as after damage, is its name in older stores."""
+        self._nameless.update(id_ for id_ in ids.tolist() if id_ not in self._of_entity)
+
+    def ids(self, scope: Scope) -> Ids:
+        """Of all entities of a scope that were ever seen, ascending."""
+        with self._lock:
+            held = self._sorted.get(scope)
+            if held is None or held[0] != self.version:
+                mine = [id_ for id_, history in self._of_entity.items() if history[0].scope is scope]
+                held = self._sorted[scope] = self.version, np.sort(np.array(mine, np.uint64))
+            return held[1]
+
+    def map(self, index: FleetIndex, scope: Scope, at_ms: int) -> Map:
+        """The places at a moment: each entity's newest one that had begun by then, else its first."""
+        with self._lock:
+            held = self._maps.get((scope, id(index)))
+            if held is None or held[0] is not index or held[1] != self.version:
+                held = (index, self.version, self._all(index, scope))
+                if len(self._maps) > 16:
+                    self._maps.clear()
+                self._maps[scope, id(index)] = held
+        every = held[2]
+        if not len(every.ids):
+            return every
+        first = np.append(True, every.ids[1:] != every.ids[:-1])
+        begun = np.flatnonzero(first | (every.since_ms <= at_ms))
+        ids = every.ids[begun]
+        last = begun[np.append(ids[1:] != ids[:-1], True)]
+        return Map(every.ids[last], every.target[last], every.since_ms[last])
+
+    def stays(self, targets: Sequence[Target], scope: Scope) -> list[Stay]:
+        """Which entities were at each target, and when; whole GPUs only."""
+        found: list[Stay] = []
+        with self._lock:
+            places = {node: self._rows_at(node, scope) for node in dict.fromkeys(node for node, _, _ in targets)}
+            for number, (node, gpu, link) in enumerate(targets):
+                for row in places[node].get((gpu, link or ""), ()):
+                    history = self._of_entity[row.entity_id]
+                    at = history.index(row) if len(history) > 1 else 0
+                    from_ms = 0 if at == 0 else row.first_ms
+                    to_ms = FOREVER if at == len(history) - 1 else history[at + 1].first_ms
+                    found.append(Stay(row.entity_id, number, from_ms, to_ms))
+        return found
+
+    def _rows_at(self, node: str, scope: Scope) -> dict[tuple[int | None, str], list[EntityRow]]:
+        """(gpu, link) -> what of a scope was ever there, whole."""
+        found: dict[tuple[int | None, str], list[EntityRow]] = {}
+        for row in self._of_node.get(node, {}).values():
+            if row.scope is scope and not row.mig:
+                found.setdefault((row.gpu, row.link), []).append(row)
+        return found
+
+    def names(
+        self, scope: Scope, ids: Ids, ts_ms: Millis, *, instances: bool = False
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """(node, slot or link) of each row at its time; node "" for an entity that is not known or a part of a GPU.
+
+        Args:
+            ids: uint64 [R]; ts_ms: int64 [R]. instances: MIG instances and no others, as "SLOT/NAME".
+        Returns:
+            str [R]; int16 [R] for GPUs, else str [R].
+        """
+        with self._lock:
+            rows = [row for row in self._places.values() if row.scope is scope and bool(row.mig) is instances]
+        rows.sort(key=lambda row: (row.entity_id, row.first_ms))
+        count = len(rows)
+        nodes = np.array([row.node for row in rows] + [""])
+        slots = scope is Scope.GPU and not instances
+        told = [f"{row.gpu}/{row.mig}" if instances else row.gpu if slots else row.link for row in rows]
+        places = np.array([*told, 0 if slots else ""], np.int16 if slots else np.str_)
+        known, first = np.unique(np.array([row.entity_id for row in rows], np.uint64), return_index=True)
+        if not count:
+            return nodes[np.zeros(len(ids), np.intp)], places[np.zeros(len(ids), np.intp)]
+        since = np.array([row.first_ms for row in rows], np.int64)
+        owner = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        at = np.where(known[owner] == ids, first[owner], count)
+        last = np.append(first[1:], count) - 1  # of each known entity
+        for _ in range(int((last - first).max())):  # as often as the most travelled entity has moved
+            onward = np.minimum(at + 1, count - 1)
+            moved = (at < last[owner]) & (at < count) & (since[onward] <= ts_ms)
+            at = np.where(moved, onward, at)
+        return nodes[at], places[at]
+
+    def note_seen(self, ids: Ids, ts_ms: Millis) -> None:
+        """Remember the newest sample of each entity."""
+        with self._lock:
+            if len(self._seen_ids) != len(self._of_entity):  # none is ever forgotten
+                known = np.sort(np.fromiter(self._of_entity, np.uint64, len(self._of_entity)))
+                seen = np.zeros(len(known), np.int64)
+                if len(self._seen_ids):
+                    seen[np.searchsorted(known, self._seen_ids)] = self._seen_ms
+                self._seen_ids, self._seen_ms = known, seen
+            if len(self._seen_ids):
+                at = np.minimum(np.searchsorted(self._seen_ids, ids), len(self._seen_ids) - 1)
+                rows = np.flatnonzero(self._seen_ids[at] == ids)
+                np.maximum.at(self._seen_ms, at[rows], ts_ms[rows])
+
+    def seen(self) -> tuple[Ids, Millis]:
+        with self._lock:
+            return self._seen_ids.copy(), self._seen_ms.copy()
+
+    def _add_ports(self, index: FleetIndex) -> None:
+        """Ports that agents reported and the index does not have yet, the newest first: a node has a limit."""
+        rows = [row for row in self._places.values() if row.scope is Scope.LINK]
+        new = [at for at, row in enumerate(rows) if index.ports.number(row.node, row.link) is None]
+        if not new:
+            return
+        heard_ms = np.array(
+            [row.last_ms for row in rows], np.int64
+        )  # when each was reported, or its newest sample is of
+        if len(self._seen_ids):
+            ids = np.array([row.entity_id for row in rows], np.uint64)
+            place = np.minimum(np.searchsorted(self._seen_ids, ids), len(self._seen_ids) - 1)
+            heard_ms = np.where(self._seen_ids[place] == ids, np.maximum(heard_ms, self._seen_ms[place]), heard_ms)
+        fresh = [at for at in new if heard_ms[at] >= heard_ms.max() - PORT_KEPT_MS]
+        fresh.sort(key=lambda at: (-int(heard_ms[at]), rows[at].node, name_key(rows[at].link)))
+        index.ports.add((rows[at].node, rows[at].link) for at in fresh)
+
+    def _all(self, index: FleetIndex, scope: Scope) -> Map:
+        if scope is Scope.LINK:
+            self._add_ports(index)
+        ids: list[int] = []
+        since: list[int] = []
+        target: list[int] = []
+        for row in self._places.values():
+            if row.scope is not scope or row.mig:
+                continue
+            place: int | None = None
+            if scope is Scope.GPU and row.gpu is not None:
+                place = index.gpu(row.node, row.gpu)
+            elif scope is Scope.NODE:
+                place = index.node_number.get(row.node)
+            elif scope is Scope.LINK:
+                place = index.ports.number(row.node, row.link)
+            ids.append(row.entity_id)
+            since.append(row.first_ms)
+            target.append(-1 if place is None else place)
+        id_array, since_array = np.array(ids, np.uint64), np.array(since, np.int64)
+        order = np.lexsort((since_array, id_array))
+        return Map(id_array[order], np.array(target, np.int32)[order], since_array[order])

@@ -1,0 +1,314 @@
+"""Time series for charts: values on a grid of steps, NaN where there is nothing, and the spread of peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.store.records import Ids, Millis
+from drover_collector.store.rollups.rollups import Rollups
+from drover_collector.store.samples.entities import FOREVER, Stay, Target
+from drover_collector.store.samples.fold import (
+    Folded,
+    fold_again,
+    join,
+    units,
+)
+from drover_collector.store.samples.rows import (
+    LEVELS_MS,
+    RAW_MS,
+    Span,
+    merged,
+    without,
+)
+from drover_collector.store.schema.tables import rollup_table, samples_table
+from drover_core.metrics.catalog import BY_NAME, Scope
+
+Floats32 = npt.NDArray[np.float32]
+Spread = tuple[Floats32, Floats32, Floats32]  # p10, median, p90
+SeriesKey = tuple[str, int | None, str | None, str]  # node, gpu, link, metric
+
+# Steps a chart reads well at; none is shorter than the shortest interval of an agent. From 10 s and 5 min on they are
+# multiples of that: rollups answer them.
+STEPS_MS = tuple(
+    1000 * s for s in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 604_800)
+)
+
+FINE_MS = 1_800_000  # longer spans are not shown finer than in steps of 10 s
+OPEN_MS = 30_000  # they end with the newest bucket that is rolled up, if no more than this lies after it
+PEER_ROWS = 600_000  # read for the peers of one chart
+PEERS_MIN = 64
+
+
+def step_for(span_ms: int, max_points: int) -> int:
+    """The shortest step that covers `span_ms` with `max_points` or fewer; of a long span, one that rollups answer."""
+    for step in STEPS_MS:
+        if _points(span_ms, step) <= max_points and (step >= LEVELS_MS["10s"] or span_ms <= FINE_MS):
+            return step
+    return -(-span_ms // max(1, max_points - 1) // STEPS_MS[-1]) * STEPS_MS[-1]
+
+
+def _points(span_ms: int, step_ms: int) -> int:
+    return span_ms // step_ms + 2  # the grid is aligned to its step, so the span may begin and end within one
+
+
+@dataclass(slots=True)
+class Beside:
+    """Peers that are read with a chart's own line, in one statement; what was read."""
+
+    ids: Ids
+    span: Span = (0, 0)
+    step: int = 0
+    folded: Folded | None = None
+
+
+class Series(Rollups):
+    def beside(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> Beside | None:
+        """For `series` and then `peers_series` of these GPUs; None: they are too many to be read at once."""
+        places = self._placements.map(index, Scope.GPU, to_ms)
+        ids = places.ids[np.isin(places.target, gpus)]
+        return Beside(ids) if 0 < len(ids) <= _peers_most(RAW_MS, from_ms, to_ms) else None
+
+    def series(
+        self,
+        scope: Scope,
+        targets: Sequence[Target],
+        metrics: Sequence[str],
+        from_ms: int,
+        to_ms: int,
+        max_points: int,
+        beside: Beside | None = None,
+    ) -> tuple[int, Millis, dict[SeriesKey, Floats32]]:
+        """Values of (node, gpu, link) targets within [from_ms, to_ms).
+
+        A step's value is the lower median of a gauge, the last of a counter or state, NaN where nothing came. The step
+        is never shorter than the samples' own interval, so that a slow agent gives a line and not dots. Of a span of
+        more than half an hour the steps end with the newest rollup, up to 30 s before `to_ms`.
+
+        Returns:
+            (step_ms, start of each step int64 [P], (node, gpu, link, metric) -> float32 [P]), P <= max_points.
+
+        Raises:
+            ValueError: a span that is empty, fewer than 2 points, or a metric that this scope does not have.
+        """
+        _check(scope, metrics, from_ms, to_ms, max_points)
+        self.note_asked()
+        stays = self._placements.stays(targets, scope)
+        step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
+        to_ms = self._end(scope, (from_ms, to_ms), step)
+        first, points = _grid(from_ms, to_ms, step)
+        found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
+        spacing = _spacing(found[0], found[1] // step)
+        if spacing > 1:
+            step = next((s for s in STEPS_MS if s >= step * spacing), step * spacing)
+            first, points = _grid(from_ms, to_ms, step)
+            found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
+        ids, starts, columns = found
+        grid = np.full((len(metrics), len(targets), points), np.nan, np.float32)
+        places = (starts - first) // step
+        wanted = np.array([stay.entity_id for stay in stays], np.uint64)
+        lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
+        whole = all(stay.from_ms <= from_ms and stay.to_ms >= to_ms for stay in stays)
+        if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as most
+            counts = highs - lows
+            rows = np.repeat(lows - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+            line, at = np.repeat(np.array([stay.target for stay in stays], np.intp), counts), places[rows]
+            for metric, lines in zip(metrics, grid, strict=True):
+                lines[line, at] = columns[metric][rows]
+        else:
+            for stay, low, high in sorted(zip(stays, lows.tolist(), highs.tolist(), strict=True), key=_since):
+                mine = starts[low:high]
+                part = slice(
+                    low + int(np.searchsorted(mine, stay.from_ms - step, "right")),
+                    low + int(np.searchsorted(mine, stay.to_ms)),
+                )
+                at = places[part]
+                for metric, lines in zip(metrics, grid[:, stay.target], strict=True):
+                    column = columns[metric][part]
+                    lines[at] = np.where(np.isnan(column), lines[at], column)
+        result: dict[SeriesKey, Floats32] = {
+            (*target, metric): grid[m, t] for t, target in enumerate(targets) for m, metric in enumerate(metrics)
+        }
+        return step, first + step * np.arange(points, dtype=np.int64), result
+
+    def peers_series(
+        self,
+        index: FleetIndex,
+        gpus: npt.NDArray[np.integer],
+        metrics: Sequence[str],
+        from_ms: int,
+        to_ms: int,
+        step_ms: int,
+        beside: Beside | None = None,
+    ) -> dict[str, Spread]:
+        """Metric -> (p10, median, p90) over GPUs per step, on the grid that `series` has; NaN where none came.
+
+        Of very many GPUs over a long time an even selection stands for all, so that an answer stays quick.
+        """
+        _check(Scope.GPU, metrics, from_ms, to_ms, 2)
+        first, points = _grid(from_ms, to_ms, step_ms)
+        upto_ms = self._end(Scope.GPU, (from_ms, to_ms), step_ms)
+        result: dict[str, Spread] = {}
+        places = self._placements.map(index, Scope.GPU, to_ms)
+        wanted = places.ids[np.isin(places.target, gpus)]
+        most = _peers_most(_width(step_ms), from_ms, to_ms)
+        if len(wanted) > most:
+            wanted = wanted[np.linspace(0, len(wanted) - 1, most).astype(np.intp)]
+        if (
+            beside is not None
+            and beside.folded is not None
+            and (beside.span, beside.step) == ((from_ms, upto_ms), step_ms)
+            and np.isin(wanted, beside.ids).all()
+        ):
+            folded = beside.folded.where(np.isin(beside.folded.ids, wanted))
+        else:
+            folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, upto_ms), step_ms) if len(wanted) else join([])
+        for metric in metrics:
+            lines = tuple(np.full(points, np.nan, np.float32) for _ in range(3))
+            if metric in folded.columns:
+                value = units(metric, *folded.columns[metric])
+                held = ~np.isnan(value)
+                _spread(((folded.start_ms - first) // step_ms)[held], value[held], lines)
+            result[metric] = lines[0], lines[1], lines[2]
+        return result
+
+    def _stepped(
+        self,
+        scope: Scope,
+        stays: Sequence[Stay],
+        metrics: Sequence[str],
+        from_ms: int,
+        to_ms: int,
+        step: int,
+        beside: Beside | None,
+    ) -> tuple[Ids, Millis, dict[str, npt.NDArray[np.float64]]]:
+        """(entity, start of its step, metric -> value), by entity and time."""
+        stays = [stay for stay in stays if stay.from_ms < to_ms and stay.to_ms > from_ms]
+        if not stays:
+            return np.zeros(0, np.uint64), np.zeros(0, np.int64), {metric: np.zeros(0) for metric in metrics}
+        ids = np.array(sorted({stay.entity_id for stay in stays}), np.uint64)
+        low, high = max(from_ms, min(s.from_ms for s in stays)), min(to_ms, max(s.to_ms for s in stays))
+        if beside is None or (low, high) != (from_ms, to_ms):
+            folded = self._folded(scope, ids, metrics, (low, high), step)
+        else:
+            whole = self._folded(scope, np.union1d(ids, beside.ids), metrics, (low, high), step)
+            beside.span, beside.step, beside.folded = (low, high), step, whole
+            folded = whole.where(np.isin(whole.ids, ids))
+        nothing = np.full(len(folded.ids), np.nan)
+        held = {metric: units(metric, *folded.columns[metric]) for metric in metrics if metric in folded.columns}
+        return folded.ids, folded.start_ms, {metric: held.get(metric, nothing) for metric in metrics}
+
+    def _folded(self, scope: Scope, ids: Ids, metrics: Sequence[str], span: Span, step: int) -> Folded:
+        """Values per step. Those of a step of 10 s or more are made of the values of 10 s, then of 5 min, wherever
+        they come from, so that an answer does not change when samples are rolled up or dropped."""
+        if step % LEVELS_MS["10s"]:
+            return self.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
+        if step % LEVELS_MS["5m"]:
+            parts = self._tens(scope, ids, metrics, span)
+            told = [part for part in parts if len(part.ids)]
+            if step == LEVELS_MS["10s"] and len(told) == 1:
+                return told[0]
+        else:
+            kept = self._kept(scope, "5m", span, ids)
+            parts = [
+                self.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids, counts=False),
+                fold_again(self._tens(scope, ids, metrics, *without(span, kept)), LEVELS_MS["5m"]),
+            ]
+        return fold_again(parts, step)
+
+    def _end(self, scope: Scope, span: Span, step: int) -> int:
+        """Where a chart of a span ends: a long one lacks the newest seconds. A step that is not over would change its
+        value, and to read its samples may cost more than all that is rolled up."""
+        if step % LEVELS_MS["10s"] or span[1] - span[0] <= FINE_MS:
+            return span[1]
+        upto_ms, _ = self.rolled_up(scope, "10s", (span[1], span[1]))
+        return upto_ms if span[1] - upto_ms <= OPEN_MS else span[1]
+
+    def _tens(self, scope: Scope, ids: Ids, metrics: Sequence[str], *spans: Span) -> list[Folded]:
+        """Values of 10 s, each in one of the parts: rolled up ones, and those that are not."""
+        found = []
+        for span in spans:
+            kept = self._kept(scope, "10s", span, ids)
+            for level, parts in (("10s", kept), (None, without(span, kept))):
+                found.append(
+                    self.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids, counts=False)
+                )
+        return found
+
+    def _kept(self, scope: Scope, level: str, span: Span, ids: Ids) -> list[Span]:
+        """What of a span a rollup answers, in whole buckets."""
+        width = LEVELS_MS[level]
+        upto_ms, holes = self.rolled_up(scope, level, span, ids)
+        begin = -(-span[0] // width) * width
+        end = max(begin, upto_ms // width * width)
+        return without((begin, end), merged((low // width * width, -(-high // width) * width) for low, high in holes))
+
+    def _finest_ms(self, scope: Scope, from_ms: int) -> int:
+        """The shortest step that the store can still answer from then on: samples go before their rollups."""
+        tables = {samples_table(scope): 1, **{rollup_table(scope, level): ms for level, ms in LEVELS_MS.items()}}
+        oldest = {ms: self.oldest_ms(name) for name, ms in tables.items()}
+        held = [each for each in oldest.values() if each is not None]
+        if not held:
+            return 1
+        wanted = max(from_ms, min(held)) + 2 * LEVELS_MS["5m"]
+        return next(ms for ms, each in oldest.items() if each is not None and each <= wanted)
+
+
+def _since(found: tuple[Stay, int, int]) -> int:
+    return found[0].from_ms
+
+
+def _spread(at: npt.NDArray[np.int64], value: npt.NDArray[np.float64], lines: Sequence[Floats32]) -> None:
+    """Writes percentiles of the values of each step into the lines, interpolated as numpy does."""
+    if not len(at):
+        return
+    order = np.argsort(at.astype(np.uint16) if at.max() < 1 << 16 else at, kind="stable")  # of 16 bits: no comparisons
+    at, value = at[order], value[order]
+    begins = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
+    counts = np.diff(np.append(begins, len(at)))
+    if counts.min() == counts.max():  # all told each time, as most do
+        ranked = value.reshape(len(begins), -1)
+    else:
+        ranked = np.full((len(begins), int(counts.max())), np.inf)
+        ranked[np.repeat(np.arange(len(begins)), counts), np.arange(len(at)) - np.repeat(begins, counts)] = value
+    ranked.sort(axis=1)
+    steps = np.arange(len(begins))
+    for share, line in zip((0.1, 0.5, 0.9), lines, strict=True):
+        rank = share * (counts - 1)
+        below = np.floor(rank).astype(np.intp)
+        less, more = ranked[steps, below], ranked[steps, np.minimum(below + 1, counts - 1)]
+        line[at[begins]] = less + (more - less) * (rank - below)
+
+
+def _peers_most(width_ms: int, from_ms: int, to_ms: int) -> int:
+    return max(PEERS_MIN, PEER_ROWS * width_ms // (to_ms - from_ms))
+
+
+def _width(step_ms: int) -> int:
+    """Time between the rows that a step's value is made of."""
+    return next((ms for ms in sorted(LEVELS_MS.values(), reverse=True) if step_ms % ms == 0), min(step_ms, RAW_MS))
+
+
+def _check(scope: Scope, metrics: Sequence[str], from_ms: int, to_ms: int, max_points: int) -> None:
+    if not 0 <= from_ms < to_ms <= FOREVER:
+        raise ValueError(f"from {from_ms} to {to_ms} is no span of time")
+    if max_points < 2:
+        raise ValueError(f"{max_points} points make no series; ask for 2 or more")
+    for metric in metrics:
+        if metric not in BY_NAME or BY_NAME[metric].scope is not scope:
+            raise ValueError(f"{metric!r} is no {scope} metric")
+
+
+def _grid(from_ms: int, to_ms: int, step: int) -> tuple[int, int]:
+    first = from_ms // step * step
+    return first, (to_ms - 1 - first) // step + 1
+
+
+def _spacing(ids: Ids, steps: Millis) -> int:
+    """How many steps lie between one row of an entity and the next, as a rule; 1 when that cannot be told."""
+    gaps = np.diff(steps)[ids[1:] == ids[:-1]]
+    return int(np.median(gaps)) if len(gaps) else 1

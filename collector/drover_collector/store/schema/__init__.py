@@ -1,0 +1,1 @@
+"""Tables, codecs and migrations."""

@@ -1,0 +1,256 @@
+"""Making the tables what `schema` says, forward only: what a newer collector made is left as it is.
+
+A table gets columns, codecs, TTL and settings by ALTER. Another engine, order or partition means a copy, partition by
+partition, which a stop at any point only interrupts. Several collectors may do this at once on a server: each step is
+made if it is missing; copies are made in the embedded store only, which one process holds.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.durability import damaged_parts as sources
+from drover_collector.store.durability.verify_insert import whole
+from drover_collector.store.errors import StoreError
+from drover_collector.store.schema import tables as schema
+from drover_collector.store.schema.tables import Column, Table
+
+log = logging.getLogger(__name__)
+
+TRIES = 5  # two collectors that alter one replicated table at once: one is told to come again
+PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A table as it rests."""
+
+    ddl: str
+    engine: str
+    partition: str
+    order: str
+
+
+Columns = Mapping[str, Mapping[str, Any]]  # of one table, by name
+
+
+def ensure(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False) -> list[str]:
+    """Make what is missing, and bring to its present form what is older.
+
+    Args:
+        keep_ttl: but for the TTL of tables that are there. Embedded tables have none, and lose what they had.
+    Returns:
+        What was changed, in words.
+    Raises:
+        StoreError: a column rests in another type or resolution than the catalog now has, or a table of a server in
+            another form than this version's.
+    """
+    wanted = tuple(tables)
+    held = _held(clients)
+    newest = _version(clients) if "schema_versions" in held else 1 if held else schema.VERSION
+    columns = _held_columns(clients) if held else {}
+    changes: list[str] = []
+    for table in wanted:
+        if clients.embedded or (keep_ttl and table.name in held):
+            table = replace(table, ttl="")
+        changes += _ensure(clients, table, held, columns.get(table.name, {}), newest <= schema.VERSION)
+    if changes or (held and newest < schema.VERSION):
+        _note(clients, changes or ["nothing to change"])
+    return changes
+
+
+def _ensure(clients: Clients, table: Table, held: dict[str, Held], columns: Columns, forward: bool) -> list[str]:
+    copy = f"{table.name}_copy"
+    if table.name not in held:
+        if copy in held:  # a copy that was stopped before its last step
+            clients.command(f"RENAME TABLE {copy} TO {table.name}")
+            return [f"{table.name}: copied"]
+        clients.command(schema.create(table))
+        return [f"{table.name}: made"]
+    found = held[table.name]
+    changes = []
+    if forward and _form(table) != (found.engine, found.partition, found.order):
+        _copy(clients, table, found)
+        return [f"{table.name}: copied, from {found.engine} by {found.partition or 'nothing'} in order {found.order}"]
+    changes += _columns(clients, table, found.ddl, columns, forward)
+    if forward and table.ttl and f"TTL {table.ttl}" not in found.ddl:
+        _alter(clients, table.name, f"MODIFY TTL {table.ttl} SETTINGS materialize_ttl_after_modify = 0")
+        changes.append(f"{table.name}: TTL {table.ttl}")
+    if forward and clients.embedded and " TTL " in found.ddl.rpartition(" ORDER BY ")[2]:
+        _alter(clients, table.name, "REMOVE TTL")
+        changes.append(f"{table.name}: no TTL")
+    settings = [f"{key} = {value}" for key, value in table.settings]
+    other = [setting for setting in settings if not re.search(rf"\b{setting}\b", found.ddl)]
+    if forward and other:
+        _alter(clients, table.name, f"MODIFY SETTING {', '.join(other)}")
+        changes.append(f"{table.name}: {', '.join(other)}")
+    return changes
+
+
+def _columns(clients: Clients, table: Table, ddl: str, held: Columns, forward: bool) -> list[str]:
+    alters, changes = [], []
+    for column in table.columns:
+        row = held.get(column.name)
+        if row is None:
+            alters.append(f"ADD COLUMN IF NOT EXISTS {column.ddl}")
+            changes.append(f"{table.name}: column {column.name}")
+            continue
+        _same(table.name, column, row["type"], row["comment"])
+        other = []
+        if column.codec and row["compression_codec"] != f"CODEC({column.codec})":
+            other.append(f"as {column.codec}")
+        if column.block and not re.search(rf"`{column.name}` [^`]*{re.escape(column.settings)}", ddl):
+            other.append(f"in blocks of {column.block} bytes")
+        if forward and other:  # what rests stays as it is until it is merged
+            alters.append(f"MODIFY COLUMN {column.ddl}")
+            changes.append(f"{table.name}: {column.name} {', '.join(other)}")
+    if alters:
+        _alter(clients, table.name, ", ".join(alters))
+    return changes
+
+
+def _same(table: str, column: Column, held_type: str, held_comment: str) -> None:
+    if held_type != column.type or held_comment != column.comment:
+        raise StoreError(
+            f"column {column.name} of {table} rests as {held_type} ({held_comment or 'no comment'}), but this version"
+            f" wants {column.type} ({column.comment or 'no comment'}); a metric keeps its storage for ever: give it a"
+            " new row with a new id and name, or start with an empty store"
+        )
+
+
+def _alter(clients: Clients, table: str, change: str) -> None:
+    for tries in range(TRIES):
+        try:
+            clients.command(f"ALTER TABLE {table} {change}")
+        except StoreError as error:
+            if tries + 1 == TRIES or "CANNOT_ASSIGN_ALTER" not in str(error):
+                raise
+            time.sleep(PAUSE_S)
+        else:
+            return
+
+
+def _copy(clients: Clients, table: Table, found: Held) -> None:
+    """Partition by partition: what was copied is dropped after it, so that a second run goes on where one stopped.
+
+    What it copied and had not dropped yet collapses when it is copied again. In a table without versions nothing does:
+    that is copied anew from its beginning, and dropped as a whole.
+    """
+    if not clients.embedded:
+        raise StoreError(
+            f"{table.name} rests as {found.engine}, partitioned by {found.partition or 'nothing'}, in order"
+            f" {found.order}; this version wants {table.engine}, {table.partition or 'nothing'}, {table.order}: let"
+            " it write to a new database, and bring the old data over with `drover export` and an import"
+        )
+    copy = f"{table.name}_copy"
+    clients.command(schema.create(table, copy))
+    there = [row["name"] for row in clients.rows(f"DESCRIBE TABLE {table.name}")]
+    into = [column.name for column in table.columns if column.name in there]
+    values = [f"`{name}`" for name in into]
+    if schema.SHAPE in table.columns and schema.SHAPE.name not in there:
+        into.append(schema.SHAPE.name)
+        values.append(_shape_sql(there))
+    parts = clients.rows(
+        "SELECT DISTINCT partition_id AS id FROM system.parts WHERE active AND database = currentDatabase()"
+        f" AND table = '{table.name}' ORDER BY id"
+    )
+    final = "" if found.engine.startswith("MergeTree") else "FINAL"
+    collapses = not table.engine.startswith("MergeTree")
+    if parts and not collapses:
+        clients.command(f"TRUNCATE TABLE {copy}")
+    for number, part in enumerate(parts, 1):
+        log.info("store: copying %s into its new form, partition %d of %d", table.name, number, len(parts))
+        clients.command(
+            f"INSERT INTO {copy} ({', '.join(f'`{name}`' for name in into)}) SELECT {', '.join(values)}"
+            f" FROM {table.name} {final} WHERE _partition_id = '{part['id']}'"
+        )
+        _written(clients, copy)
+        if collapses:
+            clients.command(
+                f"ALTER TABLE {table.name} DROP PARTITION ID '{part['id']}' SETTINGS max_partition_size_to_drop = 0"
+            )
+    clients.command(f"DROP TABLE {table.name} SYNC SETTINGS max_table_size_to_drop = 0")
+    clients.command(f"RENAME TABLE {copy} TO {table.name}")
+
+
+def _written(clients: Clients, copy: str) -> None:
+    """What was copied lies on the disk, of which the engine itself does not make sure (see `whole`).
+
+    Raises:
+        StoreError: it does not; what it was copied from is still there.
+    """
+    parts = clients.rows(f"SELECT name, path, level FROM {clients.parts} WHERE table = '{copy}'")
+    broken = [row for row in parts if not whole(Path(row["path"]))]
+    if broken:
+        sources.clear(clients, copy, untold={row["name"] for row in broken if not row["level"]})
+        raise StoreError(f"{copy}: what was copied is not on the disk; make room on it, and start again")
+    os.sync()  # nor does it wait for the disk, and a power cut must find one of the two there
+
+
+def _shape_sql(columns: Iterable[str]) -> str:
+    metrics = [name for name in columns if name not in ("entity_id", "ts", "present")]
+    terms = [f"if(isNull(`{name}`), 0, {schema.shape_code(name)})" for name in metrics]
+    return f"toUInt32(({' + '.join(terms) or '0'}) % 4294967296)"
+
+
+def _held(clients: Clients) -> dict[str, Held]:
+    # Not from system.columns: with many databases it takes a second to find that one is empty.
+    rows = clients.rows(
+        f"SELECT name, create_table_query AS ddl, engine_full, partition_key, sorting_key FROM {clients.tables}"
+    )
+    return {
+        row["name"]: Held(row["ddl"], _engine(row["engine_full"]), row["partition_key"], _bare(row["sorting_key"]))
+        for row in rows
+    }
+
+
+def _held_columns(clients: Clients) -> Mapping[str, Columns]:
+    """table -> column -> its form. One question for all: asked table by table it was half of a start."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in clients.rows(f"SELECT table, name, type, comment, compression_codec FROM {clients.columns}"):
+        found.setdefault(row["table"], {})[row["name"]] = row
+    return found
+
+
+def _engine(full: str) -> str:
+    """`ReplacingMergeTree(last)` of what the engine shows; a replicated one without its path and replica."""
+    engine = re.split(r" (?:PARTITION BY|PRIMARY KEY|ORDER BY|TTL|SETTINGS) ", full)[0]
+    return re.sub(r"^Replicated(\w+)\('[^']*', '[^']*'(?:, )?(.*)\)$", r"\1(\2)", engine).removesuffix("()")
+
+
+def _form(table: Table) -> tuple[str, str, str]:
+    return table.engine, table.partition, _bare(table.order)
+
+
+def _bare(order: str) -> str:
+    return order.removeprefix("(").removesuffix(")").replace("`", "")
+
+
+def _version(clients: Clients) -> int:
+    return int(clients.rows("SELECT max(version) AS v FROM schema_versions")[0]["v"]) or 1
+
+
+def _note(clients: Clients, changes: list[str]) -> None:
+    count, collector = len(changes), importlib.metadata.version("drover")
+    clients.insert(
+        "schema_versions",
+        pa.table(
+            {
+                "at": pa.array([time.time_ns() // 1_000_000] * count, pa.timestamp("ms", "UTC")),
+                "version": pa.array([schema.VERSION] * count, pa.uint32()),
+                "collector": pa.array([collector] * count),
+                "change": pa.array(changes),
+            }
+        ),
+    )

@@ -1,0 +1,301 @@
+"""The fleet that should exist: nodes and their topology, from `fleet.toml` or a case's `fleet.json`.
+
+What agents claim never overrides it. A node named here that never reports is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drover_core.times import from_iso, iso
+
+
+class FleetError(ValueError):
+    """A fleet file that cannot be used; the message names the file, the place and the mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """A NIC port: its name, the GPU slot it serves, the leaf switch it hangs on.
+
+    `gpu`: None: not said here, so the node's PCI bus says it; -1: none.
+    """
+
+    link: str
+    gpu: int | None = None
+    leaf: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    name: str
+    rack: str = ""
+    leaf: str = ""
+    pool: str = ""
+    sku: str = ""
+    gpus: int = 8
+    links: tuple[LinkSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RackSpec:
+    """What is known of a rack beside its nodes: the row of the room it stands in, and the power it may draw."""
+
+    name: str
+    row: str = ""
+    power_budget_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job and the GPUs it holds, each as (node, slot). `end_ms` None: still running."""
+
+    id: str
+    start_ms: int
+    end_ms: int | None
+    members: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    nodes: tuple[NodeSpec, ...]
+    jobs: tuple[JobSpec, ...] = ()
+    name: str = ""
+    racks: tuple[RackSpec, ...] = ()
+    by_name: dict[str, NodeSpec] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        by_name: dict[str, NodeSpec] = {}
+        for node in self.nodes:
+            if node.name in by_name:
+                raise FleetError(f"node {node.name!r} is listed twice; a name stands for one node")
+            by_name[node.name] = node
+        object.__setattr__(self, "by_name", by_name)
+
+    @property
+    def gpu_count(self) -> int:
+        return sum(node.gpus for node in self.nodes)
+
+
+_BRACKET = re.compile(r"\[([^\]]*)\]")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")  # a host name, as Slurm and Kubernetes take them
+
+
+def expand(pattern: str) -> Iterator[str]:
+    """Names of a Slurm host list: `r01n[01-04,07]` gives r01n01 .. r01n04, r01n07.
+
+    Raises:
+        FleetError: the pattern is malformed, or would give more than 200,000 names.
+    """
+    found = _BRACKET.search(pattern)
+    if found is None:
+        if not _NAME.fullmatch(pattern):
+            raise FleetError(f"{pattern!r} is not a node name; use letters, digits, '-', '_' and '.'")
+        yield pattern
+        return
+    for part in found[1].split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()):
+            raise FleetError(f"{pattern!r}: {part!r} is not a number or a range such as 01-16")
+        first, last = int(low), int(high or low)
+        if not 0 <= last - first < 200_000:
+            raise FleetError(f"{pattern!r}: the range {part} runs backwards or is too long")
+        for number in range(first, last + 1):
+            yield from expand(f"{pattern[: found.start()]}{number:0{len(low)}d}{pattern[found.end() :]}")
+
+
+def load_toml(path: Path) -> FleetSpec:
+    """Read `fleet.toml`.
+
+    Raises:
+        FleetError: missing, not TOML, or not of the documented form.
+    """
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FleetError(
+            f"{path}: {error.strerror}; write the nodes that should exist there (docs/reference/fleet-file.md)"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FleetError(f"{path}: not valid TOML: {error}") from None
+    _known(path, "the file", data, {"name", "nodes", "racks"})
+    nodes: list[NodeSpec] = []
+    for number, entry in enumerate(_list(path, "nodes", data.get("nodes", [])), 1):
+        where = f"[[nodes]] number {number}"
+        _known(path, where, entry, {"names", "rack", "leaf", "pool", "sku", "gpus", "links"})
+        if not isinstance(entry.get("names"), str):
+            raise FleetError(f'{path}: {where}: names is missing; write names = "r01n[01-16]"')
+        try:
+            names = list(expand(entry["names"]))
+        except FleetError as error:
+            raise FleetError(f"{path}: {where}: {error}") from None
+        nodes.extend(_node(path, where, {**entry, "name": name}) for name in names)
+    if not nodes:
+        raise FleetError(f"{path}: no [[nodes]] entry; a fleet needs at least one node")
+    known = {node.rack for node in nodes}
+    racks: dict[str, RackSpec] = {}
+    for number, entry in enumerate(_list(path, "racks", data.get("racks", [])), 1):
+        for rack in _racks(f"{path}: [[racks]] number {number}", entry):
+            if rack.name not in known:
+                raise FleetError(f"{path}: [[racks]] number {number}: no node stands in rack {rack.name!r}")
+            if rack.name in racks:
+                raise FleetError(f"{path}: [[racks]] number {number}: rack {rack.name!r} is told of twice")
+            racks[rack.name] = rack
+    return _spec(path, tuple(nodes), (), data.get("name", ""), tuple(racks.values()))
+
+
+def load_json(path: Path) -> FleetSpec:
+    """Read a case's `fleet.json`.
+
+    Raises:
+        FleetError: missing, not JSON, or not of the documented form.
+    """
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise FleetError(f"{path}: {error.strerror}; a case needs a fleet.json with its nodes") from None
+    except ValueError as error:
+        raise FleetError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise FleetError(f'{path}: expected an object with "nodes" and "jobs"')
+    nodes = tuple(
+        _node(path, f"nodes[{i}]", entry) for i, entry in enumerate(_list(path, "nodes", data.get("nodes", [])))
+    )
+    jobs = tuple(_job(path, f"jobs[{i}]", entry) for i, entry in enumerate(_list(path, "jobs", data.get("jobs", []))))
+    if not nodes:
+        raise FleetError(f"{path}: no nodes; a fleet needs at least one")
+    return _spec(path, nodes, jobs, "")
+
+
+def dump_json(spec: FleetSpec) -> str:
+    """The `fleet.json` of a case."""
+    nodes = []
+    for node in spec.nodes:
+        entry: dict[str, Any] = {
+            "name": node.name, "rack": node.rack, "leaf": node.leaf, "pool": node.pool, "sku": node.sku,
+            "gpus": node.gpus,
+        }  # fmt: skip
+        if node.links:
+            entry["links"] = [{"link": k.link, "gpu": k.gpu, "leaf": k.leaf} for k in node.links]
+        nodes.append(entry)
+    jobs = [
+        {
+            "id": job.id,
+            "start": iso(job.start_ms),
+            "end": None if job.end_ms is None else iso(job.end_ms),
+            "members": [list(m) for m in job.members],
+        }
+        for job in spec.jobs
+    ]
+    return json.dumps({"nodes": nodes, "jobs": jobs}, indent=1)
+
+
+def dump_toml(spec: FleetSpec) -> str:
+    """A `fleet.toml` with one entry per node."""
+    lines = [f"name = {json.dumps(spec.name)}", ""]
+    for rack in spec.racks:
+        lines += ["[[racks]]", f"names = {json.dumps(rack.name)}", f"row = {json.dumps(rack.row)}"]
+        lines += [f"power_budget_w = {rack.power_budget_w!r}"] if rack.power_budget_w is not None else []
+        lines.append("")
+    for node in spec.nodes:
+        lines += [
+            "[[nodes]]",
+            f"names = {json.dumps(node.name)}",
+            *(f"{key} = {json.dumps(getattr(node, key))}" for key in ("rack", "leaf", "pool", "sku")),
+            f"gpus = {node.gpus}",
+            *([f"links = [{', '.join(_inline(link) for link in node.links)}]"] if node.links else []),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _inline(link: LinkSpec) -> str:
+    given = {"link": link.link, "gpu": link.gpu, "leaf": link.leaf}
+    return "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in given.items() if value is not None) + "}"
+
+
+def _racks(where: str, entry: dict[str, Any]) -> Iterator[RackSpec]:
+    if unknown := sorted(set(entry) - {"names", "row", "power_budget_w"}):
+        raise FleetError(f"{where}: unknown key {unknown[0]!r}; known are names, power_budget_w, row")
+    names, row, budget = entry.get("names"), entry.get("row", ""), entry.get("power_budget_w")
+    if not isinstance(names, str):
+        raise FleetError(f'{where}: names is missing; write names = "r[01-08]"')
+    if not isinstance(row, str):
+        raise FleetError(f"{where}: row must be a string, found {row!r}")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < 1e9):
+        raise FleetError(f"{where}: power_budget_w must be a number of watts above 0, found {budget!r}")
+    try:
+        for name in expand(names) if "[" in names else (names,):
+            yield RackSpec(name, row, None if budget is None else float(budget))
+    except FleetError as error:
+        raise FleetError(f"{where}: {error}") from None
+
+
+def _spec(
+    path: Path, nodes: tuple[NodeSpec, ...], jobs: tuple[JobSpec, ...], name: str, racks: tuple[RackSpec, ...] = ()
+) -> FleetSpec:
+    try:
+        spec = FleetSpec(nodes, jobs, name, racks)
+    except FleetError as error:
+        raise FleetError(f"{path}: {error}") from None
+    for job in jobs:
+        for node, gpu in job.members:
+            if node not in spec.by_name or not 0 <= gpu < spec.by_name[node].gpus:
+                raise FleetError(f"{path}: job {job.id!r} names GPU {gpu} of {node!r}, which no node of the fleet has")
+    return spec
+
+
+def _list(path: Path, where: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise FleetError(f"{path}: {where}: expected a list of tables")
+    return value
+
+
+def _known(path: Path, where: str, entry: dict[str, Any], keys: set[str]) -> None:
+    unknown = sorted(set(entry) - keys)
+    if unknown:
+        raise FleetError(f"{path}: {where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(keys))}")
+
+
+def _node(path: Path, where: str, entry: dict[str, Any]) -> NodeSpec:
+    name = entry.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise FleetError(f"{path}: {where}: name {name!r} is not a node name")
+    for key in ("rack", "leaf", "pool", "sku"):
+        if not isinstance(entry.get(key, ""), str):
+            raise FleetError(f"{path}: {where}: {key} must be a string, found {entry[key]!r}")
+    gpus = entry.get("gpus", 8)
+    if not isinstance(gpus, int) or isinstance(gpus, bool) or not 0 <= gpus <= 255:
+        raise FleetError(f"{path}: {where}: gpus must be a number from 0 to 255, found {gpus!r}")
+    links = []
+    for item in _list(path, f"{where}.links", entry.get("links", [])):
+        if not isinstance(item.get("link"), str):
+            raise FleetError(f"{path}: {where}.links: each entry needs a link name")
+        slot, leaf = item.get("gpu"), item.get("leaf")
+        if slot is not None and (isinstance(slot, bool) or not isinstance(slot, int) or slot < -1):
+            raise FleetError(
+                f"{path}: {where}.links: gpu of {item['link']!r} must be the slot of a GPU, or -1 for a port that"
+                f" serves none; found {slot!r}"
+            )
+        if leaf is not None and not isinstance(leaf, str):
+            raise FleetError(f"{path}: {where}.links: leaf of {item['link']!r} must be a string, found {leaf!r}")
+        links.append(LinkSpec(item["link"], slot, leaf))
+    fields = {key: entry.get(key, "") for key in ("rack", "leaf", "pool", "sku")}
+    return NodeSpec(name=name, gpus=gpus, links=tuple(links), **fields)
+
+
+def _job(path: Path, where: str, entry: dict[str, Any]) -> JobSpec:
+    try:
+        members = tuple((str(node), int(gpu)) for node, gpu in entry["members"])
+        end = entry.get("end")
+        return JobSpec(str(entry["id"]), from_iso(entry["start"]), None if end is None else from_iso(end), members)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FleetError(
+            f'{path}: {where}: expected {{"id", "start", "end", "members": [[node, gpu], ...]}} ({error!r})'
+        ) from None

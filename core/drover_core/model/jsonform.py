@@ -1,0 +1,88 @@
+"""The form in which the frozen values of `events` are stored and sent: JSON, by their own fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from drover_core.model import legacy
+
+T = TypeVar("T")
+
+
+def to_dict(value: Any) -> dict[str, Any]:
+    """A plain dict of a dataclass above, ready for `json`."""
+    return dataclasses.asdict(value)
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(dataclasses.asdict(value), separators=(",", ":"), allow_nan=False)
+
+
+def from_json(kind: type[T], text: str | bytes) -> T:
+    """The reverse of `to_json`. Keys this version does not know are ignored.
+
+    Raises:
+        ValueError: not JSON, a missing field, or a value of the wrong type.
+    """
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError(f"{kind.__name__}: expected an object, found {type(data).__name__}")
+    return from_dict(kind, data)
+
+
+def from_dict(kind: type[T], data: dict[str, Any]) -> T:
+    """A dataclass above out of a plain dict.
+
+    Raises:
+        ValueError: a missing field or a value of the wrong type.
+    """
+    hints = _hints(typing.cast(typing.Hashable, kind))
+    if (reader := legacy.READERS.get(kind.__name__)) is not None:
+        data = reader(data)
+    try:
+        return kind(**{key: _convert(hints[key], item, key) for key, item in data.items() if key in hints})
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from None
+
+
+@functools.cache
+def _hints(kind: typing.Hashable) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(a for a in args if a is not type(None)), value, key)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{key}: expected a list, found {value!r}")
+        if len(args) == 2 and args[1] is ...:
+            return tuple(_convert(args[0], item, key) for item in value)
+        if len(args) != len(value):
+            raise ValueError(f"{key}: expected {len(args)} items, found {value!r}")
+        return tuple(_convert(a, item, key) for a, item in zip(args, value, strict=True))
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise ValueError(f"{key}: expected an object, found {value!r}")
+        return {name: item if args[1] is Any else _convert(args[1], item, key) for name, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ValueError(f"{key}: expected an object, found {value!r}")
+        return from_dict(typing.cast(type, hint), value)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ValueError(f"{key}: expected {hint.__name__}, found {value!r}")
+    return value

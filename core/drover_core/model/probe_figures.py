@@ -1,0 +1,76 @@
+"""The figures that probes give: one row each, with unit and which way is better.
+
+Agent and collector import neither each other, so what both must agree on stands here; a test holds the agent's own
+table (what runs, at which level, how long) against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Better(StrEnum):
+    """Which way a figure is better."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    EXACT = "exact"  # a wrong answer is a fault, whatever its size; the node itself judges it
+    NEITHER = "neither"  # explains another figure, and is not judged
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One row. `name` as ProbeResult.probe has it; `unit` as ProbeResult.unit."""
+
+    name: str
+    unit: str
+    better: Better
+
+
+_ROWS: tuple[Figure, ...] = (
+    Figure("launch", "us", Better.LOWER),
+    Figure("launch_wait", "us", Better.LOWER),
+    Figure("gemm_fp64", "TFLOP/s", Better.HIGHER),
+    Figure("gemm_fp32", "TFLOP/s", Better.HIGHER),
+    Figure("gemm_tf32", "TFLOP/s", Better.HIGHER),
+    Figure("gemm_bf16", "TFLOP/s", Better.HIGHER),
+    Figure("gemm_fp16", "TFLOP/s", Better.HIGHER),
+    Figure("gemm_fp8", "TFLOP/s", Better.HIGHER),
+    Figure("hbm_copy", "GB/s", Better.HIGHER),
+    Figure("hbm_triad", "GB/s", Better.HIGHER),
+    Figure("pcie_h2d", "GB/s", Better.HIGHER),
+    Figure("pcie_d2h", "GB/s", Better.HIGHER),
+    Figure("pcie_both", "GB/s", Better.HIGHER),
+    Figure("p2p", "GB/s", Better.HIGHER),
+    Figure("allreduce", "GB/s", Better.HIGHER),
+    Figure("allgather", "GB/s", Better.HIGHER),
+    Figure("alltoall", "GB/s", Better.HIGHER),
+    Figure("host_memory", "GB/s", Better.HIGHER),
+    Figure("disk_write", "GB/s", Better.HIGHER),
+    Figure("disk_read", "GB/s", Better.HIGHER),
+    Figure("disk_random", "operations/s", Better.HIGHER),
+    Figure("train_step", "tokens/s", Better.HIGHER),
+    Figure("memory_pattern", "B", Better.EXACT),
+    Figure("sdc", "products", Better.EXACT),
+    Figure("allreduce_group", "GB/s", Better.HIGHER),
+    Figure("allgather_group", "GB/s", Better.HIGHER),
+    Figure("alltoall_group", "GB/s", Better.HIGHER),
+    Figure("soak", "degC/W", Better.LOWER),
+    Figure("soak_sm_clock_mhz", "MHz", Better.HIGHER),
+    Figure("soak_power_w", "W", Better.NEITHER),
+    Figure("soak_gpu_temp_c", "degC", Better.NEITHER),  # says little without the inlet's; `soak` has both
+)
+
+FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _ROWS})
+
+# Over several nodes together: of no node alone, and in no level.
+GROUP_FIGURES = tuple(name for name in FIGURES if name.endswith("_group"))
+
+# Each has all figures of those before it -> how long a request for it may take on its node, s.
+LEVELS: Mapping[str, int] = MappingProxyType({"quick": 600, "standard": 1800, "deep": 4 * 3600})
+
+WRONG = "wrong"  # ProbeVerdict.end of what gave a wrong answer
+LOST = "lost"  # ProbeVerdict.end of a node whose driver answered for none of its GPUs

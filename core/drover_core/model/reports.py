@@ -1,0 +1,76 @@
+"""Incidents and events as the outside world reads them: one JSON object, times in ISO 8601 UTC.
+
+`drover replay` prints it, an export keeps it in incidents.jsonl, a webhook carries it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from drover_core.model.events import Event, Incident, NoteKind
+from drover_core.times import iso
+
+
+def job_named(name: str) -> str:
+    """`job 812`; a name that says so itself stands alone: `job-1001`."""
+    return name if name.lower().startswith("job") else f"job {name}"
+
+
+def incident_report(incident: Incident) -> dict[str, Any]:
+    """The report of one incident; evidence entries leave out what they do not have."""
+    return {
+        "id": incident.id,
+        "kind": str(incident.kind),
+        "scope": incident.scope,
+        "node": incident.node,
+        "gpu": incident.gpu,
+        "members": [[node, gpu] for node, gpu in incident.members],
+        "opened": iso(incident.opened_ms),
+        "since": iso(incident.since_ms),
+        "closed": None if incident.closed_ms is None else iso(incident.closed_ms),
+        "severity": str(incident.severity),
+        "cause": incident.cause,
+        "confidence": incident.confidence,
+        "action": str(incident.action),
+        "asked": str(incident.asked or incident.action),
+        "detectors": list(incident.detectors),
+        "joined": [[iso(ts_ms), by] for ts_ms, by in _joined(incident)],
+        "evidence": [_fact(dataclasses.asdict(evidence)) for evidence in incident.evidence],
+        "summary": incident.summary,
+        "advice": incident.advice,
+        "job": incident.job,
+        "gpu_hours_lost": incident.gpu_hours_lost,
+        "gpu_hours_waited": incident.gpu_hours_waited,
+    }
+
+
+def _joined(incident: Incident) -> Iterator[tuple[int, str]]:
+    """When something more was seen of it after it opened, and by which detector; "": the same once more."""
+    for note in incident.timeline[1:]:
+        if note.kind in (NoteKind.JOINED, NoteKind.ENDED):
+            yield note.ts_ms, note.detector
+        elif note.kind in (NoteKind.CAME_BACK, NoteKind.AGAIN):
+            yield note.ts_ms, ""
+
+
+def event_report(event: Event) -> dict[str, Any]:
+    """A line of a case's events.jsonl. What a replay judges by (receipt, backlog, forgeable) comes along."""
+    row = dataclasses.asdict(event)
+    row["ts"] = iso(row.pop("ts_ms"))
+    received_ms = row.pop("received_ms")
+    if received_ms is not None:
+        row["received"] = iso(received_ms)
+    row["kind"] = str(event.kind)
+    row["code"] = int(event.code) if event.code.isdigit() else event.code
+    return row
+
+
+def _fact(evidence: dict[str, Any]) -> dict[str, Any]:
+    times = {"from_ms": "from", "to_ms": "to"}
+    return {
+        times.get(key, key): iso(value) if key in times else value
+        for key, value in evidence.items()
+        if value not in (None, "") and key != "key"
+    }

@@ -1,0 +1,1 @@
+"""NVIDIA XID and SXid codes: what each means and what it asks for."""

@@ -1,0 +1,1 @@
+"""The pages of the console, each with its parts next to it."""

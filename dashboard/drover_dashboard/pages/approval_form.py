@@ -1,0 +1,109 @@
+"""A person's yes or no to decisions that wait for one, with who and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import streamlit as st
+
+from drover_core.model.events import WANTED_ORDER, Decision, RecommendedAction
+from drover_dashboard import client
+from drover_dashboard.server import signin
+from drover_dashboard.server.auth_settings import Person
+from drover_dashboard.widgets import view
+
+MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
+
+TAKING = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)  # they take the node from its jobs
+JOBS = 3  # named in the form
+
+
+def strongest_first(waiting: Sequence[Decision]) -> list[Decision]:
+    """Of equals the one that waits longest."""
+    return sorted(waiting, key=lambda d: (-WANTED_ORDER.index(d.wanted), d.ts_ms, d.id))
+
+
+def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> None:
+    """A form for each decision that waits; nothing when none does. Only for those who may answer. `about`: what is
+    wrong, by incident, on a page that has all of them: there a form has the page's width, and takes two lines."""
+    person = signin.person()
+    if person is None or not person.may_act:
+        if waiting:
+            view.notice("viewer", "remark", "An operator is to answer what waits here; you may look.")
+        return
+    told = st.session_state.pop("answered", None)
+    if told:
+        view.notice("answered", "remark", told)
+    for decision in waiting:
+        what = "" if decision.node else "Go on with this mass event? "
+        with st.form(f"answer_{decision.id}", border=True):
+            wrong = (about or {}).get(decision.incident_id, "")
+            asked = f"{wrong}\n" if wrong else "Waits for a person: "
+            view.notice(f"asks_{decision.id}", "remark", view.viewer().told(f"{asked}{what}{decision.reason}"))
+            if about is not None and decision.incident_id:
+                link = {"id": decision.incident_id, "state": "all"}
+                st.page_link(view.INCIDENTS, label="Its incident", icon=":material/arrow_forward:", query_params=link)
+            _before(decision)
+            fields, below = (st.container(), st.container()) if about is None else _beside()
+            with fields:
+                who, why = person_and_why(decision.id, person)
+            yes = no = below.container(horizontal=True)  # columns cut the words where the form is narrow
+            approved = yes.form_submit_button("Approve", type="primary", key=f"yes_{decision.id}")
+            rejected = no.form_submit_button("Reject", key=f"no_{decision.id}")
+        if approved or rejected:
+            _answer(decision, who, why, approved)
+
+
+def _before(decision: Decision) -> None:
+    """What the act would meet, as the form of a person's own drain says it: who works there, and the guard's word."""
+    look = client.fleet().look(decision.node).value if decision.node and decision.wanted in TAKING else None
+    if look is None:
+        return
+    jobs = ", ".join(f"{job.job} ({job.gpus_here} of its {job.gpus} GPUs)" for job in look.jobs[:JOBS])
+    more = f" and {len(look.jobs) - JOBS} more" if len(look.jobs) > JOBS else ""
+    view.notice(f"jobs_{decision.id}", "remark", f"Jobs on {decision.node}: {jobs}{more}." if jobs else
+                f"No job runs on {decision.node}.")  # fmt: skip
+    if look.guard:
+        view.notice(f"guard_{decision.id}", "trouble", f"The guard would hold a drain back: {look.guard}.")
+    else:
+        view.notice(f"guard_{decision.id}", "remark", "The guard has nothing against it.")
+
+
+def _beside() -> tuple[Any, Any]:
+    fields, buttons = st.columns([4, 1], vertical_alignment="bottom")
+    return fields, buttons
+
+
+def person_and_why(key: str, person: Person) -> tuple[str, str]:
+    """Fields of a form: the name, where nobody asked for it before, and the reason."""
+    if person.name:
+        # The name as the field's placeholder: a label is Markdown, and read aloud with the signs that keep it plain.
+        return person.name, st.text_input("Why", key=f"why_{key}", max_chars=500, placeholder=f"as {person.name}")
+    if MY_NAME in st.session_state and f"who_{key}" not in st.session_state:
+        st.session_state[f"who_{key}"] = st.session_state[MY_NAME]
+    left, right = st.columns([1, 2])
+    who = left.text_input("Your name", key=f"who_{key}", max_chars=80)
+    return who, right.text_input("Why", key=f"why_{key}", max_chars=500)
+
+
+def lacks(key: str, who: str, why: str) -> bool:
+    """Whether one of them is not given; then it is said."""
+    if who.strip() and why.strip():
+        st.session_state[MY_NAME] = " ".join(who.split())
+        return False
+    view.notice(f"lacks_{key}", "trouble", "Give your name and the reason: both are kept with the answer.")
+    return True
+
+
+def _answer(decision: Decision, who: str, why: str, approved: bool) -> None:
+    if lacks(decision.id, who, why):
+        return
+    answer = client.fleet().answer(decision.id, why, who, approved)
+    if answer.trouble is not None:
+        view.trouble(f"answer_{decision.id}", answer.trouble, 0, view.viewer())
+        return
+    said = "Approved" if approved else "Rejected"
+    wish = f"{decision.wanted} {decision.node}" if decision.node else "to go on with the mass event"
+    st.session_state["answered"] = f"{said} by {' '.join(who.split())}: {wish}."
+    st.rerun()

@@ -1,0 +1,135 @@
+"""What a person does to a node: drain, resume, probe. Before it, what the guard would say and which jobs run there."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from drover_core.model.probe_figures import LEVELS
+from drover_dashboard import client
+from drover_dashboard.pages import approval_form as answering
+from drover_dashboard.server import signin
+from drover_dashboard.server.auth_settings import Person
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.table import (
+    Cell,
+    Column,
+    Row,
+    table,
+)
+from drover_proto import fleet_pb2 as pb
+
+SAID, OPEN = "acted", "act_form"  # of the session: what was done; (node, act) whose form is open
+WORDS = {
+    "drain": "No new job gets the node; what runs there may end.",
+    "resume": "The node gets jobs again.",
+    "probe": "Micro-benchmarks, on GPUs that no process holds.",
+}
+NO_FORCE = " This console's certificate acts within the guard; past it acts an admin's: `drover drain --force`."
+
+
+def buttons(node: str) -> None:
+    """For operators; a press opens the form below, another press closes it."""
+    told = st.session_state.pop(SAID, None)
+    if told:
+        view.notice("acted", "remark", told)
+    person = signin.person()
+    if person is None or not person.may_act:
+        return
+    open_ = st.session_state.get(OPEN)
+    with st.container(horizontal=True, key="node_acts"):
+        for act in WORDS:
+            if st.button(f"{act.capitalize()} ...", key=f"act_{act}"):
+                open_ = st.session_state[OPEN] = None if open_ == (node, act) else (node, act)
+    if open_ is not None and open_[0] == node:
+        with st.container(border=True, key="node_act"):
+            _form(node, open_[1], person)
+
+
+def _form(node: str, act: str, person: Person) -> None:
+    who = view.viewer()
+    view.notice("act_what", "summary", f"{act.capitalize()} {node}")
+    st.text(WORDS[act])
+    answer = client.fleet().preview(node, "drain" if act == "probe" else act)
+    if answer.value is None:
+        view.trouble(f"preview_{act}", answer.trouble, 0, who)
+        return
+    look = answer.value
+    _jobs(look)
+    if not look.may_act:
+        view.notice("no_operator", "trouble", "This console's own certificate is a viewer's: it may not act.")
+        return
+    if act != "probe" and look.hindrance:
+        view.notice("hindrance", "trouble", f"It cannot be done: {look.hindrance}.")
+        return
+    held = bool(look.guard) and act == "drain"
+    if held:
+        view.notice(
+            "guard", "trouble", f"The guard would hold it back: {look.guard}.{NO_FORCE if look.no_force else ''}"
+        )
+        if look.no_force:
+            return
+    elif act == "drain":
+        view.notice("guard", "remark", "The guard has nothing against it.")
+    if act == "resume":
+        safe(look, who)
+    if look.maintenance:
+        view.notice("maintenance", "remark", f"Drover itself does nothing there: {look.maintenance}.")
+    with st.form(f"form_{act}", border=False):
+        name, why = answering.person_and_why(act, person)
+        level = st.selectbox("Level", list(LEVELS), key="level") if act == "probe" else ""
+        force = False
+        if held:
+            force = st.checkbox("Do it although the guard holds it back", key="force")
+        if act == "resume":
+            force = bool(look.validates) and not look.no_force and st.checkbox("At once, without probes", key="force")
+        sent = st.form_submit_button(f"{act.capitalize()} {node}", type="primary", key=f"send_{act}")
+    if not sent or answering.lacks(act, name, why):
+        return
+    if held and not force:
+        view.notice(
+            "unforced", "trouble", "The guard holds it back: say that it is to be done all the same, or leave it."
+        )
+        return
+    _do(node, act, name, why, level, force)
+
+
+def safe(look: pb.ActPreview, who: view.Viewer, key: str = "form") -> None:
+    """Is it safe to give it back, and how does anybody know. `key`: of the place on the page."""
+    if not look.grounds:
+        return  # it serves, or a collector of before does not tell
+    verdict = "Nothing proves that it is safe to give back."
+    if look.HasField("safe"):
+        verdict = "It is safe to give back, by all that is known." if look.safe else "It is not safe to give back."
+    gate = (
+        f"It has to pass its {look.validates} probes first." if look.validates else "It gets jobs at once: no probes."
+    )
+    kind = "todo" if look.HasField("safe") and look.safe else "trouble"
+    view.notice(f"safe_{key}", kind, "\n".join([f"{verdict} {gate}", *(who.told(text) for text in look.grounds)]))
+
+
+def _jobs(look: pb.ActPreview) -> None:
+    rows = [
+        Row((Cell(job.job, kind="strong"), Cell(str(job.gpus_here)), Cell(f"{job.gpus} on {job.nodes} nodes")))
+        for job in look.jobs
+    ]
+    columns = (Column("Jobs that run there", wrap=True), Column("GPUs here", "right"), Column("GPUs in all", "right"))
+    table("jobs_there", columns, rows, empty="No job runs there.", link_column=-1)
+
+
+def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> None:
+    if act == "probe":
+        asked = client.fleet().ask_probe(pb.ProbeAsk(node=node, level=level, why=why, who=name))
+        done = asked.value is not None
+        told = f"Probes of {node} were asked for; the Probes page says what becomes of them."
+        trouble = asked.trouble
+    else:
+        answer = client.fleet().act(pb.ActRequest(node=node, act=act, why=why, force=force, who=name))
+        done, trouble = answer.value is not None, answer.trouble
+        reply = answer.value or pb.ActReply()
+        state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
+        told = f"{act.capitalize()} {node}: {state}{f': {reply.detail}' if reply.detail else ''} (by {name.strip()})."
+    if not done:
+        view.trouble(f"act_{act}", trouble, 0, view.viewer())
+        return
+    st.session_state[SAID], st.session_state[OPEN] = told, None
+    st.rerun()

@@ -1,0 +1,156 @@
+"""Silences: made and ended on the page of an incident, listed and ended on the System page, with who and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from drover_core.model.events import Incident, Silence, from_json
+from drover_core.model.silences import where
+from drover_dashboard import client
+from drover_dashboard.pages import approval_form as answering
+from drover_dashboard.server import signin
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.table import (
+    Cell,
+    Column,
+    Mark,
+    Row,
+    table,
+)
+from drover_proto import fleet_pb2 as pb
+
+HOURS = {"1 hour": 1.0, "4 hours": 4.0, "1 day": 24.0, "3 days": 72.0}
+MAKE, END = "silence", "end_silence"  # popovers
+CLOSE = "silence_close"  # of the session: state of widgets in the next run
+DONE = "silence_done"  # of the session: what was done, and to which incident
+WIDER = "This silence also covers other incidents: {covers}. All of them are notified again."
+LIST_PX, FIT = 260, 6
+
+
+def words(note: pb.SilenceNote, who: view.Viewer) -> str:
+    """`silenced until 23:30 by alex`."""
+    return f"silenced until {fmt.minute(note.until_ms, who.where, who.now_ms)} by {note.by}"
+
+
+def mark(note: pb.SilenceNote | None, who: view.Viewer) -> Mark | None:
+    """The words behind an incident in a list; None for one that is not silenced."""
+    return None if note is None else Mark(words(note, who), "muted")
+
+
+def button(incident: Incident, note: pb.SilenceNote | None) -> None:
+    """For operators, while the incident is open: silence it, or end its silence."""
+    _close()
+    of, done = st.session_state.get(DONE, ("", ""))
+    if done and of == incident.id:
+        view.notice("silenced", "remark", done)
+    person = signin.person()
+    if incident.closed_ms is not None or person is None or not person.may_act:
+        return
+    if note is not None:
+        with st.popover("End silence", icon=":material/notifications_active:", key=END, on_change="rerun"):
+            st.text("Notifications of this incident go out again." if note.alone else WIDER.format(covers=note.covers))
+            if note.maintenance:
+                st.text("It is a maintenance window: Drover may act on its nodes again, too.")
+            with st.form(f"{END}_{incident.id}", border=False):
+                name, why = answering.person_and_why(f"{END}_{incident.id}", person)
+                sent = st.form_submit_button("End it", type="primary", key="end_silence_send")
+            if sent and not answering.lacks(END, name, why) and end(note.id, name, why):
+                _done(END, incident.id, f"Silence ended by {' '.join(name.split())}.")
+        return
+    with st.popover("Silence", icon=":material/notifications_off:", key=MAKE, on_change="rerun"):
+        st.text("Mutes notifications only. The incident stays open and the policy still applies.")
+        with st.form(f"{MAKE}_{incident.id}", border=False):
+            lasts = st.selectbox("For", list(HOURS), index=1, key="silence_for")
+            name, why = answering.person_and_why(f"{MAKE}_{incident.id}", person)
+            sent = st.form_submit_button("Silence it", type="primary", key="silence_send")
+        if sent and not answering.lacks(MAKE, name, why):
+            _silence(incident, HOURS[lasts], name, why)
+
+
+def _silence(incident: Incident, hours: float, name: str, why: str) -> None:
+    answer = client.fleet().silence(pb.SilenceAsk(incident=[incident.id], hours=hours, why=why, who=name))
+    if answer.value is None:
+        view.trouble(MAKE, answer.trouble, 0, view.viewer())
+        return
+    _done(MAKE, incident.id, f"Silenced for {hours:g} h by {' '.join(name.split())}.")
+
+
+def end(silence_id: str, name: str, why: str) -> bool:
+    """End a silence; where that fails, say why."""
+    answer = client.fleet().end_silence(pb.SilenceEnd(id=silence_id, why=why, who=name))
+    if answer.value is None:
+        view.trouble(END, answer.trouble, 0, view.viewer())
+    return answer.value is not None
+
+
+def _done(popover: str, incident: str, text: str) -> None:
+    """Close the form, empty it, and say what was done for as long as the incident is looked at."""
+    st.session_state[DONE] = incident, text
+    st.session_state[CLOSE] = {popover: False, f"why_{popover}_{incident}": ""}
+    st.rerun()
+
+
+def _close() -> None:
+    """Before they are drawn: the popover and the fields of what was done."""
+    for key, value in st.session_state.pop(CLOSE, {}).items():
+        st.session_state[key] = value
+
+
+def listing(who: view.Viewer) -> None:
+    """Silences and maintenance windows that are in force or to come, and a form to end one."""
+    _close()
+    answer = client.fleet().silences()
+    if answer.value is None:
+        view.notice("silences_unknown", "remark", "Silences are not known while the collector does not answer.")
+        return
+    found = [from_json(Silence, text) for text in answer.value.silences_json]
+    columns = (Column("Silences", wrap=True), Column("Until"), Column("By, why", wrap=True))
+    empty = "No silence and no maintenance window is in force or to come."
+    table("silences", columns, rows(found, who), empty=empty, height=LIST_PX if len(found) > FIT else None)
+    with view.place():
+        if answer.value.may_change and found:
+            _ending(found, who)
+
+
+def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
+    """Pure."""
+    return [
+        Row(
+            (
+                Cell(
+                    where(silence),
+                    sub="maintenance: Drover acts on none of it" if silence.maintenance else "notifications only",
+                ),
+                Cell(who.clock(silence.until_ms), sub=_when(silence, who)),
+                Cell(silence.by, sub=silence.why),
+            )
+        )
+        for silence in found
+    ]
+
+
+def _when(silence: Silence, who: view.Viewer) -> str:
+    if silence.from_ms > who.now_ms:
+        return f"from {who.clock(silence.from_ms)}"
+    return f"{fmt.duration(silence.until_ms - who.now_ms)} left"
+
+
+def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
+    person = signin.person()
+    if person is None or not person.may_act:
+        return
+    named = {silence.id: silence for silence in found}
+    with st.popover("End a silence", icon=":material/notifications_active:", key="end_any", on_change="rerun"):
+        with st.form("end_any_form", border=False):
+            chosen = st.selectbox(
+                "Which", list(named), key="end_which",
+                format_func=lambda id_: f"{where(named[id_])}, until {who.clock(named[id_].until_ms)}",
+            )  # fmt: skip
+            name, why = answering.person_and_why("end_any", person)
+            sent = st.form_submit_button("End it", type="primary", key="end_any_send")
+        if sent and not answering.lacks("end_any", name, why) and end(chosen, name, why):
+            st.session_state[CLOSE] = {"end_any": False, "why_end_any": ""}
+            st.rerun()

@@ -1,0 +1,1 @@
+"""The console's process: Streamlit, sign-in, assets."""

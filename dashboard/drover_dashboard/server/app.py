@@ -1,0 +1,125 @@
+"""The console's web server: Streamlit with three routes of our own (assets, layout and picture of the
+fleet), behind `door.py` and `frontend.py`."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import streamlit as st
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from drover_dashboard import client
+from drover_dashboard.server import streamlit_patches as streamlit_mends
+from drover_dashboard.server.frontend import Frontend
+from drover_dashboard.server.picture_prefetch import PicturePrefetcher
+from drover_dashboard.server.proxy_auth import TrustedProxyMiddleware
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.components import ASSETS
+from drover_dashboard.widgets.fleet_picture import (
+    LEVEL,
+    frame,
+    metrics,
+    packed,
+    ready,
+    trouble_line,
+)
+from drover_dashboard.widgets.grouping import GROUPS, USUAL, grouped
+from drover_proto import fleet_pb2 as pb
+
+LAYOUT_LEVEL = 6  # of gzip: a tenth of its size, and it seldom changes
+PACKAGE = Path(__file__).parents[1]
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
+
+
+def build() -> st.App:
+    streamlit_mends.mend()
+    routes = [
+        Route("/drover/assets/{path:path}", asset),
+        Route("/drover/layout", layout),
+        Route("/drover/picture", picture),
+    ]
+    script = PACKAGE / "script" / "console.py"
+    pages = ["/", *(f"/{page.stem}" for page in view.ALL_PAGES if page != view.FLEET)]
+    return st.App(
+        script, routes=routes, middleware=[Middleware(TrustedProxyMiddleware), Middleware(Frontend, pages=pages)]
+    )
+
+
+def warm() -> None:
+    """Import what the first page would wait for (pandas, through which Streamlit looks at all that components get), and
+    have the garbage collector look no more at what stays for good: 100,000 objects, 40 ms for each look."""
+    scripts = {page.stem for page in view.ALL_PAGES}  # they run once for each view, never on import
+    for room in ("server", "widgets", "pages"):
+        for module in pkgutil.iter_modules([str(PACKAGE / room)]):
+            if room != "pages" or module.name not in scripts:
+                importlib.import_module(f"drover_dashboard.{room}.{module.name}")
+    importlib.import_module("pandas")
+    gc.collect()
+    gc.freeze()
+
+
+def asset(request: Request) -> Response:
+    """A file of `assets/`; browsers ask again each time and get 304 while it is the same."""
+    path = (ASSETS / request.path_params["path"]).resolve()
+    media_type = MEDIA_TYPES.get(path.suffix)
+    if media_type is None or not path.is_relative_to(ASSETS.resolve()) or not path.is_file():
+        return JSONResponse({"trouble": "no such file"}, 404)
+    body = path.read_bytes()
+    headers = {"ETag": f'"{hashlib.sha256(body).hexdigest()[:20]}"', "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(body, media_type=media_type, headers=headers)
+
+
+def layout(request: Request) -> Response:
+    """Groups of nodes with the places of their GPUs in a picture's bytes."""
+    by = request.query_params.get("group", USUAL)
+    if by not in GROUPS:
+        return JSONResponse({"trouble": f"unknown group {json.dumps(by)}; choose one of {', '.join(GROUPS)}"}, 400)
+    answer = client.fleet().layout(jobs=by == "job")
+    if answer.value is None:
+        return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no layout"}, 503)
+    return _bytes(request, _arranged(answer.value, by), "application/json", LAYOUT_LEVEL)
+
+
+_layouts: dict[str, tuple[pb.Layout, bytes]] = {}  # by group: of the newest layout, which all open pages share
+
+
+def _arranged(layout: pb.Layout, by: str) -> bytes:
+    of, body = _layouts.get(by, (None, b""))
+    if of is not layout and of != layout:
+        told = {"version": layout.version, "group": by, "racks": grouped(layout, by)}
+        body = json.dumps(told, separators=(",", ":")).encode()
+        _layouts[by] = layout, body
+    return body
+
+
+def _bytes(request: Request, body: bytes, media_type: str, level: int = LEVEL) -> Response:
+    headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = packed(body, level), "gzip"
+    return Response(body, media_type=media_type, headers=headers)
+
+
+_ahead = PicturePrefetcher(lambda color_by, for_s: ready(client.fleet(), color_by, for_s))
+
+
+def picture(request: Request) -> Response:
+    """One frame of the picture, coloured by health or a metric of the catalog."""
+    color_by = request.query_params.get("color_by", "health")
+    if color_by != "health" and color_by not in {metric.name for metric in metrics()}:
+        return JSONResponse({"trouble": f"unknown metric {json.dumps(color_by)}; choose one of the list"}, 400)
+    body, trouble = frame(client.fleet(), color_by)
+    if body is None:
+        return JSONResponse({"trouble": trouble_line(trouble) if trouble else "no picture"}, 503)
+    if trouble is None:
+        _ahead.answered(color_by)
+    return _bytes(request, body, "application/octet-stream")

@@ -1,0 +1,1 @@
+"""What pages are made of: tables, charts, the picture of the fleet."""

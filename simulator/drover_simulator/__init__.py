@@ -1,0 +1,1 @@
+"""Simulated fleets: hardware, jobs, faults and probes for demos, tests and scores. No part of an agent's install."""

@@ -1,0 +1,228 @@
+"""The outbox while its disk hangs, refuses or lies, and what memory has no room for."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drover_agent.spool import async_spool as outbox_module
+from drover_agent.spool.disk_jobs import Sendable
+from drover_proto import telemetry_pb2 as pb
+from testbed.disks import BadDisk
+from testbed.loop import in_loop
+from testbed.outbox_lanes import batch, drain, event, names, open_outbox, ready
+from testbed.waiting import until
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[BadDisk]:
+    bad = BadDisk(monkeypatch)
+    yield bad
+    bad.mend()
+
+
+@in_loop
+async def test_nothing_may_be_sent_before_it_is_on_disk(tmp_path: Path, disk: BadDisk) -> None:
+    outbox = open_outbox(tmp_path)
+    disk.hang()
+    batch(outbox, 1)
+    event(outbox, "79")
+    await until(lambda: disk.waiting, "the write")
+    assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == ([], [])
+    disk.mend()
+    await outbox.kept()
+    assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == (["1"], ["79"])
+    outbox.close()
+
+
+@in_loop
+async def test_a_disk_that_hangs_holds_one_thread_and_nothing_back(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    outbox = open_outbox(tmp_path)
+    woken: list[int] = []
+    outbox.on_ready = lambda: woken.append(1)
+    disk.hang()
+    before = threading.active_count()
+    batch(outbox, 0)
+    event(outbox, "0")
+    await until(lambda: outbox.hangs)
+    for number in range(1, 20):
+        batch(outbox, number)
+        event(outbox, str(number))
+        outbox.tidy()
+        await outbox.kept()
+    everything = [str(number) for number in range(20)]
+    assert ready(outbox, pb.LIVE) == everything
+    assert ready(outbox, pb.EVENTS) == everything
+    assert outbox.trouble
+    assert "does not answer" in outbox.trouble
+    assert await outbox.welcome({pb.LIVE: 3}), "a stream can begin"
+    assert ready(outbox, pb.LIVE) == everything[3:]
+    assert threading.active_count() == before + 1
+    assert disk.waiting == 1
+    disk.mend()
+    await until(lambda: outbox.trouble is None and not outbox.hangs, "it answers again")
+    await outbox.kept()
+    outbox.close()
+    again = open_outbox(tmp_path)
+    assert names(await drain(again, pb.LIVE, 20)) == everything
+    assert names(await drain(again, pb.EVENTS, 20)) == everything
+    again.close()
+
+
+@in_loop
+async def test_while_the_disk_hangs_memory_is_bounded_and_what_nobody_holds_is_counted(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 100_000)
+    outbox = open_outbox(tmp_path)
+    disk.hang()
+    batch(outbox, 0)
+    await until(lambda: outbox.hangs)
+    for number in range(1, 500):
+        batch(outbox, number, size=1_000)
+        if number < 200:
+            outbox.ack(pb.LIVE, number + 1)
+        assert outbox.telemetry.size <= 100_000 + 2_000
+    left = ready(outbox, pb.LIVE)
+    losses = outbox.take_losses()
+    assert losses
+    assert losses.telemetry == 300 - len(left) > 0
+    assert left[-1] == "499"
+    disk.mend()
+    await until(lambda: not outbox.hangs)
+    outbox.close()
+
+
+@in_loop
+async def test_a_stream_that_begins_while_the_disk_hangs_gets_what_memory_has(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where something between is lost, for then there is nothing to be read before it."""
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 10_000)
+    outbox = open_outbox(tmp_path)
+    batch(outbox, 0)
+    await outbox.kept()
+    disk.hang()
+    for number in range(1, 50):
+        batch(outbox, number, size=1_000)
+    await until(lambda: outbox.hangs)
+    assert await outbox.welcome({pb.LIVE: 1})
+    left = ready(outbox, pb.LIVE)
+    assert left == [str(number) for number in range(50 - len(left), 50)]
+    assert len(left) > 5
+    disk.mend()
+    await until(lambda: not outbox.hangs)
+    outbox.close()
+
+
+@in_loop
+async def test_a_disk_that_hangs_for_ever_does_not_keep_the_agent_from_ending(
+    tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    outbox = open_outbox(tmp_path)
+    disk.hang()
+    event(outbox, "79")
+    await until(lambda: outbox.hangs)
+    outbox.close()
+    assert disk.waiting == 1, "it returned although the disk did not"
+
+
+@in_loop
+async def test_a_file_of_state_that_is_refused_is_tried_again_and_is_there_before_its_batch(
+    tmp_path: Path, disk: BadDisk
+) -> None:
+    outbox = open_outbox(tmp_path)
+    disk.refuse(errno.ENOSPC, "No space left on device")
+    outbox.keep_file("dictionary.json", b"old", first=True)
+    batch(outbox, 1)
+    await outbox.kept()
+    assert not (tmp_path / "dictionary.json").exists()
+    outbox.keep_file("dictionary.json", b"new", first=True)
+    disk.mend()
+    outbox.tidy()
+    await until(lambda: (tmp_path / "dictionary.json").exists())
+    assert (tmp_path / "dictionary.json").read_bytes() == b"new"
+    outbox.close()
+
+
+@in_loop
+async def test_a_fault_in_the_writing_itself_holds_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = open_outbox(tmp_path)
+    write = outbox_module.write
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(outbox_module, "write", broken)
+    event(outbox, "79")
+    batch(outbox, 1)
+    await outbox.kept()
+    assert (ready(outbox, pb.EVENTS), ready(outbox, pb.LIVE)) == (["79"], ["1"])
+    assert "a fault" in str(outbox.trouble)
+    assert "a fault" in caplog.text
+    monkeypatch.setattr(outbox_module, "write", write)
+    event(outbox, "31")
+    await outbox.kept()
+    assert ready(outbox, pb.EVENTS) == ["79", "31"]
+    assert outbox.trouble is None
+    outbox.close()
+    again = open_outbox(tmp_path)
+    assert names(await drain(again, pb.EVENTS, 2)) == ["79", "31"], "written when it works again"
+    assert names(await drain(again, pb.LIVE, 1)) == ["1"]
+    again.close()
+
+
+@in_loop
+async def test_a_fault_in_the_reading_stops_no_lane_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = open_outbox(tmp_path)
+    event(before, "79")
+    await before.kept()
+    before.close()
+    outbox = open_outbox(tmp_path)
+    read = outbox_module.read
+
+    def broken(*_: object) -> list[Sendable]:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(outbox_module, "read", broken)
+    assert ready(outbox, pb.EVENTS) == []
+    await until(lambda: "a fault" in caplog.text)
+    monkeypatch.setattr(outbox_module, "read", read)
+    assert names(await drain(outbox, pb.EVENTS, 1)) == ["79"]
+    outbox.close()
+
+
+@in_loop
+async def test_what_memory_has_no_room_for_is_read_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "CACHE_BYTES", 5_000)
+    outbox = open_outbox(tmp_path)
+    for number in range(300):
+        batch(outbox, number, size=1_000)
+    await outbox.kept()
+    assert len(outbox.telemetry.records) < 6
+    assert outbox.pending()[0] == 300
+    first = await drain(outbox, pb.LIVE, 300)
+    assert names(first) == [str(number) for number in range(300)]
+    outbox.ack(pb.LIVE, first[199][0])
+    await until(lambda: outbox.pending()[0] == 100, "what is held is counted no more")
+    outbox.ack(pb.LIVE, first[-1][0])
+    await until(lambda: outbox.pending()[0] == 0)
+    assert await outbox.welcome({pb.LIVE: first[149][0]}), "a collector that lost some"
+    assert names(await drain(outbox, pb.LIVE, 150)) == [str(number) for number in range(150, 300)]
+    outbox.close()

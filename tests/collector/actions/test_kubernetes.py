@@ -1,0 +1,393 @@
+"""The Kubernetes actuator on a real API server (1.20) with the shipped rights; policy/v1 evictions on a stand-in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from drover_cli.doctor import schedulers
+from drover_cli.doctor.finding import FindingState
+from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Service
+from drover_collector.actions.kubernetes.actuator import KubernetesActuator
+from drover_collector.actions.kubernetes.api import KubernetesApi
+from drover_collector.actions.settings import ActConfig, KubernetesConfig
+from drover_collector.config import CollectorConfig
+from drover_core.model.events import Act
+from testbed.kubernetes_pods import MARK, order, pod
+from testbed.kubernetes_server import KubernetesServer, kubernetes
+from testbed.waiting import wait_until
+
+RBAC = Path(__file__).resolve().parents[3] / "docs/kubernetes/rbac.yaml"
+ACCOUNT = "drover/drover-collector"
+
+
+FOREIGN = {"key": "team.example/reserved", "value": "vision", "effect": "NoSchedule"}
+PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "ServiceAccount": "/api/v1/namespaces/drover/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+}
+BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
+PODS = "/api/v1/namespaces/default/pods"
+numbers = itertools.count(1)
+
+
+@dataclass
+class Cluster:
+    server: KubernetesServer
+    folder: Path
+
+    def account(self, role: list[dict[str, Any]]) -> str:
+        """A service account with these rights alone."""
+        name = f"account{next(numbers)}"
+        self.server.call("POST", PATHS["ServiceAccount"], {"metadata": {"name": name}})
+        self.server.call("POST", PATHS["ClusterRole"], {"metadata": {"name": name}, "rules": role})
+        self.server.call(
+            "POST", PATHS["ClusterRoleBinding"],
+            {
+                "metadata": {"name": name},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+                "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "drover"}],
+            },
+        )  # fmt: skip
+        return f"drover/{name}"
+
+    def actuator(self, account: str = ACCOUNT, seconds: float = 3600) -> KubernetesActuator:
+        self.token_file = self.folder / f"token{next(numbers)}"
+        self.token_file.write_text(self.server.token(account, seconds) + "\n")
+        config = KubernetesConfig(
+            server=self.server.url, token_file=str(self.token_file), ca_file=str(self.server.ca), timeout_s=20
+        )
+        return KubernetesActuator(KubernetesApi(config), config.gpu_resources)
+
+    def examined(self, account: str) -> list[tuple[FindingState, str]]:
+        """What `drover doctor` says of a collector with this account."""
+        self.actuator(account)
+        config = KubernetesConfig(
+            enabled=True, server=self.server.url, token_file=str(self.token_file), ca_file=str(self.server.ca)
+        )
+        return [
+            (each.state, each.text) for each in schedulers.kubernetes(CollectorConfig(act=ActConfig(kubernetes=config)))
+        ]
+
+    def add_node(self, **spec: Any) -> str:
+        name = f"gpu{next(numbers)}"
+        self.server.call("POST", "/api/v1/nodes", {"metadata": {"name": name}, "spec": spec})
+        self.merge(name, {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, "/status")
+        return name
+
+    def merge(self, node: str, patch: dict[str, Any], part: str = "") -> None:
+        kind = {"Content-Type": "application/merge-patch+json"}
+        self.server.call("PATCH", f"/api/v1/nodes/{node}{part}", patch, **kind)
+
+    def node(self, name: str) -> dict[str, Any]:
+        return self.server.call("GET", f"/api/v1/nodes/{name}")
+
+    def taints(self, name: str) -> dict[str, str]:
+        """Key -> value and effect; without the one that every new node has."""
+        found = self.node(name)["spec"].get("taints", [])
+        shown = {t["key"]: f"{t.get('value', '')}:{t['effect']}" for t in found}
+        return {key: text for key, text in shown.items() if not key.startswith("node.kubernetes.io/")}
+
+    def taint(self, name: str, taint: dict[str, str]) -> None:
+        self.merge(name, {"spec": {"taints": [*self.node(name)["spec"].get("taints", []), taint]}})
+
+    def condition(self, name: str) -> dict[str, str]:
+        return next((c for c in self.node(name)["status"]["conditions"] if c["type"] == "DroverHealthy"), {})
+
+    def run_pod(self, *args: Any, **more: Any) -> str:
+        made = pod(*args, **more)
+        del made["metadata"]["uid"]
+        name = str(self.server.call("POST", PODS, made)["metadata"]["name"])
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.server.call(
+            "PATCH", f"{PODS}/{name}/status", {"status": ready}, **{"Content-Type": "application/merge-patch+json"}
+        )
+        return name
+
+    def leaving(self, node: str) -> set[str]:
+        pods = self.server.call("GET", f"{PODS}?fieldSelector=spec.nodeName={node}")["items"]
+        return {p["metadata"]["name"] for p in pods if p["metadata"].get("deletionTimestamp")}
+
+    def vanish(self, name: str) -> None:
+        """As a kubelet does when the pod's processes have ended."""
+        self.server.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with kubernetes(folder) as server:
+        for manifest in yaml.safe_load_all(RBAC.read_text("utf-8")):
+            server.call("POST", PATHS[manifest["kind"]], manifest)
+        yield Cluster(server, folder)
+
+
+@pytest.mark.system
+def test_drain_and_resume_beside_others_taints(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(taints=[FOREIGN]), cluster.actuator()
+    cluster.run_pod(f"job-{node}", node)
+    assert actuator.observe(node).service is Service.IN
+
+    done = actuator.do(Act.DRAIN, order(node))
+
+    assert f"default/job-{node}" in done.detail
+    foreign = {FOREIGN["key"]: "vision:NoSchedule"}
+    assert cluster.taints(node) == foreign | {"drover.dev/drain": f"{MARK}:NoSchedule"}
+    assert cluster.node(node)["spec"]["unschedulable"] is True
+    assert cluster.condition(node)["status"] == "False"
+    assert MARK in cluster.condition(node)["message"]
+    state = actuator.observe_all([node, "unknown"])
+    assert set(state) == {node}
+    assert (state[node].service, state[node].mark) == (Service.DRAINING, MARK)
+    assert cluster.leaving(node) == set()  # it may end
+
+    before = cluster.node(node)["metadata"]["resourceVersion"]
+    assert "already" in actuator.do(Act.DRAIN, order(node)).detail
+    assert cluster.node(node)["metadata"]["resourceVersion"] == before
+
+    cluster.vanish(f"job-{node}")
+    assert actuator.observe_all([node])[node].service is Service.DRAINED
+    with pytest.raises(ForeignError, match=MARK):
+        actuator.do(Act.RESUME, order(node, "another"))
+    actuator.do(Act.RESUME, order(node))
+    assert cluster.taints(node) == foreign
+    assert "unschedulable" not in cluster.node(node)["spec"]
+    assert cluster.condition(node)["status"] == "True"
+    assert actuator.observe(node).service is Service.IN
+    assert "already" in actuator.do(Act.RESUME, order(node)).detail
+
+
+@pytest.mark.system
+def test_advise_is_a_soft_taint_and_a_label_until_its_incident_ends(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(taints=[FOREIGN]), cluster.actuator()
+    assert actuator.before(node) == ""
+    actuator.do(Act.ADVISE, order(node))
+    assert cluster.taints(node)["drover.dev/advise"] == f"{MARK}:PreferNoSchedule"
+    assert cluster.node(node)["metadata"]["labels"]["drover.dev/advise"] == MARK
+    assert actuator.observe(node).service is Service.IN
+    assert "already" in actuator.do(Act.ADVISE, order(node)).detail
+
+    actuator.do(Act.ADVISE, order(node, "newer"))
+    actuator.do(Act.UNADVISE, order(node))
+    assert cluster.taints(node)["drover.dev/advise"] == "newer:PreferNoSchedule"
+    actuator.do(Act.UNADVISE, order(node, "newer"))
+    assert cluster.taints(node) == {FOREIGN["key"]: "vision:NoSchedule"}
+    assert "drover.dev/advise" not in cluster.node(node)["metadata"].get("labels", {})
+
+
+@pytest.mark.system
+def test_a_cordon_that_was_there_before_stays(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(unschedulable=True), cluster.actuator()
+    state = actuator.observe(node)
+    assert (state.service, state.mark) == (Service.DRAINED, None)
+    with pytest.raises(ForeignError, match="somebody else"):
+        actuator.do(Act.RESUME, order(node))
+
+    assert "somebody else" in actuator.do(Act.DRAIN, order(node)).detail
+    assert actuator.observe(node).mark == MARK
+    assert "stays" in actuator.do(Act.RESUME, order(node)).detail
+    assert cluster.taints(node) == {}
+    assert cluster.node(node)["spec"]["unschedulable"] is True
+
+
+@pytest.mark.system
+def test_lifting_the_cordon_alone_does_not_bring_a_node_back(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(), cluster.actuator()
+    actuator.do(Act.DRAIN, order(node))
+    cluster.merge(node, {"spec": {"unschedulable": None}})
+    state = actuator.observe(node)
+    assert (state.service, state.mark) == (Service.DRAINED, MARK)
+    cluster.merge(node, {"spec": {"taints": None}})
+    assert actuator.observe(node).service is Service.IN
+
+
+@pytest.mark.system
+def test_a_cordon_set_after_ours_was_lifted_is_somebody_elses(cluster: Cluster) -> None:
+    """This server keeps no managedFields of nodes: a look in between tells it."""
+    node, actuator = cluster.add_node(), cluster.actuator()
+    actuator.do(Act.DRAIN, order(node))
+    cluster.merge(node, {"spec": {"unschedulable": True}})
+    assert not actuator.observe(node).lifted, "cordoned once more it is ours still"
+    assert not actuator.disown(node, MARK, lambda: None)
+    cluster.merge(node, {"spec": {"unschedulable": None}})
+    assert actuator.observe_all([node])[node].lifted
+    assert actuator.disown(node, MARK, lambda: None)
+    assert not actuator.disown(node, MARK, lambda: None), "once"
+    notes = cluster.node(node)["metadata"]["annotations"]
+    assert ("drover.dev/cordon" in notes, MARK in notes["drover.dev/reason"]) == (False, True)
+    assert actuator.observe(node).mark == MARK
+    cluster.merge(node, {"spec": {"unschedulable": True}})
+    assert "is somebody else's, and stays" in actuator.do(Act.RESUME, order(node)).detail
+    assert cluster.taints(node) == {}
+    assert cluster.node(node)["spec"]["unschedulable"] is True
+
+
+@pytest.mark.system
+def test_a_taint_set_while_ours_is_written_is_kept(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(), cluster.actuator()
+    calls = itertools.count()
+
+    def meanwhile() -> None:
+        if next(calls) == 0:
+            cluster.taint(node, FOREIGN)
+
+    actuator.do(Act.DRAIN, order(node, may=meanwhile))
+    assert set(cluster.taints(node)) == {FOREIGN["key"], "drover.dev/drain"}
+    assert next(calls) > 2  # the fence was asked before the second try too
+
+    actuator.do(Act.RESUME, order(node))
+    always = itertools.count()
+    with pytest.raises(LaterError, match="kept changing"):
+        actuator.do(
+            Act.DRAIN,
+            order(node, may=lambda: cluster.merge(node, {"metadata": {"labels": {"n": str(next(always))}}})),
+        )
+    assert next(always) == 5
+    assert set(cluster.taints(node)) == {FOREIGN["key"]}
+
+
+@pytest.mark.system
+def test_isolate_evicts_against_a_budget_until_it_yields(cluster: Cluster) -> None:
+    node, other, actuator = cluster.add_node(), cluster.add_node(), cluster.actuator()
+    train, free, alone, daemon = (
+        cluster.run_pod(f"train-{node}", node, "ReplicaSet", app=f"train-{node}"),
+        cluster.run_pod(f"free-{node}", node, gpus=0),
+        cluster.run_pod(f"alone-{node}", node, None),
+        cluster.run_pod(f"daemon-{node}", node, "DaemonSet"),
+    )
+    budget = {"minAvailable": 1, "selector": {"matchLabels": {"app": f"train-{node}"}}}
+    cluster.server.call("POST", BUDGETS, {"metadata": {"name": node}, "spec": budget})
+
+    def allowed() -> int:
+        status = cluster.server.call("GET", f"{BUDGETS}/{node}").get("status", {})
+        return int(status.get("disruptionsAllowed", 0)) if status.get("currentHealthy") else -1
+
+    wait_until(lambda: allowed() == 0, "the budget is counted")
+    with pytest.raises(
+        LaterError, match=f"evicted: default/{free};.*default/{alone};.*budget: default/{train} .*{node}"
+    ):
+        actuator.do(Act.ISOLATE, order(node))
+    assert cluster.leaving(node) == {free}
+    assert actuator.observe(node).jobs == (f"default/{alone}", f"default/{train}")
+
+    cluster.run_pod(f"train2-{node}", other, "ReplicaSet", app=f"train-{node}")
+    wait_until(lambda: allowed() == 1, "the budget yields")
+    done = actuator.do(Act.ISOLATE, order(node))
+    assert f"evicted: default/{train};" in done.detail
+    assert alone in done.detail
+    assert cluster.leaving(node) == {free, train}
+    assert daemon not in done.detail
+    assert actuator.observe(node).service is Service.DRAINING  # until they are really gone
+    for name in (train, alone, free):
+        cluster.vanish(name)
+    assert actuator.observe(node).service is Service.DRAINED
+
+
+@pytest.mark.system
+def test_nodes_that_others_have_cordoned_are_told_by_one_question(cluster: Cluster) -> None:
+    """With the shipped rights; a node that reports again, and one that is open, are not among them."""
+    ours, theirs, silent, fine = (cluster.add_node() for _ in range(4))
+    actuator = cluster.actuator()
+    names = [ours, theirs, silent, fine, "unknown"]
+    assert actuator.survey(names).closed == set()
+    actuator.do(Act.DRAIN, order(ours))
+    cluster.merge(theirs, {"spec": {"unschedulable": True}})
+    cluster.merge(silent, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, "/status")
+    wait_until(lambda: actuator.survey(names).closed == {ours, theirs, silent}, "the server's memory of nodes follows")
+    assert actuator.survey([fine, theirs]).closed == {theirs}
+    cluster.merge(theirs, {"spec": {"unschedulable": None}})
+    wait_until(lambda: actuator.survey(names).closed == {ours, silent}, "the uncordoned one is back")
+
+
+@pytest.mark.system
+def test_an_expired_token_waits_until_its_file_is_renewed(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(), cluster.actuator(seconds=-60)
+    with pytest.raises(AwayError, match="401") as refused:
+        actuator.do(Act.DRAIN, order(node))
+    assert cluster.token_file.read_text().strip() not in str(refused.value)
+    cluster.token_file.unlink()
+    with pytest.raises(AwayError, match="cannot be read"):
+        actuator.do(Act.DRAIN, order(node))
+    cluster.token_file.write_text(cluster.server.token(ACCOUNT))
+    actuator.do(Act.DRAIN, order(node))
+    assert actuator.observe(node).mark == MARK
+
+
+@pytest.mark.system
+def test_a_missing_right_is_named(cluster: Cluster) -> None:
+    node = cluster.add_node()
+    look = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
+    with pytest.raises(ActError, match=r'cannot patch resource "nodes".*rbac.yaml') as refused:
+        cluster.actuator(cluster.account([look])).do(Act.DRAIN, order(node))
+    assert not isinstance(refused.value, LaterError)
+    assert cluster.taints(node) == {}
+
+    most = [look | {"verbs": ["get", "patch"]}, look | {"resources": ["pods"], "verbs": ["list"]}]
+    actuator = cluster.actuator(cluster.account(most))
+    assert 'cannot patch resource "nodes/status"' in actuator.do(Act.DRAIN, order(node)).detail
+    assert actuator.observe(node).mark == MARK
+    name = cluster.run_pod(f"held-{node}", node)
+    with pytest.raises(ActError, match='cannot create resource "pods/eviction"'):
+        actuator.do(Act.ISOLATE, order(node))
+    assert cluster.leaving(node) == set()
+    cluster.vanish(name)
+
+
+@pytest.mark.system
+def test_nodes_that_are_not_there_and_that_do_not_report(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(), cluster.actuator()
+    with pytest.raises(ActError, match="knows no node nobody"):
+        actuator.do(Act.DRAIN, order("nobody"))
+    silent = {"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status."}
+    cluster.merge(node, {"status": {"conditions": [silent]}}, "/status")
+    state = actuator.observe(node)
+    assert (state.service, state.reason) == (Service.DOWN, silent["message"])
+
+
+@pytest.mark.system
+def test_api_server_restarted_in_the_middle(cluster: Cluster) -> None:
+    """Between the evictions of two pods; the second go does what is left, and nothing twice."""
+    node, actuator = cluster.add_node(), cluster.actuator()
+    for name in ("a", "b"):
+        cluster.run_pod(f"{name}-{node}", node)
+    calls = itertools.count(1)
+
+    def before_the_second() -> None:
+        if next(calls) == 4:  # the patch, the condition, the first eviction
+            cluster.server.stop(kill=True)
+
+    with pytest.raises(AwayError, match="does not answer"):
+        actuator.do(Act.ISOLATE, order(node, may=before_the_second))
+    with pytest.raises(AwayError, match="does not answer"):
+        actuator.observe(node)
+    cluster.server.start()
+    assert len(cluster.leaving(node)) == 1
+    done = actuator.do(Act.ISOLATE, order(node))
+    assert cluster.leaving(node) == {f"a-{node}", f"b-{node}"}
+    assert done.detail.count(f"-{node}") == 1
+
+
+@pytest.mark.system
+def test_doctor_is_told_by_the_server_what_a_token_may(cluster: Cluster) -> None:
+    node = cluster.add_node()
+    version = cluster.node(node)["metadata"]["resourceVersion"]
+    (answers, rights) = cluster.examined(ACCOUNT)
+    assert answers[0] is FindingState.OK
+    assert rights == (FindingState.OK, ", ".join(f"{v} {r}{f'/{p}' if p else ''}" for v, r, p, _ in schedulers.RIGHTS))
+
+    reads = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
+    _, *lacks = cluster.examined(cluster.account(reads))
+    assert lacks == [
+        (FindingState.BAD, "this token may not patch nodes"),
+        (FindingState.WARN, "this token may not patch nodes/status"),
+        (FindingState.WARN, "this token may not create pods/eviction"),
+    ]
+    assert cluster.node(node)["metadata"]["resourceVersion"] == version  # asked, and nothing changed

@@ -1,0 +1,113 @@
+"""Every detector's own examples, and what all detectors have in common."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from drover_collector.detectors import DETECTORS, Detector
+from drover_collector.detectors._lib.examples import (
+    START_MS,
+    Example,
+    play,
+    small_fleet,
+)
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.straggler.texts import CAUSES
+from drover_core.model.events import RecommendedAction
+
+EXAMPLES = [pytest.param(d, e, id=f"{d.name}: {e.name}") for d in DETECTORS for e in d.examples]
+each_detector = pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: d.name)
+
+
+@pytest.mark.parametrize(("detector", "example"), EXAMPLES)
+def test_example(detector: Detector, example: Example) -> None:
+    state, found = None, set()
+    for window, now_ms in example.play():
+        findings, state = detector.detect(window, state, now_ms)
+        found |= {(f.kind.value, f.cause, f.scope, f.severity.value) for f in findings if not f.cleared}
+    assert found == example.expected
+
+
+ORDERS = {
+    RecommendedAction.PROBE: r"\b(test|probe|diagnostics)\b",
+    RecommendedAction.DRAIN: r"\bdrain\b",
+    RecommendedAction.ISOLATE: r"\bisolate\b",
+}
+
+
+@pytest.mark.parametrize(("detector", "example"), EXAMPLES)
+def test_the_advice_gives_the_order_that_the_recommendation_gives(detector: Detector, example: Example) -> None:
+    """ "Test it", said the headline, and the text below "Set the power limit back"."""
+    state = None
+    for window, now_ms in example.play():
+        findings, state = detector.detect(window, state, now_ms)
+        for f in findings:
+            assert f.cleared or re.search(ORDERS.get(f.action, ""), f.advice, re.IGNORECASE), (f.action, f.advice)
+
+
+def test_each_cause_of_a_straggler_is_to_be_tested_first() -> None:
+    assert [cause for cause, (_, advice, _) in CAUSES.items() if not advice.startswith("Test ")] == []
+
+
+@each_detector
+def test_has_a_healthy_and_a_faulty_example(detector: Detector) -> None:
+    notes_only = detector.name in ("idle", "risk")  # what they find is never a warning
+    told = [any(notes_only or severity != "info" for *_, severity in e.expected) for e in detector.examples]
+    assert any(told)
+    assert not all(told)
+
+
+@each_detector
+def test_is_quiet_on_healthy_training(detector: Detector) -> None:
+    state = None
+    for window, now_ms in play(small_fleet(), 40):
+        findings, state = detector.detect(window, state, now_ms)
+        assert findings == []
+
+
+@each_detector
+def test_copes_with_no_columns_at_all_and_says_so(detector: Detector) -> None:
+    state = None
+    for window, now_ms in play(small_fleet(), 5):
+        bare = tuple(dataclasses.replace(b, gpu={}, node={}, link={}) for b in window.buckets)
+        window = dataclasses.replace(window, buckets=bare)
+        findings, state = detector.detect(window, state, now_ms)
+        assert findings == []
+    assert detector.could_not_judge(window)
+
+
+@each_detector
+def test_copes_with_events_before_the_first_bucket(detector: Detector) -> None:
+    findings, _ = detector.detect(Window(small_fleet(), (), False, (), START_MS), None, START_MS)
+    assert findings == []
+
+
+@each_detector
+def test_is_deterministic(detector: Detector) -> None:
+    def run() -> list[object]:
+        state, told = None, []
+        for window, now_ms in detector.examples[-1].play():
+            findings, state = detector.detect(window, state, now_ms)
+            told += findings
+        return told
+
+    assert run() == run()
+
+
+def test_findings_say_what_an_operator_needs() -> None:
+    for detector in DETECTORS:
+        for example in detector.examples:
+            state = None
+            for window, now_ms in example.play():
+                findings, state = detector.detect(window, state, now_ms)
+                for finding in findings:
+                    if finding.cleared:
+                        continue
+                    assert finding.summary.endswith(".")
+                    assert finding.advice.endswith(".")
+                    assert finding.evidence
+                    assert finding.members
+                    assert finding.since_ms <= now_ms

@@ -1,0 +1,244 @@
+"""Faults of hundreds of nodes at once, all the way: real engine, store, desk of actions and outbox, and one webhook's
+receiver on a real socket. The breaker opens, one page is sent, and the fleet stays in service; a restart adds nothing.
+
+The guard alone, with any sequence of faults: test_guard_properties.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+
+from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.engine import Outcome
+from drover_collector.notify import Outbox
+from drover_collector.notify.receivers.webhook import Webhook
+from drover_collector.notify.routes import RouteConfig, Routes
+from drover_collector.pipeline.engine_thread import STORM_MS
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.circuit_breaker import MASS, of_guard
+from drover_collector.policy.policy import Policy
+from drover_collector.store import Store
+from drover_core.model.events import (
+    Approval,
+    Audit,
+    Event,
+    EventKind,
+    RecommendedAction,
+    Severity,
+)
+from testbed.loop import in_loop
+from testbed.receivers import HttpReceiver, http_receiver
+from testbed.slurm_stand_in import SlurmStandIn
+from testbed.waiting import until
+
+INDEX = small_fleet(500, 1, 8)
+NODES = [node.name for node in INDEX.nodes]
+LAG_MS = 7000
+HOURS = 3  # longer than the breaker's quiet time
+
+
+@dataclass
+class Site:
+    """One collector in enforce mode, and what outlives it: the store, Slurm, the receiver, the clock."""
+
+    store: Store
+    slurm: SlurmStandIn
+    receiver: HttpReceiver
+    policy: Policy
+    wait_s: float = 0.0
+    now_ms: int = START_MS
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Pipeline]:
+        webhook = Webhook("ops", self.receiver.url, b"k" * 32, Severity.WARNING, 10.0)
+        routes = Routes([webhook], [RouteConfig(("ops",), group_wait_s=self.wait_s)])
+        outbox = Outbox(self.store, [webhook], "http://console", routes=routes, now_ms=lambda: self.now_ms)
+        made = Pipeline(
+            INDEX, self.store, self.policy, outbox, lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"
+        )
+        actuator = SlurmActuator(self.slurm, 10_000)
+        desk = ActionDispatcher(
+            self.store, ActConfig(mode="enforce"), [actuator], lambda _: actuator,
+            incidents=lambda: made.incidents, nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
+        )  # fmt: skip
+        made.act_by(desk)
+        await made.start()
+        await made.take_up_past()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+    async def tick(self, pipeline: Pipeline, number: int) -> None:
+        """All nodes are heard, and train as ever."""
+        bucket = training_bucket(INDEX, number)
+        self.now_ms = bucket.end_ms + LAG_MS
+        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_bucket, bucket).result(60))
+
+    async def fall(self, pipeline: Pipeline, nodes: Sequence[str]) -> None:
+        """XID 79 on a GPU of each of these, told at one moment."""
+        events = [
+            Event(f"{node}/79", self.now_ms, node, 0, EventKind.XID, "79", "fell off the bus", received_ms=self.now_ms)
+            for node in nodes
+        ]
+        self.store.write_events(events)
+        pipeline.take_events(events)
+        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(60))
+
+    async def storm(self, pipeline: Pipeline, nodes: Sequence[str]) -> list[int]:
+        """The same, each received a millisecond after the one before. Returns how many were judged in each call."""
+        events = [
+            Event(f"{node}/79", at_ms, node, 0, EventKind.XID, "79", "fell off the bus", received_ms=at_ms)
+            for at_ms, node in enumerate(nodes, self.now_ms)
+        ]
+        self.now_ms += len(nodes)
+        self.store.write_events(events)
+        sizes: list[int] = []
+        judge = pipeline.engine.on_events
+
+        def counted(told: Sequence[Event], now_ms: int) -> Outcome:
+            sizes.append(len(told))
+            assert all(now_ms - STORM_MS <= (event.received_ms or 0) <= now_ms for event in told)
+            return judge(told, now_ms)
+
+        pipeline.engine.on_events = counted  # type: ignore[method-assign]
+        pipeline.take_events(events)
+        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(60))
+        return sizes
+
+    async def settled(self, pipeline: Pipeline) -> None:
+        """Nothing waits to be stored, done or told: but what a route keeps back for a while."""
+        await until(lambda: not pipeline.waiting_outcomes, "all is stored")
+        await until(lambda: not self.store.intended_actions(), "all is done that was decided")
+        await until(
+            lambda: not [row for row in self.store.pending_outbox() if row.next_ms <= self.now_ms], "all is told"
+        )
+
+    def drained(self) -> int:
+        return sum("DRAIN" in node.states for node in self.slurm.held.values())
+
+    def told(self) -> Counter[tuple[str, str]]:
+        """(step, cause) of each message that the receiver has got."""
+        bodies = [json.loads(request.body) for request in self.receiver.got]
+        return Counter((body["type"].removeprefix("incident."), body["data"]["cause"]) for body in bodies)
+
+
+@pytest.mark.parametrize("preset", ["nvidia", "strict"])
+@in_loop
+async def test_500_nodes_at_once_are_one_page_and_no_drain_also_after_hours_and_a_restart(
+    store: Store, preset: str
+) -> None:
+    with http_receiver() as receiver:
+        policy = replace(Policy.named(preset), mode="enforce")
+        site = Site(store, SlurmStandIn(*NODES), receiver, policy)
+        async with site.running() as pipeline:
+            await site.tick(pipeline, 0)
+            await site.fall(pipeline, NODES)
+            await site.settled(pipeline)
+            (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
+            assert (event.cause, len(event.members), event.closed_ms) == (MASS, 500, None)
+            assert [d.outcome for d in pipeline.engine.decider.standing.values() if d.incident_id == event.id] == [
+                "pending_approval"
+            ]
+            held = [
+                d for d in store.newest_decisions() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+            ]
+            assert {d.outcome for d in held} == {"held"}
+            assert len({d.node for d in held}) == 500
+            assert all(event.id in d.reason for d in held), "each says what holds it back"
+            assert site.told() == {("opened", MASS): 1}
+            await site.tick(pipeline, HOURS * 360)
+            await site.settled(pipeline)
+        async with site.running() as pipeline:
+            await site.tick(pipeline, HOURS * 360 + 1)
+            await site.settled(pipeline)
+            assert [i.id for i in pipeline.incidents.values() if of_guard(i) and i.closed_ms is None] == [event.id]
+        assert site.told() == {("opened", MASS): 1}, "one page, and no more of it"
+        assert (site.drained(), site.slurm.effects, store.actions()) == (0, [], [])
+
+
+@in_loop
+async def test_500_nodes_one_after_the_other_are_one_page_where_a_route_waits_and_a_handful_of_drains(
+    store: Store,
+) -> None:
+    """As agents tell it: the first few look like faults of their own, until they are too many for that."""
+    with http_receiver() as receiver:
+        policy = replace(Policy.named("nvidia"), mode="enforce")
+        site = Site(store, SlurmStandIn(*NODES), receiver, policy, wait_s=30.0)
+        async with site.running() as pipeline:
+            await site.tick(pipeline, 0)
+            for number, size in ((0, 1), (1, 1), (2, 2), (4, 6), (10, 90), (100, 400)):
+                site.now_ms += 500
+                await site.fall(pipeline, NODES[number : number + size])
+            await site.settled(pipeline)
+            for number in range(4, 10):
+                await site.tick(pipeline, number)
+                await site.settled(pipeline)
+            (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
+            assert len(event.members) == 500
+        told = site.told()
+        assert {key: count for key, count in told.items() if key[0] == "opened"} == {("opened", MASS): 1}
+        assert told["changed", MASS] <= 1, "its growth, in one message of the same page"
+        assert 0 < site.drained() < policy.guard.mass_nodes
+
+
+@in_loop
+async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Store) -> None:
+    """Each call looks at all open incidents and is stored by itself: one for each event is late in a storm."""
+    with http_receiver() as receiver:
+        site = Site(store, SlurmStandIn(*NODES), receiver, replace(Policy.named("nvidia"), mode="enforce"))
+        async with site.running() as pipeline:
+            await site.tick(pipeline, 0)
+            sizes = await site.storm(pipeline, NODES)
+            assert sum(sizes) == 500
+            assert len(sizes) <= 3
+            await site.settled(pipeline)
+            (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
+            assert len(event.members) >= 250
+            held = [
+                d for d in store.newest_decisions() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+            ]
+            assert {d.outcome for d in held} == {"held"}
+            assert len({d.node for d in held}) == 500
+        assert site.told() == {("opened", MASS): 1}
+        assert site.drained() == 0
+
+
+@in_loop
+async def test_drains_that_wait_for_slurm_do_not_go_on_behind_the_breaker(store: Store) -> None:
+    """Decided for the first few, before they were many: slurmctld answers when the breaker has opened."""
+    with http_receiver() as receiver:
+        policy = replace(Policy.named("nvidia"), mode="enforce")
+        site = Site(store, SlurmStandIn(*NODES), receiver, policy, wait_s=30.0)
+        async with site.running() as pipeline:
+            await site.tick(pipeline, 0)
+            site.slurm.away = True
+            await site.fall(pipeline, NODES[:3])
+            decided = pipeline.engine.decider.standing
+            assert [d.outcome for d in decided.values()] == ["act"] * 3
+            site.now_ms += 500
+            await site.fall(pipeline, NODES[3:100])
+            (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
+            assert {d.outcome for d in decided.values() if d.incident_id != event.id} == {"held"}
+            site.slurm.away = False
+            await site.settled(pipeline)
+            assert (site.drained(), site.slurm.effects) == (0, [])
+            question = next(d for d in decided.values() if d.incident_id == event.id)
+            site.now_ms += 1_000
+            approval = Approval(question.id, site.now_ms, "ann", True, "each was looked at")
+            line = Audit("a1", site.now_ms, "ann", "approve", event.id, approval.why, "")
+            await asyncio.to_thread(pipeline.answer, approval, line)
+            await site.tick(pipeline, 1)
+            await until(lambda: site.drained() > 0, "what a person let go, goes")
+            await site.settled(pipeline)
+        assert site.drained() <= policy.guard.per_hour

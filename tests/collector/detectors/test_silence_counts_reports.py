@@ -1,0 +1,156 @@
+"""A silence counts reports: of nodes that are read seldom or send in groups, live, after a restart, in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.engine.engine import LAG_MS, Engine
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.policy.policy import Policy
+from drover_core.model.events import Event, EventKind, Incident
+
+NODES = 8
+Lost = Callable[[int, int], bool]  # (node, number of its sample) -> whether it never arrives
+
+
+def sampled(interval_s: float, count: int, lost: Lost, aligned: bool = True, nodes: int = NODES) -> Iterator[Bucket]:
+    """Buckets of a fleet whose nodes are read every `interval_s`; not aligned: each at a moment of its own."""
+    index = small_fleet(nodes)
+    rows = np.zeros((count, nodes), np.int32)
+    for n in range(nodes):
+        at_s, number = 0.0 if aligned else n * interval_s / nodes, 0
+        while at_s < count * BUCKET_MS / 1000:
+            rows[int(at_s * 1000) // BUCKET_MS, n] += not lost(n, number)
+            at_s, number = at_s + interval_s, number + 1
+    for number in range(count):
+        yield with_rows(index, number, rows[number])
+
+
+def grouped(count: int, phase_s: int, lost: Lost) -> Iterator[Bucket]:
+    """Buckets as a collector sees them, 7 s after their end, of agents that send 30 s of samples at once."""
+    index = small_fleet()
+    for number in range(count):
+        start_s, read_s = number * 10, number * 10 + 17
+        rows = [
+            sum(
+                not lost(n, (second + phase_s) // 30) and (second + phase_s) // 30 * 30 + 30 - phase_s <= read_s
+                for second in range(start_s, start_s + 10)
+            )
+            for n in range(NODES)
+        ]
+        yield with_rows(index, number, np.array(rows, np.int32))
+
+
+def with_rows(index: FleetIndex, number: int, rows: np.ndarray) -> Bucket:
+    bucket = training_bucket(index, number, silent=np.flatnonzero(rows == 0).tolist())
+    bucket.node_rows[:] = rows
+    bucket.gpu_rows[:] = rows[index.gpu_node]
+    return bucket
+
+
+def silences(buckets: Iterator[Bucket], engine: Engine | None = None) -> dict[str, tuple[str, int]]:
+    """Incident -> its node and when it was opened, s, of those about silence."""
+    engine = engine or fresh()
+    found: dict[str, Incident] = {}
+    for bucket in buckets:
+        found |= {i.id: i for i in engine.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents}
+    assert not engine.troubles
+    about = [i for i in found.values() if i.kind.value == "liveness"]
+    return {i.id: (i.node or i.scope, (i.opened_ms - START_MS - LAG_MS) // 1000) for i in about}
+
+
+def fresh() -> Engine:
+    return Engine(small_fleet(), Policy.named("nvidia"), START_MS)
+
+
+def two_in_a_row(node: int, number: int) -> bool:
+    return node == 2 and number % 40 in (21, 22)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("interval_s", [12, 15, 20, 30, 60])
+def test_two_lost_samples_in_a_row_are_no_silent_node(interval_s: float, aligned: bool) -> None:
+    assert silences(sampled(interval_s, int(40 * interval_s) // 10 + 60, two_in_a_row, aligned)) == {}
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("interval_s", [1, 5, 10, 15, 30, 60])
+def test_a_node_that_is_gone_is_silent_after_three_reports_and_thirty_seconds(interval_s: float, aligned: bool) -> None:
+    """Where all are read at one moment whole buckets are empty too: the collector is not deaf then."""
+    gone_s = 40 * interval_s
+    number = -(-40 * 10 // 10)
+    found = silences(sampled(interval_s, int(gone_s // 10 + 60), lambda n, i: n == 2 and i >= number, aligned))
+    ((node, opened_s),) = found.values()
+    assert node == "n02"
+    last_s = gone_s - interval_s + (0 if aligned else 2 * interval_s / NODES)
+    assert max(30, 3 * interval_s) - 10 <= opened_s - last_s <= max(40, 3 * interval_s + 20) + 10
+
+
+@pytest.mark.parametrize("phase_s", range(0, 30, 4))
+def test_two_lost_groups_of_an_agent_that_sends_every_30_s_are_no_silent_node(phase_s: int) -> None:
+    assert silences(grouped(120, phase_s, two_in_a_row)) == {}
+    ((node, opened_s),) = silences(grouped(120, phase_s, lambda n, i: n == 2 and i >= 21)).values()
+    assert node == "n02"
+    assert 90 <= opened_s - (21 * 30 - phase_s) <= 130
+
+
+def test_health_of_a_node_that_is_read_every_15_s_does_not_come_and_go() -> None:
+    engine, moved = fresh(), []
+    for number, bucket in enumerate(sampled(15, 120, two_in_a_row)):
+        moved += [c for c in engine.on_bucket(bucket, bucket.end_ms + LAG_MS).health if number > 0]
+    assert moved == []
+
+
+def test_after_a_restart_the_spacing_is_known_from_the_buckets_before_it() -> None:
+    past = list(sampled(15, 130, lambda n, i: n == 2 and i in (45, 46, 82, 83)))
+    engine = fresh()
+    engine.restore([], past[:60], [])
+    assert silences(iter(past[60:]), engine) == {}
+    # As `Past` reads it: buckets in which nobody was heard are left out.
+    engine = fresh()
+    engine.restore([], [b for b in past[:60] if b.node_rows.any()], [])
+    assert silences(iter(past[60:]), engine) == {}
+
+
+def test_a_gpu_that_is_gone_is_found_where_nodes_are_read_every_15_s() -> None:
+    engine, found = fresh(), dict[str, Incident]()
+    for number, bucket in enumerate(sampled(15, 60, lambda n, i: False)):
+        if number >= 20:
+            bucket.gpu_rows[21] = 0
+        found |= {i.id: i for i in engine.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents}
+    ((cause, node, gpu),) = [(i.cause, i.node, i.gpu) for i in found.values() if i.kind.value == "liveness"]
+    assert (cause, node, gpu) == ("gpu_lost", "n02", 5)
+
+
+def test_an_agent_that_starts_again_with_another_interval_is_learnt_anew() -> None:
+    index, engine, found = small_fleet(), fresh(), dict[str, Incident]()
+    for number in range(160):
+        rows = np.full(NODES, 10, np.int32)
+        if number >= 60:
+            rows[2] = number % 6 == 0
+        if number == 60:
+            started = Event("s", START_MS + 600_000, "n02", None, EventKind.LIFECYCLE, "agent_started", "")
+            engine.on_events([started], START_MS + 600_500)
+        outcome = engine.on_bucket(with_rows(index, number, rows), START_MS + number * 10_000 + 17_000)
+        found |= {i.id: i for i in outcome.incidents}
+    assert found == {}
+
+
+def test_a_few_outages_do_not_make_a_node_slow() -> None:
+    """Three outages of minutes among reports each second: the next silence is found as soon as the first."""
+
+    def away(number: int) -> Sequence[int]:
+        return [2] if number % 30 in range(10, 20) else []
+
+    index, engine, opened = small_fleet(), fresh(), dict[int, int]()
+    for number in range(120):
+        bucket = training_bucket(index, number, silent=away(number))
+        for i in engine.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents:
+            if i.closed_ms is None:
+                opened.setdefault((bucket.start_ms - START_MS) // 300_000, bucket.end_ms - START_MS)
+    assert list(opened.values()) == [130_000, 430_000, 730_000, 1_030_000]

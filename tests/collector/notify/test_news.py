@@ -1,0 +1,253 @@
+"""What people are told of an open incident beside its opening and its end: that Drover asks and nobody answered, that
+an action failed, that a node goes to repair. Each once, to those who know of the incident."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.notify import Delivery, Outbox
+from drover_collector.notify.incident_updates import (
+    News,
+    of_actions,
+    of_decisions,
+    of_duties,
+)
+from drover_collector.notify.receivers.pagerduty import event
+from drover_collector.notify.receivers.slack import payload
+from drover_collector.notify.receivers.webhook import message
+from drover_collector.notify.routes import RouteConfig
+from drover_collector.notify.state import (
+    ACTION_FAILED,
+    ASKS,
+    CLOSED,
+    NOBODY,
+    OPENED,
+    REPAIR,
+)
+from drover_collector.notify.wording import story
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.store import Store
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Approval,
+    Decision,
+    DecisionCause,
+    Event,
+    EventKind,
+    Health,
+    NodeOutage,
+    ProbeReason,
+    ProbeVerdict,
+    RecommendedAction,
+    Severity,
+)
+from testbed.deciding import fleet, policy
+from testbed.loop import in_loop
+from testbed.outboxes import T0, Listener, Scene, fault, silence
+from testbed.slurm_stand_in import SlurmStandIn
+from testbed.waiting import until
+
+ASKED = News(ASKS, "i1", "d1", T0, "Drover asks to drain n-i1")
+PENDING = Decision(
+    "d1", "i1", T0, "n1", RecommendedAction.DRAIN, "approve", "pending_approval", "xid", "asks to drain n1"
+)
+
+
+def test_what_is_news_and_what_is_not() -> None:
+    late = replace(PENDING, outcome="expired", reason="nobody answered within 60 min", cause=DecisionCause.UNANSWERED)
+    assert [n.kind for n in of_decisions([PENDING, late])] == [ASKS, NOBODY]
+    assert "drover approve d1 --why TEXT, or drover reject d1" in of_decisions([PENDING])[0].text
+    others = ("would_act", "held", "approved", "rejected", "act")
+    assert of_decisions(replace(PENDING, outcome=outcome) for outcome in others) == []
+    assert of_decisions([replace(PENDING, outcome="expired", reason="over: nothing is wanted any more")]) == []
+    assert of_decisions([replace(PENDING, node="")]) == [], "a mass event's own opening asks"
+    failed = Action("a1", "d1", "i1", "n1", Act.DRAIN, "slurm", ActionState.FAILED, T0, "no such node")
+    assert [(n.kind, n.text) for n in of_actions([failed])] == [(ACTION_FAILED, "drain n1 failed: no such node")]
+    assert of_actions([replace(failed, state=ActionState.DONE), replace(failed, incident_id="")]) == []
+    repair = NodeOutage("n1", Health.REPAIR, T0, "i1", "HBM 9 % slow")
+    (told,) = of_duties([repair])
+    assert told.kind == REPAIR
+    assert "for repair: HBM 9 % slow. When it is mended: drover resume n1" in told.text
+    assert of_duties([replace(repair, stage=Health.DRAINED)]) == []
+
+
+def tell(scene: Scene, *news: News) -> int:
+    made = scene.outbox.tell(news, scene.open)
+    scene.run()
+    return made
+
+
+def test_each_piece_is_told_once_after_a_restart_too_and_changes_nothing_of_the_rest() -> None:
+    scene = Scene()
+    (ops,) = scene.listeners
+    scene.tell(fault())
+    assert (tell(scene, ASKED), tell(scene, ASKED)) == (1, 0)
+    assert ops.heard() == ["opened", "asks"]
+    scene.restart()
+    assert tell(scene, ASKED) == 0
+    assert tell(scene, replace(ASKED, key="d2")) == 1, "asked anew hours later"
+    scene.tell(fault(version=2, severity=Severity.CRITICAL))
+    scene.tell(fault(version=3, closed_ms=T0 + 1))
+    assert ops.heard() == ["opened", "asks", "asks", "changed", "closed"]
+    assert tell(scene, replace(ASKED, key="d3")) == 0, "it is over"
+
+
+def test_only_who_knows_of_the_incident_is_told_and_nobody_of_a_silenced_one() -> None:
+    chat, pager = Listener("chat"), Listener("pager", Severity.CRITICAL)
+    scene = Scene(chat, pager)
+    scene.tell(fault())
+    tell(scene, ASKED)
+    assert (chat.heard(), pager.heard()) == (["opened", "asks"], [])
+    scene.silences.take(silence(node=("n-i1",)))
+    assert tell(scene, replace(ASKED, key="d2")) == 0
+    assert tell(scene, replace(ASKED, incident_id="nobody knows")) == 0
+
+
+def test_news_wait_behind_an_opening_that_waits_and_are_not_sent_without_it() -> None:
+    scene = Scene(routes=[RouteConfig(("ops",), group_wait_s=30)])
+    (ops,) = scene.listeners
+    scene.tell(fault())
+    tell(scene, ASKED)
+    assert ops.heard() == []
+    scene.wait(1)
+    assert ops.heard() == ["opened", "asks"]
+    scene.tell(fault("i2"))
+    tell(scene, replace(ASKED, incident_id="i2"))
+    scene.tell(fault("i2", 2, closed_ms=scene.now_ms))
+    scene.wait(5)
+    assert ops.heard("i2") == [], "it was over before it was told of"
+
+
+def test_what_a_receiver_does_not_take_is_tried_again_and_given_up_without_more() -> None:
+    scene = Scene()
+    (ops,) = scene.listeners
+    scene.tell(fault())
+    ops.answer = Delivery(False, "answered 500")
+    tell(scene, ASKED)
+    scene.wait(600)
+    assert scene.store.states() == [("opened", "delivered"), ("asks", "failed")]
+    ops.answer = Delivery(True)
+    scene.wait(600)
+    assert ops.heard() == ["opened"], "old news is told by nothing else"
+
+
+def test_told_from_memory_while_the_store_fails_it_is_not_told_again() -> None:
+    scene = Scene()
+    (ops,) = scene.listeners
+    scene.tell(fault())
+    assert scene.outbox.tell([ASKED], scene.open, blind=True) == 1
+    scene.run()
+    assert tell(scene, ASKED) == 0
+    assert ops.heard() == ["opened", "asks"]
+
+
+def test_its_words_are_the_first_line_and_an_alert_stays_the_same_alert() -> None:
+    body = message(ASKS, fault(), T0, "http://console", ASKED.text).encode()
+    told = story(body, {})
+    assert told.headline == "WARNING (waits for your answer): Drover asks to drain n-i1"
+    assert told.text(T0).startswith("Drover asks to drain n-i1\n\n")
+    assert payload(told, T0)["text"] == told.headline
+    sent = event(told, "key", T0)
+    assert (sent["dedup_key"], sent["event_action"], sent["payload"]["summary"]) == ("i1", "trigger", told.headline)
+
+
+INDEX = fleet(4)
+
+
+class Site:
+    """A collector that asks before it acts, and what outlives it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.slurm, self.ops, self.now_ms = store, SlurmStandIn("n000", "n001"), Listener(), T0
+
+    async def begin(self) -> None:
+        self.outbox = Outbox(self.store, [self.ops], "http://console", now_ms=lambda: self.now_ms)
+        self.pipeline = Pipeline(
+            INDEX,
+            self.store,
+            policy("approve"),
+            self.outbox,
+            lag_ms=7000,
+            now_ms=lambda: self.now_ms,
+            ceiling="enforce",
+        )
+        actuator = SlurmActuator(self.slurm, 10_000)
+        self.desk = ActionDispatcher(
+            self.store, ActConfig(mode="approve"), [actuator], lambda _: actuator,
+            incidents=lambda: self.pipeline.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
+        )  # fmt: skip
+        self.desk.validator = self
+        self.pipeline.act_by(self.desk)
+        await self.pipeline.start()
+
+    def ask(self, node: str, *_: object, **__: object) -> str:
+        """Stands for the desk of probes."""
+        return f"request-{node}"
+
+    async def xid(self, node: str) -> Decision:
+        made = Event(
+            f"{node}/1", self.now_ms, node, 0, EventKind.XID, "171", "its memory is bad", received_ms=self.now_ms
+        )
+        self.store.write_events([made])
+        self.pipeline.take_events([made])
+        await asyncio.to_thread(lambda: self.pipeline._judge.submit(self.pipeline.judge_events).result(20))
+        (waiting,) = [d for d in self.pipeline.engine.decider.standing.values() if d.node == node]
+        return waiting
+
+    async def heard(self, node: str, *kinds: str) -> None:
+        def said() -> list[str]:
+            return [body["type"] for body in self.ops.got.values() if body["data"]["node"] == node]
+
+        await until(lambda: said() == list(kinds), f"{node}: {kinds}")
+
+
+@in_loop
+async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to_know(store: Store) -> None:
+    site = Site(store)
+    await site.begin()
+    try:
+        asked = await site.xid("n000")
+        await site.heard("n000", OPENED, ASKS)
+        await site.pipeline.stop()
+        await site.begin()
+        site.slurm.drain_by("n001", "ann", "cables")
+        second = await site.xid("n001")
+        await site.heard("n001", OPENED, ASKS)
+        answer(site, second)
+        await site.heard("n001", OPENED, ASKS, ACTION_FAILED)
+        answer(site, asked)
+        await until(lambda: "DRAIN" in site.slurm.held["n000"].states, "it is drained")
+        await until(lambda: "n000" in store.duties(), "Drover knows")
+        await until(lambda: site.desk.duties["n000"].stage is Health.VALIDATING, "it is validated")
+        failed = ProbeVerdict(
+            "request-n000", "n000", 0, False, "hbm_copy", "HBM 9 % slow", T0, ProbeReason.VALIDATE, asked.incident_id
+        )
+        await asyncio.to_thread(site.desk.on_verdicts, [failed])
+        await site.heard("n000", OPENED, ASKS, REPAIR)
+        await site.pipeline.stop()
+        await site.begin()
+        await site.xid("n002")
+        await site.heard("n002", OPENED, ASKS)
+        await site.heard("n000", OPENED, ASKS, REPAIR)
+        await site.heard("n001", OPENED, ASKS, ACTION_FAILED)
+    finally:
+        await site.pipeline.stop()
+    assert CLOSED not in {body["type"] for body in site.ops.got.values()}
+    words: dict[str, Any] = {
+        body["type"]: body["data"]["news"] for body in site.ops.got.values() if "news" in body["data"]
+    }
+    assert words[ACTION_FAILED] == "drain n001 failed: it is drained by ann (cables): left as it is"
+    assert json.dumps(words).count("--why TEXT") >= 2
+
+
+def answer(site: Site, decision: Decision) -> None:
+    given = Approval(decision.id, site.now_ms, "ann", True, "seen")
+    site.pipeline._judge.submit(site.pipeline._answer, given).result(20)

@@ -1,0 +1,219 @@
+"""Many messages at once, receivers that are full or hang, gaps that end: what is told late, and that none is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from drover_collector.notify import Delivery, outbox
+from drover_collector.notify import delivery_worker as courier
+from drover_collector.notify.delivery_recorder import STOP_S
+from drover_collector.notify.delivery_worker import DeliveryWorker
+from drover_collector.notify.routes import RouteConfig
+from drover_collector.notify.state import AGAIN_MS
+from drover_collector.notify.test_command import try_out
+from drover_collector.policy.circuit_breaker import Breaker
+from drover_collector.store import OutboxRow
+from drover_core.model.events import (
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+from testbed.deciding import OPEN, fleet, incident
+from testbed.outboxes import T0, Listener, Scene, fault, silence
+
+AWAY = Delivery(False, "answered 500")
+LIMITS = replace(OPEN, mass_nodes=3, gap_ratio=0.01)
+SILENT = ("n000", "n001", "n002", "n003")
+
+
+def silent(node: str) -> Incident:
+    """As the policy `cautious` has it: nothing is to be done, so no second mass event takes it over."""
+    found = incident(node, "silent", T0, kind=IncidentKind.LIVENESS, wanted=RecommendedAction.WATCH)
+    return replace(found, id=node, scope="node", gpu=None, members=((node, None),), severity=Severity.WARNING)
+
+
+@pytest.mark.parametrize("wait_s", [0, 30])
+def test_nodes_that_stay_silent_after_a_gap_are_told_when_it_is_over(wait_s: int) -> None:
+    scene = Scene(routes=[RouteConfig(("ops",), group_wait_s=wait_s)])
+    (ops,) = scene.listeners
+    breaker = Breaker(fleet(64))
+    early = [silent(node) for node in SILENT[:2]] if wait_s else []  # they still wait, and are withdrawn
+    scene.tell(*early)
+    (gap,) = breaker.note_silence(SILENT, T0, LIMITS)
+    scene.tell(gap, *(silent(node) for node in SILENT))
+    scene.wait(4)
+    assert [ops.heard(name) for name in (gap.id, *SILENT)] == [["opened"], [], [], [], []]
+    scene.now_ms = T0 + 301_000
+    (over,) = breaker.end_gaps(scene.now_ms, LIMITS)
+    scene.tell(over, replace(silent("n000"), version=2, closed_ms=scene.now_ms))  # one is heard again
+    scene.wait(10)
+    assert ops.heard(gap.id) == ["opened", "closed"]
+    assert [ops.heard(name) for name in SILENT] == [[], ["opened"], ["opened"], ["opened"]], "else they burn unseen"
+    scene.restart()
+    scene.tell(replace(silent("n001"), version=2, closed_ms=scene.now_ms))
+    scene.wait(60)
+    assert [ops.heard(name) for name in SILENT[:3]] == [[], ["opened", "closed"], ["opened"]]
+
+
+def test_a_gap_that_ended_while_the_collector_was_down_hides_nothing_either() -> None:
+    scene = Scene()
+    (ops,) = scene.listeners
+    breaker = Breaker(fleet(64))
+    (gap,) = breaker.note_silence(SILENT, T0, LIMITS)
+    scene.tell(gap, silent("n000"))
+    scene.now_ms += 301_000
+    scene.open[gap.id] = breaker.end_gaps(scene.now_ms, LIMITS)[0]
+    scene.restart()
+    assert ops.heard("n000") == ["opened"]
+
+
+def test_what_is_still_wrong_when_nobody_had_to_answer_a_mass_event_is_told() -> None:
+    """A rack's nodes fail, it goes into maintenance, most of them are mended: the rest must not outlive it unseen."""
+    scene = Scene()
+    (ops,) = scene.listeners
+    breaker = Breaker(fleet(64))
+    held = [replace(incident(node, at_ms=T0), id=node) for node in SILENT]
+    (event,) = breaker.note(held, T0, LIMITS)
+    scene.tell(event, *held)
+    scene.silences.take(silence(node=SILENT, minutes=60, maintenance=True))
+    scene.now_ms += 20_000
+    scene.tell(*breaker.end(set(), scene.now_ms))  # nothing is to be done to its nodes for a while
+    scene.wait(55)
+    scene.tell(*(replace(one, version=2, closed_ms=scene.now_ms) for one in held[1:]))
+    assert ops.heard() == ["opened", "closed"]
+    scene.wait(10)
+    assert ops.heard(SILENT[0]) == ["opened"]
+    assert len(ops.got) == 3
+
+
+def test_what_a_person_has_answered_for_all_is_not_told_for_each() -> None:
+    scene = Scene()
+    (ops,) = scene.listeners
+    breaker = Breaker(fleet(64))
+    held = [replace(incident(node, at_ms=T0), id=node) for node in SILENT]
+    (event,) = breaker.note(held, T0, LIMITS)
+    scene.tell(event, *held)
+    scene.tell(breaker.answer(event.id, T0 + 1000, "closed: approved by anna: rollout"))
+    scene.wait(600)
+    scene.restart()
+    assert ops.heard() == ["opened", "closed"]
+
+
+def test_what_found_the_queue_full_is_told_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(courier, "MAX_PENDING", 2)
+    scene = Scene()
+    (ops,) = scene.listeners
+    ops.answer = AWAY
+    for name in ("i1", "i2", "i3"):
+        scene.tell(fault(name))
+    assert scene.store.states()[-1] == ("opened", "failed")
+    ops.answer = Delivery(True)
+    scene.wait(60)
+    assert [ops.heard(name) for name in ("i1", "i2", "i3")] == [["opened"], ["opened"], []]
+    scene.wait(AGAIN_MS / 60_000)
+    assert ops.heard("i3") == ["opened"]
+
+
+def test_one_that_forgets_is_told_of_what_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "REMEMBERED", 3)
+    manager = Listener("am", repeat_s=120)
+    scene = Scene(manager)
+    scene.tell(fault("old"))
+    for number in range(6):  # others come and go
+        scene.tell(fault(f"i{number}"))
+        scene.tell(fault(f"i{number}", 2, closed_ms=scene.now_ms))
+        scene.wait(5)
+    assert manager.heard("old") == ["opened", *["repeated"] * 6]
+
+
+def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
+    scene = Scene()
+    (ops,) = scene.listeners
+    scene.outbox.enqueue([fault(f"i{n}") for n in range(20)])
+    scene.now_ms += 1000
+    scene.outbox.enqueue([fault("worst", severity=Severity.CRITICAL), fault("i0", 2, Severity.CRITICAL)])
+    scene.outbox.step()
+    assert (ops.heard(), ops.heard("worst")) == (["opened"], ["opened"])
+    scene.run()
+    assert ops.heard("i0") == ["opened", "changed"], "those of one incident stay in their order"
+    assert len(ops.got) == 22
+
+
+def test_a_storm_is_not_searched_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    standing = DeliveryWorker._standing
+
+    def counted(self: DeliveryWorker, id_: str, next_ms: int) -> OutboxRow | None:
+        looks.append(id_)
+        return standing(self, id_, next_ms)
+
+    monkeypatch.setattr(DeliveryWorker, "_standing", counted)
+    scene = Scene()
+    (ops,) = scene.listeners
+    ops.answer = AWAY
+    scene.tell(*(fault(f"i{n}") for n in range(1000)))
+    ops.answer = Delivery(True)
+    scene.wait(5)
+    assert (ops.tries, len(ops.got)) == (2000, 1000)
+    assert len(looks) < 5 * ops.tries
+
+
+def test_messages_of_a_receiver_that_is_gone_are_given_up_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    scene.listeners[0].answer = AWAY
+    scene.tell(*(fault(f"i{n}") for n in range(50)))
+    writes: list[Any] = []
+    write = scene.store.write_outbox
+    monkeypatch.setattr(scene.store, "write_outbox", lambda rows: (writes.append(rows), write(rows)))
+    scene.listeners = (Listener("new"),)
+    scene.routes = type(scene.routes)(scene.listeners)
+    scene.restart()
+    assert {state for _, state in scene.store.states()} == {"failed", "delivered"}
+    assert scene.listeners[0].heard() == ["opened"] * 50, "the one in its place hears of all that is open"
+    assert len(writes) < 60, "a write each for the first, one for all that was given up"
+
+
+def test_a_stop_waits_once_for_all_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(*(Listener(f"l{n}") for n in range(5)))
+    clock_s, waits_s = [100.0], []
+
+    def join(_self: DeliveryWorker, timeout: float) -> None:
+        waits_s.append(timeout)
+        clock_s[0] += timeout
+
+    monkeypatch.setattr(DeliveryWorker, "is_alive", lambda _: True)
+    monkeypatch.setattr(DeliveryWorker, "join", join)
+    monkeypatch.setattr("time.monotonic", lambda: clock_s[0])
+    scene.outbox.stop()
+    assert len(waits_s) == 5
+    assert sum(waits_s) == STOP_S
+
+
+class Broken(Listener):
+    words = "Invalid header value b'Bearer hunter2' for https://hooks.example/T0/hunter2"
+
+    def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:
+        if not self.answer.delivered:
+            raise ValueError(self.words)
+        return super().deliver(message_id, body, now_ms)
+
+
+def test_a_defect_of_a_receiver_names_no_secret_and_loses_nothing(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken, well = Broken("broken"), Listener("well")
+    scene = Scene(broken, well)
+    broken.answer = AWAY
+    scene.tell(fault())
+    assert not try_out([broken, well], Severity.WARNING, "http://console")
+    said = caplog.text + "".join(capsys.readouterr()) + " ".join(scene.outbox.troubles)
+    assert "ValueError" in said
+    assert "hunter2" not in said
+    assert well.heard() == ["opened", "opened"], "the trial's too"
+    broken.answer = Delivery(True)
+    scene.wait(5)
+    assert broken.heard() == ["opened"]
