@@ -86,7 +86,7 @@ def renew(args: argparse.Namespace) -> int:
     folder: Path = args.dir
     ca, cert, key_file = folder / "ca.pem", folder / "agent.pem", folder / "agent.key"
     try:
-        present = x509.read(ca, cert, key_file).own
+        present = x509.read_files(ca, cert, key_file).own
     except x509.CertificateError as error:
         raise EnrolError(f"{error}; without one in force a node enrols, with a token") from None
     left = present.days_left(time.time())
@@ -129,7 +129,7 @@ def _pinned(server: str, sha256: str) -> str:
     nobody.verify_mode = ssl.CERT_NONE  # what comes is compared with the fingerprint, and nothing is sent
     pem = _ask(server, nobody, "GET", "/v1/ca", None)
     seen = []
-    for text in x509.pems(pem):
+    for text in x509.split_pem(pem):
         digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest()
         if hmac.compare_digest(digest, wanted):
             return text
@@ -201,7 +201,7 @@ def _take(
         (work / name).touch(0o600)
         (work / name).write_text(text)
     try:
-        own = x509.read(work / "ca.pem", work / "agent.pem", work / "agent.key").own
+        own = x509.read_files(work / "ca.pem", work / "agent.pem", work / "agent.key").own
     except x509.CertificateError as error:
         raise EnrolError(f"what was issued cannot be used: {error}") from None
     name = quoted or quote(node or "", safe="")

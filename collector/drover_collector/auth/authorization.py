@@ -250,7 +250,7 @@ class Gate(grpc.aio.ServerInterceptor):
         if peer.certificate.serial in denied:
             return "denied", f"the certificate of {peer.identity} with serial {peer.certificate.serial:X} is denied"
         if peer.certificate.ended(self._now_s()):
-            return "ended", x509.ended_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
+            return "ended", x509.expiry_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
         return None
 
     def _judge(
