@@ -164,7 +164,7 @@ def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: 
     met = look(config.store.url, config.store.cluster)
     check_disk(config.store, None if met is None else met.disk)
     tls = server_tls(config.tls)
-    until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
+    until = f", certificate until {x509.format_time(tls.own.ends_s)}" if tls is not None else ""
     nodes, gpus = (
         f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in ((len(spec.nodes), "node"), (spec.gpu_count, "GPU"))
     )

@@ -78,7 +78,7 @@ def enrol(args: argparse.Namespace) -> int:
         context = ssl.create_default_context(cafile=str(work / "pinned.pem"))
         answer = _post(args.server, context, "/v1/enrol", {"node": args.node, "token": token, "csr": csr})
         own = _take(work, folder, key, answer, args.node)
-    print(f"{folder / 'agent.pem'}: {args.node}, until {x509.day(own.ends_s)}")
+    print(f"{folder / 'agent.pem'}: {args.node}, until {x509.format_time(own.ends_s)}")
     return 0
 
 
@@ -91,10 +91,10 @@ def renew(args: argparse.Namespace) -> int:
         raise EnrolError(f"{error}; without one in force a node enrols, with a token") from None
     left = present.days_left(time.time())
     if left >= args.within_days:
-        print(f"{cert}: good until {x509.day(present.ends_s)}; nothing to do")
+        print(f"{cert}: good until {x509.format_time(present.ends_s)}; nothing to do")
         return 0
     if left < 0:
-        raise EnrolError(f"{cert} ended at {x509.day(present.ends_s)}: enrol anew, with a token and --force")
+        raise EnrolError(f"{cert} ended at {x509.format_time(present.ends_s)}: enrol anew, with a token and --force")
     with _work(folder) as work:
         key, csr = _request(work)
         context = ssl.create_default_context(cafile=str(ca))
@@ -102,7 +102,7 @@ def renew(args: argparse.Namespace) -> int:
         answer = _post(args.server, context, "/v1/renew", {"csr": csr})
         name = present.uris[0].rpartition("/")[2] if present.uris else ""
         own = _take(work, folder, key, answer, None, quoted=name)
-    print(f"{cert}: until {x509.day(own.ends_s)}; the running agent takes it within a minute")
+    print(f"{cert}: until {x509.format_time(own.ends_s)}; the running agent takes it within a minute")
     return 0
 
 

@@ -85,4 +85,4 @@ def report(config: TlsConfig, now_s: float) -> str:
         return str(error)
     names = ", ".join(files.own.uris) or "no name drover://ROLE/NAME"
     lines = x509.expiry_warnings(files, config.ca, config.cert, now_s)
-    return "; ".join([f"{names}, until {x509.day(files.own.ends_s)}", *lines])
+    return "; ".join([f"{names}, until {x509.format_time(files.own.ends_s)}", *lines])

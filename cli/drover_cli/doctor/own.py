@@ -89,7 +89,7 @@ def certificates(config: CollectorConfig, now_s: float | None = None) -> list[Fi
         dead = files.own.ended(now_s) or any(authority.ended(now_s) for authority in files.authorities)
         made = bad if dead or files.own.days_left(now_s) < 1 else warn
         return [made("certificates", line, "drover certs renew, then copy the files; no restart") for line in troubles]
-    return [ok("certificates", f"the collector's until {x509.day(files.own.ends_s)}")]
+    return [ok("certificates", f"the collector's until {x509.format_time(files.own.ends_s)}")]
 
 
 def secrets(config: CollectorConfig) -> list[Finding]:

@@ -45,7 +45,7 @@ def own_certificate(config: AgentConfig) -> list[Line]:
             else CheckState.LIMITED
         )
         return [Line("certificate", state, "; ".join(troubles), "drover certs renew, then copy the files")]
-    return [Line("certificate", CheckState.OK, f"{wanted}, until {x509.day(files.own.ends_s)}")]
+    return [Line("certificate", CheckState.OK, f"{wanted}, until {x509.format_time(files.own.ends_s)}")]
 
 
 def collector(config: AgentConfig, address: str) -> list[Line]:
@@ -68,7 +68,7 @@ def collector(config: AgentConfig, address: str) -> list[Line]:
         return [Line(name, CheckState.BROKEN, why, remedy)]
     state, remedy = CheckState.OK, ""
     if certificate is not None:
-        text += f", certificate until {x509.day(certificate.ends_s)}"
+        text += f", certificate until {x509.format_time(certificate.ends_s)}"
         if ending := x509.expiry_text("the collector's certificate", certificate):
             state, remedy = CheckState.LIMITED, ending
     if refused := _refused(config, address):
