@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 NODES ?= 32
 SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c locks/dev.txt
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout test-console clean
+.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout test-console lock clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -17,12 +17,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "drover needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { echo "could not make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 
-$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml locks/dev.txt | $(BIN)/python
 	@echo "setting up $(VENV) (about a minute, 400 MB to download the first time) ..."
 	@$(PIP) -e '.[collector,dashboard,simulation]'
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/dev.stamp: pyproject.toml locks/dev.txt | $(BIN)/python
 	@echo "setting up $(VENV) with the development tools (about a minute the first time) ..."
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/run.stamp
@@ -76,6 +76,13 @@ chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and wri
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
 	@$(BIN)/python ansible/dist.py $(ARGS)
+
+lock: ## write locks/dev.txt and ansible/locks anew, from the ranges of pyproject.toml; look at the diff
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	@build/lock/bin/pip install -q -q --disable-pip-version-check torch==2.13.0 -e '.[audit,dev,rollout]'
+	@{ head -1 locks/dev.txt; build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' | sort -f; } >build/dev.txt
+	@mv build/dev.txt locks/dev.txt
+	@build/lock/bin/python ansible/dist.py --lock
 
 proto: $(VENV)/dev.stamp ## generate the protobuf code again
 	@$(BIN)/python proto/generate.py
