@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 
 import grpc
 
@@ -58,6 +59,11 @@ def run(args: argparse.Namespace) -> int:
     return _incident(detail, args)
 
 
+def _timeline_rows(detail: pb.IncidentDetail) -> Iterator[dict[str, object]]:
+    for entry in build_timeline(detail):
+        yield {"ts": when(entry.ts_ms), "ts_ms": entry.ts_ms, "source": entry.source, "text": entry.text}
+
+
 def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     incident = from_json(Incident, detail.incident_json)
     if args.json:
@@ -71,10 +77,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
                 "probe_orders": [json.loads(text) for text in detail.probe_orders_json],
                 "probe_verdicts": [json.loads(text) for text in detail.probe_verdicts_json],
                 "audit": [json.loads(text) for text in detail.audit_json],
-                "life": [
-                    {"ts": when(m.ts_ms), "ts_ms": m.ts_ms, "source": m.source, "text": m.text}
-                    for m in build_timeline(detail)
-                ],
+                "life": list(_timeline_rows(detail)),
                 "events": [json.loads(text) for text in detail.events_json],
                 "notifications": list(detail.notifications),
                 "silenced": detail.silenced or None,
