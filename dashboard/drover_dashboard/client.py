@@ -342,7 +342,7 @@ class FleetClient:
             own = x509.expiry_warnings(self._files, self._tls.ca, self._tls.cert)
             explained = x509.explain_failure(detail, own, self._tls.ca, self._tls.cert)
             if explained != detail:
-                trouble = replace(trouble, reason=explained, advice="docs/security.md tells more")
+                trouble = replace(trouble, reason=explained, advice="docs/how-to/tls.md tells more")
         # A chart that takes too long says nothing of the collector; a number kept in its memory does.
         late = code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s <= DEADLINE_S
         with self._lock:

@@ -195,7 +195,7 @@ def _ask(server: str, context: ssl.SSLContext, method: str, path: str, body: str
 def _take(
     work: Path, folder: Path, key: str, answer: dict[str, str], node: str | None, *, quoted: str = ""
 ) -> x509.Certificate:
-    """Check what was issued, then put it in its place: the key first (docs/security.md)."""
+    """Check what was issued, then put it in its place: the key first (docs/how-to/tls.md)."""
     files = {"agent.key": key, "agent.pem": answer["certificate"], "ca.pem": answer["ca"]}
     for name, text in files.items():
         (work / name).touch(0o600)
