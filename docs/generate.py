@@ -22,7 +22,7 @@ from drover_collector.auth.authorization import ROLES
 from drover_collector.config import CollectorConfig
 from drover_core.metrics.catalog import Scope, of_scope
 from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
-from drover_core.settings import rows
+from drover_core.settings import list_settings
 from drover_core.xid.codes import ADVICE, XIDS
 from drover_proto import fleet_pb2
 
@@ -87,7 +87,7 @@ def settings() -> str:
         + prose("`drover-agent config` and `drover-collector config` print commented files of these.")
     ]
     for title, kind in (("Agent (`/etc/drover/agent.toml`)", AgentConfig), ("Collector", CollectorConfig)):
-        lines: list[list[object]] = [[f"`{r.key}`", r.type, f"`{r.default!r}`", r.help] for r in rows(kind)]
+        lines: list[list[object]] = [[f"`{r.key}`", r.type, f"`{r.default!r}`", r.help] for r in list_settings(kind)]
         parts.append(f"## {title}\n\n" + table(["key", "type", "default", "what"], lines))
     return "\n".join(parts)
 

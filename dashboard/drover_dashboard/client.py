@@ -81,12 +81,12 @@ class Tls:
     def read(self) -> x509.TlsFiles:
         """Raises ClientError when a file cannot be read, or they do not belong together."""
         try:
-            return x509.read(self.ca, self.cert, self.key)
+            return x509.read_files(self.ca, self.cert, self.key)
         except x509.CertificateError as error:
             raise ClientError(str(error).replace("tls.", "--", 1)) from None
 
     def stamp(self) -> object:
-        return x509.stamp(self.ca, self.cert, self.key)
+        return x509.file_versions(self.ca, self.cert, self.key)
 
 
 class FleetClient:
@@ -339,8 +339,8 @@ class FleetClient:
         code = error.code()
         detail = error.details() or ""
         if code is grpc.StatusCode.UNAVAILABLE and self._tls and self._files and "refused" not in detail.lower():
-            own = x509.troubles(self._files, self._tls.ca, self._tls.cert)
-            explained = x509.explain(detail, own, self._tls.ca, self._tls.cert)
+            own = x509.expiry_warnings(self._files, self._tls.ca, self._tls.cert)
+            explained = x509.explain_failure(detail, own, self._tls.ca, self._tls.cert)
             if explained != detail:
                 trouble = replace(trouble, reason=explained, advice="docs/how-to/tls.md tells more")
         # A chart that takes too long says nothing of the collector; a number kept in its memory does.

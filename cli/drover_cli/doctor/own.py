@@ -83,19 +83,19 @@ def certificates(config: CollectorConfig, now_s: float | None = None) -> list[Fi
         ]
     issue = "drover certs issue collector, then copy certificate and key"
     try:
-        files = x509.read(tls.ca, tls.cert, tls.key)
+        files = x509.read_files(tls.ca, tls.cert, tls.key)
     except x509.CertificateError as error:
         return [bad("certificates", str(error), issue)]
     if files.own.uris:
         text = f"{tls.cert} is for {', '.join(files.own.uris)}, and no collector's: agents and consoles leave"
         return [bad("certificates", text, issue)]
     now_s = time.time() if now_s is None else now_s
-    troubles = x509.troubles(files, tls.ca, tls.cert, now_s)
+    troubles = x509.expiry_warnings(files, tls.ca, tls.cert, now_s)
     if troubles:
         dead = files.own.ended(now_s) or any(authority.ended(now_s) for authority in files.authorities)
         made = bad if dead or files.own.days_left(now_s) < 1 else warn
         return [made("certificates", line, "drover certs renew, then copy the files; no restart") for line in troubles]
-    return [ok("certificates", f"the collector's until {x509.day(files.own.ends_s)}")]
+    return [ok("certificates", f"the collector's until {x509.format_time(files.own.ends_s)}")]
 
 
 def secrets(config: CollectorConfig) -> list[Finding]:

@@ -13,7 +13,7 @@ import pytest
 
 from drover_collector.store import Store
 from drover_core.model.events import IncidentKind
-from drover_core.model.runbooks import page_of
+from drover_core.model.runbooks import runbook_path
 from testbed.monitoring import NAME, facts_of, names_of, whole_page
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -106,7 +106,7 @@ def parts_of(path: Path) -> dict[str, str]:
 def test_every_kind_of_incident_has_its_page(kind: IncidentKind) -> None:
     assert parts_of(PAGES / f"{kind}.md")[""] == f"# Incident: {kind}"
     assert f"| [{kind}]({kind}.md) |" in (PAGES / "README.md").read_text("utf-8")
-    assert page_of(kind) == f"docs/runbooks/{kind}.md"
+    assert runbook_path(kind) == f"docs/runbooks/{kind}.md"
 
 
 def test_there_are_no_other_pages() -> None:
