@@ -31,7 +31,7 @@ def _sent(kind: int, body: bytes = b"", stream: int = 0, flags: int = 0) -> byte
 
 
 def _call(*sent: bytes, **headers: str) -> bytes:
-    return GREETING + opened(**headers) + b"".join(sent)
+    return GREETING + opened(1, **headers) + b"".join(sent)
 
 
 def _flood(one: bytes, count: int) -> bytes:
@@ -198,7 +198,7 @@ class Observed:
             case frames.HEADERS | frames.CONTINUATION:
                 self._pieces += body
                 if flags & frames.END_HEADERS:
-                    found = dict(self._decoder.decode(self._pieces))
+                    found = {str(name): str(value) for name, value in self._decoder.decode(self._pieces)}
                     self._pieces = b""
                     self._headers(stream, found)
             case frames.RST_STREAM:
