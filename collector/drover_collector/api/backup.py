@@ -28,7 +28,7 @@ def backup(facts: ApiSnapshot, request: pb.BackupRequest) -> pb.BackupReply:
     folder = Path(facts.config.store.backup_folder) / request.name
     started = time.monotonic()
     try:
-        copied = facts.store.backup(folder, facts.now_ms(), facts.config.store.keep_free_bytes)
+        copied = facts.store.backups.make(folder, facts.now_ms(), facts.config.store.keep_free_bytes)
     except StoreError as error:
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, f"no backup was made: {error}") from None
     seconds = time.monotonic() - started

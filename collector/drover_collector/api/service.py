@@ -102,7 +102,7 @@ class FleetApi(FleetServicer):
         self._threads.shutdown(cancel_futures=True)
         self._act_threads.shutdown(cancel_futures=True)
         self._export_thread.shutdown(cancel_futures=True)
-        self._facts.store.stop_backup()
+        self._facts.store.backups.stop()
         self._backup_thread.shutdown(cancel_futures=True)
 
     async def GetStatus(self, _request: pb.StatusRequest, context: Context) -> pb.Status:

@@ -18,11 +18,11 @@ def fill(status: pb.Status, facts: ApiSnapshot) -> None:
             name=size.name, rows=size.rows, bytes=size.bytes, oldest_ms=size.oldest_ms, newest_ms=size.newest_ms
         )
     status.retention_days = facts.store.retention_days
-    disk = facts.store.disk()
+    disk = facts.store.sizes.disk()
     if disk is None:
         return
     status.store_free_bytes = disk[0]
-    left = days_left(parts, facts.store.kept_days, room(facts, parts, disk))
+    left = days_left(parts, facts.store.retention.kept_days, room(facts, parts, disk))
     if left is not None:
         status.store_days_left = min(left, FOREVER_DAYS)
 
@@ -30,7 +30,7 @@ def fill(status: pb.Status, facts: ApiSnapshot) -> None:
 def troubles(facts: ApiSnapshot) -> list[str]:
     """Sentences about room."""
     store, found = facts.store, []
-    drops = facts.once("drops", LONG_S, lambda: store.drops(facts.now_ms() - DAY_MS))
+    drops = facts.once("drops", LONG_S, lambda: store.retention.drops(facts.now_ms() - DAY_MS))
     if drops:
         size = sum(drop.bytes for drop in drops)
         kinds = "samples and rollups" if any(not drop.table.endswith("_samples") for drop in drops) else "samples"
@@ -45,7 +45,7 @@ def troubles(facts: ApiSnapshot) -> list[str]:
             f" up to {iso(max(drop.to_ms for drop in drops))}; {held} left. Give it a"
             " larger disk, or set store.retention_days to what this one holds."
         )
-    disk = store.disk()
+    disk = store.sizes.disk()
     # Half of the reserve is gone; of a small disk's, so much that the store soon takes nothing.
     if disk is not None and disk[0] < max(keep_free(disk[1], facts.config.store.keep_free_bytes) // 2, SOON_BYTES):
         found.append(
@@ -56,7 +56,7 @@ def troubles(facts: ApiSnapshot) -> list[str]:
 
 
 def _parts(facts: ApiSnapshot) -> list[Part]:
-    return facts.once("parts", LONG_S, facts.store.partitions)
+    return facts.once("parts", LONG_S, facts.store.sizes.partitions)
 
 
 def room(facts: ApiSnapshot, parts: list[Part], disk: tuple[int, int]) -> float:

@@ -11,20 +11,16 @@ import numpy.typing as npt
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.records import Ids, Millis
 from drover_collector.store.rollups.rollups import Rollups
-from drover_collector.store.samples.entities import FOREVER, Stay, Target
+from drover_collector.store.samples.entities import FOREVER, EntityRegistry, Stay, Target
 from drover_collector.store.samples.fold import (
     Folded,
     fold_again,
     join,
     units,
 )
-from drover_collector.store.samples.rows import (
-    LEVELS_MS,
-    RAW_MS,
-    Span,
-    merged,
-    without,
-)
+from drover_collector.store.samples.rows import LEVELS_MS, RAW_MS, SampleRows
+from drover_collector.store.samples.spans import Span, merged, without
+from drover_collector.store.samples.table import LastQuery
 from drover_collector.store.schema.tables import rollup_table, samples_table
 from drover_core.metrics.catalog import BY_NAME, Scope
 
@@ -66,14 +62,20 @@ class Beside:
     folded: Folded | None = None
 
 
-class Series(Rollups):
-    def beside(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> Beside | None:
-        """For `series` and then `peers_series` of these GPUs; None: they are too many to be read at once."""
-        places = self._placements.map(index, Scope.GPU, to_ms)
+class SeriesReader:
+    def __init__(self, registry: EntityRegistry, rows: SampleRows, rollups: Rollups, last_query: LastQuery) -> None:
+        self._registry = registry
+        self._rows = rows
+        self._rollups = rollups
+        self._last_query = last_query
+
+    def with_peers(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> Beside | None:
+        """For `read` and then `read_peers` of these GPUs; None: they are too many to be read at once."""
+        places = self._registry.map(index, Scope.GPU, to_ms)
         ids = places.ids[np.isin(places.target, gpus)]
         return Beside(ids) if 0 < len(ids) <= _peers_most(RAW_MS, from_ms, to_ms) else None
 
-    def series(
+    def read(
         self,
         scope: Scope,
         targets: Sequence[Target],
@@ -96,8 +98,8 @@ class Series(Rollups):
             ValueError: a span that is empty, fewer than 2 points, or a metric that this scope does not have.
         """
         _check(scope, metrics, from_ms, to_ms, max_points)
-        self.note_asked()
-        stays = self._placements.stays(targets, scope)
+        self._last_query.note()
+        stays = self._registry.stays(targets, scope)
         step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
         to_ms = self._end(scope, (from_ms, to_ms), step)
         first, points = _grid(from_ms, to_ms, step)
@@ -135,7 +137,7 @@ class Series(Rollups):
         }
         return step, first + step * np.arange(points, dtype=np.int64), result
 
-    def peers_series(
+    def read_peers(
         self,
         index: FleetIndex,
         gpus: npt.NDArray[np.integer],
@@ -145,7 +147,7 @@ class Series(Rollups):
         step_ms: int,
         beside: Beside | None = None,
     ) -> dict[str, Spread]:
-        """Metric -> (p10, median, p90) over GPUs per step, on the grid that `series` has; NaN where none came.
+        """Metric -> (p10, median, p90) over GPUs per step, on the grid that `read` has; NaN where none came.
 
         Of very many GPUs over a long time an even selection stands for all, so that an answer stays quick.
         """
@@ -153,7 +155,7 @@ class Series(Rollups):
         first, points = _grid(from_ms, to_ms, step_ms)
         upto_ms = self._end(Scope.GPU, (from_ms, to_ms), step_ms)
         result: dict[str, Spread] = {}
-        places = self._placements.map(index, Scope.GPU, to_ms)
+        places = self._registry.map(index, Scope.GPU, to_ms)
         wanted = places.ids[np.isin(places.target, gpus)]
         most = _peers_most(_width(step_ms), from_ms, to_ms)
         if len(wanted) > most:
@@ -206,7 +208,7 @@ class Series(Rollups):
         """Values per step. Those of a step of 10 s or more are made of the values of 10 s, then of 5 min, wherever
         they come from, so that an answer does not change when samples are rolled up or dropped."""
         if step % LEVELS_MS["10s"]:
-            return self.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
+            return self._rows.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
         if step % LEVELS_MS["5m"]:
             parts = self._tens(scope, ids, metrics, span)
             told = [part for part in parts if len(part.ids)]
@@ -215,7 +217,7 @@ class Series(Rollups):
         else:
             kept = self._kept(scope, "5m", span, ids)
             parts = [
-                self.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids, counts=False),
+                self._rows.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids, counts=False),
                 fold_again(self._tens(scope, ids, metrics, *without(span, kept)), LEVELS_MS["5m"]),
             ]
         return fold_again(parts, step)
@@ -225,7 +227,7 @@ class Series(Rollups):
         value, and to read its samples may cost more than all that is rolled up."""
         if step % LEVELS_MS["10s"] or span[1] - span[0] <= FINE_MS:
             return span[1]
-        upto_ms, _ = self.rolled_up(scope, "10s", (span[1], span[1]))
+        upto_ms, _ = self._rollups.rolled_up(scope, "10s", (span[1], span[1]))
         return upto_ms if span[1] - upto_ms <= OPEN_MS else span[1]
 
     def _tens(self, scope: Scope, ids: Ids, metrics: Sequence[str], *spans: Span) -> list[Folded]:
@@ -235,14 +237,14 @@ class Series(Rollups):
             kept = self._kept(scope, "10s", span, ids)
             for level, parts in (("10s", kept), (None, without(span, kept))):
                 found.append(
-                    self.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids, counts=False)
+                    self._rows.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids, counts=False)
                 )
         return found
 
     def _kept(self, scope: Scope, level: str, span: Span, ids: Ids) -> list[Span]:
         """What of a span a rollup answers, in whole buckets."""
         width = LEVELS_MS[level]
-        upto_ms, holes = self.rolled_up(scope, level, span, ids)
+        upto_ms, holes = self._rollups.rolled_up(scope, level, span, ids)
         begin = -(-span[0] // width) * width
         end = max(begin, upto_ms // width * width)
         return without((begin, end), merged((low // width * width, -(-high // width) * width) for low, high in holes))
@@ -250,7 +252,7 @@ class Series(Rollups):
     def _finest_ms(self, scope: Scope, from_ms: int) -> int:
         """The shortest step that the store can still answer from then on: samples go before their rollups."""
         tables = {samples_table(scope): 1, **{rollup_table(scope, level): ms for level, ms in LEVELS_MS.items()}}
-        oldest = {ms: self.oldest_ms(name) for name, ms in tables.items()}
+        oldest = {ms: self._rows.oldest_ms(name) for name, ms in tables.items()}
         held = [each for each in oldest.values() if each is not None]
         if not held:
             return 1
