@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from drover_core.metrics.catalog import Scope, of_scope
 from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
 from drover_core.settings import rows
 from drover_core.xid.codes import ADVICE, XIDS
+from drover_proto.fleet_methods import METHODS
 
 HERE = Path(__file__).resolve().parent
 NOTE = "<!-- written by docs/generate.py; change the table in the code instead -->\n"
@@ -91,6 +93,22 @@ def commands() -> str:
         text = f"## drover {name}\n\n{str(parser.description).rstrip('.')}.\n"
         parts.append(text + ("\n" + table(["argument", "what"], lines) if lines else ""))
     return "\n".join(parts)
+
+
+def fleet_api() -> str:
+    lines: list[list[object]] = [
+        [
+            f"`{m.name}`", f"`{m.request.DESCRIPTOR.name}`", f"`{m.reply.DESCRIPTOR.name}`",
+            ", ".join(sorted(m.roles)), "none" if math.isinf(m.limit_s) else f"{m.limit_s:g} s", m.summary,
+        ]
+        for m in METHODS.values()
+    ]  # fmt: skip
+    return (
+        f"# The Fleet API\n\n{NOTE}\nThe gRPC service that the console and `drover` call (`api.listen`). Messages:\n"
+        "`proto/drover_proto/fleet.proto`. A caller's own deadline counts where it is shorter than the limit.\n"
+        "Without TLS, which is possible on loopback only, every local user may call everything.\n\n"
+        + table(["method", "request", "reply", "roles", "limit", "what"], lines)
+    )
 
 
 def _parsers(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -232,6 +250,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "settings.md": settings,
     "commands.md": commands,
+    "fleet_api.md": fleet_api,
     "xids.md": xids,
     "sources.md": sources,
     "probes.md": probes,

@@ -25,7 +25,9 @@ def _pages() -> dict[str, str]:
     return {name: make() for name, make in module.PAGES.items()}
 
 
-@pytest.mark.parametrize("name", ["metrics.md", "settings.md", "commands.md", "xids.md", "sources.md", "probes.md"])
+@pytest.mark.parametrize(
+    "name", ["metrics.md", "settings.md", "commands.md", "fleet_api.md", "xids.md", "sources.md", "probes.md"]
+)
 def test_reference_pages_follow_the_code(name: str) -> None:
     written = (ROOT / "docs" / name).read_text("utf-8")
     assert written == _pages()[name], f"docs/{name} is old: run .venv/bin/python docs/generate.py"

@@ -62,7 +62,6 @@ from drover_core.model.events import Severity
 from drover_core.model.fleet import FleetError, FleetSpec, load_toml
 from drover_core.settings import SettingsError, placed, sample
 from drover_core.times import iso
-from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 
 log = logging.getLogger("drover_collector")
 
@@ -321,7 +320,7 @@ async def _serve(
     most = open_files.people()
     bounded = *SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)
     people = grpc.aio.server(options=bounded, interceptors=(gate,), maximum_concurrent_rpcs=CALLS_MOST)
-    add_FleetServicer_to_server(api, people)
+    api.add_to(people)
     front = Front(most, on_crowded=lambda: gate.refused.update(("too many connections",)))
     async with contextlib.AsyncExitStack() as stack:
         # A file, and not a port: other users of this machine would go round the bound.
