@@ -71,10 +71,10 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
     troubles: list[str] = []
     if tls:
         try:
-            files = x509.read(*tls)
+            files = x509.read_files(*tls)
         except x509.CertificateError as error:
             raise CliError(str(error).replace("tls.", "--", 1)) from None
-        troubles = [line.replace("tls.", "--", 1) for line in x509.troubles(files, args.ca, args.cert)]
+        troubles = [line.replace("tls.", "--", 1) for line in x509.expiry_warnings(files, args.ca, args.cert)]
         credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
         channel = grpc.secure_channel(args.collector, credentials, options)
     else:
@@ -91,7 +91,7 @@ def _told(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -
     """`troubles`: of our own certificates."""
     code, detail, where = error.code(), error.details() or "", args.collector
     if code is grpc.StatusCode.UNAVAILABLE and args.cert and "connection refused" not in detail.lower():
-        explained = x509.explain(detail, troubles, args.ca, args.cert)
+        explained = x509.explain_failure(detail, troubles, args.ca, args.cert)
         if explained != detail:
             return UnreachableError(f"the collector at {where}: {explained}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):

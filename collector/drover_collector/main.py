@@ -60,7 +60,7 @@ from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFold
 from drover_core import interrupts, logs, x509
 from drover_core.model.events import Severity
 from drover_core.model.fleet import FleetError, FleetSpec, load_toml
-from drover_core.settings import SettingsError, placed, sample
+from drover_core.settings import SettingsError, error_at_key, example_toml
 from drover_core.times import iso
 
 log = logging.getLogger("drover_collector")
@@ -90,13 +90,13 @@ SERVER_OPTIONS = (  # of the Fleet API
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    interrupts.obey()
+    interrupts.enable_sigint()
     args = _parser().parse_args(argv)
-    logs.begin(args.log_level)
+    logs.configure(args.log_level)
     for name in ("clickhouse_connect", "urllib3"):  # what fails comes as an error, and is told where it does
         logging.getLogger(name).setLevel(logging.ERROR)
     if args.command == "config":
-        print(sample(CollectorConfig), end="")
+        print(example_toml(CollectorConfig), end="")
         return 0
     try:
         config = load_config(args.config)
@@ -150,7 +150,7 @@ def _check_places(path: Path | None, config: CollectorConfig, spec: FleetSpec) -
         validate_places(config.notify.route, spec)
         validate_window_places(config.maintenance, spec)
     except SettingsError as error:
-        raise placed(str(error), path) from None
+        raise error_at_key(str(error), path) from None
 
 
 def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: Policy) -> int:
@@ -163,7 +163,7 @@ def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: 
     met = look(config.store.url, config.store.cluster)
     check_disk(config.store, None if met is None else met.disk)
     tls = server_tls(config.tls)
-    until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
+    until = f", certificate until {x509.format_time(tls.own.ends_s)}" if tls is not None else ""
     nodes, gpus = (
         f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in ((len(spec.nodes), "node"), (spec.gpu_count, "GPU"))
     )

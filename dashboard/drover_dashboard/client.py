@@ -86,12 +86,12 @@ class Tls:
             ClientError: a file cannot be read, or they do not belong together.
         """
         try:
-            return x509.read(self.ca, self.cert, self.key)
+            return x509.read_files(self.ca, self.cert, self.key)
         except x509.CertificateError as error:
             raise ClientError(str(error).replace("tls.", "--", 1)) from None
 
     def stamp(self) -> object:
-        return x509.stamp(self.ca, self.cert, self.key)
+        return x509.file_versions(self.ca, self.cert, self.key)
 
 
 class CollectorChannel:
@@ -120,8 +120,8 @@ class CollectorChannel:
         """Return what is wrong with the certificates if that explains gRPC's `detail`."""
         if self._tls is None or self._files is None:
             return None
-        own = x509.troubles(self._files, self._tls.ca, self._tls.cert)
-        explained = x509.explain(detail, own, self._tls.ca, self._tls.cert)
+        own = x509.expiry_warnings(self._files, self._tls.ca, self._tls.cert)
+        explained = x509.explain_failure(detail, own, self._tls.ca, self._tls.cert)
         return explained if explained != detail else None
 
     def _connect(self) -> grpc.Channel:
@@ -364,7 +364,7 @@ class FleetClient:
         if code is grpc.StatusCode.UNAVAILABLE and "refused" not in detail.lower():
             explained = self._channel.tls_reason(detail)
             if explained is not None:
-                trouble = replace(trouble, reason=explained, advice="docs/security.md says more")
+                trouble = replace(trouble, reason=explained, advice="docs/how-to/tls.md says more")
         # A chart that takes too long says nothing about the collector; a number from its memory does.
         late = code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s <= DEADLINE_S
         with self._lock:

@@ -194,7 +194,7 @@ class Gate(grpc.aio.ServerInterceptor):
         found = []
         if soon:
             first = sorted(soon, key=lambda who: soon[who].ends_s)
-            named = ", ".join(f"{who} at {x509.day(soon[who].ends_s)}" for who in first[:SHOWN])
+            named = ", ".join(f"{who} at {x509.format_time(soon[who].ends_s)}" for who in first[:SHOWN])
             more = f" and {len(first) - SHOWN} more" if len(first) > SHOWN else ""
             found.append(
                 f"Certificates end within {x509.WARN_DAYS} days, or have ended: {named}{more}: drover certs renew."
@@ -218,7 +218,7 @@ class Gate(grpc.aio.ServerInterceptor):
         if peer.certificate.serial in denied:
             return "denied", f"the certificate of {peer.identity} with serial {peer.certificate.serial:X} is denied"
         if peer.certificate.ended(self._now_s()):
-            return "ended", x509.ended_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
+            return "ended", x509.expiry_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
         return None
 
     def _judge(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from drover_core.model.events import Incident, Silence, from_json
-from drover_core.model.silences import where
+from drover_core.model.silences import describe_scope
 from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
@@ -122,7 +122,7 @@ def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
         Row(
             (
                 Cell(
-                    where(silence),
+                    describe_scope(silence),
                     sub="maintenance: Drover acts on none of it" if silence.maintenance else "notifications only",
                 ),
                 Cell(who.clock(silence.until_ms), sub=_when(silence, who)),
@@ -148,7 +148,7 @@ def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
         with st.form("end_any_form", border=False):
             chosen = st.selectbox(
                 "Which", list(named), key="end_which",
-                format_func=lambda id_: f"{where(named[id_])}, until {who.clock(named[id_].until_ms)}",
+                format_func=lambda id_: f"{describe_scope(named[id_])}, until {who.clock(named[id_].until_ms)}",
             )  # fmt: skip
             name, why = answering.person_and_why("end_any", person)
             sent = st.form_submit_button("End it", type="primary", key="end_any_send")
