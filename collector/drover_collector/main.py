@@ -38,7 +38,8 @@ from drover_collector.config import (
     store_password,
 )
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer, ServerOptions
+from drover_collector.ingest.limits import MESSAGE_BYTES
 from drover_collector.ingest.service import Ingest
 from drover_collector.listeners import AddressError, listen, listen_for_agents, metrics_server, socket_folder
 from drover_collector.notify import Outbox
@@ -316,7 +317,7 @@ async def _serve(
     facts.probe_desk = probing.desk
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
-    agents = AgentServer(methods, open_files.connections())
+    agents = GrpcServer(methods, ServerOptions(MESSAGE_BYTES, open_files.connections()))
     most = open_files.people()
     bounded = *SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)
     people = grpc.aio.server(options=bounded, interceptors=(gate,), maximum_concurrent_rpcs=CALLS_MOST)
