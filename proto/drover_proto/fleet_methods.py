@@ -1,7 +1,8 @@
 """The methods of the Fleet service: who may call each, what it does, and how long a caller waits.
 
-The collector's servicer and authorization, the console's client and docs/reference/fleet-api.md are made from this table. A
-method without roles cannot be written: `roles` has no default, and the table is compared with fleet.proto on import.
+The collector's servicer and authorization, the console's client and docs/reference/fleet-api.md are made from this
+table. A method without roles cannot be written: `roles` has no default, and the table is compared with fleet.proto on
+import.
 """
 
 from __future__ import annotations
