@@ -19,8 +19,8 @@ from drover_proto import fleet_pb2 as pb
 
 
 def inventory_peers(told: Inventory, index: FleetIndex, n: int, own: Mapping[str, str]) -> list[pb.InventoryPeers]:
-    """For each key of `own` that is compared (docs/detectors.md, drift) what the peers of node `n` have; nothing for a
-    key to which no peer told anything."""
+    """For each key of `own` that is compared (docs/explanation/detectors.md, drift) what the peers of node `n` have;
+    nothing for a key to which no peer told anything."""
     alike = (index.sku == index.sku[n]) & (index.pool == index.pool[n])
     alike[n] = False
     return list(_nodes(told, np.flatnonzero(alike), own)) + list(_gpus(told, index, n, alike, own))
