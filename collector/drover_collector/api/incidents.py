@@ -123,7 +123,7 @@ def _duties(facts: ApiSnapshot, incident: Incident) -> list[NodeOutage]:
     """How its node went out of service and came back, for this incident, or stayed out because of it."""
     if incident.node is None:
         return []
-    found = facts.store.duty_history(incident.node, incident.opened_ms)
+    found = facts.store.outages.history(incident.node, incident.opened_ms)
     return [duty for duty in found if incident.id in (duty.incident_id, *duty.incidents)]
 
 
@@ -137,7 +137,7 @@ def _orders(facts: ApiSnapshot, incident: Incident) -> list[ProbeOrder]:
 def _verdicts(facts: ApiSnapshot, incident: Incident) -> list[ProbeVerdict]:
     if incident.node is None:
         return []
-    found = facts.store.probe_verdicts(node=incident.node, from_ms=incident.opened_ms)
+    found = facts.store.probes.verdicts.read(node=incident.node, from_ms=incident.opened_ms)
     return [verdict for verdict in found if verdict.incident_id == incident.id]
 
 
