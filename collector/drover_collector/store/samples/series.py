@@ -40,6 +40,31 @@ PEER_ROWS = 600_000  # read for the peers of one chart
 PEERS_MIN = 64
 
 
+Stepped = tuple[Ids, Millis, dict[str, npt.NDArray[np.float64]]]  # entity, start of its step, metric -> value
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The steps of a chart: the first begins at `first_ms`, a multiple of `step`."""
+
+    first_ms: int
+    step: int
+    points: int
+
+    @classmethod
+    def over(cls, span: Span, step: int) -> _Grid:
+        first = span[0] // step * step
+        return cls(first, step, (span[1] - 1 - first) // step + 1)
+
+    def at(self, starts: Millis) -> Millis:
+        """Return the number of the step that begins at each of these times."""
+        return (starts - self.first_ms) // self.step
+
+    def times(self) -> Millis:
+        """Return the start of each step."""
+        return self.first_ms + self.step * np.arange(self.points, dtype=np.int64)
+
+
 def step_for(span_ms: int, max_points: int) -> int:
     """The shortest step that covers `span_ms` with `max_points` or fewer; of a long span, one that rollups answer."""
     for step in STEPS_MS:
@@ -101,41 +126,19 @@ class SeriesReader:
         self._last_query.note()
         stays = self._registry.stays(targets, scope)
         step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
-        to_ms = self._end(scope, (from_ms, to_ms), step)
-        first, points = _grid(from_ms, to_ms, step)
-        found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
+        span = (from_ms, self._end(scope, (from_ms, to_ms), step))
+        grid = _Grid.over(span, step)
+        found = self._stepped(scope, stays, metrics, span, step, beside)
         spacing = _spacing(found[0], found[1] // step)
         if spacing > 1:
             step = next((s for s in STEPS_MS if s >= step * spacing), step * spacing)
-            first, points = _grid(from_ms, to_ms, step)
-            found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
-        ids, starts, columns = found
-        grid = np.full((len(metrics), len(targets), points), np.nan, np.float32)
-        places = (starts - first) // step
-        wanted = np.array([stay.entity_id for stay in stays], np.uint64)
-        lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
-        whole = all(stay.from_ms <= from_ms and stay.to_ms >= to_ms for stay in stays)
-        if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as most
-            counts = highs - lows
-            rows = np.repeat(lows - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-            line, at = np.repeat(np.array([stay.target for stay in stays], np.intp), counts), places[rows]
-            for metric, lines in zip(metrics, grid, strict=True):
-                lines[line, at] = columns[metric][rows]
-        else:
-            for stay, low, high in sorted(zip(stays, lows.tolist(), highs.tolist(), strict=True), key=_since):
-                mine = starts[low:high]
-                part = slice(
-                    low + int(np.searchsorted(mine, stay.from_ms - step, "right")),
-                    low + int(np.searchsorted(mine, stay.to_ms)),
-                )
-                at = places[part]
-                for metric, lines in zip(metrics, grid[:, stay.target], strict=True):
-                    column = columns[metric][part]
-                    lines[at] = np.where(np.isnan(column), lines[at], column)
+            grid = _Grid.over(span, step)
+            found = self._stepped(scope, stays, metrics, span, step, beside)
+        lines = _lay_out(found, stays, metrics, len(targets), grid, span)
         result: dict[SeriesKey, Floats32] = {
-            (*target, metric): grid[m, t] for t, target in enumerate(targets) for m, metric in enumerate(metrics)
+            (*target, metric): lines[m, t] for t, target in enumerate(targets) for m, metric in enumerate(metrics)
         }
-        return step, first + step * np.arange(points, dtype=np.int64), result
+        return step, grid.times(), result
 
     def read_peers(
         self,
@@ -152,7 +155,7 @@ class SeriesReader:
         Of very many GPUs over a long time an even selection stands for all, so that an answer stays quick.
         """
         _check(Scope.GPU, metrics, from_ms, to_ms, 2)
-        first, points = _grid(from_ms, to_ms, step_ms)
+        grid = _Grid.over((from_ms, to_ms), step_ms)
         upto_ms = self._end(Scope.GPU, (from_ms, to_ms), step_ms)
         result: dict[str, Spread] = {}
         places = self._registry.map(index, Scope.GPU, to_ms)
@@ -170,11 +173,11 @@ class SeriesReader:
         else:
             folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, upto_ms), step_ms) if len(wanted) else join([])
         for metric in metrics:
-            lines = tuple(np.full(points, np.nan, np.float32) for _ in range(3))
+            lines = tuple(np.full(grid.points, np.nan, np.float32) for _ in range(3))
             if metric in folded.columns:
                 value = units(metric, *folded.columns[metric])
                 held = ~np.isnan(value)
-                _spread(((folded.start_ms - first) // step_ms)[held], value[held], lines)
+                _spread(grid.at(folded.start_ms)[held], value[held], lines)
             result[metric] = lines[0], lines[1], lines[2]
         return result
 
@@ -183,12 +186,12 @@ class SeriesReader:
         scope: Scope,
         stays: Sequence[Stay],
         metrics: Sequence[str],
-        from_ms: int,
-        to_ms: int,
+        span: Span,
         step: int,
         beside: Beside | None,
-    ) -> tuple[Ids, Millis, dict[str, npt.NDArray[np.float64]]]:
+    ) -> Stepped:
         """(entity, start of its step, metric -> value), by entity and time."""
+        from_ms, to_ms = span
         stays = [stay for stay in stays if stay.from_ms < to_ms and stay.to_ms > from_ms]
         if not stays:
             return np.zeros(0, np.uint64), np.zeros(0, np.int64), {metric: np.zeros(0) for metric in metrics}
@@ -260,6 +263,36 @@ class SeriesReader:
         return next(ms for ms, each in oldest.items() if each is not None and each <= wanted)
 
 
+def _lay_out(
+    found: Stepped, stays: Sequence[Stay], metrics: Sequence[str], targets: int, grid: _Grid, span: Span
+) -> npt.NDArray[np.float32]:
+    """Return the values of each target on the grid, float32 [metrics, targets, points], NaN where there is none."""
+    ids, starts, columns = found
+    result = np.full((len(metrics), targets, grid.points), np.nan, np.float32)
+    places = grid.at(starts)
+    wanted = np.array([stay.entity_id for stay in stays], np.uint64)
+    lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
+    whole = all(stay.from_ms <= span[0] and stay.to_ms >= span[1] for stay in stays)
+    if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as most
+        counts = highs - lows
+        rows = np.repeat(lows - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        line, at = np.repeat(np.array([stay.target for stay in stays], np.intp), counts), places[rows]
+        for metric, lines in zip(metrics, result, strict=True):
+            lines[line, at] = columns[metric][rows]
+        return result
+    for stay, low, high in sorted(zip(stays, lows.tolist(), highs.tolist(), strict=True), key=_since):
+        mine = starts[low:high]
+        part = slice(
+            low + int(np.searchsorted(mine, stay.from_ms - grid.step, "right")),
+            low + int(np.searchsorted(mine, stay.to_ms)),
+        )
+        at = places[part]
+        for metric, lines in zip(metrics, result[:, stay.target], strict=True):
+            column = columns[metric][part]
+            lines[at] = np.where(np.isnan(column), lines[at], column)
+    return result
+
+
 def _since(found: tuple[Stay, int, int]) -> int:
     return found[0].from_ms
 
@@ -303,11 +336,6 @@ def _check(scope: Scope, metrics: Sequence[str], from_ms: int, to_ms: int, max_p
     for metric in metrics:
         if metric not in BY_NAME or BY_NAME[metric].scope is not scope:
             raise ValueError(f"{metric!r} is no {scope} metric")
-
-
-def _grid(from_ms: int, to_ms: int, step: int) -> tuple[int, int]:
-    first = from_ms // step * step
-    return first, (to_ms - 1 - first) // step + 1
 
 
 def _spacing(ids: Ids, steps: Millis) -> int:
