@@ -35,7 +35,7 @@ class Noting:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.findings: list[Finding] = []
+        self.findings_written: list[Finding] = []
         self.fails: set[str] = set()
         self.hangs = ""
         self.hanging, self.free = threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ class Noting:
         if rows:
             self.done.append(name)
         if name == "findings.write":
-            self.findings += rows  # type: ignore[arg-type]  # findings.write takes no others
+            self.findings_written += rows  # type: ignore[arg-type]  # findings.write takes no others
 
 
 class Called:
@@ -195,10 +195,10 @@ def silent(at_ms: int, **more: Any) -> Finding:
 
 
 def stored(store: Noting, saving: OutcomeWriter, *findings: Finding) -> list[Finding]:
-    store.findings.between.clear()
+    store.findings_written.clear()
     saving.put(Outcome(findings=findings), ())
     wait_until(lambda: len(saving) == 0, "stored")
-    return list(store.findings.between)
+    return list(store.findings_written)
 
 
 def test_a_condition_that_lasts_is_stored_when_it_changes_and_every_5_minutes(
@@ -228,12 +228,12 @@ def test_a_finding_that_the_store_refused_is_stored_when_it_takes_it(store: Noti
     store.fails.add("health.write")  # after the findings
     found = silent(T0)
     saving.put(Outcome(findings=(found,)), ())
-    assert store.findings.between
+    assert store.findings_written
     store.fails = {"findings.write"}
     later = silent(T0 + 1, severity=Severity.WARNING)
-    store.findings.between.clear()
+    store.findings_written.clear()
     saving.put(Outcome(findings=(later,)), ())
-    assert store.findings.between == []
+    assert store.findings_written == []
     store.fails.clear()
     wait_until(lambda: len(saving) == 0, "stored")
-    assert store.findings.between == [later]
+    assert store.findings_written == [later]

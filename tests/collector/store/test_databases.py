@@ -61,7 +61,7 @@ def test_no_row_of_a_test_is_found_by_the_next(store_url: str, databases: Databa
     second = opened(store_url, name)
     assert rows(second) == made
     assert {table for table, count in made.items() if count} == {"schema_versions"}
-    assert not second._placements.rows()
+    assert not second.entities.registry.rows()
     dirt(second)
     assert rows(second)["entities"] == 12  # and what was there before takes nothing of what comes
     second.close()

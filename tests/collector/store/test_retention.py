@@ -25,11 +25,11 @@ from drover_collector.store import (
 )
 from drover_collector.store.clickhouse import client as engine
 from drover_collector.store.durability.retention import (
-    GIB,
     HISTORY_DAYS,
     SPOOL_DAYS,
     _steps,
 )
+from drover_collector.store.durability.sizes import GIB
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import (
     Absence,
