@@ -1,4 +1,4 @@
-"""How long the agents' server pauses between two looks at its connections."""
+"""The pause between two polls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drover_collector.grpc_h2 import frames, poller
 from drover_collector.grpc_h2.connection import Connection
 from drover_collector.grpc_h2.link import MUCH_BYTES, Link
 from drover_collector.grpc_h2.poller import (
-    HURRIED,
+    BUSY_FACTOR,
     PAUSE_PER_LINK_S,
     PAUSE_S,
     Poller,
@@ -47,8 +47,8 @@ def pair() -> Iterator[tuple[Link, socket.socket]]:
     ours.setblocking(False)
 
     class Owner:
-        def begin(self, _: Link, __: object) -> Any:
-            return SimpleNamespace(changed=lambda: None, whole=lambda _: False)
+        def begin_call(self, _: Link, __: object) -> Any:
+            return SimpleNamespace(stream_changed=lambda: None, take_message=lambda _: False)
 
         def watch(self, *_: object) -> None: ...
 
@@ -56,10 +56,10 @@ def pair() -> Iterator[tuple[Link, socket.socket]]:
         yield Link(ours, ("", 0), Owner()), theirs  # type: ignore[arg-type]  # the rest is not asked for
 
 
-def looks(monkeypatch: pytest.MonkeyPatch, link: Link, others: int = MANY) -> tuple[Poller, Loop]:
+def polled(monkeypatch: pytest.MonkeyPatch, link: Link, others: int = MANY) -> tuple[Poller, Loop]:
     loop = Loop()
     monkeypatch.setattr(poller.asyncio, "get_running_loop", lambda: loop)
-    made = Poller(64, Link.ready, lambda *_: pytest.fail("lost"), pausing=True)
+    made = Poller(64, Link.handle_events, lambda *_: pytest.fail("lost"), pausing=True)
     made.add(link)
     made.links.update({-1 - n: link for n in range(others)})
     return made, loop
@@ -70,18 +70,18 @@ def test_it_pauses_for_company_and_less_while_one_has_much_to_say(
 ) -> None:
     """A peer that sends what an outage left says a window and waits until it is read: 64 KiB for each look."""
     link, theirs = pair
-    made, loop = looks(monkeypatch, link)
+    made, loop = polled(monkeypatch, link)
     theirs.sendall(GREETING + opened() + data(bytes(1000)))
-    made._look()
+    made._poll()
     theirs.sendall(data(bytes(frames.FRAME_BYTES)) * 2)
-    made._look()
+    made._poll()
     theirs.sendall(data(b"x"))
-    made._look()
+    made._poll()
     theirs.sendall(data(b"x"))
-    made._look()
-    assert loop.pauses_s == [PAUSE_S, PAUSE_S, PAUSE_S / HURRIED, PAUSE_S]
+    made._poll()
+    assert loop.pauses_s == [PAUSE_S, PAUSE_S, PAUSE_S / BUSY_FACTOR, PAUSE_S]
     assert loop.reading is None
-    made._look()  # which finds nothing: the event loop tells when there is something
+    made._poll()  # nothing is ready: the event loop calls when a link is
     assert loop.reading is not None
     made.close()
 
@@ -90,9 +90,9 @@ def test_few_connections_are_looked_at_sooner(
     monkeypatch: pytest.MonkeyPatch, pair: tuple[Link, socket.socket]
 ) -> None:
     link, theirs = pair
-    made, loop = looks(monkeypatch, link, 9)
+    made, loop = polled(monkeypatch, link, 9)
     theirs.sendall(GREETING)
-    made._look()
+    made._poll()
     assert loop.pauses_s == [pytest.approx(10 * PAUSE_PER_LINK_S)]
     made.close()
 
@@ -101,6 +101,6 @@ def test_a_message_of_ten_seconds_is_not_much(pair: tuple[Link, socket.socket]) 
     link, theirs = pair
     assert isinstance(link.connection, Connection)
     theirs.sendall(GREETING + opened() + data(bytes(8000)))
-    assert not link.ready(select.EPOLLIN)
+    assert not link.handle_events(select.EPOLLIN)
     theirs.sendall(data(bytes(MUCH_BYTES)))
-    assert link.ready(select.EPOLLIN)
+    assert link.handle_events(select.EPOLLIN)

@@ -1,4 +1,4 @@
-"""Connections of the agents' server: handshakes, silence, a stop, addresses."""
+"""Connections of the server: handshakes, silence, a stop, addresses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import grpc
 import pytest
 
 from drover_collector.auth.tls import ServerTls
-from drover_collector.grpc_h2 import AgentServer, frames, server
+from drover_collector.grpc_h2 import GrpcServer, frames, server
 from drover_collector.grpc_h2 import link as link_module
-from drover_collector.grpc_h2.call import STOPPED
+from drover_collector.grpc_h2.call import SHUTDOWN
 from drover_collector.grpc_h2.link import Link, LinkLostError, peer_name
-from testbed.agent_server import WAIT_S, Echo, Raw, calling, said, serving
 from testbed.certificates import Files, Fleet
+from testbed.grpc_server import WAIT_S, Echo, Raw, calling, exchange, serving
 from testbed.hostile_agents import HostileAgent
 from testbed.http2 import GREETING, data, goodbye, kinds, opened
 from testbed.loop import in_loop
@@ -39,16 +39,16 @@ async def test_who_says_nothing_is_asked_and_then_left() -> None:
 
         link = Link(ours, ("", 0), Owner())  # type: ignore[arg-type]  # the rest is not asked for
         link.connection.receive(GREETING + opened())
-        for _ in range(server.QUIET_LOOKS):
-            server._look_at(link)
+        for _ in range(server.SILENT_CHECKS):
+            server._check(link)
         assert kinds(theirs.recv(1000)) == [frames.SETTINGS, frames.SETTINGS, frames.PING]
         theirs.send(frames.ping(b"drover..", answer=True))
-        link.ready(1)
-        assert link.quiet == 0
-        for _ in range(server.QUIET_LOOKS + server.ANSWER_LOOKS):
-            server._look_at(link)
+        link.handle_events(1)
+        assert link.silent_checks == 0
+        for _ in range(server.SILENT_CHECKS + server.ANSWER_CHECKS):
+            server._check(link)
         with pytest.raises(LinkLostError, match="does not answer"):
-            server._look_at(link)
+            server._check(link)
 
 
 @in_loop
@@ -61,11 +61,11 @@ async def test_a_connection_without_a_call_is_not_kept_for_ever() -> None:
             def watch(self, link: Link, events: int) -> None: ...
 
         link = Link(ours, ("", 0), Owner())  # type: ignore[arg-type]  # the rest is not asked for
-        for _ in range(server.HANDSHAKE_LOOKS):
-            link.quiet = 0
-            server._look_at(link)
-        with pytest.raises(LinkLostError, match="has left"):
-            server._look_at(link)
+        for _ in range(server.HANDSHAKE_CHECKS):
+            link.silent_checks = 0
+            server._check(link)
+        with pytest.raises(LinkLostError, match="drained"):
+            server._check(link)
         assert goodbye(theirs.recv(1000)) == frames.Code.NO_ERROR
 
 
@@ -78,9 +78,9 @@ async def test_handshakes_that_stand_still_make_room_for_others(
     tls = ServerTls(*fleet.issue("collector", "c1").paths)
     agent = fleet.issue("agent", "n0")
     echo = Echo()
-    monkeypatch.setattr(server, "SHAKING_MOST", 5 if bound == "handshakes" else 100)
+    monkeypatch.setattr(server, "MAX_HANDSHAKES", 5 if bound == "handshakes" else 100)
     async with (
-        serving(echo, tls, most=5 if bound == "connections" else 100) as (served, port),
+        serving(echo, tls, connections=5 if bound == "connections" else 100) as (served, port),
         contextlib.AsyncExitStack() as stack,
     ):
         silent = [await stack.enter_async_context(Raw(port)) for _ in range(5)]
@@ -88,15 +88,15 @@ async def test_handshakes_that_stand_still_make_room_for_others(
             one.socket.send(b"\x16\x03\x01\x02\x00\x01\x00")
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.secure_channel(f"localhost:{port}", agent.credentials, options) as channel:
-            await said(channel.stream_stream("/echo")())
+            await exchange(channel.stream_stream("/echo")())
             assert await silent[0].until_closed() == b""
-            assert served._shaking is not None and served._new is not None
-            standing = [*served._new.links.values(), *served._shaking.links.values()]
+            assert served._pollers.handshaking is not None and served._pollers.new is not None
+            standing = [*served._pollers.new.links.values(), *served._pollers.handshaking.links.values()]
             assert len(standing) == 4
             for link in standing:
-                link.idle = server.HANDSHAKE_LOOKS
+                link.idle_checks = server.HANDSHAKE_CHECKS
                 with pytest.raises(LinkLostError):
-                    server._look_at_handshake(link)
+                    server._check_handshake(link)
         for other in silent[1:]:
             await other.send(b"GET / HTTP/1.0\r\n\r\n" + bytes(600))
             await other.until_closed()
@@ -109,7 +109,7 @@ async def test_handshakes_that_stand_still_make_room_for_others(
 
 
 @in_loop
-async def test_handshakes_of_many_at_once_are_finished_beside_new_ones(tmp_path: Path) -> None:
+async def test_handshakes_of_many_at_once_are_finished_among_new_ones(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "ca")
     tls = ServerTls(*fleet.issue("collector", "c1").paths)
     agent = fleet.issue("agent", "n0")
@@ -118,7 +118,7 @@ async def test_handshakes_of_many_at_once_are_finished_beside_new_ones(tmp_path:
     context.set_alpn_protocols(["h2"])
     most, count = 0, 60
     async with serving(Echo(), tls) as (served, port):
-        shaking = served._shaking
+        shaking = served._pollers.handshaking
         assert shaking is not None
         add = shaking.add
 
@@ -175,7 +175,7 @@ def test_why_a_connection_ended_is_read_though_the_peer_had_sent_more(tmp_path: 
             assert hostile.goaway == frames.Code.PROTOCOL_ERROR
             assert not hostile.is_reset(), "what the network loses of the GOAWAY is never sent again"
             hostile.close()
-            lingering = served._lingering
+            lingering = served._pollers.lingering
             await until(lambda: lingering is not None and not lingering.links)
 
     asyncio.run(scenario())
@@ -183,12 +183,12 @@ def test_why_a_connection_ended_is_read_though_the_peer_had_sent_more(tmp_path: 
 
 @pytest.mark.parametrize("how", ["goes on", "stays"])
 @in_loop
-async def test_who_was_told_to_go_and_does_not_is_cut(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+async def test_a_peer_that_stays_after_its_goaway_is_closed(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(server, "LINGER_S", 100.0 if how == "goes on" else 0.05)
     monkeypatch.setattr(link_module, "LINGER_BYTES", 100_000)
     async with serving(Echo()) as (served, port), Raw(port, b"no HTTP/2" + bytes(100)) as raw:
         assert goodbye(await raw.until_closed()) == frames.Code.PROTOCOL_ERROR
-        lingering = served._lingering
+        lingering = served._pollers.lingering
         assert lingering is not None
         if how == "goes on":
             with contextlib.suppress(ConnectionError):
@@ -205,37 +205,39 @@ async def test_a_certificate_has_so_many_connections_and_its_agent_is_never_lock
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that its network has cut make room, then the newest: not the one at work."""
-    monkeypatch.setattr(server, "EACH_MOST", 3)
     fleet = Fleet(tmp_path / "ca")
     tls = ServerTls(*fleet.issue("collector", "c1").paths)
     agent, other = fleet.issue("agent", "n0"), fleet.issue("agent", "n1")
 
-    async with serving(Echo(), tls) as (served, port), contextlib.AsyncExitStack() as stack:
-        assert served._open is not None
-        links = served._open.links
+    async with (
+        serving(Echo(), tls, connections_per_certificate=3) as (served, port),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        assert served._pollers.open is not None
+        links = served._pollers.open.links
 
         async def connect(files: Files) -> Link:
             before = set(links.values())
             options = (("grpc.use_local_subchannel_pool", 1),)
             channel = grpc.aio.secure_channel(f"localhost:{port}", files.credentials, options)
             call = (await stack.enter_async_context(channel)).stream_stream("/echo")()
-            await said(call)
+            await exchange(call)
             (fresh,) = set(links.values()) - before
             return fresh
 
         bystander = await connect(other)
         at_work, cut, newest = [await connect(agent) for _ in range(3)]
-        cut.quiet = server.STALE_LOOKS
+        cut.silent_checks = server.STALE_CHECKS
         fourth = await connect(agent)
         assert set(links.values()) == {bystander, at_work, newest, fourth}
         fifth = await connect(agent)
         assert set(links.values()) == {bystander, at_work, newest, fifth}
-        share = at_work.connection.share
-        assert share is not None and share is fifth.connection.share
-        assert bystander.connection.share is not share
-    assert not served._of
-    served._relax()
-    assert not served._shares
+        share = at_work.connection.certificate_budget
+        assert share is not None and share is fifth.connection.certificate_budget
+        assert bystander.connection.certificate_budget is not share
+    assert not served._certificates._links
+    served._certificates.refill()
+    assert not served._certificates._budgets
 
 
 # ---- a stop
@@ -245,10 +247,10 @@ async def test_a_certificate_has_so_many_connections_and_its_agent_is_never_lock
 async def test_a_stop_waits_for_calls_and_then_ends_them() -> None:
     echo = Echo()
     async with serving(echo) as (served, port), calling(port) as polite, calling(port) as other:
-        await said(polite)
-        await said(other)
+        await exchange(polite)
+        await exchange(other)
         stopping = asyncio.create_task(served.stop(5))
-        await said(other)  # open calls go on
+        await exchange(other)  # open calls go on
         with pytest.raises(OSError):  # refused
             socket.create_connection(("127.0.0.1", port), 1)
         await polite.done_writing()
@@ -260,13 +262,13 @@ async def test_a_stop_waits_for_calls_and_then_ends_them() -> None:
 
 
 @in_loop
-async def test_a_call_that_a_stop_ends_is_told() -> None:
+async def test_a_call_that_a_stop_ends_gets_a_status() -> None:
     echo = Echo()
     async with serving(echo) as (served, port), calling(port) as call:
-        await said(call)
+        await exchange(call)
         await served.stop(0)
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
-        assert await call.details() == STOPPED
+        assert await call.details() == SHUTDOWN
 
 
 # ---- addresses
@@ -280,11 +282,11 @@ async def test_a_call_that_a_stop_ends_is_told() -> None:
 @in_loop
 async def test_addresses_of_both_families(listened: str, called: str) -> None:
     echo = Echo()
-    served = AgentServer({"/echo": echo})
+    served = GrpcServer({"/echo": echo})
     port = served.listen(listened, 0, None)
     await served.start()
     async with calling(port, host=called) as call:
-        await said(call)
+        await exchange(call)
         assert echo.context.peer().startswith("ipv6:%5B::1%5D:" if "[" in called else "ipv4:127.0.0.1:")
         assert echo.context.auth_context() == {}
     await served.stop(0)

@@ -1,4 +1,4 @@
-"""The agents' server on a port of its own, what it may serve, and a socket that speaks to it byte by byte."""
+"""The gRPC server on its own port, a handler for it, and a raw socket to it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 import grpc
 
 from drover_collector.auth.tls import ServerTls
-from drover_collector.grpc_h2 import AgentServer
-from drover_collector.grpc_h2.call import Behaviour
+from drover_collector.grpc_h2 import GrpcServer, Handler, ServerOptions
 from testbed.http2 import kinds, split
 
 WAIT_S = 20
+MESSAGE_BYTES = 17 << 20
 LARGE = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 
 class Echo:
-    """Says again what it hears, and counts."""
+    """Sends back what it receives, and counts."""
 
     def __init__(self) -> None:
         self.open = self.ended = 0
-        self.heard: list[int] = []
+        self.received: list[int] = []
         self.changed = asyncio.Event()
         self.context: Any = None
 
@@ -33,7 +33,7 @@ class Echo:
         self.open += 1
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
-                self.heard.append(len(message))
+                self.received.append(len(message))
                 await context.write(message)
         finally:
             self.open -= 1
@@ -48,10 +48,8 @@ class Echo:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    echo: Behaviour, tls: ServerTls | None = None, **kwargs: Any
-) -> AsyncIterator[tuple[AgentServer, int]]:
-    served = AgentServer({"/echo": echo}, **kwargs)
+async def serving(echo: Handler, tls: ServerTls | None = None, **options: Any) -> AsyncIterator[tuple[GrpcServer, int]]:
+    served = GrpcServer({"/echo": echo}, ServerOptions(**{"message_bytes": MESSAGE_BYTES} | options))
     port = served.listen("127.0.0.1", 0, None if tls is None else tls.contexts("ingest.listen"))
     await served.start()
     try:
@@ -68,19 +66,19 @@ async def calling(
         yield channel.stream_stream("/echo")(compression=compression)
 
 
-async def said(call: Any, message: bytes = b"x") -> None:
+async def exchange(call: Any, message: bytes = b"x") -> None:
     async with asyncio.timeout(WAIT_S):
         await call.write(message)
         assert await call.read() == message
 
 
 class Raw:
-    """A socket, without TLS, that sends what it is told to."""
+    """A socket, without TLS, that sends arbitrary bytes."""
 
     def __init__(self, port: int, *sent: bytes) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), WAIT_S)
         self.socket.setblocking(False)
-        self.heard = b""
+        self.received = b""
         self._sent = b"".join(sent)
 
     async def __aenter__(self) -> Raw:
@@ -98,18 +96,18 @@ class Raw:
         """The body of the first frame of a kind."""
         async with asyncio.timeout(WAIT_S):
             while True:
-                whole = self.heard[: len(self.heard)]
+                whole = self.received[: len(self.received)]
                 with contextlib.suppress(Exception):
                     for found, _, _, body in split(whole):
                         if found == kind:
                             return body
                 more = await asyncio.get_running_loop().sock_recv(self.socket, 65_536)
-                assert more, f"closed after {kinds(self.heard)}"
-                self.heard += more
+                assert more, f"closed after {kinds(self.received)}"
+                self.received += more
 
     async def until_closed(self) -> bytes:
         async with asyncio.timeout(WAIT_S):
             with contextlib.suppress(ConnectionError):
                 while more := await asyncio.get_running_loop().sock_recv(self.socket, 65_536):
-                    self.heard += more
-        return self.heard
+                    self.received += more
+        return self.received

@@ -9,8 +9,8 @@ from typing import Any
 
 import grpc
 
-from drover_collector.grpc_h2 import AgentServer, frames, messages
-from drover_collector.grpc_h2.call import IN_A_ROW
+from drover_collector.grpc_h2 import GrpcServer, frames, messages
+from drover_collector.grpc_h2.call import MESSAGES_PER_TURN
 from testbed.http2 import GREETING, data, opened
 from testbed.loop import in_loop
 
@@ -35,17 +35,17 @@ class Counter:
     async def __call__(self, _: Any, context: Any) -> None:
         try:
             await context.read()
-            context.at_once = self.take
+            context.on_message = self.take
             while (message := await context.read()) is not grpc.aio.EOF:
                 self.read.append(message)
         finally:
-            context.at_once = None
+            context.on_message = None
             self.ended.set()
 
 
 @contextlib.asynccontextmanager
 async def calling(counter: Counter) -> AsyncIterator[Any]:
-    server = AgentServer({"/echo": counter})
+    server = GrpcServer({"/echo": counter})
     port = server.listen("127.0.0.1", 0, None)
     await server.start()
     try:
@@ -81,7 +81,7 @@ async def test_a_defect_costs_its_call() -> None:
 @in_loop
 async def test_many_small_ones_let_others_have_their_turn() -> None:
     counter = Counter()
-    server = AgentServer({"/echo": counter})
+    server = GrpcServer({"/echo": counter})
     port = server.listen("127.0.0.1", 0, None)
     await server.start()
     try:
@@ -93,7 +93,7 @@ async def test_many_small_ones_let_others_have_their_turn() -> None:
                 writer.write(data(messages.wrap(b"a")))
                 await asyncio.sleep(0)
             before = len(counter.taken)
-            writer.write(data(b"".join(messages.wrap(b"a%d" % n) for n in range(4 * IN_A_ROW))))
+            writer.write(data(b"".join(messages.wrap(b"a%d" % n) for n in range(4 * MESSAGES_PER_TURN))))
             writer.write(frames.head(frames.DATA, frames.END_STREAM, 1, 0))
             await counter.ended.wait()
             writer.close()
@@ -102,4 +102,4 @@ async def test_many_small_ones_let_others_have_their_turn() -> None:
         await server.stop(0)
     assert counter.read  # after so many in a row the task has the rest
     rest = [m for m in counter.taken[before:] + counter.read if len(m) > 1]
-    assert sorted(rest) == sorted(b"a%d" % n for n in range(4 * IN_A_ROW))
+    assert sorted(rest) == sorted(b"a%d" % n for n in range(4 * MESSAGES_PER_TURN))

@@ -1,4 +1,4 @@
-"""A frame that is one message, as most of what comes is: taken without being held; all else goes the long way."""
+"""A frame that is one message, as most are, is delivered without being kept; all else goes through `receive`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import grpc
 import pytest
 
-from drover_collector.grpc_h2 import AgentServer, frames, messages
+from drover_collector.grpc_h2 import GrpcServer, frames, messages
 from drover_collector.grpc_h2.connection import HALF, Connection
 from drover_collector.grpc_h2.link import Link
 from testbed.http2 import GREETING, data, kinds, opened
@@ -30,15 +30,15 @@ LONG = bytes(range(100))
 def begun() -> Connection:
     connection = Connection()
     (stream,) = connection.receive(GREETING + opened())
-    stream.owner = object()
+    stream.served_by = object()
     return connection
 
 
 def test_a_frame_that_is_one_message_is_counted_and_not_held() -> None:
     connection = begun()
-    stream = connection.whole(memoryview(whole(LONG)))
+    stream = connection.accept_single_message(memoryview(whole(LONG)))
     assert stream is connection.streams[1]
-    assert not stream.buffer
+    assert not stream.received
     assert stream.window_in == frames.WINDOW - len(LONG) - messages.PREFIX.size
 
 
@@ -60,38 +60,38 @@ def test_a_frame_that_is_one_message_is_counted_and_not_held() -> None:
 )
 def test_all_else_is_left_to_receive(came: bytes) -> None:
     connection = begun()
-    assert connection.whole(memoryview(came)) is None
+    assert connection.accept_single_message(memoryview(came)) is None
     assert connection.streams[1].window_in == frames.WINDOW
 
 
 def test_nor_is_a_message_taken_before_what_waits() -> None:
     waits = begun()
     waits.receive(data(b"\0\0\0"))
-    assert waits.whole(memoryview(whole(LONG))) is None
+    assert waits.accept_single_message(memoryview(whole(LONG))) is None
     cut = begun()
     cut.receive(whole(LONG)[:5])
-    assert cut.whole(memoryview(whole(LONG))) is None
+    assert cut.accept_single_message(memoryview(whole(LONG))) is None
     ended = begun()
     ended.receive(frames.head(frames.DATA, frames.END_STREAM, 1, 0))
-    assert ended.whole(memoryview(whole(LONG))) is None
+    assert ended.accept_single_message(memoryview(whole(LONG))) is None
     amid = begun()
     amid.receive(frames.head(frames.HEADERS, 0, 3, 0))  # its CONTINUATION is to come
-    assert amid.whole(memoryview(whole(LONG))) is None
-    assert Connection().whole(memoryview(whole(LONG))) is None  # not greeted
+    assert amid.accept_single_message(memoryview(whole(LONG))) is None
+    assert Connection().accept_single_message(memoryview(whole(LONG))) is None  # not greeted
 
 
 def test_windows_are_filled_again_however_messages_come() -> None:
     """The frame that uses up half a window goes the long way, which gives it back."""
     connection = begun()
     stream, given = connection.streams[1], 0
-    stream.wanted = True
+    stream.needs_more = True
     for _ in range(3 * frames.WINDOW // len(whole(LONG))):
         came = whole(LONG)
-        if connection.whole(memoryview(came)) is None:
+        if connection.accept_single_message(memoryview(came)) is None:
             assert connection.receive(came) == [stream]
-            stream.buffer.clear()
-        given += frames.WINDOW_UPDATE in kinds(bytes(connection.outgoing))
-        connection.outgoing.clear()
+            stream.received.clear()
+        given += frames.WINDOW_UPDATE in kinds(bytes(connection.queue.buffer))
+        connection.queue.buffer.clear()
         assert stream.window_in >= HALF
     assert given >= 5
 
@@ -110,25 +110,25 @@ class Taker:
         return message.startswith(b"a")
 
     async def __call__(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        context.most_bytes = 5_000  # type: ignore[attr-defined]  # a Call's
+        context.max_message_bytes = 5_000  # type: ignore[attr-defined]  # a Call's
         await context.read()
-        context.at_once = self.take  # type: ignore[attr-defined]
+        context.on_message = self.take  # type: ignore[attr-defined]
         while (message := await context.read()) is not grpc.aio.EOF:
             self.got.append(("read", message))
 
 
 def said(*sent: bytes) -> tuple[Taker, bytes]:
-    """What the call got of these frames, each read by itself, and what its peer was told."""
+    """What the call got of these frames, each read by itself, and what its peer received."""
 
     async def run() -> tuple[Taker, bytes]:
         taker = Taker()
         ours, theirs = socket.socketpair()
         with ours, theirs:
             ours.setblocking(False)
-            link = Link(ours, ("", 0), AgentServer({"/echo": taker}))
+            link = Link(ours, ("", 0), GrpcServer({"/echo": taker}))
             for each in (GREETING + opened(grpc_encoding="gzip") + whole(b"hello"), *sent):
                 theirs.sendall(each)
-                link.ready(select.EPOLLIN)
+                link.handle_events(select.EPOLLIN)
                 for _ in range(TURNS):
                     await asyncio.sleep(0)
             link.close()
@@ -151,7 +151,7 @@ def test_what_is_not_taken_at_once_is_read_in_its_turn() -> None:
     ("frame", "code", "text"),
     [
         (whole(noise(b"!")), b"2", b"ValueError"),
-        (whole(noise(b"no gzip"), flag=1), b"13", b"not compressed as it says"),
+        (whole(noise(b"no gzip"), flag=1), b"13", b"cannot be decompressed"),
         (whole(gzip.compress(bytes(1_000_000)), flag=1), b"8", b"larger than max"),
         (whole(noise(b"a", 6_000)), b"8", b"larger than max"),
     ],

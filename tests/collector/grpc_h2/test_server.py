@@ -1,4 +1,4 @@
-"""The agents' server with real gRPC clients and with raw sockets: what it serves, and whom it stands up to."""
+"""The server with real gRPC clients and with raw sockets: what it serves, and which peers it withstands."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import pytest
 
 from drover_collector.grpc_h2 import CallEndedError, frames, messages
 from drover_collector.grpc_h2 import call as agent_call
-from drover_collector.grpc_h2.call import MESSAGE_BYTES
 from drover_collector.grpc_h2.connection import STREAMS
-from drover_collector.grpc_h2.outgoing import HELD_BYTES
-from testbed.agent_server import WAIT_S, Echo, Raw, calling, said, serving
+from drover_collector.grpc_h2.send_queue import HELD_BYTES
+from testbed.grpc_server import MESSAGE_BYTES, WAIT_S, Echo, Raw, calling, exchange, serving
 from testbed.http2 import GREETING, data, goodbye, opened, split
 from testbed.loop import in_loop
 
@@ -28,9 +27,9 @@ async def test_messages_larger_than_the_windows_go_both_ways(compression: grpc.C
     echo = Echo()
     async with serving(echo) as (_, port), calling(port, compression) as call:
         for size in (0, 1, 65_535, 65_536, 3_000_000):
-            await said(call, os.urandom(size))
+            await exchange(call, os.urandom(size))
         for _ in range(40):
-            await said(call, os.urandom(11_000))
+            await exchange(call, os.urandom(11_000))
         await call.done_writing()
         assert await call.read() is grpc.aio.EOF
         assert await call.code() is grpc.StatusCode.OK
@@ -41,41 +40,41 @@ async def test_messages_larger_than_the_windows_go_both_ways(compression: grpc.C
 async def test_a_message_that_is_too_long_ends_its_stream_alone() -> None:
     echo = Echo()
     async with serving(echo) as (_, port), calling(port) as bystander:
-        await said(bystander)
+        await exchange(bystander)
         for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):  # the latter is a bomb of 18 kB
             async with calling(port, compression) as call:
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await call.write(bytes(MESSAGE_BYTES + 1))
                 assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 assert "larger than max" in await call.details()
-        await said(bystander)
-        assert echo.heard == [1, 1]
+        await exchange(bystander)
+        assert echo.received == [1, 1]
 
 
 @in_loop
-async def test_who_is_refused_before_a_word_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_before_the_first_message_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused at once, most clients of grpc.aio know only of an internal error."""
 
     async def refuse(_: Any, context: Any) -> None:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
 
-    monkeypatch.setattr(agent_call, "HEAR_S", WAIT_S)  # however slow the machine is
+    monkeypatch.setattr(agent_call, "FIRST_MESSAGE_S", WAIT_S)  # however slow the machine is
     async with serving(refuse) as (_, port):
         for _ in range(20):
             async with calling(port) as call:
                 await call.write(b"x")
                 with pytest.raises(grpc.aio.AioRpcError, match="not you"):
                     await call.read()
-        monkeypatch.setattr(agent_call, "HEAR_S", 0.02)
+        monkeypatch.setattr(agent_call, "FIRST_MESSAGE_S", 0.02)
         async with Raw(port, GREETING, opened()) as raw:  # says nothing more
             await raw.until(frames.RST_STREAM)
-            assert b"not you" in raw.heard
+            assert b"not you" in raw.received
 
 
 @in_loop
 async def test_a_refusal_amid_a_stream_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where all that came has been taken, so that the peer's window is as at the beginning."""
-    monkeypatch.setattr(agent_call, "HEAR_S", 100 * WAIT_S)
+    monkeypatch.setattr(agent_call, "FIRST_MESSAGE_S", 100 * WAIT_S)
     size = frames.WINDOW // 2 + 10
 
     async def refuse(_: Any, context: Any) -> None:
@@ -86,12 +85,12 @@ async def test_a_refusal_amid_a_stream_waits_for_nothing(monkeypatch: pytest.Mon
     parts = [data(message[at : at + 16_384]) for at in range(0, size, 16_384)]
     async with serving(refuse) as (_, port), Raw(port, GREETING, opened(), *parts) as raw:
         await raw.until(frames.RST_STREAM)
-        assert b"not you" in raw.heard
+        assert b"not you" in raw.received
 
 
 @in_loop
-async def test_who_speaks_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_call, "HEAR_S", 0.02)
+async def test_a_request_that_is_not_grpc_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_call, "FIRST_MESSAGE_S", 0.02)
     async with serving(Echo()) as (_, port):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -104,7 +103,7 @@ async def test_who_speaks_something_else_is_told(monkeypatch: pytest.MonkeyPatch
         ):
             async with Raw(port, GREETING, opened(**changed)) as raw:
                 await raw.until(frames.RST_STREAM)
-                assert says in raw.heard
+                assert says in raw.received
         async with Raw(port, b"GET / HTTP/1.1\r\n\r\n") as raw:
             assert goodbye(await raw.until_closed()) == frames.Code.PROTOCOL_ERROR
 
@@ -113,7 +112,7 @@ async def test_who_speaks_something_else_is_told(monkeypatch: pytest.MonkeyPatch
 async def test_junk_on_one_connection_hits_no_other() -> None:
     echo = Echo()
     async with serving(echo) as (_, port), calling(port) as bystander:
-        await said(bystander)
+        await exchange(bystander)
         for junk in (
             b"\0" * 5000,
             os.urandom(5000),
@@ -122,21 +121,21 @@ async def test_junk_on_one_connection_hits_no_other() -> None:
         ):
             async with Raw(port, junk) as raw:
                 await raw.until_closed()
-            await said(bystander)
+            await exchange(bystander)
         async with Raw(port, GREETING, opened(), data(b"\1\0\0\0\4junk")) as raw:
             await raw.until(frames.RST_STREAM)
-            assert b"grpc-status\x0213" in raw.heard
-        await said(bystander)
+            assert b"grpc-status\x0213" in raw.received
+        await exchange(bystander)
         assert echo.open == 1
 
 
 @in_loop
 async def test_a_peer_that_leaves_ends_its_calls() -> None:
-    """Cancelled, killed, or with a reset; what it has said until then is heard."""
+    """Cancelled, killed, or with a reset; what it sent until then is read."""
     echo = Echo()
     async with serving(echo) as (_, port):
         async with calling(port) as call:
-            await said(call)
+            await exchange(call)
             call.cancel()
         await echo.until_ended(1)
         async with Raw(port, GREETING, opened(), data(messages.wrap(b"x"))) as raw:
@@ -152,7 +151,7 @@ async def test_a_peer_that_leaves_ends_its_calls() -> None:
             await raw.send(opened(3) + data(messages.wrap(b"y" * 7), 3))
             await raw.send(frames.head(frames.DATA, frames.END_STREAM, 3, 0))
             await echo.until_ended(4)
-        assert echo.heard == [1, 1, 1, 7]
+        assert echo.received == [1, 1, 1, 7]
         with pytest.raises(CallEndedError):
             await echo.context.write(b"late")
 
@@ -185,7 +184,7 @@ async def test_streams_that_end_as_they_begin_take_no_places() -> None:
 
 @in_loop
 async def test_who_reads_nothing_holds_nobody_up_and_little_memory() -> None:
-    """Its windows are open, its socket is full: what it was to be told waits, and what it sends is not read."""
+    """Its windows are open, its socket is full: its responses wait, and what it sends is not read."""
     echo = Echo()
     async with serving(echo) as (served, port), calling(port) as bystander:
         wide = frames.window_update(0, 2**30) + frames.window_update(1, 2**30)
@@ -193,20 +192,20 @@ async def test_who_reads_nothing_holds_nobody_up_and_little_memory() -> None:
             raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             message = data(messages.wrap(bytes(10_000)))
             sending = asyncio.create_task(raw.send(message * 3000))
-            while len(echo.heard) < 100:
-                await said(bystander)
-            heard = -1
-            while heard != len(echo.heard) - 10:
-                heard = len(echo.heard)
+            while len(echo.received) < 100:
+                await exchange(bystander)
+            received = -1
+            while received != len(echo.received) - 10:
+                received = len(echo.received)
                 for _ in range(10):
-                    await said(bystander)
-            assert served._open is not None
-            for link in served._open.links.values():
-                assert len(link.connection.outgoing) < 2 * HELD_BYTES
+                    await exchange(bystander)
+            assert served._pollers.open is not None
+            for link in served._pollers.open.links.values():
+                assert len(link.connection.queue.buffer) < 2 * HELD_BYTES
                 for stream in link.connection.streams.values():
-                    assert len(stream.buffer) + len(stream.pending) < 2 * frames.WINDOW
+                    assert len(stream.received) + len(stream.unsent) < 2 * frames.WINDOW
             sending.cancel()
-        await said(bystander)
+        await exchange(bystander)
 
 
 @in_loop
@@ -227,20 +226,20 @@ async def test_who_says_much_at_once_lets_others_have_their_turn() -> None:
                 turn += 1
                 await asyncio.sleep(0)
     assert read_in.total() == 3000
-    assert max(read_in.values()) <= agent_call.IN_A_ROW
+    assert max(read_in.values()) <= agent_call.MESSAGES_PER_TURN
 
 
 @in_loop
-async def test_what_is_said_at_once_is_said_whole_or_not_at_all() -> None:
+async def test_a_message_is_sent_at_once_and_complete_or_not_sent() -> None:
     async with serving(echo := Echo()) as (_, port), Raw(port, GREETING, opened(), data(messages.wrap(b"x"))) as raw:
         await raw.until(frames.DATA)
-        begun = len(raw.heard)
-        assert not echo.context.write_at_once(bytes(70_000))  # more than the window
-        assert echo.context.write_at_once(b"short")
+        begun = len(raw.received)
+        assert not echo.context.try_write(bytes(70_000))  # more than the window
+        assert echo.context.try_write(b"short")
         async with asyncio.timeout(WAIT_S):
-            while len(raw.heard) == begun:
-                raw.heard += await asyncio.get_running_loop().sock_recv(raw.socket, 1000)
-        assert split(raw.heard[begun:]) == [(frames.DATA, 0, 1, messages.wrap(b"short"))]
+            while len(raw.received) == begun:
+                raw.received += await asyncio.get_running_loop().sock_recv(raw.socket, 1000)
+        assert split(raw.received[begun:]) == [(frames.DATA, 0, 1, messages.wrap(b"short"))]
         await raw.send(frames.reset(1, frames.Code.NO_ERROR))
         await echo.until_ended()
-        assert not echo.context.write_at_once(b"late")
+        assert not echo.context.try_write(b"late")

@@ -1,4 +1,4 @@
-"""The agents' server without sockets: frames, windows, limits, and whatever bytes may come."""
+"""One connection without sockets: frames, windows, limits, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from drover_collector.grpc_h2.connection import (
     BUDGET,
     CONTROL,
     STREAMS,
+    CertificateBudget,
     Connection,
-    Share,
 )
 from drover_collector.grpc_h2.frames import Code
-from drover_collector.grpc_h2.outgoing import HELD_BYTES, Stream
+from drover_collector.grpc_h2.send_queue import HELD_BYTES, SendQueue, Stream
 from testbed.http2 import GREETING, REQUEST, block, data, goodbye, kinds, opened, split
 
 PING = frames.ping(b"12345678", answer=False)
@@ -37,7 +37,7 @@ def greeted(*sent: bytes) -> Connection:
 
 def open_stream() -> tuple[Connection, Stream]:
     connection = greeted(opened())
-    connection.outgoing.clear()
+    connection.queue.buffer.clear()
     return connection, connection.streams[1]
 
 
@@ -94,22 +94,22 @@ def test_what_is_not_compressed_as_it_says_is_no_message(packed: bytes) -> None:
 # ---- headers
 
 
-def test_an_error_is_told_as_grpc_tells_it() -> None:
-    pairs = hpack.Decoder().decode(headers.end(grpc.StatusCode.NOT_FOUND, "100 % of ü\n" + "x" * 3000))
+def test_a_status_is_encoded_as_grpc_encodes_it() -> None:
+    pairs = hpack.Decoder().decode(headers.trailers(grpc.StatusCode.NOT_FOUND, "100 % of ü\n" + "x" * 3000))
     assert dict(pairs)["grpc-status"] == "5"
     assert dict(pairs)["grpc-message"].startswith("100 %25 of %C3%BC%0Axxx")
     assert len(dict(pairs)["grpc-message"]) < 2100
-    assert dict(hpack.Decoder().decode(headers.BEGIN))[":status"] == "200"
-    assert dict(hpack.Decoder().decode(headers.refuse(415))) == {":status": "415"}
+    assert dict(hpack.Decoder().decode(headers.RESPONSE))[":status"] == "200"
+    assert dict(hpack.Decoder().decode(headers.http_status(415))) == {":status": "415"}
 
 
 def test_blocks_build_on_those_before_them() -> None:
-    encoder, reader = hpack.Encoder(), headers.Reader()
+    encoder, reader = hpack.Encoder(), headers.HeaderReader()
     first, second = (block(encoder, drover_turn=turn) for turn in "12")
     assert len(second) < len(first) / 2
     assert reader.read(first).metadata == (("drover-turn", "1"),)
     assert reader.read(second).metadata == (("drover-turn", "2"),)
-    assert headers.Reader().read(first).path == "/echo"
+    assert headers.HeaderReader().read(first).path == "/echo"
 
 
 # ---- a connection
@@ -137,53 +137,53 @@ MALFORMED = {
 def test_a_header_list_that_is_no_request_ends_its_stream_alone(case: str) -> None:
     encoder = hpack.Encoder()
     connection = greeted(frames.headers(1, encoder.encode(MALFORMED[case]), last=False))
-    assert split(bytes(connection.outgoing))[-1] == (frames.RST_STREAM, 0, 1, Code.PROTOCOL_ERROR.to_bytes(4))
+    assert split(bytes(connection.queue.buffer))[-1] == (frames.RST_STREAM, 0, 1, Code.PROTOCOL_ERROR.to_bytes(4))
     assert not connection.streams
-    assert connection.busy == 0
+    assert connection.active_calls == 0
     (stream,) = connection.receive(frames.headers(3, block(encoder), last=False))
     assert stream.request.path == "/echo"
 
 
 def test_a_dynamic_table_is_allowed_until_the_peer_knows_that_it_is_not() -> None:
     table, none = b"\x3f\xe1\x1f", b"\x20"
-    connection = greeted(frames.headers(1, table + block(), last=False), frames.settings_taken())
+    connection = greeted(frames.headers(1, table + block(), last=False), frames.settings_ack())
     connection.receive(frames.headers(3, none + block(), last=False))
     connection.receive(frames.headers(5, block(), last=False))
-    assert not connection.broken
+    assert not connection.error
     assert list(connection.streams) == [1, 3, 5]
 
 
 def test_entries_of_settings_are_counted_and_the_last_window_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One frame of 2,730 windows made the server look at all streams as often: 22 ms."""
     connection = greeted(*(opened(number) for number in range(1, 2 * STREAMS, 2)))
-    connection.relax()
+    connection.refill_budget()
     entries = [struct.pack(">HL", frames.INITIAL_WINDOW_SIZE, 70_000 + number) for number in range(2_730)]
     flood = b"".join(entries)
     widened: list[int] = []
-    monkeypatch.setattr(Connection, "_widen", lambda _, stream, more: widened.append(more))
+    monkeypatch.setattr(SendQueue, "widen", lambda _, stream, more: widened.append(more))
     connection.receive(frames.head(frames.SETTINGS, 0, 0, len(flood)) + flood)
     assert widened == [72_729 - frames.WINDOW] * STREAMS
     assert BUDGET - connection.budget >= len(entries) + STREAMS
     for _ in range(4):
         connection.receive(frames.head(frames.SETTINGS, 0, 0, len(flood)) + flood)
-    assert goodbye(bytes(connection.outgoing)) == Code.ENHANCE_YOUR_CALM
+    assert goodbye(bytes(connection.queue.buffer)) == Code.ENHANCE_YOUR_CALM
 
 
 def test_connections_of_one_certificate_share_a_budget() -> None:
     """One that asks for little goes on: it is the agent at work, whatever others do with its certificate."""
-    share = Share()
+    share = CertificateBudget()
     connections = [greeted(opened()) for _ in range(4)]
     for connection in connections:
-        connection.share = share
+        connection.certificate_budget = share
     quiet, *floods = connections
     for _ in range(BUDGET // 2 // CONTROL):
         for connection in floods:
             connection.receive(PING)
-            connection.outgoing.clear()
-    assert all(connection.broken for connection in floods)
+            connection.queue.buffer.clear()
+    assert all(connection.error for connection in floods)
     quiet.receive(PING)
-    assert not quiet.broken
-    share.relax()
+    assert not quiet.error
+    share.refill()
     assert share.left == BUDGET
 
 
@@ -193,8 +193,8 @@ def test_the_same_in_crumbs() -> None:
     assert [stream.number for stream in whole.receive(sent)] == [1]
     seen = [stream.number for at in range(len(sent)) for stream in crumbs.receive(sent[at : at + 1])]
     assert seen == [1, 1, 1]
-    assert crumbs.outgoing == whole.outgoing
-    assert kinds(bytes(whole.outgoing)) == [frames.SETTINGS, frames.SETTINGS, frames.PING]
+    assert crumbs.queue.buffer == whole.queue.buffer
+    assert kinds(bytes(whole.queue.buffer)) == [frames.SETTINGS, frames.SETTINGS, frames.PING]
     assert not whole.streams
 
 
@@ -208,7 +208,7 @@ def test_headers_in_pieces_with_padding_and_priority() -> None:
         data(b"\2ab\0\0", flags=frames.PADDED | frames.END_STREAM),
     )
     stream = connection.streams[1]
-    assert (stream.request.path, bytes(stream.buffer), stream.ended) == ("/echo", b"ab", True)
+    assert (stream.request.path, bytes(stream.received), stream.peer_ended) == ("/echo", b"ab", True)
 
 
 BROKEN = {
@@ -243,7 +243,7 @@ BROKEN = {
     "frames-too-short": (GREETING + frames.settings({frames.MAX_FRAME_SIZE: 16_383}), Code.PROTOCOL_ERROR),
     "frames-too-long": (GREETING + frames.settings({frames.MAX_FRAME_SIZE: 2**24}), Code.PROTOCOL_ERROR),
     "a-table": (
-        GREETING + frames.settings_taken() + frames.headers(1, b"\x3f\xe1\x1f" + block(), last=False),
+        GREETING + frames.settings_ack() + frames.headers(1, b"\x3f\xe1\x1f" + block(), last=False),
         Code.COMPRESSION_ERROR,
     ),
     "data-behind-the-end": (
@@ -274,11 +274,11 @@ def test_what_breaks_a_connection(case: str) -> None:
     sent, code = BROKEN[case]
     connection = Connection()
     connection.receive(sent)
-    assert connection.broken
-    assert goodbye(bytes(connection.outgoing)) == code
-    before = len(connection.outgoing)
+    assert connection.error
+    assert goodbye(bytes(connection.queue.buffer)) == code
+    before = len(connection.queue.buffer)
     assert connection.receive(GREETING + opened(9)) == []
-    assert len(connection.outgoing) == before
+    assert len(connection.queue.buffer) == before
 
 
 FLOODS = {
@@ -303,60 +303,60 @@ def test_floods_end_the_connection_within_bounds(case: str) -> None:
         number = 2 * turn + 3
         flood = frames.head(frames.CONTINUATION, 0, 3, 0) if case == "continuations" else FLOODS.get(case)
         connection.receive(flood or opened(number) + frames.reset(number, Code.NO_ERROR))
-        connection.busy = 0  # as if each were served at once
-        most = max(most, len(connection.outgoing))
-        if connection.broken:
+        connection.active_calls = 0  # as if each were served at once
+        most = max(most, len(connection.queue.buffer))
+        if connection.error:
             break
-    assert goodbye(bytes(connection.outgoing)) == Code.ENHANCE_YOUR_CALM
+    assert goodbye(bytes(connection.queue.buffer)) == Code.ENHANCE_YOUR_CALM
     assert most < HELD_BYTES
 
 
 def test_who_is_busy_gets_no_more_streams() -> None:
     connection = greeted(*(opened(number) for number in range(1, 2 * STREAMS, 2)))
-    assert connection.busy == len(connection.streams) == STREAMS
+    assert connection.active_calls == len(connection.streams) == STREAMS
     for stream in connection.streams.values():
-        stream.owner = "somebody"
+        stream.served_by = "somebody"
     connection.receive(b"".join(frames.reset(number, Code.NO_ERROR) for number in range(1, 2 * STREAMS, 2)))
-    connection.outgoing.clear()
+    connection.queue.buffer.clear()
     assert connection.receive(opened(2 * STREAMS + 1)) == []  # those that were reset are still being served
-    ((kind, _, number, body),) = split(bytes(connection.outgoing))
+    ((kind, _, number, body),) = split(bytes(connection.queue.buffer))
     assert (kind, number, int.from_bytes(body)) == (frames.RST_STREAM, 2 * STREAMS + 1, Code.REFUSED_STREAM)
-    connection.busy = 0
+    connection.active_calls = 0
     assert connection.receive(opened(2 * STREAMS + 3)) == [connection.streams[2 * STREAMS + 3]]
 
 
 def test_nobody_sends_more_than_a_window_that_nobody_takes() -> None:
     connection, stream = open_stream()
     connection.receive(data(bytes(16_384)) * 3)
-    assert [number for _, _, number, _ in split(bytes(connection.outgoing))] == [0]  # of the connection, not the stream
-    connection.outgoing.clear()
-    stream.wanted = True  # somebody waits for the rest of a message
-    connection.credit(stream)
-    assert split(bytes(connection.outgoing)) == [(frames.WINDOW_UPDATE, 0, 1, (3 * 16_384).to_bytes(4))]
+    assert [number for _, _, number, _ in split(bytes(connection.queue.buffer))] == [0]  # not the stream
+    connection.queue.buffer.clear()
+    stream.needs_more = True  # somebody waits for the rest of a message
+    connection.refill_window(stream)
+    assert split(bytes(connection.queue.buffer)) == [(frames.WINDOW_UPDATE, 0, 1, (3 * 16_384).to_bytes(4))]
     assert stream.window_in == frames.WINDOW
-    stream.wanted = False
+    stream.needs_more = False
     connection.receive(data(bytes(16_383)) * 4)
-    connection.outgoing.clear()
-    connection.credit(stream)
-    assert not connection.outgoing
-    stream.buffer.clear()
-    connection.credit(stream)
+    connection.queue.buffer.clear()
+    connection.refill_window(stream)
+    assert not connection.queue.buffer
+    stream.received.clear()
+    connection.refill_window(stream)
     assert stream.window_in == frames.WINDOW
 
 
 def test_answers_keep_to_the_windows_of_the_peer() -> None:
     connection, stream = open_stream()
-    connection.write(stream, bytes(100_000))
-    connection.end(stream, b"trailers", at_once=False)
-    said = sum(len(body) for kind, _, _, body in split(bytes(connection.outgoing)) if kind == frames.DATA)
+    connection.queue.write(stream, bytes(100_000))
+    connection.queue.end(stream, b"trailers", at_once=False)
+    said = sum(len(body) for kind, _, _, body in split(bytes(connection.queue.buffer)) if kind == frames.DATA)
     assert said == frames.WINDOW
-    connection.outgoing.clear()
+    connection.queue.buffer.clear()
     connection.receive(frames.window_update(1, 100_000))
-    assert not connection.outgoing  # the connection's is used up too
+    assert not connection.queue.buffer  # the connection's is used up too
     connection.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))  # which makes the stream's smaller
-    connection.outgoing.clear()
+    connection.queue.buffer.clear()
     connection.receive(frames.window_update(0, 34_465))
-    *rest, (kind, flags, _, body), _ = split(bytes(connection.outgoing))
+    *rest, (kind, flags, _, body), _ = split(bytes(connection.queue.buffer))
     assert sum(len(part) for _, _, _, part in rest) == 34_465
     assert stream.window_out == 0
     assert (kind, flags & frames.END_STREAM, body) == (frames.HEADERS, frames.END_STREAM, b"trailers")
@@ -367,29 +367,29 @@ def test_answers_keep_to_the_windows_of_the_peer() -> None:
 def test_a_socket_that_takes_nothing_holds_little() -> None:
     connection, stream = open_stream()
     connection.receive(frames.window_update(0, 2**30) + frames.window_update(1, 2**30))
-    connection.write(stream, bytes(1_000_000))
-    assert HELD_BYTES <= len(connection.outgoing) < 2 * HELD_BYTES
+    connection.queue.write(stream, bytes(1_000_000))
+    assert HELD_BYTES <= len(connection.queue.buffer) < 2 * HELD_BYTES
     said = 0
-    while connection.outgoing:
-        said += sum(len(body) for kind, _, _, body in split(bytes(connection.outgoing)) if kind == frames.DATA)
-        connection.outgoing.clear()
-        connection.resume()
+    while connection.queue.buffer:
+        said += sum(len(body) for kind, _, _, body in split(bytes(connection.queue.buffer)) if kind == frames.DATA)
+        connection.queue.buffer.clear()
+        connection.queue.resume()
     assert said == 1_000_000
-    assert not stream.pending
+    assert not stream.unsent
 
 
 def test_an_end_at_once_leaves_out_what_waits() -> None:
     connection, stream = open_stream()
-    connection.write(stream, bytes(100_000))
-    connection.outgoing.clear()
-    connection.end(stream, b"why", at_once=True)
-    assert kinds(bytes(connection.outgoing)) == [frames.HEADERS, frames.RST_STREAM]
-    connection.outgoing.clear()
-    connection.write(stream, b"more")
-    connection.end(stream, b"again", at_once=True)
+    connection.queue.write(stream, bytes(100_000))
+    connection.queue.buffer.clear()
+    connection.queue.end(stream, b"why", at_once=True)
+    assert kinds(bytes(connection.queue.buffer)) == [frames.HEADERS, frames.RST_STREAM]
+    connection.queue.buffer.clear()
+    connection.queue.write(stream, b"more")
+    connection.queue.end(stream, b"again", at_once=True)
     connection.receive(data(bytes(5000)))  # was under way
-    assert not connection.outgoing
-    assert not stream.buffer
+    assert not connection.queue.buffer
+    assert not stream.received
 
 
 FRAME = st.builds(
@@ -413,19 +413,19 @@ def test_whatever_comes_is_bounded_and_raises_nothing(sent: list[bytes], cuts: l
         part, rest = rest[: cuts[turn % len(cuts)]], rest[cuts[turn % len(cuts)] :]
         turn += 1
         for stream in connection.receive(part):
-            stream.wanted = turn % 2 == 0
+            stream.needs_more = turn % 2 == 0
             try:
-                while messages.cut(stream.buffer, 1000) is not None:
-                    connection.write(stream, b"answer")
+                while messages.cut(stream.received, 1000) is not None:
+                    connection.queue.write(stream, b"answer")
             except messages.MessageError as error:
-                connection.end(stream, headers.end(error.code, str(error)), at_once=True)
+                connection.queue.end(stream, headers.trailers(error.code, str(error)), at_once=True)
             else:
-                connection.credit(stream)
+                connection.refill_window(stream)
         for stream in connection.streams.values():
-            assert len(stream.buffer) <= frames.WINDOW + 1000
-        assert len(connection.streams) <= connection.busy <= STREAMS
-        assert len(connection.outgoing) < 4 * HELD_BYTES
-    split(bytes(connection.outgoing))
-    connection.lose()
+            assert len(stream.received) <= frames.WINDOW + 1000
+        assert len(connection.streams) <= connection.active_calls <= STREAMS
+        assert len(connection.queue.buffer) < 4 * HELD_BYTES
+    split(bytes(connection.queue.buffer))
+    connection.abandon()
     assert not connection.streams
-    assert not connection.outgoing
+    assert not connection.queue.buffer
