@@ -29,7 +29,7 @@ def test_ids_and_names_are_unique() -> None:
 
 
 def test_what_was_released_keeps_its_id() -> None:
-    """Stores and agents of earlier releases know a metric by its id: it keeps name, unit and scope. New rows may come."""
+    """Stores and agents of earlier releases know a metric by its id: it keeps name, unit and scope."""
     released = json.loads(Path(__file__).with_name("released.json").read_text("utf-8"))
     assert {m.id: [m.name, m.unit, m.scope.value] for m in METRICS if str(m.id) in released} == {
         int(id_): row for id_, row in released.items()
