@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_collector.api.store_watch import StoreWatch
+from drover_collector.api.store import StoreWatch
 from drover_collector.auth.authorization import PAGE
 from drover_collector.auth.connection_limit import ConnectionLimit
 from drover_collector.auth.tls import Contexts

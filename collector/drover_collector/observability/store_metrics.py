@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_collector.api.store_watch import DAY_S, StoreFigures
+from drover_collector.api.store import DAY_S, StoreFigures
 from drover_collector.observability.page import Page
 
 

@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 
-from collector.api.test_api import END, NOW, T0, Served, served
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator

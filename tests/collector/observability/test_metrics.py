@@ -12,9 +12,9 @@ import pytest
 import urllib3
 from prometheus_client import Histogram
 
-from drover_collector.api import store_watch
+from drover_collector.api import store as store_watch
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_collector.api.store_watch import StoreWatch
+from drover_collector.api.store import StoreWatch
 from drover_collector.ingest.stats import MOST_LABELS
 from drover_collector.observability.metrics_server import MetricsServer, exposition
 from drover_collector.observability.page import Page
