@@ -237,11 +237,11 @@ def return_grounds(facts: ApiSnapshot, node: str, duty: NodeOutage) -> tuple[boo
         StoreError: its history cannot be read.
     """
     # Its stages since it last served, the newest first.
-    stages = list(takewhile(is_out, reversed(facts.store.duty_history(node)))) or [duty]
+    stages = list(takewhile(is_out, reversed(facts.store.outages.history(node)))) or [duty]
     out_ms = stages[-1].ts_ms
     opened = [i for i in facts.open_by_node().get(node, []) if i.severity is not Severity.INFO]
     silent_ms = facts.now_ms() - int(facts.last_seen()[facts.node_number(node)])
-    verdicts = facts.store.probe_verdicts(node=node, from_ms=out_ms)
+    verdicts = facts.store.probes.verdicts.read(node=node, from_ms=out_ms)
     return judge_return(stages[-1], duty, opened, silent_ms, verdicts)
 
 

@@ -197,13 +197,13 @@ def automatic_audit(store: Store, since_ms: int, subject: str, limit: int) -> li
     Raises:
         StoreError: the store cannot be read.
     """
-    decisions = [d for d in store.decided(since_ms, subject, limit) if d.outcome not in ANSWERS]
+    decisions = [d for d in store.decisions.versions(since_ms, subject, limit) if d.outcome not in ANSWERS]
     if subject:
-        found = {a.id: a for a in store.actions(node=subject, since_ms=since_ms, limit=limit)}
-        found |= {a.id: a for a in store.actions(incident=subject, since_ms=since_ms, limit=limit)}
+        found = {a.id: a for a in store.actions.newest(node=subject, since_ms=since_ms, limit=limit)}
+        found |= {a.id: a for a in store.actions.newest(incident=subject, since_ms=since_ms, limit=limit)}
         actions = list(found.values())
     else:
-        actions = store.actions(since_ms=since_ms, limit=limit)
+        actions = store.actions.newest(since_ms=since_ms, limit=limit)
     ended = [a for a in actions if a.by == ITSELF or a.state in (ActionState.FAILED, ActionState.UNDONE)]
     return [*map(_decision_line, decisions), *map(_action_line, ended)]
 

@@ -116,7 +116,7 @@ def backup(facts: ApiSnapshot, request: pb.BackupRequest) -> pb.BackupReply:
     folder = Path(facts.config.store.backup_folder) / request.name
     started = time.monotonic()
     try:
-        copied = facts.store.backup(folder, facts.now_ms(), facts.config.store.keep_free_bytes)
+        copied = facts.store.backups.make(folder, facts.now_ms(), facts.config.store.keep_free_bytes)
     except StoreError as error:
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, f"no backup was made: {error}") from None
     seconds = time.monotonic() - started
@@ -194,11 +194,11 @@ def read(facts: ApiSnapshot) -> StoreFigures:
         StoreError: it does not answer.
     """
     store = facts.store
-    parts = store.partitions()
+    parts = store.sizes.partitions()
     sizes = sizes_of(parts)
-    disk = store.disk()
+    disk = store.sizes.disk()
     raw = [part for part in parts if part.table.endswith("_samples") and part.oldest_ms]
-    left = None if disk is None else days_left(parts, store.kept_days, room(facts, parts, disk))
+    left = None if disk is None else days_left(parts, store.retention.kept_days, room(facts, parts, disk))
     return StoreFigures(
         time.monotonic(),
         {size.name: size.bytes for size in sizes},
@@ -209,6 +209,6 @@ def read(facts: ApiSnapshot) -> StoreFigures:
         None if disk is None else disk[1],
         (max(p.newest_ms for p in raw) - min(p.oldest_ms for p in raw)) / 1000 if raw else None,
         None if left is None else min(left, FOREVER_DAYS) * DAY_S,
-        sum(drop.bytes for drop in store.drops(facts.now_ms() - DAY_S * 1000)),
+        sum(drop.bytes for drop in store.retention.drops(facts.now_ms() - DAY_S * 1000)),
         tuple(sizes),
     )
