@@ -18,13 +18,12 @@ from drover_agent.probes import PROBES
 from drover_agent.sources.facts import FACTS
 from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.main import build_parser
-from drover_collector.auth.authorization import ROLES
 from drover_collector.config import CollectorConfig
 from drover_core.metrics.catalog import Scope, of_scope
 from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
 from drover_core.settings import list_settings
 from drover_core.xid.codes import ADVICE, XIDS
-from drover_proto import fleet_pb2
+from drover_proto.fleet_methods import EXPORT, METHODS, SERVICE
 
 HERE = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- written by docs/generate.py; change the table in the code instead -->\n"
@@ -210,25 +209,24 @@ def sources() -> str:
 
 
 def fleet_api() -> str:
-    service = fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]
     methods: list[list[object]] = []
     asked: dict[str, Descriptor] = {}
-    for method in service.methods:
-        roles = sorted(role.value for role in ROLES[f"/{service.full_name}/{method.name}"])
-        request, reply = method.input_type, method.output_type
+    for method in METHODS.values():
+        request, reply = method.request.DESCRIPTOR, method.reply.DESCRIPTOR
         asked[request.name] = request
-        stream = "stream of " if method.server_streaming else ""
+        stream = "stream of " if method is EXPORT else ""
         led = f"[`{request.name}`](#{request.name.lower()})"
-        methods.append([f"`{method.name}`", led, f"{stream}`{reply.name}`", ", ".join(roles)])
+        roles = ", ".join(sorted(method.roles))
+        methods.append([f"`{method.name}`", method.summary, led, f"{stream}`{reply.name}`", roles])
     parts = [
         f"# The Fleet API\n\n{NOTE}\n"
         + prose(
-            f"gRPC service `{service.full_name}` of the collector (port 7302). The console and the command `drover` "
+            f"gRPC service `{SERVICE}` of the collector (port 7302). The console and the command `drover` "
             "use nothing else. `proto/drover_proto/fleet.proto` has all messages with their comments.",
             "Between machines it needs mutual TLS, and the certificate's role decides "
             "([roles](../how-to/tls.md#roles)). A request has 64 KiB at most, unpacked.",
         ),
-        table(["method", "request", "answer", "roles"], methods),
+        table(["method", "what", "request", "answer", "roles"], methods),
         "## Requests\n",
     ]
     for name, message in asked.items():

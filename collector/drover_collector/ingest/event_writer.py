@@ -97,7 +97,7 @@ class EventWriter:
         inventories = [value for _, value in self._inventories.items()]
         if inventories:
             self._inventories = RecentlyUsed(INVENTORIES)
-            write = self._context.store.write_inventories
+            write = self._context.store.inventories.write
             await self._retrier.until_stored(RECORDS, write, inventories, lambda _: None)
         return False
 
@@ -160,7 +160,7 @@ class EventWriter:
                 found.append(message)
                 continue
             event = record.event
-            held = self._context.store.events(event.ts_ms, event.ts_ms + 1, event.node, limit=10_000)
+            held = self._context.store.events.read(event.ts_ms, event.ts_ms + 1, event.node, limit=10_000)
             if _content(event) not in {_content(other) for other in held}:
                 digest = hashlib.blake2b(repr(_content(event)).encode(), digest_size=4).hexdigest()
                 event = replace(event, id=f"{event.id}~{digest}")
@@ -171,14 +171,14 @@ class EventWriter:
 
     def _write(self, work: Sequence[PendingMessage]) -> None:
         store, records = self._context.store, [message.record for message in work if message.record is not None]
-        store.write_absences([r.absence for r in records if r.absence is not None])
-        store.write_holdings([r.holding for r in records if r.holding is not None])
+        store.absences.write([r.absence for r in records if r.absence is not None])
+        store.jobs.write_holdings([r.holding for r in records if r.holding is not None])
         if probes := [r.probe for r in records if r.probe is not None]:
-            inventories = {node: store.inventory(node) for node in {result.node for result in probes}}
+            inventories = {node: store.inventories.newest(node) for node in {result.node for result in probes}}
             now_ms = self._context.now_ms()
-            store.write_probes([row_of(result, inventories[result.node], now_ms) for result in probes])
+            store.probes.results.write([row_of(result, inventories[result.node], now_ms) for result in probes])
         # Last: at a start the newest stored event shows how far its lane is, and so that all before it is stored.
-        store.write_events([r.event for r in records if r.event is not None])
+        store.events.write([r.event for r in records if r.event is not None])
 
     def _hand_on(self, work: Sequence[PendingMessage]) -> None:
         """Pass stored records on; events that were judged early are not repeated."""

@@ -89,7 +89,7 @@ class HandshakeHandler:
 
     async def _read(self, hello: pb.Hello) -> SchemaRegistry:
         """Read a Hello in portions. Other tasks run in between."""
-        near, gpu_id = self._context.index.near(hello.node), self._context.store.gpu_id
+        near, gpu_id = self._context.index.near(hello.node), self._context.store.entities.gpu_id
         reading: Generator[None, None, SchemaRegistry] = reading_hello(hello, lambda key: gpu_id(key, hello.node, near))
         while True:
             try:

@@ -40,7 +40,7 @@ class LaneOffsets:
         self._requested: set[Key] = set()
         self._running: asyncio.Task[None] | None = None  # the query under way, and the one after it
         self._next: asyncio.Task[None] | None = None
-        for key, held in store.read_lane_seqs().items():
+        for key, held in store.offsets.read().items():
             self._add(key).update(held)
 
     def get(self, key: Key) -> Mapping[int, int]:
@@ -78,7 +78,7 @@ class LaneOffsets:
         requested, self._requested = self._requested, set()
         self._running, self._next = self._next, None
         try:
-            found = await asyncio.to_thread(self._store.noted_lane_seqs, requested)
+            found = await asyncio.to_thread(self._store.offsets.noted, requested)
         except StoreError as error:
             log.info("Lane offsets of agents cannot be read, so they resend: %s", error)
             return

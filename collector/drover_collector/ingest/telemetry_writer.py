@@ -132,10 +132,11 @@ class TelemetryWriter:
         """
         store, limits = self._context.store, self._context.limits
         began_s = now_s = time.monotonic()
-        next_read_s = (store.lag_ms - self._context.now_ms()) % BUCKET_MS / 1000  # the detectors, the next bucket
+        lag_ms = store.dirty_ranges.lag_ms  # the detectors read the next bucket so late
+        next_read_s = (lag_ms - self._context.now_ms()) % BUCKET_MS / 1000
         while True:
             before, few = self._bytes, self._context.stats.connected < FEW
-            seen = store.shared or now_s - store.asked_s < SEEN_S
+            seen = store.shared or now_s - store.last_query.at_s < SEEN_S
             wait_s = batching_s(self._bytes, next_read_s, self._insert_s, seen, store.shared, limits)
             left_s = began_s + wait_s - now_s
             if left_s <= 0:
@@ -164,10 +165,10 @@ class TelemetryWriter:
         store, now_ms = self._context.store, self._context.now_ms()
         batches = [message.batch for message in work if message.batch is not None]
         decoded = decode(batches, now_ms - store.retention_days * DAY_MS, now_ms)
-        store.write_entities(decoded.entities)  # first, or a read would find samples without an entity
+        store.entities.write(decoded.entities)  # first, or a read would find samples without an entity
         for samples in decoded.samples:
-            store.write_samples(samples)
-            store.mark_late(samples, self._context.now_ms())
+            store.samples.write(samples)
+            store.dirty_ranges.mark_late(samples, self._context.now_ms())
         decoded.mark_stored()
         return decoded
 
@@ -215,7 +216,7 @@ class TelemetryWriter:
     async def _save_offsets(self) -> None:
         moved = self.offsets.take_unsaved()
         try:
-            await asyncio.to_thread(self._context.store.write_lane_seqs, moved)
+            await asyncio.to_thread(self._context.store.offsets.write, moved)
         except StoreError as error:
             self.offsets.give_back(moved)
             self.retrier.note_failure(OFFSETS, error)
