@@ -20,6 +20,9 @@ TEXTS = 4096  # entries of a Hello's inventory, and its capabilities; agents sen
 FIELDS = 128  # not counted by themselves: single values, and fields of newer agents
 MAX_SHIFT = 63  # a varint has at most ten bytes of seven bits
 
+_Most = Mapping[int, tuple[str, int]]  # number of a field -> its name, and its limit
+_Bodies = dict[int, list[tuple[int, int]]]  # number of a field -> begin and end of each
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _HELLO, _BATCH, _RECORD, _RECORDS = 1, 2, 3, 5  # fields of AgentMessage
 _ENTITIES, _SCHEMAS, _INVENTORY, _CAPABILITIES = 8, 9, 10, 11  # of Hello
@@ -67,12 +70,12 @@ class _PartCounter:
         self._values: dict[int, int] = {}
 
     def check(self, entities: int) -> None:
-        bodies: dict[int, list[tuple[int, int]]] = {_HELLO: [], _BATCH: [], _RECORD: [], _RECORDS: []}
+        bodies: _Bodies = {_HELLO: [], _BATCH: [], _RECORD: [], _RECORDS: []}
         self._walk(0, len(self._raw), dict.fromkeys(bodies, ("parts", 1)), bodies)
         if sum(map(len, bodies.values())) > 1:  # protobuf parses all of them
             raise PartsError(INVALID)
         for at, end in bodies[_HELLO]:
-            schemas: dict[int, list[tuple[int, int]]] = {_SCHEMAS: []}
+            schemas: _Bodies = {_SCHEMAS: []}
             most = {
                 _ENTITIES: ("entities", entities),
                 _SCHEMAS: ("schemas", SCHEMAS),
@@ -91,19 +94,11 @@ class _PartCounter:
         for at, end in records[_OF_RECORDS]:
             self._walk(at, end, {})
 
-    def _walk(
-        self,
-        at: int,
-        end: int,
-        most: Mapping[int, tuple[str, int]],
-        bodies: dict[int, list[tuple[int, int]]] | None = None,
-        seen: tuple[int, ...] = (),
-    ) -> int:
+    def _walk(self, at: int, end: int, most: _Most, bodies: _Bodies | None = None, seen: tuple[int, ...] = ()) -> int:
         """Count the fields between two offsets.
 
         Args:
-            most: number of a field -> its name, and its limit. bodies: receives the begin and end of these fields.
-            seen: varints whose values are kept.
+            bodies: receives the begin and end of these fields. seen: varints whose values are kept.
         Returns:
             How many fields of `most` there are.
         Raises:
