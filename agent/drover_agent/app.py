@@ -7,7 +7,7 @@ import ctypes
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from drover_agent.clock import Clock, SystemClock
@@ -108,7 +108,7 @@ class NodeRuntime:
         return "; ".join(parts)
 
 
-async def _wait_for_failure(tasks: list[asyncio.Future[None]]) -> None:
+async def _wait_for_failure(tasks: Sequence[asyncio.Future[None]]) -> None:
     """Raise what ends one of the tasks: an agent without one of its parts would look healthy."""
     running = set(tasks)
     while running:

@@ -14,6 +14,7 @@ import grpc
 from drover_cli.arguments import address
 from drover_cli.errors import CliError, NotFoundError, RefusedError, UnreachableError
 from drover_core import x509
+from drover_proto.call_errors import reason_of
 from drover_proto.fleet_pb2_grpc import FleetStub
 
 DEFAULT = "127.0.0.1:7302"
@@ -107,12 +108,6 @@ def _why(code: grpc.StatusCode, detail: str) -> str:
     """The reason inside gRPC's long texts."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
-    lowered = detail.lower()
-    for reason in ("connection refused", "no route to host", "connection reset", "handshake failed", "timed out"):
-        if reason in lowered:
-            return reason
-    if "socket closed" in lowered:
+    if "socket closed" in detail.lower():
         return "it closed the connection; does it want --ca, --cert and --key?"
-    if "dns" in lowered or "name resolution" in lowered:
-        return "its name cannot be resolved"
-    return detail.splitlines()[0][:120] if detail else code.name.lower()
+    return reason_of(detail) or code.name.lower()

@@ -38,7 +38,8 @@ from drover_collector.config import (
     store_password,
 )
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer, ServerOptions
+from drover_collector.ingest.limits import MESSAGE_BYTES
 from drover_collector.ingest.service import Ingest
 from drover_collector.listeners import AddressError, listen, listen_for_agents, metrics_server, socket_folder
 from drover_collector.notify import Outbox
@@ -62,7 +63,6 @@ from drover_core.model.events import Severity
 from drover_core.model.fleet import FleetError, FleetSpec, load_toml
 from drover_core.settings import SettingsError, error_at_key, example_toml
 from drover_core.times import iso
-from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 
 log = logging.getLogger("drover_collector")
 
@@ -317,11 +317,11 @@ async def _serve(
     facts.probe_desk = probing.desk
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
-    agents = AgentServer(methods, open_files.connections())
+    agents = GrpcServer(methods, ServerOptions(MESSAGE_BYTES, open_files.connections()))
     most = open_files.people()
     bounded = *SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)
     people = grpc.aio.server(options=bounded, interceptors=(gate,), maximum_concurrent_rpcs=CALLS_MOST)
-    add_FleetServicer_to_server(api, people)
+    api.add_to(people)
     front = Front(most, on_crowded=lambda: gate.refused.update(("too many connections",)))
     async with contextlib.AsyncExitStack() as stack:
         # A file, and not a port: other users of this machine would go round the bound.

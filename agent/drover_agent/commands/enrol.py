@@ -202,7 +202,7 @@ def _request_page(server: str, context: ssl.SSLContext, method: str, path: str, 
 def _install(
     work: Path, folder: Path, key: str, answer: dict[str, str], node: str | None, *, quoted: str = ""
 ) -> x509.Certificate:
-    """Check what was issued, then move it to its folder, the key first (docs/security.md)."""
+    """Check what was issued, then move it to its folder, the key first (docs/how-to/tls.md)."""
     files = {"agent.key": key, "agent.pem": answer["certificate"], "ca.pem": answer["ca"]}
     for name, text in files.items():
         (work / name).touch(0o600)

@@ -34,8 +34,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ANSWER_LIMIT_S = 15.0  # for a write that flow control holds back
 # All agents connect at once after a restart of the collector, and a handshake that is given up has to be repeated. So
 # each failed try doubles the wait of the next one. A collector that is busy with others says so, and is waited for.
-# The first wait is longer than two cores take for 12,500 streams (docs/scale.md), and little longer than the 63 s after
-# which the kernel sends its seventh SYN: after a partition the eighth would follow a minute later.
+# The first wait is longer than two cores take for 12,500 streams (docs/evidence/scale.md), and little longer than the
+# 63 s after which the kernel sends its seventh SYN: after a partition the eighth would follow a minute later.
 WELCOME_LIMIT_S, LONGEST_WELCOME_S = 90.0, 240.0
 CONNECT_SHARE = 0.5  # of that, for a connection and its handshake, if there is another collector to try
 TURN_MARGIN_S = 60.0  # added to the wait that a collector announces
@@ -213,7 +213,7 @@ class Uplink:
         async with self._channel(address, limit_s) as channel:
             # Gzip: a quarter of the size for some 35 us of CPU a second. Messages below 6 kB save the collector 64 KiB
             # of read buffer for each stream, as much as the stream costs otherwise.
-            stream = channel.stream_stream(STREAM, response_deserializer=pb.CollectorMessage.FromString)
+            stream: Any = channel.stream_stream(STREAM, response_deserializer=pb.CollectorMessage.FromString)
             call = stream(metadata=METADATA, compression=grpc.Compression.Gzip)
             end = CloseReason(call)
             try:

@@ -161,7 +161,7 @@ def _labels(path: Path) -> list[Label] | None:
         try:
             found.append(label_of(row))
         except (KeyError, TypeError, ValueError) as error:
-            raise CliError(f"{told}: line {number}: no label as docs/cases.md has it ({error})") from None
+            raise CliError(f"{told}: line {number}: no label as docs/reference/cases.md has it ({error})") from None
     return found
 
 

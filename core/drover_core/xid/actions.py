@@ -65,7 +65,7 @@ ADVICE: Mapping[XidAction, str] = MappingProxyType(
         _A.CHECK_UVM: "Reset the GPU if unified memory or vGPU is in use; otherwise nothing to do.",
         _A.CHECK_MECHANICALS: "Check the seating of the GPU and its power and data connections.",
         _A.CHECK_LINK_DOWN: "If an NVLink of the partition went down 30 s before, that is the cause; else report it.",
-        _A.INVESTIGATE_SOFTWARE: "Search for the fault in the user's or NVIDIA's software; the line may name a process.",
+        _A.INVESTIGATE_SOFTWARE: "Find the fault in the user's or NVIDIA's software; the line may name a process.",
         _A.INVESTIGATE_USER: "Unless someone did it on purpose, find which software or person took the link down.",
         _A.INVESTIGATE_USER_AND_SIGNAL: "Find out who took the link down, and check its signal quality.",
         _A.INVESTIGATE_SIGNAL: "Check the signal quality of the NVLink from its telemetry.",

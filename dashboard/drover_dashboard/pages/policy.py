@@ -37,7 +37,7 @@ from drover_proto import fleet_pb2 as pb
 
 SHOWN = 100
 PARTS = ("fleet", "pool", "rack", "leaf", "job")
-GUARD = {  # limits in words (docs/policy.md)
+GUARD = {  # limits in words (docs/explanation/guard.md)
     "min_healthy_ratio": "Nothing more goes while fewer nodes are healthy than",
     "per_hour": "Nodes within an hour",
     "cooldown_s": "A node that came back is left alone for",

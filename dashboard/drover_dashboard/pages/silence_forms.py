@@ -21,6 +21,7 @@ from drover_dashboard.widgets.table import (
     table,
 )
 from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import CREATE_SILENCE, END_SILENCE
 
 HOURS = {"1 hour": 1.0, "4 hours": 4.0, "1 day": 24.0, "3 days": 72.0}
 MAKE, END = "silence", "end_silence"  # popovers
@@ -71,7 +72,7 @@ def button(incident: Incident, note: pb.SilenceNote | None) -> None:
 
 
 def _silence(incident: Incident, hours: float, name: str, why: str) -> None:
-    answer = client.fleet().silence(pb.SilenceAsk(incident=[incident.id], hours=hours, why=why, who=name))
+    answer = client.fleet().act(CREATE_SILENCE, pb.SilenceAsk(incident=[incident.id], hours=hours, why=why, who=name))
     if answer.value is None:
         view.trouble(MAKE, answer.trouble, 0, view.viewer())
         return
@@ -80,7 +81,7 @@ def _silence(incident: Incident, hours: float, name: str, why: str) -> None:
 
 def end(silence_id: str, name: str, why: str) -> bool:
     """End a silence; where that fails, say why."""
-    answer = client.fleet().end_silence(pb.SilenceEnd(id=silence_id, why=why, who=name))
+    answer = client.fleet().act(END_SILENCE, pb.SilenceEnd(id=silence_id, why=why, who=name))
     if answer.value is None:
         view.trouble(END, answer.trouble, 0, view.viewer())
     return answer.value is not None

@@ -64,7 +64,7 @@ def collector(config: AgentConfig, address: str) -> list[CheckResult]:
             CheckResult(name, CheckState.BROKEN, f"{host}: {error.strerror}", "check the name, and DNS on this node")
         ]
     except ssl.SSLError as error:
-        return [CheckResult(name, CheckState.BROKEN, _explain(config, str(error)), "docs/security.md")]
+        return [CheckResult(name, CheckState.BROKEN, _explain(config, str(error)), "docs/how-to/tls.md")]
     except OSError as error:
         why = error.strerror or f"no answer within {CONNECT_S:g} s"
         remedy = "is it running and listening there (ingest.listen), and does a firewall let this node through?"
@@ -75,9 +75,7 @@ def collector(config: AgentConfig, address: str) -> list[CheckResult]:
         if ending := x509.expiry_text("the collector's certificate", certificate):
             state, remedy = CheckState.LIMITED, ending
     if refused := _refused(config, address):
-        return [
-            CheckResult(name, CheckState.BROKEN, f"{text}; {refused}", "docs/security.md says what each refusal means")
-        ]
+        return [CheckResult(name, CheckState.BROKEN, f"{text}; {refused}", "docs/how-to/tls.md lists each refusal")]
     return [CheckResult(name, state, f"{text}, takes agents", remedy)]
 
 

@@ -139,7 +139,7 @@ def of_unit(unit: dict[str, str]) -> CheckResult:
     if unit.get("LoadState") != "loaded":
         text = f"no {UNIT}: nothing starts the agent at boot"
         return CheckResult(
-            "service", CheckState.MISSING, text, "docs/operating.md: the unit is in share/drover/systemd"
+            "service", CheckState.MISSING, text, "docs/how-to/install.md: the unit is in share/drover/systemd"
         )
     active = unit.get("ActiveState", "?")
     if active == "failed":
