@@ -1,4 +1,4 @@
-"""fleet.toml and fleet.json: what is right is read, what is wrong is told with its place and mend."""
+"""fleet.toml and fleet.json: valid files are read, errors name the place and what to do."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
         (f"{RACKS}names = 'r1'\npower_budget_kw = 4", "unknown key 'power_budget_kw'"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_wrong_is_reported(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(text)
     with pytest.raises(FleetError) as error:
@@ -105,7 +105,7 @@ def test_missing_file(tmp_path: Path) -> None:
         ('{"nodes": [{"name": "a"}], "jobs": [{"id": "1", "start": 0, "end": null, "members": [["a", 8]]}]}', "GPU 8"),
     ],
 )
-def test_wrong_json_is_told(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_json_is_reported(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "fleet.json"
     path.write_text(text)
     with pytest.raises(FleetError, match=said):
