@@ -73,7 +73,7 @@ def test_what_a_collector_holds_is_not_reported_as_lost_when_memory_is_full(
         batch(spool, size=2**20)
     spool.tidy(NOW)
     losses = spool.take_losses()
-    assert losses and losses.telemetry == 12 - len(spool.telemetry.memory)
+    assert losses and losses.telemetry == 12 - len(spool.telemetry.refused.records)
     refusing.clear()
     spool.close()
 
@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_synced_does_not_break_the_log(tmp_path: Path, m
     assert log.trouble
     monkeypatch.setattr(segments, "sync_folder", files.sync_folder)
     log.retry()
-    assert (log.trouble, len(log.memory)) == (None, 0)
+    assert (log.trouble, len(log.refused.records)) == (None, 0)
     log.close()
     assert payloads(SegmentLog(tmp_path, "events", 2**20, 2**20)) == [b"one", b"two", b"three"]
 
