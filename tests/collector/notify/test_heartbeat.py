@@ -36,7 +36,7 @@ HALF = 0.5
     [
         ({}, None),
         ({"reporting": 50}, None),
-        ({"reporting": 49}, "nothing comes from 51 of 100 nodes"),
+        ({"reporting": 49}, "nothing arrives from 51 of 100 nodes"),
         ({"reporting": 0, "known": 0}, "no agent of 100 nodes has ever reported"),
         ({"expected": 0, "known": 0, "reporting": 0}, None),
         ({"judged_s": JUDGED_S}, None),
@@ -139,7 +139,7 @@ def test_without_a_second_address_blindness_is_silence(tmp_path: Path, receiver:
     watched.after(0)
     watched.after(60)
     assert receiver.got == []
-    assert "nothing comes from 99 of 100 nodes" in watched.troubles[SUBJECT]
+    assert "nothing arrives from 99 of 100 nodes" in watched.troubles[SUBJECT]
 
 
 def test_a_sign_that_does_not_arrive_is_counted_and_told_without_its_address(
@@ -151,7 +151,7 @@ def test_a_sign_that_does_not_arrive_is_counted_and_told_without_its_address(
     watched.after(60)
     assert (watched.heartbeat.status.sent, watched.heartbeat.status.failed) == (0, 2)
     assert [r.message for r in caplog.records if "sign of life" in r.message] == [
-        "the sign of life did not arrive at 127.0.0.1: answered 404"
+        "the heartbeat did not reach 127.0.0.1: answered 404"
     ]
     assert "secret-id" not in caplog.text
     receiver.usual = Reply()
@@ -163,7 +163,7 @@ def test_a_store_that_hangs_is_blindness(
     tmp_path: Path, receiver: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(tmp_path, f"{receiver.url}/id")
-    monkeypatch.setattr(watched.heartbeat._figures, "_limit_s", 0.05)
+    monkeypatch.setattr(watched.heartbeat._signals, "_limit_s", 0.05)
     receiver.usual = Reply(how="hang")  # stands for the store: whatever does not return
 
     def hangs() -> HealthSignals:
