@@ -10,8 +10,6 @@ import contextlib
 import ctypes
 import gc
 
-from drover_core import program_text
-
 ARENAS = 2  # of small things, for all threads
 MAPPED_BYTES = 512 << 10  # larger arrays are mapped pages, which go back when they are freed
 KEPT_BYTES = 4 << 20  # free bytes kept at the end of an arena
@@ -39,12 +37,6 @@ def settled() -> None:
     """Exclude all present objects from later collections: they live to the end."""
     gc.collect()
     gc.freeze()
-
-
-def give_back_text() -> None:
-    """Unmap program text, once after the start and seldom later: half of a collector's memory at rest is the store
-    engine's program, and only its start needs most of that."""
-    program_text.unmap()
 
 
 def give_back() -> None:
