@@ -22,8 +22,10 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import grpc
 
+from drover_collector.actions.actuators import make_actuators
+from drover_collector.actions.context import ActionContext
 from drover_collector.actions.dispatcher import ActionDispatcher
-from drover_collector.actions.factory import actuators, by_pool
+from drover_collector.actions.outage_store import OutageStore
 from drover_collector.api.connection_front import Front
 from drover_collector.api.service import FleetApi
 from drover_collector.api.snapshot import ApiSnapshot
@@ -248,18 +250,9 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
             watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
         )  # fmt: skip
-        made = actuators(config.act)
-        pipeline.act_by(
-            ActionDispatcher(
-                store,
-                config.act,
-                made,
-                by_pool(config.act, made, spec),
-                incidents=lambda: pipeline.incidents,
-                nodes=[node.name for node in spec.nodes],
-                now_ms=pipeline.now_ms,
-            )
-        )
+        actuators = make_actuators(config.act, spec)
+        context = ActionContext(store, config.act, actuators, OutageStore(store), pipeline, pipeline.now_ms)
+        pipeline.act_by(ActionDispatcher(context))
         probing = Probing(pipeline, config.probes, config.act)
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")

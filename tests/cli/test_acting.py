@@ -34,6 +34,7 @@ from drover_core.model.events import (
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
 from testbed.deciding import OPEN, fleet, policy
+from testbed.desks import dispatcher_of
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
@@ -68,7 +69,7 @@ def scene(store_root: Path) -> Iterator[Scene]:
     )  # fmt: skip
     actuator = SlurmActuator(slurm, 10_000)
     config = ActConfig(mode="enforce", validate=False, reset_command=("/bin/sh", "-c", "cat; echo; echo all reset"))
-    desk = ActionDispatcher(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
+    desk = dispatcher_of(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
     pipeline.act_by(desk)
     pipeline.leading = True
     desk.start()
@@ -185,11 +186,11 @@ def test_a_reset_is_done_where_no_job_runs_and_a_reboot_that_nobody_set_up_is_no
     code, _, err = say("reset", "n005", "--why", "XID 119")
     assert (code, "jobs may run on n005: drain it first, or give --force" in err) == (1, True)
     assert say("drain", "n005", "--why", "XID 119", "--force")[0] == 0
-    wait_until(lambda: scene.desk.duties["n005"].stage is Health.DRAINED, "it is drained")
+    wait_until(lambda: scene.desk.context.outages.current["n005"].stage is Health.DRAINED, "it is drained")
     wait_until(lambda: scene.in_engine("n005", Health.DRAINED), "and known to be")
     assert say("reset", "n005", "--check")[:2] == (0, "reset n005: nothing is against it\n")
     assert say("reset", "n005", "--why", "XID 119")[:2] == (0, "reset n005: done: all reset\n")
-    assert scene.desk.duties["n005"].stage is Health.DRAINED, "it is out as before"
+    assert scene.desk.context.outages.current["n005"].stage is Health.DRAINED, "it is out as before"
     code, _, err = say("reboot", "n005", "--why", "XID 119", "--force")
     assert (code, "no command for it: set act.reboot_command in the collector's settings" in err) == (1, True)
     code, out, _ = say("reboot", "n005", "--check")

@@ -20,7 +20,6 @@ from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.runtime.agent import Agent
 from drover_cli.doctor import probe_jobs
 from drover_cli.doctor.finding import FindingState
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol
@@ -54,6 +53,7 @@ from drover_simulator.live_fleet import NodeAgent
 from drover_simulator.probing import Prober
 from drover_simulator.readings import inventory
 from testbed.deciding import policy
+from testbed.desks import dispatcher_of
 from testbed.ingest import Collector
 from testbed.loop import in_loop
 from testbed.nvml import FakeNvml, build
@@ -231,12 +231,13 @@ class Acting:
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
         act = ActConfig(mode="enforce", validate_level="quick", slurm=SlurmConfig(enabled=True, conf=conf))
-        self.desk = ActionDispatcher(
+        self.desk = dispatcher_of(
             self.store, act, [actuator], lambda node: actuator if node == NODE else None,
-            incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
+            detection=self.pipeline, now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
-        self.desk.now_of = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # beyond the recording
+        # Values of every GPU now: that is beyond the recording.
+        self.pipeline.node_now = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # type: ignore[method-assign]
         self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act)
         self.probing.stream = collector.ingest.stream
         self.probing.desk._poll_s = 0.2
@@ -260,7 +261,8 @@ class Acting:
         return "DRAIN" in self.slurm.nodes([NODE])[NODE].states
 
     async def stage(self, stage: Health) -> None:
-        await until(lambda: NODE in self.desk.duties and self.desk.duties[NODE].stage is stage, f"{stage}", SLOW_S)
+        outages = self.desk.context.outages
+        await until(lambda: NODE in outages.current and outages.current[NODE].stage is stage, f"{stage}", SLOW_S)
 
 
 @contextlib.asynccontextmanager

@@ -20,7 +20,8 @@ from unittest import mock
 import numpy as np
 
 from drover_collector.actions import (
-    dispatcher as desk,
+    context,
+    worker,
 )
 from drover_collector.actions import (
     operator_commands as commands,
@@ -31,11 +32,7 @@ from drover_collector.actions import (
 from drover_collector.actions import (
     return_to_service as returning,
 )
-from drover_collector.actions import (
-    worker,
-)
 from drover_collector.actions.base import Order, Result
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.intents import Intents
 from drover_collector.actions.run_program import Ran
 from drover_collector.actions.settings import ActConfig
@@ -57,6 +54,7 @@ from drover_core.model.events import (
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import telemetry_pb2 as pb
+from testbed.desks import dispatcher_of
 from testbed.kept_store import KeptStore, Lease
 from testbed.slurm_stand_in import SlurmStandIn
 
@@ -348,7 +346,7 @@ class World:
     @contextmanager
     def playing(self) -> Iterator[World]:
         clock = SimpleNamespace(monotonic=lambda: 1e6 + self.true_ms / 1000, time_ns=lambda: 0)
-        modules: tuple[ModuleType, ...] = (worker, looks, desk, returning)
+        modules: tuple[ModuleType, ...] = (worker, looks, context, returning)
         with ExitStack() as stack:
             for module in modules:
                 if hasattr(module, "time"):
@@ -415,13 +413,13 @@ class Collector:
 
         saving._changed = Saved()
         actuators = [Seen(world, scheduler) for scheduler in world.schedulers]
-        self.desk = ActionDispatcher(
+        self.desk = dispatcher_of(
             lease,
             ActConfig(mode=world.ceiling, give_up_s=600, reboot_command=("reboot",), reset_command=("reset",)),
-            actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], incidents=lambda: made.incidents,
+            actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], detection=made,
             nodes=NAMES, now_ms=world.now_ms, look_s=5.0, step=world.step,
+            validator=self,
         )  # fmt: skip
-        self.desk.validator = self
         made.act_by(self.desk)
 
     def start(self) -> None:

@@ -21,7 +21,7 @@ from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.detectors._lib.inventory import Told
 from drover_collector.engine.engine import Engine, Outcome
 from drover_collector.engine.late_events import HISTORY_MS
-from drover_collector.engine.node_state import Survey
+from drover_collector.engine.node_state import NodeNow, Survey
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
@@ -134,7 +134,7 @@ class EngineThread:
         self.ceiling = ceiling
         self._watch = watch or PolicyWatch(None)
         self._policy_state = policy_diff.state_of(policy, ceiling)  # that the audit knows
-        self.desk: ActionDispatcher | None = None  # acts while this one leads; set by `act_by`
+        self.dispatcher: ActionDispatcher | None = None  # acts while this one leads; set by `act_by`
         self.engine = self._engine(self.started_ms)
         self.leading = False  # detects; set by `start`, and ended by `stop` and `give_up`
         self.role: Callable[[], str] = lambda: "active"
@@ -163,19 +163,16 @@ class EngineThread:
         self.past: Past | None = None  # of before the start, until it is taken up
         self._followed = False  # another collector detected before this one
 
-    def act_by(self, desk: ActionDispatcher) -> None:
-        """Before `start`: decisions to act are worked off by `desk`, from when this one leads."""
-        self.desk = desk
-        desk.on_duties.append(self.take_duties)
-        desk.on_survey.append(self.take_survey)
-        desk.on_failed.append(self.take_failed)
-        desk.lowered = self._lowered
-        desk.held = self._held
-        self.engine.decider.away = None if desk.surveys else frozenset()
-        desk.now_of = lambda node: self.engine.now_of(node)  # a start may make another engine
-        self.saving.takers.append(lambda outcome: desk.take(outcome.decisions, outcome.incidents))
-        # A return is withheld for what was found since its probes were asked for: nothing of that may be left out.
-        self.saving.watched = lambda: {n for n, d in desk.duties.items() if d.stage is Health.VALIDATING}
+    def act_by(self, dispatcher: ActionDispatcher) -> None:
+        """Hand decisions to act to `dispatcher`, while this collector leads. Call it before `start`."""
+        self.dispatcher = dispatcher
+        outages = dispatcher.context.outages
+        outages.subscribe(self.take_outages)
+        self.engine.decider.away = None if dispatcher.surveys else frozenset()
+        self.engine.decider.leaving = outages.out_or_leaving
+        self.saving.takers.append(lambda outcome: dispatcher.take(outcome.decisions, outcome.incidents))
+        # Findings since its probes were asked for withhold a node's return: every one of them is stored.
+        self.saving.watched = lambda: {n for n, o in outages.current.items() if o.stage is Health.VALIDATING}
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Events that ingest has stored. May be called from any thread; returns at once.
@@ -207,7 +204,7 @@ class EngineThread:
 
     def troubles(self) -> list[str]:
         """Troubles of Drover itself, each a sentence."""
-        acting = [] if self.desk is None else list(self.desk.troubles.values())
+        acting = [] if self.dispatcher is None else list(self.dispatcher.context.troubles.values())
         undone = list(self.engine.decider.failed.copy().values())
         if undone:
             first = f"{undone[0].action} {undone[0].node} first: {undone[0].detail}"
@@ -261,13 +258,13 @@ class EngineThread:
         """
         return self._judge.submit(call, self.engine).result(ANSWER_S)
 
-    def take_duties(self, duties: Mapping[str, NodeOutage]) -> None:
-        """How far nodes are that were taken out of service. From any thread; returns at once."""
+    def take_outages(self, outages: Mapping[str, NodeOutage]) -> None:
+        """Judge changed outages: node -> its newest. From any thread; returns at once."""
 
         def take() -> None:
             known = self.engine.duties
-            news = of_duties(duty for node, duty in duties.items() if known.get(node) != duty)
-            self._guarded(lambda: self.engine.on_duties(duties, self.now_ms()), news=news)
+            news = of_duties(outage for node, outage in outages.items() if known.get(node) != outage)
+            self._guarded(lambda: self.engine.on_duties(outages, self.now_ms()), news=news)
 
         self._judge.submit(take)
 
@@ -374,14 +371,21 @@ class EngineThread:
     def _engine(self, started_ms: int) -> Engine:
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
         engine.decider.live = True
-        if self.desk is not None and self.desk.surveys:
-            engine.decider.away = None  # until the schedulers have answered
-        engine.decider.leaving = lambda: frozenset() if self.desk is None else self.desk.going()
+        if self.dispatcher is not None:
+            if self.dispatcher.surveys:
+                engine.decider.away = None  # until the schedulers have answered
+            engine.decider.leaving = self.dispatcher.context.outages.out_or_leaving
         return engine
 
-    def _held(self, action: Action, later: Set[str]) -> str:
-        """Why the guard does not let an action close its node now; from any thread but the one that judges.
+    def node_now(self, node: str) -> NodeNow | None:
+        """Return what is known of a node now; None: the fleet does not have it. From any thread."""
+        return self.engine.now_of(node)
 
+    def why_held(self, action: Action, later: Set[str]) -> str:
+        """Return why the guard does not let the node of an action go now; "": it does. Not from the thread that judges.
+
+        Args:
+            later: nodes whose turn comes after this one.
         Raises:
             LaterError: detection is too busy to say.
         """
@@ -390,11 +394,10 @@ class EngineThread:
         except TimeoutError:
             raise LaterError("detection is too busy to ask the guard") from None
 
-    def _lowered(self, action: Action) -> str:
-        """Why what was decided is not to be done any more though its incident is open: less is wanted of it, or the
-        mode was lowered.
+    def why_unwanted(self, action: Action) -> str:
+        """Return why an action is no longer decided though its incident is open; "": it is. From any thread.
 
-        From any thread.
+        Less is wanted of it, or the mode was lowered.
         """
         if not action.decision_id:
             return ""
@@ -491,8 +494,8 @@ class EngineThread:
         self._policy_state = next((line.state for line in self.store.audit(what="policy", limit=1)), "")
         self._note_policy("the collector's start", "in force from this start on")
         self._tell([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
-        if self.desk is not None:  # before anything is decided below: it must take that
-            self.desk.start(self.policy.most_mode)
+        if self.dispatcher is not None:  # before anything is decided below: it must take that
+            self.dispatcher.start(self.policy.most_mode)
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))
         for approval in found.approvals:  # one whose decision still waits: a stop came in between
             self._guarded(functools.partial(self.engine.on_approval, approval, now_ms))

@@ -60,8 +60,8 @@ class Pipeline(EngineThread):
         """After `run`: another may judge. What is not stored is dropped; events that wait rest in the store."""
         self.leading = False
         loop = asyncio.get_running_loop()
-        if self.desk is not None:
-            await loop.run_in_executor(None, self.desk.stop)
+        if self.dispatcher is not None:
+            await loop.run_in_executor(None, self.dispatcher.stop)
         await loop.run_in_executor(self._judge, self._forget)
         await loop.run_in_executor(None, self.outbox.stop)
 
@@ -80,8 +80,8 @@ class Pipeline(EngineThread):
         if self.leading:
             await loop.run_in_executor(self._judge, self.judge_events)
             await loop.run_in_executor(None, self.saving.stop)
-            if self.desk is not None:
-                await loop.run_in_executor(None, self.desk.stop)
+            if self.dispatcher is not None:
+                await loop.run_in_executor(None, self.dispatcher.stop)
             await loop.run_in_executor(None, self.outbox.stop)
             self.leading = False
         self._judge.shutdown()

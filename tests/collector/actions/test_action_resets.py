@@ -105,7 +105,7 @@ def test_the_scheduler_is_asked_right_before_a_reset(store: Store, program: Prog
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
     with scene.desk(look_s=LOOKS_S) as desk:
-        wait_until(lambda: not desk._workers["slurm"]._looks.first, "its looks at the start are over")
+        wait_until(lambda: not desk._workers["slurm"]._reconciler.survey_first, "its looks at the start are over")
         if what == "put back, and a job runs":
             scene.slurm.resume_by_hand("n1")
         if "job" in what:

@@ -24,7 +24,7 @@ from drover_core.model.events import (
     ProbeVerdict,
 )
 from testbed import desks
-from testbed.desks import T0
+from testbed.desks import T0, Detected, dispatcher_of
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
@@ -72,8 +72,14 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     slurm, now_ms = Bad(), [T0]
     actuator = SlurmActuator(slurm, 10_000)
-    desk = ActionDispatcher(
-        store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: INCIDENTS, now_ms=lambda: now_ms[0], look_s=1e9
+    desk = dispatcher_of(
+        store,
+        CONFIG,
+        [actuator],
+        lambda _: actuator,
+        detection=Detected(lambda: INCIDENTS),
+        now_ms=lambda: now_ms[0],
+        look_s=1e9,
     )
     desk.start()
     try:
@@ -98,7 +104,7 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
     assert {node for node, duty in store.duties().items() if duty.stage is Health.DRAINING} == {
         node for node in NODES if kind(node) in (DONE, TIMES_OUT)
     }
-    assert desk.leaving == set()
+    assert desk.context.outages.leaving == set()
 
 
 REASONS = {
@@ -148,7 +154,7 @@ class Kept:
 
 def in_memory(kept: Kept, slurm: SlurmStandIn) -> ActionDispatcher:
     actuator = SlurmActuator(slurm, 10_000)
-    made = ActionDispatcher(kept, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
+    made = dispatcher_of(kept, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
     made.start()
     return made
 
@@ -177,11 +183,11 @@ def test_a_store_that_fails_is_told_and_the_decision_is_begun_when_it_is_back(mo
     desk = in_memory(kept, slurm)
     try:
         desk.take([decision("n000"), decision("n005")])
-        wait_until(lambda: "drain n000 first: no space left" in desk.troubles.get("intents", ""))
+        wait_until(lambda: "drain n000 first: no space left" in desk.context.troubles.get("intents", ""))
         assert slurm.effects == []
         kept.fails = False
         wait_until(lambda: len(slurm.effects) == 2, "both drains")
-        wait_until(lambda: "intents" not in desk.troubles, "the trouble is over")
+        wait_until(lambda: "intents" not in desk.context.troubles, "the trouble is over")
     finally:
         desk.stop()
 
@@ -206,13 +212,11 @@ def test_what_is_done_is_never_given_up_though_slurm_goes_away_right_after(
     def step(name: str) -> None:
         slurm.away = slurm.away or name == "acted"
 
-    desk = ActionDispatcher(
-        store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9, step=step
-    )
+    desk = dispatcher_of(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9, step=step)
     desk.start()
     try:
         desk.take([decision("n000")])
-        wait_until(lambda: slurm.away and desk.troubles, "it is done, and Slurm is away")
+        wait_until(lambda: slurm.away and desk.context.troubles, "it is done, and Slurm is away")
         now_ms[0] += 601_000
         wait_until(lambda: any(job.tries > 2 for job in desk._workers["slurm"]._jobs.values()), "tried again")
         slurm.away = False
@@ -229,13 +233,20 @@ def test_one_that_passed_and_cannot_be_put_back_is_shown_as_such(store: Store, m
     slurm.drain_by("n000", "root", "drover:i1: xid")
     store.write_duties([NodeOutage("n000", Health.VALIDATING, T0, "i1", "xid", "drover", 0)])
     actuator = SlurmActuator(slurm, 10_000)
-    desk = ActionDispatcher(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9)
-    desk.now_of = lambda _: NodeNow(now_ms[0] + 1, (now_ms[0] + 1,))
+    desk = dispatcher_of(
+        store,
+        CONFIG,
+        [actuator],
+        lambda _: actuator,
+        now_ms=lambda: now_ms[0],
+        look_s=1e9,
+        detection=Detected(now_of=lambda _: NodeNow(now_ms[0] + 1, (now_ms[0] + 1,))),
+    )
     desk.start()
     try:
         slurm.away = True
         desk.on_verdicts([ProbeVerdict("r1", "n000", None, True, "", "all good", T0, ProbeReason.VALIDATE, "i1")])
-        wait_until(lambda: desk.troubles, "Slurm is away")
+        wait_until(lambda: desk.context.troubles, "Slurm is away")
         now_ms[0] += 601_000
         wait_until(lambda: store.duties()["n000"].stage is Health.DRAINED, "it is given up")
     finally:
@@ -250,7 +261,7 @@ def test_a_ticket_whose_command_hangs_is_not_opened_twice(tmp_path_factory: pyte
     kept, slurm = Kept(), SlurmStandIn("n000")
     actuator = SlurmActuator(slurm, 10_000)
     config = replace(CONFIG, reboot_command=words, command_timeout_s=0.3)
-    desk = ActionDispatcher(kept, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
+    desk = dispatcher_of(kept, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
     desk.start()
     try:
         made = desk.wait(desk.drain("n000", Act.REBOOT, "it hangs", "ann", forced=True), 20)
@@ -270,7 +281,7 @@ def test_who_waits_to_leave_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         desk.drain("n000", Act.DRAIN, "why", "ann")
         desk.drain("n001", Act.ISOLATE, "why", "ann")
-        assert desk.leaving == {"n000", "n001"}
+        assert desk.context.outages.leaving == {"n000", "n001"}
     finally:
         desk.stop()
     with pytest.raises(ActError, match="not the active one"):

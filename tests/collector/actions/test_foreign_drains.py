@@ -5,24 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Service, mark_of
+from drover_collector.actions.actuators import Actuators
+from drover_collector.actions.base import HAND, ActError, Actuator, LaterError, NodeState, Order, Service, mark_of
 from drover_collector.actions.node_outage import (
     adopted,
     is_out,
     seen,
     taken_out,
 )
-from drover_collector.actions.reconciler import AT_ONCE, SchedulerReconciler
+from drover_collector.actions.reconciler import BATCH, SchedulerReconciler
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
+    Action,
     ActionState,
     Health,
     NodeOutage,
@@ -100,7 +103,7 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
             else:
                 found = mark_of(slurm.held[node].reason) or mark
                 if what is not Act.RESUME and not is_out(duties.get(node)):
-                    duties[node] = taken_out(node, found, "why", "drover", duties.get(node), now_ms, 14)
+                    duties[node] = taken_out(drain_of(node, found), duties.get(node), now_ms, 14)
         if slurm.away:
             continue
         for name, state in actuator.observe_all(NODES).items():
@@ -114,8 +117,13 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
         assert held == mine, "no more, and none that it has closed is forgotten"
 
 
+def drain_of(node: str, mark: str) -> Action:
+    incident = "" if mark == HAND else mark
+    return Action("a", "", incident, node, Act.DRAIN, "slurm", ActionState.DONE, 0, by="drover", why="why")
+
+
 def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed() -> None:
-    names = [f"n{k:03d}" for k in range(5 * AT_ONCE)]
+    names = [f"n{k:03d}" for k in range(5 * BATCH)]
     asked: list[str] = []
     taken: list[str] = []
 
@@ -127,14 +135,15 @@ def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed
     actuator = SimpleNamespace(
         name="it", surveys=True, acts=frozenset(), survey=lambda _: Survey(set(names)), observe_all=observe_all
     )
-    desk = SimpleNamespace(
-        duties={}, nodes=tuple(names), troubles={}, actuator_of=lambda _: actuator, now_ms=lambda: 1,
-        set_survey=lambda *_: None, set_duty=lambda duty: taken.append(duty.node),
+    context = SimpleNamespace(
+        actuators=Actuators((cast(Actuator, actuator),), lambda _: cast(Actuator, actuator), tuple(names)),
+        outages=SimpleNamespace(current={}, write=lambda outage: taken.append(outage.node)),
+        surveys=SimpleNamespace(set=lambda *_: None), troubles={}, now_ms=lambda: 1,
     )  # fmt: skip
-    looks = SchedulerReconciler(desk, actuator)  # type: ignore[arg-type]  # what a look asks of them
-    assert not looks.look(set(), lambda: None, lambda: True)
-    assert len(asked) == AT_ONCE
-    assert looks.look(set(), lambda: None, lambda: False), "it goes on when nothing is due"
+    one = SchedulerReconciler(context, actuator, lambda *_: None, lambda _: None)  # type: ignore[arg-type]  # what a look asks of them
+    assert not one.reconcile(set(), lambda: None, lambda: True)
+    assert len(asked) == BATCH
+    assert one.reconcile(set(), lambda: None, lambda: False), "it goes on when nothing is due"
     assert (sorted(asked), taken) == (names, names[-1:]), "and looks at each once"
 
 

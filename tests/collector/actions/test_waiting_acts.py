@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api import actions as api_actions
@@ -37,6 +36,7 @@ from drover_core.model.events import (
 )
 from drover_proto import fleet_pb2 as pb
 from testbed.deciding import OPEN, fleet
+from testbed.desks import dispatcher_of
 from testbed.loop import in_loop
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import until
@@ -62,9 +62,9 @@ class Site:
         made = Pipeline(INDEX, self.store, policy, outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce")
         actuator = SlurmActuator(self.slurm, 10_000)
         made.act_by(
-            ActionDispatcher(
+            dispatcher_of(
                 self.store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator,
-                incidents=lambda: made.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
+                detection=made, now_ms=lambda: self.now_ms, look_s=0.02,
                 step=lambda name: self.step(name),
             )
         )  # fmt: skip
@@ -235,7 +235,7 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
 async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_and_hears_the_node(site: Site) -> None:
     """Slurm was away as the node's agent fell silent: its first answer counts, before anything else is judged."""
     pipeline = site.collector(replace(ONE_OUT, guard=OPEN))
-    desk = pipeline.desk
+    desk = pipeline.dispatcher
     assert desk is not None
     desk.nodes = tuple(NODES)
     well = site.slurm.held["n005"]
@@ -249,7 +249,7 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     try:
         site.slurm.away = True
         pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([silent], [], site.now_ms)).result(60)
-        await until(lambda: "slurm" in desk.troubles, "it waits for Slurm")
+        await until(lambda: "slurm" in desk.context.troubles, "it waits for Slurm")
         site.slurm.held["n005"] = well
         site.slurm.away = False
         await until(lambda: not site.store.intended_actions(), "it has ended")

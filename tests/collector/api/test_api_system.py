@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from collector.test_api import END, NOW, T0, Served, served
 
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api.capacity import MOST_DAYS, READ_DAYS, share_of
@@ -32,6 +31,7 @@ from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Health, IncidentKind, NodeOutage
 from drover_proto import fleet_pb2 as pb
+from testbed.desks import dispatcher_of
 from testbed.slurm_stand_in import SlurmStandIn
 
 HOUR_MS = 3_600_000
@@ -320,9 +320,9 @@ def test_in_observe_mode_a_look_and_the_act_itself_give_the_same_reason(
 
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
-        desk = ActionDispatcher(fleet.store, ActConfig(mode="observe"), [actuator], lambda _: actuator)
+        desk = dispatcher_of(fleet.store, ActConfig(mode="observe"), [actuator], lambda _: actuator)
         desk.start()
-        monkeypatch.setattr(fleet.pipeline, "desk", desk)
+        monkeypatch.setattr(fleet.pipeline, "dispatcher", desk)
         assert (await fleet.stub.PreviewAct(pb.ActRequest(node="n0", act=act))).hindrance == ONLY_OBSERVES
         done = fleet.stub.ActOnNode(pb.ActRequest(node="n0", act=act, why="fan", force=act == "reboot"))
         assert (await fleet.refused(done))[1] == ONLY_OBSERVES
@@ -334,8 +334,8 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
         config = ActConfig(mode="approve", reboot_command=("true",))
-        desk = ActionDispatcher(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
-        monkeypatch.setattr(fleet.pipeline, "desk", desk)
+        desk = dispatcher_of(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
+        monkeypatch.setattr(fleet.pipeline, "dispatcher", desk)
 
         async def look(node: str, act: str) -> tuple[str, str]:
             found = await fleet.stub.PreviewAct(pb.ActRequest(node=node, act=act))

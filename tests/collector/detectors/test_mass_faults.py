@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
@@ -36,6 +35,7 @@ from drover_core.model.events import (
     RecommendedAction,
     Severity,
 )
+from testbed.desks import dispatcher_of
 from testbed.loop import in_loop
 from testbed.receivers import HttpReceiver, http_receiver
 from testbed.slurm_stand_in import SlurmStandIn
@@ -67,9 +67,9 @@ class Site:
             INDEX, self.store, self.policy, outbox, lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"
         )
         actuator = SlurmActuator(self.slurm, 10_000)
-        desk = ActionDispatcher(
+        desk = dispatcher_of(
             self.store, ActConfig(mode="enforce"), [actuator], lambda _: actuator,
-            incidents=lambda: made.incidents, nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
+            detection=made, nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
         )  # fmt: skip
         made.act_by(desk)
         await made.start()

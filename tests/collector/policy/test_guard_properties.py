@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drover_collector.actions.base import ForeignError, Order, mark_of
-from drover_collector.actions.node_outage import is_out, mark_of_duty, seen
+from drover_collector.actions.node_outage import is_out, own_mark, seen
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS
 from drover_collector.engine.engine import Engine
@@ -236,7 +236,7 @@ class Shared(Run):
             return
         duty = self.duties[node]
         self.open = {id_: i for id_, i in self.open.items() if i.node != node}
-        order = Order("a", node, mark_of_duty(duty), "passed", "drover", lambda: None)
+        order = Order("a", node, own_mark(duty), "passed", "drover", lambda: None)
         with contextlib.suppress(ForeignError):
             self.actuator.do(Act.RESUME, order)
             self.duties[node] = dataclasses.replace(duty, stage=Health.HEALTHY, ts_ms=self.now_ms)
