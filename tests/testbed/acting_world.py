@@ -32,7 +32,7 @@ from drover_collector.actions import (
 from drover_collector.actions import (
     return_to_service as returning,
 )
-from drover_collector.actions.base import Order, Result
+from drover_collector.actions.base import CheckLease, Result
 from drover_collector.actions.intents import Intents
 from drover_collector.actions.run_program import Ran
 from drover_collector.actions.settings import ActConfig
@@ -46,7 +46,7 @@ from drover_collector.notify.silences import Silences
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
-    Act,
+    Action,
     Event,
     ProbeOrder,
     ProbeReason,
@@ -387,9 +387,9 @@ class Seen(SlurmActuator):
         super().__init__(scheduler, 10_000)
         self.name, self._world = scheduler.name, world
 
-    def do(self, act: Act, order: Order) -> Result:
-        self._world.actor = order.by
-        return super().do(act, order)
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        self._world.actor = action.by
+        return super().do(action, check_lease)
 
 
 class Collector:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from drover_collector.actions.actuators import Actuators
-from drover_collector.actions.base import Actuator
+from drover_collector.actions.base import HAND, Actuator
 from drover_collector.actions.context import ActionContext, Detection
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.outage_store import OutageStore
@@ -52,6 +52,15 @@ def decision(
     of: str = "inc1",
 ) -> Decision:
     return Decision(id_, of, T0, node, wanted, "enforce", outcome, "xid", "the rule says so")
+
+
+def action_of(
+    act: Act, node: str = "n1", mark: str = "inc1", *, id_: str = "a1", before: str = "",
+    why: str = "xid/xid_79: GPU has fallen off the bus",
+) -> Action:  # fmt: skip
+    """Return an action of Drover's that waits. `mark`: an incident's id, or `hand`."""
+    incident = "" if mark == HAND else mark
+    return Action(id_, "d1", incident, node, act, "", ActionState.INTENDED, T0, by="drover", why=why, before=before)
 
 
 @dataclass

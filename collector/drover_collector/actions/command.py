@@ -19,17 +19,18 @@ from typing import Any
 from drover_collector.actions.base import (
     ACTS,
     ActError,
+    CheckLease,
     ForeignError,
     LaterError,
     NodeState,
-    Order,
     Result,
     Service,
+    own_mark,
 )
 from drover_collector.actions.operator_commands import ended, payload
 from drover_collector.actions.run_program import run
 from drover_collector.actions.settings import CommandConfig
-from drover_core.model.events import Act
+from drover_core.model.events import Act, Action
 
 
 class CommandActuator:
@@ -41,26 +42,27 @@ class CommandActuator:
     def __init__(self, config: CommandConfig) -> None:
         self._program, self._timeout_s = config.program, config.timeout_s
 
-    def do(self, act: Act, order: Order) -> Result:
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        act = action.action
         if act not in self.acts:
             raise ActError(f"the command knows no {act}")
         if act in (Act.ADVISE, Act.UNADVISE):
-            order.may()
-            return Result(_detail(self._call(payload(act, order))))
-        state = self.observe(order.node)
+            check_lease()
+            return Result(_detail(self._call(payload(action))))
+        state = self.observe(action.node)
         wanted_in = act is Act.RESUME
-        if state.out and state.mark != order.mark and (wanted_in or state.mark is None):
+        if state.out and state.mark != own_mark(action) and (wanted_in or state.mark is None):
             raise ForeignError(
                 f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): left as it is"
             )
         if wanted_in and state.service is Service.IN:
             return Result("in service already")
         if act is Act.DRAIN and state.out:  # another mark stays: what a person drained is not made this incident's
-            other = "" if state.mark == order.mark else " for another incident"
+            other = "" if state.mark == own_mark(action) else " for another incident"
             return Result(f"drained already{other}, with reason {state.reason!r}")
-        order.may()
-        said = _detail(self._call(payload(act, order)))
-        after = self.observe(order.node)
+        check_lease()
+        said = _detail(self._call(payload(action)))
+        after = self.observe(action.node)
         if not (after.service is Service.IN if wanted_in else after.out and after.mark is not None):
             raise LaterError(f"the command said {said!r}, and the node is {after.service} ({after.reason!r})")
         return Result(said)

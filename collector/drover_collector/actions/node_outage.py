@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drover_collector.actions.base import HAND, NodeState, Service
+from drover_collector.actions.base import HAND, NodeState, Service, own_mark
 from drover_core.model.events import (
     Act,
     Action,
@@ -36,11 +36,6 @@ HOUR_MS = 3_600_000
 
 def is_out(outage: NodeOutage | None) -> bool:
     return outage is not None and outage.stage in OUT
-
-
-def own_mark(of: NodeOutage | Action) -> str:
-    """Return the mark in the scheduler's reason for this outage or action."""
-    return of.incident_id or HAND
 
 
 def taken_out(action: Action, before: NodeOutage | None, now_ms: int, return_days: float) -> NodeOutage:

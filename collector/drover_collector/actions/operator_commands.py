@@ -11,19 +11,28 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from drover_collector.actions.base import ActError, AwayError, LaterError, NodeState, Order, Result
+from drover_collector.actions.base import (
+    ActError,
+    AwayError,
+    CheckLease,
+    LaterError,
+    NodeState,
+    Result,
+    own_mark,
+    reason_of,
+)
 from drover_collector.actions.run_program import Ran, run
 from drover_collector.actions.settings import ActConfig
-from drover_core.model.events import Act
+from drover_core.model.events import Act, Action
 
 TRY_AGAIN = 75
 
 
-def payload(act: Act, order: Order) -> dict[str, Any]:
-    """What a program is told. `id` is the same when the same action is tried again."""
+def payload(action: Action) -> dict[str, Any]:
+    """Return what a program gets. `id` is the same when the same action is tried again."""
     return {
-        "version": 1, "act": act.value, "id": order.id, "node": order.node, "mark": order.mark, "why": order.text,
-        "reason": order.reason, "by": order.by, "before": order.before,
+        "version": 1, "act": action.action.value, "id": action.id, "node": action.node, "mark": own_mark(action),
+        "why": action.why, "reason": reason_of(action), "by": action.by, "before": action.before,
     }  # fmt: skip
 
 
@@ -54,13 +63,14 @@ class Commands:
     def knows(self, act: Act) -> bool:
         return act in self._programs
 
-    def do(self, act: Act, order: Order) -> Result:
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        act = action.action
         program = self._programs.get(act)
         if program is None:
             raise ActError(f"no command for it: set act.{act}_command in the collector's settings")
-        order.may()
+        check_lease()
         try:
-            ran = run(program, self._timeout_s, stdin=json.dumps(payload(act, order)))
+            ran = run(program, self._timeout_s, stdin=json.dumps(payload(action)))
         except AwayError as error:  # to run it again might be a second ticket, or a second reboot
             raise ActError(f"{error}; it was killed: nobody knows whether it was done") from None
         return Result(ended(program, ran))

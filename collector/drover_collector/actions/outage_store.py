@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from drover_collector.actions.node_outage import CLOSINGS, is_out, own_mark
+from drover_collector.actions.base import own_mark
+from drover_collector.actions.node_outage import CLOSINGS, is_out
 from drover_collector.store import Store
 from drover_core.model.events import Action, Health, NodeOutage, WaitsFor
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
-from drover_collector.actions.base import ActError, Actuator, AwayError, Disowner, NodeState
+from drover_collector.actions.base import ActError, Actuator, AwayError, Disowner, NodeState, own_mark
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.node_outage import (
     CLOSINGS,
@@ -15,7 +15,6 @@ from drover_collector.actions.node_outage import (
     SOMEBODY,
     adopted,
     is_out,
-    own_mark,
     seen,
 )
 from drover_collector.actions.return_to_service import Intend
@@ -73,7 +72,7 @@ class SchedulerReconciler:
         if state is None:
             return
         if state.lifted and state.mark == own_mark(outage):
-            self._disown(outage, own_mark(outage))
+            self._disown(outage)
         after = seen(outage, state, context.now_ms())
         if after is not None:
             if after.stage is Health.HEALTHY:
@@ -82,12 +81,12 @@ class SchedulerReconciler:
         if (after or outage).stage is Health.DRAINED:
             self._validate(after or outage)
 
-    def _disown(self, outage: NodeOutage, mark: str) -> None:
+    def _disown(self, outage: NodeOutage) -> None:
         """Give up a claim that somebody else has lifted: if the node is closed so again, no resume may undo it."""
         context = self._context
         if not isinstance(self._actuator, Disowner):
             return
-        if not self._actuator.disown(outage.node, mark, context.store.fence):
+        if not self._actuator.disown(outage.node, context.store.fence):
             return
         text = "our cordon was lifted, our taint is left: it stays out, and a cordon that is set from now on stays too"
         log.warning("%s: %s", outage.node, text)

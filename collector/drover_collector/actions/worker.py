@@ -18,8 +18,8 @@ from drover_collector.actions.base import (
     ForeignError,
     LaterError,
     NodeState,
-    Order,
     Service,
+    own_mark,
 )
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.node_outage import (
@@ -31,7 +31,6 @@ from drover_collector.actions.node_outage import (
     drained_too,
     is_out,
     moved,
-    own_mark,
     taken_out,
 )
 from drover_collector.actions.reconciler import SchedulerReconciler
@@ -239,12 +238,11 @@ class Worker:
         self._refuse_conflict(job.action)
         self._wait_for_guard(job.action)
 
-        def may() -> None:
+        def check_lease() -> None:
             context.store.fence()
             job.touched = True
 
-        order = Order(action.id, action.node, own_mark(action), action.why, action.by, may, action.before)
-        return self.actuator.do(action.action, order).detail
+        return self.actuator.do(job.action, check_lease).detail
 
     def _observed(self, node: str) -> NodeState | None:
         return self.actuator.observe_all([node]).get(node)

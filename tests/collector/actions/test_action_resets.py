@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from drover_collector.actions.base import Order, Result
+from drover_collector.actions.base import CheckLease, Result
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.operator_commands import Commands
 from drover_collector.store import Store
-from drover_core.model.events import Act, ActionState, Health
+from drover_core.model.events import Act, Action, ActionState, Health
 from testbed.desks import CONFIG, Scene, decision, scene_of, verdict
 from testbed.waiting import wait_until
 
@@ -31,8 +31,8 @@ class Program:
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     made = Program(threading.Event(), threading.Event(), [])
 
-    def do(_: Commands, act: Act, order: Order) -> Result:  # as an actuator's
-        made.nodes.append(order.node)
+    def do(_: Commands, action: Action, _lease: CheckLease) -> Result:  # as an actuator's
+        made.nodes.append(action.node)
         made.running.set()
         assert made.free.wait(20)
         return Result("reset")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drover_collector.actions.actuators import Actuators
-from drover_collector.actions.base import HAND, ActError, Actuator, LaterError, NodeState, Order, Service, mark_of
+from drover_collector.actions.base import ActError, Actuator, LaterError, NodeState, Service, mark_of
 from drover_collector.actions.node_outage import (
     adopted,
     is_out,
@@ -25,12 +25,11 @@ from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
-    Action,
     ActionState,
     Health,
     NodeOutage,
 )
-from testbed.desks import decision, scene_of
+from testbed.desks import action_of, decision, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
 
 NODES = ("n1", "n2")
@@ -74,7 +73,7 @@ def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(pl
             continue
         before, there = foreign(slurm), slurm.held[node]
         try:
-            actuator.do(Act(what), Order(f"a{number}", node, mark, "why", "drover", lambda: None))
+            actuator.do(action_of(Act(what), node, mark, id_=f"a{number}", why="why"), lambda: None)
         except ActError as error:
             assert str(error)
             assert isinstance(error, LaterError) or "DRAIN" in there.states, "it is not refused for nothing"
@@ -97,13 +96,13 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
             people(slurm, what, node)
         else:
             try:
-                actuator.do(Act(what), Order(f"a{now_ms}", node, mark, "why", "drover", lambda: None))
+                actuator.do(action_of(Act(what), node, mark, id_=f"a{now_ms}", why="why"), lambda: None)
             except ActError:
                 pass
             else:
                 found = mark_of(slurm.held[node].reason) or mark
                 if what is not Act.RESUME and not is_out(duties.get(node)):
-                    duties[node] = taken_out(drain_of(node, found), duties.get(node), now_ms, 14)
+                    duties[node] = taken_out(action_of(Act.DRAIN, node, found, why="why"), duties.get(node), now_ms, 14)
         if slurm.away:
             continue
         for name, state in actuator.observe_all(NODES).items():
@@ -115,11 +114,6 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
         held = {name for name, duty in duties.items() if is_out(duty)}
         mine = {n for n, s in slurm.held.items() if "DRAIN" in s.states and mark_of(s.reason) is not None}
         assert held == mine, "no more, and none that it has closed is forgotten"
-
-
-def drain_of(node: str, mark: str) -> Action:
-    incident = "" if mark == HAND else mark
-    return Action("a", "", incident, node, Act.DRAIN, "slurm", ActionState.DONE, 0, by="drover", why="why")
 
 
 def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed() -> None:

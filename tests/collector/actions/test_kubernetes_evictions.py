@@ -15,7 +15,7 @@ from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.store import Store
 from drover_core.model.events import Act, ActionState, Health
 from testbed.desks import Detected, dispatcher_of
-from testbed.kubernetes_pods import order, pod
+from testbed.kubernetes_pods import pod, request
 from testbed.kubernetes_stand_in import StandIn, stand_in
 from testbed.waiting import wait_until
 
@@ -37,7 +37,7 @@ def current(tmp_path: Path) -> Iterator[tuple[StandIn, KubernetesActuator]]:
 
 def test_policy_v1_evictions_of_this_very_pod(current: tuple[StandIn, KubernetesActuator]) -> None:
     server, actuator = current
-    assert "evicted: default/a, default/b" in actuator.do(Act.ISOLATE, order("gpu01")).detail
+    assert "evicted: default/a, default/b" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail
     assert [e["apiVersion"] for e in server.evictions] == ["policy/v1", "policy/v1"]
     assert [e["deleteOptions"]["preconditions"]["uid"] for e in server.evictions] == ["uid-a", "uid-b"]
     assert actuator.observe("gpu01").service is Service.DRAINED
@@ -57,16 +57,16 @@ def test_a_budget_that_holds_one_pod_does_not_hold_the_next(
     server, actuator = current
     server.says["a"] = says
     with pytest.raises(LaterError, match=f"evicted: default/b; held by a disruption budget: default/a .*{told}"):
-        actuator.do(Act.ISOLATE, order("gpu01"))
+        actuator.do(*request(Act.ISOLATE, "gpu01"))
     server.says.clear()
-    assert "evicted: default/a" in actuator.do(Act.ISOLATE, order("gpu01")).detail
+    assert "evicted: default/a" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail
 
 
 @pytest.mark.parametrize("says", ["gone", "successor"])
 def test_a_pod_that_has_gone_meanwhile_is_not_claimed(current: tuple[StandIn, KubernetesActuator], says: str) -> None:
     server, actuator = current
     server.says["a"] = says
-    assert "evicted: default/b" in actuator.do(Act.ISOLATE, order("gpu01")).detail
+    assert "evicted: default/b" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_other_answers(
     server, actuator = current
     server.broken = broken
     with pytest.raises(ActError, match=told) as raised:
-        actuator.do(Act.DRAIN, order("gpu01"))
+        actuator.do(*request(Act.DRAIN, "gpu01"))
     assert type(raised.value) is error
 
 
@@ -173,19 +173,19 @@ def test_a_cordon_between_two_looks_is_told_from_ours_by_who_has_set_it(
     current: tuple[StandIn, KubernetesActuator],
 ) -> None:
     server, actuator = current
-    actuator.do(Act.DRAIN, order("gpu01"))
+    actuator.do(*request(Act.DRAIN, "gpu01"))
     server.cordon()  # as it is already: ours still
-    actuator.do(Act.RESUME, order("gpu01"))
+    actuator.do(*request(Act.RESUME, "gpu01"))
     assert server.node["spec"] == {"taints": []}
-    actuator.do(Act.DRAIN, order("gpu01"))
+    actuator.do(*request(Act.DRAIN, "gpu01"))
     server.cordon(False)
     server.cordon()
-    actuator.do(Act.RESUME, order("gpu01"))
+    actuator.do(*request(Act.RESUME, "gpu01"))
     assert server.node["spec"] == {"taints": [], "unschedulable": True}
     server.cordon(False)
-    actuator.do(Act.DRAIN, order("gpu01"))
+    actuator.do(*request(Act.DRAIN, "gpu01"))
     server.node["metadata"]["managedFields"][0]["manager"] = "ancient-changes"  # after ten others
-    actuator.do(Act.RESUME, order("gpu01"))
+    actuator.do(*request(Act.RESUME, "gpu01"))
     assert server.node["spec"] == {"taints": []}
 
 
