@@ -33,7 +33,6 @@ from drover_collector.actions import (
     return_to_service as returning,
 )
 from drover_collector.actions.base import CheckLease, Result
-from drover_collector.actions.intents import Intents
 from drover_collector.actions.run_program import Ran
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
@@ -355,7 +354,6 @@ class World:
             stack.enter_context(mock.patch.object(commands, "run", self.program))
             stack.enter_context(mock.patch.object(worker.Worker, "start", _begin))
             stack.enter_context(mock.patch.object(worker.Worker, "ask", lambda _, call: call()))
-            stack.enter_context(mock.patch.object(Intents, "start", _begin))
             logging.disable(logging.CRITICAL)  # thousands of lines of refusals that are meant
             stack.callback(logging.disable, logging.NOTSET)
             yield self
@@ -441,8 +439,7 @@ class Collector:
     def turn(self) -> None:
         """What its threads would do now."""
         for _ in range(2):
-            intents = self.desk._intents
-            for thread in (*([intents] if intents else []), *self.desk._workers.values()):
+            for thread in self.desk._workers.values():
                 with suppress(Idle):
                     thread._run()
 

@@ -1,12 +1,12 @@
-"""Carry out decisions: the intent is stored, then the act and its verification, then its outcome is stored.
+"""Carry out decisions: the intent is stored, then comes the act and its verification, then its outcome is stored.
 
 Every effect asks the store's fence first, so a collector that is not the active one does nothing. A stop between any
 two steps leaves an intent, which the next start takes up: acts are idempotent and observe before they change anything,
 so each is done once. One that is no longer wanted, or whose effect is unknown (a command that was running), is reported
 as failed.
 
-Each actuator has a thread of its own (`worker.py`), so a slow scheduler delays neither detection nor another scheduler.
-Intents are stored in another thread (`intents.py`).
+Each actuator has a thread of its own (`worker.py`), which stores the intents of its actions too: neither a slow
+scheduler nor a store that hangs delays detection.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from drover_collector.actions.base import ActError, NodeState
 from drover_collector.actions.context import ActionContext
-from drover_collector.actions.intents import ACT_OF, Intents, never_begun, wish
 from drover_collector.actions.node_outage import RESETS
 from drover_collector.actions.operator_commands import Commands
 from drover_collector.actions.return_to_service import NodeReturns, Validator
@@ -34,11 +33,18 @@ from drover_core.model.events import (
     Decision,
     Incident,
     ProbeVerdict,
+    RecommendedAction,
 )
 
 log = logging.getLogger(__name__)
 
+ACT_OF = {
+    RecommendedAction.ADVISE: Act.ADVISE,
+    RecommendedAction.DRAIN: Act.DRAIN,
+    RecommendedAction.ISOLATE: Act.ISOLATE,
+}
 ADVICES = (Act.ADVISE, Act.UNADVISE)
+MAX_DECISIONS = 10_000  # that wait for their intents to be stored
 MAX_MADE = 20_000  # actions in memory: a decision may be handed over again until all of its outcome is stored
 MAX_OUTCOMES = 1_000
 UNBEGUN_MS = 3_600_000  # an older decision that a stop left without an intent is reported, not begun
@@ -63,7 +69,6 @@ class ActionDispatcher:
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
         self._workers: dict[str, Worker] = {}
-        self._intents: Intents | None = None  # while this one acts
         self._made: dict[str, Action] = {}  # actions by id, as they were made since the start
         self._began_ms = 0
 
@@ -94,9 +99,8 @@ class ActionDispatcher:
         workers = {a.name: Worker(context, a, self, self.returns) for a in actuators}
         left = context.store.intended_actions()
         unbegun = self._unbegun_decisions(left, mode)
-        intents = Intents(lambda wished: self.intend(*wished), context.troubles)
         with self._lock:
-            self._workers, self._intents = workers, intents
+            self._workers = workers
             for action in left:
                 self._queue(action)
             self.take(unbegun)
@@ -104,7 +108,6 @@ class ActionDispatcher:
             log.info("%d actions and %d decisions were left by the last stop", len(left), len(unbegun))
         for worker in workers.values():
             worker.start()
-        intents.start()
 
     def _unbegun_decisions(self, left: Sequence[Action], mode: str) -> list[Decision]:
         """Return the decisions to act that have no intent, and report those that are too old. Raises StoreError.
@@ -154,13 +157,9 @@ class ActionDispatcher:
     def stop(self) -> None:
         """End after the effect under way; what is not done stays intended, or decided, in the store."""
         workers, self._workers = self._workers, {}  # without the lock: a store that hangs may hold it
-        intents, self._intents = self._intents, None
         for worker in workers.values():
             worker.ask_to_stop()
         self.context.outages.clear_closings()
-        if intents is not None:
-            intents.ask_to_stop()
-            intents.join()
         for worker in workers.values():
             worker.join(STOP_S)
 
@@ -185,12 +184,24 @@ class ActionDispatcher:
         Raises:
             StoreError: too many wait; call again with the same decisions.
         """
-        intents = self._intents
-        if intents is None:
+        workers = self._workers
+        to_act = [d for d in decisions if d.outcome == "act" and d.wanted in ACT_OF]
+        if not workers or not to_act:
             return
+        waiting = sum(worker.waiting_decisions for worker in workers.values())
+        if waiting + len(to_act) > MAX_DECISIONS:
+            raise StoreError(f"{waiting} decisions wait for the store already")
         fresh, known = {i.id: i for i in incidents}, self.context.detection.incidents
-        wishes = [wish(d, fresh.get(d.incident_id) or known.get(d.incident_id)) for d in decisions]
-        intents.put([wished for wished in wishes if wished is not None])
+        for d in to_act:
+            incident = fresh.get(d.incident_id) or known.get(d.incident_id)
+            why = d.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
+            worker = self._worker_of(d.node, ACT_OF[d.wanted], workers)
+            (worker or workers[self._commands.name]).add_decision(d, why)
+
+    def begin(self, decision: Decision, why: str) -> None:
+        """Store the intent of a decision to act, and queue it. Raises StoreError."""
+        d = decision
+        self.intend(d.node, ACT_OF[d.wanted], d.id, d.incident_id, why, "drover", since_ms=d.ts_ms)
 
     def intend(
         self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0, forced: bool = False
@@ -336,6 +347,20 @@ class ActionDispatcher:
         failed = replace(action, state=ActionState.FAILED, running=False, detail=gone, ts_ms=now_ms)
         self.context.store.write_actions([failed])
         self._report_failed([failed])
+
+
+def never_begun(decisions: Iterable[Decision], acted: Sequence[Action], open_ids: Set[str]) -> list[Decision]:
+    """Return the decisions to act of open incidents that have no action, and that no later action was done for.
+
+    Args:
+        acted: actions; one may be for a later decision too, that wanted the same while it waited.
+    """
+    until: dict[tuple[str, str, Act], float] = {}
+    for a in acted:
+        key, at_ms = (a.node, a.incident_id, a.action), a.ts_ms
+        until[key] = max(until.get(key, 0), float("inf") if a.state is ActionState.INTENDED else at_ms)
+    wanted = [d for d in decisions if d.incident_id in open_ids and d.wanted in ACT_OF]
+    return [d for d in wanted if until.get((d.node, d.incident_id, ACT_OF[d.wanted]), 0) < d.ts_ms]
 
 
 def _alike(waiting: Iterable[Action], node: str, act: Act, incident: str, by: str, forced: bool) -> Action | None:

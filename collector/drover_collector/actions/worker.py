@@ -1,4 +1,4 @@
-"""The thread of one actuator: it carries out its actions in order, and reconciles the nodes that are out."""
+"""The thread of one actuator: it stores intents, carries out its actions in order, and reconciles what is out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from drover_collector.actions.reconciler import SchedulerReconciler
 from drover_collector.actions.return_conditions import Lack, LackError
 from drover_collector.actions.return_to_service import NodeReturns
 from drover_collector.store import StoreError
-from drover_core.model.events import Act, Action, ActionState, Health, NodeOutage
+from drover_core.model.events import Act, Action, ActionState, Decision, Health, NodeOutage
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,9 @@ class Job:
 class Dispatcher(Protocol):
     """What a worker asks of all workers together."""
 
+    def begin(self, decision: Decision, why: str) -> None:
+        """Store the intent of a decision to act, and queue it. Raises StoreError."""
+
     def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str) -> Action:
         """Store an intent and queue it. Raises StoreError."""
 
@@ -84,6 +87,8 @@ class Worker:
     ) -> None:
         self.actuator = actuator
         self._context, self._dispatcher, self._returns = context, dispatcher, returns
+        self._decisions: deque[tuple[Decision, str]] = deque()  # whose intents are not stored yet, and why
+        self._begin_at = 0.0  # when the next intent is stored, time.monotonic
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
         self._questions: deque[tuple[Callable[[], NodeState], Future[NodeState]]] = deque()
@@ -104,6 +109,17 @@ class Worker:
     def join(self, seconds: float) -> None:
         if self._thread.ident is not None:
             self._thread.join(seconds)
+
+    def add_decision(self, decision: Decision, why: str) -> None:
+        """Queue a decision to act, whose intent this thread stores. Returns at once."""
+        with self._changed:
+            self._decisions.append((decision, why))
+            self._changed.notify_all()
+
+    @property
+    def waiting_decisions(self) -> int:
+        """How many wait for their intents to be stored."""
+        return len(self._decisions)
 
     def add(self, action: Action, fresh: bool = False) -> None:
         """Queue an action whose intent is stored. `fresh`: nothing of it was ever tried."""
@@ -152,24 +168,44 @@ class Worker:
                         answer.cancel()
                     return
                 now = time.monotonic()
-                job = self._next(now)
-                if job is None and now < reconcile_at and not self._questions:
+                job, begins = self._next(now), bool(self._decisions) and now >= self._begin_at
+                if job is None and not begins and now < reconcile_at and not self._questions:
                     times = [max(j.due, self._away_until) for j in self._jobs.values()]
+                    times += [self._begin_at] if self._decisions else []
                     self._changed.wait(max(0.0, min([reconcile_at, *times]) - now))
                     continue
             self._answer_questions()
+            if begins:
+                self._begin()
             try:
                 if now >= self._away_until and self._reconciler.survey_first:
                     self._survey()
                 elif job is not None:
                     self._work(job)
-                else:
+                elif not begins:
                     reconcile_at = time.monotonic() + self._context.look_s
                     if now >= self._away_until and not self._reconcile():
                         reconcile_at = 0.0  # it goes on when nothing is due
             except Exception as error:  # a defect must neither end the thread nor go unseen
                 log.exception("%s: a defect", self.actuator.name)
                 self._note_defect(error, job)
+
+    def _begin(self) -> None:
+        """Store the intent of the decision that waits longest. It stays first until that has succeeded."""
+        decision, why = self._decisions[0]
+        first, subject = f"{decision.wanted} {decision.node}", f"{self.actuator.name} intents"
+        try:
+            self._dispatcher.begin(decision, why)
+            self._context.troubles.pop(subject, None)
+        except StoreError as error:
+            if not self._stopping:
+                self._context.troubles[subject] = f"Decisions wait to be begun, {first} first: {error}."
+            self._begin_at = time.monotonic() + STORE_WAIT_S
+            return
+        except Exception as error:  # a defect must neither end the thread nor go unseen
+            log.exception("%s: a defect", first)
+            self._context.troubles[subject] = f"{first} was not begun: {type(error).__name__}: {error}."
+        self._decisions.popleft()
 
     def _note_defect(self, error: Exception, job: Job | None) -> None:
         name = self.actuator.name

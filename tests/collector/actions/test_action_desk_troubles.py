@@ -213,7 +213,7 @@ def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
         assert asked.wait(20)
         wait_until(lambda: not holds.is_set())
         desk.take([decision(node="n2", id_="d2")])
-        wait_until(lambda: "drain n2 first: this collector is not" in desk.context.troubles.get("intents", ""))
+        wait_until(lambda: "drain n2 first: this collector is not" in desk.context.troubles.get("slurm intents", ""))
         with pytest.raises(StoreError):
             desk.drain("n3", Act.DRAIN, "why", "ann")
         worker = desk._workers["slurm"]

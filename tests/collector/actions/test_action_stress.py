@@ -177,17 +177,17 @@ def test_a_store_that_hangs_does_not_hold_up_who_decides_and_nothing_is_done_bef
 
 
 def test_a_store_that_fails_is_told_and_the_decision_is_begun_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_collector.actions.intents.RETRY_S", 0.01)
+    monkeypatch.setattr("drover_collector.actions.worker.STORE_WAIT_S", 0.01)
     kept, slurm = Kept(), SlurmStandIn("n000", "n005")
     kept.fails = True
     desk = in_memory(kept, slurm)
     try:
         desk.take([decision("n000"), decision("n005")])
-        wait_until(lambda: "drain n000 first: no space left" in desk.context.troubles.get("intents", ""))
+        wait_until(lambda: "drain n000 first: no space left" in desk.context.troubles.get("slurm intents", ""))
         assert slurm.effects == []
         kept.fails = False
         wait_until(lambda: len(slurm.effects) == 2, "both drains")
-        wait_until(lambda: "intents" not in desk.context.troubles, "the trouble is over")
+        wait_until(lambda: "slurm intents" not in desk.context.troubles, "the trouble is over")
     finally:
         desk.stop()
 
