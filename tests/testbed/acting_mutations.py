@@ -15,7 +15,7 @@ from drover_collector.engine import engine
 from drover_collector.engine import warmup as recall
 from drover_collector.ingest import parse_records as records
 from drover_collector.policy.decider import Decider
-from drover_collector.policy.guard_clock import Steps
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_core.model.events import Health, NodeOutage
 
 
@@ -94,5 +94,5 @@ MUTATIONS: tuple[Mutation, ...] = (
         (worker, "adopted", made_ours), (Decider, "away", none_closed()),  # else the first look has taken it up before
     ]),
     Mutation("a person who drains what is out keeps it", "d", "hand", [(worker, "drained_too", nothing)]),
-    Mutation("the guard's times survive a step of the clock (12)", "c", "pace", [(Steps, "note", nothing)]),
+    Mutation("the guard's times survive a step of the clock (12)", "c", "pace", [(ClockSteps, "note", nothing)]),
 )  # fmt: skip

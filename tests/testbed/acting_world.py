@@ -20,11 +20,11 @@ from unittest import mock
 import numpy as np
 
 from drover_collector.actions import (
-    context,
-    worker,
+    command as commands,
 )
 from drover_collector.actions import (
-    operator_commands as commands,
+    context,
+    worker,
 )
 from drover_collector.actions import (
     reconciler as looks,

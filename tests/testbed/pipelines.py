@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pauses import PAUSE_MS
+from drover_collector.pipeline.engine_thread import PAUSE_MS
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store

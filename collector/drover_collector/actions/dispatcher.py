@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from drover_collector.actions.base import ActError, NodeState
+from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.node_outage import RESETS
-from drover_collector.actions.operator_commands import Commands
 from drover_collector.actions.return_to_service import NodeReturns, Validator
 from drover_collector.actions.settings import MODES, TicketConfig
 from drover_collector.actions.ticket import Ticket
@@ -63,7 +63,7 @@ class ActionDispatcher:
         config = context.config
         # In observe mode no ticket is opened, and no setting of it may stop the collector.
         webhook = TicketConfig() if config.mode == "observe" else config.repair_webhook
-        self._commands, self._ticket = Commands(config), Ticket(webhook)
+        self._commands, self._ticket = OperatorCommands(config), Ticket(webhook)
         self.returns = NodeReturns(context, self.intend, lambda: self._own_actuator(Act.REPAIR) is not None, validator)
         self._lock = context.outages.lock  # one lock: an outage that is judged must be the newest when an act follows
         self._ended = threading.Condition()
@@ -329,7 +329,7 @@ class ActionDispatcher:
         if action.state is ActionState.FAILED:
             self._report_failed([action])
 
-    def _own_actuator(self, act: Act) -> Commands | Ticket | None:
+    def _own_actuator(self, act: Act) -> OperatorCommands | Ticket | None:
         """Return the command or webhook of the settings that does an act which no scheduler does."""
         return next((own for own in (self._commands, self._ticket) if own.knows(act)), None)
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from drover_collector.actions.base import ActError, CheckLease, LaterError, NodeState, Result
-from drover_collector.actions.operator_commands import payload
+from drover_collector.actions.command import payload
 from drover_collector.actions.settings import TicketConfig
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.settings import webhook_secret, webhook_url

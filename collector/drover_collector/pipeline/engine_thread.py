@@ -5,9 +5,11 @@ Reads of buckets are in `pipeline.py`, which drives this, so that an event does 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,13 +35,12 @@ from drover_collector.notify.incident_updates import (
     of_duties,
 )
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
-from drover_collector.pipeline.arrivals import Arrivals
-from drover_collector.pipeline.inventories import Inventories
 from drover_collector.pipeline.outcome_writer import OutcomeWriter
-from drover_collector.pipeline.pauses import Pauses
 from drover_collector.pipeline.restore import (
     CLOCK,
+    MAX_EVENTS,
     RESTORED_MS,
+    Inventories,
     Past,
     history,
 )
@@ -59,11 +60,14 @@ from drover_core.model.events import (
     NodeOutage,
     Silence,
 )
+from drover_core.times import iso
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+PAUSE_MS = 5_000  # a loop that wakes every second was away for this long: the process stood still
+SETTLE_MS = 30_000  # after that, agents need this long to reconnect
 LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
 STEP_MS = 10_000  # between two looks the wall clock went so much more, or less, than the time since boot
 PROMPT_MS = 60_000  # what a crash left over for no longer than this is judged at once: no node boots in that time
@@ -92,6 +96,68 @@ def moments(events: Sequence[Event], due_ms: Callable[[Event], int]) -> list[tup
             merged.append((at_ms, group))
             first_ms = at_ms
     return merged
+
+
+class EventQueue:
+    """Events on their way to the engine. `put` from any thread; `take` in the thread that judges.
+
+    Attributes:
+        arrived: set in `loop`, once there is one, when events wait.
+    """
+
+    def __init__(self, ticks: Ticks) -> None:
+        self._ticks = ticks
+        self._events: deque[Event] = deque()
+        self.arrived = asyncio.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, events: Sequence[Event]) -> None:
+        room = MAX_EVENTS - len(self._events)
+        if room < len(events):
+            self._ticks.lost_events += len(events) - max(room, 0)
+            self._ticks.troubles["events"] = (
+                f"{self._ticks.lost_events} events came faster than they could be judged; they are stored, not judged."
+            )
+        self._events.extend(events[: max(room, 0)])
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.arrived.set)
+
+    def resume(self, events: Sequence[Event]) -> None:
+        """Add what a crash left unjudged. The caller sets `arrived`."""
+        self._events.extend(events)
+
+    def take(self) -> list[Event]:
+        return [self._events.popleft() for _ in range(len(self._events))]
+
+    def forget(self) -> None:
+        self._events.clear()
+
+
+class Pauses:
+    """When this process last stood still: it received nothing then, and that is no silence of the nodes.
+
+    Call `notice` every second.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self.awake_ms = now_ms
+        self.newest: tuple[int, int] | None = None  # from, to
+
+    def notice(self, now_ms: int) -> None:
+        if now_ms - self.awake_ms > PAUSE_MS:
+            self.newest = (self.awake_ms, now_ms)
+            log.warning("this process stood still from %s to %s", iso(self.awake_ms), iso(now_ms))
+        self.awake_ms = now_ms
+
+    def stood_still(self, start_ms: int) -> bool:
+        """Return whether this process may have missed data of a bucket: it stood still, or agents were reconnecting."""
+        if self.newest is None:
+            return False
+        paused_ms, resumed_ms = self.newest
+        return start_ms + BUCKET_MS > paused_ms and start_ms < resumed_ms + SETTLE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +217,7 @@ class EngineThread:
         self._boot_ms, self._clocks = boot_ms, (0, 0)  # both clocks as of the newest look
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
-        self._arrivals = Arrivals(self.ticks)
+        self._arrivals = EventQueue(self.ticks)
         self.saving = OutcomeWriter(store, outbox, self.ticks, now_ms)
         self.saving.known = lambda: self.incidents
         self._inventories = Inventories(store)

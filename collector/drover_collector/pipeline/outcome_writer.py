@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from drover_collector.engine.engine import Outcome
 from drover_collector.notify import Outbox
 from drover_collector.notify.incident_updates import News, of_decisions
-from drover_collector.pipeline.repeats import Repeats
 from drover_collector.pipeline.stats import Ticks
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import (
@@ -31,6 +30,9 @@ from drover_core.times import iso
 
 log = logging.getLogger(__name__)
 
+_Key = tuple[object, ...]
+
+STORED_AGAIN_MS = 300_000  # a finding that repeats, as open incidents are
 MAX_UNSAVED = 1_000  # outcomes waiting for a store that does not take them
 PATIENCE_S = 2.0  # how long judging waits for a write; a store under load answers within one
 BACKLOG = 8  # with so many waiting, judging waits for none
@@ -58,7 +60,7 @@ class OutcomeWriter:
         self.takers: list[Callable[[Outcome], None]] = []  # told of decisions that are stored; again after a fault
         self.known: Callable[[], Mapping[str, Incident]] = dict  # incidents, for what time alone has told
         self.watched: Callable[[], Set[str]] = frozenset  # nodes of which every finding is stored
-        self._repeats = Repeats()
+        self._repeats = RepeatFilter()
         self._waiting: deque[_Result] = deque()  # the first is under way
         self._changed = threading.Condition()
         self._due = self._stopping = False
@@ -260,3 +262,48 @@ class OutcomeWriter:
         )
         outcome = result.outcome
         log.error("given up: %d incidents, %d findings", len(outcome.incidents), len(outcome.findings))
+
+
+class RepeatFilter:
+    """Decides which findings to store: new ones, changed ones, and each again after `STORED_AGAIN_MS`.
+
+    A detector finds a lasting condition again with each bucket. Stored each time, 20 silent nodes and 30 pending row
+    remaps made 173 million rows in 400 days.
+    """
+
+    def __init__(self) -> None:
+        self._stored: dict[_Key, tuple[int, _Key]] = {}  # subject -> when it was stored, and its state
+
+    def new(self, findings: Sequence[Finding], watched: Set[str] = frozenset()) -> list[Finding]:
+        """Return those to store.
+
+        Args:
+            watched: nodes of which every finding counts, such as those being validated.
+        """
+        return [f for f in findings if not self._repeats(f, watched)]
+
+    def note(self, findings: Sequence[Finding]) -> None:
+        """Remember that these are stored now."""
+        newest_ms = max((f.ts_ms for f in findings), default=0)
+        for finding in findings:
+            self._stored[_subject_of(finding)] = finding.ts_ms, _state_of(finding)
+        if findings:
+            self._stored = {k: v for k, v in self._stored.items() if abs(newest_ms - v[0]) < STORED_AGAIN_MS}
+
+    def _repeats(self, finding: Finding, watched: Set[str]) -> bool:
+        at_ms, state = self._stored.get(_subject_of(finding), (0, None))
+        # A clock that was set back gives the old row a later time: then the finding is stored again.
+        fresh = 0 <= finding.ts_ms - at_ms < STORED_AGAIN_MS
+        return fresh and state == _state_of(finding) and watched.isdisjoint(node for node, _ in finding.members)
+
+
+def _subject_of(finding: Finding) -> _Key:
+    return (
+        finding.detector, finding.kind, finding.cause, finding.scope, finding.node, finding.gpu, finding.job,
+        finding.members,
+    )  # fmt: skip
+
+
+def _state_of(finding: Finding) -> _Key:
+    """Return what makes a difference to an incident. Values and sentences change with each bucket."""
+    return finding.severity, finding.action, round(finding.confidence, 1), finding.cleared

@@ -165,7 +165,7 @@ class Pipeline(EngineThread):
         try:
             bucket = await asyncio.to_thread(self.store.closing_bucket, self.index, start_ms)
             bucket = replace(bucket, late=self._late(bucket))
-            self._told = await asyncio.to_thread(self._inventories.news, now_ms)
+            self._told = await asyncio.to_thread(self._inventories.changed, now_ms)
         except StoreError as error:
             self.ticks.store_failed(error)
             await asyncio.get_running_loop().run_in_executor(self._judge, self.judge_nothing)

@@ -12,9 +12,7 @@ from drover_collector.detectors.risk.model import KEPT_MS
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.pipeline.arrivals import MAX_EVENTS
-from drover_collector.pipeline.inventories import Inventories
-from drover_collector.policy.guard_clock import MOST
+from drover_collector.policy.guard_clock import MAX_STEPS
 from drover_collector.store import Store
 from drover_core.model.events import (
     Approval,
@@ -24,12 +22,44 @@ from drover_core.model.events import (
     NodeOutage,
 )
 
+MAX_EVENTS = 100_000  # that wait for the engine; they are stored already
+BEFORE_MS = 72 * 3_600_000  # a start must know what changed within a rollout (detectors/drift)
+OVERLAP_MS = 600_000  # an inventory may wait for a store that fails, and is stored with the time it came
+SLICE_NODES = 1_000  # of some 10 kB each, read at once at a start
 RESTORED_MS = 3_600_000  # how far back incidents and events are read at a start
 DAY_MS = 86_400_000
 CLOCK = "clock"  # of an audit line: this collector's clock was set
 RESTORED_BUCKETS = 60  # ten minutes: what the detectors' windows and baselines need to go on where they were
 HEARD_BUCKETS = 6  # of them, those that tell who reports
 TOGETHER = 10  # buckets read at once: those of 100,000 GPUs take some 15 MB each
+
+
+class Inventories:
+    """What nodes reported of their hardware, from the store to the engine. One thread at a time; raises StoreError."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._mark = -1
+        self._upto_ms = 0
+
+    def restore(self, now_ms: int, nodes: int) -> Sequence[Callable[[], Sequence[Told]]]:
+        """Return the queries of a start: for each part of the nodes what each had before a rollout, then its newest."""
+        slices = max(1, -(-nodes // SLICE_NODES))
+        self._upto_ms = now_ms
+        return [
+            partial(self._store.inventories, 0, to_ms, number, slices)
+            for number in range(slices)
+            for to_ms in (now_ms - BEFORE_MS, now_ms + OVERLAP_MS)
+        ]
+
+    def changed(self, now_ms: int) -> Sequence[Told]:
+        """Return the newest inventory of each node that reported lately. The engine ignores what it knows."""
+        mark = self._store.mark("inventory")
+        if mark == self._mark:
+            return []
+        found = self._store.inventories(self._upto_ms - OVERLAP_MS, now_ms + OVERLAP_MS)
+        self._mark, self._upto_ms = mark, now_ms
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +88,7 @@ def history(store: Store, now_ms: int) -> History:
     unjudged = store.unjudged_events(now_ms, MAX_EVENTS)  # after them: what another collector stores meanwhile was not
     left = {e.id for e in unjudged}
     events = [e for e in stored if e.id not in left]
-    steps = [(line.ts_ms, _number(line.state)) for line in reversed(store.audit(what=CLOCK, limit=MOST))]
+    steps = [(line.ts_ms, _number(line.state)) for line in reversed(store.audit(what=CLOCK, limit=MAX_STEPS))]
     # The last hour lies further back by what the clock was set forward in it.
     ahead_ms = sum(max(0, step_ms) for at_ms, step_ms in steps if now_ms - RESTORED_MS <= at_ms <= now_ms)
     since_ms = now_ms - RESTORED_MS - min(ahead_ms, DAY_MS)

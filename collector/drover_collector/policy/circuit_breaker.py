@@ -20,7 +20,7 @@ from dataclasses import replace
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.incident import closing
 from drover_collector.policy.guard import GuardLimits
-from drover_collector.policy.guard_clock import Steps
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_core.model.events import (
     Evidence,
     Incident,
@@ -52,8 +52,8 @@ class Breaker:
         events: mass events by id, open ones and those closed in the last hour.
     """
 
-    def __init__(self, index: FleetIndex, steps: Steps | None = None) -> None:
-        self.index, self._steps = index, steps or Steps()
+    def __init__(self, index: FleetIndex, steps: ClockSteps | None = None) -> None:
+        self.index, self._steps = index, steps or ClockSteps()
         self.events: dict[str, Incident] = {}
         self._wishes: dict[tuple[IncidentKind, str], deque[tuple[int, str]]] = {}  # cause -> when, node
         self._seen: set[Wish] = set()

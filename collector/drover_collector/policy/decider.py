@@ -26,9 +26,8 @@ from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents import health
 from drover_collector.policy.circuit_breaker import Breaker
-from drover_collector.policy.guard import Census, hold
-from drover_collector.policy.guard_clock import Steps
-from drover_collector.policy.guard_pace import Pace
+from drover_collector.policy.guard import Census, Pace, hold
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_collector.policy.policy import Policy, Verdict, least_mode
 from drover_core.model.events import (
     OUT_STAGES,
@@ -93,7 +92,7 @@ class Decider:
         self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
         self.back: Callable[[Incident], int | None] = lambda _: None
-        self._steps = Steps()  # of the clock
+        self._steps = ClockSteps()  # of the clock
         self.breaker = Breaker(index, self._steps)
         self.pace = Pace(self._steps)
         self._approved: dict[Key, Decision] = {}
@@ -255,7 +254,7 @@ class Decider:
         new = [duty for node, duty in duties.items() if self.duties.get(node) != duty]
         self.duties = dict(duties)
         for duty in new:
-            self.pace.note_duty(duty)
+            self.pace.note_outage(duty)
         return new
 
     def take_failed(self, actions: Iterable[Action]) -> None:

@@ -13,8 +13,8 @@ import pytest
 from standardwebhooks import Webhook
 
 from drover_collector.actions.base import ActError
+from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.node_outage import taken_out
-from drover_collector.actions.operator_commands import Commands
 from drover_collector.actions.settings import ActConfig, CommandConfig, TicketConfig, validate_act
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.engine.node_state import Survey
@@ -158,7 +158,7 @@ def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long(
 
 @pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])
 def test_resets_reboots_and_tickets_are_off_by_default(scene: Scene, act: Act) -> None:
-    assert Commands(ActConfig()).acts == frozenset()
+    assert OperatorCommands(ActConfig()).acts == frozenset()
     with scene.desk() as desk:
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)

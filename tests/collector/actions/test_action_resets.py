@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from drover_collector.actions.base import CheckLease, Result
+from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.dispatcher import ActionDispatcher
-from drover_collector.actions.operator_commands import Commands
 from drover_collector.store import Store
 from drover_core.model.events import Act, Action, ActionState, Health
 from testbed.desks import CONFIG, Scene, decision, scene_of, verdict
@@ -31,14 +31,14 @@ class Program:
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     made = Program(threading.Event(), threading.Event(), [])
 
-    def do(_: Commands, action: Action, _lease: CheckLease) -> Result:  # as an actuator's
+    def do(_: OperatorCommands, action: Action, _lease: CheckLease) -> Result:  # as an actuator's
         made.nodes.append(action.node)
         made.running.set()
         assert made.free.wait(20)
         return Result("reset")
 
-    monkeypatch.setattr(Commands, "do", do)
-    monkeypatch.setattr(Commands, "knows", lambda _, act: act in (Act.RESET, Act.REBOOT))
+    monkeypatch.setattr(OperatorCommands, "do", do)
+    monkeypatch.setattr(OperatorCommands, "knows", lambda _, act: act in (Act.RESET, Act.REBOOT))
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     yield made
     made.free.set()

@@ -237,7 +237,7 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     pipeline = site.collector(replace(ONE_OUT, guard=OPEN))
     desk = pipeline.dispatcher
     assert desk is not None
-    desk.nodes = tuple(NODES)
+    desk.context.actuators = replace(desk.context.actuators, nodes=tuple(NODES))
     well = site.slurm.held["n005"]
     site.slurm.held["n005"] = replace(well, states=frozenset({"DOWN", "NOT_RESPONDING"}))
     await pipeline.start()

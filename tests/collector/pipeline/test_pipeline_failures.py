@@ -10,8 +10,8 @@ import pytest
 from drover_collector.engine.engine import Engine, Outcome
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.pipeline.arrivals import MAX_EVENTS
 from drover_collector.pipeline.pipeline import MAX_BEHIND
+from drover_collector.pipeline.restore import MAX_EVENTS
 from drover_collector.store import Store, StoreError
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Incident

@@ -9,7 +9,7 @@ import pytest
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.policy.decider import PERSON_MS, Decider
 from drover_collector.policy.guard import GuardLimits
-from drover_collector.policy.guard_clock import Steps
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_collector.store import Store
 from drover_core.model.events import (
     Approval,
@@ -158,7 +158,7 @@ def test_a_yes_is_no_longer_good_for_a_step_back(step_ms: int) -> None:
 
 
 def test_a_step_back_undoes_one_forward() -> None:
-    steps = Steps()
+    steps = ClockSteps()
     steps.note(T0 + HOUR_MS, HOUR_MS)
     assert steps.now_of(T0 - 1) == T0 + HOUR_MS - 1
     assert steps.now_of(T0 + HOUR_MS) == T0 + HOUR_MS
