@@ -18,7 +18,7 @@ from typing import Any
 from drover_collector.ingest import service as ingest
 from drover_collector.ingest.limits import Limits
 from drover_collector.main import main
-from drover_collector.pipeline import engine_thread as pipeline_judging
+from drover_collector.pipeline import pipeline as pipeline_judging
 from drover_collector.store import Store
 
 POINTS: dict[str, tuple[str, bool]] = {  # method of the store, and whether before it runs or after it returned

@@ -52,8 +52,9 @@ from drover_collector.notify.test_command import chosen, try_out
 from drover_collector.observability import self_check as blindness
 from drover_collector.observability.dead_man_switch import DeadManSwitch
 from drover_collector.pipeline.leadership import Leadership, holder
+from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probing import Probing
@@ -245,17 +246,20 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
             store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
             silences=Silences(spec.by_name, config.maintenance), unstored=_unstored(config.store.url),
         )  # fmt: skip
+        lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
+        leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
+        store.fence = leader.fence
         pipeline = Pipeline(
-            index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
+            index, store, policy, outbox,
+            PipelineOptions(lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
             watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
-            boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
+            boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000, lease=leader),
         )  # fmt: skip
         actuators = make_actuators(config.act, spec)
         context = ActionContext(store, config.act, actuators, OutageStore(store), pipeline, pipeline.now_ms)
         pipeline.act_by(ActionDispatcher(context))
         probing = Probing(pipeline, config.probes, config.act)
-        lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
-        leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")
+        leadership = Leadership(pipeline)
         await leadership.start()
         try:
             await _serve(config, pipeline, leadership, probing, stopping)
@@ -304,7 +308,7 @@ async def _serve(
         pipeline.store, pipeline.index, pipeline.take_events, on_unstored=pipeline.take_unstored,
         on_probes=probing.desk.take_results,
     )  # fmt: skip
-    pipeline.spoke_ms = lambda: ingest.stats.last_seen
+    pipeline.buckets.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream
     facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls)
     facts.probe_desk = probing.desk

@@ -23,7 +23,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.detectors._lib.examples import training_bucket
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
 from drover_core.model.events import (
     Health,
@@ -64,8 +64,9 @@ def scene(store_root: Path) -> Iterator[Scene]:
     slurm = SlurmStandIn(*NODES)
     outbox = Outbox(store, [], "http://console", now_ms=lambda: T0)
     pipeline = Pipeline(
-        INDEX, store, policy("enforce", replace(OPEN, rack_ratio=0.25, job_ratio=0.25)), outbox, lag_ms=7000,
-        now_ms=lambda: T0, ceiling="enforce",
+        INDEX, store, policy("enforce", replace(OPEN, rack_ratio=0.25, job_ratio=0.25)), outbox,
+        PipelineOptions(lag_ms=7000,
+        now_ms=lambda: T0, ceiling="enforce"),
     )  # fmt: skip
     actuator = SlurmActuator(slurm, 10_000)
     config = ActConfig(mode="enforce", validate=False, reset_command=("/bin/sh", "-c", "cat; echo; echo all reset"))

@@ -15,7 +15,7 @@ import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
@@ -66,8 +66,7 @@ class Site:
             store,
             Policy.load(),
             Outbox(store, [], "http://127.0.0.1:8501"),
-            lag_ms=7000,
-            now_ms=lambda: collector.now_ms,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms),
         )
         self.probing = Probing(self.pipeline, CONFIG)
         self.probing.stream = collector.ingest.stream

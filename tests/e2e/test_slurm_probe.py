@@ -27,7 +27,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.probes.scheduling.protection import Protection
 from drover_collector.probes.scheduling.slurm_holds import NAME, SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
@@ -227,7 +227,7 @@ class Acting:
         self.slurm = Scontrol(SlurmConfig(conf=conf))
         self.pipeline = Pipeline(
             recording.index, self.store, policy("enforce"), Outbox(self.store, [], "http://127.0.0.1:8501"),
-            lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
+            PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce"),
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
         act = ActConfig(mode="enforce", validate_level="quick", slurm=SlurmConfig(enabled=True, conf=conf))

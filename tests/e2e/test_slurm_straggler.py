@@ -23,7 +23,7 @@ from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
@@ -109,7 +109,7 @@ class Site:
         self.collector, self.recording, self.store = collector, recording, collector.store
         self.pipeline = Pipeline(
             recording.index, self.store, policy("enforce"), Outbox(self.store, [], "http://127.0.0.1:8501"),
-            lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
+            PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce"),
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
         self.desk = dispatcher_of(

@@ -42,7 +42,7 @@ from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.parse_records import take_record
 from drover_collector.notify.silences import Silences
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
     Action,
@@ -396,8 +396,9 @@ class Collector:
         lease: Any = Lease(world.kept)
         outbox: Any = Quiet()
         self.pipeline = made = Pipeline(
-            INDEX, lease, world.policy, outbox, lag_ms=LAG_MS, now_ms=world.now_ms, ceiling=world.ceiling,
-            boot_ms=lambda: world.true_ms + 1,
+            INDEX, lease, world.policy, outbox,
+            PipelineOptions(lag_ms=LAG_MS, now_ms=world.now_ms, ceiling=world.ceiling,
+            boot_ms=lambda: world.true_ms + 1),
         )  # fmt: skip
         made._judge = judge = Judge()  # type: ignore[assignment]  # it is asked for no more than this
         self._judge = judge
@@ -423,11 +424,11 @@ class Collector:
     def start(self) -> None:
         self._judge.submit(self.pipeline._restore).result()
         self.pipeline.leading = True
-        past = self.pipeline.past
+        past = self.pipeline.buckets.past
         while past is not None and past.steps:
             self._judge.submit(past.steps.popleft()(), self.pipeline.engine).result()
         assert past is not None
-        self.pipeline.newest, self.pipeline.past = past.newest, None
+        self.pipeline.buckets.newest, self.pipeline.buckets.past = past.newest, None
         self._judge.submit(self.pipeline.judge_events).result()
         self.turn()
 

@@ -16,7 +16,7 @@ from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.observability.metrics_server import exposition
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -57,7 +57,9 @@ def names_of(page: str) -> set[str]:
 def facts_of(store: Store) -> ApiSnapshot:
     """Four nodes of two GPUs; some things have been counted."""
     webhook = Webhook("ops", "http://127.0.0.1:9/", b"x" * 32, Severity.WARNING, 1.0)
-    pipeline = Pipeline(small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), lag_ms=7000)
+    pipeline = Pipeline(
+        small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), PipelineOptions(lag_ms=7000)
+    )
     stats = IngestStats(connected=3, batches=17)
     stats.rejected['a "bad"\nbatch'] += 2
     stats.write_times["telemetry"] = Histogram(SECONDS)

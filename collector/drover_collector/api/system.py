@@ -207,7 +207,7 @@ def _detection(facts: ApiSnapshot) -> pb.DetectionState:
     pipeline, ticks = facts.pipeline, facts.pipeline.ticks
     done = max(1, ticks.done)
     failures = dict(pipeline.engine.troubles)
-    lease = pipeline.lease()
+    lease = pipeline.lease.state()
     slowest = sorted(dict(pipeline.engine.seconds).items(), key=lambda item: -item[1])
     return pb.DetectionState(
         role=pipeline.role(),

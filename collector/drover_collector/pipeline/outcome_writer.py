@@ -55,10 +55,17 @@ class _Result:
 class OutcomeWriter:
     """Outcomes on their way into the store. `put` in the thread that judges; `stop` ends the thread that stores."""
 
-    def __init__(self, store: Store, outbox: Outbox, ticks: Ticks, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        outbox: Outbox,
+        ticks: Ticks,
+        now_ms: Callable[[], int],
+        known: Callable[[], Mapping[str, Incident]] = dict,
+    ) -> None:
         self._store, self._outbox, self._ticks, self._now_ms = store, outbox, ticks, now_ms
         self.takers: list[Callable[[Outcome], None]] = []  # told of decisions that are stored; again after a fault
-        self.known: Callable[[], Mapping[str, Incident]] = dict  # incidents, for what time alone has told
+        self.known = known  # incidents, for messages that are due because time has passed
         self.watched: Callable[[], Set[str]] = frozenset  # nodes of which every finding is stored
         self._repeats = RepeatFilter()
         self._waiting: deque[_Result] = deque()  # the first is under way

@@ -28,7 +28,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import Survey
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.decider import UNSEEN
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
@@ -75,7 +75,13 @@ class Site:
 
     def collector(self) -> Pipeline:
         outbox = Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms)
-        made = Pipeline(INDEX, self.store, POLICY, outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce")
+        made = Pipeline(
+            INDEX,
+            self.store,
+            POLICY,
+            outbox,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"),
+        )
         actuator = self.actuator or SlurmActuator(self.slurm, 10_000)
         made.act_by(
             dispatcher_of(

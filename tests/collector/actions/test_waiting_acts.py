@@ -17,7 +17,7 @@ from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy, Rule
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -59,7 +59,13 @@ class Site:
 
     def collector(self, policy: Policy) -> Pipeline:
         outbox = Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms)
-        made = Pipeline(INDEX, self.store, policy, outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce")
+        made = Pipeline(
+            INDEX,
+            self.store,
+            policy,
+            outbox,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"),
+        )
         actuator = SlurmActuator(self.slurm, 10_000)
         made.act_by(
             dispatcher_of(

@@ -27,7 +27,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import outcome_writer as pipeline_saving
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Rule
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.store import Store
@@ -60,8 +60,9 @@ class Fleet:
         self.now_ms, self.store = T0, store
         outbox = Outbox(store, [], "http://console", now_ms=lambda: self.now_ms)
         self.pipeline = Pipeline(
-            fleet(8), store, policy("approve"), outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce",
-            watch=watch,
+            fleet(8), store, policy("approve"), outbox,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce",
+            watch=watch),
         )  # fmt: skip
         self.pipeline.leading = True
         self.facts = ApiSnapshot(self.pipeline, IngestStats(), CollectorConfig())

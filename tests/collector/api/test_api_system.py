@@ -113,7 +113,7 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
         monkeypatch.setattr(fleet.pipeline, "now_ms", lambda: later)
         monkeypatch.setattr(fleet.facts, "_kept", {})
         monkeypatch.setitem(fleet.facts.stats.last_seen, "n0", later - 1000)  # heard, and nothing of it is stored
-        bucket = fleet.pipeline.newest
+        bucket = fleet.pipeline.buckets.newest
         assert bucket is not None
         told = {
             "clock_offset_s": np.array([0.01, np.nan, -7.5, np.nan]),

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
+from drover_collector.pipeline.engine_thread import STORM_MS
 
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
@@ -22,8 +23,7 @@ from drover_collector.engine.engine import Outcome
 from drover_collector.notify import Outbox
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.routes import RouteConfig, Routes
-from drover_collector.pipeline.engine_thread import STORM_MS
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.circuit_breaker import MASS, of_guard
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
@@ -64,7 +64,11 @@ class Site:
         routes = Routes([webhook], [RouteConfig(("ops",), group_wait_s=self.wait_s)])
         outbox = Outbox(self.store, [webhook], "http://console", routes=routes, now_ms=lambda: self.now_ms)
         made = Pipeline(
-            INDEX, self.store, self.policy, outbox, lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"
+            INDEX,
+            self.store,
+            self.policy,
+            outbox,
+            PipelineOptions(lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"),
         )
         actuator = SlurmActuator(self.slurm, 10_000)
         desk = dispatcher_of(
@@ -73,7 +77,7 @@ class Site:
         )  # fmt: skip
         made.act_by(desk)
         await made.start()
-        await made.take_up_past()
+        await made.buckets.take_up_past(made)
         try:
             yield made
         finally:

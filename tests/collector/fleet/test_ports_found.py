@@ -291,7 +291,7 @@ def test_live_a_port_is_found_and_known_again_after_a_restart(store: Store) -> N
         write_ports(store, rows[1:], T0 + 120_000, T0 + 240_000, 15.0)
         write_ports(store, rows[:1], T0 + 120_000, T0 + 240_000, 15.0)
         async with running(pipeline_of(store, again, clock)) as pipeline:
-            await until(lambda: pipeline.past is None, "the past is known again")
+            await until(lambda: pipeline.buckets.past is None, "the past is known again")
             assert [port.name for port in again.ports.all()] == ["mlx5_0", "rdmap0s29", "mlx5_4"]
             await advance(pipeline, clock, T0 + 240_000 + LAG_MS)
             assert {i.node: i.cause for i in pipeline.incidents.values()} == {"n0": "port_errors", "n2": "port_errors"}

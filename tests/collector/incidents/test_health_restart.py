@@ -16,7 +16,7 @@ import pytest
 
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -96,11 +96,11 @@ class Run:
     async def begin(self) -> None:
         self.pipeline = Pipeline(
             INDEX, self.store, replace(Policy.named("strict"), mode="approve"),
-            Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms), lag_ms=LAG_MS,
-            now_ms=lambda: self.now_ms, ceiling="enforce",
+            Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms), PipelineOptions(lag_ms=LAG_MS,
+            now_ms=lambda: self.now_ms, ceiling="enforce"),
         )  # fmt: skip
         await self.pipeline.start()
-        await self.pipeline.take_up_past()
+        await self.pipeline.buckets.take_up_past(self.pipeline)
 
     async def judge(self, call: Any, *args: Any) -> None:
         await asyncio.to_thread(lambda: self.pipeline._judge.submit(call, *args).result(60))
@@ -134,7 +134,7 @@ class Run:
         bucket = await asyncio.to_thread(self.store.closing_bucket, INDEX, start_ms)
         await self.judge(self.pipeline.judge_bucket, bucket)
         await asyncio.to_thread(self.store.roll_up)
-        self.pipeline.next_ms = start_ms + BUCKET_MS
+        self.pipeline.buckets.next_ms = start_ms + BUCKET_MS
         await until(lambda: not self.pipeline.waiting_outcomes, "all is stored")
         self.seen.append(self.told())
 

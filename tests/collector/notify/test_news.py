@@ -30,7 +30,7 @@ from drover_collector.notify.state import (
     REPAIR,
 )
 from drover_collector.notify.wording import story
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -175,9 +175,7 @@ class Site:
             self.store,
             policy("approve"),
             self.outbox,
-            lag_ms=7000,
-            now_ms=lambda: self.now_ms,
-            ceiling="enforce",
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"),
         )
         actuator = SlurmActuator(self.slurm, 10_000)
         self.desk = dispatcher_of(
