@@ -124,7 +124,7 @@ class Run:
                 incident = duty.incident_id
             self.duties[node] = NodeOutage(node, stage, self.now_ms, incident, f"{stage} in {number}")
             self.store.write_duties([self.duties[node]])
-            self.pipeline.take_duties(dict(self.duties))
+            self.pipeline.take_outages(dict(self.duties))
         waiting = [d for d in self.pipeline.engine.decider.standing.values() if d.outcome == "pending_approval"]
         if step.answer is not None and waiting:
             given = Approval(min(d.id for d in waiting), self.now_ms, "ann", step.answer, "seen")

@@ -197,7 +197,7 @@ async def test_a_collector_whose_clock_is_set_counts_on_also_when_it_starts_agai
 
     def made() -> Pipeline:
         pipeline = pipeline_of(store, index, machine.wall)
-        pipeline._boot_ms = lambda: machine.boot_ms
+        pipeline._clock._boot_ms = lambda: machine.boot_ms
         limits = dataclasses.replace(OPEN, per_hour=2)
         pipeline.policy = dataclasses.replace(pipeline.policy, guard=limits)
         pipeline.engine.set_policy(pipeline.policy)
