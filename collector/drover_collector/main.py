@@ -51,6 +51,7 @@ from drover_collector.notify.silences import Silences
 from drover_collector.notify.test_command import chosen, try_out
 from drover_collector.observability import self_check as blindness
 from drover_collector.observability.dead_man_switch import DeadManSwitch
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.leadership import Leadership, holder
 from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
@@ -256,7 +257,9 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000, lease=leader),
         )  # fmt: skip
         actuators = make_actuators(config.act, spec)
-        context = ActionContext(store, config.act, actuators, OutageStore(store), pipeline, pipeline.now_ms)
+        context = ActionContext(
+            store, config.act, actuators, OutageStore(store), ActionReview(pipeline), pipeline.now_ms
+        )
         pipeline.act_by(ActionDispatcher(context))
         probing = Probing(pipeline, config.probes, config.act)
         leadership = Leadership(pipeline)

@@ -27,6 +27,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.probes.scheduling.protection import Protection
 from drover_collector.probes.scheduling.slurm_holds import NAME, SlurmHolds
@@ -218,6 +219,19 @@ class ProbedAgent(NodeAgent):
         Agent.probe_asked(self, request)
 
 
+class Beyond(ActionReview):
+    """Knows values of every GPU after the end of the recording."""
+
+    def __init__(self, pipeline: Pipeline, collector: Collector) -> None:
+        super().__init__(pipeline)
+        self._collector = collector
+
+    def node_now(self, node: str) -> NodeNow:
+        del node
+        now_ms = self._collector.now_ms + 1
+        return NodeNow(now_ms, (now_ms,) * 8)
+
+
 class Acting:
     """A collector in enforce mode that has judged the recording."""
 
@@ -233,11 +247,9 @@ class Acting:
         act = ActConfig(mode="enforce", validate_level="quick", slurm=SlurmConfig(enabled=True, conf=conf))
         self.desk = dispatcher_of(
             self.store, act, [actuator], lambda node: actuator if node == NODE else None,
-            detection=self.pipeline, now_ms=lambda: collector.now_ms, look_s=0.2,
+            detection=Beyond(self.pipeline, collector), now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
-        # Values of every GPU now: that is beyond the recording.
-        self.pipeline.node_now = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # type: ignore[method-assign]
         self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act)
         self.probing.stream = collector.ingest.stream
         self.probing.desk._poll_s = 0.2

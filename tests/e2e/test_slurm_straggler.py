@@ -23,6 +23,7 @@ from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.notify import Outbox
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
@@ -101,6 +102,19 @@ class JobStarts(Prober):
         return found
 
 
+class Beyond(ActionReview):
+    """Knows values of every GPU after the end of the recording."""
+
+    def __init__(self, pipeline: Pipeline, collector: Collector) -> None:
+        super().__init__(pipeline)
+        self._collector = collector
+
+    def node_now(self, node: str) -> NodeNow:
+        del node
+        now_ms = self._collector.now_ms + 1
+        return NodeNow(now_ms, (now_ms,) * 8)
+
+
 class Site:
     """A collector in enforce mode that has judged the recording, and the agent of the suspected node."""
 
@@ -114,11 +128,9 @@ class Site:
         actuator = SlurmActuator(self.slurm, 10_000)
         self.desk = dispatcher_of(
             self.store, ActConfig(mode="enforce"), [actuator], lambda node: actuator if node == NODE else None,
-            detection=self.pipeline, now_ms=lambda: collector.now_ms, look_s=0.2,
+            detection=Beyond(self.pipeline, collector), now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
-        # Values of every GPU now: that is beyond the recording.
-        self.pipeline.node_now = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # type: ignore[method-assign]
         self.looks = 0  # at what is out, that have ended
         look = actuator.observe_all
 

@@ -42,6 +42,7 @@ from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.parse_records import take_record
 from drover_collector.notify.silences import Silences
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
@@ -415,7 +416,7 @@ class Collector:
         self.desk = dispatcher_of(
             lease,
             ActConfig(mode=world.ceiling, give_up_s=600, reboot_command=("reboot",), reset_command=("reset",)),
-            actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], detection=made,
+            actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], detection=ActionReview(made),
             nodes=NAMES, now_ms=world.now_ms, look_s=5.0, step=world.step,
             validator=self,
         )  # fmt: skip

@@ -210,7 +210,7 @@ def _detection(facts: ApiSnapshot) -> pb.DetectionState:
     lease = pipeline.lease.state()
     slowest = sorted(dict(pipeline.engine.seconds).items(), key=lambda item: -item[1])
     return pb.DetectionState(
-        role=pipeline.role(),
+        role=pipeline.lease.role(pipeline.leading),
         holder=lease.holder,
         lease_left_s=lease.left_s,
         lease_s=lease.ttl_s,

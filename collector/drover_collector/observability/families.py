@@ -126,7 +126,7 @@ def ingest(page: Page, facts: ApiSnapshot) -> None:
 
 def detection(page: Page, facts: ApiSnapshot) -> None:
     pipeline, ticks = facts.pipeline, facts.pipeline.ticks
-    roles = {name: float(name == pipeline.role()) for name in ("active", "standby", "ingest")}
+    roles = {name: float(name == pipeline.lease.role(pipeline.leading)) for name in ("active", "standby", "ingest")}
     page.gauge("drover_role", "1 for the part that this collector has", roles, "role")
     page.counter("drover_ticks_total", "buckets of 10 s judged", ticks.done)
     page.counter("drover_ticks_skipped_total", "buckets left out: too far behind", ticks.skipped)

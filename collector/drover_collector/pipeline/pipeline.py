@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -20,12 +20,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from drover_collector.actions.base import LaterError
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.detectors._lib.inventory import Told
 from drover_collector.engine.engine import Engine, Outcome
 from drover_collector.engine.late_events import HISTORY_MS
-from drover_collector.engine.node_state import NodeNow, Survey
+from drover_collector.engine.node_state import Survey
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
@@ -50,7 +49,7 @@ from drover_collector.pipeline.restore import (
 from drover_collector.pipeline.stats import Rate, Ticks
 from drover_collector.pipeline.store_follower import HEARD_MS, StoreFollower
 from drover_collector.policy import diff as policy_diff
-from drover_collector.policy.policy import Policy, least_mode
+from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -256,7 +255,7 @@ class Pipeline:
         self._judge = ThreadPoolExecutor(1, "engine")
         self._events = EventQueue(self.ticks)
         self._follower = StoreFollower(store, index, now_ms)
-        self._left: list[Event] = []  # by a crash, and not judged yet; see `judge_left`
+        self._left: list[Event] = []  # by a crash, and not judged yet; see `_judge_left`
         self._followed = False  # another collector detected before this one
 
     @property
@@ -267,9 +266,6 @@ class Pipeline:
     def ceiling(self) -> str:
         """The mode beyond which no policy goes."""
         return self.in_force.ceiling
-
-    def role(self) -> str:
-        return self.lease.role(self.leading)
 
     # ---- life
 
@@ -491,7 +487,7 @@ class Pipeline:
     def _judge_together(self, at_ms: int, events: list[Event]) -> None:
         self._guarded(lambda: self.engine.on_events(events, at_ms), events)
 
-    def judge_left(self, bucket: Bucket | None = None) -> None:
+    def _judge_left(self, bucket: Bucket | None = None) -> None:
         """Judge what a crash left over, once the node is heard again: whether it has booted since, and which of its
         GPUs answer, must be known. What is not heard for `LEFT_MS` is judged without. `bucket`: the newest."""
         if not self._left:
@@ -510,16 +506,16 @@ class Pipeline:
 
     def judge_nothing(self) -> None:
         """There is no bucket to be had."""
-        self.note_settings()
-        self.judge_left()
+        self._note_settings()
+        self._judge_left()
 
     def judge_bucket(self, bucket: Bucket, inventories: Sequence[Told] = ()) -> None:
         for ts_ms, node, facts in inventories:
             self.engine.on_inventory(node, facts, ts_ms)
-        self.note_settings()
+        self._note_settings()
         # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
-        self.judge_left(bucket)
+        self._judge_left(bucket)
         self.buckets.newest = bucket
         self.ticks.newest_end_ms = bucket.end_ms
         self.ticks.done += 1
@@ -555,41 +551,7 @@ class Pipeline:
             engine.decider.leaving = self.dispatcher.context.outages.out_or_leaving
         return engine
 
-    def node_now(self, node: str) -> NodeNow | None:
-        """Return what is known of a node now; None: the fleet does not have it. From any thread."""
-        return self.engine.now_of(node)
-
-    def why_held(self, action: Action, later: Set[str]) -> str:
-        """Return why the guard does not let the node of an action go now; "": it does. Not from the thread that judges.
-
-        Args:
-            later: nodes whose turn comes after this one.
-        Raises:
-            LaterError: detection is too busy to say.
-        """
-        try:
-            return self.of_engine(lambda engine: engine.held(action, later))
-        except TimeoutError:
-            raise LaterError("detection is too busy to ask the guard") from None
-
-    def why_unwanted(self, action: Action) -> str:
-        """Return why an action is no longer decided though its incident is open; "": it is. From any thread.
-
-        Less is wanted of it, or the mode was lowered.
-        """
-        if not action.decision_id:
-            return ""
-        if less := self.engine.decider.wants_no_more(action):
-            return less
-        mode = least_mode(self.policy.most_mode, self.ceiling)
-        found = self.engine.decider.standing.get((action.incident_id, action.node))
-        if found is None or found.wanted.value != action.action.value:
-            return f"the policy's mode is {mode} since" if mode == "observe" else ""
-        if found.outcome not in ("act", "approved"):  # the latter for a moment, while an answer is taken in
-            return f"it is not decided so any more: {found.outcome}: {found.reason}"
-        return "" if least_mode(found.mode, mode) == found.mode else f"the policy's mode is {mode} since"
-
-    def note_settings(self) -> None:
+    def _note_settings(self) -> None:
         """What people have set meanwhile, for events too: with each bucket, or when there is none to be had."""
         self._poll_policy()
         self._note_maintenance()

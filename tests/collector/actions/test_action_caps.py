@@ -28,6 +28,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import Survey
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.decider import UNSEEN
 from drover_collector.policy.policy import Policy
@@ -86,7 +87,7 @@ class Site:
         made.act_by(
             dispatcher_of(
                 self.store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, nodes=NODES,
-                detection=made, now_ms=lambda: self.now_ms, look_s=0.02,
+                detection=ActionReview(made), now_ms=lambda: self.now_ms, look_s=0.02,
             )
         )  # fmt: skip
         return made

@@ -17,6 +17,7 @@ from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy, Rule
 from drover_collector.store import Store
@@ -70,7 +71,7 @@ class Site:
         made.act_by(
             dispatcher_of(
                 self.store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator,
-                detection=made, now_ms=lambda: self.now_ms, look_s=0.02,
+                detection=ActionReview(made), now_ms=lambda: self.now_ms, look_s=0.02,
                 step=lambda name: self.step(name),
             )
         )  # fmt: skip
@@ -196,7 +197,7 @@ async def test_what_waits_is_not_done_when_the_mode_was_lowered_meanwhile(
         pipeline = site.collector(lowered)
         await pipeline.start()
     else:
-        pipeline.policy = lowered
+        pipeline.in_force.policy = lowered
         pipeline.engine.set_policy(lowered)
         site.falls(pipeline, "n006")
     site.slurm.away = False
@@ -223,7 +224,7 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
         assert site.falls(pipeline, "n005").outcome == "act"
         await until(lambda: site.store.intended_actions(), "it waits for Slurm")
         milder = replace(policy, rules=(Rule(wanted, "they are mended here", xid=(79,)),))
-        pipeline.policy = milder
+        pipeline.in_force.policy = milder
         pipeline.engine.set_policy(milder)
         site.now_ms += 1000
         pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(60)

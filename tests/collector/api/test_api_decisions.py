@@ -266,7 +266,7 @@ def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet,
         again = Fleet(opened)
         again.now_ms = subject.now_ms = subject.now_ms + 1000
         again.pipeline.started_ms = again.now_ms
-        again.pipeline.policy = replace(again.pipeline.policy, **changes)  # type: ignore[arg-type]  # any field
+        again.pipeline.in_force.policy = replace(again.pipeline.policy, **changes)  # type: ignore[arg-type]  # any field
 
         async def run() -> None:
             await again.pipeline.start()

@@ -123,7 +123,7 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
             "agent_sources_failing": np.array([1, 0, 3, 0]),  # n2's agent is older and tells no more
         }
         newest = dataclasses.replace(bucket, start_ms=later - 10_000, node=told)
-        monkeypatch.setattr(fleet.pipeline, "newest", newest)
+        monkeypatch.setattr(fleet.pipeline.buckets, "newest", newest)
         monkeypatch.setattr(fleet.store, "last_seen", lambda _: np.array([later - 70_000, END, END, 0]))
         agents = (await fleet.stub.GetSystem(pb.SystemRequest())).agents
         assert {(t.node, t.kind) for t in agents.troubles} == {
@@ -167,7 +167,7 @@ def test_each_gpu_is_in_one_place(against: Against) -> None:
 
 def test_without_a_judged_bucket_nothing_is_called_free(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
-        monkeypatch.setattr(fleet.pipeline, "newest", None)
+        monkeypatch.setattr(fleet.pipeline.buckets, "newest", None)
         (pool,) = (await fleet.stub.GetCapacity(pb.CapacityRequest())).pools
         assert (pool.held, pool.unknown, pool.free) == (3, 5, 0)
         assert not pool.HasField("idle")

@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
-from drover_collector.pipeline.engine_thread import STORM_MS
 
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
@@ -23,7 +22,8 @@ from drover_collector.engine.engine import Outcome
 from drover_collector.notify import Outbox
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.routes import RouteConfig, Routes
-from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import STORM_MS, Pipeline, PipelineOptions
 from drover_collector.policy.circuit_breaker import MASS, of_guard
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
@@ -73,7 +73,7 @@ class Site:
         actuator = SlurmActuator(self.slurm, 10_000)
         desk = dispatcher_of(
             self.store, ActConfig(mode="enforce"), [actuator], lambda _: actuator,
-            detection=made, nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
+            detection=ActionReview(made), nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
         )  # fmt: skip
         made.act_by(desk)
         await made.start()

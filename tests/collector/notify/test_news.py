@@ -30,6 +30,7 @@ from drover_collector.notify.state import (
     REPAIR,
 )
 from drover_collector.notify.wording import story
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -180,7 +181,7 @@ class Site:
         actuator = SlurmActuator(self.slurm, 10_000)
         self.desk = dispatcher_of(
             self.store, ActConfig(mode="approve"), [actuator], lambda _: actuator,
-            detection=self.pipeline, now_ms=lambda: self.now_ms, look_s=0.02,
+            detection=ActionReview(self.pipeline), now_ms=lambda: self.now_ms, look_s=0.02,
         )  # fmt: skip
         self.desk.returns.validator = self
         self.pipeline.act_by(self.desk)

@@ -13,14 +13,13 @@ from typing import cast
 
 import numpy as np
 import pytest
-from drover_collector.pipeline.engine_thread import LEFT_MS
 
 from drover_collector.actions.outage_store import OutageStore
 from drover_collector.engine.engine import WINDOW_BUCKETS, Outcome
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.pipeline.pipeline import LEFT_MS, Pipeline, PipelineOptions
 from drover_collector.pipeline.restore import history
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch

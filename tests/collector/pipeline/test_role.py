@@ -62,6 +62,11 @@ def made(store: Store, lease: Given, receiver: Receiver, *, may_lead: bool = Tru
     return pipeline, Leadership(pipeline)
 
 
+def role_of(leadership: Leadership) -> str:
+    pipeline = leadership._pipeline
+    return pipeline.lease.role(pipeline.leading)
+
+
 @contextlib.asynccontextmanager
 async def collector(
     store: Store, lease: Given, receiver: Receiver, *, may_lead: bool = True
@@ -95,7 +100,7 @@ def xid(number: int, node: str = "n1") -> Event:
 async def test_what_another_collector_took_in_is_judged_once(store: Store) -> None:
     receiver = Receiver()
     async with collector(store, Given(), receiver) as (pipeline, leadership):
-        assert leadership._pipeline.role() == ACTIVE
+        assert role_of(leadership) == ACTIVE
         store.write_events([xid(1)])  # nobody tells this pipeline
         await until(lambda: len(pipeline.incidents) == 1, "the event is found in the store")
         await until(lambda: len(receiver.got) == 1, "it is told")
@@ -115,7 +120,7 @@ async def test_without_the_lease_nothing_is_written_and_nothing_told(store: Stor
         await until(lambda: len(pipeline.incidents) == len(receiver.got) == 1, "it is told")
         [incident] = pipeline.incidents.values()
         lease.held = False
-        assert leadership._pipeline.role() == STANDBY
+        assert role_of(leadership) == STANDBY
         with pytest.raises(StoreError, match="not the active one"):
             store.write_incidents([incident])
         with pytest.raises(StoreError, match="not the active one"):
@@ -141,7 +146,7 @@ async def test_a_follower_shows_what_the_active_one_found(store: Store, store_ur
             collector(store, Given(), active_gets) as (active, _),
             collector(other, Given(held=False), standby_gets) as (standby, leadership),
         ):
-            assert leadership._pipeline.role() == STANDBY
+            assert role_of(leadership) == STANDBY
             standby.take_events([xid(1)])
             other.write_events([xid(1)])
             await until(lambda: len(active.incidents) == 1, "the active one judges it")
@@ -157,7 +162,7 @@ async def test_a_follower_shows_what_the_active_one_found(store: Store, store_ur
 async def test_one_that_only_ingests_never_leads(store: Store) -> None:
     lease = Given()
     async with collector(store, lease, Receiver(), may_lead=False) as (pipeline, leadership):
-        assert leadership._pipeline.role() == INGEST
+        assert role_of(leadership) == INGEST
         await pipeline.follow()
         assert not pipeline.leading
 

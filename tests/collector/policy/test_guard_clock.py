@@ -199,7 +199,7 @@ async def test_a_collector_whose_clock_is_set_counts_on_also_when_it_starts_agai
         pipeline = pipeline_of(store, index, machine.wall)
         pipeline._clock._boot_ms = lambda: machine.boot_ms
         limits = dataclasses.replace(OPEN, per_hour=2)
-        pipeline.policy = dataclasses.replace(pipeline.policy, guard=limits)
+        pipeline.in_force.policy = dataclasses.replace(pipeline.policy, guard=limits)
         pipeline.engine.set_policy(pipeline.policy)
         return pipeline
 
