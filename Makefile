@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 NODES ?= 32
 SYSTEM ?=
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))  # tests mostly wait
-PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c locks/dev.txt
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout test-console clean
+.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist docs proto test-rollout test-console lock clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -17,12 +17,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "drover needs Python >= 3.11; set PYTHON=/path/to/python3.11"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { echo "could not make a virtual environment; on Debian or Ubuntu: apt-get install python3-venv"; exit 2; }
 
-$(VENV)/run.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml locks/dev.txt | $(BIN)/python
 	@echo "setting up $(VENV) (about a minute, 400 MB to download the first time) ..."
 	@$(PIP) -e '.[collector,dashboard,simulation]'
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+$(VENV)/dev.stamp: pyproject.toml locks/dev.txt | $(BIN)/python
 	@echo "setting up $(VENV) with the development tools (about a minute the first time) ..."
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/run.stamp
@@ -71,14 +71,26 @@ bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py
 
-chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and writes docs/chaos.md (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
-	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/chaos.md
+chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and writes docs/evidence/chaos.md (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
+	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/evidence/chaos.md
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
 	@$(BIN)/python ansible/dist.py $(ARGS)
+
+docs: $(VENV)/dev.stamp ## the site of docs/, in site/; fails on a broken link or anchor
+	@$(PIP) -e '.[docs]'
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+lock: ## write locks/dev.txt and ansible/locks anew, from the ranges of pyproject.toml; look at the diff
+	@rm -rf build/lock && $(PYTHON) -m venv build/lock
+	@build/lock/bin/pip install -q -q --disable-pip-version-check torch==2.13.0 -e '.[audit,dev,rollout]'
+	@{ head -1 locks/dev.txt; build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' | sort -f; } >build/dev.txt
+	@mv build/dev.txt locks/dev.txt
+	@build/lock/bin/python ansible/dist.py --lock
 
 proto: $(VENV)/dev.stamp ## generate the protobuf code again
 	@$(BIN)/python proto/generate.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) build dist demo-data test-artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site demo-data test-artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis

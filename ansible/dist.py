@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""`make dist`: Drover's wheel, and bundles that install it without internet or compiler (release.py).
+"""`make dist`: Drover's wheels, and bundles that install it without internet or compiler (release.py).
 
-    dist/drover-0.1.0-py3-none-any.whl
-    dist/drover-agent-0.1.0-x86_64.tar.gz       for nodes: the agent and what it depends on
+    dist/drover-0.1.0-py3-none-any.whl          all of it
+    dist/drover_agent-0.1.0-py3-none-any.whl    for nodes: no simulator, collector, console or command line
+    dist/drover-agent-0.1.0-x86_64.tar.gz       the second one and what it depends on
     dist/drover-server-0.1.0-x86_64.tar.gz      for the collector's machine: collector, console, authority
 
 What a bundle may hold stands in locks/: name, version and hashes of every dependency. Other downloads are refused.
 
     python ansible/dist.py [--only agent] [--machine aarch64] [--python 3.11 3.12]
-    python ansible/dist.py --lock       write the locks anew, after pyproject.toml's pins have changed; look at the diff
+    python ansible/dist.py --lock       write the locks anew after pyproject.toml's ranges changed; look at the diff
 """
 
 from __future__ import annotations
@@ -24,51 +25,68 @@ import tarfile
 import tempfile
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PYTHONS = ("3.11", "3.12", "3.13")  # Debian 12, Ubuntu 24.04, Debian 13
 MACHINES = ("x86_64", "aarch64")
 GLIBCS = ("2014", "_2_17", "_2_28")  # of manylinux: Debian 10, RHEL 8 and newer
-LOADED = ("drover_agent.app", "drover_collector.pipeline.pipeline", "drover_collector.api.service", "drover_cli.main")
 PIP = "pip==26.3"  # travels in the bundle: a node's Python may have none
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What a role needs: extras of pyproject.toml."""
+    """What a role needs.
+
+    Attributes:
+        package: folder of its pyproject.toml. extras: of that file.
+        loaded: modules that its wheel must be able to import.
+    """
 
     name: str
+    package: str
     extras: tuple[str, ...]
+    loaded: tuple[str, ...]
     most_mb: float = 1000.0  # of the packed bundle: it goes over ssh to every node
 
     def lock(self, machine: str) -> Path:
         return HERE / "locks" / f"{self.name}-{machine}.txt"
 
 
-BUNDLES = (Bundle("agent", (), 30.0), Bundle("server", ("apprise", "certs", "collector", "dashboard", "signin")))
+BUNDLES = (
+    Bundle("agent", "agent", (), ("drover_agent.app",), 30.0),
+    Bundle(
+        "server",
+        ".",
+        ("apprise", "certs", "collector", "dashboard", "signin"),
+        ("drover_collector.pipeline.pipeline", "drover_collector.api.service", "drover_cli.main"),
+    ),
+)
 
 
 class DistError(Exception):
     """What is wrong and what to do."""
 
 
-def project() -> dict[str, object]:
-    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"])
+def project(package: str = ".") -> dict[str, object]:
+    return dict(tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"])
 
 
-def pins(bundle: Bundle) -> list[str]:
-    found = project()
+def requirements(bundle: Bundle) -> list[str]:
+    """Return the ranges that a bundle's packages must be within, and the pip that travels with them."""
+    found = project(bundle.package)
     extras = found["optional-dependencies"]
     assert isinstance(extras, dict) and isinstance(found["dependencies"], list)
-    return sorted({*found["dependencies"], *(pin for extra in bundle.extras for pin in extras[extra]), PIP})
+    return sorted({*found["dependencies"], *(line for extra in bundle.extras for line in extras[extra]), PIP})
 
 
-def wheel(version: str, into: Path) -> Path:
-    """Of what git knows of this work tree; `version` in the place of its own."""
+def wheel(bundle: Bundle, version: str, into: Path) -> Path:
+    """Build the bundle's own wheel from the files that git tracks, with `version` in place of their own."""
     own = str(project()["version"])
     with tempfile.TemporaryDirectory(prefix="drover-dist-") as folder:
         copy = Path(folder) / "drover"
@@ -80,15 +98,31 @@ def wheel(version: str, into: Path) -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, target)
         if version != own:
-            for name in ("pyproject.toml", "proto/drover_proto/__init__.py"):
+            for name in ("pyproject.toml", "core/drover_core/__init__.py"):
                 text = (copy / name).read_text()
                 if f'"{own}"' not in text:
                     raise DistError(f"{name} does not tell the version {own}, as pyproject.toml does")
                 (copy / name).write_text(text.replace(f'"{own}"', f'"{version}"', 1))
-        _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(copy)])
-    made = next(into.glob("drover-*.whl"))
-    # A file that git does not know yet is not in it: seen here, and not on the first host that is upgraded.
-    _run([sys.executable, "-c", f"import sys; sys.path.insert(0, {str(made)!r}); import {', '.join(LOADED)}"])
+        _run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "wheel",
+                "--quiet",
+                "--no-deps",
+                "--wheel-dir",
+                str(into),
+                str(copy / bundle.package),
+            ]
+        )
+    made = next(into.glob(f"{name_of(bundle)}-*.whl"))
+    # A file that git does not track is missing in it: better found here than on the first host that is upgraded.
+    others = "[m for m in sys.modules if m.startswith('drover_') and sys.path[0] not in str(sys.modules[m].__file__)]"
+    program = (
+        f"import sys; sys.path.insert(0, {str(made)!r}); import {', '.join(bundle.loaded)}; sys.exit({others} or 0)"
+    )
+    _run([sys.executable, "-c", program])
     return made
 
 
@@ -101,11 +135,16 @@ def download(requirements: Iterable[str], into: Path, python: str, machine: str,
     )  # fmt: skip
 
 
+def name_of(bundle: Bundle) -> str:
+    """Return the name of the bundle's own wheel, as wheels spell it."""
+    return str(project(bundle.package)["name"]).replace("-", "_")
+
+
 def lock(bundle: Bundle, machine: str, pythons: Iterable[str]) -> None:
-    """Asks the registry what the pins depend on, and writes all with their hashes."""
+    """Ask the registry what the requirements depend on, and write all of it with hashes."""
     with tempfile.TemporaryDirectory(prefix="drover-lock-") as folder:
         for python in pythons:
-            download(pins(bundle), Path(folder), python, machine)
+            download(requirements(bundle), Path(folder), python, machine)
         text = "# Made by `python ansible/dist.py --lock`; every dependency, direct or not, with its wheels' hashes.\n"
         bundle.lock(machine).write_text(text + requirements_of(Path(folder)))
 
@@ -126,7 +165,8 @@ def bundle_up(bundle: Bundle, own: Path, version: str, machine: str, pythons: tu
     if not locked.exists():
         raise DistError(f"{locked} is not there; `python ansible/dist.py --lock --machine {machine}` makes it")
     text = locked.read_text()
-    lacking = [pin for pin in pins(bundle) if not re.search(rf"^{re.escape(_canonical(pin))} ", text, re.MULTILINE)]
+    locks = dict(re.findall(r"^(\S+)==(\S+) ", text, re.MULTILINE))
+    lacking = [line for line in requirements(bundle) if not _is_met(Requirement(line), locks)]
     if lacking:
         raise DistError(
             f"{locked} lacks {', '.join(lacking)}: run `python ansible/dist.py --lock` and look at the diff"
@@ -167,9 +207,9 @@ def _nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _canonical(pin: str) -> str:
-    name, version = pin.split("==")
-    return f"{re.sub(r'[-_.]+', '-', name).lower()}=={version}"
+def _is_met(wanted: Requirement, locks: Mapping[str, str]) -> bool:
+    version = locks.get(re.sub(r"[-_.]+", "-", wanted.name).lower())
+    return version is not None and wanted.specifier.contains(version, prereleases=True)
 
 
 def _run(command: list[str]) -> str:
@@ -199,9 +239,9 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         args.out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="drover-wheel-") as folder:
-            own = wheel(args.version, Path(folder))
-            print(shutil.copy2(own, args.out))
             for bundle in wanted:
+                own = wheel(bundle, args.version, Path(folder))
+                print(shutil.copy2(own, args.out))
                 made = bundle_up(bundle, own, args.version, args.machine, pythons, args.out)
                 print(f"{made}  {made.stat().st_size / 1e6:.1f} MB")
     except DistError as error:

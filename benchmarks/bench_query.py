@@ -49,7 +49,7 @@ from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import Holding
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.fleet_pb2_grpc import FleetStub
 
 END_MS = 1_790_002_800_000  # a full hour
 METRICS = ("power_w", "gpu_temp_c", "sm_active_ratio")
@@ -155,7 +155,7 @@ def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     async def serve() -> None:
         server = grpc.aio.server()
         api = FleetApi(facts)
-        add_FleetServicer_to_server(api, server)
+        api.add_to(server)
         ports.append(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
         ready.set()

@@ -5,7 +5,7 @@ The embedded engine holds one path per process, and all tests of a pytest worker
 tables as they were made, or a new one. A test that needs a second engine starts a process.
 
 Tests of the modules in FORMS that use `store` or `store_url` run in several forms of the store: embedded, on a server
-over HTTP, and spread over a cluster of two shards; docs/testing.md says what of the latter two is real.
+over HTTP, and spread over a cluster of two shards; docs/explanation/testing.md says what of the latter two is real.
 """
 
 from __future__ import annotations

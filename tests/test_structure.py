@@ -203,10 +203,10 @@ def test_help_of_the_command_line_is_light() -> None:
 
 def test_a_node_needs_no_more_than_four_packages() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    names = {d.partition("==")[0] for d in project["dependencies"]}
+    names = {d.partition(">=")[0] for d in project["dependencies"]}
     assert names == {"grpcio", "protobuf", "psutil", "nvidia-ml-py"}
     every = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
-    assert all("==" in d or d.startswith("drover[") for d in every), "dependencies are pinned"
+    assert all(">=" in d or d.startswith("drover[") for d in every), "ranges here; locks/ has exact versions"
 
 
 # These checks themselves

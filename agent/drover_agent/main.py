@@ -16,7 +16,7 @@ from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
 from drover_agent.runtime.restart import RestartNeeded, restart_in_place
 from drover_agent.spool.spool import SpoolError
 from drover_core import interrupts, logs
-from drover_core.settings import SettingsError, sample
+from drover_core.settings import SettingsError, example_toml
 
 if TYPE_CHECKING:
     from drover_agent.app import NodeRuntime
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    interrupts.obey()
+    interrupts.enable_sigint()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
@@ -93,10 +93,10 @@ def _run(argv: list[str]) -> int:
             return 1
     options = parser.parse_args(argv)
     if options.command == "config":
-        print(sample(AgentConfig), end="")
+        print(example_toml(AgentConfig), end="")
         return 0
     config = load_config(options.config, options.set)
-    logs.begin(config.log_level)
+    logs.configure(config.log_level)
     if options.command == "run":
         import asyncio
 

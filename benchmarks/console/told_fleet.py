@@ -54,9 +54,9 @@ calls: Counter[str] = Counter()  # by the question's type
 def count_calls() -> None:
     answer = FleetApi._answer
 
-    async def counted(self: FleetApi, context: Any, make: Any) -> Any:
-        calls[make.__code__.co_qualname.split(".")[1]] += 1  # the method that asks
-        return await answer(self, context, make)
+    async def counted(self: FleetApi, rpc: Any, request: Any, context: Any) -> Any:
+        calls[rpc.method.name] += 1
+        return await answer(self, rpc, request, context)
 
     FleetApi._answer = counted  # type: ignore[method-assign]  # to look on
 

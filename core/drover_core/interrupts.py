@@ -6,7 +6,7 @@ import signal
 import threading
 
 
-def obey() -> None:
+def enable_sigint() -> None:
     """Let SIGINT end this program where it was started with SIGINT ignored, as a script's `&` starts programs.
 
     Python sets its own handler only where the signal is not ignored at the start. Only the main thread may set one.

@@ -23,15 +23,15 @@ PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (
 DEBUG = 7
 
 
-def begin(level: str, environment: Mapping[str, str] = os.environ) -> None:
+def configure(level: str, environment: Mapping[str, str] = os.environ) -> None:
     """Have the root logger write; `level` is a name such as "info"."""
     text = logging.StreamHandler(sys.stderr)
     text.setFormatter(logging.Formatter(TEXT))
-    handler = JournalHandler(text) if journal_has(2, environment) else text
+    handler = JournalHandler(text) if is_journal(2, environment) else text
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
-def journal_has(fd: int, environment: Mapping[str, str] = os.environ) -> bool:
+def is_journal(fd: int, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether systemd connected this descriptor with the journal, and nobody has redirected it since."""
     device, _, inode = environment.get("JOURNAL_STREAM", "").partition(":")
     try:

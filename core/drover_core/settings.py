@@ -48,7 +48,7 @@ def one_of(*choices: str) -> Callable[[Any], str | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SettingInfo:
     """One setting, for docs and samples. The keys of a list of tables read `webhooks[].url`."""
 
     key: str
@@ -85,15 +85,15 @@ def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = No
     try:
         return _build(kind, data, name, "")
     except SettingsError as error:
-        raise _placed(str(error), name, text) from None
+        raise _error_at_key(str(error), name, text) from None
 
 
-def placed(message: str, path: Path | None) -> SettingsError:
+def error_at_key(message: str, path: Path | None) -> SettingsError:
     """An error about a key of the file that was loaded, `KEY: what is wrong`, with the file and the line."""
-    return SettingsError(message) if path is None else _placed(message, str(path), path.read_text("utf-8"))
+    return SettingsError(message) if path is None else _error_at_key(message, str(path), path.read_text("utf-8"))
 
 
-def _placed(message: str, name: str, text: str) -> SettingsError:
+def _error_at_key(message: str, name: str, text: str) -> SettingsError:
     """The error with the line of its key: `FILE:LINE: KEY: what is wrong`."""
     from drover_core.toml_lines import line_of  # likewise only for who made an error
 
@@ -102,25 +102,25 @@ def _placed(message: str, name: str, text: str) -> SettingsError:
     return SettingsError(message if line is None else f"{name}:{line}: {rest}")
 
 
-def rows(kind: type, prefix: str = "") -> Iterator[Row]:
+def list_settings(kind: type, prefix: str = "") -> Iterator[SettingInfo]:
     """All settings of `kind`, in order of declaration."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
-            yield from rows(typing.cast(type, hint), f"{prefix}{item.name}.")
+            yield from list_settings(typing.cast(type, hint), f"{prefix}{item.name}.")
             continue
         default = None if item.default is dataclasses.MISSING else item.default
-        yield Row(prefix + item.name.removesuffix("_"), _name(hint), default, item.metadata["help"])
+        yield SettingInfo(prefix + item.name.removesuffix("_"), _name(hint), default, item.metadata["help"])
         if entry := _table_of(hint):
-            yield from rows(entry, f"{prefix}{item.name}[].")
+            yield from list_settings(entry, f"{prefix}{item.name}[].")
 
 
-def sample(kind: type) -> str:
+def example_toml(kind: type) -> str:
     """A commented TOML file with every setting at its default; lists of tables as one commented entry."""
     lines: list[str] = []
     table = ""
-    for row in rows(kind):
+    for row in list_settings(kind):
         if row.type == _TABLES:
             lines += ["", f"# {row.help}"]
             continue

@@ -85,12 +85,12 @@ def parse_pem(data: bytes) -> list[Certificate]:
     return found
 
 
-def pems(data: bytes) -> list[str]:
+def split_pem(data: bytes) -> list[str]:
     """Each certificate in PEM text as a text of its own."""
     return [text.decode("ascii") for text in _PEM.findall(data)]
 
 
-def stamp(*paths: Path | str) -> tuple[tuple[int, int, int], ...]:
+def file_versions(*paths: Path | str) -> tuple[tuple[int, int, int], ...]:
     """Changes whenever one of the files does; a file that is not there has one too."""
     found = []
     for path in paths:
@@ -103,14 +103,14 @@ def stamp(*paths: Path | str) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def read(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
+def read_files(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
     """The three files of one side of mutual TLS.
 
     Raises:
         CertificateError: one cannot be read, they do not belong together, or every user of this machine can read the
             key; one line that names the file.
     """
-    before = stamp(ca, cert, key)
+    before = file_versions(ca, cert, key)
     ca_data, cert_data, key_data = (_content(name, path) for name, path in (("ca", ca), ("cert", cert), ("key", key)))
     authorities, own = _certificates("ca", ca, ca_data), _certificates("cert", cert, cert_data)[0]
     if b"PRIVATE KEY-----" not in key_data:
@@ -128,40 +128,41 @@ def read(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
         else:
             text = f"tls.key: {cert} and {key} cannot be used together ({_short(error)}); write both anew"
         raise CertificateError(text) from None
-    if stamp(ca, cert, key) != before:
+    if file_versions(ca, cert, key) != before:
         raise CertificateError(f"tls.cert: {cert}, or its key or ca, is being written")
     return TlsFiles(ca_data, cert_data, key_data, own, tuple(authorities))
 
 
-def ended_text(what: str, certificate: Certificate, now_s: float | None = None) -> str:
+def expiry_text(what: str, certificate: Certificate, now_s: float | None = None) -> str:
     """One line of a certificate that has ended or soon will; "" while it has WARN_DAYS more."""
     now = time.time() if now_s is None else now_s
     if now < certificate.begins_s:
-        return f"{what} begins only at {day(certificate.begins_s)}; is this clock right?"
+        return f"{what} begins only at {format_time(certificate.begins_s)}; is this clock right?"
     if certificate.ended(now):
-        return f"{what} ended at {day(certificate.ends_s)}; renew it: drover certs renew"
+        return f"{what} ended at {format_time(certificate.ends_s)}; renew it: drover certs renew"
     left = certificate.days_left(now)
     if left >= WARN_DAYS:
         return ""
-    return f"{what} ends in {left} {'day' if left == 1 else 'days'}, at {day(certificate.ends_s)}: drover certs renew"
+    days = "1 day" if left == 1 else f"{left} days"
+    return f"{what} ends in {days}, at {format_time(certificate.ends_s)}: drover certs renew"
 
 
-def troubles(files: TlsFiles, ca: Path | str, cert: Path | str, now_s: float | None = None) -> list[str]:
+def expiry_warnings(files: TlsFiles, ca: Path | str, cert: Path | str, now_s: float | None = None) -> list[str]:
     """What is wrong with the times of `files`, or soon will be; a line each, names of files in it."""
     # One authority of several may end: it is there until all that it signed is replaced.
     newest = max(files.authorities, key=lambda authority: authority.ends_s)
     lines = [
-        ended_text(f"tls.cert: the certificate in {cert}", files.own, now_s),
-        ended_text(f"tls.ca: the authority's certificate in {ca}", newest, now_s),
+        expiry_text(f"tls.cert: the certificate in {cert}", files.own, now_s),
+        expiry_text(f"tls.ca: the authority's certificate in {ca}", newest, now_s),
     ]
     return [line for line in lines if line]
 
 
-def explain(text: str, own_troubles: list[str], ca: Path | str, cert: Path | str) -> str:
+def explain_failure(text: str, own_troubles: list[str], ca: Path | str, cert: Path | str) -> str:
     """gRPC's words for a connection that did not come about, as one line that says what to look at.
 
     Args:
-        own_troubles: of the client's own files, as `troubles` gives them.
+        own_troubles: of the client's own files, as `expiry_warnings` gives them.
     """
     lowered = text.lower()
     if "certificate has expired" in lowered or "certificate_expired" in lowered:
@@ -188,7 +189,7 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0][:200] if text.strip() else "no reason given"
 
 
-def day(moment_s: float) -> str:
+def format_time(moment_s: float) -> str:
     return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

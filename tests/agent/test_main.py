@@ -18,7 +18,7 @@ import pytest
 
 from drover_agent.config import AgentConfig
 from drover_core import VERSION
-from drover_core.settings import sample
+from drover_core.settings import example_toml
 from drover_proto import telemetry_pb2 as pb
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
@@ -58,7 +58,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words: list[str], message: str) -
 
 
 def test_config_prints_the_sample() -> None:
-    assert drover_agent("config").stdout == sample(AgentConfig)
+    assert drover_agent("config").stdout == example_toml(AgentConfig)
 
 
 def test_once_without_a_gpu_reads_the_host_and_says_why_there_is_none(tmp_path: Path) -> None:

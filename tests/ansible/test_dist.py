@@ -48,6 +48,6 @@ def test_a_bundle_for_nodes_that_grew_too_heavy_is_not_made(dist: ModuleType, tm
 
 
 def test_a_pin_that_no_lock_has_is_refused(dist: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "pins", lambda _: ["left-pad==9.9"])
-    with pytest.raises(dist.DistError, match=r"agent-x86_64\.txt lacks left-pad==9\.9: run"):
+    monkeypatch.setattr(dist, "requirements", lambda _: ["left-pad>=9.9"])
+    with pytest.raises(dist.DistError, match=r"agent-x86_64\.txt lacks left-pad>=9\.9: run"):
         bundle(dist, tmp_path)

@@ -32,7 +32,7 @@ from drover_core.model.events import (
     ProbeVerdict,
 )
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.deciding import OPEN, fleet, policy
 from testbed.desks import dispatcher_of
 from testbed.slurm_stand_in import SlurmStandIn
@@ -80,7 +80,7 @@ def scene(store_root: Path) -> Iterator[Scene]:
 
     async def serve() -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server()
-        add_FleetServicer_to_server(FleetApi(ApiSnapshot(pipeline, IngestStats(), CollectorConfig())), server)
+        FleetApi(ApiSnapshot(pipeline, IngestStats(), CollectorConfig())).add_to(server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         return server, port

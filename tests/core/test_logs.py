@@ -15,8 +15,8 @@ import pytest
 from drover_core.logs import (
     MOST_BYTES,
     JournalHandler,
-    begin,
-    journal_has,
+    configure,
+    is_journal,
 )
 
 
@@ -107,17 +107,17 @@ def test_the_journal_is_used_where_systemd_says_so_and_nobody_redirected_it(
     read, write = os.pipe()
     there = os.fstat(write)
     try:
-        assert journal_has(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
-        assert not journal_has(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino + 1}"})
-        assert not journal_has(write, {})
+        assert is_journal(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
+        assert not is_journal(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino + 1}"})
+        assert not is_journal(write, {})
     finally:
         os.close(read)
         os.close(write)
-    assert not journal_has(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
+    assert not is_journal(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
     root = logging.getLogger()
     assert JournalHandler(logging.StreamHandler()).formatter is not None  # else basicConfig would give it its own
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
-    begin("info", {})
+    configure("info", {})
     root.info("hello")
     assert capsys.readouterr().err.endswith(" INFO root: hello\n")

@@ -176,7 +176,7 @@ def enrolment(folder: Path) -> Iterator[str]:
 def test_a_node_enrols_by_a_token_and_streams_until_it_is_revoked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By commands alone, as docs/rollout.md tells them."""
+    """By commands alone, as docs/how-to/roll-out.md tells them."""
     ca, tls, denied = tmp_path / "ca", tmp_path / "tls", tmp_path / "denied.txt"
     agents, api = (f"localhost:{free_port()}" for _ in range(2))
     denied.write_text("")

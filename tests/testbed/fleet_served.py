@@ -25,7 +25,7 @@ from drover_core.model.events import (
     Incident,
     Severity,
 )
-from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.collected import small_index, write_entities, write_ticks
 
 T0 = 1_800_000_000_000
@@ -89,7 +89,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
     facts = ApiSnapshot(pipeline, stats, CollectorConfig())
     api = FleetApi(facts)
     server = grpc.aio.server()
-    add_FleetServicer_to_server(api, server)
+    api.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -22,7 +22,6 @@ from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
 from drover_core.model.events import ProbeResult
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from testbed.probed import KEY
 
 Answer = Callable[[pb.ProbeRequest], list[ProbeResult]]
@@ -78,7 +77,7 @@ async def serving(
         node.desk = desk
     api = FleetApi(facts)
     server = grpc.aio.server()
-    add_FleetServicer_to_server(api, server)
+    api.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     running = asyncio.create_task(desk.run()) if nodes else None

@@ -44,6 +44,8 @@ def unpacked(folder: Path) -> Iterator[Left]:
     for name in ("store", "spool"):
         with tarfile.open(DATA / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
+    # As on the machine that wrote it: after a boot a store asks agents for all that they still keep.
+    (folder / "store/boot-drover").write_bytes(Path("/proc/sys/kernel/random/boot_id").read_bytes().strip())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA.parents[1]), *sys.path])}
     words = [sys.executable, "-m", "testbed.release_0_1", str(folder)]
     child = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

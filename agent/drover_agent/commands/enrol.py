@@ -78,7 +78,7 @@ def enrol(args: argparse.Namespace) -> int:
         context = ssl.create_default_context(cafile=str(work / "pinned.pem"))
         answer = _post(args.server, context, "/v1/enrol", {"node": args.node, "token": token, "csr": csr})
         own = _take(work, folder, key, answer, args.node)
-    print(f"{folder / 'agent.pem'}: {args.node}, until {x509.day(own.ends_s)}")
+    print(f"{folder / 'agent.pem'}: {args.node}, until {x509.format_time(own.ends_s)}")
     return 0
 
 
@@ -86,15 +86,15 @@ def renew(args: argparse.Namespace) -> int:
     folder: Path = args.dir
     ca, cert, key_file = folder / "ca.pem", folder / "agent.pem", folder / "agent.key"
     try:
-        present = x509.read(ca, cert, key_file).own
+        present = x509.read_files(ca, cert, key_file).own
     except x509.CertificateError as error:
         raise EnrolError(f"{error}; without one in force a node enrols, with a token") from None
     left = present.days_left(time.time())
     if left >= args.within_days:
-        print(f"{cert}: good until {x509.day(present.ends_s)}; nothing to do")
+        print(f"{cert}: good until {x509.format_time(present.ends_s)}; nothing to do")
         return 0
     if left < 0:
-        raise EnrolError(f"{cert} ended at {x509.day(present.ends_s)}: enrol anew, with a token and --force")
+        raise EnrolError(f"{cert} ended at {x509.format_time(present.ends_s)}: enrol anew, with a token and --force")
     with _work(folder) as work:
         key, csr = _request(work)
         context = ssl.create_default_context(cafile=str(ca))
@@ -102,7 +102,7 @@ def renew(args: argparse.Namespace) -> int:
         answer = _post(args.server, context, "/v1/renew", {"csr": csr})
         name = present.uris[0].rpartition("/")[2] if present.uris else ""
         own = _take(work, folder, key, answer, None, quoted=name)
-    print(f"{cert}: until {x509.day(own.ends_s)}; the running agent takes it within a minute")
+    print(f"{cert}: until {x509.format_time(own.ends_s)}; the running agent takes it within a minute")
     return 0
 
 
@@ -129,7 +129,7 @@ def _pinned(server: str, sha256: str) -> str:
     nobody.verify_mode = ssl.CERT_NONE  # what comes is compared with the fingerprint, and nothing is sent
     pem = _ask(server, nobody, "GET", "/v1/ca", None)
     seen = []
-    for text in x509.pems(pem):
+    for text in x509.split_pem(pem):
         digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest()
         if hmac.compare_digest(digest, wanted):
             return text
@@ -195,13 +195,13 @@ def _ask(server: str, context: ssl.SSLContext, method: str, path: str, body: str
 def _take(
     work: Path, folder: Path, key: str, answer: dict[str, str], node: str | None, *, quoted: str = ""
 ) -> x509.Certificate:
-    """Check what was issued, then put it in its place: the key first (docs/security.md)."""
+    """Check what was issued, then put it in its place: the key first (docs/how-to/tls.md)."""
     files = {"agent.key": key, "agent.pem": answer["certificate"], "ca.pem": answer["ca"]}
     for name, text in files.items():
         (work / name).touch(0o600)
         (work / name).write_text(text)
     try:
-        own = x509.read(work / "ca.pem", work / "agent.pem", work / "agent.key").own
+        own = x509.read_files(work / "ca.pem", work / "agent.pem", work / "agent.key").own
     except x509.CertificateError as error:
         raise EnrolError(f"what was issued cannot be used: {error}") from None
     name = quoted or quote(node or "", safe="")

@@ -17,7 +17,8 @@ def settle(smaps: Path = Path("/proc/self/smaps")) -> int:
     """Give back memory that only the start needed; the bytes of program text that were unmapped.
 
     What was made so far lives as long as the process: the garbage collector need not look at it again, and what it
-    freed goes back to the system. Code that ran once is unmapped: docs/sources.md has the figures with and without.
+    freed goes back to the system. Code that ran once is unmapped: docs/evidence/agent.md has figures with and
+    without.
     """
     gc.collect()
     if not gc.get_freeze_count():  # once: rings of what lives now are freed no more when they die

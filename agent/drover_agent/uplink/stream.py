@@ -32,8 +32,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ANSWER_LIMIT_S = 15.0  # for a write that flow control holds back
 # All agents come at once after a restart of the collector, and a handshake that is given up has to be made again: each
 # try that fails doubles what the next one waits. A collector that works on others first says so, and is waited for.
-# The first is longer than two cores take for 12,500 openings (docs/scale.md), and not much longer than the 63 s after
-# which the kernel knocks for the seventh time: at the end of a partition the eighth would be another minute away.
+# The first is longer than two cores take for 12,500 openings (docs/evidence/scale.md), and not much longer than the
+# 63 s after which the kernel knocks for the seventh time: at the end of a partition the eighth would be another minute
+# away.
 WELCOME_LIMIT_S, LONGEST_WELCOME_S = 90.0, 240.0
 CONNECT_SHARE = 0.5  # of that, for a connection and its handshake, where another collector can be asked instead
 TURN_MARGIN_S = 60.0  # beyond what a collector says

@@ -35,8 +35,8 @@ class ClientTls:
         Raises:
             x509.CertificateError: files that cannot be used, in one line.
         """
-        stamp = x509.stamp(*self._paths)
-        files = x509.read(*self._paths)
+        stamp = x509.file_versions(*self._paths)
+        files = x509.read_files(*self._paths)
         self._stamp, self._used = stamp, files
         told = "; ".join(self.troubles())
         if told and told != self._told:
@@ -46,17 +46,17 @@ class ClientTls:
 
     def renewed(self) -> bool:
         """Whether files that can be used, and others than those of the stream, lie there: time to connect anew."""
-        if self._used is None or x509.stamp(*self._paths) == self._stamp:
+        if self._used is None or x509.file_versions(*self._paths) == self._stamp:
             return False
         try:
-            files = x509.read(*self._paths)
+            files = x509.read_files(*self._paths)
         except x509.CertificateError as error:  # perhaps half written; the stream has what it needs
             if str(error) != self._told:
                 self._told = str(error)
                 log.warning("%s; the stream goes on with the files as they were", error)
             return False
         if files == self._used:
-            self._stamp = x509.stamp(*self._paths)
+            self._stamp = x509.file_versions(*self._paths)
             return False
         return True
 
@@ -64,7 +64,7 @@ class ClientTls:
         """Of the certificates' times: a line each."""
         if self._used is None:
             return []
-        return x509.troubles(self._used, self._paths[0], self._paths[1], time.time())
+        return x509.expiry_warnings(self._used, self._paths[0], self._paths[1], time.time())
 
     def explain(self, text: str) -> str:
         """gRPC's words for a connection that did not come about, and what these files have to do with it."""
@@ -72,7 +72,7 @@ class ClientTls:
             if "socket closed" in text.lower():
                 return f"{text}; does it want certificates? Set tls.ca, tls.cert and tls.key"
             return text
-        return x509.explain(text, self.troubles(), self._paths[0], self._paths[1])
+        return x509.explain_failure(text, self.troubles(), self._paths[0], self._paths[1])
 
 
 def report(config: TlsConfig, now_s: float) -> str:
@@ -80,9 +80,9 @@ def report(config: TlsConfig, now_s: float) -> str:
     if not (config.ca and config.cert and config.key):
         return ""
     try:
-        files = x509.read(config.ca, config.cert, config.key)
+        files = x509.read_files(config.ca, config.cert, config.key)
     except x509.CertificateError as error:
         return str(error)
     names = ", ".join(files.own.uris) or "no name drover://ROLE/NAME"
-    lines = x509.troubles(files, config.ca, config.cert, now_s)
-    return "; ".join([f"{names}, until {x509.day(files.own.ends_s)}", *lines])
+    lines = x509.expiry_warnings(files, config.ca, config.cert, now_s)
+    return "; ".join([f"{names}, until {x509.format_time(files.own.ends_s)}", *lines])

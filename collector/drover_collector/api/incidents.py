@@ -23,7 +23,7 @@ from drover_core.model.events import (
     Silence,
     to_json,
 )
-from drover_core.model.silences import told, where
+from drover_core.model.silences import describe_author, describe_scope
 from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
 
@@ -109,13 +109,13 @@ def _silence_of(facts: ApiSnapshot, incident: Incident) -> Silence | None:
 
 def _silenced(silence: Silence) -> str:
     """`silenced by anna until 2026-11-22T06:00:00Z: firmware`."""
-    return f"silenced {told(silence)}"
+    return f"silenced {describe_author(silence)}"
 
 
 def _note(silence: Silence, incident_id: str) -> pb.SilenceNote:
     return pb.SilenceNote(
         id=silence.id, by=silence.by, until_ms=silence.until_ms, why=silence.why, maintenance=silence.maintenance,
-        covers=where(silence)[:COVERS_CHARS], alone=silence.incident == (incident_id,),
+        covers=describe_scope(silence)[:COVERS_CHARS], alone=silence.incident == (incident_id,),
     )  # fmt: skip
 
 
@@ -123,8 +123,8 @@ def _duties(facts: ApiSnapshot, incident: Incident) -> list[NodeOutage]:
     """How its node went out of service and came back, for this incident, or stayed out because of it."""
     if incident.node is None:
         return []
-    told = facts.store.duty_history(incident.node, incident.opened_ms)
-    return [duty for duty in told if incident.id in (duty.incident_id, *duty.incidents)]
+    found = facts.store.duty_history(incident.node, incident.opened_ms)
+    return [duty for duty in found if incident.id in (duty.incident_id, *duty.incidents)]
 
 
 def _orders(facts: ApiSnapshot, incident: Incident) -> list[ProbeOrder]:
@@ -137,8 +137,8 @@ def _orders(facts: ApiSnapshot, incident: Incident) -> list[ProbeOrder]:
 def _verdicts(facts: ApiSnapshot, incident: Incident) -> list[ProbeVerdict]:
     if incident.node is None:
         return []
-    told = facts.store.probe_verdicts(node=incident.node, from_ms=incident.opened_ms)
-    return [verdict for verdict in told if verdict.incident_id == incident.id]
+    found = facts.store.probe_verdicts(node=incident.node, from_ms=incident.opened_ms)
+    return [verdict for verdict in found if verdict.incident_id == incident.id]
 
 
 def find_incident(facts: ApiSnapshot, beginning: str) -> Incident:

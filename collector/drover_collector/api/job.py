@@ -37,7 +37,7 @@ INCIDENTS_MAX = 200  # the worst first; a mass event may open thousands on a lar
 BEFORE_END_MS = 60_000  # an ended job is shown as it was then
 NO_STEPS = (
     "Step time, tokens per second and MFU: nothing reports them on its nodes. A training loop does with three lines of"
-    " drover_agent.client.training_steps (docs/workloads.md)."
+    " drover_agent.client.training_steps (docs/how-to/workloads.md)."
 )
 
 

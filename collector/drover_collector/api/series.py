@@ -59,7 +59,7 @@ def _scope(request: pb.SeriesRequest) -> Scope:
         raise bad_argument(f"{len(request.metrics)} metrics: give 1 to {METRICS_MAX}")
     for name in request.metrics:
         if name not in BY_NAME or BY_NAME[name].scope is not scope:
-            raise bad_argument(f"{name!r} is no {scope} metric; docs/metrics.md lists them")
+            raise bad_argument(f"{name!r} is no {scope} metric; docs/reference/metrics.md lists them")
     if request.with_peers and scope is not Scope.GPU:
         raise bad_argument("with_peers: only GPUs have peers; leave it out")
     return scope

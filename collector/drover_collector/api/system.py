@@ -13,7 +13,7 @@ import psutil
 
 from drover_collector.api.nodes import newest_bucket
 from drover_collector.api.snapshot import AHEAD_MS, REPORTING_MS, ApiSnapshot
-from drover_collector.api.store_watch import DAY_S, StoreWatch
+from drover_collector.api.store import DAY_S, StoreWatch
 from drover_collector.detectors.liveness.detector import CLOCK_WRONG_S
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.ingest.stats import RIVALS_S, capped

@@ -27,48 +27,16 @@ from drover_collector.auth.identity import (
     peer_of,
 )
 from drover_core import x509
+from drover_proto import fleet_methods
 
 log = logging.getLogger(__name__)
 
-READERS = frozenset({Role.VIEWER, Role.OPERATOR, Role.ADMIN})
-OPERATORS = frozenset({Role.OPERATOR, Role.ADMIN})
-_FLEET = "/drover.fleet.v1.Fleet/"
+READERS = frozenset(map(Role, fleet_methods.READERS))
+OPERATORS = frozenset(map(Role, fleet_methods.OPERATORS))
+# Path of each method of both services -> who may call it.
 ROLES: Mapping[str, frozenset[Role]] = {
     "/drover.telemetry.v1.Telemetry/Stream": frozenset({Role.AGENT}),
-    _FLEET + "GetStatus": READERS,
-    _FLEET + "GetLayout": READERS,
-    _FLEET + "GetPicture": READERS,
-    _FLEET + "ListNodes": READERS,
-    _FLEET + "GetNode": READERS,
-    _FLEET + "ListIncidents": READERS,
-    _FLEET + "GetIncident": READERS,
-    _FLEET + "QuerySeries": READERS,
-    _FLEET + "ListEvents": READERS,
-    _FLEET + "ListRisk": READERS,
-    _FLEET + "Export": READERS,
-    _FLEET + "ListProbes": READERS,
-    _FLEET + "ProbeHistory": READERS,
-    _FLEET + "ListProbeOrders": READERS,
-    _FLEET + "RequestProbe": OPERATORS,
-    _FLEET + "ActOnNode": OPERATORS,
-    _FLEET + "ListActions": READERS,
-    _FLEET + "Backup": OPERATORS,
-    _FLEET + "ListDecisions": READERS,
-    _FLEET + "ApproveDecision": OPERATORS,
-    _FLEET + "RejectDecision": OPERATORS,
-    _FLEET + "ListAudit": READERS,
-    _FLEET + "GetPolicy": READERS,
-    _FLEET + "ListJobs": READERS,
-    _FLEET + "GetJob": READERS,
-    _FLEET + "GetFabric": READERS,
-    _FLEET + "GetThermals": READERS,
-    _FLEET + "GetSystem": READERS,
-    _FLEET + "GetCapacity": READERS,
-    _FLEET + "PreviewAct": READERS,  # changes nothing
-    _FLEET + "ListSilences": READERS,
-    _FLEET + "CreateSilence": OPERATORS,
-    _FLEET + "EndSilence": OPERATORS,
-    _FLEET + "BacktestPolicies": READERS,  # changes nothing
+    **{method.path: frozenset(map(Role, method.roles)) for method in fleet_methods.METHODS.values()},
 }
 PAGE = READERS  # of /metrics
 LOOK_S = 2.0  # how often open streams are looked at
@@ -226,7 +194,7 @@ class Gate(grpc.aio.ServerInterceptor):
         found = []
         if soon:
             first = sorted(soon, key=lambda who: soon[who].ends_s)
-            named = ", ".join(f"{who} at {x509.day(soon[who].ends_s)}" for who in first[:SHOWN])
+            named = ", ".join(f"{who} at {x509.format_time(soon[who].ends_s)}" for who in first[:SHOWN])
             more = f" and {len(first) - SHOWN} more" if len(first) > SHOWN else ""
             found.append(
                 f"Certificates end within {x509.WARN_DAYS} days, or have ended: {named}{more}: drover certs renew."
@@ -250,7 +218,7 @@ class Gate(grpc.aio.ServerInterceptor):
         if peer.certificate.serial in denied:
             return "denied", f"the certificate of {peer.identity} with serial {peer.certificate.serial:X} is denied"
         if peer.certificate.ended(self._now_s()):
-            return "ended", x509.ended_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
+            return "ended", x509.expiry_text(f"the certificate of {peer.identity}", peer.certificate, self._now_s())
         return None
 
     def _judge(

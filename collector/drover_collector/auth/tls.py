@@ -51,9 +51,9 @@ class ServerTls:
         self.connections: Counter[str] = Counter()
         self._paths = ca, cert, key
         self._lock = threading.Lock()
-        self._stamp = x509.stamp(*self._paths)
+        self._stamp = x509.file_versions(*self._paths)
         try:
-            self._files = x509.read(*self._paths)
+            self._files = x509.read_files(*self._paths)
             self._context, self._agents_context = self._new_context(), self._new_context(_AGENTS)
         except x509.CertificateError as error:
             raise SettingsError(str(error)) from None
@@ -106,19 +106,19 @@ class ServerTls:
         """What is wrong with the files, or soon will be."""
         self._look()
         with self._lock:
-            found = x509.troubles(self._files, self._paths[0], self._paths[1], now_s)
+            found = x509.expiry_warnings(self._files, self._paths[0], self._paths[1], now_s)
             if self.trouble:
                 found.append(f"{self.trouble}; the files as they were before are in force")
         return found
 
     def _look(self) -> None:
         """Take the files in when they changed."""
-        stamp = x509.stamp(*self._paths)
+        stamp = x509.file_versions(*self._paths)
         with self._lock:
             if stamp == self._stamp:
                 return
             try:
-                files = x509.read(*self._paths)
+                files = x509.read_files(*self._paths)
                 context, agents_context = self._new_context(), self._new_context(_AGENTS)
             except x509.CertificateError as error:
                 if self.trouble != str(error):
@@ -130,7 +130,9 @@ class ServerTls:
                 self._files, self._context, self._agents_context = files, context, agents_context
                 self._version += 1
                 log.info(
-                    "certificate with serial %X is in force, until %s", files.own.serial, x509.day(files.own.ends_s)
+                    "certificate with serial %X is in force, until %s",
+                    files.own.serial,
+                    x509.format_time(files.own.ends_s),
                 )
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:

@@ -18,9 +18,9 @@ from drover_collector.api.snapshot import (
     REPORTING_MS,
     ApiSnapshot,
 )
-from drover_collector.exposition import Page
 from drover_collector.incidents.correlation import jobs_hurt
 from drover_collector.ingest.stats import capped
+from drover_collector.observability.page import Page
 from drover_collector.store import StoreError
 from drover_core.model.events import IncidentKind
 
@@ -108,8 +108,8 @@ def ingest(page: Page, facts: ApiSnapshot) -> None:
     limits = stats.limits
     limit = limits.waiting_bytes + limits.record_bytes
     page.gauge("drover_waiting_limit_bytes", "at this much, agents are not read on", limit)
-    page.histogram("drover_write_seconds", "time of writes to the store", dict(stats.write_times), "what")
-    page.histogram("drover_insert_rows", "rows of inserts of telemetry", stats.insert_rows)
+    page.histogram(stats.write_times)
+    page.histogram(stats.insert_rows)
     now = time.monotonic()
     stuck = {what: now - since for what, since in stats.writing.copy().items()}
     page.gauge(

@@ -11,13 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_collector.api.store_watch import StoreWatch
+from drover_collector.api.store import StoreWatch
 from drover_collector.auth.authorization import PAGE
 from drover_collector.auth.connection_limit import ConnectionLimit
 from drover_collector.auth.tls import Contexts
-from drover_collector.exposition import CONTENT_TYPE, Page
 from drover_collector.observability import families
 from drover_collector.observability import store_metrics as metrics_store
+from drover_collector.observability.page import CONTENT_TYPE, Page
 from drover_core import x509
 
 log = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_collector.api.store_watch import DAY_S, StoreFigures
-from drover_collector.exposition import Page
+from drover_collector.api.store import DAY_S, StoreFigures
+from drover_collector.observability.page import Page
 
 
 def add(page: Page, facts: ApiSnapshot, figures: StoreFigures | None) -> None:

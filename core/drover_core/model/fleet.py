@@ -120,7 +120,7 @@ def load_toml(path: Path) -> FleetSpec:
         data = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise FleetError(
-            f"{path}: {error.strerror}; write the nodes that should exist there (docs/operating.md shows how)"
+            f"{path}: {error.strerror}; write the nodes that should exist there (docs/reference/fleet-file.md)"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FleetError(f"{path}: not valid TOML: {error}") from None

@@ -16,7 +16,7 @@ WORDS = {
 NAMED = 4
 
 
-def if_enforced(decisions: Iterable[Decision], over: str) -> tuple[str, list[Decision]]:
+def describe_enforcement(decisions: Iterable[Decision], over: str) -> tuple[str, list[Decision]]:
     """(a sentence, the decisions that it is about: those done first, the newest first).
 
     Args:

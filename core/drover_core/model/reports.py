@@ -13,7 +13,7 @@ from drover_core.model.events import Event, Incident, NoteKind
 from drover_core.times import iso
 
 
-def job_named(name: str) -> str:
+def job_label(name: str) -> str:
     """`job 812`; a name that says so itself stands alone: `job-1001`."""
     return name if name.lower().startswith("job") else f"job {name}"
 

@@ -5,5 +5,5 @@ from __future__ import annotations
 from drover_core.model.events import IncidentKind
 
 
-def page_of(kind: IncidentKind | str) -> str:
+def runbook_path(kind: IncidentKind | str) -> str:
     return f"docs/runbooks/{kind}.md"

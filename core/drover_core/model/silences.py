@@ -8,11 +8,11 @@ from drover_core.times import iso
 KEYS = ("incident", "node", "gpu", "rack", "leaf", "pool", "kind")
 
 
-def where(silence: Silence) -> str:
+def describe_scope(silence: Silence) -> str:
     """What it covers: `rack r1, kind thermal`."""
     return ", ".join(f"{key} {' '.join(map(str, values))}" for key in KEYS if (values := getattr(silence, key)))
 
 
-def told(silence: Silence) -> str:
+def describe_author(silence: Silence) -> str:
     """`silenced by anna until 2026-11-22T06:00:00Z: firmware` without its first word."""
     return f"by {silence.by} until {iso(silence.until_ms)[:19]}Z: {silence.why}"

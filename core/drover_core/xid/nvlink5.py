@@ -32,7 +32,7 @@ Origin: TypeAlias = Literal["hardware", "software", "firmware", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RegisterLine:
     """The fields of a kernel-log line of XID 144-150, before any table is asked."""
 
     unit: str
@@ -45,7 +45,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Nvlink5:
+class Nvlink5Error:
     """A decoded XID 144-150. `link` is None where the error belongs to no single link."""
 
     code: int
@@ -305,13 +305,13 @@ _LINE = re.compile(
 )
 
 
-def parse(message: str) -> Line | None:
+def parse_line(message: str) -> RegisterLine | None:
     """Read the fields of a line of XID 144-150; None where it has another form or was cut before its registers."""
     found = _LINE.search(message)
     if found is None:
         return None
     link = int(found["link"])
-    return Line(
+    return RegisterLine(
         unit=found["unit"],
         fatal=found["fatal"] == "Fatal",
         cross_contained=found["contained"] != "0",
@@ -330,7 +330,7 @@ def _matches(row: Row, reason: int, status: int, promoted: bool) -> bool:
     )
 
 
-def matches(code: int, intr_info: int, error_status: int) -> list[tuple[str, Row]]:
+def matching_rows(code: int, intr_info: int, error_status: int) -> list[tuple[str, Row]]:
     """Every (unit name, row) that fits the registers, in the layout since R575 first, then in the older one."""
     reason = intr_info >> 20 & 0x3F
     units = [unit for unit in UNITS if unit.code == code]
@@ -360,20 +360,20 @@ def _severity(row: Row, fatal: bool) -> Severity:
     return Severity.WARNING
 
 
-def decode(code: int, message: str) -> Nvlink5 | None:
+def decode(code: int, message: str) -> Nvlink5Error | None:
     """Say what an XID 144-150 is; None where the line cannot be read or its registers stand in no row.
 
-    `parse` still tells the unit, the link and the driver's own word "Fatal" of a line whose registers are unknown.
+    `parse_line` still tells the unit, the link and the driver's own word "Fatal" of a line whose registers are unknown.
     """
-    line = parse(message)
+    line = parse_line(message)
     if line is None:
         return None
-    found = matches(code, line.intr_info, line.error_status)
+    found = matching_rows(code, line.intr_info, line.error_status)
     # The two rows of XID 150 have the same registers and differ only in the name that the driver prints.
     unit, row = next((hit for hit in found if hit[0] == line.unit), found[0] if found else (None, None))
     if unit is None or row is None:
         return None
-    return Nvlink5(
+    return Nvlink5Error(
         code=code,
         unit=unit,
         link=line.link,

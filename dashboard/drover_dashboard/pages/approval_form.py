@@ -57,7 +57,7 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
 
 def _before(decision: Decision) -> None:
     """What the act would meet, as the form of a person's own drain says it: who works there, and the guard's word."""
-    look = client.fleet().look(decision.node).value if decision.node and decision.wanted in TAKING else None
+    look = client.fleet().preview_drain(decision.node).value if decision.node and decision.wanted in TAKING else None
     if look is None:
         return
     jobs = ", ".join(f"{job.job} ({job.gpus_here} of its {job.gpus} GPUs)" for job in look.jobs[:JOBS])

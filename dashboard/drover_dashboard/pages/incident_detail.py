@@ -30,7 +30,7 @@ from drover_dashboard.widgets.table import (
     table,
 )
 from drover_proto import fleet_pb2 as pb
-from drover_proto.incident_timeline import life
+from drover_proto.incident_timeline import build_timeline
 
 Link = tuple[Path, dict[str, str]]  # a page and its parameters
 PLACES = ("Leaf", "Rack")
@@ -268,7 +268,7 @@ def _history(detail: pb.IncidentDetail, who: view.Viewer) -> None:
     with left:
         rows = [
             Row((Cell(who.clock(moment.ts_ms), kind="faint"), Cell(who.told(moment.text), sub=_source(moment.source))))
-            for moment in life(detail)
+            for moment in build_timeline(detail)
         ]
         rows += [Row((Cell("Health", kind="faint"), Cell(who.told(text)))) for text in detail.health_history]
         table("timeline", (Column("Timeline"), Column(wrap=True)), rows, empty="Nothing noted yet.")

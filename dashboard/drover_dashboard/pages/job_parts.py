@@ -41,7 +41,7 @@ REPORTED = (
 )  # fmt: skip
 NO_STEPS = (
     "Step time, tokens per second and MFU: no job reports them. A training loop does with three lines of"
-    " drover_agent.client.training_steps (docs/workloads.md)."
+    " drover_agent.client.training_steps (docs/how-to/workloads.md)."
 )
 NONE = Cell("not reported", kind="absent", title="nothing on its nodes reports it")
 ABSENT = "unknown"  # in large letters

@@ -17,6 +17,7 @@ from drover_dashboard.widgets.table import (
     table,
 )
 from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import ACT_ON_NODE, REQUEST_PROBE
 
 SAID, OPEN = "acted", "act_form"  # of the session: what was done; (node, act) whose form is open
 WORDS = {
@@ -118,12 +119,12 @@ def _jobs(look: pb.ActPreview) -> None:
 
 def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> None:
     if act == "probe":
-        asked = client.fleet().ask_probe(pb.ProbeAsk(node=node, level=level, why=why, who=name))
+        asked = client.fleet().act(REQUEST_PROBE, pb.ProbeAsk(node=node, level=level, why=why, who=name))
         done = asked.value is not None
         told = f"Probes of {node} were asked for; the Probes page says what becomes of them."
         trouble = asked.trouble
     else:
-        answer = client.fleet().act(pb.ActRequest(node=node, act=act, why=why, force=force, who=name))
+        answer = client.fleet().act(ACT_ON_NODE, pb.ActRequest(node=node, act=act, why=why, force=force, who=name))
         done, trouble = answer.value is not None, answer.trouble
         reply = answer.value or pb.ActReply()
         state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)

@@ -16,7 +16,7 @@ from drover_core.model.events import (
     RecommendedAction,
     from_json,
 )
-from drover_core.model.policy_what_if import if_enforced
+from drover_core.model.policy_what_if import describe_enforcement
 from drover_dashboard import client
 from drover_dashboard.pages import (
     approval_form as answering,
@@ -37,7 +37,7 @@ from drover_proto import fleet_pb2 as pb
 
 SHOWN = 100
 PARTS = ("fleet", "pool", "rack", "leaf", "job")
-GUARD = {  # limits in words (docs/policy.md)
+GUARD = {  # limits in words (docs/explanation/guard.md)
     "min_healthy_ratio": "Nothing more goes while fewer nodes are healthy than",
     "per_hour": "Nodes within an hour",
     "cooldown_s": "A node that came back is left alone for",
@@ -206,7 +206,9 @@ def _enforced(state: pb.PolicyState, who: view.Viewer) -> list[Decision]:
     if answer.value is None:
         view.trouble("decisions", answer.trouble, answer.as_of_ms, who)
         return []
-    said, about = if_enforced([from_json(Decision, text) for text in answer.value.decisions_json], "the last 7 days")
+    said, about = describe_enforcement(
+        [from_json(Decision, text) for text in answer.value.decisions_json], "the last 7 days"
+    )
     view.notice("enforced", "remark", said)
     return about[:SHOWN]
 

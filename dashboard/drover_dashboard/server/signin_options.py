@@ -89,7 +89,9 @@ def _check_secrets(path: Path) -> None:
         raise ClientError(f"--secrets {path}: not valid TOML: {error}") from None
     missing = [key for key in NEEDED if not isinstance(auth, dict) or not auth.get(key)]
     if missing:
-        raise ClientError(f"--secrets {path}: [auth] lacks {', '.join(missing)} (docs/console.md has an example)")
+        raise ClientError(
+            f"--secrets {path}: [auth] lacks {', '.join(missing)} (docs/how-to/console.md has an example)"
+        )
     if len(str(auth["cookie_secret"])) < LEAST_SECRET:
         raise ClientError(f"--secrets {path}: auth.cookie_secret: at least {LEAST_SECRET} random characters")
     if not str(auth["redirect_uri"]).endswith(CALLBACK):

@@ -16,7 +16,7 @@ from drover_core.model.events import (
     Member,
     RecommendedAction,
 )
-from drover_core.model.reports import job_named
+from drover_core.model.reports import job_label
 from drover_core.times import from_iso
 
 ISO_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
@@ -182,7 +182,7 @@ def where(incident: Incident, racks: dict[str, str]) -> str:
 
 def job(name: str) -> str:
     """`job 812`; a name that says so itself stands alone: `job-1001`."""
-    return job_named(name)
+    return job_label(name)
 
 
 def event(kind: str, code: str) -> str:

@@ -1,8 +1,8 @@
 """Fleets made to prove detectors wrong: mixed, noisy, with faults of every kind and much that only looks like one.
 
 `draw(seed, gpus=512, hours=4)` gives a fleet whose jobs, faults and labels are all known beforehand; `ticks` lets it
-run. What is drawn from which ranges, with sources, stands in docs/simulation.md. Tuning takes seeds 1000-1999, scores
-0-99.
+run. What is drawn from which ranges, with sources, stands in docs/explanation/simulation.md. Tuning takes seeds
+1000-1999, scores 0-99.
 """
 
 from __future__ import annotations

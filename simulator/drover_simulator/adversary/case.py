@@ -1,4 +1,4 @@
-"""An adversary's fleet as a case folder (docs/cases.md). Rows of some nodes come late: files are out of order."""
+"""An adversary's fleet as a case folder (docs/reference/cases.md). Rows of some nodes come late, out of order."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from drover_agent.commands.check.line import CheckState, Line
 from drover_agent.config import AgentConfig, TlsConfig
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.tls import ServerTls
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer
 from drover_proto import telemetry_pb2 as pb
 from testbed.certificates import Files, Fleet
 from testbed.telemetry_server import TelemetryServer
@@ -49,7 +49,7 @@ async def welcome(_: Any, context: Any) -> None:
 @contextlib.asynccontextmanager
 async def collector(files: Files | None) -> AsyncIterator[str]:
     """That service behind the collector's own gate, on its own server for agents."""
-    server = AgentServer({STREAM: Gate(secure=files is not None).guarded(STREAM, welcome)})
+    server = GrpcServer({STREAM: Gate(secure=files is not None).guarded(STREAM, welcome)})
     port = server.listen("localhost", 0, ServerTls(*files.paths).contexts("ingest.listen") if files else None)
     await server.start()
     try:

@@ -375,7 +375,7 @@ def test_an_act_does_not_wait_for_slow_questions(against: Against, monkeypatch: 
             return pb.Layout()
 
         monkeypatch.setattr(api_fleet, "get_layout", slow)
-        questions = [asyncio.ensure_future(fleet.stub.GetLayout(pb.LayoutRequest())) for _ in range(api.THREADS)]
+        questions = [asyncio.ensure_future(fleet.stub.GetLayout(pb.LayoutRequest())) for _ in range(api.READ_THREADS)]
         try:
             for _ in questions:
                 assert await asyncio.to_thread(begun.acquire, timeout=30)

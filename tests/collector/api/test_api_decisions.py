@@ -217,7 +217,7 @@ def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, mon
 def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: Store) -> None:
     first, second, third = subject.fault("n001", 1), subject.fault("n005", 2), subject.fault("n007", 3)
     subject.answer(first.id, "go")
-    subject.pipeline.take_duties(
+    subject.pipeline.take_outages(
         {"n001": NodeOutage("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")}
     )
     subject.pipeline._judge.submit(lambda: None).result(10)

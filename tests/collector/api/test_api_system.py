@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from collector.test_api import END, NOW, T0, Served, served
 
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
@@ -22,16 +21,17 @@ from drover_collector.api.system import SystemWatch, get_system
 from drover_collector.cost import CostConfig, PoolPrice
 from drover_collector.detectors import idle
 from drover_collector.engine.node_state import Survey
-from drover_collector.exposition import Page
 from drover_collector.ingest.limits import Limits
 from drover_collector.ingest.service import Ingest
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.observability import families as metrics_families
+from drover_collector.observability.page import Page
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Health, IncidentKind, NodeOutage
 from drover_proto import fleet_pb2 as pb
 from testbed.desks import dispatcher_of
+from testbed.fleet_served import END, NOW, T0, Served, served
 from testbed.slurm_stand_in import SlurmStandIn
 
 HOUR_MS = 3_600_000
@@ -276,7 +276,7 @@ def test_the_limits_shown_are_those_in_force(against: Against, monkeypatch: pyte
         monkeypatch.setattr(fleet.facts, "stats", stats)
         page = Page()
         metrics_families.ingest(page, fleet.facts)
-        assert "\ndrover_waiting_limit_bytes 1234\n" in page.text()
+        assert "\ndrover_waiting_limit_bytes 1234.0\n" in page.text()
         assert (await fleet.stub.GetSystem(pb.SystemRequest())).ingest.waiting_limit_bytes == 1234
         ingest = Ingest(fleet.store, fleet.facts.index, lambda _: None, limits=limits)
         assert ingest.stats.limits is limits

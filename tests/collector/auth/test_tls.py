@@ -118,7 +118,7 @@ def test_what_each_wrong_peer_gets(
 
             async def explained(files: Files | None, credentials: grpc.ChannelCredentials | None = None) -> str:
                 answer = await server.ask(path, files, credentials)
-                return x509.explain(answer, [], "ca.pem", "cert.pem")
+                return x509.explain_failure(answer, [], "ca.pem", "cert.pem")
 
             assert await explained(good) == ""
             # In the handshake: gRPC tells the collector nothing of it, but it counts.
@@ -143,7 +143,7 @@ def test_what_each_wrong_peer_gets(
             # The client looks too.
             assert "is of another authority than ca.pem" in await explained(stranger)
         async with Server(fleet.issue("collector", "c1", ends_in=timedelta(days=-1))) as server:
-            answer = x509.explain(await server.ask(path, good), [], "ca.pem", "cert.pem")
+            answer = x509.explain_failure(await server.ask(path, good), [], "ca.pem", "cert.pem")
             assert "the other side's certificate, or its authority's, has ended" in answer
         # An agent's key, stolen, plays no collector.
         async with Server(fleet.issue("agent", "n0")) as server:
@@ -250,7 +250,7 @@ def test_a_key_that_every_user_can_read_is_refused(fleet: Fleet, mode: int) -> N
         ServerTls(*files.paths)
     assert says in str(raised.value)
     with pytest.raises(x509.CertificateError, match="is open to every user"):  # what agent, console and drover read by
-        x509.read(*files.paths)
+        x509.read_files(*files.paths)
     files.key.chmod(0o640)
     assert ServerTls(*files.paths).own.serial == files.serial
 

@@ -11,11 +11,10 @@ import grpc
 import pytest
 
 from drover_collector.auth.identity import Identity, Role
-from drover_collector.grpc_h2.call import MESSAGE_BYTES
 from drover_collector.ingest import service as ingest
 from drover_collector.ingest import session as ingest_session
 from drover_collector.ingest.decode import MAX_BLOCKS
-from drover_collector.ingest.limits import AgentAllowance
+from drover_collector.ingest.limits import MESSAGE_BYTES, AgentAllowance
 from drover_collector.ingest.offsets import SPOOLS
 from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
@@ -57,7 +56,7 @@ async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.M
     written = asyncio.Event()
 
     class Mute:
-        def write_at_once(self, _message: bytes) -> bool:
+        def try_write(self, _message: bytes) -> bool:
             return False
 
         async def write(self, _message: object) -> None:

@@ -1,6 +1,6 @@
 """Intruders that no other file has: whoever holds connections open, SQL in names, a webhook sent again, what listens.
 
-docs/security.md has the whole table, with the test of each row.
+docs/evidence/intruders.md has the whole table, with the test of each row.
 """
 
 from __future__ import annotations

@@ -7,14 +7,15 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from drover_agent.clock import SystemClock
-from drover_collector.store import Store
 from testbed.fleets import T0
 
 try:
-    from drover_core.metrics.catalog import Scope
+    from testbed.release_names import Scope, Store, SystemClock
 except ModuleNotFoundError:  # release 0.1, in which make.py runs
     from drover_proto.catalog import Scope  # type: ignore[import-not-found, no-redef]
+
+    from drover_agent.clock import SystemClock
+    from drover_collector.store import Store
 
 SPOOL_MS = T0 + 7_200_000
 

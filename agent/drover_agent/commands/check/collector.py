@@ -30,14 +30,14 @@ def own_certificate(config: AgentConfig) -> list[Line]:
         text = "none: connections are plain, which collectors take on loopback only"
         return [Line("certificate", CheckState.MISSING if local else CheckState.BROKEN, text, "" if local else ISSUE)]
     try:
-        files = x509.read(tls.ca, tls.cert, tls.key)
+        files = x509.read_files(tls.ca, tls.cert, tls.key)
     except x509.CertificateError as error:
         return [Line("certificate", CheckState.BROKEN, str(error), ISSUE)]
     wanted = f"drover://agent/{quote(config.node_name, safe='')}"
     if wanted not in files.own.uris:
         text = f"{tls.cert} is for {', '.join(files.own.uris) or 'nobody'}, and this node is {config.node_name}"
         return [Line("certificate", CheckState.BROKEN, text, f"set node, or issue one for {wanted}")]
-    troubles = x509.troubles(files, tls.ca, tls.cert)
+    troubles = x509.expiry_warnings(files, tls.ca, tls.cert)
     if troubles:
         state = (
             CheckState.BROKEN
@@ -45,7 +45,7 @@ def own_certificate(config: AgentConfig) -> list[Line]:
             else CheckState.LIMITED
         )
         return [Line("certificate", state, "; ".join(troubles), "drover certs renew, then copy the files")]
-    return [Line("certificate", CheckState.OK, f"{wanted}, until {x509.day(files.own.ends_s)}")]
+    return [Line("certificate", CheckState.OK, f"{wanted}, until {x509.format_time(files.own.ends_s)}")]
 
 
 def collector(config: AgentConfig, address: str) -> list[Line]:
@@ -61,18 +61,18 @@ def collector(config: AgentConfig, address: str) -> list[Line]:
     except socket.gaierror as error:
         return [Line(name, CheckState.BROKEN, f"{host}: {error.strerror}", "check the name, and DNS on this node")]
     except ssl.SSLError as error:
-        return [Line(name, CheckState.BROKEN, _explain(config, str(error)), "docs/security.md")]
+        return [Line(name, CheckState.BROKEN, _explain(config, str(error)), "docs/how-to/tls.md")]
     except OSError as error:
         why = error.strerror or f"no answer within {CONNECT_S:g} s"
         remedy = "is it running and listening there (ingest.listen), and does a firewall let this node through?"
         return [Line(name, CheckState.BROKEN, why, remedy)]
     state, remedy = CheckState.OK, ""
     if certificate is not None:
-        text += f", certificate until {x509.day(certificate.ends_s)}"
-        if ending := x509.ended_text("the collector's certificate", certificate):
+        text += f", certificate until {x509.format_time(certificate.ends_s)}"
+        if ending := x509.expiry_text("the collector's certificate", certificate):
             state, remedy = CheckState.LIMITED, ending
     if refused := _refused(config, address):
-        return [Line(name, CheckState.BROKEN, f"{text}; {refused}", "docs/security.md says what each refusal means")]
+        return [Line(name, CheckState.BROKEN, f"{text}; {refused}", "docs/how-to/tls.md lists each refusal")]
     return [Line(name, state, f"{text}, takes agents", remedy)]
 
 
@@ -97,7 +97,7 @@ def _refused(config: AgentConfig, address: str) -> str:
     """Why the collector does not take a stream of this agent; "" when it does."""
     tls = config.tls
     if tls.ca and tls.cert and tls.key:
-        files = x509.read(tls.ca, tls.cert, tls.key)
+        files = x509.read_files(tls.ca, tls.cert, tls.key)
         credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
         channel = grpc.secure_channel(address, credentials, options=OPTIONS)
     else:

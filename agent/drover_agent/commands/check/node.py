@@ -130,7 +130,9 @@ def of_unit(unit: dict[str, str]) -> Line:
     """`unit`: properties as `systemctl show` prints them."""
     if unit.get("LoadState") != "loaded":
         text = f"no {UNIT}: nothing starts the agent at boot"
-        return Line("service", CheckState.MISSING, text, "docs/operating.md: the unit lies in share/drover/systemd")
+        return Line(
+            "service", CheckState.MISSING, text, "docs/how-to/install.md: the unit lies in share/drover/systemd"
+        )
     active = unit.get("ActiveState", "?")
     if active == "failed":
         return Line("service", CheckState.BROKEN, f"{UNIT} has failed", f"journalctl -u {UNIT}")

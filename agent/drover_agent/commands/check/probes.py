@@ -14,8 +14,8 @@ from drover_agent.commands.check.node import SYSTEMCTL_S
 UNIT = "drover-probe.path"
 NAME = "probes"
 UVM = "nvidia-uvm"
-INSTALL = "/opt/drover/bin/pip install '/path/to/drover[probe]'; docs/probes.md"
-ENABLE = f"systemctl enable --now {UNIT}; docs/probes.md tells where it lies"
+INSTALL = "/opt/drover/bin/pip install '/path/to/drover[probe]'; docs/how-to/probe.md"
+ENABLE = f"systemctl enable --now {UNIT}; docs/how-to/probe.md tells where it lies"
 AT_BOOT = "nvidia-persistenced, or nvidia-modprobe -u -c=0 at boot"
 BY_HAND = "`drover-agent probe` works by hand"
 

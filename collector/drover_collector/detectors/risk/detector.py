@@ -1,7 +1,7 @@
 """Nodes that are likelier than others to fail within a week: a ranking, and a note on the few that stand out.
 
 It asks for nothing: a scheduler may prefer other nodes for the longest jobs, and idle probes begin with these. What the
-ranking finds, measured, stands in docs/detectors.md; most failures come without a forerunner.
+ranking finds, measured, stands in docs/evidence/sensitivity.md; most failures come without a forerunner.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ S = max(0, S + z - K) tells a lasting change as soon as S > h (Page 1954). How o
 formula (Sequential Analysis, 1985): buckets between two false alarms = (exp(2Kb) - 2Kb - 1) / 2 / K^2, b = h + 1.166.
 So h follows from a budget of false alarms per 1,000 GPU-days, whatever the size of the fleet. Real deviations are
 neither normal nor independent: the floors of sigma and the second sign that every cause needs (somebody waits) are the
-margin; docs/detectors_scores.md has what comes of it.
+margin; docs/evidence/detection.md has what comes of it.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class Orders:
         if level not in LEVELS:
             raise ValueError(f"no level is called {level!r}; there are {', '.join(LEVELS)}")
         if unknown := [name for name in probes if name not in FIGURES or name.startswith("soak_")]:
-            raise ValueError(f"no probe is called {unknown[0]!r}; docs/probes.md lists them")
+            raise ValueError(f"no probe is called {unknown[0]!r}; docs/reference/probes.md lists them")
         if together := [name for name in probes if name in GROUP_FIGURES]:
             raise ValueError(f"{together[0]} needs several nodes: `drover probe --group NODE NODE`")
 
