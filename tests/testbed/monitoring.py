@@ -10,7 +10,7 @@ from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus
 from drover_collector.api.store import StoreWatch
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
-from drover_collector.engine.engine import Trouble
+from drover_collector.engine.detector_runner import DetectorError
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.observability.metrics_server import exposition
@@ -84,7 +84,7 @@ def whole_page(facts: ApiSnapshot, folder: Path) -> str:
     facts.beats, facts.expiring = HeartbeatStatus(sent=3), ClockGuardedExpiry(facts.store, None, 4, {})
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
-    pipeline.engine.troubles["xid"] = Trouble(1, "ValueError: x")
+    pipeline.engine.errors["xid"] = DetectorError(1, "ValueError: x")
     watch = StoreWatch(facts)
     watch._read()  # here: a scrape waits for it for two seconds only, which a busy machine may take
     return exposition(facts, watch)

@@ -136,7 +136,7 @@ def detection(page: Page, facts: ApiSnapshot) -> None:
     page.counter("drover_rollup_seconds_total", "time of making rollups", ticks.roll_seconds)
     seconds = dict(pipeline.engine.seconds)
     page.counter("drover_detector_seconds_total", "time in each detector", seconds, "detector")
-    failed = {name: float(trouble.count) for name, trouble in dict(pipeline.engine.troubles).items()}
+    failed = {name: float(trouble.count) for name, trouble in dict(pipeline.engine.errors).items()}
     page.counter("drover_detector_failures_total", "calls of a detector that raised", failed, "detector")
     page.counter("drover_engine_failures_total", "calls of the engine that raised", ticks.failures)
     page.counter("drover_store_failures_total", "store calls of detection that failed", ticks.store_failures)

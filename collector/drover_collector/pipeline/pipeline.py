@@ -528,7 +528,7 @@ class Pipeline:
             self.ticks.failed(error, self.now_ms())
             return
         self.saving.put(outcome, events, news=news)
-        self.ticks.tell_detectors(self.engine.troubles)
+        self.ticks.note_detector_errors(self.engine.errors)
         self.incidents = self.engine.incidents  # only now: what has been shown must survive a crash
 
     def _note_step(self) -> None:

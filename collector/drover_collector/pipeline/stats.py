@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drover_collector.engine.engine import Trouble
+from drover_collector.engine.detector_runner import DetectorError
 from drover_collector.store import StoreError
 from drover_core.times import iso
 
@@ -62,10 +62,10 @@ class Ticks:
         self.troubles["store"] = f"The store fails: {error}."
         log.warning("store: %s", error)
 
-    def tell_detectors(self, troubles: Mapping[str, Trouble]) -> None:
-        for name, trouble in troubles.items():
+    def note_detector_errors(self, errors: Mapping[str, DetectorError]) -> None:
+        for name, error in errors.items():
             text = (
-                f"Detector {name} failed {trouble.count} times, last with {trouble.newest}; the others go on."
+                f"Detector {name} failed {error.count} times, last with {error.latest}; the others go on."
                 " Please report it."
             )
             if self.troubles.get(f"detector {name}") != text:

@@ -178,7 +178,7 @@ def test_without_a_judged_bucket_nothing_is_called_free(against: Against, monkey
 def test_idle_gpus_and_who_holds_them(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
         ms = np.array([idle.IDLE_MS, idle.IDLE_MS + HOUR_MS, 0, 0, idle.IDLE_MS - 1, 0, 0, 0], np.int64)
-        monkeypatch.setitem(fleet.pipeline.engine._senses.states, idle.NAME, idle.IdleState(ms))
+        monkeypatch.setitem(fleet.pipeline.engine._runner.states, idle.NAME, idle.IdleState(ms))
         capacity = await fleet.stub.GetCapacity(pb.CapacityRequest())
         (holder,) = capacity.idle
         assert (holder.job, holder.gpus, holder.idle, list(holder.nodes)) == ("train", 3, 2, ["n0"])
