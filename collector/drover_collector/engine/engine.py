@@ -245,7 +245,7 @@ class Engine:
         if (
             action.decision_id
             and record is not None
-            and (less := self.decider.wants_no_more_of(record.incident, record.wanted, action))
+            and (less := self.decider.why_less_now(record.incident, record.wanted, action))
         ):
             return less
         if action.decision_id and record is not None and (back_ms := self._back_ms(record.incident)) is not None:

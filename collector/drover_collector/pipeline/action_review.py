@@ -51,7 +51,7 @@ class ActionReview:
         """
         if not action.decision_id:
             return ""
-        if less := self._pipeline.engine.decider.wants_no_more(action):
+        if less := self._pipeline.engine.decider.why_less(action):
             return less
         mode = least_mode(self._pipeline.policy.most_mode, self._pipeline.ceiling)
         found = self._pipeline.engine.decider.standing.get((action.incident_id, action.node))

@@ -1,4 +1,4 @@
-"""Detection of one collector: events and closed buckets are judged, and what comes of it is stored and reported.
+"""Detection of one collector: events and closed buckets are judged; the outcomes are stored and reported.
 
 All calls into the engine happen in one thread, in order. `outcome_writer.py` writes outcomes in another, and
 `bucket_loop.py` reads buckets in others, so that an event does not wait for a slow read. The gRPC servers run in the
@@ -47,7 +47,7 @@ from drover_collector.pipeline.restore import (
     history,
 )
 from drover_collector.pipeline.stats import Rate, Ticks
-from drover_collector.pipeline.store_follower import HEARD_MS, StoreFollower
+from drover_collector.pipeline.store_follower import REPORTING_MS, StoreFollower
 from drover_collector.policy import diff as policy_diff
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
@@ -67,20 +67,20 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LATE_SETTLE_MS = 60_000  # a fleet that is behind tells late rows all the time; rolling up again after each is too dear
-STEP_MS = 10_000  # between two looks the wall clock went so much more, or less, than the time since boot
-PROMPT_MS = 60_000  # what a crash left over for no longer than this is judged at once: no node boots in that time
-LEFT_MS = 120_000  # how long the rest waits for its node: agents come back within half a minute of a start
+LATE_SETTLE_MS = 60_000  # a fleet that is behind sends late rows all the time; rolling up after each costs too much
+STEP_MS = 10_000  # a step of the clock: the wall clock gained or lost this much against the time since boot
+PROMPT_MS = 60_000  # events that a crash left for no longer than this are judged at once: no node boots so fast
+LEFT_MS = 120_000  # how long older ones wait for their node: agents reconnect within half a minute of a start
 STORM_MOMENTS = 16  # with events of more times than this at once, those within STORM_MS are judged together
-STORM_MS = 250  # as long as a storm's events wait for each other on their way into the store
-ANSWER_S = 20.0  # for what comes of a person's answer: a tick that is under way goes first
+STORM_MS = 250  # a storm's events wait for each other this long on their way into the store
+ANSWER_S = 20.0  # for the outcome of a person's answer: a tick that is under way goes first
 
 
 def moments(events: Sequence[Event], due_ms: Callable[[Event], int]) -> list[tuple[int, list[Event]]]:
-    """Events with the time at which they are judged, those of one time together.
+    """Return events grouped by the time at which they are judged.
 
-    In a storm, times that lie close together become the newest of them: each call of the engine looks at all open
-    incidents, and each outcome is several writes, so that 1,000 calls for 1,000 events take 10 s and more.
+    In a storm, times that lie close together become the newest of them: each call of the engine reads all open
+    incidents, and each outcome is several writes, so 1,000 calls for 1,000 events take more than 10 s.
     """
     found = [(at_ms, list(group)) for at_ms, group in groupby(events, due_ms)]
     if len(found) <= STORM_MOMENTS:
@@ -355,9 +355,9 @@ class Pipeline:
         self.saving.watched = lambda: {n for n, o in outages.current.items() if o.stage is Health.VALIDATING}
 
     def take_events(self, events: Sequence[Event]) -> None:
-        """Events that ingest has stored. May be called from any thread; returns at once.
+        """Judge events that ingest has stored, soon. From any thread; returns at once.
 
-        Of a store that other collectors write to as well they are all read from there, each once.
+        If other collectors write to the same store, all events are read from there, each once.
         """
         if self.store.shared:
             if self._events.loop is not None:
@@ -366,24 +366,23 @@ class Pipeline:
         self._events.put(events)
 
     def take_unstored(self, events: Sequence[Event]) -> None:
-        """Events that the store keeps waiting: they are judged all the same, and not again when they are stored.
-        Otherwise like `take_events`."""
+        """Judge events that wait for a slow store, and not again when they are stored. From any thread."""
         if self.leading:
             self._follower.know(events)
             self._events.put(events)
 
     @property
     def waiting_events(self) -> int:
-        """Events that are not judged yet."""
+        """How many events are not judged yet."""
         return len(self._events)
 
     @property
     def waiting_outcomes(self) -> int:
-        """Results that the store has not taken yet."""
+        """How many outcomes are not stored yet."""
         return len(self.saving)
 
     def troubles(self) -> list[str]:
-        """Troubles of Drover itself, each a sentence."""
+        """Return the troubles of Drover itself, each a sentence."""
         acting = [] if self.dispatcher is None else list(self.dispatcher.context.troubles.values())
         undone = list(self.engine.decider.failed.copy().values())
         if undone:
@@ -394,18 +393,18 @@ class Pipeline:
         return [*list(self.ticks.troubles.values()), *self.outbox.troubles, *acting]
 
     def answer(self, approval: Approval, audit: Audit) -> Outcome:
-        """A person's answer to a decision; returns when what follows from it is stored, or waits for the store.
+        """Take a person's answer to a decision; return when its outcome is stored, or waits for the store.
 
-        From any thread but the one that judges.
+        From any thread but the engine's.
 
         Raises:
-            StoreError: the answer could not be stored, and nothing follows.
+            StoreError: the answer could not be stored, and has no effect.
             TimeoutError: detection is too busy.
         """
         self.store.write_approvals([approval])  # here: a store that hangs must not hold judging up
         self.store.write_audit([audit])
         outcome = self._judge.submit(self._answer, approval).result(ANSWER_S)
-        if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):  # the same line, mended
+        if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):  # the same line, corrected
             self.store.write_audit([replace(audit, what=f"{audit.what} (too late)")])
         return outcome
 
@@ -420,10 +419,10 @@ class Pipeline:
         return outcomes[0] if outcomes else Outcome()
 
     def take_silence(self, silence: Silence, audit: Audit) -> None:
-        """A silence that a person made, or has ended. From any thread but the one that judges.
+        """Store a silence that a person made or ended, and apply it. From any thread but the engine's.
 
         Raises:
-            StoreError: it could not be stored, and does not hold.
+            StoreError: it could not be stored, and has no effect.
         """
         self.store.write_audit([audit])
         self.store.write_silences([silence])
@@ -431,7 +430,7 @@ class Pipeline:
         self._judge.submit(self._note_maintenance)
 
     def of_engine(self, call: Callable[[Engine], T]) -> T:
-        """What `call` finds in the engine, asked in the thread that judges. From any other thread.
+        """Return what `call` finds in the engine, made in its thread. From any other thread.
 
         Raises:
             TimeoutError: detection is too busy.
@@ -449,25 +448,29 @@ class Pipeline:
         self._judge.submit(take)
 
     def take_survey(self, survey: Survey) -> None:
-        """What the schedulers say of all their nodes. From any thread; returns at once."""
+        """Judge what the schedulers say of their nodes. From any thread; returns at once."""
         self._judge.submit(lambda: self.engine.on_survey(survey))
 
     def take_failed(self, actions: Sequence[Action]) -> None:
-        """Actions that failed. From any thread; returns at once."""
+        """Judge actions that failed, and report them. From any thread; returns at once."""
 
         def take() -> None:
             self.engine.on_failed(actions)
-            self._tell(of_actions(actions))
+            self._report(of_actions(actions))
 
         self._judge.submit(take)
 
-    def _tell(self, news: Sequence[News]) -> None:
-        """Once each, whoever tells it again: but nothing old, as at a start."""
+    def _report(self, news: Sequence[News]) -> None:
+        """Report news, each piece once; nothing old, as after a start."""
         after_ms = self.now_ms() - OLD_MS
         self.saving.put(Outcome(), (), news=[piece for piece in news if piece.ts_ms >= after_ms])
 
     def judge_now(self, call: Callable[[Engine], Outcome]) -> bool:
-        """Whether what came of it is stored. Not from the event loop. Raises RuntimeError: this collector stops."""
+        """Make a call of the engine; return whether its outcome is stored. Blocks: not from the event loop.
+
+        Raises:
+            RuntimeError: this collector stops.
+        """
         self._judge.submit(self._guarded, lambda: call(self.engine)).result()
         return not len(self.saving)
 
@@ -479,8 +482,10 @@ class Pipeline:
             self.ticks.troubles.pop("events", None)
 
     def _event_due_ms(self, event: Event) -> int:
-        """When an event is judged: at its receipt, as in a replay; what a crash left over, when judging began, which a
-        clock that went back since has put in the future."""
+        """Return when an event is judged: at its receipt, as in a replay.
+
+        What a crash left is judged when judging began, or now if the clock has gone back behind that.
+        """
         now_ms = self.now_ms()
         return now_ms if event.received_ms is None else max(event.received_ms, min(self.began_ms, now_ms))
 
@@ -488,24 +493,26 @@ class Pipeline:
         self._guarded(lambda: self.engine.on_events(events, at_ms), events)
 
     def _judge_left(self, bucket: Bucket | None = None) -> None:
-        """Judge what a crash left over, once the node is heard again: whether it has booted since, and which of its
-        GPUs answer, must be known. What is not heard for `LEFT_MS` is judged without. `bucket`: the newest."""
+        """Judge what a crash left, once its node reports again: it may have booted since, or lost GPUs.
+
+        After `LEFT_MS` the events of silent nodes are judged too. `bucket`: the newest.
+        """
         if not self._left:
             return
         now_ms = self.now_ms()
         all_ = not self.began_ms <= now_ms < self.began_ms + LEFT_MS
-        heard = frozenset() if bucket is None else self._heard(bucket)
-        due = [event for event in self._left if all_ or event.node in heard]
+        reporting = frozenset() if bucket is None else self._reporting(bucket)
+        due = [event for event in self._left if all_ or event.node in reporting]
         if due:
-            self._left = [event for event in self._left if not (all_ or event.node in heard)]
+            self._left = [event for event in self._left if not (all_ or event.node in reporting)]
             self._judge_together(now_ms, due)
 
-    def _heard(self, bucket: Bucket) -> frozenset[str]:
+    def _reporting(self, bucket: Bucket) -> frozenset[str]:
         rows = bucket.node_rows + np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         return frozenset(self.index.nodes[n].name for n in np.flatnonzero(rows > 0).tolist())
 
     def judge_nothing(self) -> None:
-        """There is no bucket to be had."""
+        """Do what is due with each bucket, when none can be read."""
         self._note_settings()
         self._judge_left()
 
@@ -513,7 +520,7 @@ class Pipeline:
         for ts_ms, node, facts in inventories:
             self.engine.on_inventory(node, facts, ts_ms)
         self._note_settings()
-        # The time at which this bucket was due, so that one judged late is judged as it would have been in time.
+        # At the time when this bucket was due, so that a late call judges as one in time would.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
         self._judge_left(bucket)
         self.buckets.newest = bucket
@@ -524,7 +531,7 @@ class Pipeline:
         try:
             self._note_step()
             outcome = call()
-        except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the whole fleet
+        except Exception as error:  # noqa: BLE001  # one bad tick must not end detection for the fleet
             self.ticks.failed(error, self.now_ms())
             return
         self.saving.put(outcome, events, news=news)
@@ -552,12 +559,12 @@ class Pipeline:
         return engine
 
     def _note_settings(self) -> None:
-        """What people have set meanwhile, for events too: with each bucket, or when there is none to be had."""
+        """Apply what people have set meanwhile: policy and maintenance."""
         self._poll_policy()
         self._note_maintenance()
 
     def _note_maintenance(self) -> None:
-        """The engine knows no clock: which nodes are in maintenance it is told."""
+        """Set which nodes are in maintenance now: the engine has no clock."""
         self.engine.decider.maintenance = self.outbox.silences.held(self.now_ms())
 
     def _poll_policy(self) -> None:
@@ -586,7 +593,7 @@ class Pipeline:
         self._followed = True
         self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
         engine = self._engine(self.started_ms)
-        engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
+        engine.follow(incidents, self.store.heard(self.index, now_ms - REPORTING_MS, REPORTING_MS))
         self.engine, self.incidents = engine, engine.incidents
         self.buckets.newest = None
 
@@ -607,7 +614,7 @@ class Pipeline:
             self.engine = self._engine(now_ms)
             self.buckets.next_ms = now_ms // BUCKET_MS * BUCKET_MS
             self.began_ms = now_ms
-            if self._followed:  # agents of the one that is gone need a while to come to others
+            if self._followed:  # agents of the collector that is gone need a while to reconnect
                 self.buckets.pauses.newest = (now_ms, now_ms)
         found = history(self.store, now_ms)
         self.buckets.past = past = Past(self.store, self.index, self.buckets.inventories, self.buckets.next_ms, now_ms)
@@ -627,17 +634,17 @@ class Pipeline:
         self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
         self._note_maintenance()
         self.outbox.start()
-        told = self.outbox.enqueue(found.incidents)
+        messages = self.outbox.enqueue(found.incidents)
         self.in_force.audited = next((line.state for line in self.store.audit(what="policy", limit=1)), "")
         self._audit_policy("the collector's start", "in force from this start on")
-        self._tell([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
-        if self.dispatcher is not None:  # before anything is decided below: it must take that
+        self._report([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
+        if self.dispatcher is not None:  # before the decisions below, which it must take
             self.dispatcher.start(self.policy.most_mode)
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))
-        for approval in found.approvals:  # one whose decision still waits: a stop came in between
+        for approval in found.approvals:  # whose decision still waits: a stop came in between
             self._guarded(functools.partial(self.engine.on_approval, approval, now_ms))
         if found.incidents or self.buckets.newest:
             log.info(
                 "restored %d incidents and %d events; %d events and %d messages had been left over",
-                len(found.incidents), len(found.judged), len(found.unjudged), told,
+                len(found.incidents), len(found.judged), len(found.unjudged), messages,
             )  # fmt: skip

@@ -265,7 +265,7 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     assert site.drained() == set()
     drain = next(a for a in site.store.actions(node="n005") if a.action is Act.DRAIN)
     assert drain.state is ActionState.FAILED
-    assert "its scheduler hears the node" in drain.detail
+    assert "its scheduler reaches the node" in drain.detail
 
 
 @in_loop

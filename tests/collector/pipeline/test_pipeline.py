@@ -102,7 +102,7 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
             pipeline.take_events([xid(1, ts_ms=T0 + 600_400)])
             await until(lambda: bool(store.incidents("open")), "the event is judged and stored")
             assert (pipeline.ticks.done, pipeline.buckets.past is None) == (0, False)
-            assert any("is judged in a moment" in text for text in pipeline.troubles())
+            assert any("minutes before the start are being read" in text for text in pipeline.troubles())
             go_on.set()
             await until(lambda: pipeline.buckets.past is None, "the past is there")
             await advance(pipeline, clock, T0 + 610_000 + LAG_MS)
