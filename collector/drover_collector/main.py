@@ -61,7 +61,7 @@ from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probing import Probing
 from drover_collector.process import memory, open_files
-from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, look
+from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, folder_state
 from drover_core import interrupts, logs, x509
 from drover_core.model.events import Severity
 from drover_core.model.fleet import FleetError, FleetSpec, load_toml
@@ -165,7 +165,7 @@ def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: 
             whose folder cannot be one.
     """
     told = ", ".join(f"{n.name} ({n.kind})" for n in notifiers(config.notify, config.webhooks, spec)) or "nobody"
-    met = look(config.store.url, config.store.cluster)
+    met = folder_state(config.store.url, config.store.cluster)
     check_disk(config.store, None if met is None else met.disk)
     tls = server_tls(config.tls)
     until = f", certificate until {x509.format_time(tls.own.ends_s)}" if tls is not None else ""
@@ -241,7 +241,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         cluster=config.store.cluster,
     )
     try:
-        check_disk(config.store, store.disk())
+        check_disk(config.store, store.sizes.disk())
         receivers = notifiers(config.notify, config.webhooks, spec)
         outbox = Outbox(
             store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
@@ -249,7 +249,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         )  # fmt: skip
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
-        store.fence = leader.fence
+        store.fence.use(leader.fence)
         pipeline = Pipeline(
             index, store, policy, outbox,
             PipelineOptions(lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,

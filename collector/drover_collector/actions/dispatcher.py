@@ -93,11 +93,11 @@ class ActionDispatcher:
         context.advices.current.clear()
         context.surveys.clear()
         self.returns.restart()
-        for action in context.store.actions(acts=ADVICES):
+        for action in context.store.actions.newest(acts=ADVICES):
             context.advices.note(action)
         actuators = (*context.actuators.all, self._commands, self._ticket)
         workers = {a.name: Worker(context, a, self, self.returns) for a in actuators}
-        left = context.store.intended_actions()
+        left = context.store.actions.intended()
         unbegun = self._unbegun_decisions(left, mode)
         with self._lock:
             self._workers = workers
@@ -116,9 +116,11 @@ class ActionDispatcher:
             left: actions that have not ended.
         """
         store, began_ms = self.context.store, self._began_ms
-        decided = store.unbegun_decisions(began_ms - LOOKED_BACK_MS)
-        found = store.unbegun_decisions(began_ms - UNBEGUN_MS)  # not of `decided`, which may be cut off at its limit
-        acted = store.actions(acts=tuple(ACT_OF.values()), since_ms=began_ms - LOOKED_BACK_MS)
+        decided = store.decisions.without_action(began_ms - LOOKED_BACK_MS)
+        found = store.decisions.without_action(
+            began_ms - UNBEGUN_MS
+        )  # not of `decided`, which may be cut off at its limit
+        acted = store.actions.newest(acts=tuple(ACT_OF.values()), since_ms=began_ms - LOOKED_BACK_MS)
         self._report_failed([a for a in acted if a.state is ActionState.FAILED])
         incidents = self.context.detection.incidents
         open_ids = {id_ for id_, incident in incidents.items() if incident.closed_ms is None}
@@ -147,7 +149,7 @@ class ActionDispatcher:
             )  # fmt: skip
             log.error("%s %s failed: %s", act, d.node, why)
         if failed:
-            self.context.store.write_actions(failed)
+            self.context.store.actions.write(failed)
             self._report_failed(failed)
 
     def _report_failed(self, actions: Sequence[Action]) -> None:
@@ -233,10 +235,10 @@ class ActionDispatcher:
             self.context.crash_test_hook("decided")
             if worker is None:
                 made = replace(made, state=ActionState.FAILED, detail="no actuator has this node's pool")
-                self.context.store.write_actions([made])
+                self.context.store.actions.write([made])
                 self._report_failed([made])
                 return self._remember(made)
-            self.context.store.write_actions([made])
+            self.context.store.actions.write([made])
             self._remember(made)
             self.context.crash_test_hook("intended")
             worker.add(made, fresh=True)
@@ -245,7 +247,7 @@ class ActionDispatcher:
     def _find(self, id_: str, since_ms: int) -> Action | None:
         found = self._made.get(id_)
         if found is None and since_ms <= self._began_ms:
-            found = next(iter(self.context.store.action_history(id_)[-1:]), None)
+            found = next(iter(self.context.store.actions.history(id_)[-1:]), None)
         return found
 
     def _remember(self, made: Action) -> Action:
@@ -345,7 +347,7 @@ class ActionDispatcher:
         gone = "not done: no actuator has this node's pool any more"
         now_ms = self.context.now_ms()
         failed = replace(action, state=ActionState.FAILED, running=False, detail=gone, ts_ms=now_ms)
-        self.context.store.write_actions([failed])
+        self.context.store.actions.write([failed])
         self._report_failed([failed])
 
 

@@ -40,14 +40,14 @@ class OutageStore:
 
     def load(self) -> None:
         """Read the stored outages. Raises StoreError."""
-        self.current = self._store.duties()
+        self.current = self._store.outages.current()
 
     def write(self, outage: NodeOutage) -> None:
         """Store the next stage of a node, then tell the subscribers. Raises StoreError: nothing has changed."""
         if outage.stage is not Health.DRAINED:
             outage = replace(outage, waits_for=WaitsFor.NOTHING)
         with self.lock:
-            self._store.write_duties([outage])
+            self._store.outages.write([outage])
             self.current = {**self.current, outage.node: outage}
         log.info("%s is %s (%s): %s", outage.node, outage.stage, own_mark(outage), outage.reason)
         for changed in self._subscribers:

@@ -92,12 +92,14 @@ class SchedulerReconciler:
         log.warning("%s: %s", outage.node, text)
         now_ms = context.now_ms()
         line = Audit(f"uncordon {outage.node} {now_ms}", now_ms, SOMEBODY, "uncordon", outage.node, "", text)
-        context.store.write_audit([line])
+        context.store.audit.write([line])
 
     def _mark_undone(self, outage: NodeOutage, why: str) -> None:
         store, now_ms = self._context.store, self._context.now_ms()
-        done = [a for a in store.actions(node=outage.node) if a.action in CLOSINGS and a.state is ActionState.DONE]
-        store.write_actions([replace(a, state=ActionState.UNDONE, detail=why, ts_ms=now_ms) for a in done[-1:]])
+        done = [
+            a for a in store.actions.newest(node=outage.node) if a.action in CLOSINGS and a.state is ActionState.DONE
+        ]
+        store.actions.write([replace(a, state=ActionState.UNDONE, detail=why, ts_ms=now_ms) for a in done[-1:]])
 
     def survey(self, older_s: float = 0.0) -> None:
         """Survey all nodes, if the newest survey is older than this: the guard counts who is out by others."""

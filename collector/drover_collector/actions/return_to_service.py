@@ -175,7 +175,9 @@ class NodeReturns:
             context.outages.write(unjudged(outage, str(error), now_ms))
             return
         context.crash_test_hook("asked")
-        first = next(iter(context.store.probe_order(order)), None)  # the same one may have been open for a while
+        first = next(
+            iter(context.store.probes.orders.versions(order)), None
+        )  # the same one may have been open for a while
         asked_ms = now_ms if first is None else first.ts_ms
         context.outages.write(  # no matter who asks, from here on Drover decides on its return
             replace(
@@ -265,7 +267,7 @@ class NodeReturns:
 
     def _stages(self, node: str) -> list[NodeOutage]:
         """Return the stages of a node's present outage, newest first. Raises StoreError."""
-        return list(takewhile(is_out, reversed(self._context.store.duty_history(node))))
+        return list(takewhile(is_out, reversed(self._context.store.outages.history(node))))
 
     def _new_evidence(self, node: str, since_ms: int) -> NewEvidence | None:
         """Return what probes that were asked for at `since_ms` do not speak for. Raises StoreError."""
@@ -273,8 +275,8 @@ class NodeReturns:
         if not own:
             return None
         store, to_ms = self._context.store, max(self._context.now_ms(), since_ms) + 1
-        findings = store.findings(since_ms, to_ms, node=node)
-        return new_evidence(node, since_ms, own, store.events_received(node, since_ms), findings)
+        findings = store.findings.between(since_ms, to_ms, node=node)
+        return new_evidence(node, since_ms, own, store.events.received(node, since_ms), findings)
 
     def _refuse_lack(self, resume: Action, outage: NodeOutage) -> None:
         """Raise LackError if a condition of the return is missing, LaterError if values may still come."""
@@ -296,7 +298,7 @@ class NodeReturns:
 
     def _is_rejected(self, incident: Incident) -> bool:
         """Return whether a person has decided that its node stays for it."""
-        decisions = self._context.store.decisions(incident.id)
+        decisions = self._context.store.decisions.of_incident(incident.id)
         return bool(decisions) and decisions[-1].outcome == "rejected"
 
     def _present_lack(self, outage: NodeOutage, since_ms: int | None = None) -> Lack | None:
@@ -320,10 +322,10 @@ class NodeReturns:
         own = self._own_incidents(node)
         known = self._context.detection.incidents.get(outage.incident_id)
         if known is None and outage.incident_id:
-            known = next(iter(store.incident_history(outage.incident_id)[-1:]), None)
+            known = next(iter(store.incidents.history(outage.incident_id)[-1:]), None)
         times = [i.since_ms for i in (*own.values(), *([] if known is None else [known]))]
         first_ms = min([(self._stages(node) or [outage])[-1].ts_ms, *times])
-        faults = faults_of(store.events_received(node, max(now_ms - LOOKED_BACK_MS, first_ms - BEFORE_MS)))
+        faults = faults_of(store.events.received(node, max(now_ms - LOOKED_BACK_MS, first_ms - BEFORE_MS)))
         if not faults:
             return None
         reset_ms: dict[int | None, int] = {}
@@ -331,7 +333,7 @@ class NodeReturns:
         def note(gpu: int | None, at_ms: int) -> None:
             reset_ms[gpu] = max(at_ms, reset_ms.get(gpu, 0))
 
-        for action in store.actions(node=node, acts=tuple(sorted(RESETS)), since_ms=faults[0].at_ms):
+        for action in store.actions.newest(node=node, acts=tuple(sorted(RESETS)), since_ms=faults[0].at_ms):
             if action.state is ActionState.DONE:
                 note(None, action.ts_ms)
         for incident in own.values():  # its detector saw the GPU reset
@@ -339,4 +341,4 @@ class NodeReturns:
                 note(incident.gpu, incident.closed_ms)
         for gpu, at_ms in ({} if now is None else now.reset_ms).items():
             note(gpu, at_ms)
-        return remedy_lack(faults, store.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
+        return remedy_lack(faults, store.inventories.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)

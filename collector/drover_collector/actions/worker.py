@@ -263,13 +263,13 @@ class Worker:
             before = self._value_before(action)
             if before:
                 action = job.action = replace(action, before=before)
-                context.store.write_actions([action])
+                context.store.actions.write([action])
                 context.crash_test_hook("noted")
         if not self.actuator.repeatable:
             if action.running:
                 raise ActError("the collector was stopped while its command ran: nobody knows whether it was done")
             job.action = replace(action, running=True, detail="its command runs", attempts=job.tries + 1)
-            context.store.write_actions([job.action])
+            context.store.actions.write([job.action])
             context.crash_test_hook("begun")
         self._refuse_conflict(job.action)
         self._wait_for_guard(job.action)
@@ -381,7 +381,7 @@ class Worker:
             action, state=state, detail=detail, ts_ms=context.now_ms(), attempts=job.tries + 1, running=False,
             foreign=state is ActionState.FAILED and job.foreign,
         )  # fmt: skip
-        context.store.write_actions([ended])
+        context.store.actions.write([ended])
         with self._changed:
             self._jobs.pop(action.id, None)
             if not self._stopping:  # else this action may be another worker's by now
@@ -466,7 +466,7 @@ class Worker:
             log.warning("%s %s: %s", action.action, action.node, text)
             job.action = replace(action, running=False, detail=text, attempts=job.tries)
             try:
-                context.store.write_actions([job.action])
+                context.store.actions.write([job.action])
             except StoreError as error:
                 log.warning("the store: %s", error)
 

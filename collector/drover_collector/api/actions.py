@@ -71,7 +71,7 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
         f"{act} {request.node} {now_ms}", now_ms, by, act.value, request.node, why,
         ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
     )  # fmt: skip
-    facts.store.write_audit([line])
+    facts.store.audit.write([line])
     return reply
 
 
@@ -97,7 +97,7 @@ def _note_refused(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str
         f"{act} {request.node} {now_ms} refused", now_ms, by, f"{act} (refused)", request.node, why, forced + refusal
     )
     try:
-        facts.store.write_audit([line])
+        facts.store.audit.write([line])
     except StoreError as error:  # as of one that stands by, whose audit is the active one's
         log.warning("not in the audit: %s of %s by %s, refused: %s (%s)", act, request.node, by, refusal, error)
 
@@ -157,8 +157,10 @@ def list_actions(facts: ApiSnapshot, request: pb.ActionsRequest) -> pb.ActionLis
     if request.node:
         facts.node_number(request.node)
     limit = min(request.limit or LISTED, MOST_LISTED)
-    actions = facts.store.actions(node=request.node, incident=request.incident, limit=limit)
-    duties = [d for d in facts.store.duties().values() if (d.node == request.node if request.node else is_out(d))]
+    actions = facts.store.actions.newest(node=request.node, incident=request.incident, limit=limit)
+    duties = [
+        d for d in facts.store.outages.current().values() if (d.node == request.node if request.node else is_out(d))
+    ]
     return pb.ActionList(
         actions=[_action(action) for action in actions], duties=[_duty(facts, duty) for duty in duties]
     )
@@ -220,7 +222,7 @@ def _duty(facts: ApiSnapshot, duty: NodeOutage) -> pb.DutyLine:
     place = facts.index.spec.by_name.get(duty.node)
     lost = 0.0
     if place is not None:
-        history = facts.store.duty_history(duty.node, now_ms - LOST_DAYS * DAY_MS) or [duty]
+        history = facts.store.outages.history(duty.node, now_ms - LOST_DAYS * DAY_MS) or [duty]
         lost = gpu_hours_lost(history, place.gpus, now_ms)
     return pb.DutyLine(
         node=duty.node, stage=duty.stage, ts_ms=duty.ts_ms, incident_id=duty.incident_id, reason=duty.reason,
@@ -236,11 +238,11 @@ def return_grounds(facts: ApiSnapshot, node: str, duty: NodeOutage) -> tuple[boo
         StoreError: its history cannot be read.
     """
     # Its stages since it last served, the newest first.
-    stages = list(takewhile(is_out, reversed(facts.store.duty_history(node)))) or [duty]
+    stages = list(takewhile(is_out, reversed(facts.store.outages.history(node)))) or [duty]
     out_ms = stages[-1].ts_ms
     opened = [i for i in facts.open_by_node().get(node, []) if i.severity is not Severity.INFO]
     silent_ms = facts.now_ms() - int(facts.last_seen()[facts.node_number(node)])
-    verdicts = facts.store.probe_verdicts(node=node, from_ms=out_ms)
+    verdicts = facts.store.probes.verdicts.read(node=node, from_ms=out_ms)
     return judge_return(stages[-1], duty, opened, silent_ms, verdicts)
 
 

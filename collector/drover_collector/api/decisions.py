@@ -76,7 +76,7 @@ def list_decisions(facts: ApiSnapshot, request: pb.DecisionsRequest, may: bool) 
     since_ms = request.since_ms or facts.now_ms() - SINCE_MS
     limit = min(request.limit or LIMIT, MOST)
     waiting = {d.id: d for d in pending(facts)} if request.outcome in ("", "pending_approval") else {}
-    found = facts.store.newest_decisions(since_ms, request.outcome, limit)
+    found = facts.store.decisions.newest(since_ms, request.outcome, limit)
     # What the engine no longer asks is not shown as waiting, whatever the store has of before a crash.
     rest = [d for d in found if d.id not in waiting and d.outcome != "pending_approval"]
     shown = [*waiting.values(), *rest][:limit]
@@ -126,7 +126,7 @@ def _waiting(facts: ApiSnapshot, beginning: str) -> Decision:
     if found:
         some = ", ".join(d.id for d in found[:NAMED])
         raise bad_argument(f"{beginning!r} begins {len(found)} ids: {some}; give more of it")
-    known = [d for d in facts.store.newest_decisions(0, limit=MOST) if d.id.startswith(beginning)]
+    known = [d for d in facts.store.decisions.newest(0, limit=MOST) if d.id.startswith(beginning)]
     if known and known[0].outcome == "pending_approval":
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -143,7 +143,7 @@ def _waiting(facts: ApiSnapshot, beginning: str) -> Decision:
 def list_audit(facts: ApiSnapshot, request: pb.AuditRequest) -> pb.AuditList:
     since_ms = request.since_ms or facts.now_ms() - AUDIT_MS
     limit = min(request.limit or AUDIT_LIMIT, MOST)
-    found = facts.store.audit(since_ms, request.subject, limit)
+    found = facts.store.audit.read(since_ms, request.subject, limit)
     if request.whole:
         found += automatic_audit(facts.store, since_ms, request.subject, limit)
         found = sorted(found, key=lambda line: (-line.ts_ms, line.id))[:limit]
@@ -197,13 +197,13 @@ def automatic_audit(store: Store, since_ms: int, subject: str, limit: int) -> li
     Raises:
         StoreError: the store cannot be read.
     """
-    decisions = [d for d in store.decided(since_ms, subject, limit) if d.outcome not in ANSWERS]
+    decisions = [d for d in store.decisions.versions(since_ms, subject, limit) if d.outcome not in ANSWERS]
     if subject:
-        found = {a.id: a for a in store.actions(node=subject, since_ms=since_ms, limit=limit)}
-        found |= {a.id: a for a in store.actions(incident=subject, since_ms=since_ms, limit=limit)}
+        found = {a.id: a for a in store.actions.newest(node=subject, since_ms=since_ms, limit=limit)}
+        found |= {a.id: a for a in store.actions.newest(incident=subject, since_ms=since_ms, limit=limit)}
         actions = list(found.values())
     else:
-        actions = store.actions(since_ms=since_ms, limit=limit)
+        actions = store.actions.newest(since_ms=since_ms, limit=limit)
     ended = [a for a in actions if a.by == ITSELF or a.state in (ActionState.FAILED, ActionState.UNDONE)]
     return [*map(_decision_line, decisions), *map(_action_line, ended)]
 

@@ -55,7 +55,7 @@ MEASURED = "measured.json"  # what benchmarks/bench_risk.py prints; a test holds
 
 
 def get_status(facts: ApiSnapshot) -> pb.Status:
-    facts.store.note_asked()  # it tells how old the newest values are, and open pages ask for it
+    facts.store.last_query.note()  # it tells how old the newest values are, and open pages ask for it
     pipeline, stats, now_ms = facts.pipeline, facts.stats, facts.now_ms()
     totals, seen = facts.totals(), facts.last_seen()
     incidents = facts.open_incidents()
@@ -209,7 +209,7 @@ def _health_picture(facts: ApiSnapshot) -> pb.Picture:
 
 def _metric_picture(facts: ApiSnapshot, metric: Metric) -> pb.Picture:
     now_ms = facts.now_ms()
-    values = facts.store.latest_gpu(facts.index, metric.name, now_ms, NEWEST_MS)[_order(facts)]
+    values = facts.store.samples.latest_gpu(facts.index, metric.name, now_ms, NEWEST_MS)[_order(facts)]
     cells, low, high = scale(values, metric)
     return pb.Picture(
         layout_version=facts.index.version,

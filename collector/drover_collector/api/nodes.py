@@ -102,10 +102,10 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
     n = facts.node_number(request.node)
     index, store, now_ms = facts.index, facts.store, facts.now_ms()
     node = index.nodes[n]
-    newest = store.latest_values(node.name, now_ms)
-    reasons = _reasons(store.absences(node.name))
-    inventory = store.inventory(node.name)
-    entities = {e.gpu: e for e in store.gpus_of(node.name)}
+    newest = store.samples.latest_values(node.name, now_ms)
+    reasons = _reasons(store.absences.current(node.name))
+    inventory = store.inventories.newest(node.name)
+    entities = {e.gpu: e for e in store.entities.gpus_of(node.name)}
     codes, job_names = facts.jobs()
     first = int(index.first_gpu[n])
     medians = GpuMedians(facts)
@@ -153,7 +153,7 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
         gpus=gpus,
         values=own,
         incident_ids=[i.id for i in incidents],
-        events_json=[to_json(e) for e in store.events(0, now_ms + DAY_MS, node.name, limit=EVENTS_LIMIT)],
+        events_json=[to_json(e) for e in store.events.read(0, now_ms + DAY_MS, node.name, limit=EVENTS_LIMIT)],
         links=links,
         inventory_peers=inventory_peers(facts.pipeline.engine.inventory, index, n, inventory),
         health=_health(facts, node.name, request),
@@ -168,7 +168,7 @@ def _health(facts: ApiSnapshot, node: str, request: pb.NodeRequest) -> list[pb.H
         pb.HealthMoment(
             ts_ms=c["ts_ms"], gpu=c["gpu"], health=c["health"], reason=c["reason"], incident_id=c["incident_id"] or ""
         )
-        for c in facts.store.health_of_node(node, request.health_from_ms, to_ms)
+        for c in facts.store.health.of_node(node, request.health_from_ms, to_ms)
     ]
 
 

@@ -42,11 +42,11 @@ def fill(status: pb.Status, facts: ApiSnapshot) -> None:
             name=size.name, rows=size.rows, bytes=size.bytes, oldest_ms=size.oldest_ms, newest_ms=size.newest_ms
         )
     status.retention_days = facts.store.retention_days
-    disk = facts.store.disk()
+    disk = facts.store.sizes.disk()
     if disk is None:
         return
     status.store_free_bytes = disk[0]
-    left = days_left(parts, facts.store.kept_days, room(facts, parts, disk))
+    left = days_left(parts, facts.store.retention.kept_days, room(facts, parts, disk))
     if left is not None:
         status.store_days_left = min(left, FOREVER_DAYS)
 
@@ -54,7 +54,7 @@ def fill(status: pb.Status, facts: ApiSnapshot) -> None:
 def troubles(facts: ApiSnapshot) -> list[str]:
     """Sentences about room."""
     store, found = facts.store, []
-    drops = facts.once("drops", LONG_S, lambda: store.drops(facts.now_ms() - DAY_MS))
+    drops = facts.once("drops", LONG_S, lambda: store.retention.drops(facts.now_ms() - DAY_MS))
     if drops:
         size = sum(drop.bytes for drop in drops)
         kinds = "samples and rollups" if any(not drop.table.endswith("_samples") for drop in drops) else "samples"
@@ -69,7 +69,7 @@ def troubles(facts: ApiSnapshot) -> list[str]:
             f" up to {iso(max(drop.to_ms for drop in drops))}; {held} left. Give it a"
             " larger disk, or set store.retention_days to what this one holds."
         )
-    disk = store.disk()
+    disk = store.sizes.disk()
     # Half of the reserve is gone; of a small disk's, so much that the store soon takes nothing.
     if disk is not None and disk[0] < max(keep_free(disk[1], facts.config.store.keep_free_bytes) // 2, SOON_BYTES):
         found.append(
@@ -80,7 +80,7 @@ def troubles(facts: ApiSnapshot) -> list[str]:
 
 
 def _parts(facts: ApiSnapshot) -> list[Part]:
-    return facts.once("parts", LONG_S, facts.store.partitions)
+    return facts.once("parts", LONG_S, facts.store.sizes.partitions)
 
 
 def room(facts: ApiSnapshot, parts: list[Part], disk: tuple[int, int]) -> float:
@@ -116,7 +116,7 @@ def backup(facts: ApiSnapshot, request: pb.BackupRequest) -> pb.BackupReply:
     folder = Path(facts.config.store.backup_folder) / request.name
     started = time.monotonic()
     try:
-        copied = facts.store.backup(folder, facts.now_ms(), facts.config.store.keep_free_bytes)
+        copied = facts.store.backups.make(folder, facts.now_ms(), facts.config.store.keep_free_bytes)
     except StoreError as error:
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, f"no backup was made: {error}") from None
     seconds = time.monotonic() - started
@@ -194,11 +194,11 @@ def read(facts: ApiSnapshot) -> StoreFigures:
         StoreError: it does not answer.
     """
     store = facts.store
-    parts = store.partitions()
+    parts = store.sizes.partitions()
     sizes = sizes_of(parts)
-    disk = store.disk()
+    disk = store.sizes.disk()
     raw = [part for part in parts if part.table.endswith("_samples") and part.oldest_ms]
-    left = None if disk is None else days_left(parts, store.kept_days, room(facts, parts, disk))
+    left = None if disk is None else days_left(parts, store.retention.kept_days, room(facts, parts, disk))
     return StoreFigures(
         time.monotonic(),
         {size.name: size.bytes for size in sizes},
@@ -209,6 +209,6 @@ def read(facts: ApiSnapshot) -> StoreFigures:
         None if disk is None else disk[1],
         (max(p.newest_ms for p in raw) - min(p.oldest_ms for p in raw)) / 1000 if raw else None,
         None if left is None else min(left, FOREVER_DAYS) * DAY_S,
-        sum(drop.bytes for drop in store.drops(facts.now_ms() - DAY_S * 1000)),
+        sum(drop.bytes for drop in store.retention.drops(facts.now_ms() - DAY_S * 1000)),
         tuple(sizes),
     )

@@ -55,7 +55,7 @@ def _reporting(page: Page, facts: ApiSnapshot) -> None:
     now_ms = facts.now_ms()
     try:
         seen = facts.last_seen()
-        stored = facts.once("stored last seen", LONG_S, lambda: facts.store.last_seen(facts.index))
+        stored = facts.once("stored last seen", LONG_S, lambda: facts.store.entities.last_seen(facts.index))
     except StoreError:
         return  # not known; `drover_store_answers` says why
     page.gauge(

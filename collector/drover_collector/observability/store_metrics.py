@@ -24,7 +24,7 @@ def add(page: Page, facts: ApiSnapshot, figures: StoreFigures | None) -> None:
         page.gauge(
             "drover_store_damaged_parts", "damaged parts set aside in the store's folder", len(integrity.damages)
         )
-    marks, oldest_ms = facts.store.lag(facts.now_ms())
+    marks, oldest_ms = facts.store.dirty_ranges.lag(facts.now_ms())
     page.gauge("drover_rollup_marks", "spans of rollups that wait to be made again, for late data", marks)
     page.gauge("drover_rollup_oldest_mark_seconds", "age of the oldest of them; 0: none waits", oldest_ms / 1000)
     if figures is None:

@@ -106,7 +106,7 @@ class BucketLoop:
                 if due_ms - now_ms > 2 * BUCKET_MS + self.lag_ms:
                     self._go_back(now_ms)
                 if due_ms - now_ms > LATE_S * 2000:
-                    await self._roll_up(lambda: self._store.roll_up_late(LATE_S))
+                    await self._roll_up(lambda: self._store.rollups.roll_up_late(LATE_S))
                 await asyncio.sleep(min(self.wake_s, (due_ms - now_ms) / 1000))
                 continue
             self.busy = True
@@ -145,7 +145,7 @@ class BucketLoop:
             return
         began = time.perf_counter()
         try:
-            bucket = await asyncio.to_thread(self._store.closing_bucket, self._index, start_ms)
+            bucket = await asyncio.to_thread(self._store.buckets.read_closing, self._index, start_ms)
             bucket = replace(bucket, late=self._late(bucket))
             inventories = await asyncio.to_thread(self.inventories.changed, now_ms)
         except StoreError as error:
@@ -160,7 +160,7 @@ class BucketLoop:
         await judge.in_engine_thread(judge.judge_bucket, bucket, inventories)
         self._ticks.judge_seconds += time.perf_counter() - read
         self._ticks.seconds = time.perf_counter() - began
-        await self._roll_up(self._store.roll_up)
+        await self._roll_up(self._store.rollups.roll_up)
 
     def _note_backlog(self, behind: int) -> None:
         """Skip the oldest buckets if too many wait. `behind`: how many are due, beyond the next."""

@@ -71,7 +71,7 @@ class Maintenance:
             now_ms, config = self._now_ms(), self._config
             doubt = self.expiring.doubt(now_ms)
             self.dropped += len(
-                self._store.make_room(now_ms, config.keep_free_bytes, config.max_bytes, trusted=not doubt)
+                self._store.retention.make_room(now_ms, config.keep_free_bytes, config.max_bytes, trusted=not doubt)
             )
             self.expiring.once(now_ms, doubt)
         except StoreError as error:
@@ -88,7 +88,7 @@ class Maintenance:
         """Memory that was freed: after bursts of data the C library's heap and the engine's would keep it."""
         try:
             memory.give_back()
-            self._store.give_back()
+            self._store.release_memory()
             if time.monotonic() - self._text_at >= TEXT_S:
                 self._text_at = time.monotonic()
                 memory.give_back_text()

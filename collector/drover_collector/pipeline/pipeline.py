@@ -239,8 +239,8 @@ class Pipeline:
         self.outbox = outbox
         self.now_ms = now_ms
         self.started_ms = self.began_ms = now_ms()
-        self.lag_ms = store.lag_ms = options.lag_ms
-        store.settle_ms = LATE_SETTLE_MS
+        self.lag_ms = store.dirty_ranges.lag_ms = options.lag_ms
+        store.dirty_ranges.settle_ms = LATE_SETTLE_MS
         self.lease = options.lease or LeaderLease()
         self.in_force = PolicyInForce(policy, options.ceiling, options.watch or PolicyWatch(None))
         self.dispatcher: ActionDispatcher | None = None
@@ -401,11 +401,11 @@ class Pipeline:
             StoreError: the answer could not be stored, and has no effect.
             TimeoutError: detection is too busy.
         """
-        self.store.write_approvals([approval])  # here: a store that hangs must not hold judging up
-        self.store.write_audit([audit])
+        self.store.decisions.write_approvals([approval])  # here: a store that hangs must not hold judging up
+        self.store.audit.write([audit])
         outcome = self._judge.submit(self._answer, approval).result(ANSWER_S)
         if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):  # the same line, corrected
-            self.store.write_audit([replace(audit, what=f"{audit.what} (too late)")])
+            self.store.audit.write([replace(audit, what=f"{audit.what} (too late)")])
         return outcome
 
     def _answer(self, approval: Approval) -> Outcome:
@@ -424,8 +424,8 @@ class Pipeline:
         Raises:
             StoreError: it could not be stored, and has no effect.
         """
-        self.store.write_audit([audit])
-        self.store.write_silences([silence])
+        self.store.audit.write([audit])
+        self.store.silences.write([silence])
         self.outbox.silences.take(silence)
         self._judge.submit(self._note_maintenance)
 
@@ -588,12 +588,12 @@ class Pipeline:
 
     def _follow(self) -> None:
         now_ms = self.now_ms()
-        self.store.refresh_entities()
-        incidents = self.store.incidents("all", now_ms - RESTORED_MS)
+        self.store.entities.refresh()
+        incidents = self.store.incidents.newest("all", now_ms - RESTORED_MS)
         self._followed = True
-        self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
+        self.outbox.silences.load(self.store.silences.newest(now_ms - SILENCES_MS))
         engine = self._engine(self.started_ms)
-        engine.follow(incidents, self.store.heard(self.index, now_ms - REPORTING_MS, REPORTING_MS))
+        engine.follow(incidents, self.store.buckets.row_counts(self.index, now_ms - REPORTING_MS, REPORTING_MS))
         self.engine, self.incidents = engine, engine.incidents
         self.buckets.newest = None
 
@@ -609,7 +609,7 @@ class Pipeline:
         now_ms = self.now_ms() if self.store.shared else self.started_ms
         if self.store.shared:
             self.store.catch_up()
-            self.store.refresh_entities()
+            self.store.entities.refresh()
             self._forget()
             self.engine = self._engine(now_ms)
             self.buckets.next_ms = now_ms // BUCKET_MS * BUCKET_MS
@@ -631,11 +631,11 @@ class Pipeline:
         self.incidents = self.engine.incidents
         if self.store.shared:
             self.buckets.pauses.awake_ms = self.now_ms()  # not what this took
-        self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
+        self.outbox.silences.load(self.store.silences.newest(now_ms - SILENCES_MS))
         self._note_maintenance()
         self.outbox.start()
         messages = self.outbox.enqueue(found.incidents)
-        self.in_force.audited = next((line.state for line in self.store.audit(what="policy", limit=1)), "")
+        self.in_force.audited = next((line.state for line in self.store.audit.read(what="policy", limit=1)), "")
         self._audit_policy("the collector's start", "in force from this start on")
         self._report([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
         if self.dispatcher is not None:  # before the decisions below, which it must take

@@ -47,17 +47,17 @@ class Inventories:
         slices = max(1, -(-nodes // SLICE_NODES))
         self._upto_ms = now_ms
         return [
-            partial(self._store.inventories, 0, to_ms, number, slices)
+            partial(self._store.inventories.newest_between, 0, to_ms, number, slices)
             for number in range(slices)
             for to_ms in (now_ms - BEFORE_MS, now_ms + OVERLAP_MS)
         ]
 
     def changed(self, now_ms: int) -> Sequence[Told]:
         """Return the newest inventory of each node that reported lately. The engine ignores what it knows."""
-        mark = self._store.mark("inventory")
+        mark = self._store.table_fingerprint("inventory")
         if mark == self._mark:
             return []
-        found = self._store.inventories(self._upto_ms - OVERLAP_MS, now_ms + OVERLAP_MS)
+        found = self._store.inventories.newest_between(self._upto_ms - OVERLAP_MS, now_ms + OVERLAP_MS)
         self._mark, self._upto_ms = mark, now_ms
         return found
 
@@ -82,21 +82,21 @@ class History:
 
 def history(store: Store, now_ms: int) -> History:
     """Read the last hour. Raises StoreError."""
-    incidents = store.incidents("open") + [
-        i for i in store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
+    incidents = store.incidents.newest("open") + [
+        i for i in store.incidents.newest("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
     ]
-    stored = store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
-    unjudged = store.unjudged_events(now_ms, MAX_EVENTS)  # read last: another collector may store events meanwhile
+    stored = store.events.read(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
+    unjudged = store.events.unjudged(now_ms, MAX_EVENTS)  # read last: another collector may store events meanwhile
     left = {e.id for e in unjudged}
     events = [e for e in stored if e.id not in left]
-    steps = [(line.ts_ms, _number(line.state)) for line in reversed(store.audit(what=CLOCK, limit=MAX_STEPS))]
+    steps = [(line.ts_ms, _number(line.state)) for line in reversed(store.audit.read(what=CLOCK, limit=MAX_STEPS))]
     # If the clock was set forward within the last hour, that hour began earlier by its times.
     ahead_ms = sum(max(0, step_ms) for at_ms, step_ms in steps if now_ms - RESTORED_MS <= at_ms <= now_ms)
     since_ms = now_ms - RESTORED_MS - min(ahead_ms, DAY_MS)
-    decisions = store.decisions_of([i.id for i in incidents if i.closed_ms is None], since_ms)
-    approvals = store.approvals(now_ms - RESTORED_MS)
+    decisions = store.decisions.of_incidents([i.id for i in incidents if i.closed_ms is None], since_ms)
+    approvals = store.decisions.approvals(now_ms - RESTORED_MS)
     judged = sorted(events, key=lambda e: e.ts_ms)
-    return History(incidents, judged, unjudged, decisions, approvals, store.duties(), steps)
+    return History(incidents, judged, unjudged, decisions, approvals, store.outages.current(), steps)
 
 
 def _number(text: str) -> int:
@@ -118,14 +118,14 @@ class Past:
         self._store, self._index, self._next_ms = store, index, next_ms
         first_ms, last_ms = (next_ms - count * BUCKET_MS for count in (RESTORED_BUCKETS, REPORTING_BUCKETS))
         self.held = [
-            *store.past_holders(index, first_ms, RESTORED_BUCKETS - REPORTING_BUCKETS),
-            *store.past_buckets(index, last_ms, REPORTING_BUCKETS, values=False),
+            *store.buckets.past_jobs(index, first_ms, RESTORED_BUCKETS - REPORTING_BUCKETS),
+            *store.buckets.read_past(index, last_ms, REPORTING_BUCKETS, values=False),
         ]
         self.newest: Bucket | None = None
         self.steps: deque[Callable[[], Callable[[Engine], None]]] = deque()
         for ask in inventories.restore(now_ms, index.node_count):
             self.steps.append(partial(_inventories, ask))
-        self.steps.append(lambda: partial(_troubles, store.troubles(now_ms - KEPT_MS), now_ms))
+        self.steps.append(lambda: partial(_troubles, store.incidents.for_risk(now_ms - KEPT_MS), now_ms))
         for back in range(RESTORED_BUCKETS, 0, -TOGETHER):
             self.steps.append(partial(self._buckets, back, TOGETHER))
         self.steps.append(lambda: Engine.recalled)
@@ -141,7 +141,7 @@ class Past:
         # While no collector ran, nodes were not silent. The last bucket counts even if it is empty: it shows how old
         # the rest is, so that what was healthy then is unknown now.
         last_ms = self._next_ms - BUCKET_MS
-        found = self._store.past_buckets(self._index, self._next_ms - back * BUCKET_MS, count)
+        found = self._store.buckets.read_past(self._index, self._next_ms - back * BUCKET_MS, count)
         return [bucket for bucket in found if _has_rows(bucket) or bucket.start_ms == last_ms]
 
 

@@ -41,18 +41,20 @@ class StoreFollower:
                 await asyncio.wait_for(self.wake.wait(), POLL_S)
             self.wake.clear()
             try:
-                mark = await asyncio.to_thread(self._store.mark, "events")
+                mark = await asyncio.to_thread(self._store.table_fingerprint, "events")
                 if mark != seen:
                     take(await asyncio.to_thread(self._unjudged))
                     seen = mark
-                await asyncio.to_thread(self._store.refresh_entities)
+                await asyncio.to_thread(self._store.entities.refresh)
                 if self._now_ms() - read_ms >= REPORTING_EVERY_MS:
                     read_ms = self._now_ms()
-                    await asyncio.to_thread(self._store.heard, self._index, read_ms - REPORTING_MS, REPORTING_MS)
+                    await asyncio.to_thread(
+                        self._store.buckets.row_counts, self._index, read_ms - REPORTING_MS, REPORTING_MS
+                    )
             except StoreError as error:
                 failed(error)
 
     def _unjudged(self) -> list[Event]:
-        found = [e for e in self._store.unjudged_events(self._now_ms(), MAX_EVENTS) if e.id not in self._known]
+        found = [e for e in self._store.events.unjudged(self._now_ms(), MAX_EVENTS) if e.id not in self._known]
         self.know(found)
         return found

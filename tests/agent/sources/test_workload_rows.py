@@ -65,7 +65,7 @@ async def test_rows_of_workloads_reach_the_store_with_their_absences(store: Stor
             agent.flush()
 
             def stored() -> dict[str, dict[str, float]]:
-                found = store.latest_values("n1", time.time_ns() // 1_000_000)
+                found = store.samples.latest_values("n1", time.time_ns() // 1_000_000)
                 return {
                     link or "": {metric: value for metric, (value, _) in values.items()}
                     for (scope, _, link), values in found.items()
@@ -85,11 +85,11 @@ async def test_rows_of_workloads_reach_the_store_with_their_absences(store: Stor
             agent.flush()
 
             def away() -> set[tuple[str, str, str]]:
-                return {(a.link, a.metric, a.reason) for a in store.absences("n1") if a.reason == "error"}
+                return {(a.link, a.metric, a.reason) for a in store.absences.current("n1") if a.reason == "error"}
 
             names = {"ttft_p50_s", "ttft_p95_s", "tokens_per_s", "requests_running", "requests_waiting"}
             await until(lambda: away() == {("chat", metric, "error") for metric in names}, "the absences are stored")
-            assert not {a.metric for a in store.absences("n1") if a.link == "pretrain"} & set(NAMES)
+            assert not {a.metric for a in store.absences.current("n1") if a.link == "pretrain"} & set(NAMES)
             assert collector.ingest.stats.rejected_total == 0
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
