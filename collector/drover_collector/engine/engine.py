@@ -20,7 +20,7 @@ from drover_collector.detectors.risk.model import Risk
 from drover_collector.detectors.xid import detector as xid
 from drover_collector.detectors.xid import state as xid_state
 from drover_collector.engine import probe_evidence as proof
-from drover_collector.engine.detector_runner import WINDOW_BUCKETS, DetectorContext, DetectorError, DetectorRunner
+from drover_collector.engine.detector_runner import WINDOW_BUCKETS, DetectorContext, DetectorRunner
 from drover_collector.engine.late_events import Boots, dealt_with
 from drover_collector.engine.node_state import NodeNow, Survey
 from drover_collector.engine.warmup import LAG_MS, DetectorWarmup, note_return
@@ -63,7 +63,12 @@ class Outcome:
 
 
 class Engine:
-    """Detectors, incidents, decisions and health of one fleet. One thread at a time, unless a method says otherwise."""
+    """Detectors, incidents, decisions and health of one fleet. One thread at a time, unless a method says otherwise.
+
+    Attributes:
+        errors: detector -> what it raised, and how often.
+        seconds: detector -> time spent in it. Metrics only.
+    """
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class Engine:
     ) -> None:
         self.index = index
         self._context = DetectorContext(started_ms, Inventory(index), seconds={d.name: 0.0 for d in detectors})
+        self.errors, self.seconds = self._context.errors, self._context.seconds
         self._runner = DetectorRunner(index, detectors, self._context)
         self._boots = Boots(index)
         self._warmup: DetectorWarmup | None = None
@@ -97,16 +103,6 @@ class Engine:
     @started_ms.setter
     def started_ms(self, at_ms: int) -> None:
         self._context.started_ms = at_ms
-
-    @property
-    def errors(self) -> Mapping[str, DetectorError]:
-        """Detector -> what it raised, and how often."""
-        return self._context.errors
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Detector -> time spent in it. Metrics only."""
-        return self._context.seconds
 
     @property
     def incidents(self) -> dict[str, Incident]:
