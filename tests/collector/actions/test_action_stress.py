@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,33 +124,24 @@ class Kept:
         self.free, self.fails = threading.Event(), False
         self.free.set()
         self.kept: dict[str, Action] = {}
+        self.actions = SimpleNamespace(
+            write=self._write, history=lambda id_: [self.kept[id_]] if id_ in self.kept else [],
+            newest=lambda **_: [], intended=list,
+        )  # fmt: skip
+        self.decisions = SimpleNamespace(without_action=lambda _: [])
+        self.outages = SimpleNamespace(current=dict, write=lambda _: self._wait())
 
     def fence(self) -> str:
         return ""
 
-    def write_actions(self, actions: list[Action]) -> None:
+    def _wait(self) -> None:
         assert self.free.wait(20)
+
+    def _write(self, actions: list[Action]) -> None:
+        self._wait()
         if self.fails:
             raise StoreError("no space left")
         self.kept.update({action.id: action for action in actions})
-
-    def write_duties(self, duties: list[NodeOutage]) -> None:
-        assert self.free.wait(20)
-
-    def action_history(self, id_: str) -> list[Action]:
-        return [self.kept[id_]] if id_ in self.kept else []
-
-    def actions(self, **_: object) -> list[Action]:
-        return []
-
-    def intended_actions(self) -> list[Action]:
-        return []
-
-    def unbegun_decisions(self, since_ms: int) -> list[Decision]:
-        return []
-
-    def duties(self) -> dict[str, NodeOutage]:
-        return {}
 
 
 def in_memory(kept: Kept, slurm: SlurmStandIn) -> ActionDispatcher:
