@@ -206,10 +206,10 @@ def test_a_reset_is_done_where_no_job_runs_and_a_reboot_that_nobody_set_up_is_no
 def test_a_drain_of_somebody_else_is_undone_by_no_force(scene: Scene, say: Say) -> None:
     scene.slurm.drain_by("n003", "ann", "new cables")
     code, out, _ = say("drain", "n003", "--why", "slow", "--force")
-    assert (code, out) == (1, "drain n003: failed: it is drained by ann (new cables): left as it is\n")
+    assert (code, out) == (1, "drain n003: failed: it is drained by ann (new cables): left unchanged\n")
     code, _, err = say("resume", "n003", "--why", "fast again", "--force")
     assert code == 1
-    assert "n003 was not taken out by Drover: whoever did it puts it back" in err
+    assert "n003 was not taken out by Drover: only the person who did can put it back" in err
     assert scene.slurm.held["n003"].reason == "new cables"
 
 

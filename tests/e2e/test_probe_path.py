@@ -177,4 +177,4 @@ async def test_a_node_that_never_answers_leaves_a_suspect(
         assert store.probes.orders.versions(order)[-1].detail == f"expired: not sent within 900 s, {NODE} has no stream"
         after = at.incident()
         assert (after.closed_ms, after.action, after.severity) == (None, RecommendedAction.PROBE, suspect.severity)
-        assert after.timeline[-1].text.startswith(f"a probe could not tell: {NODE}: not judged, expired")
+        assert after.timeline[-1].text.startswith(f"a probe gave no verdict: {NODE}: not judged, expired")

@@ -1,4 +1,4 @@
-"""What an actuator is: the one that tells a scheduler to give a node no work, and to give it work again.
+"""Actuators: they make a scheduler stop giving work to a node, and start again.
 
     ActError            it cannot be done, and trying again would not help
       LaterError        not now: the node is not ready, or somebody changed the same thing; tried again
@@ -30,11 +30,11 @@ _MARK = re.compile(r"drover:([A-Za-z0-9._-]+):")
 
 
 class ActError(Exception):
-    """It cannot be done; a sentence for the operator."""
+    """It cannot be done. The text is a sentence for the operator."""
 
 
 class LaterError(ActError):
-    """Not now; it is worth trying again."""
+    """It cannot be done now; trying again may help."""
 
 
 class AwayError(LaterError):
@@ -42,11 +42,11 @@ class AwayError(LaterError):
 
 
 class ForeignError(ActError):
-    """Somebody else's doing stands in the way, and was left as it is."""
+    """Somebody else has changed the node. Nothing was done."""
 
 
 class Service(StrEnum):
-    """What the scheduler says of a node. DOWN: the scheduler itself gives it no work."""
+    """A node's state in its scheduler. DOWN: the scheduler itself gives it no work."""
 
     IN = "in"
     DRAINING = "draining"
@@ -61,14 +61,14 @@ class NodeState:
     node: str
     service: Service
     reason: str = ""  # of who closed it
-    by: str = ""  # who closed it, as far as the scheduler tells
+    by: str = ""  # who closed it, if the scheduler knows
     jobs: tuple[str, ...] | None = None  # that run there; None: not asked for
-    text: str = ""  # the scheduler's own word
-    lifted: bool = False  # somebody else has taken back a part of what closed it, and our mark still claims that part
+    text: str = ""  # the scheduler's own text
+    lifted: bool = False  # somebody else has undone a part of what closed it, and our mark still claims that part
 
     @property
     def mark(self) -> str | None:
-        """The mark of ours that closed it; None: it is open, or somebody else closed it."""
+        """Drover's mark that closed it; None: it is open, or somebody else closed it."""
         return None if self.service is Service.IN else mark_of(self.reason)
 
     @property
@@ -78,7 +78,7 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was done, as a sentence."""
+    """`detail`: what was done, as a sentence."""
 
     detail: str
 

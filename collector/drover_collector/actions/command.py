@@ -2,8 +2,8 @@
 
     {"version": 1, "act": "drain", "id": "...", "node": "...", "mark": "...", "why": "...", "reason": "...", ...}
 
-Acts: advise, unadvise, drain, isolate, resume, and observe, which changes nothing. Exit status 0: done, or as it
-was already; 75: not now, try again; else failed, with the last line of stderr as the reason. After 0 the last line of
+Acts: advise, unadvise, drain, isolate, resume, and observe, which changes nothing. Exit status 0: done, or already
+so; 75: not now, try again; else failed, with the last line of stderr as the reason. After 0 the last line of
 stdout may be JSON: {"detail": "a sentence"}; of observe it must be
 {"service": "in" | "draining" | "drained" | "down", "reason": "...", "by": "...", "jobs": ["..."]}.
 Each act is to be idempotent (the same `id` may come again) and must leave alone what carries another mark; `reason`
@@ -73,7 +73,7 @@ class CommandActuator:
         wanted_in = act is Act.RESUME
         if state.out and state.mark != own_mark(action) and (wanted_in or state.mark is None):
             raise ForeignError(
-                f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): left as it is"
+                f"it is {state.service} by {state.by or 'somebody else'} ({state.reason}): left unchanged"
             )
         if wanted_in and state.service is Service.IN:
             return Result("in service already")
@@ -93,10 +93,10 @@ class CommandActuator:
     def observe(self, node: str) -> NodeState:
         said = self._call({"version": 1, "act": "observe", "node": node})
         try:
-            told = json.loads(said)
-            jobs = told.get("jobs")
+            answer = json.loads(said)
+            jobs = answer.get("jobs")
             return NodeState(
-                node, Service(told["service"]), str(told.get("reason", "")), str(told.get("by", "")),
+                node, Service(answer["service"]), str(answer.get("reason", "")), str(answer.get("by", "")),
                 None if jobs is None else tuple(str(job) for job in jobs),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -110,16 +110,16 @@ class CommandActuator:
     def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # it would be a program for each
         return None
 
-    def _call(self, told: Mapping[str, Any]) -> str:
-        return ended(self._program, run(self._program, self._timeout_s, stdin=json.dumps(told)))
+    def _call(self, request: Mapping[str, Any]) -> str:
+        return ended(self._program, run(self._program, self._timeout_s, stdin=json.dumps(request)))
 
 
 def _detail(said: str) -> str:
     try:
-        told = json.loads(said)
+        answer = json.loads(said)
     except ValueError:
         return said
-    return str(told.get("detail", "done")) if isinstance(told, dict) else said
+    return str(answer.get("detail", "done")) if isinstance(answer, dict) else said
 
 
 class OperatorCommands:
@@ -164,10 +164,10 @@ class OperatorCommands:
         return ""
 
     def observe(self, node: str) -> NodeState:
-        raise ActError(f"nobody can tell from a command how {node} is")
+        raise ActError(f"a command does not show the state of {node}")
 
-    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # likewise
+    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # a command has no such question
         return {}
 
-    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # likewise
+    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # a command has no such question
         return None

@@ -56,7 +56,7 @@ class SchedulerSurveys:
         self._lock = threading.Lock()
 
     def clear(self) -> None:
-        """Forget all surveys, and report nothing: detection starts anew too."""
+        """Forget all surveys, and report nothing: detection starts again too."""
         with self._lock:
             self._newest.clear()
 

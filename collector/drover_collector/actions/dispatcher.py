@@ -69,7 +69,7 @@ class ActionDispatcher:
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
         self._workers: dict[str, Worker] = {}
-        self._made: dict[str, Action] = {}  # actions by id, as they were made since the start
+        self._made: dict[str, Action] = {}  # actions by id, made since the start
         self._began_ms = 0
 
     # ---- life
@@ -136,7 +136,7 @@ class ActionDispatcher:
         return unbegun
 
     def _fail_unbegun(self, decisions: Sequence[Decision]) -> None:
-        """Store decisions that are too old to begin as failed actions: the decider decides anew. Raises StoreError."""
+        """Store decisions that are too old to begin as failed actions: they are decided again. Raises StoreError."""
         why = "not done: the collector was stopped before it was begun, and was away for too long"
         failed = []
         for d in decisions:

@@ -43,7 +43,7 @@ class OutageStore:
         self.current = self._store.outages.current()
 
     def write(self, outage: NodeOutage) -> None:
-        """Store the next stage of a node, then tell the subscribers. Raises StoreError: nothing has changed."""
+        """Store the next stage of a node, then call the subscribers. Raises StoreError: nothing has changed."""
         if outage.stage is not Health.DRAINED:
             outage = replace(outage, waits_for=WaitsFor.NOTHING)
         with self.lock:

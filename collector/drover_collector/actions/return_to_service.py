@@ -138,8 +138,8 @@ class NodeReturns:
             outages.write(held(replace(outage, by=ITSELF), lack, now_ms()))
             return None, with_help(outage, lack)
         reason = ProbeReason.REPAIRED if outage.stage is Health.REPAIR else ProbeReason.VALIDATE
-        anew = replace(outage, withheld=Withheld.NO, passed_before=False, incidents=())
-        self._order_probes(self.validator, anew, reason, by, why)
+        asked = replace(outage, withheld=Withheld.NO, passed_before=False, incidents=())
+        self._order_probes(self.validator, asked, reason, by, why)
         return None, "probes were asked for; it is put back when it passes them"
 
     def validate(self, outage: NodeOutage) -> None:

@@ -58,10 +58,10 @@ class Ticket:
         return ""
 
     def observe(self, node: str) -> NodeState:
-        raise ActError(f"nobody can tell from a ticket how {node} is")
+        raise ActError(f"a ticket does not show the state of {node}")
 
-    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # likewise
+    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # a ticket has no such question
         return {}
 
-    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # likewise
+    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # a ticket has no such question
         return None

@@ -178,7 +178,7 @@ class Engine:
         """Take in outages: node -> its newest, of all nodes that have one.
 
         A node that is back in service is well: the incidents that it went out for are over. Those that its validation
-        does not speak for stay open, and are decided anew.
+        does not speak for stay open, and are decided again.
         """
         new = self.decider.take_duties(duties)
         changed: list[str] = []
@@ -406,9 +406,9 @@ class Engine:
         self._runner, self._unseen = warmup.runner, [*warmup.over.values(), *warmup.missed.values()]
         self._fold = self._folded()
 
-    def follow(self, incidents: Sequence[Incident], heard: Bucket) -> None:
+    def follow(self, incidents: Sequence[Incident], reports: Bucket) -> None:
         """Show what another collector found, and who reports. This one does not judge."""
-        self._runner.add_bucket(heard)
+        self._runner.add_bucket(reports)
         self.decider.restore((), incidents)
         self._book.restore(incident for incident in incidents if not of_guard(incident))
         self._fold = self._folded()
@@ -430,7 +430,7 @@ class Engine:
 
     def _settle(self, findings: Sequence[Finding], changed: list[str], now_ms: int, fresh: bool = False) -> Outcome:
         """Make incidents, decisions and health of findings. `changed`: ids of incidents that changed already."""
-        changed += self._book.apply(findings, now_ms, closing=fresh, heard_ms=self._runner.coverage_ms)
+        changed += self._book.apply(findings, now_ms, closing=fresh, coverage_ms=self._runner.coverage_ms)
         self._context.history.take(
             (self._book.records[id_].incident for id_ in changed if id_ in self._book.records), now_ms
         )

@@ -118,7 +118,7 @@ class DetectorWarmup:
             self._note(self.runner.detect(self.runner.window(False, judged), newest_ms))
 
     def _note(self, findings: Iterable[Finding], reported: bool = False) -> None:
-        """Keep what has ended, unless it began anew, for the first bucket. `reported`: the other runner reported it."""
+        """Keep for the first bucket what has ended. `reported`: the other runner has reported these findings."""
         for finding in findings:
             key = finding.detector, finding.kind, self._subject_of(finding)
             if finding.cleared:

@@ -76,7 +76,7 @@ class Census:
         out: nodes that decisions and duties have taken out (or would have, in observe mode).
         healthy: nodes whose health is healthy; known: whose health is not unknown.
         away: nodes that others took out, or that are dead: they are missing as well.
-        doubtful: of these the silent ones of which no scheduler says that they are dead: to take them out costs as much
+        doubtful: the silent ones among them that no scheduler reports as dead: to take them out costs as much
             as to take out any other.
         really: of `out` those that are out, and not only would be.
     """
@@ -183,9 +183,9 @@ def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardL
 
 
 def may_resume(node: str, duty: NodeOutage | None) -> str | None:
-    """Why Drover must not put `node` back, as a sentence; None when it may: only what it took out itself."""
+    """Return why Drover must not put `node` back, as a sentence; None: it may, because it took the node out."""
     if duty is None or duty.stage not in OUT_STAGES:
-        return f"{node} was not taken out by Drover: whoever did it puts it back"
+        return f"{node} was not taken out by Drover: only the person who did can put it back"
     return None
 
 

@@ -223,7 +223,7 @@ def test_a_drain_of_somebody_else_stays(scene: Scene) -> None:
         for act in (Act.DRAIN, Act.ISOLATE):
             done = scene.wait(act)
             assert done.state is ActionState.FAILED
-            assert done.detail == "it is drained by ann (new cables): left as it is"
+            assert done.detail == "it is drained by ann (new cables): left unchanged"
             assert done.foreign
         with pytest.raises(ActError, match="was not taken out by Drover"):
             desk.resume("n1", "why not", "bob", True)
@@ -255,7 +255,7 @@ def test_the_reason_is_looked_at_again_right_before_a_resume(scene: Scene) -> No
     with scene.desk(look_s=1e9) as desk:
         desk.intend("n1", Act.RESUME, "seed", "inc1", "passed", "drover")
         done = scene.wait(Act.RESUME)
-    assert (done.state, done.detail) == (ActionState.FAILED, "it is drained by ann (mine now): left as it is")
+    assert (done.state, done.detail) == (ActionState.FAILED, "it is drained by ann (mine now): left unchanged")
     assert "DRAIN" in scene.slurm.held["n1"].states
 
 

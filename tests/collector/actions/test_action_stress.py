@@ -113,7 +113,7 @@ REASONS = {
     TIMES_OUT: "drained already, with reason",
     REFUSES: "given up after",
     UNKNOWN: "Slurm knows no node",
-    TAKEN: "it is drained by ann (new cables): left as it is",
+    TAKEN: "it is drained by ann (new cables): left unchanged",
 }
 
 

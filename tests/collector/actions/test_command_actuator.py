@@ -74,7 +74,7 @@ def test_a_drain_is_looked_at_before_and_after_and_a_resume_likewise(program: Pr
 @pytest.mark.parametrize("act", [Act.DRAIN, Act.ISOLATE, Act.RESUME])
 def test_a_drain_of_somebody_else_is_left_as_it_is(program: Program, act: Act) -> None:
     program.has("state", {"service": "drained", "reason": "new cables", "by": "ann"})
-    with pytest.raises(ForeignError, match=r"drained by ann \(new cables\): left as it is"):
+    with pytest.raises(ForeignError, match=r"drained by ann \(new cables\): left unchanged"):
         program.do(act)
     assert program.acts() == ["observe"]
 

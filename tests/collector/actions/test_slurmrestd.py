@@ -144,7 +144,7 @@ def test_a_drain_of_somebody_else_stays_and_an_unknown_node_is_told(scene: Scene
     actuator = scene.actuator()
     scene.slurm.command("scontrol", "update", "nodename=gpu03", "state=drain", "reason=new cables")
     for act in (Act.DRAIN, Act.RESUME):
-        with pytest.raises(ForeignError, match=r"drained by root \(new cables\): left as it is"):
+        with pytest.raises(ForeignError, match=r"drained by root \(new cables\): left unchanged"):
             actuator.do(*request(act, "gpu03"))
     scene.slurm.command("scontrol", "update", "nodename=gpu03", "state=resume")
     with pytest.raises(ActError, match="Slurm knows no node nobody"):

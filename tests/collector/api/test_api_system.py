@@ -353,7 +353,7 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
         assert await look("n0", "drain") == ("", ""), "what observe mode only said holds nobody back"
         fleet.pipeline.engine.on_survey(Survey({"n2"}))
         assert (await look("n0", "drain"))[1].startswith("2 of 4 nodes of the fleet would be out (at most 1 may be")
-        assert (await look("n0", "resume"))[0].endswith("whoever did it puts it back")
+        assert (await look("n0", "resume"))[0].endswith("only the person who did can put it back")
         assert await look("n0", "reboot") == ("", "jobs may run on n0: drain it first")
         assert (await look("n0", "reset"))[0].startswith("no command for it: set act.reset_command")
 

@@ -243,7 +243,7 @@ async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to
     words: dict[str, Any] = {
         body["type"]: body["data"]["news"] for body in site.ops.got.values() if "news" in body["data"]
     }
-    assert words[ACTION_FAILED] == "drain n001 failed: it is drained by ann (cables): left as it is"
+    assert words[ACTION_FAILED] == "drain n001 failed: it is drained by ann (cables): left unchanged"
     assert json.dumps(words).count("--why TEXT") >= 2
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes: a node is closed by a cordon and a taint of ours with the incident in it; only what is ours is undone.
+"""Kubernetes: Drover closes a node by a cordon and its own taint with the incident, and undoes only its own.
 
     drover.dev/drain    taint, NoSchedule: the mark. Pods that run may end; DaemonSets that tolerate it may still start
     drover.dev/reason   annotation: the reason, as in any scheduler
@@ -40,7 +40,7 @@ DRAIN, REASON, CORDON, ADVISE = (f"drover.dev/{name}" for name in ("drain", "rea
 CONDITION = "DroverHealthy"
 CHANGES = 5  # tries of one change that meets others'
 MIRROR = "kubernetes.io/config.mirror"  # of a pod that the kubelet has from a file: it cannot be evicted
-# Names under which the API server puts together what it no longer tells by whom it was (capmanagers.go,
+# Names under which the API server merges old changes of unknown authors (capmanagers.go,
 # skipnonapplied.go of apimachinery's managedfields).
 NOBODYS = ("ancient-changes", "before-first-apply")
 Node = dict[str, Any]
@@ -75,7 +75,7 @@ class KubernetesActuator(Scheduler):
         self._client = client
         self._gpu_resources = tuple(gpu_resources)
 
-    def before(self, node: str) -> str:  # noqa: ARG002  # an advice replaces nothing: it stands beside what is there
+    def before(self, node: str) -> str:  # noqa: ARG002  # an advice replaces nothing
         return ""
 
     def observe(self, node: str) -> NodeState:
@@ -104,7 +104,7 @@ class KubernetesActuator(Scheduler):
     # ---- acts
 
     def _advise(self, action: Action, check_lease: CheckLease) -> Result:
-        """An advice of ours for an older incident becomes that of this one: it ends with the newest."""
+        """Drover's advice for an older incident becomes that of this one: it ends with the newest."""
 
         def change(node: Node) -> Node | None:
             if _value(node, ADVISE) == own_mark(action) and _labels(node).get(ADVISE) == own_mark(action):
@@ -126,7 +126,7 @@ class KubernetesActuator(Scheduler):
 
         changed = self._change(action.node, check_lease, change)
         self._verify(action.node, lambda n: _value(n, ADVISE) != own_mark(action), "the end of its advice")
-        return Result("advised no more" if changed else "no advice of this incident is there")
+        return Result("no longer advised" if changed else "no advice of this incident is there")
 
     def _drain(self, action: Action, check_lease: CheckLease) -> Result:
         there = ""
@@ -220,7 +220,7 @@ class KubernetesActuator(Scheduler):
         return found
 
     def _change(self, name: str, check_lease: CheckLease, change: Callable[[Node], Node | None]) -> bool:
-        """Send the patch that `change` makes of the node as it is; return whether there was something to do."""
+        """Send the patch that `change` makes of the present node; return whether there was something to do."""
         for _ in range(CHANGES):
             node = self._node(name)
             patch = change(node)
@@ -242,7 +242,7 @@ class KubernetesActuator(Scheduler):
         return node
 
     def _condition(self, check_lease: CheckLease, node: Node, status: str, reason: str, message: str) -> str:
-        """It tells people, and closes nothing: without the right to set it the act is done all the same."""
+        """Set the condition. It informs people, closes nothing, and may fail without the right to set it."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         there = _condition_of(node, CONDITION)
         if (there.get("status"), there.get("reason"), there.get("message")) == (status, reason, message):
@@ -325,8 +325,10 @@ def _lifted(node: Node) -> bool:
 
 
 def _cordon_is_ours(node: Node, mark: str) -> bool:
-    """By our annotation, and by who has set the field last, where the server keeps that: a value that is set again as
-    it was changes no owner ("Field management" of Server-Side Apply)."""
+    """Return whether Drover set the cordon: by its annotation, and by the field's last owner where the server keeps it.
+
+    Setting a value again without a change keeps its owner ("Field management" of Server-Side Apply).
+    """
     if not _cordoned(node) or _annotations(node).get(CORDON) != mark:
         return False
     kept = node["metadata"].get("managedFields") or ()
@@ -371,7 +373,7 @@ def _text(node: Node) -> str:
 def _foreign(node: Node) -> str:
     mark = _value(node, DRAIN)
     whose = "cordoned by somebody else" if mark is None else f"drained for another incident, {mark}"
-    return f"it is {whose}: left as it is"
+    return f"it is {whose}: left unchanged"
 
 
 def _owner(pod: Mapping[str, Any]) -> str | None:

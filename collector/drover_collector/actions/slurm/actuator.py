@@ -114,7 +114,7 @@ class SlurmActuator(Scheduler):
         if (mark := _ours(node)) is not None:
             return Result(f"drained already, with reason {node.reason!r}" if mark == own_mark(action) else _other(node))
         down = "DOWN" in node.states and node.reason and node.reason not in SLURMS_OWN and mark_of(node.reason) is None
-        if "DRAIN" in node.states or down:  # a reason of ours may stand there from before: not every undrain ends it
+        if "DRAIN" in node.states or down:  # Drover's reason may still be there: not every undrain removes it
             raise ForeignError(_foreign(node))
         check_lease()
         self._client.update(action.node, state="drain", reason=reason_of(action))
@@ -160,7 +160,7 @@ class SlurmActuator(Scheduler):
         if _ours(node) != own_mark(action):
             raise ForeignError(_foreign(node))
         check_lease()
-        self._client.update(action.node, state="undrain")  # unlike resume it leaves a DOWN as it is
+        self._client.update(action.node, state="undrain")  # unlike resume it does not end a DOWN
         self._verify(action.node, lambda n: "DRAIN" not in n.states, "its resume")
         return Result("gets jobs again")
 
@@ -209,4 +209,4 @@ def _other(node: SlurmNode) -> str:
 
 def _foreign(node: SlurmNode) -> str:
     state = "drained" if "DRAIN" in node.states else "down"
-    return f"it is {state} by {node.by or 'somebody else'} ({node.reason or 'no reason given'}): left as it is"
+    return f"it is {state} by {node.by or 'somebody else'} ({node.reason or 'no reason given'}): left unchanged"
