@@ -360,6 +360,6 @@ def test_a_defect_in_reading_the_policy_costs_no_bucket(opened: Store, monkeypat
     def wrong() -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(pipeline._watch, "poll", wrong)
+    monkeypatch.setattr(pipeline.in_force._watch, "poll", wrong)
     pipeline.judge_bucket(opened.buckets.read(pipeline.index, T0))
     assert (pipeline.ticks.done, pipeline.ticks.failures) == (1, 1)

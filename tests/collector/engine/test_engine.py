@@ -107,7 +107,7 @@ def test_a_detector_that_raises_is_contained_and_counted() -> None:
     feed(subject, range(2))
     outcome = subject.on_events([xid(79)], START_MS + 30_000)
     assert len(outcome.incidents) == 1
-    assert (subject.troubles["broken"].count, subject.troubles["broken"].newest) == (3, "RuntimeError: bug")
+    assert (subject.errors["broken"].count, subject.errors["broken"].latest) == (3, "RuntimeError: bug")
 
 
 def test_no_events_and_no_news_bring_nothing() -> None:
