@@ -23,6 +23,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.detectors._lib.examples import training_bucket
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -70,7 +71,9 @@ def scene(store_root: Path) -> Iterator[Scene]:
     )  # fmt: skip
     actuator = SlurmActuator(slurm, 10_000)
     config = ActConfig(mode="enforce", validate=False, reset_command=("/bin/sh", "-c", "cat; echo; echo all reset"))
-    desk = dispatcher_of(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
+    desk = dispatcher_of(
+        store, config, [actuator], lambda _: actuator, detection=ActionReview(pipeline), now_ms=lambda: T0, look_s=0.02
+    )
     pipeline.act_by(desk)
     pipeline.leading = True
     desk.start()
