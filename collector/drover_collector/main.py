@@ -354,8 +354,8 @@ async def _serve(
         facts.expiring = maintenance.expiring
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
-        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
-        facts.beats = heartbeat.beats
+        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.read_signals(facts), pipeline.ticks.troubles)
+        facts.beats = heartbeat.status
         stack.callback(asyncio.create_task(heartbeat.run()).cancel)
         for work in probing.works:
             stack.callback(asyncio.ensure_future(work()).cancel)

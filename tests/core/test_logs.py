@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from drover_core.logs import (
-    MOST_BYTES,
+    MAX_FIELD_BYTES,
     JournalHandler,
     configure,
     is_journal,
@@ -70,15 +70,15 @@ def test_what_comes_from_outside_adds_no_fields(logger: logging.Logger, journal:
     assert found["MESSAGE"] == "bad name x\nPRIORITY=0\nMESSAGE=all is well?"
 
 
-def test_an_exception_is_told_whole_and_a_long_line_is_cut(logger: logging.Logger, journal: socket.socket) -> None:
+def test_an_exception_is_reported_whole_and_a_long_line_is_cut(logger: logging.Logger, journal: socket.socket) -> None:
     try:
         raise ValueError("inner")
     except ValueError:
         logger.exception("it failed")
     text = fields(journal.recv(1 << 20))["MESSAGE"]
     assert text.startswith("it failed\nTraceback") and text.endswith("ValueError: inner")
-    logger.info("x" * (3 * MOST_BYTES))
-    assert len(fields(journal.recv(1 << 20))["MESSAGE"]) == MOST_BYTES
+    logger.info("x" * (3 * MAX_FIELD_BYTES))
+    assert len(fields(journal.recv(1 << 20))["MESSAGE"]) == MAX_FIELD_BYTES
 
 
 def test_a_journal_that_takes_nothing_holds_nobody_up(tmp_path: Path, journal: socket.socket) -> None:

@@ -15,9 +15,9 @@ from drover_agent.commands.once import (
     NOT_READ,
     WHY,
     as_json,
+    as_text,
     kernel_log,
 )
-from drover_agent.commands.once_text import as_text
 from drover_agent.commands.read_all import SourceReading
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import Entity, NodeEvent, Reading
@@ -94,7 +94,7 @@ def test_a_reading_may_take_an_earlier_one_back() -> None:
     assert (entity["absent"]["power_w"], entity["why"]["power_w"]) == ("out-of-range", WHY["out-of-range"])
 
 
-def test_a_gpu_that_told_its_name_only_later_stands_once() -> None:
+def test_a_gpu_that_reported_its_name_only_later_is_listed_once() -> None:
     nameless = Entity(Scope.GPU, "n1/gpu0", 0)
     report = report_of(Reading(rows=[(nameless, {"power_w": 1.0})]), Reading(rows=[(GPU, {"power_w": 2.0})]))
     assert [(e["key"], e["values"]["power_w"]) for e in report["entities"]] == [("S0", 2.0)]
@@ -119,7 +119,10 @@ def test_mig_instances_ports_and_workloads_are_entities_of_their_own() -> None:
         ("link", "n1/mlx5_0/1"),
         ("workload", "n1/vllm"),
     ]
-    assert report["entities"][1]["why"]["power_w"] == "not told of MIG instances; the whole GPU's row may have it"
+    assert (
+        report["entities"][1]["why"]["power_w"]
+        == "not available for MIG instances; the row of the whole GPU may have it"
+    )
     assert (
         report["entities"][3]["why"]["step_time_s"] == "this workload does not report it, or has nothing to report now"
     )
@@ -158,7 +161,7 @@ def test_gpus_whose_job_is_not_known_are_not_left_out() -> None:
     assert report_of(reading)["holdings_unknown"] == [], "nobody was asked"
 
 
-def test_sixteen_gpus_stand_eight_beside_each_other() -> None:
+def test_sixteen_gpus_are_listed_eight_in_a_row() -> None:
     entities = [Entity(Scope.GPU, f"S{slot}", slot) for slot in range(16)]
     text = as_text(report_of(Reading(rows=[(entity, {"power_w": 100.0 + entity.gpu}) for entity in entities])))
     headers = [line.split("GPU ")[1:] for line in text.splitlines() if line.startswith("GPUs")]
@@ -173,7 +176,7 @@ def test_sixteen_gpus_stand_eight_beside_each_other() -> None:
     [
         ("log", True, True, ""),
         ("nowhere", True, False, "No such file or directory"),
-        ("log", False, False, "switched off (kmsg_enabled)"),
+        ("log", False, False, "turned off (kmsg_enabled)"),
     ],
 )
 def test_whether_the_kernel_log_can_be_read(tmp_path: Path, name: str, enabled: bool, readable: bool, why: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from drover_agent.config import SpoolConfig
 from drover_agent.spool.backfill import BackfillPlan
+from drover_agent.spool.messages import agent_message
 from drover_agent.spool.record_format import frame
 from drover_agent.spool.segment_log import SegmentLog
 from drover_agent.spool.spool import Spool, SpoolError
@@ -42,7 +43,7 @@ def drain(spool: Spool, lane: int) -> list[tuple[int, str]]:
     """(sequence, schema number or event code) of all that a lane has to send, in order."""
     found, after = [], 0
     while sent := spool.next(lane, after):
-        after, message, _ = sent
+        after, message = sent.seq, pb.AgentMessage.FromString(agent_message(lane, [sent.body]))
         if lane == pb.EVENTS:
             assert message.record.seq == after
             found.append((after, message.record.event.code))
@@ -92,13 +93,13 @@ def test_a_sequence_that_a_power_cut_took_from_the_disk_is_not_given_out_again(t
     spool = open_spool(tmp_path)
     for number in range(20):
         batch(spool, number)
-    told = drain(spool, pb.LIVE)[-1][0]
+    reported = drain(spool, pb.LIVE)[-1][0]
     spool.close()
     newest = max(tmp_path.glob("telemetry-*.seg"))
     os.truncate(newest, 0)  # nothing of it had reached the disk
     again = open_spool(tmp_path)
     batch(again, 99)
-    assert drain(again, pb.LIVE)[0][0] > told
+    assert drain(again, pb.LIVE)[0][0] > reported
     again.close()
 
 
@@ -147,7 +148,7 @@ def test_a_corrupt_byte_anywhere_costs_at_most_the_record_it_is_in(tmp_path: Pat
         log.close()
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_damage_is_reported(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     batch(spool, 1)
     batch(spool, 2)
@@ -387,7 +388,7 @@ from drover_proto import telemetry_pb2 as pb
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 spool = Spool(SpoolConfig(dir=sys.argv[1]), 0)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))  # the disk takes no more from here on
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))  # from here the disk is full
 for number in range(30):
     spool.add_batch(number, [pb.Block(schema=number, body=b"x" * 3000)])
 spool.add_record(0, pb.Record(event=pb.Event(kind="xid", code="79")))
@@ -397,8 +398,8 @@ spool.sync_events()
 def live():
     after, found = 0, []
     while sent := spool.next(pb.LIVE, after):
-        after = sent[0]
-        found.append(sent[1].batch.blocks[0].schema)
+        after = sent.seq
+        found.append(pb.Batch.FromString(sent.body).blocks[0].schema)
     return found
 assert live() == list(range(30)), live()
 for number in range(30, 2000):
@@ -412,7 +413,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 spool.tidy(0)
 assert spool.trouble is None
 assert live() == found
-assert spool.next(pb.EVENTS, 0)[1].record.event.code == "79"
+assert pb.Record.FromString(spool.next(pb.EVENTS, 0).body).event.code == "79"
 spool.close()
 spool = Spool(SpoolConfig(dir=sys.argv[1]), 0)
 assert live() == found, "what was kept in memory is on disk now"
