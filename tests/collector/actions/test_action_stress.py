@@ -90,7 +90,7 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
             return {action.node for action in store.actions.intended()}
 
         refused = {node for node in NODES if kind(node) == REFUSES}
-        wait_until(lambda: len(slurm.tries) == 120 and left() == refused, "all others have ended", 30)
+        wait_until(lambda: len(slurm.tries) == 120 and left() == refused, "all others have ended", 90)
         now_ms[0] += 601_000
         wait_until(lambda: not left(), "those that Slurm refuses are given up")
     finally:

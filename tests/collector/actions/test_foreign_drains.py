@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drover_collector.actions.actuators import Actuators
@@ -63,7 +63,6 @@ def people(slurm: SlurmStandIn, what: str, node: str) -> None:
 
 
 @given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
-@settings(max_examples=150, deadline=None)
 def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(plan: list[tuple[str, str, str]]) -> None:
     slurm = SlurmStandIn(*NODES)
     actuator = SlurmActuator(slurm, 10_000)
@@ -83,7 +82,6 @@ def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(pl
 
 
 @given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
-@settings(max_examples=100, deadline=None)
 def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ours(
     plan: list[tuple[str, str, str]],
 ) -> None:

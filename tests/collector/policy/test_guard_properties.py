@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drover_collector.actions.base import ForeignError, mark_of, own_mark
@@ -140,7 +140,6 @@ def over(run: Run, guard: GuardLimits) -> list[str]:
 
 
 @given(limits, steps, st.sampled_from(["observe", "approve", "enforce"]))
-@settings(max_examples=120, deadline=None)
 def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, plan: list[tuple[str, int, str, int]],
                                                           mode: str) -> None:  # fmt: skip
     run = Run(Decider(INDEX, policy(mode, guard), "enforce"))
@@ -167,7 +166,6 @@ def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, pl
 
 
 @given(limits, steps)
-@settings(max_examples=60, deadline=None)
 def test_a_restart_at_any_time_gives_the_same_answers(
     guard: GuardLimits, plan: list[tuple[str, int, str, int]]
 ) -> None:
@@ -261,7 +259,6 @@ class Shared(Run):
 
 
 @given(limits, peopled)
-@settings(max_examples=80, deadline=None)
 def test_what_others_closed_counts_for_every_cap_and_is_never_opened(
     guard: GuardLimits, plan: list[tuple[str, int, str, int]]
 ) -> None:
