@@ -23,8 +23,8 @@ def start(folder: Path) -> tuple[str, list[pb.Record]]:
     try:
         found, after = [], 0
         while waiting := spool.next(EVENTS, after):
-            after = waiting[0]
-            found.append(waiting[1].record)
+            after = waiting.seq
+            found.append(pb.Record.FromString(waiting.body))
         return spool.id, found
     finally:
         spool.close()
