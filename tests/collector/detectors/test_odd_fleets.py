@@ -109,7 +109,7 @@ def played(odd: Odd, buckets: Iterator[Bucket]) -> tuple[Engine, list[Finding]]:
     engine, told = Engine(odd.index, Policy.named("nvidia"), START_MS), []
     for bucket in buckets:
         told += engine.on_bucket(bucket, bucket.end_ms + LAG_MS).findings
-    assert engine.troubles == {}, engine.troubles
+    assert engine.errors == {}, engine.errors
     return engine, told
 
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drover_collector.actions.base import ForeignError, Order, mark_of
-from drover_collector.actions.node_outage import is_out, mark_of_duty, seen
+from drover_collector.actions.base import ForeignError, mark_of, own_mark
+from drover_collector.actions.node_outage import is_out, seen
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS
 from drover_collector.engine.engine import Engine
@@ -36,6 +36,7 @@ from drover_core.model.events import (
     RecommendedAction,
 )
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
+from testbed.desks import action_of
 from testbed.slurm_stand_in import SlurmStandIn
 
 INDEX = fleet(12, per_rack=3, per_leaf=6, per_pool=8)
@@ -234,9 +235,8 @@ class Shared(Run):
             return
         duty = self.duties[node]
         self.open = {id_: i for id_, i in self.open.items() if i.node != node}
-        order = Order("a", node, mark_of_duty(duty), "passed", "drover", lambda: None)
         with contextlib.suppress(ForeignError):
-            self.actuator.do(Act.RESUME, order)
+            self.actuator.do(action_of(Act.RESUME, node, own_mark(duty)), lambda: None)
             self.duties[node] = dataclasses.replace(duty, stage=Health.HEALTHY, ts_ms=self.now_ms)
 
     def _take(self, made: list[Decision], events: list[Incident]) -> None:
@@ -246,7 +246,7 @@ class Shared(Run):
                 continue
             act = Act(d.wanted.value)
             try:
-                self.actuator.do(act, Order(d.id, d.node, d.incident_id, d.reason, "drover", lambda: None))
+                self.actuator.do(action_of(act, d.node, d.incident_id), lambda: None)
             except ForeignError as error:
                 failed = Action(
                     d.id, d.id, d.incident_id, d.node, act, "slurm", ActionState.FAILED, d.ts_ms, f"{error}"
