@@ -14,6 +14,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
@@ -73,7 +74,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
     store.write_holdings([Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)])
     store.write_inventory("n0", T0, {"driver": "570.1", "kernel": "6.1"})
     store.write_events([XID])
-    hook = Webhook("ops", "http://127.0.0.1:9/", bytes(32), Severity.WARNING, 1)
+    hook = Webhook(ReceiverOptions("ops", Severity.WARNING, 1), "http://127.0.0.1:9/", bytes(32))
     outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
     now = [T0]
     pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now[0])

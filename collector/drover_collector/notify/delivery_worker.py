@@ -19,9 +19,9 @@ from drover_collector.notify.state import (
     CLOSED,
     FAILED,
     GROUPED,
-    NEWS,
     NOT_SENT,
     OPENED,
+    UPDATES,
     kind_of,
     said_by,
 )
@@ -103,7 +103,7 @@ class DeliveryWorker(threading.Thread):
                 self._not_sent(waits, "not sent: over, or part of another, before its time to wait was")
                 self._not_sent(row, NOT_SENT)
             else:
-                if waits is not None and kind not in NEWS:
+                if waits is not None and kind not in UPDATES:
                     self._keep(dataclasses.replace(waits, next_ms=now_ms))
                 self._keep(row)
             self._changed.notify()
@@ -121,7 +121,7 @@ class DeliveryWorker(threading.Thread):
     def _drop_news(self, incident: str) -> None:
         """Of an opening that is not sent."""
         for row in [self._rows[id_] for id_ in self._queues.get(incident, ())]:
-            if kind_of(row) in NEWS:
+            if kind_of(row) in UPDATES:
                 self._not_sent(row, NOT_SENT)
 
     def _not_sent(self, row: OutboxRow, detail: str, state: str = GROUPED) -> None:
@@ -173,7 +173,7 @@ class DeliveryWorker(threading.Thread):
     def _try(self, row: OutboxRow) -> None:
         try:
             kind = kind_of(row)
-            if (kind == CLOSED or kind in NEWS) and row.incident_id in self._unopened:
+            if (kind == CLOSED or kind in UPDATES) and row.incident_id in self._unopened:
                 self._settle(row, kind, None)
             else:
                 self._settle(row, kind, self.notifier.deliver(row.id, row.payload_json.encode(), self._now_ms()))
@@ -284,7 +284,7 @@ class DeliveryWorker(threading.Thread):
             self._pause_ms = max(self._pause_ms, now_ms + round(_asked(result) * 1000))
             self.tries_failed += 1
             self.trouble = (
-                f"{self._who[:1].upper()}{self._who[1:]} does not take messages: {result.detail.rstrip('?.')}."
+                f"{self._who[:1].upper()}{self._who[1:]} does not accept messages: {result.detail.rstrip('?.')}."
             )
             log.warning("%s: message %s, try %d: %s", self._who, row.id, attempts, result.detail)
         with self._changed:

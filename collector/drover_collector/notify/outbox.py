@@ -30,9 +30,9 @@ from drover_collector.notify.rows import Rows
 from drover_collector.notify.silences import Silences
 from drover_collector.notify.state import (
     FAILED,
-    NEWS,
     OPENED,
     REPEATED,
+    UPDATES,
     NotificationState,
     given_up,
     told_by,
@@ -339,7 +339,7 @@ class Outbox(IncidentUpdates, Rows, Figures):
         }
 
     def _note_given_up(self, row: OutboxRow, kind: str) -> None:
-        if kind in NEWS:
+        if kind in UPDATES:
             return
         key = (row.incident_id, row.notifier)
         with self._lock:

@@ -31,8 +31,10 @@ from drover_core.model.events import (
 from drover_core.times import iso
 
 OPENED, CHANGED, REPEATED, CLOSED = (f"incident.{word}" for word in ("opened", "changed", "repeated", "closed"))
-ASKS, NOBODY, ACTION_FAILED, REPAIR = (f"incident.{word}" for word in ("asks", "unanswered", "action_failed", "repair"))
-NEWS = frozenset({ASKS, NOBODY, ACTION_FAILED, REPAIR})  # of an open incident (news.py): they change nothing here
+ASKS, UNANSWERED, ACTION_FAILED, REPAIR = (
+    f"incident.{word}" for word in ("asks", "unanswered", "action_failed", "repair")
+)
+UPDATES = frozenset({ASKS, UNANSWERED, ACTION_FAILED, REPAIR})  # of an open incident: they change no state
 GROUPED = "grouped"  # state of a message that is not sent
 DEFERRED = "deferred"  # state of one that is not sent while a gap in telemetry lasts
 FAILED = "failed"  # state of one that was given up
@@ -141,7 +143,7 @@ def told_by(rows: Iterable[OutboxRow]) -> dict[tuple[str, str], NotificationStat
     told: dict[tuple[str, str], NotificationState] = {}
     for row in sorted(rows, key=lambda r: (r.created_ms, r.id)):
         key, said = (row.incident_id, row.notifier), said_by(row)
-        if said.kind not in NEWS:
+        if said.kind not in UPDATES:
             told[key] = after(told.get(key), said, row.state, row.created_ms)
     return told
 

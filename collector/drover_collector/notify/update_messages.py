@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from drover_collector.notify.delivery_recorder import DeliveryRecorder
 from drover_collector.notify.delivery_worker import DeliveryWorker
 from drover_collector.notify.fallback_file import Unstored
-from drover_collector.notify.incident_updates import News
+from drover_collector.notify.incident_updates import IncidentUpdate
 from drover_collector.notify.messages import Key
 from drover_collector.notify.receivers.webhook import message
 from drover_collector.notify.routes import Routes
@@ -40,7 +40,7 @@ class IncidentUpdates:
     def _recall(self, incidents: set[str], blind: bool) -> dict[Key, NotificationState | None]:
         raise NotImplementedError  # the outbox has it
 
-    def tell(self, news: Sequence[News], incidents: Mapping[str, Incident], blind: bool = False) -> int:
+    def tell(self, news: Sequence[IncidentUpdate], incidents: Mapping[str, Incident], blind: bool = False) -> int:
         """Messages for news of open incidents, after theirs; safe to call again with the same news.
 
         Args:
@@ -80,7 +80,7 @@ class IncidentUpdates:
                     self._made.pop(row.id, None)
             raise
 
-    def _due(self, news: Sequence[News], incidents: Mapping[str, Incident], blind: bool) -> list[OutboxRow]:
+    def _due(self, news: Sequence[IncidentUpdate], incidents: Mapping[str, Incident], blind: bool) -> list[OutboxRow]:
         """For those who know of the incident, and would be told of it now."""
         now_ms = self._now_ms()
         told = self._recall({piece.incident_id for piece in news}, blind)

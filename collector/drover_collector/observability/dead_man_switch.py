@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from drover_collector.api.snapshot import HeartbeatStatus
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
-from drover_collector.notify.http import Bounded, Http, HttpAnswer
+from drover_collector.notify.http import Http, HttpAnswer, TimeLimited
 from drover_collector.observability.self_check import HealthSignals, beats, self_check
 from drover_collector.store import StoreError
 
@@ -46,8 +46,8 @@ class DeadManSwitch:
         self._config, self._look, self._troubles, self._monotonic = config, look, troubles, monotonic
         self._url, self._fail_url = ping_urls(config, environment)
         self._http = Http(config.timeout_s, config.ca_file, config.proxy)
-        self._figures: Bounded[HealthSignals] = Bounded("signs", ASK_S)
-        self._pings: Bounded[HttpAnswer] = Bounded("heartbeat", 3 * config.timeout_s)
+        self._figures: TimeLimited[HealthSignals] = TimeLimited("signs", ASK_S)
+        self._pings: TimeLimited[HttpAnswer] = TimeLimited("heartbeat", 3 * config.timeout_s)
         self._next_s = 0.0
         self.beats = HeartbeatStatus()
 
@@ -96,7 +96,7 @@ class DeadManSwitch:
         if url is None:
             return
         answer = self._pings.call(lambda: self._http.request("GET", url, {}, read=False))
-        trouble = "it does not end" if answer is None else "" if answer.good else answer.told()
+        trouble = "it does not end" if answer is None else "" if answer.good else answer.problem()
         if trouble and trouble != self.beats.trouble:
             log.warning("the sign of life did not arrive at %s: %s", urlsplit(url).hostname, trouble)
         self.beats.trouble = trouble

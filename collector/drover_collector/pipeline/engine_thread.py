@@ -27,10 +27,10 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.notify.incident_updates import (
     OLD_MS,
-    News,
+    IncidentUpdate,
     of_actions,
     of_decisions,
-    of_duties,
+    of_outages,
 )
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pipeline.arrivals import Arrivals
@@ -266,7 +266,7 @@ class EngineThread:
 
         def take() -> None:
             known = self.engine.duties
-            news = of_duties(duty for node, duty in duties.items() if known.get(node) != duty)
+            news = of_outages(duty for node, duty in duties.items() if known.get(node) != duty)
             self._guarded(lambda: self.engine.on_duties(duties, self.now_ms()), news=news)
 
         self._judge.submit(take)
@@ -284,7 +284,7 @@ class EngineThread:
 
         self._judge.submit(take)
 
-    def _tell(self, news: Sequence[News]) -> None:
+    def _tell(self, news: Sequence[IncidentUpdate]) -> None:
         """Once each, whoever tells it again: but nothing old, as at a start."""
         after_ms = self.now_ms() - OLD_MS
         self.saving.put(Outcome(), (), news=[piece for piece in news if piece.ts_ms >= after_ms])
@@ -344,7 +344,9 @@ class EngineThread:
         self.ticks.newest_end_ms = bucket.end_ms
         self.ticks.done += 1
 
-    def _guarded(self, call: Callable[[], Outcome], events: Sequence[Event] = (), news: Sequence[News] = ()) -> None:
+    def _guarded(
+        self, call: Callable[[], Outcome], events: Sequence[Event] = (), news: Sequence[IncidentUpdate] = ()
+    ) -> None:
         try:
             self._note_step()
             outcome = call()
@@ -490,7 +492,7 @@ class EngineThread:
         told = self.outbox.enqueue(found.incidents)
         self._policy_state = next((line.state for line in self.store.audit(what="policy", limit=1)), "")
         self._note_policy("the collector's start", "in force from this start on")
-        self._tell([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
+        self._tell([*of_decisions(self.engine.decider.standing.values()), *of_outages(found.duties.values())])
         if self.desk is not None:  # before anything is decided below: it must take that
             self.desk.start(self.policy.most_mode)
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from drover_collector.engine.engine import Outcome
 from drover_collector.notify import Outbox
-from drover_collector.notify.incident_updates import News, of_decisions
+from drover_collector.notify.incident_updates import IncidentUpdate, of_decisions
 from drover_collector.pipeline.repeats import Repeats
 from drover_collector.pipeline.stats import Ticks
 from drover_collector.store import Store, StoreError
@@ -45,7 +45,7 @@ class _Result:
     outcome: Outcome
     events: Sequence[Event]  # that were judged for it
     audit: Sequence[Audit] = ()
-    news: Sequence[News] = ()
+    news: Sequence[IncidentUpdate] = ()
     stored: bool = False
     refused: bool = False  # by a store that fails, for now; or for ever
 
@@ -71,7 +71,11 @@ class OutcomeWriter:
         return len(self._waiting)
 
     def put(
-        self, outcome: Outcome, events: Sequence[Event], audit: Sequence[Audit] = (), news: Sequence[News] = ()
+        self,
+        outcome: Outcome,
+        events: Sequence[Event],
+        audit: Sequence[Audit] = (),
+        news: Sequence[IncidentUpdate] = (),
     ) -> None:
         """Returns when it is stored; or else, if the store fails or takes long, when it is told from memory.
 

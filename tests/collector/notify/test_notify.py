@@ -23,6 +23,7 @@ from drover_collector.notify import (
 from drover_collector.notify import (
     delivery_worker as courier,
 )
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.outbox import DELAYS_S
 from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.store import OutboxRow, Store, StoreError
@@ -97,7 +98,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def webhook(url: str, name: str = "ops", timeout_s: float = 10, least: Severity = Severity.WARNING) -> Webhook:
-    return Webhook(name, url, KEY, least, timeout_s)
+    return Webhook(ReceiverOptions(name, least, timeout_s), url, KEY)
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ def test_a_receiver_that_never_takes_it_is_given_up(
     until(lambda: states(store) == [("failed", 8)], "given up after eight tries")
     (row,) = store.outbox_of("i1")
     assert tell(row) == "ops: incident.opened given up: answered 500"
-    assert outbox.troubles == ["Webhook ops does not take messages: answered 500."]
+    assert outbox.troubles == ["Webhook ops does not accept messages: answered 500."]
     assert outbox.pending == {"ops": 0}
 
 
@@ -197,7 +198,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     receiver.location = receiver.url + "/elsewhere"
     result = webhook(receiver.url).deliver("m1", b"{}", 0)
     assert not result.delivered
-    assert "302, a redirect, not followed" in result.detail
+    assert "302, a redirect, which Drover does not follow" in result.detail
     assert [path for path, _, _ in receiver.got] == ["/hook"]
 
 

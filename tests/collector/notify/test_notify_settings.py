@@ -210,5 +210,5 @@ def test_check_finds_an_address_that_apprise_does_not_know(write: Write, capsys:
     lines = table("apprise", f'url_file = "{write("mail", "nonsense://S3CR3T")}"')
     assert main(["check", "--config", str(write("c.toml", f'fleet = "{fleet}"\n{lines}'))]) == 2
     error = capsys.readouterr().err
-    assert "address 1 (nonsense://...) is none that apprise knows" in error
+    assert "address 1 (nonsense://...) is unknown to apprise" in error
     assert "S3CR3T" not in error
