@@ -110,7 +110,7 @@ def test_a_webhook_that_is_gone_is_given_up_with_what_to_do(server: HttpReceiver
     server.usual = Reply(404, word.encode())
     result = slack(server).deliver("m1", body(), NOW_MS)
     assert (result.delivered, result.permanent) == (False, True)
-    assert f"answered 404 ({word}): {ERRORS[word]}; make a new one in Slack" in result.detail
+    assert f"answered 404 ({word}): {ERRORS[word]}; create a new one in Slack" in result.detail
 
 
 @pytest.mark.parametrize("status", [403, 410])
@@ -118,7 +118,7 @@ def test_a_channel_that_is_closed_to_it_likewise(server: HttpReceiver, status: i
     server.usual = Reply(status, b"<html>who knows</html>")
     result = slack(server).deliver("m1", body(), NOW_MS)
     assert result.permanent
-    assert result.detail.startswith(f"answered {status}: this webhook is not there any more")
+    assert result.detail.startswith(f"answered {status}: this webhook no longer exists")
 
 
 def test_too_many_messages_wait_as_long_as_slack_asks(server: HttpReceiver) -> None:
