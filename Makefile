@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist docs proto test-rollout test-console lock clean
+.PHONY: help demo test test-unit lint audit format bench bench-detection bench-probes chaos dist docs proto test-rollout test-console lock clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -35,6 +35,9 @@ ifneq ($(SYSTEM),)
 	@tests/system_setup.sh
 endif
 	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-unit: $(VENV)/dev.stamp ## the tests that start no process: three minutes on two cores
+	@$(BIN)/python -m pytest -m unit -n $(WORKERS) --dist worksteal --ignore tests/e2e $(ARGS)
 
 test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; half an hour)
 	@$(PIP) -e '.[rollout]'

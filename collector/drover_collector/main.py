@@ -57,7 +57,7 @@ from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probing import Probing
 from drover_collector.process import memory, open_files
-from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, look
+from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, folder_state
 from drover_core import interrupts, logs, x509
 from drover_core.model.events import Severity
 from drover_core.model.fleet import FleetError, FleetSpec, load_toml
@@ -161,7 +161,7 @@ def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: 
             whose folder cannot be one.
     """
     told = ", ".join(f"{n.name} ({n.kind})" for n in notifiers(config.notify, config.webhooks, spec)) or "nobody"
-    met = look(config.store.url, config.store.cluster)
+    met = folder_state(config.store.url, config.store.cluster)
     check_disk(config.store, None if met is None else met.disk)
     tls = server_tls(config.tls)
     until = f", certificate until {x509.format_time(tls.own.ends_s)}" if tls is not None else ""
@@ -237,7 +237,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         cluster=config.store.cluster,
     )
     try:
-        check_disk(config.store, store.disk())
+        check_disk(config.store, store.sizes.disk())
         receivers = notifiers(config.notify, config.webhooks, spec)
         outbox = Outbox(
             store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
@@ -354,8 +354,8 @@ async def _serve(
         facts.expiring = maintenance.expiring
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
-        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
-        facts.beats = heartbeat.beats
+        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.read_signals(facts), pipeline.ticks.troubles)
+        facts.beats = heartbeat.status
         stack.callback(asyncio.create_task(heartbeat.run()).cancel)
         for work in probing.works:
             stack.callback(asyncio.ensure_future(work()).cancel)

@@ -70,10 +70,12 @@ async def served(store: Store) -> AsyncIterator[Served]:
         store, index, T0, END, silent=["n3"],
         changed={("n2", 0): {"gpu_temp_c": 64.0}, ("n0", 1): {"memory_temp_c": np.nan}},
     )  # fmt: skip
-    store.write_absences([Absence("n0", 1, "memory_temp_c", "unsupported", T0)])
-    store.write_holdings([Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)])
-    store.write_inventory("n0", T0, {"driver": "570.1", "kernel": "6.1"})
-    store.write_events([XID])
+    store.absences.write([Absence("n0", 1, "memory_temp_c", "unsupported", T0)])
+    store.jobs.write_holdings(
+        [Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)]
+    )
+    store.inventories.write_one("n0", T0, {"driver": "570.1", "kernel": "6.1"})
+    store.events.write([XID])
     hook = Webhook(ReceiverOptions("ops", Severity.WARNING, 1), "http://127.0.0.1:9/", bytes(32))
     outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
     now = [T0]
@@ -84,7 +86,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
             pipeline.take_events([XID])
             pipeline.judge_events()
         now[0] = start + BUCKET_MS + 7000
-        pipeline.judge_bucket(store.bucket(index, start))
+        pipeline.judge_bucket(store.buckets.read(index, start))
     now[0] = NOW
     stats = IngestStats()
     facts = ApiSnapshot(pipeline, stats, CollectorConfig())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drover_cli.pki import authority as certs
 from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus
-from drover_collector.api.store_watch import StoreWatch
+from drover_collector.api.store import StoreWatch
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
 from drover_collector.engine.engine import Trouble

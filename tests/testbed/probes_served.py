@@ -46,7 +46,7 @@ class Node:
         request, now_ms = message.probe_request, self.now_ms()
         results = [replace(r, request=request.id, ts_ms=now_ms) for r in self.answer(request)]
         rows = [ProbeRow(r, KEY, "" if r.gpu is None else f"{r.node}-{r.gpu}", "", now_ms) for r in results]
-        await asyncio.to_thread(self.store.write_probes, rows)
+        await asyncio.to_thread(self.store.probes.results.write, rows)
         assert self.desk is not None
         self.desk.take_results(results)
 

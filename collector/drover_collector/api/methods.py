@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 
 from drover_collector.api import (
     actions,
-    backup,
     capacity,
     decisions,
     export,
@@ -25,13 +24,12 @@ from drover_collector.api import (
     jobs,
     nodes,
     probes,
-    risk,
     series,
     silences,
+    store,
     system,
     thermals,
 )
-from drover_collector.api.backtest import backtest_policies
 from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.auth.identity import Identity
 from drover_proto import fleet_methods as wire
@@ -98,9 +96,9 @@ METHODS = _table(
     Rpc(wire.GET_INCIDENT, lambda call: incidents.get_incident(call.facts, call.request, call.may_answer)),
     Rpc(wire.QUERY_SERIES, lambda call: series.query_series(call.facts, call.request)),
     Rpc(wire.LIST_EVENTS, lambda call: incidents.list_events(call.facts, call.request)),
-    Rpc(wire.LIST_RISK, lambda call: risk.list_risk(call.facts, call.request)),
+    Rpc(wire.LIST_RISK, lambda call: fleet.list_risk(call.facts, call.request)),
     Rpc(wire.EXPORT, lambda call: export.export(call.facts, call.request)),
-    Rpc(wire.BACKUP, lambda call: backup.backup(call.facts, call.request)),
+    Rpc(wire.BACKUP, lambda call: store.backup(call.facts, call.request)),
     Rpc(wire.LIST_PROBES, lambda call: probes.list_probes(call.facts, call.request)),
     Rpc(wire.PROBE_HISTORY, lambda call: probes.probe_history(call.facts, call.request)),
     Rpc(wire.LIST_PROBE_ORDERS, lambda call: probes.list_orders(call.facts, call.request)),
@@ -129,5 +127,5 @@ METHODS = _table(
     Rpc(wire.LIST_SILENCES, lambda call: silences.list_silences(call.facts, call.request, call.may_answer)),
     Rpc(wire.CREATE_SILENCE, lambda call: silences.create_silence(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.END_SILENCE, lambda call: silences.end_silence(call.facts, call.request, call.by(call.request.who))),
-    Rpc(wire.BACKTEST_POLICIES, lambda call: backtest_policies(call.facts)),
+    Rpc(wire.BACKTEST_POLICIES, lambda call: decisions.backtest_policies(call.facts)),
 )

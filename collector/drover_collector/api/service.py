@@ -50,7 +50,7 @@ class FleetApi:
         self._read_threads.shutdown(cancel_futures=True)
         self._act_threads.shutdown(cancel_futures=True)
         self._export_thread.shutdown(cancel_futures=True)
-        self._facts.store.stop_backup()
+        self._facts.store.backups.stop()
         self._backup_threads.shutdown(cancel_futures=True)
 
     def _handler(self, rpc: Rpc[Any, Any]) -> Any:

@@ -41,7 +41,7 @@ def list_silences(facts: ApiSnapshot, request: pb.SilencesRequest, may: bool) ->
     now_ms = facts.now_ms()
     known = {silence.id: silence for silence in facts.pipeline.outbox.silences.known(now_ms)}
     if request.since_ms or not facts.pipeline.leading:  # one that stands by has not heard of the newest
-        known |= {silence.id: silence for silence in facts.store.silences(request.since_ms or now_ms)}
+        known |= {silence.id: silence for silence in facts.store.silences.newest(request.since_ms or now_ms)}
     since_ms = request.since_ms or now_ms
     found = sorted((s for s in known.values() if s.until_ms > since_ms), key=lambda s: (s.until_ms, s.id))
     shown = found[: min(request.limit or LISTED, MOST_LISTED)]

@@ -1,15 +1,15 @@
 """The detectors, in the order in which they run.
 
-A detector is a module with NAME, VERSION, EXAMPLES, `detect(window, state, now_ms) -> (findings, state)` and
-`could_not_judge(window) -> list of sentences`. It does no I/O and reads no clock: all it knows is its window and state.
-It owns the state that it is given (None at first) and may alter it in place; the caller keeps only the one it returns.
+A detector is a module that has what `DetectorModule` names; to add one: docs/how-to/add-a-detector.md.
+It does no I/O and reads no clock: all it knows is its window and state. It owns the state that it is given (None at
+first) and may alter it in place; the caller keeps only the one it returns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from drover_collector.detectors import hang, idle, memory
 from drover_collector.detectors._lib.examples import Example
@@ -25,9 +25,33 @@ from drover_collector.detectors.xid import detector as xid
 from drover_core.model.events import Finding, Incident
 
 
+class DetectorModule(Protocol):
+    """What a module has that is a detector."""
+
+    @property
+    def NAME(self) -> str: ...  # noqa: N802  # a module's constant, like those below
+
+    @property
+    def VERSION(self) -> int: ...  # noqa: N802
+
+    @property
+    def QUIET_MS(self) -> int | None: ...  # noqa: N802
+
+    @property
+    def EXAMPLES(self) -> Sequence[Example]: ...  # noqa: N802
+
+    def detect(self, window: Window, state: Any, now_ms: int, /) -> tuple[list[Finding], Any]: ...
+
+    def could_not_judge(self, window: Window, /) -> list[str]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """`quiet_ms`: how long without a finding until its hold on an incident ends; None: it says when it is over."""
+    """One detector, as the engine drives it.
+
+    Attributes:
+        quiet_ms: how long without a finding until its hold on an incident ends; None: it says when it is over.
+    """
 
     name: str
     version: int
@@ -37,26 +61,25 @@ class Detector:
     quiet_ms: int | None
 
 
+MODULES: tuple[DetectorModule, ...] = (
+    xid,
+    liveness,
+    memory,
+    links,
+    hang,
+    thermal,
+    kernel,
+    straggler,
+    drift,
+    idle,
+    risk,
+)
+
+DETECTORS: tuple[Detector, ...] = tuple(
+    Detector(m.NAME, m.VERSION, m.detect, m.could_not_judge, m.EXAMPLES, m.QUIET_MS) for m in MODULES
+)
+
 # What each knows again after a restart of incidents that are open, beside what it sees in the last minutes.
 RESTORED: Mapping[str, Callable[[Sequence[Incident]], object]] = {
     module.NAME: module.restored for module in (xid, memory, links, hang, thermal, straggler, drift, idle)
 }  # liveness needs the fleet too; kernel and risk tell again what still stands
-
-DETECTORS: tuple[Detector, ...] = (
-    Detector(xid.NAME, xid.VERSION, xid.detect, xid.could_not_judge, xid.EXAMPLES, None),
-    Detector(liveness.NAME, liveness.VERSION, liveness.detect, liveness.could_not_judge, liveness.EXAMPLES, None),
-    Detector(memory.NAME, memory.VERSION, memory.detect, memory.could_not_judge, memory.EXAMPLES, memory.QUIET_MS),
-    Detector(links.NAME, links.VERSION, links.detect, links.could_not_judge, links.EXAMPLES, links.QUIET_MS),
-    Detector(hang.NAME, hang.VERSION, hang.detect, hang.could_not_judge, hang.EXAMPLES, hang.QUIET_MS),
-    Detector(
-        thermal.NAME, thermal.VERSION, thermal.detect, thermal.could_not_judge, thermal.EXAMPLES, thermal.QUIET_MS
-    ),
-    Detector(kernel.NAME, kernel.VERSION, kernel.detect, kernel.could_not_judge, kernel.EXAMPLES, kernel.QUIET_MS),
-    Detector(
-        straggler.NAME, straggler.VERSION, straggler.detect, straggler.could_not_judge, straggler.EXAMPLES,
-        straggler.QUIET_MS,
-    ),
-    Detector(drift.NAME, drift.VERSION, drift.detect, drift.could_not_judge, drift.EXAMPLES, drift.QUIET_MS),
-    Detector(idle.NAME, idle.VERSION, idle.detect, idle.could_not_judge, idle.EXAMPLES, idle.QUIET_MS),
-    Detector(risk.NAME, risk.VERSION, risk.detect, risk.could_not_judge, risk.EXAMPLES, risk.QUIET_MS),
-)  # fmt: skip

@@ -98,7 +98,7 @@ class Ingest:
         )  # fmt: skip
         self._hellos = HandshakeHandler(
             index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared,
-            store.gpu_id,
+            store.entities.gpu_id,
         )  # fmt: skip
         self._admission = Admission(self.stats, self._limits)
         self._clocks = Clocks(self.stats, now_ms)

@@ -48,8 +48,8 @@ import json, sys
 from drover_collector.store import Store
 from drover_core.metrics.catalog import Scope
 store = Store.open(sys.argv[1], wait_s=20, retention_days=3650)
-ts = [row["ts_ms"] for row in store._clients.rows("SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL")]
-print(json.dumps({"ts": sorted(ts), "events": len(store.events(0, 2**43, limit=9999))}))
+ts = [row["ts_ms"] for row in store.clients.rows("SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL")]
+print(json.dumps({"ts": sorted(ts), "events": len(store.events.read(0, 2**43, limit=9999))}))
 store.close()  # else the engine crashes with the interpreter's end, now and then
 """
 TESTS = str(Path(__file__).parents[2])

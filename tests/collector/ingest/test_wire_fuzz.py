@@ -239,19 +239,19 @@ class Bench:
         """Of the other nodes' things only the good agent's rows are there, as it sent them; nothing stands under a
         GPU of theirs but what is theirs; no record of theirs came from the bad node."""
         store = self.store
-        rows = store._clients.rows(
+        rows = store.clients.rows(
             "SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, power_w, gpu_temp_c FROM gpu_samples FINAL"
         )
-        mine = store.gpu_id(gpu_key(0, 0), GOOD_NODE, index_of().near(GOOD_NODE))
+        mine = store.entities.gpu_id(gpu_key(0, 0), GOOD_NODE, index_of().near(GOOD_NODE))
         seen = [row for row in rows if row["entity_id"] == mine]
         sent = {T0 + seq % 1900 for seq in range(1, self.sequence + 1)}
         assert {row["ts_ms"] for row in seen} == sent
-        placed = store._clients.rows("SELECT entity_id, scope, key, node FROM entities FINAL")
+        placed = store.clients.rows("SELECT entity_id, scope, key, node FROM entities FINAL")
         for row in placed:
             if row["scope"] != "gpu":
                 assert row["key"].partition("/")[0] == row["node"], row
         for table in ("events", "absences", "holdings"):
-            nodes = {row["node"] for row in store._clients.rows(f"SELECT DISTINCT node FROM {table}")}
+            nodes = {row["node"] for row in store.clients.rows(f"SELECT DISTINCT node FROM {table}")}
             assert not nodes & {GOOD_NODE, "n2"}, (table, nodes)
 
 

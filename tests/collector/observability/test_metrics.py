@@ -12,9 +12,9 @@ import pytest
 import urllib3
 from prometheus_client import Histogram
 
-from drover_collector.api import store_watch
+from drover_collector.api import store as store_watch
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_collector.api.store_watch import StoreWatch
+from drover_collector.api.store import StoreWatch
 from drover_collector.ingest.stats import MOST_LABELS
 from drover_collector.observability.metrics_server import MetricsServer, exposition
 from drover_collector.observability.page import Page
@@ -122,7 +122,7 @@ def test_a_store_that_hangs_holds_up_no_scrape(
         assert goes_on.wait(60)
         return []
 
-    monkeypatch.setattr(facts.store, "partitions", partitions)
+    monkeypatch.setattr(facts.store.sizes, "partitions", partitions)
     monkeypatch.setattr(store_watch, "WAIT_S", 0.05)
     for _ in range(5):
         page = samples(exposition(facts, watch))
@@ -141,7 +141,7 @@ def test_old_figures_are_not_shown(facts: ApiSnapshot, watch: StoreWatch, monkey
     def away() -> list[object]:
         raise StoreError("the store is away")
 
-    monkeypatch.setattr(facts.store, "partitions", away)
+    monkeypatch.setattr(facts.store.sizes, "partitions", away)
     monkeypatch.setattr(store_watch, "OLD_S", 0)
     assert watch.look() is None
 
@@ -151,7 +151,7 @@ def test_one_scrape_asks_the_store_nothing_within_ten_seconds_of_another(
 ) -> None:
     first = exposition(facts, watch)
     asked: list[str] = []
-    monkeypatch.setattr(store._clients, "arrow", lambda sql, *_: asked.append(sql))
+    monkeypatch.setattr(store.clients, "arrow", lambda sql, *_: asked.append(sql))
     second = exposition(facts, watch)
     assert asked == []
     assert names_of(first) == names_of(second)

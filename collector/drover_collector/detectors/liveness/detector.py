@@ -46,6 +46,7 @@ from drover_core.model.events import (
 
 NAME = "liveness"
 VERSION = 1
+QUIET_MS = None  # it says itself when something is over
 KIND = IncidentKind.LIVENESS
 
 DRAIN_AFTER_MS = 300_000  # of silence: Slurm's SlurmdTimeout default, after which it too sets a node DOWN

@@ -46,6 +46,7 @@ from drover_core.xid.codes import SYMPATHETIC, previous_xid_from_message
 
 NAME = "xid"
 VERSION = 1
+QUIET_MS = None  # it says itself when something is over
 
 BURST_GAP_MS = 180_000  # lines closer than this are one burst (NVSentinel: 3 min)
 REPEAT_WINDOW_MS = 24 * 3_600_000  # in which repeats count (NVSentinel, NVIDIA's workflows for 13 and 31)

@@ -72,7 +72,7 @@ class Orders:
             made = ProbeOrder(
                 f"p{secrets.token_hex(8)}", node, slots, level, names, why, "asked", now_ms, incident_id, by
             )
-            self._store.write_probe_orders([made])
+            self._store.probes.orders.write([made])
             open_[made.id] = OpenOrder(made, now_ms, None)
         log.info("probes of %s asked for (%s, by %s): %s", node, why.value, by, made.id)
         self._rouse()
@@ -108,7 +108,7 @@ class Orders:
                 )
                 for node in members
             ]  # fmt: skip
-            self._store.write_probe_orders(made)
+            self._store.probes.orders.write(made)
             open_.update({order.id: OpenOrder(order, now_ms, None) for order in made})
         log.info("probes of a group asked for (%s, by %s): %s", why.value, by, ", ".join(members))
         self._rouse()
@@ -139,9 +139,9 @@ class Orders:
 
     def _read(self) -> dict[str, OpenOrder]:
         if self._open is None:
-            self._open = {held.order.id: held for held in self._store.open_probe_orders()}
+            self._open = {held.order.id: held for held in self._store.probes.orders.open()}
             # Closing results that came before a stop: seen again.
-            self._ended.update(dict.fromkeys(self._store.ended_requests(list(self._open))))
+            self._ended.update(dict.fromkeys(self._store.probes.results.ended(list(self._open))))
         return self._open
 
     def _rouse(self) -> None:
