@@ -214,7 +214,7 @@ class EngineThread:
             acting.append(
                 f"{len(undone)} actions failed; each is tried again hourly if its node is in service; {first}"
             )
-        return [*list(self.ticks.troubles.values()), *self.outbox.troubles, *acting]
+        return [*list(self.ticks.troubles.values()), *self.outbox.delivery.troubles.values(), *acting]
 
     def answer(self, approval: Approval, audit: Audit) -> Outcome:
         """A person's answer to a decision; returns when what follows from it is stored, or waits for the store.

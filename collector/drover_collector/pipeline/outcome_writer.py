@@ -140,7 +140,7 @@ class OutcomeWriter:
             return
         self._refreshed_ms = now_ms
         try:
-            self._outbox.refresh(self.known().values())
+            self._outbox.repeat(self.known().values())
         except Exception as error:  # noqa: BLE001  # nor may this end detection
             self._ticks.failed(error, now_ms)
 
@@ -151,7 +151,7 @@ class OutcomeWriter:
             )
         try:
             self._outbox.enqueue_unstored(result.outcome.incidents)
-            self._outbox.tell(result.news, self._known(result), blind=True)
+            self._outbox.send_updates(result.news, self._known(result), from_memory=True)
         except Exception as error:  # noqa: BLE001  # nor may this end detection
             self._ticks.failed(error, self._now_ms())
 
@@ -214,7 +214,7 @@ class OutcomeWriter:
             lambda: self._write_findings(outcome.findings),
             lambda: store.health.write([dataclasses.asdict(change) for change in outcome.health]),
             lambda: self._outbox.enqueue(outcome.incidents),
-            lambda: self._outbox.tell(result.news, self._known(result)),
+            lambda: self._outbox.send_updates(result.news, self._known(result)),
             lambda: store.events.write_judged(result.events),
         ]
         for step in steps:

@@ -20,7 +20,7 @@ from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
 from drover_collector.engine.engine import Outcome
-from drover_collector.notify import Outbox
+from drover_collector.notify import Outbox, OutboxOptions
 from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.routes import RouteConfig, Routes
@@ -63,7 +63,9 @@ class Site:
     async def running(self) -> AsyncIterator[Pipeline]:
         webhook = Webhook(ReceiverOptions("ops", Severity.WARNING, 10.0), self.receiver.url, b"k" * 32)
         routes = Routes([webhook], [RouteConfig(("ops",), group_wait_s=self.wait_s)])
-        outbox = Outbox(self.store, [webhook], "http://console", routes=routes, now_ms=lambda: self.now_ms)
+        outbox = Outbox(
+            self.store, [webhook], "http://console", OutboxOptions(routes=routes), now_ms=lambda: self.now_ms
+        )
         made = Pipeline(
             INDEX, self.store, self.policy, outbox, lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"
         )

@@ -80,7 +80,7 @@ def test_what_is_news_and_what_is_not() -> None:
 
 
 def tell(scene: Scene, *news: IncidentUpdate) -> int:
-    made = scene.outbox.tell(news, scene.open)
+    made = scene.outbox.send_updates(news, scene.open)
     scene.run()
     return made
 
@@ -143,7 +143,7 @@ def test_told_from_memory_while_the_store_fails_it_is_not_told_again() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     scene.tell(fault())
-    assert scene.outbox.tell([ASKED], scene.open, blind=True) == 1
+    assert scene.outbox.send_updates([ASKED], scene.open, from_memory=True) == 1
     scene.run()
     assert tell(scene, ASKED) == 0
     assert ops.heard() == ["opened", "asks"]

@@ -17,8 +17,9 @@ import pytest
 
 from drover_collector.notify import (
     Outbox,
+    OutboxOptions,
     Webhook,
-    tell,
+    describe,
 )
 from drover_collector.notify import (
     delivery_worker as courier,
@@ -106,7 +107,7 @@ def outboxes(store: Store) -> Iterator[Callable[..., Outbox]]:
     made: list[Outbox] = []
 
     def make(*webhooks: Webhook, delays_s: tuple[float, ...] = (0.01,) * 7) -> Outbox:
-        outbox = Outbox(store, webhooks, "http://console/", delays_s=delays_s)
+        outbox = Outbox(store, webhooks, "http://console/", OutboxOptions(delays_s=delays_s))
         made.append(outbox)
         outbox.start()
         return outbox
@@ -171,7 +172,7 @@ def test_failures_are_tried_again_under_the_same_id(
     until(lambda: states(store) == [("delivered", 4)], "delivered at the fourth try")
     assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
     assert len({body for _, _, body in receiver.got}) == 1
-    assert outbox.troubles == []
+    assert list(outbox.delivery.troubles.values()) == []
 
 
 def test_a_receiver_that_never_takes_it_is_given_up(
@@ -182,9 +183,9 @@ def test_a_receiver_that_never_takes_it_is_given_up(
     outbox.enqueue([INCIDENT])
     until(lambda: states(store) == [("failed", 8)], "given up after eight tries")
     (row,) = store.outbox.of_incidents("i1")
-    assert tell(row) == "ops: incident.opened given up: answered 500"
-    assert outbox.troubles == ["Webhook ops does not accept messages: answered 500."]
-    assert outbox.pending == {"ops": 0}
+    assert describe(row) == "ops: incident.opened given up: answered 500"
+    assert list(outbox.delivery.troubles.values()) == ["Webhook ops does not accept messages: answered 500."]
+    assert outbox.delivery.pending == {"ops": 0}
 
 
 def test_the_tries_span_about_an_hour() -> None:
@@ -342,7 +343,7 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
     assert [(t["type"], t["data"]["id"]) for t in told if t["data"]["id"] != other.id] == [
         ("incident.opened", "mass"), ("incident.closed", "mass"),
     ]  # fmt: skip
-    (line,) = [tell(row) for row in store.outbox.of_incidents(held[59].id)]
+    (line,) = [describe(row) for row in store.outbox.of_incidents(held[59].id)]
     assert line == "ops: incident.opened not sent: mass event mass was told instead"
     worse = dataclasses.replace(held[59], version=4, action=RecommendedAction.ISOLATE)
     assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"

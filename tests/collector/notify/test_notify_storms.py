@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from drover_collector.notify import Delivery, outbox
+from drover_collector.notify import Delivery, notification_states
 from drover_collector.notify import delivery_worker as courier
 from drover_collector.notify.delivery_recorder import STOP_S
 from drover_collector.notify.delivery_worker import DeliveryWorker
 from drover_collector.notify.routes import RouteConfig
 from drover_collector.notify.state import AGAIN_MS
-from drover_collector.notify.test_command import try_out
+from drover_collector.notify.test_command import send_test
 from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.store import OutboxRow
 from drover_core.model.events import (
@@ -119,7 +119,7 @@ def test_what_found_the_queue_full_is_told_hours_later(monkeypatch: pytest.Monke
 
 
 def test_one_that_forgets_is_told_of_what_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "REMEMBERED", 3)
+    monkeypatch.setattr(notification_states, "MAX_KNOWN", 3)
     manager = Listener("am", repeat_s=120)
     scene = Scene(manager)
     scene.tell(fault("old"))
@@ -136,7 +136,7 @@ def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
     scene.outbox.enqueue([fault(f"i{n}") for n in range(20)])
     scene.now_ms += 1000
     scene.outbox.enqueue([fault("worst", severity=Severity.CRITICAL), fault("i0", 2, Severity.CRITICAL)])
-    scene.outbox.step()
+    scene.outbox.delivery.step()
     assert (ops.heard(), ops.heard("worst")) == (["opened"], ["opened"])
     scene.run()
     assert ops.heard("i0") == ["opened", "changed"], "those of one incident stay in their order"
@@ -209,8 +209,8 @@ def test_a_defect_of_a_receiver_names_no_secret_and_loses_nothing(
     scene = Scene(broken, well)
     broken.answer = AWAY
     scene.tell(fault())
-    assert not try_out([broken, well], Severity.WARNING, "http://console")
-    said = caplog.text + "".join(capsys.readouterr()) + " ".join(scene.outbox.troubles)
+    assert not send_test([broken, well], Severity.WARNING, "http://console")
+    said = caplog.text + "".join(capsys.readouterr()) + " ".join(scene.outbox.delivery.troubles.values())
     assert "ValueError" in said
     assert "hunter2" not in said
     assert well.heard() == ["opened", "opened"], "the trial's too"
