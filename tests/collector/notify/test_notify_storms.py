@@ -11,6 +11,7 @@ from drover_collector.notify import Delivery, notification_states
 from drover_collector.notify import delivery_worker as courier
 from drover_collector.notify.delivery_recorder import STOP_S
 from drover_collector.notify.delivery_worker import DeliveryWorker
+from drover_collector.notify.message_queue import MessageQueue
 from drover_collector.notify.routes import RouteConfig
 from drover_collector.notify.state import AGAIN_MS
 from drover_collector.notify.test_command import send_test
@@ -145,13 +146,13 @@ def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
 
 def test_a_storm_is_not_searched_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    standing = DeliveryWorker._standing
+    valid = MessageQueue._valid
 
-    def counted(self: DeliveryWorker, id_: str, next_ms: int) -> OutboxRow | None:
+    def counted(self: MessageQueue, id_: str, next_ms: int) -> OutboxRow | None:
         looks.append(id_)
-        return standing(self, id_, next_ms)
+        return valid(self, id_, next_ms)
 
-    monkeypatch.setattr(DeliveryWorker, "_standing", counted)
+    monkeypatch.setattr(MessageQueue, "_valid", counted)
     scene = Scene()
     (ops,) = scene.listeners
     ops.answer = AWAY

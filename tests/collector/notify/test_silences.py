@@ -139,8 +139,16 @@ GOOD = '[[maintenance]]\nname = "m"\nwhy = "updates"\ndays = ["monday"]\nstart =
         ("hours = 2", "hours = 73", "8: maintenance[0].hours: must be from 0.1 to 72, found 73.0"),
         ("hours = 2\n", "", "3: maintenance[0].hours: missing; how long it lasts"),
         ('pool = ["lab"]\n', "", "3: maintenance[0]: say where: give node, rack, leaf or pool"),
-        ('pool = ["lab"]', 'pool = ["lab"]\ntime_zone = "Berlin"', "10: maintenance[0].time_zone: is not a time zone of"),
-        ('pool = ["lab"]', 'pool = ["lab"]\ntime_zone = "Europe"', "10: maintenance[0].time_zone: is not a time zone of"),
+        (
+            'pool = ["lab"]',
+            'pool = ["lab"]\ntime_zone = "Berlin"',
+            "10: maintenance[0].time_zone: is not a time zone of",
+        ),
+        (
+            'pool = ["lab"]',
+            'pool = ["lab"]\ntime_zone = "Europe"',
+            "10: maintenance[0].time_zone: is not a time zone of",
+        ),
         ('"updates"', '" "', "5: maintenance[0].why: is empty"),
     ],
 )
