@@ -100,8 +100,8 @@ def loaded(folder: Path, routes: str) -> Any:
 @pytest.mark.parametrize(
     ("routes", "line", "says"),
     [
-        ('[[notify.route]]\nreceivers = ["opps"]', 6, "route[0].receivers: 'opps' is not a configured receiver; there are ops"),
-        ('[[notify.route]]\nreceivers = ["ops"]\nkind = ["heat"]', 7, "route[0].kind: 'heat' is not one of straggler, "),
+        ('[[notify.route]]\nreceivers = ["opps"]', 6, "'opps' is not a configured receiver; there are ops"),
+        ('[[notify.route]]\nreceivers = ["ops"]\nkind = ["heat"]', 7, "kind: 'heat' is not one of straggler, "),
         ('[[notify.route]]\nreceivers = ["ops"]\nseverity = ["bad"]', 7, "'bad' is not one of info, warning, critical"),
         ('[[notify.route]]\nreceivers = ["ops"]\nscope = ["pod"]', 7, "'pod' is not one of gpu, node, rack"),
         ('[[notify.route]]\nreceivers = ["ops"]\ncontinues = true', 7, "did you mean notify.route[0].continue?"),
@@ -112,7 +112,7 @@ def loaded(folder: Path, routes: str) -> Any:
             '[[notify.route]]\nreceivers = ["ops"]\nkind = ["link"]\npool = ["lab"]',
             8, "notify.route[1]: nothing reaches it: notify.route[0] matches the same",
         ),
-        ("[[notify.route]]\nreceivers = []", 5, "route[0]: matches everything, and no route names 'ops', which is never"),
+        ("[[notify.route]]\nreceivers = []", 5, "matches everything, and no route names 'ops', which is never"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_routes_is_told_with_its_line(tmp_path: Path, routes: str, line: int, says: str) -> None:

@@ -142,12 +142,12 @@ GOOD = '[[maintenance]]\nname = "m"\nwhy = "updates"\ndays = ["monday"]\nstart =
         (
             'pool = ["lab"]',
             'pool = ["lab"]\ntime_zone = "Berlin"',
-            "10: maintenance[0].time_zone: is not a time zone of",
+            "10: maintenance[0].time_zone: is not a time zone",
         ),
         (
             'pool = ["lab"]',
             'pool = ["lab"]\ntime_zone = "Europe"',
-            "10: maintenance[0].time_zone: is not a time zone of",
+            "10: maintenance[0].time_zone: is not a time zone",
         ),
         ('"updates"', '" "', "5: maintenance[0].why: is empty"),
     ],
