@@ -211,6 +211,19 @@ def _fallback_file(url: str) -> Path | None:
     return Path(folder) / "told-unstored.jsonl" if folder else None
 
 
+def _outbox(config: CollectorConfig, spec: FleetSpec, store: Store) -> Outbox:
+    """
+    Raises:
+        SettingsError: a receiver's secret cannot be read.
+    """
+    receivers = notifiers(config.notify, config.webhooks, spec)
+    options = OutboxOptions(
+        Routes(receivers, config.notify.route, spec.by_name), Silences(spec.by_name, config.maintenance),
+        fallback_file=_fallback_file(config.store.url),
+    )  # fmt: skip
+    return Outbox(store, receivers, config.console.url, options)
+
+
 async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -239,12 +252,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     )
     try:
         check_disk(config.store, store.sizes.disk())
-        receivers = notifiers(config.notify, config.webhooks, spec)
-        options = OutboxOptions(
-            Routes(receivers, config.notify.route, spec.by_name), Silences(spec.by_name, config.maintenance),
-            fallback_file=_fallback_file(config.store.url),
-        )  # fmt: skip
-        outbox = Outbox(store, receivers, config.console.url, options)
+        outbox = _outbox(config, spec, store)
         pipeline = Pipeline(
             index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
             watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),

@@ -7,7 +7,7 @@ fields allow.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -169,22 +169,10 @@ def read_message(body: bytes, places: Places) -> Notification:
     """
     message = json.loads(body)
     data: dict[str, Any] = message["data"]
-    members = tuple(_name(node, gpu) for node, gpu in data.get("members") or ())
-    nodes = dict.fromkeys(node for node, _ in data.get("members") or ())
-    if data.get("node"):
-        nodes[data["node"]] = None
-    known = [places[node] for node in nodes if node in places]
-    rack, pool, sku = (
-        (_same(values) for values in zip(*((p.rack, p.pool, p.sku) for p in known), strict=True))
-        if (known and len(known) == len(nodes))
-        else ("", "", "")
-    )
     sent_ms = from_iso(message["timestamp"])
     opened_ms = from_iso(data.get("opened") or message["timestamp"])
     scope, gpu, action = str(data.get("scope") or ""), data.get("gpu"), str(data.get("action") or "none")
-    where = _where(scope, data, rack, len(nodes))
-    parts = (f"rack {rack}" if rack and f"rack {rack}" != where else "", f"pool {pool}" if pool else "", sku)
-    place = ", ".join(part for part in parts if part)
+    location = _location(data, places)
     return Notification(
         step=str(message["type"]).rpartition(".")[2],
         id=str(data["id"]),
@@ -194,11 +182,11 @@ def read_message(body: bytes, places: Places) -> Notification:
         scope=scope,
         node=str(data.get("node") or ""),
         gpu=gpu if isinstance(gpu, int) else None,
-        where=where,
-        place=place,
-        rack=rack,
-        pool=pool,
-        members=members,
+        where=location.where,
+        place=location.place,
+        rack=location.rack,
+        pool=location.pool,
+        members=tuple(_name(node, gpu) for node, gpu in data.get("members") or ()),
         summary=str(data.get("summary") or ""),
         advice=str(data.get("advice") or ""),
         evidence=tuple(str(e["text"]) for e in (data.get("evidence") or ())[:MAX_EVIDENCE] if e.get("text")),
@@ -256,8 +244,31 @@ def _name(node: str, gpu: int | None) -> str:
     return str(node) if gpu is None else f"{node} GPU {gpu}"
 
 
-def _where(scope: str, data: Mapping[str, Any], rack: str, nodes: int) -> str:
-    count = f"the {scope or 'fleet'}" if not nodes else "1 node" if nodes == 1 else f"{nodes} nodes"
+@dataclass(frozen=True, slots=True)
+class _Location:
+    """As in `Notification`. `rack` and `pool`: "" if unknown or different between nodes."""
+
+    where: str
+    place: str
+    rack: str
+    pool: str
+
+
+def _location(data: Mapping[str, Any], places: Places) -> _Location:
+    nodes = dict.fromkeys(node for node, _ in data.get("members") or ())
+    if data.get("node"):
+        nodes[data["node"]] = None
+    specs = [places[node] for node in nodes if node in places]
+    if len(specs) < len(nodes):
+        specs = []
+    rack, pool, sku = (_same([getattr(spec, key) for spec in specs]) for key in ("rack", "pool", "sku"))
+    where = _where(data, rack, len(nodes))
+    parts = (f"rack {rack}" if rack and f"rack {rack}" != where else "", f"pool {pool}" if pool else "", sku)
+    return _Location(where, ", ".join(part for part in parts if part), rack, pool)
+
+
+def _where(data: Mapping[str, Any], rack: str, nodes: int) -> str:
+    scope = str(data.get("scope") or "")
     if data.get("node"):
         node = str(data["node"])
         return _name(node, data.get("gpu")) if data.get("gpu") is not None else f"node {node}"
@@ -265,10 +276,11 @@ def _where(scope: str, data: Mapping[str, Any], rack: str, nodes: int) -> str:
         return job_label(str(data["job"]))
     if scope == "rack" and rack:
         return f"rack {rack}"
+    count = f"the {scope or 'fleet'}" if not nodes else "1 node" if nodes == 1 else f"{nodes} nodes"
     return f"{count} of one {scope}" if scope in ("rack", "leaf", "job") else count
 
 
-def _same(values: tuple[str, ...]) -> str:
+def _same(values: Sequence[str]) -> str:
     return values[0] if values and len(set(values)) == 1 else ""
 
 

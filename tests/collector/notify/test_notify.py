@@ -303,7 +303,7 @@ def test_messages_for_a_webhook_that_is_gone_are_given_up(outboxes: Callable[...
     store.outbox.write(OutboxRow("m1", "i1", "old", '{"type": "incident.opened"}', 1, "pending", 0, 1, ""))
     outboxes()
     assert states(store) == [("failed", 0)]
-    assert "no receiver 'old' is configured any more" in store.outbox.of_incidents("i1")[0].detail
+    assert "receiver 'old' is no longer configured" in store.outbox.of_incidents("i1")[0].detail
 
 
 def test_receivers_get_from_their_severity_on(
@@ -344,7 +344,7 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
         ("incident.opened", "mass"), ("incident.closed", "mass"),
     ]  # fmt: skip
     (line,) = [describe(row) for row in store.outbox.of_incidents(held[59].id)]
-    assert line == "ops: incident.opened not sent: mass event mass was told instead"
+    assert line == "ops: incident.opened not sent: the message of mass event mass was sent instead"
     worse = dataclasses.replace(held[59], version=4, action=RecommendedAction.ISOLATE)
     assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"
     until(lambda: len(receiver.got) == 4, "told, for the first time")
