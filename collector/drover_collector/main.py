@@ -317,7 +317,7 @@ async def _serve(
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
     gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
-    listeners = IngestListeners(pipeline.take_events, pipeline.take_unstored, probing.desk.take_results)
+    listeners = IngestListeners(pipeline.take_events, pipeline.take_unstored, probing.desk.orders.take_results)
     ingest = IngestService(IngestContext(pipeline.store, pipeline.index, listeners))
     pipeline.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream

@@ -112,7 +112,7 @@ class Asking:
         maintained = self.maintained()
         self._tell_refused({w.node for w in wishes if w.incident_id} | self._unprotected)
         return [
-            self.desk.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
+            self.desk.orders.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
             for w in wishes
             if w.node not in maintained and not self.desk.protection.refused(w.node)
         ]
@@ -152,7 +152,7 @@ class Asking:
             )  # fmt: skip
         orders = self.store.probes.orders.newest(since_ms=now_ms - DAY_MS, limit=100_000)
         asked = sum(o.why is ProbeReason.IDLE for o in orders)
-        open_ = {o.node for o in self.desk.open_orders()}
+        open_ = {o.node for o in self.desk.orders.open_orders()}
         return upkeep(nodes, open_, asked, self.config, self.config.most_at_once - len(open_))
 
     def _look(self, now_ms: int) -> None:
