@@ -9,8 +9,8 @@ from typing import cast
 
 import numpy as np
 import pytest
-from collector.test_probe_orders import Answers, Bench, bench, closing, figure, requested
 
+from collector.probes.test_probe_orders import Answers, Bench, bench, closing, figure, requested
 from drover_collector.probes.context import Stream
 from drover_collector.probes.judging.group_orders import Ran, blames_of, verdicts
 from drover_collector.probes.scheduling.follow_ups import ROUNDS, follow_ups

@@ -48,11 +48,8 @@ class Bench:
             self.store,
             index_of(),
             self.config,
-            stream=self.collector.ingest.stream,
-            leading=lambda: self.leading,
-            now_ms=lambda: self.collector.now_ms,
-            poll_s=0.02,
-            held=lambda: self.held,
+            NodeAccess(self.collector.ingest.stream, busy=lambda: self.held),
+            ProbeRuntime(lambda: self.leading, lambda: self.collector.now_ms, poll_s=0.02),
         )
         self.collector.on_probes = self.desk.orders.take_results
         self.desk.on_verdicts.append(self.verdicts.extend)
