@@ -115,7 +115,7 @@ async def test_an_address_that_nobody_knows_is_told(store: Store) -> None:
         (["n0"], [], "a group has 2 to 256 nodes, each once"),
         (["n0", "n0"], [], "a group has 2 to 256 nodes, each once"),
         (["n0", "n9"], [], "no node is called 'n9'"),
-        (["n0", "n1"], ["sdc"], "'sdc' is no probe of a group; there are allreduce_group, "),
+        (["n0", "n1"], ["sdc"], "'sdc' is not a probe for groups; there are allreduce_group, "),
     ],
 )
 def test_what_no_group_is(nodes: list[str], probes: list[str], text: str) -> None:
