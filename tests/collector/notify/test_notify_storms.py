@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from drover_collector.notify import Delivery, notification_states
+from drover_collector.notify import Delivery, delivery_pool, notification_states
 from drover_collector.notify import delivery_worker as courier
 from drover_collector.notify.delivery_recorder import STOP_S
 from drover_collector.notify.delivery_worker import DeliveryWorker
@@ -188,7 +189,8 @@ def test_a_stop_waits_once_for_all_that_hang(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(DeliveryWorker, "is_alive", lambda _: True)
     monkeypatch.setattr(DeliveryWorker, "join", join)
-    monkeypatch.setattr("time.monotonic", lambda: clock_s[0])
+    for module in (delivery_pool, courier):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     scene.outbox.stop()
     assert len(waits_s) == 5
     assert sum(waits_s) == STOP_S
