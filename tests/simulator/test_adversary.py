@@ -342,7 +342,11 @@ def test_what_a_site_lacks_is_absent_and_never_a_number() -> None:
     for tick, _ in zip(fleet.ticks(), range(20), strict=False):
         for name, where in fleet.realism.gpu_lacks.items():
             assert np.isnan(tick.gpu[name][where]).all()
-        for columns, heard in ((tick.gpu, tick.gpu_heard), (tick.node, tick.node_heard), (tick.link, tick.link_heard)):
+        for columns, heard in (
+            (tick.gpu, tick.gpu_present),
+            (tick.node, tick.node_present),
+            (tick.link, tick.link_present),
+        ):
             assert all(np.isnan(values[~heard]).all() for values in columns.values())
             assert all(len(values) == len(heard) for values in columns.values())
 

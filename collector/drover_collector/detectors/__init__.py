@@ -1,15 +1,13 @@
-"""The detectors, in the order in which they run.
+"""Detect faults in windows of telemetry and events: one module for each detector, listed in DETECTORS.
 
-A detector is a module with NAME, VERSION, EXAMPLES, `detect(window, state, now_ms) -> (findings, state)` and
-`could_not_judge(window) -> list of sentences`. It does no I/O and reads no clock: all it knows is its window and state.
-It owns the state that it is given (None at first) and may alter it in place; the caller keeps only the one it returns.
+To add a detector, write a module that fits `DetectorModule` and add it to DETECTORS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from drover_collector.detectors import hang, idle, memory
 from drover_collector.detectors._lib.examples import Example
@@ -22,12 +20,45 @@ from drover_collector.detectors.risk import detector as risk
 from drover_collector.detectors.straggler import detector as straggler
 from drover_collector.detectors.thermal import detector as thermal
 from drover_collector.detectors.xid import detector as xid
+from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Finding, Incident
+
+
+class DetectorModule(Protocol):
+    """A detector. It does no I/O and reads no clock: it knows its window and its state only.
+
+    Attributes:
+        QUIET_MS: how long without a finding until an incident no longer needs this detector; None: the detector reports
+            the end itself.
+        EXAMPLES: windows with and without a fault, which the tests play.
+    """
+
+    NAME: str
+    VERSION: int
+
+    @property
+    def QUIET_MS(self) -> int | None: ...  # noqa: N802  # a constant of the module
+
+    @property
+    def EXAMPLES(self) -> Sequence[Example]: ...  # noqa: N802  # a constant of the module
+
+    def detect(self, window: Window, state: Any, now_ms: int, /) -> tuple[list[Finding], Any]:
+        """Return the findings of now and the new state.
+
+        Args:
+            state: what the last call returned; None at first. It may be changed in place.
+        """
+
+    def could_not_judge(self, window: Window, /) -> list[str]:
+        """Return a sentence for each fault that the newest bucket has no metrics for."""
+
+    def restored(self, incidents: Sequence[Incident], index: FleetIndex, started_ms: int, /) -> Any:
+        """Return the state that resumes the open incidents of a former run of the collector; None if none is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """`quiet_ms`: how long without a finding until its hold on an incident ends; None: it says when it is over."""
+    """A row of DETECTORS; see `DetectorModule`."""
 
     name: str
     version: int
@@ -35,28 +66,18 @@ class Detector:
     could_not_judge: Callable[[Window], list[str]]
     examples: Sequence[Example]
     quiet_ms: int | None
+    restored: Callable[[Sequence[Incident], FleetIndex, int], Any] = lambda _incidents, _index, _started_ms: None
+
+    @classmethod
+    def of(cls, module: DetectorModule) -> Detector:
+        return cls(
+            module.NAME, module.VERSION, module.detect, module.could_not_judge, module.EXAMPLES, module.QUIET_MS,
+            module.restored,
+        )  # fmt: skip
 
 
-# What each knows again after a restart of incidents that are open, beside what it sees in the last minutes.
-RESTORED: Mapping[str, Callable[[Sequence[Incident]], object]] = {
-    module.NAME: module.restored for module in (xid, memory, links, hang, thermal, straggler, drift, idle)
-}  # liveness needs the fleet too; kernel and risk tell again what still stands
-
-DETECTORS: tuple[Detector, ...] = (
-    Detector(xid.NAME, xid.VERSION, xid.detect, xid.could_not_judge, xid.EXAMPLES, None),
-    Detector(liveness.NAME, liveness.VERSION, liveness.detect, liveness.could_not_judge, liveness.EXAMPLES, None),
-    Detector(memory.NAME, memory.VERSION, memory.detect, memory.could_not_judge, memory.EXAMPLES, memory.QUIET_MS),
-    Detector(links.NAME, links.VERSION, links.detect, links.could_not_judge, links.EXAMPLES, links.QUIET_MS),
-    Detector(hang.NAME, hang.VERSION, hang.detect, hang.could_not_judge, hang.EXAMPLES, hang.QUIET_MS),
-    Detector(
-        thermal.NAME, thermal.VERSION, thermal.detect, thermal.could_not_judge, thermal.EXAMPLES, thermal.QUIET_MS
-    ),
-    Detector(kernel.NAME, kernel.VERSION, kernel.detect, kernel.could_not_judge, kernel.EXAMPLES, kernel.QUIET_MS),
-    Detector(
-        straggler.NAME, straggler.VERSION, straggler.detect, straggler.could_not_judge, straggler.EXAMPLES,
-        straggler.QUIET_MS,
-    ),
-    Detector(drift.NAME, drift.VERSION, drift.detect, drift.could_not_judge, drift.EXAMPLES, drift.QUIET_MS),
-    Detector(idle.NAME, idle.VERSION, idle.detect, idle.could_not_judge, idle.EXAMPLES, idle.QUIET_MS),
-    Detector(risk.NAME, risk.VERSION, risk.detect, risk.could_not_judge, risk.EXAMPLES, risk.QUIET_MS),
-)  # fmt: skip
+# In the order in which they run.
+DETECTORS: tuple[Detector, ...] = tuple(
+    Detector.of(module)
+    for module in (xid, liveness, memory, links, hang, thermal, kernel, straggler, drift, idle, risk)
+)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from drover_collector.detectors import Detector
 from drover_collector.detectors._lib.inventory import Inventory
-from drover_collector.detectors._lib.rhythm import ReportInterval, Times, least_silence_ms
+from drover_collector.detectors._lib.report_interval import ReportInterval, Times, least_silence_ms
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.risk.model import Troubles
@@ -77,7 +77,7 @@ class DetectorRunner:
 
     def hear(self, bucket: Bucket) -> None:
         self.buckets.append(bucket)
-        self.rhythm.hear(bucket)
+        self.rhythm.add_bucket(bucket)
         self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms

@@ -306,7 +306,7 @@ class Engine:
         if not isinstance(heard, liveness.LivenessState):
             return NodeNow(0, (0,) * (end - first), said, resets, late_ms, asked)
         answered = tuple(heard.answered_ms[first:end].tolist())
-        return NodeNow(int(heard.heard_ms[n]), answered, said, resets, late_ms, asked)
+        return NodeNow(int(heard.seen_ms[n]), answered, said, resets, late_ms, asked)
 
     def _asked(self, first: int, end: int) -> dict[int, int]:
         """What the drivers of a node's GPUs ask for, by their newest values: slot -> number, where it is not 0."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from drover_collector.actions.base import LaterError
 from drover_collector.actions.dispatcher import ActionDispatcher
-from drover_collector.detectors._lib.inventory import Told
+from drover_collector.detectors._lib.inventory import InventoryReport
 from drover_collector.engine.engine import Engine, Outcome
 from drover_collector.engine.late_events import HISTORY_MS
 from drover_collector.engine.node_state import Survey
@@ -156,7 +156,7 @@ class EngineThread:
         self.saving.known = lambda: self.incidents
         self._inventories = Inventories(store)
         self._left: list[Event] = []  # by a crash, and not judged yet; see `judge_left`
-        self._told: Sequence[Told] = ()  # of inventories, for the next bucket
+        self._told: Sequence[InventoryReport] = ()  # of inventories, for the next bucket
         self.next_ms = self.started_ms // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.busy = False  # a bucket is being read or judged
         self.pauses = Pauses(self.started_ms)

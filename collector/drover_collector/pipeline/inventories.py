@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from drover_collector.detectors._lib.inventory import Told
+from drover_collector.detectors._lib.inventory import InventoryReport
 from drover_collector.store import Store
 
 BEFORE_MS = 72 * 3_600_000  # a start must know what changed within a rollout (detectors/drift.py)
@@ -24,7 +24,7 @@ class Inventories:
         self._mark = -1
         self._upto_ms = 0
 
-    def restore(self, now_ms: int, nodes: int) -> Sequence[Callable[[], Sequence[Told]]]:
+    def restore(self, now_ms: int, nodes: int) -> Sequence[Callable[[], Sequence[InventoryReport]]]:
         """For each node what it was before a rollout could have begun, then its newest; in this order. As questions,
         each of a part of the nodes."""
         slices = max(1, -(-nodes // SLICE_NODES))
@@ -35,7 +35,7 @@ class Inventories:
             for to_ms in (now_ms - BEFORE_MS, now_ms + OVERLAP_MS)
         ]
 
-    def news(self, now_ms: int) -> Sequence[Told]:
+    def news(self, now_ms: int) -> Sequence[InventoryReport]:
         """The newest of each node that told lately; all of it again is no news to the engine."""
         mark = self._store.mark("inventory")
         if mark == self._mark:

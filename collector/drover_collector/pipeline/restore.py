@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from drover_collector.detectors._lib.inventory import Told
+from drover_collector.detectors._lib.inventory import InventoryReport
 from drover_collector.detectors.risk.model import KEPT_MS
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
@@ -125,7 +125,7 @@ def _recall(bucket: Bucket) -> Callable[[Engine], None]:
     return lambda engine: engine.recall(bucket)
 
 
-def _inventories(ask: Callable[[], Sequence[Told]]) -> Callable[[Engine], None]:
+def _inventories(ask: Callable[[], Sequence[InventoryReport]]) -> Callable[[Engine], None]:
     told = ask()
 
     def take(engine: Engine) -> None:

@@ -405,4 +405,4 @@ def test_it_stays_small_and_forgets() -> None:
             assert len(state.held) == 16
             assert max(map(len, state.lines.values())) <= 6
     assert state is not None
-    assert not (state.held or state.told or state.lines or state.nodes or state.lost)
+    assert not (state.held or state.reported or state.lines or state.nodes or state.lost)

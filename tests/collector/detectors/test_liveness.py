@@ -334,8 +334,8 @@ def test_a_silence_begins_with_the_last_sample_and_not_with_the_end_of_its_bucke
     for window, now_ms in play(small_fleet(), 12, None, lambda number: [2] if number >= 6 else []):
         if window.newest.start_ms == START_MS + 50_000:
             window.newest.node_rows[2] = window.newest.gpu_rows[16:24] = 2  # of ten: the node died 2 s into the bucket
-            assert window.rhythm is not None
-            window.rhythm.hear(window.newest)
+            assert window.report_interval is not None
+            window.report_interval.add_bucket(window.newest)
         found, state = liveness.detect(window, state, now_ms)
         told += found
     assert {f.since_ms for f in told} == {START_MS + 52_000}
