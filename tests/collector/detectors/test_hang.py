@@ -222,7 +222,7 @@ def test_ranks_of_several_nodes_that_rest_are_named() -> None:
 
     (first, *_) = run(change)
     assert (first.scope, first.lost_gpus) == ("job", 2.0)
-    assert "62 of its GPUs wait for 2 on n02, n05, each of which runs no kernel." in first.summary
+    assert "62 of its GPUs wait for 2 GPUs on n02, n05; each runs no kernel." in first.summary
 
 
 def test_one_bucket_of_ten_minutes_is_no_standstill_of_ten_minutes() -> None:

@@ -52,10 +52,10 @@ def test_the_headline_stays_where_one_reason_of_two_goes() -> None:
             gpu["thermal_margin_c"][21] = -5.0
 
     told = run(change, 16)
-    first = next(f.ts_ms for f in told if "cools badly" in f.summary)
+    first = next(f.ts_ms for f in told if "is cooled badly" in f.summary)
     later = [f for f in told if f.ts_ms >= first]
     assert {f.confidence for f in later} == {0.95, 0.8}, "cooling and heat, then heat alone"
-    assert all("n02 cools badly: core" in f.summary for f in later)
+    assert all("n02 is cooled badly: core" in f.summary for f in later)
 
 
 def test_under_a_light_load_one_gpu_is_told_when_it_is_clear_of_the_sensors_and_a_whole_node_is_not() -> None:

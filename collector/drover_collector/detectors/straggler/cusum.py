@@ -92,10 +92,11 @@ class Drifts:
     @classmethod
     def of(cls, gpus: int) -> Drifts:
         shape = len(CHANNELS), gpus
+        mean, var, count, score, recent, last, alike, work = np.zeros((8, *shape))
         usual, usual_work = np.full((2, *shape), np.nan)
         return cls(
-            *np.zeros((8, *shape)), since_ms=np.zeros(shape, np.int64), late=np.zeros(gpus, np.int64),
-            duty=np.zeros(gpus), usual=usual, usual_work=usual_work,
+            mean, var, count, score, recent, last, alike, work, np.zeros(shape, np.int64), np.zeros(gpus, np.int64),
+            np.zeros(gpus), usual, usual_work,
         )  # fmt: skip
 
     def forget(self, which: Bools) -> None:

@@ -65,7 +65,7 @@ def advice_for(severity: Severity, action: XidAction) -> str:
     if severity is Severity.CRITICAL:
         return _FATAL_ADVICE.get(action, f"Drain the node. {ADVICE[action]}")
     if severity is Severity.WARNING and action is XidAction.IGNORE:
-        return "Nothing to do for this XID alone. Watch the GPU for further errors."
+        return "Watch the GPU for further errors; this XID alone needs no action."
     if severity is Severity.WARNING and action is XidAction.UNKNOWN:
         return "NVIDIA documents no action for this code. Watch the GPU; ask the hardware vendor if the code returns."
     return ADVICE[action]
