@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint audit format bench bench-detection bench-probes chaos dist proto test-rollout test-console lock clean
+.PHONY: help demo test test-unit lint audit format bench bench-detection bench-probes chaos dist docs proto test-rollout test-console lock clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -35,6 +35,9 @@ ifneq ($(SYSTEM),)
 	@tests/system_setup.sh
 endif
 	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-unit: $(VENV)/dev.stamp ## the tests that start no process: three minutes on two cores
+	@$(BIN)/python -m pytest -m unit -n $(WORKERS) --dist worksteal --ignore tests/e2e $(ARGS)
 
 test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; half an hour)
 	@$(PIP) -e '.[rollout]'
@@ -71,11 +74,16 @@ bench-detection: $(VENV)/dev.stamp ## what the detectors find in the adversary's
 bench-probes: $(VENV)/dev.stamp ## every probe's whole path on the CPU, one JSON line
 	@$(BIN)/python benchmarks/bench_probes.py
 
-chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and writes docs/chaos.md (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
-	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/chaos.md
+chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and writes docs/evidence/chaos.md (root, for all of them; sixteen minutes); ONLY="attack 'disk full'": these alone
+	@$(BIN)/python benchmarks/chaos.py $(if $(ONLY),--only $(ONLY)) --write docs/evidence/chaos.md
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
 	@$(BIN)/python ansible/dist.py $(ARGS)
+
+docs: $(VENV)/dev.stamp ## the site of docs/, in site/; fails on a broken link or anchor
+	@$(PIP) -e '.[docs]'
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lock: ## write locks/dev.txt and ansible/locks anew, from the ranges of pyproject.toml; look at the diff
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
@@ -88,4 +96,4 @@ proto: $(VENV)/dev.stamp ## generate the protobuf code again
 	@$(BIN)/python proto/generate.py
 
 clean: ## remove what the targets above made
-	rm -rf $(VENV) build dist demo-data test-artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site demo-data test-artifacts .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,11 +1,11 @@
 """`drover policy backtest` on a week of a 64-node fleet: seconds, and the table that a person decides on.
 
-The week is the adversary's simulation (docs/simulation.md) at a sample a minute, judged by the detectors as they are;
-its incidents, jobs and ground truth are a case, as an export is one. Making it takes minutes and is not timed; the
-backtest is, as the command that an operator gives. Prints one JSON line; `--table` prints the command's table first.
-`--case` keeps the case there, or takes the one that is there.
+The week is the adversary's simulation (docs/explanation/simulation.md) at a sample a minute, judged by the detectors
+as they are; its incidents, jobs and ground truth are a case, as an export is one. Making it takes minutes and is not
+timed; the backtest is, as the command that an operator gives. Prints one JSON line; `--table` prints its table
+first, `--case` keeps the case there, or takes the one that is there.
 
-The rates are a bad week's: Llama 3's fleet had half a fault in 1,000 GPU-days (facts in docs/simulation.md).
+The rates are a bad week's: Llama 3's fleet had half a fault in 1,000 GPU-days (docs/explanation/simulation.md).
 """
 
 from __future__ import annotations

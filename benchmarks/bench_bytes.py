@@ -271,17 +271,17 @@ def roll_up(store: Store) -> None:
     columns = ", ".join(f"`{name}`" for name in metrics)
     source = "gpu_samples"
     for level, seconds in (("10s", 10), ("5m", 300)):
-        store._clients.command(
+        store.clients.command(
             f"INSERT INTO gpu_{level} (entity_id, ts, version, rows, present, {columns})"
             f" SELECT entity_id, b, 1, count(), sum(present), {', '.join(map(aggregate_sql, metrics))} FROM"
             f" (SELECT *, toStartOfInterval(ts, toIntervalSecond({seconds})) AS b FROM {source}) GROUP BY entity_id, b"
         )
-        store._clients.command(f"OPTIMIZE TABLE gpu_{level} FINAL")
+        store.clients.command(f"OPTIMIZE TABLE gpu_{level} FINAL")
         source = f"gpu_{level}"
 
 
 def table_bytes(store: Store, table: str) -> int:
-    return sum(size.bytes for size in sizes_of(store.partitions()) if size.name == table)
+    return sum(size.bytes for size in sizes_of(store.sizes.partitions()) if size.name == table)
 
 
 def print_columns(store: Store, batches: list[SampleBatch]) -> dict[str, float]:
@@ -290,7 +290,7 @@ def print_columns(store: Store, batches: list[SampleBatch]) -> dict[str, float]:
     for batch in batches:
         for name, (_, mask) in batch.columns.items():
             counts[name] = counts.get(name, 0) + int(mask.sum())
-    rows = store._clients.rows(
+    rows = store.clients.rows(
         "SELECT column, sum(column_data_compressed_bytes) AS b, sum(column_marks_bytes) AS marks, sum(rows) AS n,"
         " sum(column_data_uncompressed_bytes) AS u FROM system.parts_columns"
         " WHERE active AND database = currentDatabase() AND table = 'gpu_samples' GROUP BY column ORDER BY b DESC"
@@ -325,13 +325,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="drover-bench-") as folder:
         store = Store.open(f"chdb://{folder}/store", retention_days=3650)
         for batch in batches:
-            store.write_samples(batch)
+            store.samples.write(batch)
         fresh = table_bytes(store, "gpu_samples")
         began = time.process_time()
-        store._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+        store.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
         merged_s = time.process_time() - began
-        if store.totals().samples != samples:
-            raise RuntimeError(f"this store holds {store.totals().samples} of {samples} samples")
+        if store.rollups.totals().samples != samples:
+            raise RuntimeError(f"this store holds {store.rollups.totals().samples} of {samples} samples")
         ours = table_bytes(store, "gpu_samples")
         columns = print_columns(store, batches)
         rates = sum(

@@ -46,7 +46,7 @@ def candidates(metric: Metric) -> Iterator[str]:
 
 def measure(store: Store, metric: Metric, codec: str) -> tuple[float, float, float]:
     """(bytes, ns to write, ns to read) a value."""
-    clients = store._clients
+    clients = store.clients
     kind = f"Nullable({STORAGE[metric.type][0]})"
     clients.command("DROP TABLE IF EXISTS tried SYNC")
     clients.command(
@@ -82,7 +82,7 @@ def ordered(nodes: int, seconds: int, seed: int) -> dict[Scope, SampleBatch]:
 
 
 def try_metric(store: Store, metric: Metric, stored: Any, mask: Any) -> dict[str, tuple[float, float, float]]:
-    clients = store._clients
+    clients = store.clients
     clients.command("DROP TABLE IF EXISTS source SYNC")
     clients.command(f"CREATE TABLE source (v Nullable({STORAGE[metric.type][0]})) ENGINE = Memory")
     clients.insert("source", pa.table({"v": pa.array(stored, mask=~mask)}))

@@ -2,7 +2,7 @@
 
 On the live fleet of `console/live_fleet.py`. In the browser each begins with the Fleet page open and ends when the
 answer stands in the window; on the command line with a prompt. Seconds are those of the machine alone. Prints one JSON
-line; docs/operating.md has its figures.
+line; docs/evidence/console-speed.md has its figures.
 
     python benchmarks/bench_console_tasks.py [--only TASK ...] [--shots FOLDER]
 """

@@ -4,7 +4,7 @@ wrongly.
 Scoring seeds are 0-99, one for each fleet; detectors and baselines were tuned on 1000-1999 (`--tune` picks each
 baseline's threshold there, the one of its GRID with the best F1; ours are in the detectors). `--healthy GPU_DAYS`
 plays fleets in which nothing goes wrong, a minute at a time, and bounds the rate of false alarms; with `--healthy-log`
-it goes on where it was ended. Writes docs/detectors_scores.md (`--no-write`: not) and prints one JSON line.
+it goes on where it was ended. Writes docs/evidence/detection.md (`--no-write`: not) and prints one JSON line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from detection_run import BASELINES, OURS, Played, play
 from drover_cli.scoring.score import median, percentile
 from drover_simulator.adversary import draw
 
-PAGE = Path(__file__).parents[1] / "docs" / "detectors_scores.md"
+PAGE = Path(__file__).parents[1] / "docs/evidence/detection.md"
 FIELD_FAULTS = 0.474  # per 1,000 GPU-days: Llama 3 (16,384 H100, 54 days), all interruptions
 GOALS = {"precision": 0.98, "recall": 0.95, "f1": 0.965, "false_drains": 0.02, "false_warnings": 1.0}
 DRAWS = 2000  # of the bootstrap over fleets
@@ -190,12 +190,12 @@ def tune(args: argparse.Namespace) -> dict[str, float]:
 
 
 def page(result: dict[str, Any]) -> str:
-    """docs/detectors_scores.md."""
+    """docs/evidence/detection.md."""
     ours = result["methods"][OURS]
     lines = [
-        "# What the detectors find, and what they tell wrongly", "",
+        "# Detection: what is found, and what is reported wrongly", "",
         "Made by `make bench-detection` (`benchmarks/bench_detection.py`), the bad numbers too; do not edit.",
-        f"Fleets of the adversary ([simulation](simulation.md)), scoring seeds {result['seeds'][0]} to "
+        f"Fleets of the adversary ([simulation](../explanation/simulation.md)), scoring seeds {result['seeds'][0]} to "
         f"{result['seeds'][1]}:",
         f"{ours['gpu_days']:,} GPU-days at {result['interval_s']:g} s, {ours['faults']} faults, "
         f"{ours['negatives']} hard negatives.",
@@ -244,7 +244,7 @@ def page(result: dict[str, Any]) -> str:
     lines += [
         "", f"Of the {ours['faults'] - ours['found']} that are missed {result['missed_told_otherwise']} were told of "
         "all the same, as more evidence in the incident of what they came out of, or as a note of idle GPUs.",
-        "", "## Told wrongly", "",
+        "", "## Reported wrongly", "",
     ]  # fmt: skip
     lines += [f"- {n} x {what}" for what, n in result["told_wrongly"].items()] or ["Nothing."]
     return "\n".join(lines) + "\n"
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--only-healthy", action="store_true", help="and nothing else; leaves the page as it is")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--tune", action="store_true", help="choose the baselines' thresholds on the tuning seeds")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/detectors_scores.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/evidence/detection.md as it is")
     args = parser.parse_args()
     began = time.monotonic()
     if args.tune:

@@ -53,7 +53,7 @@ def run(store: Store, gpus: int, every_s: float, base: float, seconds: float) ->
         for scope, count in ((Scope.GPU, gpus), (Scope.NODE, gpus // GPUS))
     }
     for scope in fleet if base else ():
-        store._clients.command(f"ALTER TABLE {samples_table(scope)} MODIFY SETTING merge_selector_base = {base:g}")
+        store.clients.command(f"ALTER TABLE {samples_table(scope)} MODIFY SETTING merge_selector_base = {base:g}")
     parts_of_second, moments = max(1, round(1 / every_s)), max(1, round(every_s))
     shares = {scope: np.array_split(ids, parts_of_second) for scope, ids in fleet.items()}
     cpu_s, begin_s, turns, rows = time.process_time(), time.monotonic(), 0, 0
@@ -61,21 +61,21 @@ def run(store: Store, gpus: int, every_s: float, base: float, seconds: float) ->
         now_ms = time.time_ns() // 1_000_000_000 * 1000
         for scope, share in shares.items():
             ids = share[turns % parts_of_second]
-            store.write_samples(batch(scope, ids, now_ms, moments))
+            store.samples.write(batch(scope, ids, now_ms, moments))
             rows += len(ids) * moments
         turns += 1
         time.sleep(max(0.0, begin_s + turns * every_s - time.monotonic()))
     time.sleep(AFTER_S)
     cpu_s = time.process_time() - cpu_s
-    held = store._clients.rows(
-        f"SELECT table, count() AS n FROM {store._clients.parts} WHERE endsWith(table, '_samples') GROUP BY table"
+    held = store.clients.rows(
+        f"SELECT table, count() AS n FROM {store.clients.parts} WHERE endsWith(table, '_samples') GROUP BY table"
     )
     which = ", ".join(map(str, fleet[Scope.GPU][:GPUS].tolist()))
     sql = f"SELECT entity_id, ts, power_w FROM gpu_samples WHERE entity_id IN ({which}) SETTINGS max_threads = 1"
     reads = []
     for _ in range(READS):
         began = time.process_time()
-        store._clients.arrow(sql)
+        store.clients.arrow(sql)
         reads.append((time.process_time() - began) * 1000)
     return {
         "gpus": gpus, "every_s": every_s, "merge_selector_base": base or "default", "seconds": seconds, "turns": turns,
@@ -89,10 +89,10 @@ def synced(store: Store) -> dict[str, Any]:
     for turn in range(TURNS):
         for on, waits in took.items():
             settings = ", ".join(f"{name} = {on}" for name, _ in SYNCED)
-            store._clients.command(f"ALTER TABLE audit MODIFY SETTING {settings}")
+            store.clients.command(f"ALTER TABLE audit MODIFY SETTING {settings}")
             for number in range(IN_TURN):
                 began = time.perf_counter()
-                store.write_audit([Audit(f"{turn}-{on}-{number}", number, "jo", "silence", "n1", "spare")])
+                store.audit.write([Audit(f"{turn}-{on}-{number}", number, "jo", "silence", "n1", "spare")])
                 waits.append((time.perf_counter() - began) * 1000)
     return {
         name: {"p50": round(statistics.median(waits), 1), "p95": round(float(np.quantile(waits, 0.95)), 1)}

@@ -49,7 +49,7 @@ from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import Holding
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.fleet_pb2_grpc import FleetStub
 
 END_MS = 1_790_002_800_000  # a full hour
 METRICS = ("power_w", "gpu_temp_c", "sm_active_ratio")
@@ -86,16 +86,16 @@ class Both:
     def __init__(self, index: FleetIndex, store: Store, vm: Victoria) -> None:
         self.index, self.store, self.vm = index, store, vm
         members = [index.member(g) for g in range(index.gpu_count)]
-        self.ids = np.array([store.gpu_id(f"{n}/{g}", n, index.near(n)) for n, g in members], np.uint64)
+        self.ids = np.array([store.entities.gpu_id(f"{n}/{g}", n, index.near(n)) for n, g in members], np.uint64)
         first = END_MS - NODE_MS
-        store.write_entities(
+        store.entities.write(
             [
                 EntityRow(int(key), Scope.GPU, f"{n}/{g}", n, g, first_ms=first, last_ms=first)
                 for key, (n, g) in zip(self.ids, members, strict=True)
             ]
         )
         rack = index.rack[index.gpu_node]
-        store.write_holdings(
+        store.jobs.write_holdings(
             [
                 Holding(node=n, gpu=g, job=f"job{r}", from_ms=first)
                 for (n, g), r in zip(members, rack.tolist(), strict=True)
@@ -121,7 +121,7 @@ class Both:
             drawn = {metric: values(metric, gpus, ts) for metric in METRICS}
             flat = {metric: drawn[metric].ravel() for metric in METRICS}
             ids, times = np.repeat(self.ids[gpus], len(ts)), np.tile(ts, len(gpus))
-            self.store.write_samples(SampleBatch.of_values(Scope.GPU, ids, times, flat))
+            self.store.samples.write(SampleBatch.of_values(Scope.GPU, ids, times, flat))
             for metric in METRICS:
                 self._import(metric, gpus, ts, drawn[metric])
             count += len(METRICS) * len(times)
@@ -145,7 +145,7 @@ def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     api_facts.ApiSnapshot.once = lambda _self, _key, _seconds, make: make()  # type: ignore[method-assign, assignment]  # no cache
     pipeline: Any = SimpleNamespace(index=index, store=store, now_ms=lambda: END_MS, incidents={})
     facts = api_facts.ApiSnapshot(pipeline, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # what is asked needs no more
-    jobs, order = store.jobs_at(index, END_MS), api_fleet.layout_order(index)
+    jobs, order = store.jobs.at(index, END_MS), api_fleet.layout_order(index)
     facts.jobs = lambda: jobs  # type: ignore[method-assign]  # these are kept for 5 s, and nobody watches them move
     api_fleet._order = lambda _: order
     ready, loop = threading.Event(), asyncio.new_event_loop()
@@ -155,7 +155,7 @@ def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     async def serve() -> None:
         server = grpc.aio.server()
         api = FleetApi(facts)
-        add_FleetServicer_to_server(api, server)
+        api.add_to(server)
         ports.append(server.add_insecure_port("127.0.0.1:0"))
         await server.start()
         ready.set()
@@ -266,7 +266,7 @@ def floors(api: FleetStub, store: Store, rounds: int) -> dict[str, float]:
         raise RuntimeError("a question about nothing was answered")
 
     nothing = "SELECT entity_id FROM gpu_samples PREWHERE entity_id = 0"
-    asks: dict[str, Callable[[], object]] = {"call": refused, "statement": lambda: store._clients.arrow(nothing)}
+    asks: dict[str, Callable[[], object]] = {"call": refused, "statement": lambda: store.clients.arrow(nothing)}
     found = {}
     for name, ask in asks.items():
         took = []
@@ -317,9 +317,9 @@ def fleet_api_after(
     for part in np.array_split(np.arange(index.gpu_count), max(1, index.gpu_count // 20_000)):
         loaded += both.load(part, newest, END_MS)
     vm.ask("/internal/force_flush")
-    store.closing_bucket(index, END_MS - 20_000)  # the newest bucket is not rolled up yet
-    store.roll_up()
-    while store.roll_up_late(60):
+    store.buckets.read_closing(index, END_MS - 20_000)  # the newest bucket is not rolled up yet
+    store.rollups.roll_up()
+    while store.rollups.roll_up_late(60):
         pass
     print(f"{index.gpu_count} GPUs: {loaded} values in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     with fleet_api(index, store) as api:

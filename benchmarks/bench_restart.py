@@ -45,9 +45,9 @@ def fill(store: Store, index: FleetIndex, buckets: int, incidents: int, end_ms: 
     for node in index.nodes:
         for slot in range(node.gpus):
             key = f"SN-{node.name}-{slot}"
-            id_ = store.gpu_id(key, node.name, index.near(node.name))
+            id_ = store.entities.gpu_id(key, node.name, index.near(node.name))
             rows.append(EntityRow(id_, Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
-    store.write_entities(rows)
+    store.entities.write(rows)
     ids = {
         scope: np.array([row.entity_id for row in rows if row.scope is scope], np.uint64)
         for scope in (Scope.GPU, Scope.NODE)
@@ -55,10 +55,10 @@ def fill(store: Store, index: FleetIndex, buckets: int, incidents: int, end_ms: 
     for back in range(buckets, 0, -1):
         start_ms = end_ms - back * BUCKET_MS
         for scope, which in ids.items():
-            store.write_samples(_moment(scope, which, start_ms))
-        store.closing_bucket(index, start_ms)
-        store.roll_up()
-    store.write_incidents(
+            store.samples.write(_moment(scope, which, start_ms))
+        store.buckets.read_closing(index, start_ms)
+        store.rollups.roll_up()
+    store.incidents.write(
         [
             Incident(
                 f"i{n}",
@@ -102,7 +102,7 @@ async def restart(url: str, index: FleetIndex, now_ms: int) -> dict[str, Any]:
     try:
         outbox = Outbox(store, [], "")
         reading_s: list[float] = []
-        read = store.past_buckets
+        read = store.buckets.read_past
 
         def timed(*args: Any, **named: Any) -> list[Bucket]:
             at_s = time.monotonic()
@@ -111,7 +111,7 @@ async def restart(url: str, index: FleetIndex, now_ms: int) -> dict[str, Any]:
             finally:
                 reading_s.append(time.monotonic() - at_s)
 
-        store.past_buckets = timed  # type: ignore[method-assign]  # to tell its part of a start
+        store.buckets.read_past = timed  # type: ignore[method-assign]  # to tell its part of a start
         pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now_ms)
         await pipeline.start()
         ready_s, ready_cpu_s = time.monotonic(), time.process_time()

@@ -217,10 +217,10 @@ def versions(folder: Path, nodes: Sequence[str]) -> dict[str, tuple[int, int, in
     """Node -> times (epoch, ms) of the decision, the intent and the outcome, as the store has them."""
     store = Store.open(f"chdb://{folder}/store")
     try:
-        decided = {d.id: d.ts_ms for d in store.newest_decisions(limit=100_000)}
+        decided = {d.id: d.ts_ms for d in store.decisions.newest(limit=100_000)}
         found = {}
-        for action in store.actions():
-            history: list[Action] = store.action_history(action.id)
+        for action in store.actions.newest():
+            history: list[Action] = store.actions.history(action.id)
             if action.node in nodes and action.state is ActionState.DONE:
                 found[action.node] = (decided[action.decision_id], history[0].ts_ms, action.ts_ms)
         return found

@@ -1,9 +1,9 @@
-"""What machine a fleet needs: docs/capacity.md, computed out of figures that other scripts measured.
+"""What machine a fleet needs: docs/evidence/capacity.md, computed out of figures that other scripts measured.
 
 Each figure stands here with the words of the document that has it and the script that measured it; a test finds these
 words there, so that a figure measured anew is carried over. Nothing is measured here.
 
-    python benchmarks/capacity.py --write docs/capacity.md
+    python benchmarks/capacity.py --write docs/evidence/capacity.md
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ MEASURED = {
     ),
     "disk of a GPU": Figure(1.2, "MB a day", "bench_bytes.py", "storage.md", "about 1.2 MB per GPU and day"),
     "disk of rollups": Figure(0.1, "of the samples", "bench_bytes.py", "storage.md", "Rollups add a tenth"),
-    "wire of a node": Figure(0.68, "kB/s", "bench_agent.py", "sources.md", "0.68 kB a second"),
-    "CPU of an agent": Figure(7.8, "ms a second", "bench_agent.py", "sources.md", "7.0 and 7.8 ms a second"),
-    "memory of an agent": Figure(43.2, "MiB", "bench_agent.py", "sources.md", "43.2 MiB, of which 27.2 anonymous"),
+    "wire of a node": Figure(0.68, "kB/s", "bench_agent.py", "agent.md", "0.68 kB a second"),
+    "CPU of an agent": Figure(7.8, "ms a second", "bench_agent.py", "agent.md", "7.0 and 7.8 ms a second"),
+    "memory of an agent": Figure(43.2, "MiB", "bench_agent.py", "agent.md", "43.2 MiB, of which 27.2 anonymous"),
 }
 SIZES = (64, 1_000, 10_000, 100_000)
 BATCH_S = 5.0  # as shipped
@@ -89,9 +89,9 @@ def page() -> str:
     lines = [
         "# Capacity: what machine a fleet needs",
         "",
-        "Written by `benchmarks/capacity.py --write docs/capacity.md`: computed out of the figures below.",
-        f"All rows of the catalog each second, {GPUS_A_NODE} GPUs a node, batches of {BATCH_S:g} s, detectors on,",
-        f"samples kept {DAYS} days.",
+        "Written by `benchmarks/capacity.py --write docs/evidence/capacity.md`: computed from the figures",
+        f"below. All rows of the catalog each second, {GPUS_A_NODE} GPUs a node, batches of {BATCH_S:g} s,",
+        f"detectors on, samples kept {DAYS} days.",
         "",
         "| GPUs | nodes | cores of the collector | its memory | its disk | network in |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -104,12 +104,13 @@ def page() -> str:
         )
     lines += [
         "",
-        "Give twice the cores and the memory: a restart, an outage that is caught up and a store that merges need more",
-        "for a while. Above some 50,000 GPUs set `batch_s = 10`, or spread ingest over several collectors",
-        "([cluster](cluster.md)). An agent takes"
-        f" {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB on its node",
-        "and up to `spool.max_bytes` of its disk. Between measured sizes it is a line; CPU of samples and messages is",
-        "added up, not run as one ([scale](scale.md)).",
+        "Give twice the cores and the memory: a restart, an outage that is caught up and a store that merges",
+        "need more for a while. Above some 50,000 GPUs set `batch_s = 10`, or spread ingest over",
+        "[several collectors](../how-to/cluster.md).",
+        "",
+        f"An agent uses {value('CPU of an agent'):g} ms of CPU a second and {value('memory of an agent'):g} MiB",
+        "on its node, and up to `spool.max_bytes` of its disk. Between measured sizes the table is a line;",
+        "CPU of samples and messages is added up, not run as one ([scale](scale.md)).",
         "",
         "| figure | value | measured by | stands in |",
         "| --- | ---: | --- | --- |",

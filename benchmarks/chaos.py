@@ -7,12 +7,12 @@ brought about, held and taken away; the time from then until nothing waits in an
 time to recover. What has ended is started again, as systemd would. At the end each row and event that an agent had in
 its spool must be in the store once, with its value, by count and by checksum per series; Slurm may have drained broken
 nodes only, one at a time as the guard allows; and no message may have been taken twice. Prints one JSON line, and with
---write the table of docs/chaos.md; exit code 1 when anything is wrong. Needs root for disks, Slurm and memory limits:
-without, those faults are left out and named.
+--write the table of docs/evidence/chaos.md; exit code 1 when anything is wrong. Needs root for disks, Slurm and memory
+limits: without, those faults are left out and named.
 
 With --only a few run, and --write keeps the other lines of the table as they were; each says of which commit it is.
 
-    python benchmarks/chaos.py [--only WORD...] [--write docs/chaos.md] [--keep FOLDER]
+    python benchmarks/chaos.py [--only WORD...] [--write docs/evidence/chaos.md] [--keep FOLDER]
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def commit() -> str:
 
 
 def merged(before: str, result: dict[str, Any]) -> str:
-    """docs/chaos.md as it was, with the lines of a run of some faults. Faults that there are no more are left out."""
+    """docs/evidence/chaos.md as it was, with the lines of a run of some faults. Faults that are gone are left out."""
     head, middle, tail = before.partition(TABLE)
     if not middle:
         raise ValueError("the page has no table with commits; run all faults first")
@@ -220,7 +220,7 @@ def other_run(result: dict[str, Any]) -> str:
 
 
 def page(result: dict[str, Any]) -> str:
-    """docs/chaos.md."""
+    """docs/evidence/chaos.md."""
     stored = result["stored"].values()
     sums = {
         name: sum(found.get(name, 0) for found in stored)
@@ -230,7 +230,7 @@ def page(result: dict[str, Any]) -> str:
     lines = [
         "# Chaos: what was broken, and how long it took",
         "",
-        "Written by `make chaos` (`benchmarks/chaos.py --write docs/chaos.md`): nothing is filled in by hand.",
+        "Written by `make chaos` (`benchmarks/chaos.py --write docs/evidence/chaos.md`): nothing is filled in by hand.",
         "Attacks say how far the collector's memory grew, and the slowest answer to an operator's GetStatus meanwhile.",
         "The head of the script says what runs. Recovered: nothing waits in any spool, and detection is on time.",
         "",

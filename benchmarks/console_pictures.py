@@ -1,4 +1,4 @@
-"""Takes the pictures of the console that README.md and docs/console.md show, of a live simulated fleet with faults.
+"""Takes the pictures of the console in README.md and docs/how-to/console.md, of a live simulated fleet with faults.
 
 Real collector, agents, console and Chromium (`benchmarks/console/live_fleet.py`); some five minutes. Writes
 docs/images/PAGE.png.

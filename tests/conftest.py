@@ -5,7 +5,7 @@ The embedded engine holds one path per process, and all tests of a pytest worker
 tables as they were made, or a new one. A test that needs a second engine starts a process.
 
 Tests of the modules in FORMS that use `store` or `store_url` run in several forms of the store: embedded, on a server
-over HTTP, and spread over a cluster of two shards; docs/testing.md says what of the latter two is real.
+over HTTP, and spread over a cluster of two shards; docs/explanation/testing.md says what of the latter two is real.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def kept_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 @pytest.fixture(scope="session")
 def store_root(kept_store: Store) -> Path:
     """The folder of this process' embedded engine."""
-    assert kept_store._clients.home is not None
-    return kept_store._clients.home[0]
+    assert kept_store.clients.home is not None
+    return kept_store.clients.home[0]
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +116,7 @@ def embedded_databases(kept_store: Store, store_root: Path) -> Databases:
     from drover_collector.store.clickhouse import embedded
     from testbed.databases import Databases
 
-    return Databases(kept_store._clients, store_root, lambda name: name in embedded._held[store_root].databases)
+    return Databases(kept_store.clients, store_root, lambda name: name in embedded._held[store_root].databases)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from drover_cli.main import build_parser
 from drover_collector.main import _parser as collector_parser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/runbooks/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 PARSERS = {"drover": build_parser(), "drover-collector": collector_parser()}
 COMMAND = re.compile(r"(?:/opt/drover/bin/)?(drover(?:-collector|-agent)?) ([a-z].*)", re.DOTALL)
 
@@ -36,7 +36,9 @@ TOLD = {page: told(page) for page in sorted(PAGES) if page.name != "commands.md"
 
 def test_pages_tell_many() -> None:
     assert {program for listed in TOLD.values() for program, _ in listed} == {*PARSERS, "drover-agent"}
-    assert all(TOLD[ROOT / name] for name in ("README.md", "docs/operating.md", "docs/runbooks/DroverBlind.md"))
+    assert all(
+        TOLD[ROOT / name] for name in ("README.md", "docs/how-to/troubleshoot.md", "docs/runbooks/DroverBlind.md")
+    )
 
 
 @pytest.mark.parametrize("page", [page for page in TOLD if TOLD[page]], ids=lambda page: page.name)

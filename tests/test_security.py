@@ -1,4 +1,4 @@
-"""docs/security.md names tests that are there, for every row of its tables."""
+"""The pages of threats and intruders name tests that are there, for every row of their tables."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TEXT = (ROOT / "docs" / "security.md").read_text("utf-8")
-LINK = re.compile(r"\[\w+\.py\]\(\.\./(tests/[\w/]+\.py)\)((?:,? `\w+`)*)")
+LINK = re.compile(r"`(tests/[\w/]+\.py)`((?:,? `\w+`)*)")
 
 
-def rows(heading: str) -> list[str]:
-    """The rows of the table below a heading, without its head."""
-    table = re.search(rf"^## {heading}\n.*?^\| --- .*?\n(.*?)(?=^[^|]|\Z)", TEXT, re.DOTALL | re.MULTILINE)
+def rows(page: str, heading: str) -> list[str]:
+    """The rows of the table below a heading of a page, without its head."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    table = re.search(rf"^## {heading}\n.*?^\| --- .*?\n(.*?)(?=^[^|]|\Z)", text, re.DOTALL | re.MULTILINE)
     assert table is not None, heading
     return table[1].splitlines()
 
 
-ROWS = [*rows("Threat model"), *rows("Intruders, one by one")]
+ROWS = [
+    *rows("explanation/security.md", "Threat model"),
+    *rows("evidence/intruders.md", "Intruders, one by one"),
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.split("|")[1].strip().replace("*", "")[:40] for row in ROWS])

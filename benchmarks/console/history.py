@@ -68,7 +68,7 @@ def write(store: Store, now: datetime) -> None:
                 24.0, 6.0 * number,
             )
         )  # fmt: skip
-    store.write_incidents(incidents)
+    store.incidents.write(incidents)
     decision = Decision(
         "7ue5d0001", story.id, at_ms + 2_000, NODE, RecommendedAction.DRAIN, "approve", "pending_approval",
         "critical XID, memory or link", f"asks a person to drain {NODE}",
@@ -84,11 +84,11 @@ def write(store: Store, now: datetime) -> None:
         decision.rule,
         f"approved by {BY}: its job has ended",
     )
-    store.write_decisions([decision, answered])
-    store.write_audit(
+    store.decisions.write([decision, answered])
+    store.audit.write(
         [Audit("7ue5a0001", answered.ts_ms, BY, "approve", story.id, "its job has ended", f"drain {NODE}")]
     )
-    store.write_actions(
+    store.actions.write(
         [
             Action(
                 "7ue5ac001", decision.id, story.id, NODE, Act.DRAIN, "command", ActionState.DONE,
@@ -103,8 +103,8 @@ def write(store: Store, now: datetime) -> None:
     order = ProbeOrder(
         "7ue5pr001", NODE, (), "standard", (), ProbeReason.REPAIRED, "done", back_ms - 5 * MINUTE_MS, story.id
     )
-    store.write_probe_orders([order])
-    store.write_probe_verdicts(
+    store.probes.orders.write([order])
+    store.probes.verdicts.write(
         [
             ProbeVerdict(
                 order.id, NODE, None, True, "", "all 14 probes of 8 GPUs are as they should be",
@@ -119,7 +119,7 @@ def write(store: Store, now: datetime) -> None:
         (Health.VALIDATING, back_ms - 5 * MINUTE_MS, "repaired: probes were asked for"),
         (Health.HEALTHY, back_ms, "validation passed"),
     )  # fmt: skip
-    store.write_duties([NodeOutage(NODE, stage, ts_ms, story.id, reason) for stage, ts_ms, reason in stages])
+    store.outages.write([NodeOutage(NODE, stage, ts_ms, story.id, reason) for stage, ts_ms, reason in stages])
 
 
 def main() -> None:

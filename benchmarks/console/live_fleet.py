@@ -1,6 +1,6 @@
-"""A live simulated fleet with the faults that the nine tasks of docs/operating.md are about: 32 nodes in four racks
-under two leafs, each a real agent's stream over gRPC, a real collector that asks a person before it drains, a command
-in the scheduler's place, a price, and last week's history (`history.py`).
+"""A live simulated fleet with the faults that the nine tasks of docs/evidence/console-speed.md are about: 32 nodes in
+four racks under two leafs, each a real agent's stream over gRPC, a real collector that asks a person before it drains,
+a command in the scheduler's place, a price, and last week's history (`history.py`).
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ calls: Counter[str] = Counter()  # by the question's type
 def count_calls() -> None:
     answer = FleetApi._answer
 
-    async def counted(self: FleetApi, context: Any, make: Any) -> Any:
-        calls[make.__code__.co_qualname.split(".")[1]] += 1  # the method that asks
-        return await answer(self, context, make)
+    async def counted(self: FleetApi, rpc: Any, request: Any, context: Any) -> Any:
+        calls[rpc.method.name] += 1
+        return await answer(self, rpc, request, context)
 
     FleetApi._answer = counted  # type: ignore[method-assign]  # to look on
 
@@ -89,7 +89,7 @@ class Told(Pipeline):
         told_s, faults_told, began_ms = int(time.time()), False, self.now_ms()
         while not over.wait(max(0.0, told_s + EVERY_S - time.time())):
             for scope, metrics in ((Scope.GPU, METRICS), (Scope.NODE, NODE_METRICS)) if not hushed.is_set() else ():
-                self.store.write_samples(_batch(scope, ids[scope], metrics, told_s, draw))
+                self.store.samples.write(_batch(scope, ids[scope], metrics, told_s, draw))
             told_s += EVERY_S
             if not faults_told and self.now_ms() - began_ms > JUDGED_MS:
                 faults_told = True
@@ -103,12 +103,12 @@ class Told(Pipeline):
         for number, node in enumerate(nodes):
             for slot in range(node.gpus):
                 key = f"SN-{node.name}-{slot}"
-                id_ = self.store.gpu_id(key, node.name, self.index.near(node.name))
+                id_ = self.store.entities.gpu_id(key, node.name, self.index.near(node.name))
                 rows.append(EntityRow(id_, Scope.GPU, key, node.name, slot, f"GPU-{key}", key))
                 if number % 10:  # nine of ten nodes are held
                     holdings.append(Holding(node.name, slot, f"job{number // JOB_NODES:04d}", self.now_ms()))
-        self.store.write_entities(rows)
-        self.store.write_holdings(holdings)
+        self.store.entities.write(rows)
+        self.store.jobs.write_holdings(holdings)
         return {
             scope: np.array([row.entity_id for row in rows if row.scope is scope], np.uint64)
             for scope in (Scope.GPU, Scope.NODE)
@@ -123,7 +123,7 @@ class Told(Pipeline):
             )
             for k in range(min(FAULTY, len(self.index.nodes) - SILENT))
         ]  # fmt: skip
-        self.store.write_events(events)
+        self.store.events.write(events)
         self.take_events(events)
 
 

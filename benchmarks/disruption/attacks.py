@@ -202,11 +202,11 @@ def give_a_past(store: Path) -> None:
     now_ms = time.time_ns() // 1_000_000
     opened = Store.open(f"chdb://{store}", wait_s=30, retention_days=3650)
     try:
-        opened.write_entities([gpu_row(0, 0, first_ms=now_ms - 2 * DAY_MS), node_row(0)])
+        opened.entities.write([gpu_row(0, 0, first_ms=now_ms - 2 * DAY_MS), node_row(0)])
         rng = np.random.default_rng(1)
         rows = [(gpu_row(0, 0), now_ms - 2 * DAY_MS + k * 1000, {"power_w": rng.random() * 700}) for k in range(40_000)]
-        opened.write_samples(samples(Scope.GPU, rows))
-        opened.write_incidents([closed(number, now_ms) for number in range(CLOSED)])
+        opened.samples.write(samples(Scope.GPU, rows))
+        opened.incidents.write([closed(number, now_ms) for number in range(CLOSED)])
     finally:
         opened.close()
 

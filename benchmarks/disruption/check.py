@@ -22,7 +22,7 @@ from drover_core.metrics.catalog import Scope
 def missing(store: Store, journal: Journal) -> dict[str, dict[int, int]]:
     """Node -> moment -> how many of its GPUs' rows are not there; only what is missing."""
     held: dict[str, dict[int, int]] = {node: {} for node in journal.rows}
-    for table in store.export(Scope.GPU, *EVER):
+    for table in store.export.tables(Scope.GPU, *EVER):
         for ts_ms, node in zip(table["ts"].cast("int64").to_pylist(), table["node"].to_pylist(), strict=True):
             if node in held:
                 held[node][ts_ms] = held[node].get(ts_ms, 0) + 1
@@ -47,7 +47,7 @@ def main(url: str, folder: Path, nodes: int, words: str) -> None:
         moments = sorted(ts_ms for told in gone.values() for ts_ms, rows in told.items() for _ in range(rows))
         found |= {"cut_before_acknowledged": cut, "missing_ms": moments}  # each as often as rows of it are missing
         found["events_missing"] = sorted(
-            journal.events - {event.message for event in store.events(*EVER, limit=1_000_000)}
+            journal.events - {event.message for event in store.events.read(*EVER, limit=1_000_000)}
         )
     finally:
         store.close()

@@ -55,7 +55,7 @@ def read_journals(folder: Path, nodes: int) -> Journal:
 
 def read_series(store: Store, others: frozenset[str] = frozenset()) -> Series:
     series: Series = defaultdict(list)
-    for table in store.export(Scope.GPU, *EVER):
+    for table in store.export.tables(Scope.GPU, *EVER):
         columns = [table[metric].to_pylist() for metric in METRICS]
         moments = table["ts"].cast("int64").to_pylist()
         for ts_ms, node, gpu, *found in zip(
@@ -80,7 +80,7 @@ def check(store: Store, journal: Journal, others: frozenset[str] = frozenset()) 
             wrong += sum(found != values(node, gpu, ts_ms) for ts_ms, found in held)
             expected = ((ts_ms, tuple(map(float, values(node, gpu, ts_ms)))) for ts_ms in told | counts.keys())
             unequal += checksum(held) != checksum(expected)
-    events = Counter(event.message for event in store.events(*EVER, limit=1_000_000) if event.code == "oom")
+    events = Counter(event.message for event in store.events.read(*EVER, limit=1_000_000) if event.code == "oom")
     return {
         "series": len(series),
         "rows": sum(len(rows) for rows in series.values()),
@@ -103,14 +103,14 @@ def check_rollups(store: Store, series: Series, others: frozenset[str] = frozens
 
     A 5 min value is made of 10 s values: it is compared with what the rows give as such.
     """
-    state = store._clients.rows(
+    state = store.clients.rows(
         "SELECT level, toUnixTimestamp64Milli(max(upto)) AS upto FROM rollup_state FINAL GROUP BY level"
     )
     upto_ms = {row["level"]: row["upto"] for row in state}
-    gpus = [row for row in store._placements.rows() if row.scope is Scope.GPU]
+    gpus = [row for row in store.entities.registry.rows() if row.scope is Scope.GPU]
     names = {(row.node, row.gpu): row.entity_id for row in gpus}
     left_out = {row.entity_id for row in gpus if row.node in others}
-    marked = [(mark.from_ms, mark.to_ms) for mark in store.open_marks() if mark.scope is Scope.GPU]
+    marked = [(mark.from_ms, mark.to_ms) for mark in store.dirty_ranges.all() if mark.scope is Scope.GPU]
     fine: Expected = {}
     coarse: Expected = {}
     for place, rows in series.items():
@@ -131,7 +131,7 @@ def check_rollups(store: Store, series: Series, others: frozenset[str] = frozens
 
         held = {
             (row["entity_id"], row["ts_ms"]): (row["rows"], *(in_units(row, metric) for metric in METRICS))
-            for row in store._clients.rows(
+            for row in store.clients.rows(
                 f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, rows, {', '.join(METRICS)}"
                 f" FROM gpu_{level} FINAL"
             )
@@ -172,7 +172,7 @@ def spoiled(store: Store, series: Series) -> dict[str, int]:
     for level, key in (("10s", "rollups"), ("5m", "rollups_5m")):
         if not sound[f"{key}_compared"]:
             continue
-        store._clients.command(
+        store.clients.command(
             f"INSERT INTO gpu_{level} SELECT * REPLACE (power_w + 10 AS power_w, version + 1 AS version)"
             f" FROM gpu_{level} FINAL WHERE power_w IS NOT NULL ORDER BY ts, entity_id LIMIT 1"
         )

@@ -19,21 +19,24 @@ from drover_collector.ingest import service as ingest
 from drover_collector.ingest.limits import Limits
 from drover_collector.main import main
 from drover_collector.pipeline import engine_thread as pipeline_judging
-from drover_collector.store import Store
+from drover_collector.store.repositories.events import EventTable
+from drover_collector.store.repositories.offsets import OffsetTable
+from drover_collector.store.rollups.dirty_ranges import DirtyRanges
+from drover_collector.store.samples.table import SampleTable
 
 POINTS: dict[str, tuple[str, bool]] = {  # method of the store, and whether before it runs or after it returned
-    "before the insert": ("write_samples", False),
-    "between insert and Ack": ("write_samples", True),
-    "after late rows are noted": ("mark_late", True),
-    "between an event's insert and its Ack": ("write_events", True),
-    "before positions are noted": ("write_lane_seqs", False),
-    "after positions are noted": ("write_lane_seqs", True),
+    "before the insert": (SampleTable, "write", False),
+    "between insert and Ack": (SampleTable, "write", True),
+    "after late rows are noted": (DirtyRanges, "mark_late", True),
+    "between an event's insert and its Ack": (EventTable, "write", True),
+    "before positions are noted": (OffsetTable, "write", False),
+    "after positions are noted": (OffsetTable, "write", True),
 }
 
 
 def arm(point: str, count: int) -> None:
-    method, after = POINTS[point]
-    original: Callable[..., Any] = getattr(Store, method)
+    table, method, after = POINTS[point]
+    original: Callable[..., Any] = getattr(table, method)
     left = count
 
     def die() -> None:
@@ -51,7 +54,7 @@ def arm(point: str, count: int) -> None:
             die()
         return result
 
-    setattr(Store, method, dying)
+    setattr(table, method, dying)
 
 
 if __name__ == "__main__":

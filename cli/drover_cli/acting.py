@@ -6,7 +6,7 @@ import argparse
 
 from drover_cli import client
 from drover_cli.output import plain, print_json
-from drover_core.model.reports import job_named
+from drover_core.model.reports import job_label
 from drover_proto import fleet_pb2 as pb
 
 ADMIN = "an admin's certificate is needed to do it all the same"
@@ -57,7 +57,7 @@ def _checked(look: pb.ActPreview, args: argparse.Namespace, act: str) -> int:
     for text in (*against, *look.grounds):
         print(f"  {plain(text)}")
     for job in look.jobs:
-        print(f"  {plain(job_named(job.job))} holds {job.gpus_here} of its {job.gpus} GPUs there")
+        print(f"  {plain(job_label(job.job))} holds {job.gpus_here} of its {job.gpus} GPUs there")
     if look.maintenance:
         print(f"  Drover itself does nothing there: {plain(look.maintenance)}")
     return int(bool(against) or unsafe)

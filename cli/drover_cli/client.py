@@ -14,6 +14,7 @@ import grpc
 from drover_cli.arguments import address
 from drover_cli.errors import CliError, NotFoundError, RefusedError, UnreachableError
 from drover_core import x509
+from drover_proto.call_errors import reason_of
 from drover_proto.fleet_pb2_grpc import FleetStub
 
 DEFAULT = "127.0.0.1:7302"
@@ -70,10 +71,10 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
     troubles: list[str] = []
     if tls:
         try:
-            files = x509.read(*tls)
+            files = x509.read_files(*tls)
         except x509.CertificateError as error:
             raise CliError(str(error).replace("tls.", "--", 1)) from None
-        troubles = [line.replace("tls.", "--", 1) for line in x509.troubles(files, args.ca, args.cert)]
+        troubles = [line.replace("tls.", "--", 1) for line in x509.expiry_warnings(files, args.ca, args.cert)]
         credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.cert)
         channel = grpc.secure_channel(args.collector, credentials, options)
     else:
@@ -90,7 +91,7 @@ def _told(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -
     """`troubles`: of our own certificates."""
     code, detail, where = error.code(), error.details() or "", args.collector
     if code is grpc.StatusCode.UNAVAILABLE and args.cert and "connection refused" not in detail.lower():
-        explained = x509.explain(detail, troubles, args.ca, args.cert)
+        explained = x509.explain_failure(detail, troubles, args.ca, args.cert)
         if explained != detail:
             return UnreachableError(f"the collector at {where}: {explained}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -107,12 +108,6 @@ def _why(code: grpc.StatusCode, detail: str) -> str:
     """The reason inside gRPC's long texts."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "no answer in time"
-    lowered = detail.lower()
-    for reason in ("connection refused", "no route to host", "connection reset", "handshake failed", "timed out"):
-        if reason in lowered:
-            return reason
-    if "socket closed" in lowered:
+    if "socket closed" in detail.lower():
         return "it closed the connection; does it want --ca, --cert and --key?"
-    if "dns" in lowered or "name resolution" in lowered:
-        return "its name cannot be resolved"
-    return detail.splitlines()[0][:120] if detail else code.name.lower()
+    return reason_of(detail) or code.name.lower()

@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    interrupts.obey()
+    interrupts.enable_sigint()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         _known(given)

@@ -15,7 +15,7 @@ from drover_core.model.events import Audit, Incident, from_json
 from drover_core.model.reports import incident_report
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
-from drover_proto.incident_timeline import Moment, life
+from drover_proto.incident_timeline import TimelineEntry, build_timeline
 
 DAY_MS = 86_400_000
 TOLD = 12  # incidents whose whole life is asked for: those that were acted on, then the newest
@@ -27,7 +27,7 @@ class Story:
     row: pb.NodeRow
     duties: tuple[pb.DutyLine, ...]
     incidents: tuple[Incident, ...]
-    moments: tuple[tuple[Moment, str], ...]  # oldest first, each with its incident's id or ""
+    moments: tuple[tuple[TimelineEntry, str], ...]  # oldest first, each with its incident's id or ""
 
 
 def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
@@ -45,12 +45,14 @@ def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
     found = [i for i in (from_json(Incident, text) for text in reply.incidents_json) if i.since_ms < to_ms]
     done = stub.ListActions(pb.ActionsRequest(node=node, limit=LISTED), timeout=client.DEADLINE_S)
     acted = {line.incident_id for line in done.actions}
-    moments: list[tuple[Moment, str]] = []
+    moments: list[tuple[TimelineEntry, str]] = []
     told = sorted(found, key=lambda i: (i.id not in acted, -i.opened_ms))[:TOLD]
     for incident in told:
         detail = stub.GetIncident(pb.IncidentRequest(id=incident.id), timeout=client.DEADLINE_S)
-        moments.append((Moment(incident.since_ms, "incident", f"{incident.summary} [{incident.id}]"), incident.id))
-        moments += [(moment, incident.id) for moment in life(detail)]
+        moments.append(
+            (TimelineEntry(incident.since_ms, "incident", f"{incident.summary} [{incident.id}]"), incident.id)
+        )
+        moments += [(moment, incident.id) for moment in build_timeline(detail)]
     moments += [(_action(line), "") for line in done.actions if line.incident_id not in {i.id for i in told}]
     moments += _health(node, _told_once(detail_of_node.health))
     asked = pb.AuditRequest(since_ms=from_ms, subject=node, limit=LISTED)
@@ -61,10 +63,10 @@ def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
     return Story(row, tuple(done.duties), tuple(found), tuple(inside))
 
 
-def _action(line: pb.ActionLine) -> Moment:
+def _action(line: pb.ActionLine) -> TimelineEntry:
     by = "" if line.by == "drover" else f" by {line.by}"
     why = line.why or line.detail
-    return Moment(line.ts_ms, "action", f"{line.act} {line.node}: {line.state}{by}{f': {why}' if why else ''}")
+    return TimelineEntry(line.ts_ms, "action", f"{line.act} {line.node}: {line.state}{by}{f': {why}' if why else ''}")
 
 
 def _told_once(changes: Sequence[pb.HealthMoment]) -> list[pb.HealthMoment]:
@@ -74,7 +76,7 @@ def _told_once(changes: Sequence[pb.HealthMoment]) -> list[pb.HealthMoment]:
     return [c for c in changes if not c.HasField("gpu") or c.health in own or (c.ts_ms, c.health) not in of_node]
 
 
-def _health(node: str, changes: Iterable[pb.HealthMoment]) -> list[tuple[Moment, str]]:
+def _health(node: str, changes: Iterable[pb.HealthMoment]) -> list[tuple[TimelineEntry, str]]:
     """A line for all that became the same at the same time: the node and its GPUs."""
     found: dict[tuple[int, str, str, str], list[pb.HealthMoment]] = {}
     for c in changes:
@@ -84,12 +86,12 @@ def _health(node: str, changes: Iterable[pb.HealthMoment]) -> list[tuple[Moment,
         gpus = sorted(c.gpu for c in mine if c.HasField("gpu"))
         of_gpus = f" GPU{'s' * (len(gpus) > 1)} {', '.join(map(str, gpus))}" if gpus else ""
         place = f"{node}{' and' if gpus and len(gpus) < len(mine) else ''}{of_gpus}"
-        told.append((Moment(ts_ms, "health", f"{place} {health}{f': {reason}' if reason else ''}"), incident))
+        told.append((TimelineEntry(ts_ms, "health", f"{place} {health}{f': {reason}' if reason else ''}"), incident))
     return told
 
 
-def _audit(line: Audit) -> Moment:
-    return Moment(line.ts_ms, "person", f"{line.what} by {line.by}{f': {line.why}' if line.why else ''}")
+def _audit(line: Audit) -> TimelineEntry:
+    return TimelineEntry(line.ts_ms, "person", f"{line.what} by {line.by}{f': {line.why}' if line.why else ''}")
 
 
 def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:

@@ -17,7 +17,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from drover_core.model.events import Incident
-from drover_core.model.reports import incident_report, job_named
+from drover_core.model.reports import incident_report, job_label
 from drover_core.times import iso
 
 
@@ -206,7 +206,7 @@ class Progress:
 def where(incident: Incident) -> str:
     """`r01n03 GPU 5`, `r01n03`, `rack, 8 nodes`, `job 812`."""
     if incident.scope == "job" and incident.job:
-        return job_named(incident.job)
+        return job_label(incident.job)
     if incident.scope in ("rack", "leaf", "job", "fleet"):
         return f"{incident.scope}, {len({node for node, _ in incident.members})} nodes"
     return f"{incident.node} GPU {incident.gpu}" if incident.gpu is not None else f"{incident.node}"

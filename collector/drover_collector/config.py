@@ -21,9 +21,9 @@ from drover_collector.probes.settings import ProbesConfig, validate_probes
 from drover_core.settings import (
     SettingsError,
     between,
+    error_at_key,
     load,
     one_of,
-    placed,
     setting,
 )
 
@@ -139,7 +139,7 @@ def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) 
     try:
         validate(config, environment)
     except SettingsError as error:
-        raise placed(str(error), path) from None
+        raise error_at_key(str(error), path) from None
     return config
 
 

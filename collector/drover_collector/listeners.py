@@ -10,7 +10,7 @@ from drover_collector.api.connection_front import Front
 from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig, split_address
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer
 from drover_collector.observability.metrics_server import MetricsServer
 from drover_collector.process import open_files
 
@@ -59,7 +59,7 @@ def listen(front: Front, server: grpc.aio.Server, name: str, address: str, tls: 
     return f"{address.rpartition(':')[0]}:{port}"
 
 
-def listen_for_agents(server: AgentServer, name: str, address: str, tls: ServerTls | None) -> str:
+def listen_for_agents(server: GrpcServer, name: str, address: str, tls: ServerTls | None) -> str:
     """The same for agents."""
     host, port = split_address(address)
     try:

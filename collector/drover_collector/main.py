@@ -38,7 +38,8 @@ from drover_collector.config import (
     store_password,
 )
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer, ServerOptions
+from drover_collector.ingest.limits import MESSAGE_BYTES
 from drover_collector.ingest.service import Ingest
 from drover_collector.listeners import AddressError, listen, listen_for_agents, metrics_server, socket_folder
 from drover_collector.notify import Outbox
@@ -56,13 +57,12 @@ from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probing import Probing
 from drover_collector.process import memory, open_files
-from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, look
+from drover_collector.store import KEEP_FREE_BYTES, Store, StoreError, StoreFolderState, folder_state
 from drover_core import interrupts, logs, x509
 from drover_core.model.events import Severity
 from drover_core.model.fleet import FleetError, FleetSpec, load_toml
-from drover_core.settings import SettingsError, placed, sample
+from drover_core.settings import SettingsError, error_at_key, example_toml
 from drover_core.times import iso
-from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 
 log = logging.getLogger("drover_collector")
 
@@ -91,13 +91,13 @@ SERVER_OPTIONS = (  # of the Fleet API
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    interrupts.obey()
+    interrupts.enable_sigint()
     args = _parser().parse_args(argv)
-    logs.begin(args.log_level)
+    logs.configure(args.log_level)
     for name in ("clickhouse_connect", "urllib3"):  # what fails comes as an error, and is told where it does
         logging.getLogger(name).setLevel(logging.ERROR)
     if args.command == "config":
-        print(sample(CollectorConfig), end="")
+        print(example_toml(CollectorConfig), end="")
         return 0
     try:
         config = load_config(args.config)
@@ -151,7 +151,7 @@ def _check_places(path: Path | None, config: CollectorConfig, spec: FleetSpec) -
         validate_places(config.notify.route, spec)
         validate_window_places(config.maintenance, spec)
     except SettingsError as error:
-        raise placed(str(error), path) from None
+        raise error_at_key(str(error), path) from None
 
 
 def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: Policy) -> int:
@@ -161,10 +161,10 @@ def _check(path: Path | None, config: CollectorConfig, spec: FleetSpec, policy: 
             whose folder cannot be one.
     """
     told = ", ".join(f"{n.name} ({n.kind})" for n in notifiers(config.notify, config.webhooks, spec)) or "nobody"
-    met = look(config.store.url, config.store.cluster)
+    met = folder_state(config.store.url, config.store.cluster)
     check_disk(config.store, None if met is None else met.disk)
     tls = server_tls(config.tls)
-    until = f", certificate until {x509.day(tls.own.ends_s)}" if tls is not None else ""
+    until = f", certificate until {x509.format_time(tls.own.ends_s)}" if tls is not None else ""
     nodes, gpus = (
         f"{n:,} {word}{'' if n == 1 else 's'}" for n, word in ((len(spec.nodes), "node"), (spec.gpu_count, "GPU"))
     )
@@ -237,7 +237,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
         cluster=config.store.cluster,
     )
     try:
-        check_disk(config.store, store.disk())
+        check_disk(config.store, store.sizes.disk())
         receivers = notifiers(config.notify, config.webhooks, spec)
         outbox = Outbox(
             store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
@@ -317,11 +317,11 @@ async def _serve(
     facts.probe_desk = probing.desk
     api = FleetApi(facts)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
-    agents = AgentServer(methods, open_files.connections())
+    agents = GrpcServer(methods, ServerOptions(MESSAGE_BYTES, open_files.connections()))
     most = open_files.people()
     bounded = *SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)
     people = grpc.aio.server(options=bounded, interceptors=(gate,), maximum_concurrent_rpcs=CALLS_MOST)
-    add_FleetServicer_to_server(api, people)
+    api.add_to(people)
     front = Front(most, on_crowded=lambda: gate.refused.update(("too many connections",)))
     async with contextlib.AsyncExitStack() as stack:
         # A file, and not a port: other users of this machine would go round the bound.
@@ -354,8 +354,8 @@ async def _serve(
         facts.expiring = maintenance.expiring
         maintaining = asyncio.create_task(maintenance.run())
         stack.callback(maintaining.cancel)
-        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.signs_of(facts), pipeline.ticks.troubles)
-        facts.beats = heartbeat.beats
+        heartbeat = DeadManSwitch(config.heartbeat, lambda: blindness.read_signals(facts), pipeline.ticks.troubles)
+        facts.beats = heartbeat.status
         stack.callback(asyncio.create_task(heartbeat.run()).cancel)
         for work in probing.works:
             stack.callback(asyncio.ensure_future(work()).cancel)

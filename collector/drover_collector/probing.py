@@ -47,7 +47,7 @@ class Probing:
 
     def _address(self, node: str) -> str:
         """Where other nodes reach this one. Raises StoreError."""
-        return address_of(self._pipeline.store.inventory(node), getattr(self.stream(node), "peer", ""))
+        return address_of(self._pipeline.store.inventories.newest(node), getattr(self.stream(node), "peer", ""))
 
     def _judge(self, verdicts: Sequence[ProbeVerdict]) -> None:
         """

@@ -1,4 +1,4 @@
-"""The console's only source: the Fleet service of a collector.
+"""The console's only source of data: the Fleet service of a collector.
 
 Every call has a deadline. When the collector does not answer, the last good answer stays on the screen, marked as old,
 with one line that says since when and what to do.
@@ -16,29 +16,31 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from drover_core import x509
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub
+from drover_proto.call_errors import reason_of
+from drover_proto.fleet_methods import FleetMethod
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
 
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
-FRESH_S = 1.0  # answers this young are shared by all open pages
-PICTURE_FRESH_S = 2.0  # by health: one made shortly before it is asked for (fleet_ahead.py) must serve
+PICTURE_FRESH_S = 2.0  # by health: one made shortly before it is asked for (picture_prefetch.py) must serve
 VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
 SILENCES = 200  # listed
-LAYOUT_FRESH_S = 10.0  # a layout changes with a restart of the collector, which a picture's version tells at once
-DEADLINE_S = 4.0
-SLOW_S = 2.0  # numbers kept in memory that take this long: said, as the page is then older than it looks
-RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; all others wait for none
-PROBE_DEADLINE_S = DEADLINE_S  # of that one call: a shorter one would never see a collector come back that is slow
-SERIES_DEADLINE_S = 15.0  # a day of a node is read from disk
-ANSWER_DEADLINE_S = 25.0  # of a person's answer: detection goes first
-UNASKED_MS = 60_000  # a question not asked for so long has no trouble of before
-_TO_NEXT_PROBE_MS = round((PROBE_DEADLINE_S + RETRY_S) * 1000)
+DEADLINE_S = 4.0  # a question with a longer one reads from disk, so its delay says nothing about the collector
+SLOW_S = 2.0  # an answer from memory that takes this long gets a warning: the page is older than it looks
+RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; the others do not wait
+RETRY_DEADLINE_S = DEADLINE_S  # of that one call: a shorter one would never see a slow collector come back
+REPLACED_CHANNEL_S = 30.0  # a replaced channel stays open for its calls under way
+UNASKED_MS = 60_000  # a question that nobody asked for so long has no earlier trouble
+_TO_NEXT_RETRY_MS = round((RETRY_DEADLINE_S + RETRY_S) * 1000)
 
 
 class ClientError(ValueError):
@@ -47,7 +49,7 @@ class ClientError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why there is no fresh answer, or why it came late (`slow`). `since_ms`: of the first failure in a row."""
+    """Why there is no fresh answer, or why it was late (`slow`). `since_ms`: of the first failure in a row."""
 
     what: str
     reason: str
@@ -59,7 +61,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What a call gave: fresh (no trouble, or one that is `slow`), old (both), or nothing (value None).
+    """The result of a call: fresh (no trouble, or one that is `slow`), old (both), or nothing (value None).
 
     `as_of_ms`: when it was received.
     """
@@ -79,36 +81,48 @@ class Tls:
     key: Path
 
     def read(self) -> x509.TlsFiles:
-        """Raises ClientError when a file cannot be read, or they do not belong together."""
+        """
+        Raises:
+            ClientError: a file cannot be read, or they do not belong together.
+        """
         try:
-            return x509.read(self.ca, self.cert, self.key)
+            return x509.read_files(self.ca, self.cert, self.key)
         except x509.CertificateError as error:
             raise ClientError(str(error).replace("tls.", "--", 1)) from None
 
     def stamp(self) -> object:
-        return x509.stamp(self.ca, self.cert, self.key)
+        return x509.file_versions(self.ca, self.cert, self.key)
 
 
-class FleetClient:
-    """Blocking calls, safe from many threads; one channel for all, made anew when the certificate was renewed."""
+class CollectorChannel:
+    """A connection to the collector, safe from many threads. A renewed certificate gets a new channel."""
 
-    def __init__(self, target: str, tls: Tls | None = None, now_ms: Callable[[], int] | None = None) -> None:
+    def __init__(self, target: str, tls: Tls | None = None) -> None:
         self.target = target
         self._tls, self._files, self._tls_stamp = tls, tls.read() if tls else None, tls.stamp() if tls else None
         self._channel = self._connect()
-        self._stub = FleetStub(self._channel)
-        self._told = ""
-        self._older: tuple[grpc.Channel, float] | None = None  # and when it was replaced: calls may still be under way
-        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._replaced: tuple[grpc.Channel, float] | None = None  # and when, monotonic seconds
+        self._logged = ""
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str], Answer[Any]] = OrderedDict()
-        self._begun: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()  # of questions in trouble: from, to
-        self._away: Trouble | None = None
-        self._retry_ms = 0
-        self._acted_ms = 0  # answers of before a person's act may say that it was not done
 
     def close(self) -> None:
         self._channel.close()
+
+    def call(self, method: FleetMethod[Q, R], request: Q, deadline_s: float) -> R:
+        """
+        Raises:
+            grpc.RpcError: the collector refused or did not answer within `deadline_s`.
+        """
+        self._renew()
+        return method.of(self._channel)(request, timeout=deadline_s)
+
+    def tls_reason(self, detail: str) -> str | None:
+        """Return what is wrong with the certificates if that explains gRPC's `detail`."""
+        if self._tls is None or self._files is None:
+            return None
+        own = x509.expiry_warnings(self._files, self._tls.ca, self._tls.cert)
+        explained = x509.explain_failure(detail, own, self._tls.ca, self._tls.cert)
+        return explained if explained != detail else None
 
     def _connect(self) -> grpc.Channel:
         options = [
@@ -121,173 +135,70 @@ class FleetClient:
         files = self._files
         return grpc.secure_channel(self.target, grpc.ssl_channel_credentials(files.ca, files.key, files.cert), options)
 
-    def _fleet(self) -> FleetStub:
-        self._renew()
-        return self._stub
-
     def _renew(self) -> None:
-        """Take a renewed certificate for the next calls; one that is half written is looked at again."""
+        """Use a renewed certificate for the next calls. Files that are half written are read again later."""
         if self._tls is None or (stamp := self._tls.stamp()) == self._tls_stamp:
             return
         with self._lock:
-            if self._older is not None and time.monotonic() - self._older[1] < 2 * SERIES_DEADLINE_S:
+            if self._replaced is not None and time.monotonic() - self._replaced[1] < REPLACED_CHANNEL_S:
                 return
             try:
                 files = self._tls.read()
             except ClientError as error:
-                if str(error) != self._told:
-                    log.warning("%s; the console goes on with the files as they were", error)
-                self._told = str(error)
+                if str(error) != self._logged:
+                    log.warning("%s; the console keeps using the files it read before", error)
+                self._logged = str(error)
                 return
             self._tls_stamp = stamp
             if files == self._files:
                 return
-            if self._older is not None:
-                self._older[0].close()
-            self._older = self._channel, time.monotonic()
+            if self._replaced is not None:
+                self._replaced[0].close()
+            self._replaced = self._channel, time.monotonic()
             self._files = files
             self._channel = self._connect()
-            self._stub = FleetStub(self._channel)
 
-    def status(self) -> Answer[pb.Status]:
-        return self._call(self._fleet().GetStatus, pb.StatusRequest(), "status")
 
-    def layout(self, jobs: bool = False) -> Answer[pb.Layout]:
-        """`jobs`: with who holds each GPU."""
-        fresh_s = FRESH_S if jobs else LAYOUT_FRESH_S
-        return self._call(self._fleet().GetLayout, pb.LayoutRequest(jobs=jobs), f"layout {jobs}", fresh_s=fresh_s)
+class FleetClient:
+    """Blocking calls, safe from many threads. `ask` and `act` serve any method of the table; the others are typed forms
+    of them for the pages.
 
-    def picture(self, color_by: str, for_s: float = 0.0) -> Answer[pb.Picture]:
-        """`for_s`: one that will do so long from now, too."""
-        fresh_s = PICTURE_FRESH_S if color_by == "health" else VALUES_FRESH_S
-        request = pb.PictureRequest(color_by=color_by)
-        return self._call(self._fleet().GetPicture, request, f"picture {color_by}", fresh_s=fresh_s - for_s)
+    It keeps the last good answer to each question, for two reasons: all open pages share a fresh one, and an old one
+    stays on the screen while the collector is away.
+    """
 
-    def nodes(self, limit: int = 0) -> Answer[pb.NodeList]:
-        return self._call(self._fleet().ListNodes, pb.ListNodesRequest(limit=limit), f"nodes {limit}")
+    def __init__(self, target: str, tls: Tls | None = None, now_ms: Callable[[], int] | None = None) -> None:
+        self.target = target
+        self._channel = CollectorChannel(target, tls)
+        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[tuple[str, object], Answer[Any]] = OrderedDict()
+        self._in_trouble: OrderedDict[tuple[str, object], tuple[int, int]] = OrderedDict()  # question -> from, to, ms
+        self._away: Trouble | None = None
+        self._retry_ms = 0
+        self._acted_ms = 0  # answers from before a person's act may show the fleet without it
 
-    def node(self, name: str) -> Answer[pb.NodeDetail]:
-        return self._call(self._fleet().GetNode, pb.NodeRequest(node=name), f"node {name}")
+    def close(self) -> None:
+        self._channel.close()
 
-    def incidents(
-        self, state: str = "open", node: str = "", min_severity: str = "", since_ms: int = 0, limit: int = 200,
-        silenced: str = "",
-    ) -> Answer[pb.IncidentList]:  # fmt: skip
-        request = pb.ListIncidentsRequest(
-            state=state, node=node, min_severity=min_severity, since_ms=since_ms, limit=limit, silenced=silenced
-        )
-        key = f"incidents {state} {node} {min_severity} {silenced} {limit}"
-        return self._call(self._fleet().ListIncidents, request, key)
+    def ask(
+        self,
+        method: FleetMethod[Q, R],
+        request: Q,
+        key: object = None,
+        deadline_s: float | None = None,
+        fresh_s: float | None = None,
+    ) -> Answer[R]:
+        """Return the answer to a question, or the last good one with its trouble.
 
-    def policy(self) -> Answer[pb.PolicyState]:
-        return self._call(self._fleet().GetPolicy, pb.PolicyRequest(), "policy")
-
-    def decisions(self, limit: int) -> Answer[pb.DecisionList]:
-        """Of the last 7 days, how each stands."""
-        return self._call(self._fleet().ListDecisions, pb.DecisionsRequest(limit=limit), f"decisions {limit}")
-
-    def backtest(self) -> Answer[pb.BacktestReply]:
-        """The last 7 days decided again by the policy in force and by each preset."""
-        return self._call(self._fleet().BacktestPolicies, pb.BacktestRequest(), "backtest", ANSWER_DEADLINE_S)
-
-    def actions(self, node: str, limit: int = 100) -> Answer[pb.ActionList]:
-        """What was done to a node, oldest first."""
-        request = pb.ActionsRequest(node=node, limit=limit)
-        return self._call(self._fleet().ListActions, request, f"actions {node} {limit}")
-
-    def answer(self, decision: str, why: str, who: str, approve: bool) -> Answer[pb.Answered]:
-        """A person's answer to a decision that waits; never one of before."""
-        request = pb.Answer(decision=decision, why=why, who=who)
-        method = self._fleet().ApproveDecision if approve else self._fleet().RejectDecision
-        return self._act(method, request, f"answer {decision} {approve} {self._now_ms()}")
-
-    def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
-        return self._call(self._fleet().GetIncident, pb.IncidentRequest(id=incident_id), f"incident {incident_id}")
-
-    def series(self, request: pb.SeriesRequest, key: str) -> Answer[pb.SeriesReply]:
-        """`key` names the chart: its last good answer is shown while the collector is away, whatever time it was of."""
-        return self._call(self._fleet().QuerySeries, request, f"series {key}", SERIES_DEADLINE_S)
-
-    def probes(self, figure: str = "", node: str = "") -> Answer[pb.ProbeList]:
-        request = pb.ProbesRequest(figure=figure, node=node)
-        return self._call(self._fleet().ListProbes, request, f"probes {figure} {node}", SERIES_DEADLINE_S)
-
-    def probe_history(self, node: str, gpu: int | None, figure: str) -> Answer[pb.ProbeHistoryReply]:
-        request = pb.ProbeHistoryRequest(node=node, gpu=gpu, figure=figure)
-        return self._call(self._fleet().ProbeHistory, request, f"probe history {node} {gpu} {figure}")
-
-    def probe_orders(self, node: str = "", limit: int = 50) -> Answer[pb.ProbeOrderList]:
-        request = pb.ProbeOrdersRequest(node=node, limit=limit)
-        return self._call(self._fleet().ListProbeOrders, request, f"probe orders {node} {limit}")
-
-    def jobs(self, ended: bool = False, contains: str = "") -> Answer[pb.JobList]:
-        request = pb.ListJobsRequest(ended=ended, contains=contains)
-        return self._call(self._fleet().ListJobs, request, f"jobs {ended} {contains}")
-
-    def job(self, name: str) -> Answer[pb.JobDetail]:
-        return self._call(self._fleet().GetJob, pb.JobRequest(job=name), f"job {name}")
-
-    def fabric(self, leaf: str = "", node: str = "") -> Answer[pb.Fabric]:
-        return self._call(self._fleet().GetFabric, pb.FabricRequest(leaf=leaf, node=node), f"fabric {leaf} {node}")
-
-    def thermals(self, rack: str = "") -> Answer[pb.Thermals]:
-        return self._call(self._fleet().GetThermals, pb.ThermalsRequest(rack=rack), f"thermals {rack}")
-
-    def system(self) -> Answer[pb.System]:
-        return self._call(self._fleet().GetSystem, pb.SystemRequest(), "system")
-
-    def capacity(self, days: float) -> Answer[pb.Capacity]:
-        """What faults cost in the last `days`; the rest is of now."""
-        request = pb.CapacityRequest(from_ms=self._now_ms() - round(days * 86_400_000))
-        return self._call(self._fleet().GetCapacity, request, f"capacity {days}", SERIES_DEADLINE_S)
-
-    def risk(self, limit: int) -> Answer[pb.RiskList]:
-        return self._call(self._fleet().ListRisk, pb.RiskRequest(limit=limit), f"risk {limit}")
-
-    def preview(self, node: str, act: str) -> Answer[pb.ActPreview]:
-        """What the act would meet, asked anew."""
-        request = pb.ActRequest(node=node, act=act)
-        return self._call(
-            self._fleet().PreviewAct, request, f"preview {act} {node} {self._now_ms()}", ANSWER_DEADLINE_S
-        )
-
-    def look(self, node: str) -> Answer[pb.ActPreview]:
-        """What a drain would meet, for a form that stays open."""
-        return self._call(self._fleet().PreviewAct, pb.ActRequest(node=node, act="drain"), f"look {node}")
-
-    def safe(self, node: str) -> Answer[pb.ActPreview]:
-        """What is known for and against giving a node back."""
-        return self._call(self._fleet().PreviewAct, pb.ActRequest(node=node, act="resume"), f"safe {node}")
-
-    def act(self, request: pb.ActRequest) -> Answer[pb.ActReply]:
-        """What a person does to a node; never an answer of before."""
-        return self._act(self._fleet().ActOnNode, request, f"act {self._now_ms()}")
-
-    def silences(self) -> Answer[pb.SilenceList]:
-        """Those in force or to come, with the maintenance windows that are open."""
-        return self._call(self._fleet().ListSilences, pb.SilencesRequest(limit=SILENCES), "silences")
-
-    def silence(self, request: pb.SilenceAsk) -> Answer[pb.SilenceReply]:
-        return self._act(self._fleet().CreateSilence, request, f"silence {self._now_ms()}")
-
-    def end_silence(self, request: pb.SilenceEnd) -> Answer[pb.SilenceReply]:
-        return self._act(self._fleet().EndSilence, request, f"end silence {request.id} {self._now_ms()}")
-
-    def ask_probe(self, request: pb.ProbeAsk) -> Answer[pb.ProbeAsked]:
-        """Order probes; never an answer of before."""
-        return self._act(self._fleet().RequestProbe, request, f"probe {self._now_ms()}")
-
-    def _act(self, method: Any, request: Any, key: str) -> Answer[Any]:
-        """Do what a person asks. Pages that draw themselves next ask anew: what they had is of before it."""
-        try:
-            return self._call(method, request, key, ANSWER_DEADLINE_S)
-        finally:
-            self._acted_ms = self._now_ms()
-
-    def _call(
-        self, method: Any, request: Any, key: str, deadline_s: float = DEADLINE_S, fresh_s: float = FRESH_S
-    ) -> Answer[Any]:
-        name = (type(request).__name__, key)
+        Args:
+            key: of the question, where its request changes with the time; else the request's bytes.
+            deadline_s: if not `method.page_s`.
+            fresh_s: if not `method.fresh_s`.
+        """
+        name = (method.name, request.SerializeToString(deterministic=True) if key is None else key)
+        deadline_s = method.page_s if deadline_s is None else deadline_s
+        fresh_s = method.fresh_s if fresh_s is None else fresh_s
         asked_ms = self._now_ms()
         with self._lock:
             kept, away = self._kept.get(name, _NOTHING), self._away
@@ -295,15 +206,127 @@ class FleetClient:
             if away is None and kept.value is not None and young:
                 return kept
             if away is not None:
-                if 0 < self._retry_ms - asked_ms <= _TO_NEXT_PROBE_MS:
+                if 0 < self._retry_ms - asked_ms <= _TO_NEXT_RETRY_MS:
                     return replace(kept, trouble=away)
-                deadline_s = min(deadline_s, PROBE_DEADLINE_S)
-                self._retry_ms = asked_ms + _TO_NEXT_PROBE_MS
+                deadline_s = min(deadline_s, RETRY_DEADLINE_S)
+                self._retry_ms = asked_ms + _TO_NEXT_RETRY_MS
         try:
-            value = method(request, timeout=deadline_s)
+            value = self._channel.call(method, request, deadline_s)
         except grpc.RpcError as error:
             trouble = self._trouble(error, name, asked_ms, deadline_s)
             return Answer(None, 0, trouble) if trouble.not_found else replace(kept, trouble=trouble)
+        return self._keep(name, value, asked_ms, deadline_s)
+
+    def act(self, method: FleetMethod[Q, R], request: Q) -> Answer[R]:
+        """Do what a person asks, now. Pages that draw themselves next ask again: what they had is from before it."""
+        try:
+            return self.ask(method, request, (request.SerializeToString(deterministic=True), self._now_ms()))
+        finally:
+            self._acted_ms = self._now_ms()
+
+    def status(self) -> Answer[pb.Status]:
+        return self.ask(methods.GET_STATUS, pb.StatusRequest())
+
+    def layout(self, jobs: bool = False) -> Answer[pb.Layout]:
+        """`jobs`: with the job of each GPU."""
+        return self.ask(methods.GET_LAYOUT, pb.LayoutRequest(jobs=jobs), fresh_s=1.0 if jobs else None)
+
+    def picture(self, color_by: str, for_s: float = 0.0) -> Answer[pb.Picture]:
+        """`for_s`: it must still be fresh this long from now."""
+        fresh_s = PICTURE_FRESH_S if color_by == "health" else VALUES_FRESH_S
+        return self.ask(methods.GET_PICTURE, pb.PictureRequest(color_by=color_by), fresh_s=fresh_s - for_s)
+
+    def nodes(self, limit: int = 0) -> Answer[pb.NodeList]:
+        return self.ask(methods.LIST_NODES, pb.ListNodesRequest(limit=limit))
+
+    def node(self, name: str) -> Answer[pb.NodeDetail]:
+        return self.ask(methods.GET_NODE, pb.NodeRequest(node=name))
+
+    def incidents(
+        self, state: str = "open", node: str = "", min_severity: str = "", limit: int = 200, silenced: str = ""
+    ) -> Answer[pb.IncidentList]:
+        request = pb.ListIncidentsRequest(
+            state=state, node=node, min_severity=min_severity, limit=limit, silenced=silenced
+        )
+        return self.ask(methods.LIST_INCIDENTS, request)
+
+    def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
+        return self.ask(methods.GET_INCIDENT, pb.IncidentRequest(id=incident_id))
+
+    def policy(self) -> Answer[pb.PolicyState]:
+        return self.ask(methods.GET_POLICY, pb.PolicyRequest())
+
+    def decisions(self, limit: int) -> Answer[pb.DecisionList]:
+        """Return the decisions of the last 7 days with their outcomes."""
+        return self.ask(methods.LIST_DECISIONS, pb.DecisionsRequest(limit=limit))
+
+    def backtest(self) -> Answer[pb.BacktestReply]:
+        """Decide the last 7 days again, by the policy in force and by each preset."""
+        return self.ask(methods.BACKTEST_POLICIES, pb.BacktestRequest())
+
+    def actions(self, node: str, limit: int = 100) -> Answer[pb.ActionList]:
+        """Return the actions on a node, oldest first."""
+        return self.ask(methods.LIST_ACTIONS, pb.ActionsRequest(node=node, limit=limit))
+
+    def answer(self, decision: str, why: str, who: str, approve: bool) -> Answer[pb.Answered]:
+        """Approve or reject a decision that waits for a person."""
+        method = methods.APPROVE_DECISION if approve else methods.REJECT_DECISION
+        return self.act(method, pb.Answer(decision=decision, why=why, who=who))
+
+    def series(self, request: pb.SeriesRequest, key: str) -> Answer[pb.SeriesReply]:
+        """`key` names the chart: while the collector is away its last good answer is shown, of any time."""
+        return self.ask(methods.QUERY_SERIES, request, key)
+
+    def probes(self, figure: str = "", node: str = "") -> Answer[pb.ProbeList]:
+        return self.ask(methods.LIST_PROBES, pb.ProbesRequest(figure=figure, node=node))
+
+    def probe_history(self, node: str, gpu: int | None, figure: str) -> Answer[pb.ProbeHistoryReply]:
+        return self.ask(methods.PROBE_HISTORY, pb.ProbeHistoryRequest(node=node, gpu=gpu, figure=figure))
+
+    def probe_orders(self, node: str = "", limit: int = 50) -> Answer[pb.ProbeOrderList]:
+        return self.ask(methods.LIST_PROBE_ORDERS, pb.ProbeOrdersRequest(node=node, limit=limit))
+
+    def jobs(self, ended: bool = False, contains: str = "") -> Answer[pb.JobList]:
+        return self.ask(methods.LIST_JOBS, pb.ListJobsRequest(ended=ended, contains=contains))
+
+    def job(self, name: str) -> Answer[pb.JobDetail]:
+        return self.ask(methods.GET_JOB, pb.JobRequest(job=name))
+
+    def fabric(self, leaf: str = "", node: str = "") -> Answer[pb.Fabric]:
+        return self.ask(methods.GET_FABRIC, pb.FabricRequest(leaf=leaf, node=node))
+
+    def thermals(self, rack: str = "") -> Answer[pb.Thermals]:
+        return self.ask(methods.GET_THERMALS, pb.ThermalsRequest(rack=rack))
+
+    def system(self) -> Answer[pb.System]:
+        return self.ask(methods.GET_SYSTEM, pb.SystemRequest())
+
+    def capacity(self, days: float) -> Answer[pb.Capacity]:
+        """Return what faults cost in the last `days`, and how GPUs are used now."""
+        request = pb.CapacityRequest(from_ms=self._now_ms() - round(days * 86_400_000))
+        return self.ask(methods.GET_CAPACITY, request, days)
+
+    def risk(self, limit: int) -> Answer[pb.RiskList]:
+        return self.ask(methods.LIST_RISK, pb.RiskRequest(limit=limit))
+
+    def preview(self, node: str, act: str) -> Answer[pb.ActPreview]:
+        """Return what the act would meet now."""
+        request = pb.ActRequest(node=node, act=act)
+        return self.ask(methods.PREVIEW_ACT, request, (act, node, self._now_ms()), methods.ACT_S)
+
+    def preview_drain(self, node: str) -> Answer[pb.ActPreview]:
+        """Return what a drain would meet, for a form that stays open."""
+        return self.ask(methods.PREVIEW_ACT, pb.ActRequest(node=node, act="drain"))
+
+    def preview_resume(self, node: str) -> Answer[pb.ActPreview]:
+        """Return what is known for and against returning a node to service."""
+        return self.ask(methods.PREVIEW_ACT, pb.ActRequest(node=node, act="resume"))
+
+    def silences(self) -> Answer[pb.SilenceList]:
+        """Return the silences in force or planned, and the open maintenance windows."""
+        return self.ask(methods.LIST_SILENCES, pb.SilencesRequest(limit=SILENCES))
+
+    def _keep(self, name: tuple[str, object], value: R, asked_ms: int, deadline_s: float) -> Answer[R]:
         received_ms = self._now_ms()
         late = deadline_s <= DEADLINE_S and received_ms - asked_ms >= SLOW_S * 1000
         slow = self._slow((received_ms - asked_ms) / 1000, self._since(name, asked_ms)) if late else None
@@ -311,39 +334,38 @@ class FleetClient:
         with self._lock:
             self._away = None
             if slow is None:
-                self._begun.pop(name, None)
+                self._in_trouble.pop(name, None)
             self._kept[name] = answer
             self._kept.move_to_end(name)
             while len(self._kept) > KEPT_ANSWERS:
                 self._kept.popitem(last=False)
         return answer
 
-    def _since(self, name: tuple[str, str], now_ms: int) -> int:
-        """Since when this question has been in trouble; anew where nobody asked it for a while."""
+    def _since(self, name: tuple[str, object], now_ms: int) -> int:
+        """Return since when this question has been in trouble. It begins again when nobody asked for UNASKED_MS."""
         with self._lock:
-            from_ms, to_ms = self._begun.get(name, (now_ms, now_ms))
+            from_ms, to_ms = self._in_trouble.get(name, (now_ms, now_ms))
             if not 0 <= now_ms - to_ms <= UNASKED_MS:
                 from_ms = now_ms
-            self._begun[name] = from_ms, now_ms
-            self._begun.move_to_end(name)
-            while len(self._begun) > KEPT_ANSWERS:
-                self._begun.popitem(last=False)
+            self._in_trouble[name] = from_ms, now_ms
+            self._in_trouble.move_to_end(name)
+            while len(self._in_trouble) > KEPT_ANSWERS:
+                self._in_trouble.popitem(last=False)
         return from_ms
 
     def _slow(self, took_s: float, since_ms: int) -> Trouble:
         what, advice = f"Collector {self.target} has answered slowly", "is its machine overloaded, or the way to it?"
         return Trouble(what, f"{took_s:.1f} s", advice, since_ms, slow=True)
 
-    def _trouble(self, error: grpc.RpcError, name: tuple[str, str], asked_ms: int, deadline_s: float) -> Trouble:
-        trouble = _told(f"Collector {self.target}", error, asked_ms, deadline_s)
+    def _trouble(self, error: grpc.RpcError, name: tuple[str, object], asked_ms: int, deadline_s: float) -> Trouble:
+        trouble = _trouble_of(f"Collector {self.target}", error, asked_ms, deadline_s)
         code = error.code()
         detail = error.details() or ""
-        if code is grpc.StatusCode.UNAVAILABLE and self._tls and self._files and "refused" not in detail.lower():
-            own = x509.troubles(self._files, self._tls.ca, self._tls.cert)
-            explained = x509.explain(detail, own, self._tls.ca, self._tls.cert)
-            if explained != detail:
-                trouble = replace(trouble, reason=explained, advice="docs/security.md tells more")
-        # A chart that takes too long says nothing of the collector; a number kept in its memory does.
+        if code is grpc.StatusCode.UNAVAILABLE and "refused" not in detail.lower():
+            explained = self._channel.tls_reason(detail)
+            if explained is not None:
+                trouble = replace(trouble, reason=explained, advice="docs/how-to/tls.md says more")
+        # A chart that takes too long says nothing about the collector; a number from its memory does.
         late = code is grpc.StatusCode.DEADLINE_EXCEEDED and deadline_s <= DEADLINE_S
         with self._lock:
             gone = code is grpc.StatusCode.UNAVAILABLE or late
@@ -357,13 +379,14 @@ class FleetClient:
         return trouble if gone else replace(trouble, since_ms=self._since(name, asked_ms))
 
 
-def _told(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
+def _trouble_of(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> Trouble:
     code, detail = error.code(), (error.details() or "").strip()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        advice = "is its machine or its store's disk overloaded? Its log tells: journalctl -u drover-collector"
+        advice = "is its machine or its store's disk overloaded? See its log: journalctl -u drover-collector"
         return Trouble(f"{who} has not answered", f"no answer within {deadline_s:g} s", advice, asked_ms)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Trouble(f"{who} has not answered", _short(detail), "is drover-collector running?", asked_ms)
+        reason = reason_of(detail) or "no reason given"
+        return Trouble(f"{who} has not answered", reason, "is drover-collector running?", asked_ms)
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
         return Trouble("not found", detail, "choose from the list", asked_ms, not_found=True)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
@@ -372,17 +395,6 @@ def _told(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float) -> T
         older = "it is older than this console"
         return Trouble(f"{who} has not known a question of this page", older, "run both at one version", asked_ms)
     return Trouble(f"{who} has failed to answer", f"{code.name}: {detail}", "see the collector's log", asked_ms)
-
-
-def _short(detail: str) -> str:
-    """The reason inside gRPC's long texts."""
-    lowered = detail.lower()
-    for reason in ("connection refused", "no route to host", "connection reset", "handshake failed", "timed out"):
-        if reason in lowered:
-            return reason
-    if "dns" in lowered or "name resolution" in lowered:
-        return "its name cannot be resolved"
-    return detail.splitlines()[0][:120] if detail else "no reason given"
 
 
 _shared: FleetClient | None = None
@@ -395,7 +407,7 @@ def share(client: FleetClient) -> None:
 
 
 def fleet() -> FleetClient:
-    """The client of this process."""
+    """Return the client of this process."""
     if _shared is None:
         raise RuntimeError("no collector was named; start the console with drover-dashboard")
     return _shared

@@ -20,7 +20,7 @@ from drover_dashboard.widgets import theme
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    interrupts.obey()
+    interrupts.enable_sigint()
     options = _parser().parse_args(argv)
     try:
         tls = _tls(options)

@@ -19,7 +19,7 @@ from drover_proto import fleet_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimelineEntry:
     """`source`: incident, policy, action, node, probe or person."""
 
     ts_ms: int
@@ -27,35 +27,35 @@ class Moment:
     text: str
 
 
-def life(detail: pb.IncidentDetail) -> list[Moment]:
+def build_timeline(detail: pb.IncidentDetail) -> list[TimelineEntry]:
     """All moments of an incident as the Fleet API tells it, oldest first."""
     incident = from_json(Incident, detail.incident_json)
-    found = [Moment(note.ts_ms, "incident", note.text) for note in incident.timeline]
+    found = [TimelineEntry(note.ts_ms, "incident", note.text) for note in incident.timeline]
     found += _decisions([from_json(Decision, text) for text in detail.decisions_json])
     for action in [from_json(Action, text) for text in detail.actions_json]:
         by = "" if action.by == "drover" else f" by {action.by}"
         tries = f", {action.attempts} attempts" if action.attempts > 1 else ""
         said = f"{action.action} {action.node} through {action.actuator}: {action.state}{by}{tries}"
-        found.append(Moment(action.ts_ms, "action", _with(said, action.detail)))
+        found.append(TimelineEntry(action.ts_ms, "action", _with(said, action.detail)))
     for duty in [from_json(NodeOutage, text) for text in detail.duties_json]:
         stage = "back in service" if duty.stage == "healthy" else str(duty.stage)
         by = "" if duty.by == "drover" else f" by {duty.by}"
-        found.append(Moment(duty.ts_ms, "node", _with(f"{duty.node} {stage}{by}", duty.reason)))
+        found.append(TimelineEntry(duty.ts_ms, "node", _with(f"{duty.node} {stage}{by}", duty.reason)))
     for order in [from_json(ProbeOrder, text) for text in detail.probe_orders_json]:
         said = f"{order.level} probes of {order.node} to {order.why}: {order.state}"
-        found.append(Moment(order.ts_ms, "probe", _with(said, order.detail)))
+        found.append(TimelineEntry(order.ts_ms, "probe", _with(said, order.detail)))
     for verdict in [from_json(ProbeVerdict, text) for text in detail.probe_verdicts_json]:
         said = {True: "passed", False: "failed", None: "cannot be told"}[verdict.passed]
         place = verdict.node if verdict.gpu is None else f"{verdict.node} GPU {verdict.gpu}"
-        found.append(Moment(verdict.ts_ms, "probe", _with(f"{place} {said}", verdict.text)))
+        found.append(TimelineEntry(verdict.ts_ms, "probe", _with(f"{place} {said}", verdict.text)))
     for line in [from_json(Audit, text) for text in detail.audit_json]:
-        found.append(Moment(line.ts_ms, "person", _with(f"{line.what} by {line.by}", line.why)))
+        found.append(TimelineEntry(line.ts_ms, "person", _with(f"{line.what} by {line.by}", line.why)))
     return sorted(found, key=lambda moment: moment.ts_ms)
 
 
-def _decisions(decisions: Iterable[Decision]) -> list[Moment]:
+def _decisions(decisions: Iterable[Decision]) -> list[TimelineEntry]:
     return [
-        Moment(
+        TimelineEntry(
             d.ts_ms,
             "policy",
             _with(f"{_asked(d)}: {d.outcome.replace('_', ' ')}", f"{d.reason} [{d.rule}]"),

@@ -1,8 +1,8 @@
 """A stand-in for a scheduler: it closes, opens, resets and reboots simulated nodes, and touches nothing real.
 
-It answers on a Unix socket, one request a connection: a line of JSON as docs/actions.md gives it to `act.command` and
-the reboot and reset commands, then a line of JSON: {"status": 0, "said": ...}. `status` is the exit status for the
-program that asked; `said` is an object for its standard output, or a sentence where it failed.
+It answers on a Unix socket, one request a connection: a line of JSON as docs/how-to/own-scheduler.md gives it to
+`act.command` and the reboot and reset commands, then a line of JSON: {"status": 0, "said": ...}. `status` is the
+exit status for the program that asked; `said` is an object for its standard output, or a sentence where it failed.
 """
 
 from __future__ import annotations

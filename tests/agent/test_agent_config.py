@@ -11,9 +11,9 @@ import pytest
 from drover_agent.config import AgentConfig, load_config
 from drover_core.settings import (
     SettingsError,
+    example_toml,
+    list_settings,
     load,
-    rows,
-    sample,
 )
 
 
@@ -26,10 +26,10 @@ def test_defaults() -> None:
 
 def test_the_sample_is_a_valid_file_with_every_setting(tmp_path: Path) -> None:
     path = tmp_path / "agent.toml"
-    path.write_text(sample(AgentConfig))
+    path.write_text(example_toml(AgentConfig))
     assert load_config(str(path)) == AgentConfig()
     text = path.read_text()
-    for row in rows(AgentConfig):
+    for row in list_settings(AgentConfig):
         assert row.help in text
         assert f"{row.key.rpartition('.')[2]} =" in text
 

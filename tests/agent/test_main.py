@@ -18,7 +18,7 @@ import pytest
 
 from drover_agent.config import AgentConfig
 from drover_core import VERSION
-from drover_core.settings import sample
+from drover_core.settings import example_toml
 from drover_proto import telemetry_pb2 as pb
 from testbed.nvml import FakeNvml
 from testbed.telemetry_server import TelemetryServer, play
@@ -58,7 +58,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words: list[str], message: str) -
 
 
 def test_config_prints_the_sample() -> None:
-    assert drover_agent("config").stdout == sample(AgentConfig)
+    assert drover_agent("config").stdout == example_toml(AgentConfig)
 
 
 def test_once_without_a_gpu_reads_the_host_and_says_why_there_is_none(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_release_lets_go_of_the_driver_for_a_while(tmp_path: Path, fake_nvml: Fa
         await until(lambda: len({key for key, _ in server.rows if "/" not in key}) == 9, "eight GPUs and the host")
         done = await asyncio.to_thread(drover_agent, "release", "--seconds", "3600", *overrides(tmp_path))
         assert done.returncode == 0, done.stderr
-        assert "holds nothing of the NVIDIA driver until" in done.stdout
+        assert "has released the NVIDIA driver until" in done.stdout
         await until(lambda: "driver_released" in server.codes(), "the pause as an event")
         done = await asyncio.to_thread(drover_agent, "release", "--seconds", "0", *overrides(tmp_path))
         assert done.returncode == 0, done.stderr

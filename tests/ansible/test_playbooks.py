@@ -134,7 +134,7 @@ def test_a_node_whose_certificate_has_ended_enrols_anew_and_no_other_does() -> N
 
 
 def test_the_console_may_act_no_longer_than_anybody_who_may() -> None:
-    """docs/security.md: 30 days for who can act."""
+    """docs/how-to/tls.md: 30 days for who can act."""
     issue = named("Issue for the console", "roles/certificates/tasks/main.yml")
     assert "--days" not in issue["ansible.builtin.command"]["cmd"]
 

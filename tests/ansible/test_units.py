@@ -1,4 +1,4 @@
-"""All services' units by systemd's own tools, against what docs/security.md states."""
+"""All services' units by systemd's own tools, against what docs/explanation/security.md states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 STATED = dict(
-    re.findall(r"^\| `(drover-[\w-]+\.service)` \| ([\d.]+) \|", (ROOT / "docs/security.md").read_text(), re.M)
+    re.findall(
+        r"^\| `(drover-[\w-]+\.service)` \| ([\d.]+) \|", (ROOT / "docs/explanation/security.md").read_text(), re.M
+    )
 )
 UNITS = {path.name: path for path in sorted(ROOT.glob("*/systemd/*.service"))}
 

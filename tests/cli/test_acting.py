@@ -32,7 +32,7 @@ from drover_core.model.events import (
     ProbeVerdict,
 )
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.deciding import OPEN, fleet, policy
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
@@ -78,7 +78,7 @@ def scene(store_root: Path) -> Iterator[Scene]:
 
     async def serve() -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server()
-        add_FleetServicer_to_server(FleetApi(ApiSnapshot(pipeline, IngestStats(), CollectorConfig())), server)
+        FleetApi(ApiSnapshot(pipeline, IngestStats(), CollectorConfig())).add_to(server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         return server, port
@@ -121,8 +121,8 @@ def test_a_node_goes_out_through_the_guards_caps_and_comes_back(scene: Scene, sa
     assert (code, told["node"], told["act"], told["state"]) == (0, "n001", "drain", "done")
     for node in ("n000", "n001", "n004"):
         assert say("resume", node, "--why", "done") == (0, f"resume {node}: done: gets jobs again\n", "")
-    assert scene.store.duties()["n000"].stage is Health.HEALTHY
-    audit = [(line.what, line.subject, line.why) for line in scene.store.audit()]
+    assert scene.store.outages.current()["n000"].stage is Health.HEALTHY
+    audit = [(line.what, line.subject, line.why) for line in scene.store.audit.read()]
     assert ("drain", "n001", "I know") in audit
     assert ("resume", "n000", "done") in audit
 
@@ -139,7 +139,7 @@ def test_a_check_does_nothing_and_says_what_it_would_meet(scene: Scene, say: Say
     told = json.loads(out)
     assert (code, told["safe"], told["stage"], told["validates"]) == (1, False, "drained", None), "it is silent here"
     assert any("not probed since" in line for line in told["grounds"])
-    scene.store.write_probe_verdicts(
+    scene.store.probes.verdicts.write(
         [ProbeVerdict("p1", "n006", 2, False, "hbm_copy", "HBM 9 % slow", T0 + 1, ProbeReason.PERSON)]
     )
     code, out, _ = say("resume", "n006", "--check")
@@ -167,7 +167,7 @@ def test_a_job_that_would_lose_too_many_nodes_is_told_and_a_person_may_all_the_s
     assert (code, f"{told}; --force does it all the same" in err) == (1, True)
     assert "DRAIN" not in scene.slurm.held["n012"].states
     assert say("drain", "n012", "--why", "a fan", "--force")[0] == 0
-    audit = [(line.what, line.detail) for line in scene.store.audit(subject="n012")]
+    audit = [(line.what, line.detail) for line in scene.store.audit.read(subject="n012")]
     assert ("drain (refused)", f"{told}; --force does it all the same (over TLS an admin's)") in audit
     for node in ("n008", "n012"):
         assert say("resume", node, "--why", "done", "--force")[0] == 0
@@ -194,7 +194,7 @@ def test_a_reset_is_done_where_no_job_runs_and_a_reboot_that_nobody_set_up_is_no
     assert (code, "no command for it: set act.reboot_command in the collector's settings" in err) == (1, True)
     code, out, _ = say("reboot", "n005", "--check")
     assert (code, "no command for it" in out) == (1, True)
-    lines = [(line.what, line.why, line.detail) for line in scene.store.audit(subject="n005")]
+    lines = [(line.what, line.why, line.detail) for line in scene.store.audit.read(subject="n005")]
     assert ("reset", "XID 119", "done all reset") in lines
     assert ("reset (refused)", "XID 119", "jobs may run on n005: drain it first, or give --force") in lines
     assert any(what == "reboot (refused)" for what, _, _ in lines)
@@ -212,7 +212,9 @@ def test_a_drain_of_somebody_else_is_undone_by_no_force(scene: Scene, say: Say) 
 
 
 def test_a_node_that_is_out_for_months_is_listed_with_what_it_costs(scene: Scene) -> None:
-    scene.store.write_duties([NodeOutage("n007", Health.REPAIR, T0 - 100 * DAY_MS, "i1", "no spare part", "drover", 0)])
+    scene.store.outages.write(
+        [NodeOutage("n007", Health.REPAIR, T0 - 100 * DAY_MS, "i1", "no spare part", "drover", 0)]
+    )
     with grpc.insecure_channel(scene.address) as channel:
         (duty,) = FleetStub(channel).ListActions(pb.ActionsRequest(node="n007"), timeout=20).duties
     assert (duty.stage, duty.gpu_hours_lost) == ("repair", 2400.0)

@@ -9,7 +9,7 @@ import pytest
 
 from drover_collector.config import CollectorConfig, is_loopback, load_config, split_address
 from drover_collector.notify.settings import webhook_secret
-from drover_core.settings import SettingsError, sample
+from drover_core.settings import SettingsError, example_toml
 
 KEY = bytes(range(32))
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
@@ -26,7 +26,7 @@ def webhook(secret: str, extra: str = "") -> str:
 
 
 def test_the_sample_is_a_file_that_loads_to_the_defaults(tmp_path: Path) -> None:
-    assert load_config(write(tmp_path, sample(CollectorConfig))) == CollectorConfig()
+    assert load_config(write(tmp_path, example_toml(CollectorConfig))) == CollectorConfig()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Writes docs/console_log.md after a run of all that has passed."""
+"""Writes docs/evidence/console.md after a run of all that has passed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     there = {path.name for path in Path(__file__).parent.glob("test_*.py")}
     whole = there == {item.path.name for item in session.items} and not session.config.option.keyword
     if whole and len(STEPS) == len(session.items) and all(step.outcome == "passed" for step in STEPS.values()):
-        (ROOT / "docs/console_log.md").write_text(page())
+        (ROOT / "docs/evidence/console.md").write_text(page())
 
 
 def page() -> str:

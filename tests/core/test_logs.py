@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from drover_core.logs import (
-    MOST_BYTES,
+    MAX_FIELD_BYTES,
     JournalHandler,
-    begin,
-    journal_has,
+    configure,
+    is_journal,
 )
 
 
@@ -77,8 +77,8 @@ def test_an_exception_is_told_whole_and_a_long_line_is_cut(logger: logging.Logge
         logger.exception("it failed")
     text = fields(journal.recv(1 << 20))["MESSAGE"]
     assert text.startswith("it failed\nTraceback") and text.endswith("ValueError: inner")
-    logger.info("x" * (3 * MOST_BYTES))
-    assert len(fields(journal.recv(1 << 20))["MESSAGE"]) == MOST_BYTES
+    logger.info("x" * (3 * MAX_FIELD_BYTES))
+    assert len(fields(journal.recv(1 << 20))["MESSAGE"]) == MAX_FIELD_BYTES
 
 
 def test_a_journal_that_takes_nothing_holds_nobody_up(tmp_path: Path, journal: socket.socket) -> None:
@@ -107,17 +107,17 @@ def test_the_journal_is_used_where_systemd_says_so_and_nobody_redirected_it(
     read, write = os.pipe()
     there = os.fstat(write)
     try:
-        assert journal_has(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
-        assert not journal_has(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino + 1}"})
-        assert not journal_has(write, {})
+        assert is_journal(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
+        assert not is_journal(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino + 1}"})
+        assert not is_journal(write, {})
     finally:
         os.close(read)
         os.close(write)
-    assert not journal_has(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
+    assert not is_journal(write, {"JOURNAL_STREAM": f"{there.st_dev}:{there.st_ino}"})
     root = logging.getLogger()
     assert JournalHandler(logging.StreamHandler()).formatter is not None  # else basicConfig would give it its own
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
-    begin("info", {})
+    configure("info", {})
     root.info("hello")
     assert capsys.readouterr().err.endswith(" INFO root: hello\n")

@@ -10,11 +10,11 @@ import pytest
 from drover_core.settings import (
     SettingsError,
     between,
+    example_toml,
+    list_settings,
     load,
     one_of,
     required,
-    rows,
-    sample,
     setting,
 )
 
@@ -110,7 +110,7 @@ def test_an_override_into_a_scalar(tmp_path: Path) -> None:
 
 
 def test_rows_name_every_setting() -> None:
-    found = {row.key: row for row in rows(Outer)}
+    found = {row.key: row for row in list_settings(Outer)}
     assert list(found) == [
         "fleet", "label", "inner.wait_s", "inner.count", "inner.on", "inner.roots",
         "receivers", "receivers[].name", "receivers[].url", "receivers[].level",
@@ -121,11 +121,11 @@ def test_rows_name_every_setting() -> None:
 
 
 def test_the_sample_loads_to_the_defaults(tmp_path: Path) -> None:
-    assert load(Outer, write(tmp_path, sample(Outer))) == Outer()
+    assert load(Outer, write(tmp_path, example_toml(Outer))) == Outer()
 
 
 def test_the_sample_shows_a_list_of_tables_that_works_when_uncommented(tmp_path: Path) -> None:
-    text = sample(Outer)
+    text = example_toml(Outer)
     start = text.index("# [[receivers]]")
     entry = "\n".join(line.removeprefix("# ") for line in text[start:].splitlines())
     entry = entry.replace("name =", 'name = "a"').replace("url =", 'url = "b"')

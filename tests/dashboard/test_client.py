@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -96,7 +97,7 @@ def test_nothing_listens() -> None:
 def test_a_hanging_collector_costs_the_deadline(served: str, chosen, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen.hang.clear()
     fleet = FleetClient(served)
-    answer = fleet._call(fleet._stub.GetStatus, module.pb.StatusRequest(), "status", 0.2)
+    answer = fleet.ask(module.methods.GET_STATUS, module.pb.StatusRequest(), deadline_s=0.2)
     assert answer.trouble is not None
     assert answer.trouble.reason == "no answer within 0.2 s"
     fleet.close()
@@ -172,13 +173,13 @@ def test_an_answer_that_came_late_says_so_and_since_when(served: str, chosen, mo
     clock = Ticking()
     fleet = FleetClient(served, now_ms=clock)
     took_ms = 2000
-    method = fleet._stub.GetStatus
+    call = fleet._channel.call
 
-    def late(*args: object, **more: object) -> object:
+    def late(*args: Any) -> object:
         clock.ms += took_ms
-        return method(*args, **more)
+        return call(*args)
 
-    monkeypatch.setattr(fleet._stub, "GetStatus", late)
+    monkeypatch.setattr(fleet._channel, "call", late)
     for later_ms in (0, 5000):
         clock.ms = 1_000_000 + later_ms
         answer = fleet.status()
@@ -215,3 +216,11 @@ def test_a_missing_certificate_is_one_clear_line(tmp_path: Path) -> None:
     missing = tmp_path / "ca.pem"
     with pytest.raises(ClientError, match=r"--ca: cannot read .*ca\.pem: No such file or directory; check the path"):
         FleetClient("127.0.0.1:1", Tls(missing, missing, missing))
+
+
+def test_two_acts_of_one_millisecond_are_both_done(served: str, chosen) -> None:
+    fleet = FleetClient(served, now_ms=Ticking())
+    for node in ("n0", "n1"):
+        assert fleet.act(module.methods.ACT_ON_NODE, module.pb.ActRequest(node=node, act="drain", why="w")).value
+    assert [node for _, node, *_ in chosen.acts] == ["n0", "n1"]
+    fleet.close()

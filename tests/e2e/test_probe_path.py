@@ -131,15 +131,15 @@ async def test_a_straggler_is_confirmed_by_a_probe(
         assert at.pipeline.engine.health_of(NODE, GPU)[0] is Health.SUSPECT
         async with agents(at, tmp_path, Prober(at.fleet, 1001), NODE):
             (order,) = await asyncio.to_thread(at.probing.asking.step)
-            assert store.probe_order(order)[0].why is ProbeReason.CONFIRM
-            await until(lambda: store.probe_order(order)[-1].state == "done", "the order's end")
+            assert store.probes.orders.versions(order)[0].why is ProbeReason.CONFIRM
+            await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         proved = at.incident()
         assert proved.id == suspect.id
         assert (proved.severity, proved.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
         assert proved.confidence >= 0.95
         assert at.pipeline.engine.health_of(NODE, GPU)[0] is Health.CONFIRMED
-        assert [d.wanted for d in store.decisions(proved.id)][-1] is RecommendedAction.DRAIN
-        verdicts = {v.gpu: v.passed for v in store.probe_verdicts(request=order)}
+        assert [d.wanted for d in store.decisions.of_incident(proved.id)][-1] is RecommendedAction.DRAIN
+        verdicts = {v.gpu: v.passed for v in store.probes.verdicts.read(request=order)}
         assert verdicts == {None: False} | {g: g != GPU for g in range(8)}
 
 
@@ -152,7 +152,7 @@ async def test_an_innocent_gpu_is_cleared_and_not_drained(
         suspect = await at.judged()
         async with agents(at, tmp_path, Prober(healthy, 1001), NODE):
             order = await asyncio.to_thread(at.probing.desk.ask, NODE, ProbeReason.CONFIRM, incident_id=suspect.id)
-            await until(lambda: store.probe_order(order)[-1].state == "done", "the order's end")
+            await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         cleared = at.incident()
         assert cleared.closed_ms is not None
         assert cleared.timeline[-1].text.startswith("cleared by a probe: GPU 5 of r01n02: ")
@@ -161,8 +161,8 @@ async def test_an_innocent_gpu_is_cleared_and_not_drained(
         again = replace(last, start_ms=last.start_ms + last.length_ms)
         await asyncio.to_thread(at.pipeline.judge_bucket, again)
         assert at.incident().closed_ms is not None
-        assert RecommendedAction.DRAIN not in {d.wanted for d in store.decisions(suspect.id)}
-        assert store.incident_history(suspect.id)[-1].closed_ms is not None
+        assert RecommendedAction.DRAIN not in {d.wanted for d in store.decisions.of_incident(suspect.id)}
+        assert store.incidents.history(suspect.id)[-1].closed_ms is not None
 
 
 @in_loop
@@ -174,8 +174,8 @@ async def test_a_node_that_never_answers_leaves_a_suspect(
         (order,) = await asyncio.to_thread(at.probing.asking.step)
         assert await asyncio.to_thread(at.probing.asking.step) == []  # it is under way
         at.collector.now_ms += round(CONFIG.wait_s * 1000)
-        await until(lambda: store.probe_order(order)[-1].state == "failed", "the order's end")
-        assert store.probe_order(order)[-1].detail == f"expired: not sent within 900 s, {NODE} has no stream"
+        await until(lambda: store.probes.orders.versions(order)[-1].state == "failed", "the order's end")
+        assert store.probes.orders.versions(order)[-1].detail == f"expired: not sent within 900 s, {NODE} has no stream"
         after = at.incident()
         assert (after.closed_ms, after.action, after.severity) == (None, RecommendedAction.PROBE, suspect.severity)
         assert after.timeline[-1].text.startswith(f"a probe could not tell: {NODE}: not judged, expired")

@@ -120,7 +120,7 @@ class Site:
         return await asyncio.to_thread(lambda: self.desk.ask(NODE, ProbeReason.IDLE, probes=probes))
 
     def newest(self, order: str) -> ProbeOrder:
-        return self.store.probe_order(order)[-1]
+        return self.store.probes.orders.versions(order)[-1]
 
     async def ended(self, order: str) -> ProbeOrder:
         await until(lambda: self.newest(order).state in ("done", "failed"), "the order's end", SLOW_S)
@@ -167,7 +167,7 @@ async def test_a_probe_waits_behind_a_users_job_and_the_next_one_preempts_it_and
         assert at.newest(first).state == "asked"
         slurm.command("scancel", users)
         assert (await at.ended(first)).state == "done"
-        (figure, _) = store.probe_results(first)
+        (figure, _) = store.probes.results.of_order(first)
         assert figure.result.value and figure.result.value > 0
         await at.job(first, "COMPLETED")
         order = await at.ask("soak")  # a minute of load
@@ -184,7 +184,7 @@ async def test_a_probe_waits_behind_a_users_job_and_the_next_one_preempts_it_and
         await until(lambda: slurm.states().get(users) == "COMPLETED", "the user's job has run", SLOW_S)
         assert seen.read_text() == "0\n", "its first line ran when the probe had let go of the node"
         assert at.job_of(order) == "PREEMPTED"
-        assert [v.passed for v in store.probe_verdicts(request=order)] == [None]
+        assert [v.passed for v in store.probes.verdicts.read(request=order)] == [None]
 
 
 # ---- from suspicion to return
@@ -214,8 +214,8 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 class ProbedAgent(NodeAgent):
     """Its probes are those of a real agent: its desk hands them to the probe service."""
 
-    def probe_asked(self, request: pb.ProbeRequest) -> None:
-        Agent.probe_asked(self, request)
+    def add_probe_request(self, request: pb.ProbeRequest) -> None:
+        Agent.add_probe_request(self, request)
 
 
 class Acting:
@@ -298,13 +298,15 @@ async def test_an_innocent_node_is_cleared_and_stays_in_service(
     write(figures, Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001), NODE)
     async with acting(store, ran, slurm, tmp_path, gpus, figures) as at:
         order = await at.suspected()
-        await until(lambda: store.probe_order(order)[-1].state in ("done", "failed"), "the order's end", SLOW_S)
-        end = store.probe_order(order)[-1]
+        await until(
+            lambda: store.probes.orders.versions(order)[-1].state in ("done", "failed"), "the order's end", SLOW_S
+        )
+        end = store.probes.orders.versions(order)[-1]
         assert (end.state, end.detail, end.protection) == ("done", "", "job")
         await until(lambda: at.incident().closed_ms is not None, "it is cleared")
         assert at.incident().timeline[-1].text.startswith(f"cleared by a probe: GPU {GPU} of {NODE}: ")
         assert not at.drained()
-    assert store.actions() == []
+    assert store.actions.newest() == []
 
 
 @in_loop
@@ -320,13 +322,13 @@ async def test_a_straggler_is_confirmed_in_a_job_drained_validated_and_resumed(
         await until(lambda: at.incident().action is RecommendedAction.DRAIN, "it is confirmed", SLOW_S)
         # The node is repaired before its validation: without a fault there it passes.
         write(figures, Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001), NODE)
-        assert store.probe_order(order)[-1].protection == "job"
+        assert store.probes.orders.versions(order)[-1].protection == "job"
         assert (at.incident().id, at.incident().severity) == (suspect.id, Severity.CRITICAL)
         await at.stage(Health.HEALTHY)
         assert not at.drained()
-        stages = [duty.stage for duty in store.duty_history(NODE)]
+        stages = [duty.stage for duty in store.outages.history(NODE)]
         assert stages == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.HEALTHY]
-        (validation,) = [o for o in store.probe_orders(NODE) if o.why is ProbeReason.VALIDATE]
+        (validation,) = [o for o in store.probes.orders.newest(NODE) if o.why is ProbeReason.VALIDATE]
         assert (validation.state, validation.protection) == ("done", "drained")
-    acts = [(a.action, a.state) for a in store.actions(node=NODE)]
+    acts = [(a.action, a.state) for a in store.actions.newest(node=NODE)]
     assert acts == [(Act.DRAIN, ActionState.DONE), (Act.RESUME, ActionState.DONE)]

@@ -148,7 +148,7 @@ class Site:
     async def fatal_xid(self) -> None:
         now_ms = self.collector.now_ms
         event = Event(f"{NODE}/79", now_ms, NODE, 2, EventKind.XID, "79", "fell off the bus", received_ms=now_ms)
-        self.store.write_events([event])
+        self.store.events.write([event])
         self.pipeline.take_events([event])
         judge = self.pipeline._judge
         await asyncio.to_thread(lambda: judge.submit(self.pipeline.judge_events).result(SLOW_S))
@@ -192,11 +192,11 @@ async def test_an_innocent_node_is_cleared_and_stays_in_service(
     async with site(store, ran, slurm, tmp_path, Prober(healthy, 1001)) as at:
         suspect = await at.judged()
         (order,) = await asyncio.to_thread(at.probing.asking.step)
-        await until(lambda: store.probe_order(order)[-1].state == "done", "the order's end")
+        await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         await until(lambda: at.incident().closed_ms is not None, "it is cleared")
         assert at.incident().id == suspect.id
         assert at.incident().timeline[-1].text.startswith(f"cleared by a probe: GPU {GPU} of {NODE}: ")
-    assert store.actions() == []
+    assert store.actions.newest() == []
     assert "DRAIN" not in at.node().states
 
 
@@ -209,14 +209,16 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         suspect = await at.judged()
         assert "DRAIN" not in at.node().states, "a suspicion drains nothing"
         (order,) = await asyncio.to_thread(at.probing.asking.step)
-        assert store.probe_order(order)[0].why is ProbeReason.CONFIRM
+        assert store.probes.orders.versions(order)[0].why is ProbeReason.CONFIRM
         await at.stage(Health.DRAINING)
         looks = at.looks
         await until(lambda: at.looks >= looks + 5, "it is looked at again and again", SLOW_S)
         assert at.node().states >= {"DRAIN", "MIXED"}, "closed, with its job"
         assert slurm.states()[prober.job] == "RUNNING"
         assert at.desk.duties[NODE].stage is Health.DRAINING
-        assert [o.why for o in store.probe_orders(NODE)] == [ProbeReason.CONFIRM], "nothing is probed beside the job"
+        assert [o.why for o in store.probes.orders.newest(NODE)] == [ProbeReason.CONFIRM], (
+            "nothing is probed beside the job"
+        )
         prober.end.touch()
         await at.stage(Health.REPAIR)  # drained, and validated while the GPU is still slow
         ended = slurm.command("scontrol", "show", "job", prober.job)
@@ -227,7 +229,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         assert "DRAIN" in at.node().states
         assert at.node().reason.startswith(f"drover:{suspect.id}: ")
         assert f"GPU {GPU} of {NODE}" in at.desk.duties[NODE].reason
-        stages = [duty.stage for duty in store.duty_history(NODE)]
+        stages = [duty.stage for duty in store.outages.history(NODE)]
         assert stages == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR]
         at.collector.now_ms += HOUR_MS  # the repair
         at.agent.prober = Prober(SimulatedFleet(ran[0].spec, 1001, [], START_MS, []), 1001)
@@ -236,16 +238,16 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         assert "DRAIN" not in at.node().states
         assert at.desk.duties[NODE].reason.startswith("passed its validation: ")
         await until(lambda: at.incident().closed_ms is not None, "its incident is over")
-        lost = gpu_hours_lost(store.duty_history(NODE), 8, at.collector.now_ms)
+        lost = gpu_hours_lost(store.outages.history(NODE), 8, at.collector.now_ms)
         assert lost == pytest.approx(8.0, abs=0.5), "eight GPUs for the hour of the repair"
         at.collector.now_ms += 3 * HOUR_MS
         await at.fatal_xid()  # another fault of the same node, three hours later
         await until(lambda: at.desk.duties[NODE].stage is not Health.HEALTHY, "it is out again", SLOW_S)
-        again = next(d for d in store.duty_history(NODE) if d.stage is Health.DRAINING and d.returns)
+        again = next(d for d in store.outages.history(NODE) if d.stage is Health.DRAINING and d.returns)
         assert again.returns == 1
         assert again.reason.startswith("out again 0.1 days after it came back: xid/xid_79: ")
         assert again.incident_id not in ("", suspect.id)
         assert at.node().reason.startswith(f"drover:{again.incident_id}: ")
-    assert [(a.action, a.state) for a in store.actions(node=NODE)][:3] == [
+    assert [(a.action, a.state) for a in store.actions.newest(node=NODE)][:3] == [
         (Act.DRAIN, ActionState.DONE), (Act.RESUME, ActionState.DONE), (Act.DRAIN, ActionState.DONE),
     ]  # fmt: skip

@@ -21,7 +21,7 @@ from drover_core.model.events import (
     to_json,
 )
 from drover_proto import fleet_pb2 as pb
-from drover_proto.incident_timeline import life
+from drover_proto.incident_timeline import build_timeline
 
 
 def test_one_timeline_of_all_that_happened() -> None:
@@ -55,7 +55,7 @@ def test_one_timeline_of_all_that_happened() -> None:
         probe_orders_json=[to_json(ProbeOrder("o", "n1", (), "quick", (), ProbeReason.VALIDATE, "done", 60, "i"))],
         probe_verdicts_json=[to_json(passed)],
     )  # fmt: skip
-    assert [(m.ts_ms, m.source, m.text) for m in life(detail)] == [
+    assert [(m.ts_ms, m.source, m.text) for m in build_timeline(detail)] == [
         (1, "incident", "opened"),
         (2, "policy", "drain n1: pending approval: asks [fatal]"),
         (10, "person", "approve by anna: seen"),

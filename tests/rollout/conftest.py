@@ -1,4 +1,4 @@
-"""Writes docs/rollout_log.md after a run of all that has passed; of any run test-artifacts/rollout.md."""
+"""Writes docs/evidence/rollout.md after a run of all that has passed; of any run test-artifacts/rollout.md."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     whole = there == {item.path.name for item in session.items}
     passed = all(step.outcome == "passed" for step in rollout_log.STEPS.values())
     if whole and passed and not session.config.option.keyword and len(rollout_log.STEPS) == len(session.items):
-        (ROOT / "docs/rollout_log.md").write_text(text)
+        (ROOT / "docs/evidence/rollout.md").write_text(text)

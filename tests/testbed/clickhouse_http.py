@@ -2,7 +2,7 @@
 
 Real: the engine, its SQL, its formats, codecs and errors; the client, its requests and its parsing of the answers.
 
-Fake, and named so in docs/testing.md:
+Fake, and named so in docs/explanation/testing.md:
 - the HTTP server itself: Python's, written here after the documented interface; answers are made whole before they are
   sent, so that an error in the middle of an answer happens only where a test asks for it (`tear`);
 - users: one name and password, no rights;

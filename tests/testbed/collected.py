@@ -47,7 +47,7 @@ def write_entities(store: Store, index: FleetIndex) -> None:
                     model="H100",
                 )
             )
-    store.write_entities(rows)
+    store.entities.write(rows)
 
 
 def write_ticks(
@@ -71,9 +71,9 @@ def write_ticks(
         name: np.tile([(changed or {}).get(gpu, {}).get(name, usual) for gpu in gpus], len(ticks))
         for name, usual in BUSY.items()
     }
-    store.write_samples(SampleBatch.of_values(Scope.GPU, np.tile(ids, len(ticks)), np.repeat(ticks, len(gpus)), values))
+    store.samples.write(SampleBatch.of_values(Scope.GPU, np.tile(ids, len(ticks)), np.repeat(ticks, len(gpus)), values))
     node_ids = np.array([entity_id(Scope.NODE, name) for name in nodes], np.uint64)
     load = {"cpu_util_ratio": np.full(len(nodes) * len(ticks), 0.25), "load1": np.full(len(nodes) * len(ticks), 8.0)}
-    store.write_samples(
+    store.samples.write(
         SampleBatch.of_values(Scope.NODE, np.tile(node_ids, len(ticks)), np.repeat(ticks, len(nodes)), load)
     )

@@ -1,4 +1,4 @@
-"""An operator's own scheduler, as `act.command.program` calls it (docs/actions.md): a folder, a file for a node.
+"""An operator's own scheduler, as `act.command.program` calls it (docs/how-to/own-scheduler.md): a file for a node.
 
 python -m testbed.command_scheduler FOLDER < request.json
 """

@@ -113,7 +113,9 @@ class Scene:
         return nodes.get
 
     def outcome(self, act: Act, node: str = "n1") -> Action | None:
-        found = [a for a in self.store.actions(node=node) if a.action is act and a.state is not ActionState.INTENDED]
+        found = [
+            a for a in self.store.actions.newest(node=node) if a.action is act and a.state is not ActionState.INTENDED
+        ]
         return found[-1] if found else None
 
     def wait(self, act: Act, node: str = "n1") -> Action:
@@ -123,12 +125,12 @@ class Scene:
         return found
 
     def stage(self, node: str = "n1") -> Health | None:
-        duty = self.store.duties().get(node)
+        duty = self.store.outages.current().get(node)
         return None if duty is None else duty.stage
 
     def wait_stage(self, stage: Health, node: str = "n1") -> NodeOutage:
         wait_until(lambda: self.stage(node) is stage, f"{node} is {stage}")
-        return self.store.duties()[node]
+        return self.store.outages.current()[node]
 
 
 def scene_of(store: Store) -> Scene:

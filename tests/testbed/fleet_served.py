@@ -25,7 +25,7 @@ from drover_core.model.events import (
     Incident,
     Severity,
 )
-from drover_proto.fleet_pb2_grpc import FleetStub, add_FleetServicer_to_server
+from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.collected import small_index, write_entities, write_ticks
 
 T0 = 1_800_000_000_000
@@ -69,10 +69,12 @@ async def served(store: Store) -> AsyncIterator[Served]:
         store, index, T0, END, silent=["n3"],
         changed={("n2", 0): {"gpu_temp_c": 64.0}, ("n0", 1): {"memory_temp_c": np.nan}},
     )  # fmt: skip
-    store.write_absences([Absence("n0", 1, "memory_temp_c", "unsupported", T0)])
-    store.write_holdings([Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)])
-    store.write_inventory("n0", T0, {"driver": "570.1", "kernel": "6.1"})
-    store.write_events([XID])
+    store.absences.write([Absence("n0", 1, "memory_temp_c", "unsupported", T0)])
+    store.jobs.write_holdings(
+        [Holding("n0", slot, "train", T0) for slot in (0, 1)] + [Holding("n2", 0, "train", T0 + 500)]
+    )
+    store.inventories.write_one("n0", T0, {"driver": "570.1", "kernel": "6.1"})
+    store.events.write([XID])
     hook = Webhook("ops", "http://127.0.0.1:9/", bytes(32), Severity.WARNING, 1)
     outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
     now = [T0]
@@ -83,13 +85,13 @@ async def served(store: Store) -> AsyncIterator[Served]:
             pipeline.take_events([XID])
             pipeline.judge_events()
         now[0] = start + BUCKET_MS + 7000
-        pipeline.judge_bucket(store.bucket(index, start))
+        pipeline.judge_bucket(store.buckets.read(index, start))
     now[0] = NOW
     stats = IngestStats()
     facts = ApiSnapshot(pipeline, stats, CollectorConfig())
     api = FleetApi(facts)
     server = grpc.aio.server()
-    add_FleetServicer_to_server(api, server)
+    api.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -171,7 +171,7 @@ def pinned_calls(
             held.append(made)
             if narrow:
                 made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_304)
-            made.send(frames.settings_taken() + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+            made.send(frames.settings_ack() + frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
             for stream in range(1, 2 * calls, 2):
                 call = frames.headers(stream, block(_path=STATUS, _scheme="https"), last=False)
                 made.send(call + request[:5] + stream.to_bytes(4) + request[9:])

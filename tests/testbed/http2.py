@@ -1,4 +1,4 @@
-"""A client of HTTP/2 made of single frames, for what a well-behaved one never sends."""
+"""Single frames of an HTTP/2 client, for what a correct one never sends."""
 
 from __future__ import annotations
 

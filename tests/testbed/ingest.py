@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer
 from drover_collector.ingest.service import Ingest, Limits
 from drover_collector.store import Store
 from drover_core.model.events import Event, ProbeResult
@@ -39,7 +39,7 @@ class Collector:
             self.store, self.index, self.events.extend, on_probes=self._probed, limits=self.limits,
             now_ms=lambda: self.now_ms,
         )  # fmt: skip
-        self.server = AgentServer(self.ingest.methods())
+        self.server = GrpcServer(self.ingest.methods())
         self.port = self.server.listen("127.0.0.1", 0, None)
         await self.server.start()
         return self

@@ -7,6 +7,7 @@ opens it as `Lease`, and only the newest of these may act.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,6 @@ from drover_core.model.events import (
 
 class KeptStore:
     shared = False
-    lag_ms = settle_ms = 0
 
     def __init__(self) -> None:
         self.holder: object = None  # the collector that has the lease
@@ -199,14 +199,56 @@ def empty(index: FleetIndex, start_ms: int) -> Bucket:
     return Bucket(start_ms, BUCKET_MS, {}, {}, gpus, nodes, gpus - 1)
 
 
+# Part of a store -> its methods, and which of KeptStore's answer for them.
+PARTS: Mapping[str, Mapping[str, str]] = {
+    "events": {
+        "write": "write_events", "write_judged": "write_judged", "read": "events", "received": "events_received",
+        "unjudged": "unjudged_events",
+    },
+    "incidents": {
+        "write": "write_incidents", "newest": "incidents", "history": "incident_history", "for_risk": "troubles",
+    },
+    "findings": {"write": "write_findings", "between": "findings"},
+    "decisions": {
+        "write": "write_decisions", "of_incident": "decisions", "of_incidents": "decisions_of",
+        "without_action": "unbegun_decisions", "write_approvals": "write_approvals", "approvals": "approvals",
+    },
+    "actions": {
+        "write": "write_actions", "newest": "actions", "intended": "intended_actions", "history": "action_history",
+    },
+    "outages": {"write": "write_duties", "current": "duties", "history": "duty_history"},
+    "audit": {"write": "write_audit", "read": "audit"},
+    "health": {"write": "write_health"},
+    "silences": {"newest": "silences"},
+    "inventories": {"newest_between": "inventories", "boots": "boots"},
+    "buckets": {"read_past": "past_buckets", "past_jobs": "past_holders"},
+}  # fmt: skip
+
+
+class Part:
+    def __init__(self, store: Lease, methods: Mapping[str, str]) -> None:
+        self._store = store
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> Any:
+        return self._store.method(self._methods[name])
+
+
 class Lease:
     """The store as one collector has it: what it writes or does without the lease is refused."""
 
     def __init__(self, kept: KeptStore) -> None:
         self.kept = kept
         kept.holder = self
+        self.dirty_ranges = SimpleNamespace(lag_ms=0, settle_ms=0)
+        self.probes = SimpleNamespace(orders=Part(self, {"versions": "probe_order"}))
+        for name, methods in PARTS.items():
+            setattr(self, name, Part(self, methods))
 
     def __getattr__(self, name: str) -> Any:
+        return self.method({"table_fingerprint": "mark"}.get(name, name))
+
+    def method(self, name: str) -> Any:
         if name.startswith("write_") or name == "fence":
             return self._fenced(getattr(self.kept, name))
         return getattr(self.kept, name)

@@ -18,7 +18,8 @@ from functools import wraps
 from pathlib import Path
 
 from drover_collector.main import main
-from drover_collector.store import Store
+from drover_collector.store.repositories.actions import ActionTable, OutageTable
+from drover_collector.store.repositories.decisions import DecisionTable
 from drover_core.model.events import Action, Decision, NodeOutage
 
 WORD: dict[type, Callable[..., str]] = {
@@ -27,9 +28,11 @@ WORD: dict[type, Callable[..., str]] = {
     NodeOutage: lambda duty: duty.stage,
 }
 
+TABLES: dict[str, type] = {"write_decisions": DecisionTable, "write_actions": ActionTable, "write_duties": OutageTable}
 
-def wrap(at: Path, name: str) -> None:
-    write = getattr(Store, name)
+
+def wrap(at: Path, name: str, table: type) -> None:
+    write = table.write  # type: ignore[attr-defined]  # each of TABLES has it
 
     def die(rows: Sequence[object], when: str) -> None:
         points = {f"{name} {WORD[type(row)](row)} {when}" for row in rows}
@@ -37,12 +40,12 @@ def wrap(at: Path, name: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     @wraps(write)
-    def wrapped(self: Store, rows: Sequence[object]) -> None:
+    def wrapped(self: object, rows: Sequence[object]) -> None:
         die(rows, "before")
         write(self, rows)
         die(rows, "after")
 
-    setattr(Store, name, wrapped)
+    table.write = wrapped
 
 
 def serve(arguments: Sequence[str]) -> None:
@@ -57,6 +60,6 @@ def serve(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    for method in ("write_decisions", "write_actions", "write_duties"):
-        wrap(Path(os.environ["KILL_AT"]), method)
+    for method, written in TABLES.items():
+        wrap(Path(os.environ["KILL_AT"]), method, written)
     serve(sys.argv[1:])

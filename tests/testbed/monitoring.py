@@ -7,11 +7,10 @@ from pathlib import Path
 
 from drover_cli.pki import authority as certs
 from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus
-from drover_collector.api.store_watch import StoreWatch
+from drover_collector.api.store import StoreWatch
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
 from drover_collector.engine.engine import Trouble
-from drover_collector.exposition import SECONDS, Histogram
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.observability.metrics_server import exposition
@@ -60,9 +59,8 @@ def facts_of(store: Store) -> ApiSnapshot:
     pipeline = Pipeline(small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), lag_ms=7000)
     stats = IngestStats(connected=3, batches=17)
     stats.rejected['a "bad"\nbatch'] += 2
-    stats.write_times["telemetry"] = Histogram(SECONDS)
     for seconds in (0.2, 99.0):
-        stats.write_times["telemetry"].observe(seconds)
+        stats.wrote("telemetry", seconds)
     stats.insert_rows.observe(800)
     return ApiSnapshot(pipeline, stats, CollectorConfig())
 

@@ -57,23 +57,24 @@ class MemoryStore:
         self.rows: dict[str, OutboxRow] = {}
         self.fails = False
         self.asked: list[tuple[str, ...]] = []
+        self.outbox = self
 
     def fence(self) -> str:
         return ""
 
-    def write_outbox(self, rows: OutboxRow | Sequence[OutboxRow]) -> None:
+    def write(self, rows: OutboxRow | Sequence[OutboxRow]) -> None:
         if self.fails:
             raise StoreError("no space left on device")
         for row in [rows] if isinstance(rows, OutboxRow) else rows:
             self.rows[row.id] = row
 
-    def outbox_of(self, *incidents: str) -> list[OutboxRow]:
+    def of_incidents(self, *incidents: str) -> list[OutboxRow]:
         if self.fails:
             raise StoreError("no space left on device")
         self.asked.append(incidents)
         return sorted((r for r in self.rows.values() if r.incident_id in incidents), key=lambda r: r.created_ms)
 
-    def pending_outbox(self) -> list[OutboxRow]:
+    def pending(self) -> list[OutboxRow]:
         return sorted((r for r in self.rows.values() if r.state == "pending"), key=lambda r: (r.created_ms, r.id))
 
     def states(self) -> list[tuple[str, str]]:

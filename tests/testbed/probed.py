@@ -98,7 +98,7 @@ def fill(store: Store, nodes: Sequence[str], now_ms: int, gpus: int = 8, runs: i
                 ProbeRow(r, KEY, "" if r.gpu is None else f"S{number:02d}{r.gpu}", "", ts_ms)
                 for r in results(node, number, ts_ms, run, gpus)
             ]
-            store.write_probes(rows)
+            store.probes.results.write(rows)
     first, second, third, *_ = nodes
     for number, (node, why, state, detail, incident) in enumerate(
         [
@@ -116,11 +116,11 @@ def fill(store: Store, nodes: Sequence[str], now_ms: int, gpus: int = 8, runs: i
         asked = ProbeOrder(
             id_, node, (), "quick", (), why, "asked", asked_ms, incident, "ada" if number == 3 else "drover"
         )
-        store.write_probe_orders([asked])
+        store.probes.orders.write([asked])
         if state != "asked":
-            store.write_probe_orders([replace(asked, state="sent", ts_ms=asked_ms + 2000)])
+            store.probes.orders.write([replace(asked, state="sent", ts_ms=asked_ms + 2000)])
         if state in ("done", "failed"):
-            store.write_probe_orders([replace(asked, state=state, ts_ms=asked_ms + 60_000, detail=detail)])
+            store.probes.orders.write([replace(asked, state=state, ts_ms=asked_ms + 60_000, detail=detail)])
     told = now_ms - HOUR_MS
     slow = f"GPU {SLOW} of {first}: gemm_bf16 749.6 TFLOP/s, 5.0 % below the 119 boards of its configuration (789 +- 3)"
     link = f"GPU 2 to 5 of {second}: p2p 188.2 GB/s, 50.0 % below: other pairs of both are not slow, so the links are"
@@ -137,7 +137,7 @@ def fill(store: Store, nodes: Sequence[str], now_ms: int, gpus: int = 8, runs: i
             )
             for slot in range(gpus)
         ]  # fmt: skip
-        store.write_probe_verdicts([*of_gpus, ProbeVerdict(id_, node, None, False, probe, text, told, why)])
+        store.probes.verdicts.write([*of_gpus, ProbeVerdict(id_, node, None, False, probe, text, told, why)])
 
 
 if __name__ == "__main__":

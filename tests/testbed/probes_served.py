@@ -22,7 +22,6 @@ from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
 from drover_core.model.events import ProbeResult
 from drover_proto import telemetry_pb2 as pb
-from drover_proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from testbed.probed import KEY
 
 Answer = Callable[[pb.ProbeRequest], list[ProbeResult]]
@@ -47,7 +46,7 @@ class Node:
         request, now_ms = message.probe_request, self.now_ms()
         results = [replace(r, request=request.id, ts_ms=now_ms) for r in self.answer(request)]
         rows = [ProbeRow(r, KEY, "" if r.gpu is None else f"{r.node}-{r.gpu}", "", now_ms) for r in results]
-        await asyncio.to_thread(self.store.write_probes, rows)
+        await asyncio.to_thread(self.store.probes.results.write, rows)
         assert self.desk is not None
         self.desk.take_results(results)
 
@@ -78,7 +77,7 @@ async def serving(
         node.desk = desk
     api = FleetApi(facts)
     server = grpc.aio.server()
-    add_FleetServicer_to_server(api, server)
+    api.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     running = asyncio.create_task(desk.run()) if nodes else None

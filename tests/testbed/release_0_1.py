@@ -44,6 +44,8 @@ def unpacked(folder: Path) -> Iterator[Left]:
     for name in ("store", "spool"):
         with tarfile.open(DATA / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
+    # As on the machine that wrote it: after a boot a store asks agents for all that they still keep.
+    (folder / "store/boot-drover").write_bytes(Path("/proc/sys/kernel/random/boot_id").read_bytes().strip())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA.parents[1]), *sys.path])}
     words = [sys.executable, "-m", "testbed.release_0_1", str(folder)]
     child = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -81,27 +83,27 @@ def _plain(rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def duties(store: Any, _folder: Path) -> dict[str, Any]:
-    return {node: _plain([duty])[0] for node, duty in store.duties().items()}
+    return {node: _plain([duty])[0] for node, duty in store.outages.current().items()}
 
 
 def actions(store: Any, _folder: Path) -> list[dict[str, Any]]:
-    return _plain(store.actions())
+    return _plain(store.actions.newest())
 
 
 def incidents(store: Any, _folder: Path) -> dict[str, Any]:
-    return {i.id: _plain([i])[0] for i in [*store.incidents("open"), *store.incidents("closed", 0)]}
+    return {i.id: _plain([i])[0] for i in [*store.incidents.newest("open"), *store.incidents.newest("closed", 0)]}
 
 
 def decisions(store: Any, _folder: Path, ids: Sequence[str]) -> list[dict[str, Any]]:
-    return _plain([decision for id_ in ids for decision in store.decisions(id_)])
+    return _plain([decision for id_ in ids for decision in store.decisions.of_incident(id_)])
 
 
 def verdicts(store: Any, _folder: Path, request: str) -> list[dict[str, Any]]:
-    return _plain(store.probe_verdicts(request=request))
+    return _plain(store.probes.verdicts.read(request=request))
 
 
 def orders(store: Any, _folder: Path) -> list[dict[str, Any]]:
-    return _plain(store.probe_orders_between(0, 2**42))
+    return _plain(store.probes.orders.between(0, 2**42))
 
 
 def telemetry(store: Any, _folder: Path) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def messages(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[str]]:
     """Why each of these incidents ended, as receivers get it, and as which other one it goes on."""
     from drover_collector.notify.receivers.webhook import message
 
-    found = [next(i for i in store.incidents("closed", 0) if i.id == id_) for id_ in ids]
+    found = [next(i for i in store.incidents.newest("closed", 0) if i.id == id_) for id_ in ids]
     sent = [json.loads(message("closed", i, i.closed_ms or 0, ""))["data"] for i in found]
     return [[data["closed_because"], data.get("merged_into", "")] for data in sent]
 
@@ -129,14 +131,14 @@ def outbox(store: Any, _folder: Path) -> list[list[object]]:
     """Messages that wait for their receivers: of which incident, whether it goes on as another one, and as which."""
     from drover_collector.notify.wording import story
 
-    waiting = [(row, story(row.payload_json.encode(), {})) for row in store.pending_outbox()]
+    waiting = [(row, story(row.payload_json.encode(), {})) for row in store.outbox.pending()]
     return [[row.incident_id, found.merged, found.merged_into] for row, found in waiting]
 
 
 def news(store: Any, _folder: Path, ids: Sequence[str]) -> list[str]:
     from drover_collector.notify.incident_updates import of_decisions
 
-    return [found.kind for found in of_decisions([d for id_ in ids for d in store.decisions(id_)])]
+    return [found.kind for found in of_decisions([d for id_ in ids for d in store.decisions.of_incident(id_)])]
 
 
 # ---- what is done
@@ -147,8 +149,8 @@ def scene(store: Any, _folder: Path, name: str, ids: Sequence[str]) -> dict[str,
     import scenes
 
     subject, engine = scenes.SCENES[name], scenes.engine(name)
-    found = [i for i in store.incidents("open") if i.id in ids]
-    subject.restart(engine, found, [d for i in ids for d in store.decisions(i)])
+    found = [i for i in store.incidents.newest("open") if i.id in ids]
+    subject.restart(engine, found, [d for i in ids for d in store.decisions.of_incident(i)])
     after = scenes.after(subject, engine)
     known = [i for i in engine.incidents.values() if i.id in ids]
     return after | {"why": sorted({i.snapshot_of("hang").get("why", "") for i in known})}
@@ -160,10 +162,10 @@ def worsened(store: Any, _folder: Path, id_: str) -> list[str]:
 
     from drover_collector.incidents.book import IncidentBook
 
-    (before,) = [i for i in store.incidents("open") if i.id == id_]
+    (before,) = [i for i in store.incidents.newest("open") if i.id == id_]
     book = IncidentBook(scenes.SCENES["life"].index, dict.fromkeys(before.detectors), lambda _, asked: asked)
     book.restore([before])
-    root = [f for f in store.findings(0, 2**42, node=before.node) if f.detector == "memory"][-1]
+    root = [f for f in store.findings.between(0, 2**42, node=before.node) if f.detector == "memory"][-1]
     book.apply([replace(root, ts_ms=before.updated_ms + 1000)], before.updated_ms + 1000, closing=False)
     return [before.summary, book.records[id_].incident.summary]
 
@@ -177,8 +179,8 @@ def shifted(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[object]]
 
     index = scenes.fleet("probe", 8, 2)
     engine = Engine(index, scenes.policy("probe"), START_MS)
-    engine.restore([i for i in store.incidents("open") if i.id in ids], [scenes.training_bucket(index, 0)], [])
-    last = [replace(v, shifts=(), shifted=()) for v in store.probe_verdicts(request="probe03-1")]
+    engine.restore([i for i in store.incidents.newest("open") if i.id in ids], [scenes.training_bucket(index, 0)], [])
+    last = [replace(v, shifts=(), shifted=()) for v in store.probes.verdicts.read(request="probe03-1")]
     outcome = engine.on_verdicts(last, last[0].ts_ms + 3_600_000)
     return sorted([f.cause, f.cleared] for f in outcome.findings)
 
@@ -191,10 +193,10 @@ def again(store: Any, _folder: Path, node: str, foreign: bool | None) -> list[st
     from testbed.deciding import decide, policy
 
     subject = Decider(FleetIndex(FleetSpec((NodeSpec(node, gpus=8),))), policy("enforce"), "enforce")
-    known = [i for i in store.incidents("open") if i.node == node]
+    known = [i for i in store.incidents.newest("open") if i.node == node]
     rule = subject.judge(known[0], known[0].action).rule
-    subject.restore([replace(d, rule=rule) for i in known for d in store.decisions(i.id)], known)
-    failed = store.actions(node=node)
+    subject.restore([replace(d, rule=rule) for i in known for d in store.decisions.of_incident(i.id)], known)
+    failed = store.actions.newest(node=node)
     subject.take_failed(failed if foreign is None else [replace(a, foreign=foreign) for a in failed])
     made, _ = decide(subject, known, failed[-1].ts_ms + 2 * 3_600_000)
     return [decision.outcome for decision in made]
@@ -223,7 +225,7 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
         slurm.held[node] = SlurmNode(node, frozenset(states), 1, reason=reason, by=by)
     slurm.start("act04", "16")
     slurm.start("act05", "17")
-    known = {i.id: i for i in store.incidents("open") if (i.node or "").startswith("act")}
+    known = {i.id: i for i in store.incidents.newest("open") if (i.node or "").startswith("act")}
 
     class Probes:
         def ask(self, node: str, why: ProbeReason, **_: object) -> str:
@@ -243,7 +245,9 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
     desk.start("enforce")
 
     def stage(node: str, wanted: Health) -> None:
-        wait_until(lambda: (d := store.duties().get(node)) is not None and d.stage is wanted, f"{node} is {wanted}")
+        wait_until(
+            lambda: (d := store.outages.current().get(node)) is not None and d.stage is wanted, f"{node} is {wanted}"
+        )
 
     try:
         stage("act14", Health.VALIDATING)
@@ -252,7 +256,7 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
         early = sorted(asked)
         clock[0] += 60_000
         stage("act01", Health.VALIDATING)
-        incident = known[store.duties()["act02"].incident_id]
+        incident = known[store.outages.current()["act02"].incident_id]
         more = replace(incident, id="0" * 16, gpu=6, members=(("act02", 6),), opened_ms=clock[0] - 1)
         known[more.id] = more
         passed = ProbeVerdict(
@@ -262,11 +266,11 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
         stage("act02", Health.DRAINED)
         slurm.finish("act05")
         stage("act05", Health.VALIDATING)
-        (reboot,) = [a for a in store.actions(node="act10") if a.action is Act.REBOOT]
+        (reboot,) = [a for a in store.actions.newest(node="act10") if a.action is Act.REBOOT]
         return {
             "early": early,
             "asked": sorted(asked),
-            "waits": {node: duty.withheld.value for node, duty in store.duties().items()},
+            "waits": {node: duty.withheld.value for node, duty in store.outages.current().items()},
             "reboot": [reboot.state is ActionState.FAILED, (folder / "ran").exists()],
         }
     finally:

@@ -32,14 +32,14 @@ def random_batch(rng: np.random.Generator, from_ms: int, to_ms: int, count: int 
 
 def store_batch(store: Store, batch: SampleBatch) -> None:
     """As ingest does before it acknowledges."""
-    store.write_samples(batch)
-    store.mark_late(batch, 0)
+    store.samples.write(batch)
+    store.dirty_ranges.mark_late(batch, 0)
 
 
 def finish(store: Store) -> None:
-    while store.roll_up_late(60):
+    while store.rollups.roll_up_late(60):
         pass
-    assert store.open_marks() == []
+    assert store.dirty_ranges.all() == []
 
 
 def assert_same(found: Folded, want: Folded) -> None:
@@ -60,17 +60,17 @@ def assert_same(found: Folded, want: Folded) -> None:
 
 def assert_complete(store: Store, from_ms: int, to_ms: int) -> None:
     """Both levels hold what the samples of a span, cut at 5 minutes, make."""
-    raw = store.fold(Scope.GPU, [(from_ms, to_ms)], BUCKET)
+    raw = store.rows.fold(Scope.GPU, [(from_ms, to_ms)], BUCKET)
     assert len(raw.ids)
-    assert_same(store.fold(Scope.GPU, [(from_ms, to_ms)], BUCKET, level="10s"), raw)
+    assert_same(store.rows.fold(Scope.GPU, [(from_ms, to_ms)], BUCKET, level="10s"), raw)
     closed = to_ms // CHUNK * CHUNK
     span = (from_ms // CHUNK * CHUNK, closed)
-    whole = fold.fold_again([store.fold(Scope.GPU, [span], BUCKET)], CHUNK)
-    assert_same(store.fold(Scope.GPU, [span], CHUNK, level="5m"), whole)
+    whole = fold.fold_again([store.rows.fold(Scope.GPU, [span], BUCKET)], CHUNK)
+    assert_same(store.rows.fold(Scope.GPU, [span], CHUNK, level="5m"), whole)
 
 
 def distinct_samples(store: Store) -> int:
     metrics = ", ".join(f"max(`{m.name}`) AS `{m.name}`" for m in of_scope(Scope.GPU))
     count = " + ".join(f"count(`{m.name}`)" for m in of_scope(Scope.GPU))
     sql = f"SELECT {count} AS n FROM (SELECT {metrics} FROM gpu_samples GROUP BY entity_id, ts)"
-    return int(store._clients.rows(sql)[0]["n"])
+    return int(store.clients.rows(sql)[0]["n"])

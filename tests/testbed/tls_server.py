@@ -13,7 +13,7 @@ import grpc
 
 from drover_collector.auth.authorization import Gate, may_force
 from drover_collector.auth.tls import ServerTls
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer
 from drover_core import x509
 from drover_proto import fleet_pb2, telemetry_pb2
 from testbed.certificates import Files
@@ -41,7 +41,7 @@ class Server:
 
     async def __aenter__(self) -> Server:
         self.server = grpc.aio.server(interceptors=(self.gate,))
-        self.agents = AgentServer({STREAM: self.gate.guarded(STREAM, self._stream)})
+        self.agents = GrpcServer({STREAM: self.gate.guarded(STREAM, self._stream)})
         self.agents_port = self.agents.listen("localhost", 0, self.tls.contexts("ingest.listen"))
         await self.agents.start()
         by_service: dict[str, dict[str, Any]] = {}

@@ -80,7 +80,7 @@ def join(id_: str, stopped: Callable[[float], bool], wait_s: float = JOIN_S) -> 
         try:
             connection.connect(_name(id_))
             if not _trusted(connection):
-                raise NotHeldError("its scheduler's job is another user's: see docs/probes.md")
+                raise NotHeldError("its scheduler's job is another user's: see docs/how-to/probe.md")
             return Held(connection)
         except OSError:  # nobody listens there yet, or any more
             connection.close()

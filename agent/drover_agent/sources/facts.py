@@ -1,4 +1,7 @@
-"""What each source is, for `drover-agent sources`, `check` and docs/sources.md. A source without a row fails a test."""
+"""What each source is, for `drover-agent sources`, `check` and docs/reference/sources.md.
+
+A source without a row fails a test.
+"""
 
 from __future__ import annotations
 

@@ -39,9 +39,9 @@ class CaseProbes:
         """
         ended = {order.id for order in self.orders if order.state in ("done", "failed")}
         orders = [order for order in self.orders if order.id in ended]
-        store.write_probes(self.results)
-        store.write_probe_orders(orders)
-        store.write_probe_verdicts(self.verdicts)
+        store.probes.results.write(self.results)
+        store.probes.orders.write(orders)
+        store.probes.verdicts.write(self.verdicts)
         return len(self.results) + len(orders) + len(self.verdicts)
 
 

@@ -1,4 +1,4 @@
-"""Case folders (contract 7 of the design): read and checked. case_writing.py writes them; docs/cases.md has the form.
+"""Case folders: read and checked. case_writing.py writes them; docs/reference/cases.md has the form.
 
 Anything that can be used is used; what cannot is counted and told (`Case.notes`), never guessed.
 """

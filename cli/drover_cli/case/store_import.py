@@ -68,20 +68,20 @@ def load(
             continue
         ids = _entities(store, case.index, scope, samples, _places(case, scope) if places is None else places)
         for batch in _batches(scope, samples, ids, refused):
-            store.write_samples(batch)
-            store.mark_late(batch, time.time_ns() // 1_000_000)
+            store.samples.write(batch)
+            store.dirty_ranges.mark_late(batch, time.time_ns() // 1_000_000)
             done["rows"] += batch.rows
             say(done["rows"])
     for start in range(0, len(case.events), EVENTS):
         events = case.events[start : start + EVENTS]
-        store.write_judged(events)  # first: nobody is alarmed about the past
-        store.write_events(events)
+        store.events.write_judged(events)  # first: nobody is alarmed about the past
+        store.events.write(events)
     holdings = holdings_of(case.spec)
-    store.write_holdings(holdings)
-    store.write_absences(absences)
+    store.jobs.write_holdings(holdings)
+    store.absences.write(absences)
     for start in range(0, len(case.inventories), INVENTORIES):
         chosen = case.inventories[start : start + INVENTORIES]
-        store.write_inventories([(node, ts_ms, told) for ts_ms, node, told in chosen])
+        store.inventories.write([(node, ts_ms, told) for ts_ms, node, told in chosen])
     probes = case.probes.write(store)
     case.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
     return {"rows": done["rows"], "events": len(case.events), "holdings": len(holdings), "absences": len(absences)} | (
@@ -204,7 +204,7 @@ def _entities(
     known = {
         (row.node, row.gpu, row.link, row.mig): row
         for node in sorted({places[number][0] for number in used})
-        for row in store.entities_of(node)
+        for row in store.entities.of_node(node)
         if row.scope is scope
     }
     span = int(samples.ts_ms[0]), int(samples.ts_ms[-1])
@@ -220,9 +220,9 @@ def _entities(
             key = whole.key if whole else "/".join(str(word) for word in place[:3] if word not in (None, ""))
             name = f"{key}/{mig}" if mig else key
             gpu = scope is Scope.GPU
-            named = store.gpu_id(name, node, index.near(node)) if gpu else entity_id(scope, name)
+            named = store.entities.gpu_id(name, node, index.near(node)) if gpu else entity_id(scope, name)
             row = EntityRow(named, scope, key, node, slot, link=link, mig=mig, first_ms=span[0])
         ids[number] = row.entity_id
         rows.append(replace(row, first_ms=min(row.first_ms, span[0]), last_ms=max(row.last_ms, span[1])))
-    store.write_entities(rows)
+    store.entities.write(rows)
     return ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 
 import grpc
 
@@ -21,10 +22,10 @@ from drover_core.model.events import (
     Incident,
     from_json,
 )
-from drover_core.model.reports import job_named
-from drover_core.model.runbooks import page_of
+from drover_core.model.reports import job_label
+from drover_core.model.runbooks import runbook_path
 from drover_proto import fleet_pb2 as pb
-from drover_proto.incident_timeline import life
+from drover_proto.incident_timeline import build_timeline
 
 HELP = "why: of an incident its evidence, life and log lines; of a node what was found, decided and done"
 
@@ -58,22 +59,25 @@ def run(args: argparse.Namespace) -> int:
     return _incident(detail, args)
 
 
+def _timeline_rows(detail: pb.IncidentDetail) -> Iterator[dict[str, object]]:
+    for entry in build_timeline(detail):
+        yield {"ts": when(entry.ts_ms), "ts_ms": entry.ts_ms, "source": entry.source, "text": entry.text}
+
+
 def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     incident = from_json(Incident, detail.incident_json)
     if args.json:
         print_json(
             {
                 **incident_json(incident),
-                "run_book": page_of(incident.kind),
+                "run_book": runbook_path(incident.kind),
                 "decisions": [json.loads(text) for text in detail.decisions_json],
                 "actions": [json.loads(text) for text in detail.actions_json],
                 "duties": [json.loads(text) for text in detail.duties_json],
                 "probe_orders": [json.loads(text) for text in detail.probe_orders_json],
                 "probe_verdicts": [json.loads(text) for text in detail.probe_verdicts_json],
                 "audit": [json.loads(text) for text in detail.audit_json],
-                "life": [
-                    {"ts": when(m.ts_ms), "ts_ms": m.ts_ms, "source": m.source, "text": m.text} for m in life(detail)
-                ],
+                "life": list(_timeline_rows(detail)),
                 "events": [json.loads(text) for text in detail.events_json],
                 "notifications": list(detail.notifications),
                 "silenced": detail.silenced or None,
@@ -90,12 +94,12 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     print(f"  since {when(incident.since_ms)}, reported {when(incident.opened_ms)}{closed}")
     print(
         f"  confidence {incident.confidence:.0%}, wants {incident.action}"
-        + (f", {plain(job_named(incident.job))}" if incident.job else "")
+        + (f", {plain(job_label(incident.job))}" if incident.job else "")
     )
     if detail.silenced:
         say(f"  {detail.silenced}", 2)
     _section("evidence", [_evidence(e) for e in incident.evidence])
-    _section("timeline", [f"{when(m.ts_ms)}  {m.source:<8}  {plain(m.text)}" for m in life(detail)])
+    _section("timeline", [f"{when(m.ts_ms)}  {m.source:<8}  {plain(m.text)}" for m in build_timeline(detail)])
     waiting = _waiting([from_json(Decision, text) for text in detail.decisions_json])
     _section(
         "waits for a person",

@@ -33,14 +33,14 @@ def run(args: argparse.Namespace) -> int:
             read_workloads,
         )
         from drover_collector.config import store_password
-        from drover_collector.store import Store, StoreError, shown
+        from drover_collector.store import Store, StoreError, redacted
         from drover_core.settings import SettingsError
 
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, and is told once
     case = read_case(args.case, for_store=True)
     absences, workloads, instances = read_absences(case), read_workloads(case), read_instances(case)  # may be unusable
     config = store_of(args)
-    url = shown(config.url)
+    url = redacted(config.url)
     files = (case.gpu, instances.samples, case.node, case.link, workloads.samples)
     progress = Progress("import", sum(len(samples.ts_ms) for samples in files if samples is not None))
     # Else an old case would be deleted on its way into a store of its own, whose collector sets its own limits when it

@@ -13,7 +13,7 @@ from drover_cli.arguments import count
 from drover_cli.output import duration, incident_json, message_json, plain, print_json, print_table, say, when
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import Incident, from_json
-from drover_core.model.reports import job_named
+from drover_core.model.reports import job_label
 from drover_proto import fleet_pb2 as pb
 
 HELP = "jobs, hurt ones first; of one: its GPUs against each other, who is slow, since when, what it costs"
@@ -91,7 +91,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         print_json({**message_json(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
         return 0
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
-    print(f"{plain(job_named(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
+    print(f"{plain(job_label(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
     say(f"  {_died(row) or row.hurt or 'no open incident names it'}", 2)
     say(
         f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"

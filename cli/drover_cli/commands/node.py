@@ -10,7 +10,7 @@ from drover_cli import client
 from drover_cli.output import ago, message_json, plain, print_json, print_table, say
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import Health
-from drover_core.model.reports import job_named
+from drover_core.model.reports import job_label
 from drover_proto import fleet_pb2 as pb
 
 HELP = "one node and its GPUs: health, job, utilisation, memory, temperature, power, clock, and why a value is absent"
@@ -66,7 +66,7 @@ def _row(gpu: pb.GpuDetail, now_ms: int) -> list[object]:
     why += [f"{'all' if len(names) == len(SHOWN) else ', '.join(names)}: {reason}" for reason, names in absent.items()]
     util, memory, temp, hbm, power, clock, held = (_text(values, name) for name in SHOWN)
     return [
-        gpu.gpu, gpu.health, job_named(gpu.job) if gpu.job else NONE, util,
+        gpu.gpu, gpu.health, job_label(gpu.job) if gpu.job else NONE, util,
         _of(values, memory, "framebuffer_total_bytes"), temp, hbm, _of(values, power, "power_limit_w"), clock, held,
         "; ".join(why) or NONE,
     ]  # fmt: skip

@@ -107,13 +107,13 @@ def _if_enforced(args: argparse.Namespace) -> int:
     from drover_cli.commands.decisions import show
     from drover_cli.commands.export import moment
     from drover_core.model.events import Decision, from_json
-    from drover_core.model.policy_what_if import if_enforced
+    from drover_core.model.policy_what_if import describe_enforcement
 
     since_ms = moment(args.since, round(time.time() * 1000))
     with client.connect(args) as stub:
         reply = stub.ListDecisions(pb.DecisionsRequest(since_ms=since_ms, limit=ALL), timeout=client.DEADLINE_S)
     found = [from_json(Decision, text) for text in reply.decisions_json]
-    said, about = if_enforced(found, f"the time since {when(since_ms)}")
+    said, about = describe_enforcement(found, f"the time since {when(since_ms)}")
     if args.json:
         print_json({"said": said, "decisions": [dataclasses.asdict(decision) for decision in about]})
         return 0
@@ -161,7 +161,7 @@ def _labels(path: Path) -> list[Label] | None:
         try:
             found.append(label_of(row))
         except (KeyError, TypeError, ValueError) as error:
-            raise CliError(f"{told}: line {number}: no label as docs/cases.md has it ({error})") from None
+            raise CliError(f"{told}: line {number}: no label as docs/reference/cases.md has it ({error})") from None
     return found
 
 

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pairs of these nodes (none named: of all), under each leaf switch and across: names the odd one",
     )  # fmt: skip
     parser.add_argument("--level", choices=list(LEVELS), default="quick", help="how thorough (default quick)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these probes alone; docs/probes.md")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these: docs/reference/probes.md")
     parser.add_argument("--why", default="", help="kept with the order, for the record")
     parser.add_argument("--wait", action="store_true", help="until all have ended, then show the figures")
     parser.add_argument("--list", action="store_true", help="orders of all nodes, those asked for last first")

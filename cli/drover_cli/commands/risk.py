@@ -67,5 +67,5 @@ def run(args: argparse.Namespace) -> int:
         print(f"of the other {total - len(known)} nodes nothing is known")
     elif total > len(known):
         print(f"{len(known)} of {total} shown; --limit shows more")
-    print("A ranking, not a prophecy: most failures come without a forerunner (docs/detectors.md, risk)")
+    print("A ranking, not a prophecy: most failures come without a forerunner (docs/explanation/detectors.md, risk)")
     return 0

@@ -61,7 +61,7 @@ def _rows(path: Path, read: Any, convert: Any) -> list[Any]:
             rows.append(convert(row))
         except (KeyError, TypeError, ValueError) as error:
             raise CliError(
-                f"{path}: line {number}: not of the documented form ({error!r}); see docs/cases.md"
+                f"{path}: line {number}: not of the documented form ({error!r}); see docs/reference/cases.md"
             ) from None
     return rows
 

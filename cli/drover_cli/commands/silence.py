@@ -11,7 +11,7 @@ from drover_cli.commands.export import moment
 from drover_cli.errors import CliError
 from drover_cli.output import plain, print_json, when
 from drover_core.model.events import IncidentKind, Silence, from_json
-from drover_core.model.silences import where
+from drover_core.model.silences import describe_scope
 from drover_proto import fleet_pb2 as pb
 
 HELP = "nobody is told of an incident, or of what is wrong somewhere, for a while; it is found and shown all the same"
@@ -60,7 +60,7 @@ def told(reply: pb.SilenceReply, args: argparse.Namespace) -> int:
     held = "; nothing is done to its nodes until then" if silence.maintenance and not silence.ended_by else ""
     state = f"ended by {silence.ended_by}" if silence.ended_by else f"until {when(silence.until_ms)}{held}"
     begins = f"from {when(silence.from_ms)} " if silence.from_ms > silence.made_ms else ""
-    print(f"silence {silence.id} of {plain(where(silence))}: {begins}{plain(state)}")
+    print(f"silence {silence.id} of {plain(describe_scope(silence))}: {begins}{plain(state)}")
     again = (
         "they are told within seconds" if silence.ended_by else f"to end it: drover unsilence {silence.id} --why ..."
     )

@@ -11,7 +11,7 @@ from drover_cli.arguments import count
 from drover_cli.commands.export import moment
 from drover_cli.output import print_json, print_table, when
 from drover_core.model.events import Silence, from_json
-from drover_core.model.silences import where
+from drover_core.model.silences import describe_scope
 from drover_proto import fleet_pb2 as pb
 
 HELP = "silences and maintenance windows that are in force or to come, the first to end first"
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
         print("no silences")
         return 0
     rows = [
-        [s.id, when(s.from_ms), when(s.until_ms), state(s, now_ms), "yes" if s.maintenance else "no", where(s), s.by,
-         s.why]
+        [s.id, when(s.from_ms), when(s.until_ms), state(s, now_ms), "yes" if s.maintenance else "no", describe_scope(s),
+         s.by, s.why]
         for s in found
     ]  # fmt: skip
     print_table(["ID", "FROM", "UNTIL", "STANDS", "HOLDS ACTIONS", "OF", "WHO", "WHY"], rows)

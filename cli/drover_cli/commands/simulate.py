@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--adversary", action="store_true",
-        help="a fleet made to prove detectors wrong: mixed, noisy, full of hard negatives (docs/simulation.md)",
+        help="a fleet made to prove detectors wrong: noisy, full of hard negatives (docs/explanation/simulation.md)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
 

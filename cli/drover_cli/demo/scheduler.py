@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 PLAIN = ("reset", "reboot")  # commands whose last line is kept as it is
-TRY_AGAIN = 75  # as docs/actions.md says
+TRY_AGAIN = 75  # as docs/how-to/own-scheduler.md says
 WAIT_S = 15.0
 
 

@@ -40,7 +40,7 @@ def fleet(config: CollectorConfig) -> list[Finding]:
     try:
         spec = load_toml(Path(config.fleet))
     except FleetError as error:
-        return [bad("fleet", str(error), "mend the file; docs/operating.md shows its form")]
+        return [bad("fleet", str(error), "mend the file; docs/reference/fleet-file.md shows its form")]
     if not spec.nodes:
         return [bad("fleet", f"{config.fleet} names no node", "add [[nodes]]; what is not in it is not judged")]
     found = [ok("fleet", f"{config.fleet}: {len(spec.nodes)} nodes, {spec.gpu_count} GPUs")]
@@ -74,22 +74,28 @@ def certificates(config: CollectorConfig, now_s: float | None = None) -> list[Fi
     tls = config.tls
     if not (tls.ca and tls.cert and tls.key):
         text = "none: plain connections on loopback, where every user of this machine may do all"
-        return [warn("certificates", text, "drover certs init, then tls.ca, tls.cert and tls.key: docs/security.md")]
+        return [
+            warn(
+                "certificates",
+                text,
+                "drover certs init, then tls.ca, tls.cert and tls.key: docs/how-to/tls.md",
+            )
+        ]
     issue = "drover certs issue collector, then copy certificate and key"
     try:
-        files = x509.read(tls.ca, tls.cert, tls.key)
+        files = x509.read_files(tls.ca, tls.cert, tls.key)
     except x509.CertificateError as error:
         return [bad("certificates", str(error), issue)]
     if files.own.uris:
         text = f"{tls.cert} is for {', '.join(files.own.uris)}, and no collector's: agents and consoles leave"
         return [bad("certificates", text, issue)]
     now_s = time.time() if now_s is None else now_s
-    troubles = x509.troubles(files, tls.ca, tls.cert, now_s)
+    troubles = x509.expiry_warnings(files, tls.ca, tls.cert, now_s)
     if troubles:
         dead = files.own.ended(now_s) or any(authority.ended(now_s) for authority in files.authorities)
         made = bad if dead or files.own.days_left(now_s) < 1 else warn
         return [made("certificates", line, "drover certs renew, then copy the files; no restart") for line in troubles]
-    return [ok("certificates", f"the collector's until {x509.day(files.own.ends_s)}")]
+    return [ok("certificates", f"the collector's until {x509.format_time(files.own.ends_s)}")]
 
 
 def secrets(config: CollectorConfig) -> list[Finding]:
@@ -135,7 +141,7 @@ def ports(config: CollectorConfig) -> list[Finding]:
     listeners = {"ingest": config.ingest.listen, "api": config.api.listen, "metrics": config.metrics.listen}
     for name, address in listeners.items():
         if not address:
-            remedy = 'metrics.listen = "127.0.0.1:7303", and docs/monitoring.md'
+            remedy = 'metrics.listen = "127.0.0.1:7303", and docs/how-to/monitor.md'
             found.append(warn("ports", f"{name}.listen is empty: nothing watches Drover itself", remedy))
             continue
         why = no_answer(*split_address(address))
@@ -207,14 +213,14 @@ def store(config: CollectorConfig) -> list[Finding]:
 
 def backups(config: CollectorConfig, now_s: float | None = None) -> list[Finding]:
     if not config.store.url.startswith("chdb:"):
-        return [unknown("backups", "a server's: not seen from here", "docs/durability.md says how to back one up")]
+        return [unknown("backups", "a server's: not seen from here", "docs/how-to/back-up.md")]
     folder = Path(config.store.backup_folder)
     try:
         newest = max((p.stat().st_mtime for p in folder.iterdir() if p.suffix != PARTIAL), default=-math.inf)
     except OSError:
         newest = -math.inf
     days = ((time.time() if now_s is None else now_s) - newest) / 86_400
-    remedy = "drover backup NAME by a timer, onto another disk: docs/durability.md"
+    remedy = "drover backup NAME by a timer, onto another disk: docs/how-to/back-up.md"
     if math.isinf(days):
         return [warn("backups", f"none in {folder}", remedy)]
     if days > BACKUP_DAYS:
@@ -228,7 +234,7 @@ def backups(config: CollectorConfig, now_s: float | None = None) -> list[Finding
 def told(config: CollectorConfig) -> list[Finding]:
     """Whether somebody is told of incidents, and notices when Drover falls silent."""
     named = [receiver.name for _, receiver in receivers(config.notify, config.webhooks)]
-    remedy = "[[notify.webhook]], slack, pagerduty ... in the settings: docs/notifications.md"
+    remedy = "[[notify.webhook]], slack, pagerduty ... in the settings: docs/how-to/notify.md"
     found = (
         [ok("receivers", f"{', '.join(named)}; drover-collector notify-test tries them")]
         if named
@@ -237,7 +243,7 @@ def told(config: CollectorConfig) -> list[Finding]:
     if config.heartbeat.on:
         return [*found, ok("dead-man's switch", f"a sign of life each {config.heartbeat.interval_s:g} s")]
     text = "none: nobody notices when Drover itself dies"
-    return [*found, warn("dead-man's switch", text, "[heartbeat] url_file in the settings: docs/slo.md")]
+    return [*found, warn("dead-man's switch", text, "[heartbeat] url_file in the settings: docs/how-to/monitor.md")]
 
 
 def actuators(config: CollectorConfig) -> list[str]:

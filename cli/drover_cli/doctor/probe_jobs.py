@@ -25,7 +25,7 @@ NAME = "probe jobs"
 SHOWN = 5
 LINES = (
     "in slurm.conf: PreemptType=preempt/partition_prio, PreemptMode=CANCEL, and PartitionName={} ... PriorityTier=0"
-    " PreemptMode=CANCEL (docs/probes.md)"
+    " PreemptMode=CANCEL (docs/how-to/probe.md)"
 )
 QOS_LINES = "in slurm.conf: PreemptType=preempt/qos; and sacctmgr modify qos OTHERS set preempt+={}"
 Ask = Callable[[Sequence[str]], Ran]

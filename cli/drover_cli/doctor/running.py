@@ -18,7 +18,7 @@ END_S = 14 * 86_400
 NAMED = 4
 # Kind of trouble with agents -> state, and what to do.
 AGENTS: dict[str, tuple[FindingState, str]] = {
-    "refused": (FindingState.BAD, "drover-agent check on that node; docs/security.md has what each refusal means"),
+    "refused": (FindingState.BAD, "drover-agent check on that node; docs/how-to/tls.md has what each refusal means"),
     "rival": (FindingState.BAD, "two agents have one name or one spool: stop one, or give it a node of its own"),
     "silent": (FindingState.WARN, "systemctl status drover-agent there; what do they share? rack, switch, version"),
     "never": (FindingState.WARN, "install the agent there, or take the node out of the fleet file"),
@@ -49,7 +49,7 @@ def findings(status: pb.Status, system: pb.System) -> list[Finding]:
 def version(system: pb.System) -> list[Finding]:
     if system.version != VERSION:
         text = f"the collector runs {plain(system.version)}, this command is {VERSION}"
-        return [warn("version", text, "use one release on this machine: docs/rollout.md")]
+        return [warn("version", text, "use one release on this machine: docs/how-to/roll-out.md")]
     return [ok("version", f"the collector runs {VERSION}")]
 
 
@@ -194,7 +194,7 @@ def refusals(system: pb.System) -> list[Finding]:
     for what, counts in (("connections", system.ingest.calls_refused), ("messages", system.ingest.rejected)):
         if counts:
             listed = ", ".join(f"{plain(reason)} {count}" for reason, count in sorted(counts.items()))
-            remedy = "the collector's log names who; docs/security.md has what each refusal means"
+            remedy = "the collector's log names who; docs/how-to/tls.md has what each refusal means"
             found.append(warn("refusals", f"{what} refused since the start: {listed}", remedy))
     return found
 

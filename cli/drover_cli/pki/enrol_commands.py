@@ -79,7 +79,7 @@ def serve(args: argparse.Namespace) -> int:
 
     if args.days > certs.DAYS["agent"]:
         raise CliError(f"--days {args.days}: at most {certs.DAYS['agent']}; nodes renew by themselves")
-    logs.begin("info")
+    logs.configure("info")
     host, _, port = args.listen.rpartition(":")
     desk = EnrolmentService(args.dir, args.days)
     certs.read_certificate(args.cert)

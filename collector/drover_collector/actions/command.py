@@ -79,7 +79,7 @@ class CommandActuator:
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ActError(
-                f"the command's answer to observe is not as docs/actions.md says ({error}): {said[:200]!r}"
+                f"the command's answer to observe is not as docs/how-to/own-scheduler.md says ({error}): {said[:200]!r}"
             ) from None
 
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:

@@ -128,21 +128,23 @@ class ActionDispatcher(Returning):
         self.stop()
         if self.config.mode == "observe":
             return
-        self.duties = self.store.duties()
+        self.duties = self.store.outages.current()
         self._began_ms = self.now_ms()
         self._made.clear()
         self.advices.clear()
         self._surveys.clear()  # who judges does not know it yet
         self._rechecks.clear()
-        for action in self.store.actions(acts=ADVICES):
+        for action in self.store.actions.newest(acts=ADVICES):
             self._note_advice(action)
         workers = {a.name: Worker(self, a, self._look_s) for a in (*self._actuators, *self._own)}
-        left = self.store.intended_actions()
+        left = self.store.actions.intended()
         most = min(MODES.index(mode), MODES.index(self.config.mode))
         began_ms = self._began_ms
-        decided = self.store.unbegun_decisions(began_ms - LOOKED_BACK_MS)
-        found = self.store.unbegun_decisions(began_ms - UNBEGUN_MS)  # by itself: that one may be cut off at its limit
-        acted = self.store.actions(acts=tuple(ACT_OF.values()), since_ms=began_ms - LOOKED_BACK_MS)
+        decided = self.store.decisions.without_action(began_ms - LOOKED_BACK_MS)
+        found = self.store.decisions.without_action(
+            began_ms - UNBEGUN_MS
+        )  # by itself: that one may be cut off at its limit
+        acted = self.store.actions.newest(acts=tuple(ACT_OF.values()), since_ms=began_ms - LOOKED_BACK_MS)
         self._tell_failed([a for a in acted if a.state is ActionState.FAILED])
         old = [decision for decision in decided if decision.ts_ms < began_ms - UNBEGUN_MS]
         self._report(never_begun(old, [*acted, *left], self._open_ids()))
@@ -181,7 +183,7 @@ class ActionDispatcher(Returning):
             )  # fmt: skip
             log.error("%s %s failed: %s", act, d.node, why)
         if failed:
-            self.store.write_actions(failed)
+            self.store.actions.write(failed)
             self._tell_failed(failed)
 
     def _tell_failed(self, actions: Sequence[Action]) -> None:
@@ -267,7 +269,7 @@ class ActionDispatcher(Returning):
             worker = self._worker_of(node, act, workers)
             found = self._made.get(id_)
             if found is None and since_ms <= self._began_ms:
-                found = next(iter(self.store.action_history(id_)[-1:]), None)
+                found = next(iter(self.store.actions.history(id_)[-1:]), None)
             if found is not None:
                 return found
             # Not that of another incident, nor a person's: it is not done when that incident ends before.
@@ -295,10 +297,10 @@ class ActionDispatcher(Returning):
             self.step("decided")
             if worker is None:
                 made = replace(made, state=ActionState.FAILED, detail="no actuator has this node's pool")
-                self.store.write_actions([made])
+                self.store.actions.write([made])
                 self._tell_failed([made])
                 return self._remember(made)
-            self.store.write_actions([made])
+            self.store.actions.write([made])
             self._remember(made)
             self.step("intended")
             worker.add(made, fresh=True)
@@ -333,7 +335,7 @@ class ActionDispatcher(Returning):
         if duty.stage is not Health.DRAINED:
             duty = replace(duty, waits_for=WaitsFor.NOTHING)
         with self._lock:
-            self.store.write_duties([duty])
+            self.store.outages.write([duty])
             self.duties = {**self.duties, duty.node: duty}
         log.info("%s is %s (%s): %s", duty.node, duty.stage, mark_of_duty(duty), duty.reason)
         for told in self.on_duties:
@@ -424,7 +426,7 @@ class ActionDispatcher(Returning):
             return
         gone = "not done: no actuator has this node's pool any more"
         failed = replace(action, state=ActionState.FAILED, running=False, detail=gone, ts_ms=self.now_ms())
-        self.store.write_actions([failed])
+        self.store.actions.write([failed])
         self._tell_failed([failed])
 
     def acts_not(self, node: str) -> str:

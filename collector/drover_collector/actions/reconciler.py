@@ -88,16 +88,16 @@ class SchedulerReconciler:
         log.warning("%s: %s", duty.node, told)
         now_ms = desk.now_ms()
         line = Audit(f"uncordon {duty.node} {now_ms}", now_ms, SOMEBODY, "uncordon", duty.node, "", told)
-        desk.store.write_audit([line])
+        desk.store.audit.write([line])
 
     def _undone(self, duty: NodeOutage, why: str) -> None:
         done = [
             a
-            for a in self._desk.store.actions(node=duty.node)
+            for a in self._desk.store.actions.newest(node=duty.node)
             if a.action in (Act.DRAIN, Act.ISOLATE) and a.state is ActionState.DONE
         ]
         changed = [replace(a, state=ActionState.UNDONE, detail=why, ts_ms=self._desk.now_ms()) for a in done[-1:]]
-        self._desk.store.write_actions(changed)
+        self._desk.store.actions.write(changed)
 
     def survey(self, older_s: float = 0.0) -> None:
         """Look at all nodes, where the newest look is older than this: the guard counts who is out by others."""

@@ -185,7 +185,9 @@ class Returning:
             self.set_duty(unjudged(duty, str(error), now_ms))
             return
         self.step("asked")
-        first = next(iter(self.store.probe_order(order)), None)  # the same one may have been open for a while
+        first = next(
+            iter(self.store.probes.orders.versions(order)), None
+        )  # the same one may have been open for a while
         asked_ms = now_ms if first is None else first.ts_ms
         self.set_duty(  # whoever asks for it, its return is Drover's matter from here on
             replace(
@@ -250,7 +252,11 @@ class Returning:
             return None
         store, to_ms = self.store, max(self.now_ms(), since_ms) + 1
         return newer(
-            node, since_ms, mine, store.events_received(node, since_ms), store.findings(since_ms, to_ms, node=node)
+            node,
+            since_ms,
+            mine,
+            store.events.received(node, since_ms),
+            store.findings.between(since_ms, to_ms, node=node),
         )
 
     def _must_lack_nothing(self, resume: Action, duty: NodeOutage) -> None:
@@ -283,7 +289,7 @@ class Returning:
     def contradicted(self, duty: NodeOutage, lack: Lack) -> NodeOutage:
         """One whose pass a finding contradicts: the second time in one outage a person must look, as it would be probed
         for ever. Raises StoreError."""
-        out = list(takewhile(is_out, reversed(self.store.duty_history(duty.node))))
+        out = list(takewhile(is_out, reversed(self.store.outages.history(duty.node))))
         if not any(before.waits_for is WaitsFor.FINDING for before in out):
             return held(duty, lack, self.now_ms())
         again = f"drover resume {duty.node} --why TEXT has it probed again"
@@ -299,11 +305,11 @@ class Returning:
         own = self._own_incidents(node)
         known = self.incidents().get(duty.incident_id)
         if known is None and duty.incident_id:
-            known = next(iter(self.store.incident_history(duty.incident_id)[-1:]), None)
-        out = list(takewhile(is_out, reversed(self.store.duty_history(node)))) or [duty]
+            known = next(iter(self.store.incidents.history(duty.incident_id)[-1:]), None)
+        out = list(takewhile(is_out, reversed(self.store.outages.history(node)))) or [duty]
         times = [i.since_ms for i in (*own.values(), *([] if known is None else [known]))]
         since_ms = max(now_ms - LOOKED_BACK_MS, min([out[-1].ts_ms, *times]) - BEFORE_MS)
-        faults = faults_of(self.store.events_received(node, since_ms))
+        faults = faults_of(self.store.events.received(node, since_ms))
         if not faults:
             return None
         reset_ms: dict[int | None, int] = {}
@@ -311,7 +317,7 @@ class Returning:
         def note(gpu: int | None, at_ms: int) -> None:
             reset_ms[gpu] = max(at_ms, reset_ms.get(gpu, 0))
 
-        for action in self.store.actions(node=node, acts=RESETS, since_ms=faults[0].at_ms):
+        for action in self.store.actions.newest(node=node, acts=RESETS, since_ms=faults[0].at_ms):
             if action.state is ActionState.DONE:
                 note(None, action.ts_ms)
         for incident in own.values():  # its detector saw the GPU reset
@@ -319,9 +325,9 @@ class Returning:
                 note(incident.gpu, incident.closed_ms)
         for gpu, at_ms in ({} if now is None else now.reset_ms).items():
             note(gpu, at_ms)
-        return remedy_lack(faults, self.store.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
+        return remedy_lack(faults, self.store.inventories.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
 
     def _rejected(self, incident: Incident) -> bool:
         """A person has said that its node is not to go for it."""
-        told = self.store.decisions(incident.id)
+        told = self.store.decisions.of_incident(incident.id)
         return bool(told) and told[-1].outcome == "rejected"

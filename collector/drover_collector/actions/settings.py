@@ -59,7 +59,9 @@ class KubernetesConfig:
 
 @dataclass(frozen=True, slots=True)
 class CommandConfig:
-    program: tuple[str, ...] = setting((), "program and its arguments; gets JSON on stdin (docs/actions.md); none: off")
+    program: tuple[str, ...] = setting(
+        (), "program and its arguments; gets JSON on stdin (docs/how-to/own-scheduler.md); none: off"
+    )
     pools: tuple[str, ...] = setting((), _POOLS)
     timeout_s: float = setting(60.0, "it is killed after this long", between(1, 3600))
 

@@ -216,13 +216,13 @@ class Worker:
             before = self._before(action)
             if before:
                 action = job.action = replace(action, before=before)
-                desk.store.write_actions([action])
+                desk.store.actions.write([action])
                 desk.step("noted")
         if not self.actuator.repeatable:
             if action.running:
                 raise ActError("the collector was stopped while its command ran: nobody knows whether it was done")
             job.action = replace(action, running=True, detail="its command runs", attempts=job.tries + 1)
-            desk.store.write_actions([job.action])
+            desk.store.actions.write([job.action])
             desk.step("begun")
         self._must_not_meet(job.action)
         self._must_be_within_the_caps(job.action)
@@ -320,7 +320,7 @@ class Worker:
             action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1, running=False,
             foreign=state is ActionState.FAILED and job.foreign,
         )  # fmt: skip
-        desk.store.write_actions([ended])
+        desk.store.actions.write([ended])
         with self._changed:
             self._jobs.pop(action.id, None)
         desk.step("ended")
@@ -443,7 +443,7 @@ class Worker:
 
     def _note(self, action: Action) -> None:
         try:
-            self._desk.store.write_actions([action])
+            self._desk.store.actions.write([action])
         except StoreError as error:
             log.warning("the store: %s", error)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 
 import grpc
 import numpy as np
@@ -11,9 +13,9 @@ import numpy as np
 from drover_collector.actions.base import ActError
 from drover_collector.actions.dispatcher import OBSERVES, ActionDispatcher
 from drover_collector.actions.node_outage import IDLE, gpu_hours_lost, is_out
-from drover_collector.api import return_to_service as api_return
 from drover_collector.api.snapshot import (
     DAY_MS,
+    REPORTING_MS,
     ApiSnapshot,
     RefusalError,
     bad_argument,
@@ -26,8 +28,12 @@ from drover_core.model.events import (
     Act,
     Action,
     Audit,
+    Incident,
     NodeOutage,
+    ProbeVerdict,
+    Severity,
 )
+from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -40,6 +46,7 @@ MOST_LISTED = 10_000
 LOST_DAYS = 90
 NO_FORCE = "by force acts whose certificate has a name drover://admin/NAME; an operator's acts within the guard"
 FORCE = "--force does it all the same (over TLS an admin's)"
+SHOWN_INCIDENTS = 5  # open incidents
 
 
 def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: bool = True) -> pb.ActReply:
@@ -64,7 +71,7 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
         f"{act} {request.node} {now_ms}", now_ms, by, act.value, request.node, why,
         ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
     )  # fmt: skip
-    facts.store.write_audit([line])
+    facts.store.audit.write([line])
     return reply
 
 
@@ -86,7 +93,7 @@ def _note_refused(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str
         f"{act} {request.node} {now_ms} refused", now_ms, by, f"{act} (refused)", request.node, why, forced + refusal
     )
     try:
-        facts.store.write_audit([line])
+        facts.store.audit.write([line])
     except StoreError as error:  # as of one that stands by, whose audit is the active one's
         log.warning("not in the audit: %s of %s by %s, refused: %s (%s)", act, request.node, by, refusal, error)
 
@@ -116,7 +123,7 @@ def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: b
     else:
         reply.guard = facts.pipeline.of_engine(partial(_held, request.node)) or ""
     if act is Act.RESUME and duty is not None and is_out(duty):
-        safe, told = api_return.grounds(facts, request.node, duty)
+        safe, told = return_grounds(facts, request.node, duty)
         reply.grounds.extend(told)
         if safe is not None:
             reply.safe = safe
@@ -145,8 +152,10 @@ def list_actions(facts: ApiSnapshot, request: pb.ActionsRequest) -> pb.ActionLis
     if request.node:
         facts.node_number(request.node)
     limit = min(request.limit or LISTED, MOST_LISTED)
-    actions = facts.store.actions(node=request.node, incident=request.incident, limit=limit)
-    duties = [d for d in facts.store.duties().values() if (d.node == request.node if request.node else is_out(d))]
+    actions = facts.store.actions.newest(node=request.node, incident=request.incident, limit=limit)
+    duties = [
+        d for d in facts.store.outages.current().values() if (d.node == request.node if request.node else is_out(d))
+    ]
     return pb.ActionList(
         actions=[_action(action) for action in actions], duties=[_duty(facts, duty) for duty in duties]
     )
@@ -212,9 +221,61 @@ def _duty(facts: ApiSnapshot, duty: NodeOutage) -> pb.DutyLine:
     place = facts.index.spec.by_name.get(duty.node)
     lost = 0.0
     if place is not None:
-        history = facts.store.duty_history(duty.node, now_ms - LOST_DAYS * DAY_MS) or [duty]
+        history = facts.store.outages.history(duty.node, now_ms - LOST_DAYS * DAY_MS) or [duty]
         lost = gpu_hours_lost(history, place.gpus, now_ms)
     return pb.DutyLine(
         node=duty.node, stage=duty.stage, ts_ms=duty.ts_ms, incident_id=duty.incident_id, reason=duty.reason,
         by=duty.by, returns=duty.returns, gpu_hours_lost=lost, waits_for=duty.waits_for,
     )  # fmt: skip
+
+
+def return_grounds(facts: ApiSnapshot, node: str, duty: NodeOutage) -> tuple[bool | None, list[str]]:
+    """Whether what is known speaks for giving `node` back (None: nothing proves it either way), and why, a sentence
+    each.
+
+    Raises:
+        StoreError: its history cannot be read.
+    """
+    # Its stages since it last served, the newest first.
+    stages = list(takewhile(is_out, reversed(facts.store.outages.history(node)))) or [duty]
+    out_ms = stages[-1].ts_ms
+    opened = [i for i in facts.open_by_node().get(node, []) if i.severity is not Severity.INFO]
+    silent_ms = facts.now_ms() - int(facts.last_seen()[facts.node_number(node)])
+    verdicts = facts.store.probes.verdicts.read(node=node, from_ms=out_ms)
+    return judge_return(stages[-1], duty, opened, silent_ms, verdicts)
+
+
+def judge_return(
+    first: NodeOutage, now: NodeOutage, opened: Sequence[Incident], silent_ms: int, verdicts: Sequence[ProbeVerdict]
+) -> tuple[bool | None, list[str]]:
+    """Pure. `first`, `now`: how it was taken out, and its present stage. `verdicts`: since then, the oldest first."""
+    by = "" if first.by == "drover" else f", by {first.by}"
+    told = [f"Out since {iso(first.ts_ms)}{by}: {_stage_reason(first)}."]
+    if now.stage is not first.stage:
+        told.append(f"Now {now.stage}: {_stage_reason(now)}.")
+    own = [incident for incident in opened if incident.scope in ("gpu", "node")]
+    against = [f"Still open: {incident.summary}" for incident in own[:SHOWN_INCIDENTS]]
+    if len(own) > SHOWN_INCIDENTS:
+        against.append(f"{len(own) - SHOWN_INCIDENTS} more incidents of it are open.")
+    if silent_ms > REPORTING_MS:
+        against.append("Nothing is heard of it: what it is like now is not known.")
+    newest = [v for v in verdicts if v.request == verdicts[-1].request]  # of the last probes, the node's and its GPUs'
+    failed = [verdict for verdict in newest if verdict.passed is False]
+    against += [f"Its probes of {iso(v.ts_ms)} failed: {v.text}" for v in failed]
+    passed = bool(newest) and all(verdict.passed for verdict in newest)
+    if passed:
+        whole = next((v for v in newest if v.gpu is None), newest[-1])
+        told.append(f"Its probes of {iso(whole.ts_ms)}, since it was taken out, passed: {whole.text}")
+    elif not newest:
+        told.append("It was not probed since it was taken out: nothing proves that it is well.")
+    elif not failed:
+        told.append(f"Its probes of {iso(newest[-1].ts_ms)} could not be judged: {newest[-1].text}")
+    around = [incident for incident in opened if incident not in own]  # no fault of the node, but it will meet it
+    told += [f"Open around it, not on it: {incident.summary}" for incident in around[:SHOWN_INCIDENTS]]
+    if first.returns:
+        told.append(f"It came back {first.returns} times before, and failed again.")
+    return (False if against else True if passed else None), [*against, *told]
+
+
+def _stage_reason(duty: NodeOutage) -> str:
+    return duty.reason.rstrip(".") or "no reason was given"

@@ -94,7 +94,7 @@ def get_capacity(facts: ApiSnapshot, request: pb.CapacityRequest) -> pb.Capacity
 
 def workloads(facts: ApiSnapshot) -> list[WorkloadRow]:
     """What inference servers and training loops told lately. Raises StoreError."""
-    return facts.once("workloads", LONG_S, lambda: facts.store.workloads(facts.now_ms(), SERVICES_MS))
+    return facts.once("workloads", LONG_S, lambda: facts.store.samples.workloads(facts.now_ms(), SERVICES_MS))
 
 
 def use(facts: ApiSnapshot) -> Use:
@@ -157,7 +157,7 @@ def _losses(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Losses:
     now_ms = facts.now_ms()
     days = next(days for days in READ_DAYS if from_ms >= now_ms - days * DAY_MS or days == READ_DAYS[-1])
     since_ms = now_ms - days * DAY_MS
-    stored = facts.once(("costs", days), KEPT_S, lambda: facts.store.costs(since_ms))
+    stored = facts.once(("costs", days), KEPT_S, lambda: facts.store.incidents.for_cost(since_ms))
     incidents = {i.id: i for i in stored} | dict(facts.pipeline.incidents)
     losses = Losses()
     for incident in incidents.values():
@@ -170,7 +170,7 @@ def _losses(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Losses:
             continue
         lost, waited = (share * (hours or 0.0) for hours in (incident.gpu_hours_lost, incident.gpu_hours_waited))
         losses.row(incident.kind, incident.cause).add(_pools_of(facts, incident), lost, waited, incident.id)
-    histories = facts.once(("duties", days), KEPT_S, lambda: facts.store.duty_histories(since_ms))
+    histories = facts.once(("duties", days), KEPT_S, lambda: facts.store.outages.histories(since_ms))
     for node, duties in histories.items():
         n = facts.index.node_number.get(node)
         if n is None:

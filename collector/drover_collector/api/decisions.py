@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import grpc
 
 from drover_collector.actions.node_outage import ITSELF
-from drover_collector.api.audit import own_deeds
 from drover_collector.api.snapshot import (
     DAY_MS,
     ApiSnapshot,
@@ -20,8 +19,13 @@ from drover_collector.api.snapshot import (
     not_found,
 )
 from drover_collector.auth.identity import Identity, Role
+from drover_collector.policy.backtest import Backtest, backtest
+from drover_collector.policy.policy import PRESETS, Policy
+from drover_collector.store import Store
 from drover_core.model.events import (
     OUT_STAGES,
+    Action,
+    ActionState,
     Approval,
     Audit,
     Decision,
@@ -42,6 +46,14 @@ WHY_CHARS = 500
 OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
 NAMED = 5
 RETURN = "return to service"  # where a rule stands in other decisions
+ANSWERS = ("approved", "rejected")  # outcomes that stand in the audit as the answers they are
+BACKTEST_DAYS = 7
+BACKTEST_FRESH_S = 60.0  # one answer for all who ask meanwhile
+BACKTEST_INCIDENTS = 1_000  # incidents, the newest
+BACKTEST_WORK = (
+    20_000_000  # incidents times GPUs: each decision looks at the whole fleet's health, and detection goes first
+)
+BACKTEST_NODES = 50  # nodes by name
 
 
 def may_answer(caller: Identity | None) -> bool:
@@ -64,7 +76,7 @@ def list_decisions(facts: ApiSnapshot, request: pb.DecisionsRequest, may: bool) 
     since_ms = request.since_ms or facts.now_ms() - SINCE_MS
     limit = min(request.limit or LIMIT, MOST)
     waiting = {d.id: d for d in pending(facts)} if request.outcome in ("", "pending_approval") else {}
-    found = facts.store.newest_decisions(since_ms, request.outcome, limit)
+    found = facts.store.decisions.newest(since_ms, request.outcome, limit)
     # What the engine no longer asks is not shown as waiting, whatever the store has of before a crash.
     rest = [d for d in found if d.id not in waiting and d.outcome != "pending_approval"]
     shown = [*waiting.values(), *rest][:limit]
@@ -114,7 +126,7 @@ def _waiting(facts: ApiSnapshot, beginning: str) -> Decision:
     if found:
         some = ", ".join(d.id for d in found[:NAMED])
         raise bad_argument(f"{beginning!r} begins {len(found)} ids: {some}; give more of it")
-    known = [d for d in facts.store.newest_decisions(0, limit=MOST) if d.id.startswith(beginning)]
+    known = [d for d in facts.store.decisions.newest(0, limit=MOST) if d.id.startswith(beginning)]
     if known and known[0].outcome == "pending_approval":
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -131,9 +143,9 @@ def _waiting(facts: ApiSnapshot, beginning: str) -> Decision:
 def list_audit(facts: ApiSnapshot, request: pb.AuditRequest) -> pb.AuditList:
     since_ms = request.since_ms or facts.now_ms() - AUDIT_MS
     limit = min(request.limit or AUDIT_LIMIT, MOST)
-    found = facts.store.audit(since_ms, request.subject, limit)
+    found = facts.store.audit.read(since_ms, request.subject, limit)
     if request.whole:
-        found += own_deeds(facts.store, since_ms, request.subject, limit)
+        found += automatic_audit(facts.store, since_ms, request.subject, limit)
         found = sorted(found, key=lambda line: (-line.ts_ms, line.id))[:limit]
     return pb.AuditList(audit_json=[to_json(line) for line in found])
 
@@ -177,3 +189,70 @@ def get_policy(facts: ApiSnapshot, may: bool) -> pb.PolicyState:
         duties_json=[to_json(d) for d in duties],
         may_answer=may,
     )
+
+
+def automatic_audit(store: Store, since_ms: int, subject: str, limit: int) -> list[Audit]:
+    """Of all, or of one incident, node or decision; the newest where there are more than `limit` of either.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    decisions = [d for d in store.decisions.versions(since_ms, subject, limit) if d.outcome not in ANSWERS]
+    if subject:
+        found = {a.id: a for a in store.actions.newest(node=subject, since_ms=since_ms, limit=limit)}
+        found |= {a.id: a for a in store.actions.newest(incident=subject, since_ms=since_ms, limit=limit)}
+        actions = list(found.values())
+    else:
+        actions = store.actions.newest(since_ms=since_ms, limit=limit)
+    ended = [a for a in actions if a.by == ITSELF or a.state in (ActionState.FAILED, ActionState.UNDONE)]
+    return [*map(_decision_line, decisions), *map(_action_line, ended)]
+
+
+def _decision_line(d: Decision) -> Audit:
+    what = f"{d.outcome.replace('_', ' ')}: {d.wanted} {d.node}".strip()
+    return Audit(
+        f"decision {d.id} {d.ts_ms}", d.ts_ms, ITSELF, what, d.incident_id, d.reason, f"{d.mode}, rule {d.rule}"
+    )
+
+
+def _action_line(a: Action) -> Audit:
+    """How it stands; one that a person asked for stands in the audit itself, but not how it failed later."""
+    what = f"{a.action} {a.node}: {a.state}"
+    return Audit(f"action {a.id}", a.ts_ms, a.by, what, a.incident_id or a.node, a.why, f"{a.actuator}: {a.detail}")
+
+
+def backtest_policies(facts: ApiSnapshot) -> pb.BacktestReply:
+    """The last BACKTEST_DAYS days; nodes of jobs of the past are not known, so the cap of a job's nodes is left out."""
+    return facts.once("backtest", BACKTEST_FRESH_S, lambda: _backtest(facts))
+
+
+def _backtest(facts: ApiSnapshot) -> pb.BacktestReply:
+    index, now_ms = facts.index, facts.now_ms()
+    since_ms = now_ms - BACKTEST_DAYS * DAY_MS
+    known = sorted((i for i in facts.incidents(since_ms) if i.opened_ms >= since_ms), key=lambda i: (i.opened_ms, i.id))
+    found = known[-min(BACKTEST_INCIDENTS, max(1, BACKTEST_WORK // max(1, index.gpu_count))) :]
+    present = facts.pipeline.policy
+    reply = pb.BacktestReply(
+        incidents=len(found), total=len(known), since_ms=since_ms if len(found) == len(known) else found[0].opened_ms
+    )
+    for policy in (present, *_other_presets(present)):
+        row = _backtest_row(backtest(index, found, policy, now_ms), policy)
+        row.in_force = policy is present
+        reply.policies.append(row)
+    return reply
+
+
+def _other_presets(present: Policy) -> list[Policy]:
+    """Presets that decide otherwise."""
+    presets = [Policy.load(None, name) for name in PRESETS]
+    decides = (present.rules, present.guard, present.overrides)
+    return [p for p in presets if (p.rules, p.guard, p.overrides) != decides]
+
+
+def _backtest_row(found: Backtest, policy: Policy) -> pb.BacktestRow:
+    nodes = list(dict.fromkeys(outage.node for outage in found.outages))
+    return pb.BacktestRow(
+        policy=policy.name, wanted=dict(found.wanted), nodes=nodes[:BACKTEST_NODES], nodes_out=len(nodes),
+        times=len(found.outages), most_out=found.most_out, gpu_hours=found.gpu_hours,
+        held=len({d.incident_id for d in found.held}), mass_events=found.mass_events,
+    )  # fmt: skip

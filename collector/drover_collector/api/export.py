@@ -45,22 +45,22 @@ def export(facts: ApiSnapshot, request: pb.ExportRequest) -> Generator[pb.Export
     if from_ms >= to_ms:
         raise bad_argument(f"from_ms {from_ms} is not before to_ms {to_ms}")
     store, index = facts.store, facts.index
-    jobs = jobs_of(h for h in store.holdings(from_ms, to_ms) if index.gpu(h.node, h.gpu) is not None)
+    jobs = jobs_of(h for h in store.jobs.holdings(from_ms, to_ms) if index.gpu(h.node, h.gpu) is not None)
     yield from _text("fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name))])
     for scope in Scope:
-        yield from _tables(f"{scope}.parquet", store.export(scope, from_ms, to_ms))
+        yield from _tables(f"{scope}.parquet", store.export.tables(scope, from_ms, to_ms))
     if request.instances:
-        yield from _tables("mig.parquet", store.export_instances(from_ms, to_ms))
+        yield from _tables("mig.parquet", store.export.instance_tables(from_ms, to_ms))
     yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, told_ms)))
-    absences = (a for a in store.absences_between(from_ms, to_ms) if a.node in index.node_number)
+    absences = (a for a in store.absences.between(from_ms, to_ms) if a.node in index.node_number)
     yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))
     mine = index.node_number
     if request.inventory:
         yield from _text("inventory.jsonl", _lines(_inventories(facts, from_ms, to_ms)))
     probes = _probes(
-        [r for r in store.probes_between(from_ms, told_ms) if r.result.node in mine],
-        [o for o in store.probe_orders_between(from_ms, told_ms) if o.node in mine],
-        [v for v in store.probe_verdicts(from_ms=from_ms, to_ms=told_ms) if v.node in mine],
+        [r for r in store.probes.results.between(from_ms, told_ms) if r.result.node in mine],
+        [o for o in store.probes.orders.between(from_ms, told_ms) if o.node in mine],
+        [v for v in store.probes.verdicts.read(from_ms=from_ms, to_ms=told_ms) if v.node in mine],
     )
     yield from _text("probes.jsonl", _lines(probes))
     yield from _text(
@@ -138,7 +138,7 @@ def absence_row(absence: Absence) -> dict[str, Any]:
 def _events(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Iterator[Event]:
     """All events of the span, oldest first, in pages."""
     page: list[Event] = []
-    while page := facts.store.events_from(from_ms, to_ms, page[-1] if page else None, EVENTS_PAGE):
+    while page := facts.store.events.read_after(from_ms, to_ms, page[-1] if page else None, EVENTS_PAGE):
         yield from (e for e in page if e.node in facts.index.node_number)
 
 
@@ -146,7 +146,7 @@ def _inventories(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Iterator[dict[
     """What nodes were made of, from as long before the span as a start of detection looks back."""
     slices = max(1, -(-facts.index.node_count // SLICE_NODES))
     for number in range(slices):
-        for ts_ms, node, told in facts.store.inventories_told(max(0, from_ms - BEFORE_MS), to_ms, number, slices):
+        for ts_ms, node, told in facts.store.inventories.between(max(0, from_ms - BEFORE_MS), to_ms, number, slices):
             if node in facts.index.node_number:
                 yield {"ts": iso(ts_ms), "node": node, "inventory": told}
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import importlib.resources
+import json
 import time
 from collections import Counter
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +30,9 @@ from drover_collector.api.snapshot import (
     SHORT_S,
     ApiSnapshot,
     bad_argument,
+    worst_first,
 )
+from drover_collector.detectors.risk.model import HORIZON_DAYS, counts
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.correlation import jobs_hurt
 from drover_collector.incidents.health import HEALTHS
@@ -42,10 +49,13 @@ SHOWN_DAMAGES = 5
 SHOWN_UNKNOWN = 100
 STUCK_S = 30  # an insert takes milliseconds, on a busy disk seconds
 UNJUDGED_MS = 90_000  # a bucket is judged every 10 s; after a pause of this process three are left out
+RISK_LIMIT = 50
+RISK_MOST = 20_000
+MEASURED = "measured.json"  # what benchmarks/bench_risk.py prints; a test holds it to that
 
 
 def get_status(facts: ApiSnapshot) -> pb.Status:
-    facts.store.note_asked()  # it tells how old the newest values are, and open pages ask for it
+    facts.store.last_query.note()  # it tells how old the newest values are, and open pages ask for it
     pipeline, stats, now_ms = facts.pipeline, facts.stats, facts.now_ms()
     totals, seen = facts.totals(), facts.last_seen()
     incidents = facts.open_incidents()
@@ -199,7 +209,7 @@ def _health_picture(facts: ApiSnapshot) -> pb.Picture:
 
 def _metric_picture(facts: ApiSnapshot, metric: Metric) -> pb.Picture:
     now_ms = facts.now_ms()
-    values = facts.store.latest_gpu(facts.index, metric.name, now_ms, NEWEST_MS)[_order(facts)]
+    values = facts.store.samples.latest_gpu(facts.index, metric.name, now_ms, NEWEST_MS)[_order(facts)]
     cells, low, high = scale(values, metric)
     return pb.Picture(
         layout_version=facts.index.version,
@@ -233,3 +243,46 @@ def scale(values: npt.NDArray[np.float64], metric: Metric) -> tuple[npt.NDArray[
 
 def _order(facts: ApiSnapshot) -> npt.NDArray[np.intp]:
     return facts.once("order", LONG_S, lambda: layout_order(facts.index))
+
+
+def list_risk(facts: ApiSnapshot, request: pb.RiskRequest) -> pb.RiskList:
+    found, most = facts.pipeline.engine.risks, min(request.limit or RISK_LIMIT, RISK_MOST)
+    troubled = _troubled_nodes(facts)
+    ranked = (risk for risk in found if risk.node not in troubled)
+    rows = [pb.RiskRow(node=risk.node, chance=risk.chance, reasons=risk.reasons) for risk in islice(ranked, most)]
+    return pb.RiskList(
+        nodes=rows, total=len(found), days=HORIZON_DAYS, measured=measured(),
+        in_trouble=islice(troubled.values(), most), in_trouble_total=len(troubled),
+    )  # fmt: skip
+
+
+def _troubled_nodes(facts: ApiSnapshot) -> dict[str, pb.TroubledNode]:
+    """Nodes with an open incident of their own hardware, the worst first: as of now, not of the last ranking."""
+    found: dict[str, pb.TroubledNode] = {}
+    for i in sorted(facts.open_incidents(), key=worst_first):
+        for node in dict.fromkeys(node for node, _ in i.members) if counts(i) else ():
+            if node in facts.index.node_number and node not in found:
+                found[node] = pb.TroubledNode(
+                    node=node, incident_id=i.id, kind=i.kind.value, cause=i.cause, severity=i.severity.value,
+                    since_ms=i.since_ms, summary=i.summary,
+                )  # fmt: skip
+    return found
+
+
+@functools.cache
+def measured() -> pb.RiskMeasured:
+    text = (importlib.resources.files("drover_collector.detectors.risk") / MEASURED).read_text("utf-8")
+    line: dict[str, Any] = json.loads(text)
+    first, last = line["days"]
+    return pb.RiskMeasured(
+        trace=line["trace"],
+        servers=line["servers"],
+        days=last - first + 1,
+        faults=line["faults"],
+        top_share=line["top_share"],
+        captured=line["model"]["captured"],
+        recency=line["recency"]["captured"],
+        chance=line["random"]["captured"],
+        auc=line["model"]["auc"],
+        failed_before=line["on_nodes_that_had_failed_before"],
+    )

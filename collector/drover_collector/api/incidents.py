@@ -23,7 +23,7 @@ from drover_core.model.events import (
     Silence,
     to_json,
 )
-from drover_core.model.silences import told, where
+from drover_core.model.silences import describe_author, describe_scope
 from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
 
@@ -80,18 +80,18 @@ def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bo
     health = ""
     if node in facts.index.node_number:
         health = str(facts.pipeline.engine.health_of(node, gpu)[0])
-    rows = sorted(store.outbox_of(incident.id), key=lambda r: r.created_ms)
+    rows = sorted(store.outbox.of_incidents(incident.id), key=lambda r: r.created_ms)
     silence = _silence_of(facts, incident)
     return pb.IncidentDetail(
         incident_json=to_json(incident),
-        decisions_json=[to_json(d) for d in store.decisions(incident.id)],
+        decisions_json=[to_json(d) for d in store.decisions.of_incident(incident.id)],
         events_json=[to_json(e) for e in _events_around(facts, incident)],
         notifications=[tell(row) for row in rows],
         health=health,
         health_history=_health_history(facts, incident),
-        actions_json=[to_json(a) for a in store.actions(incident=incident.id)],
+        actions_json=[to_json(a) for a in store.actions.newest(incident=incident.id)],
         duties_json=[to_json(d) for d in _duties(facts, incident)],
-        audit_json=[to_json(a) for a in store.audit(subject=incident.id)],
+        audit_json=[to_json(a) for a in store.audit.read(subject=incident.id)],
         probe_orders_json=[to_json(o) for o in _orders(facts, incident)],
         probe_verdicts_json=[to_json(v) for v in _verdicts(facts, incident)],
         may_answer=may_answer,
@@ -109,13 +109,13 @@ def _silence_of(facts: ApiSnapshot, incident: Incident) -> Silence | None:
 
 def _silenced(silence: Silence) -> str:
     """`silenced by anna until 2026-11-22T06:00:00Z: firmware`."""
-    return f"silenced {told(silence)}"
+    return f"silenced {describe_author(silence)}"
 
 
 def _note(silence: Silence, incident_id: str) -> pb.SilenceNote:
     return pb.SilenceNote(
         id=silence.id, by=silence.by, until_ms=silence.until_ms, why=silence.why, maintenance=silence.maintenance,
-        covers=where(silence)[:COVERS_CHARS], alone=silence.incident == (incident_id,),
+        covers=describe_scope(silence)[:COVERS_CHARS], alone=silence.incident == (incident_id,),
     )  # fmt: skip
 
 
@@ -123,22 +123,22 @@ def _duties(facts: ApiSnapshot, incident: Incident) -> list[NodeOutage]:
     """How its node went out of service and came back, for this incident, or stayed out because of it."""
     if incident.node is None:
         return []
-    told = facts.store.duty_history(incident.node, incident.opened_ms)
-    return [duty for duty in told if incident.id in (duty.incident_id, *duty.incidents)]
+    found = facts.store.outages.history(incident.node, incident.opened_ms)
+    return [duty for duty in found if incident.id in (duty.incident_id, *duty.incidents)]
 
 
 def _orders(facts: ApiSnapshot, incident: Incident) -> list[ProbeOrder]:
     if incident.node is None:
         return []
-    orders = facts.store.probe_orders(node=incident.node, since_ms=incident.opened_ms)
+    orders = facts.store.probes.orders.newest(node=incident.node, since_ms=incident.opened_ms)
     return [order for order in orders if order.incident_id == incident.id]
 
 
 def _verdicts(facts: ApiSnapshot, incident: Incident) -> list[ProbeVerdict]:
     if incident.node is None:
         return []
-    told = facts.store.probe_verdicts(node=incident.node, from_ms=incident.opened_ms)
-    return [verdict for verdict in told if verdict.incident_id == incident.id]
+    found = facts.store.probes.verdicts.read(node=incident.node, from_ms=incident.opened_ms)
+    return [verdict for verdict in found if verdict.incident_id == incident.id]
 
 
 def find_incident(facts: ApiSnapshot, beginning: str) -> Incident:
@@ -170,7 +170,7 @@ def list_events(facts: ApiSnapshot, request: pb.EventsRequest) -> pb.EventList:
     if request.from_ms >= to_ms:
         raise bad_argument(f"from_ms {request.from_ms} is not before to_ms {to_ms}")
     limit = min(request.limit or EVENTS_LIMIT, EVENTS_MAX)
-    events = facts.store.events(request.from_ms, to_ms, request.node or None, gpu, limit=limit)
+    events = facts.store.events.read(request.from_ms, to_ms, request.node or None, gpu, limit=limit)
     return pb.EventList(events_json=[to_json(e) for e in events])
 
 
@@ -180,7 +180,7 @@ def _health_history(facts: ApiSnapshot, incident: Incident) -> list[str]:
     changes = [
         change
         for node, gpu in incident.members[:AROUND_NODES]
-        for change in facts.store.health_history(node, gpu, from_ms, to_ms)
+        for change in facts.store.health.history(node, gpu, from_ms, to_ms)
     ]
     changes.sort(key=lambda c: c["ts_ms"])
     return [
@@ -199,7 +199,7 @@ def _events_around(facts: ApiSnapshot, incident: Incident) -> list[Event]:
     found: list[Event] = []
     for node in list(slots)[:AROUND_NODES]:
         wanted = slots[node]
-        for event in facts.store.events(from_ms, to_ms, node, limit=AROUND_EVENTS):
+        for event in facts.store.events.read(from_ms, to_ms, node, limit=AROUND_EVENTS):
             if event.gpu is None or None in wanted or event.gpu in wanted:
                 found.append(event)
     found.sort(key=lambda e: e.ts_ms, reverse=True)

@@ -37,7 +37,7 @@ INCIDENTS_MAX = 200  # the worst first; a mass event may open thousands on a lar
 BEFORE_END_MS = 60_000  # an ended job is shown as it was then
 NO_STEPS = (
     "Step time, tokens per second and MFU: nothing reports them on its nodes. A training loop does with three lines of"
-    " drover_agent.client.training_steps (docs/workloads.md)."
+    " drover_agent.client.training_steps (docs/how-to/workloads.md)."
 )
 
 
@@ -47,7 +47,7 @@ def get_job(facts: ApiSnapshot, request: pb.JobRequest) -> pb.JobDetail:
     job = api_jobs.find_job(facts, request.job)
     index = facts.index
     if isinstance(job, JobSpan):
-        members = facts.store.job_members(job.job)
+        members = facts.store.jobs.members(job.job)
         gpus = [g for node, slot in members if (g := index.gpu(node, slot)) is not None]
         named = api_jobs.incidents_by_job(facts).get(job.job, ())
         row, (ts_ms, values) = api_jobs.ended_row(job, named, api_jobs.running(facts).values()), _then(facts, job)
@@ -93,7 +93,7 @@ def _now(facts: ApiSnapshot) -> tuple[int, Mapping[str, Floats]]:
 def _then(facts: ApiSnapshot, job: JobSpan) -> tuple[int, Mapping[str, Floats]]:
     """Shortly before its end."""
     start_ms = max(job.since_ms, job.ended_ms - BEFORE_END_MS) // BUCKET_MS * BUCKET_MS
-    return start_ms + BUCKET_MS, facts.store.values_at(facts.index, Scope.GPU, start_ms, BUCKET_MS, METRICS)
+    return start_ms + BUCKET_MS, facts.store.buckets.values_at(facts.index, Scope.GPU, start_ms, BUCKET_MS, METRICS)
 
 
 def _nodes(facts: ApiSnapshot, gpus: Sequence[int]) -> list[str]:

@@ -57,7 +57,7 @@ def _running(facts: ApiSnapshot) -> dict[str, Running]:
     codes, names = facts.jobs()
 
     def since() -> dict[str, int]:
-        return facts.store.jobs_since(names, facts.now_ms())
+        return facts.store.jobs.started(names, facts.now_ms())
 
     begun = facts.once("jobs since", LONG_S, since) if names else {}
     order = np.argsort(codes, kind="stable")
@@ -72,13 +72,13 @@ def _running(facts: ApiSnapshot) -> dict[str, Running]:
 def ended(facts: ApiSnapshot) -> dict[str, JobSpan]:
     """Of the last day, by name."""
     now_ms = facts.now_ms()
-    spans = facts.once("ended jobs", SINCE_S, lambda: facts.store.ended_jobs(now_ms - ENDED_MS, now_ms + DAY_MS))
+    spans = facts.once("ended jobs", SINCE_S, lambda: facts.store.jobs.ended(now_ms - ENDED_MS, now_ms + DAY_MS))
     return {span.job: span for span in spans}
 
 
 def workloads(facts: ApiSnapshot) -> dict[str, list[WorkloadRow]]:
     """What reports of its work now, by node."""
-    rows = facts.once("workloads", LONG_S, lambda: facts.store.workloads(facts.now_ms(), REPORTS_MS))
+    rows = facts.once("workloads", LONG_S, lambda: facts.store.samples.workloads(facts.now_ms(), REPORTS_MS))
     found: dict[str, list[WorkloadRow]] = {}
     for row in rows:
         found.setdefault(row.node, []).append(row)

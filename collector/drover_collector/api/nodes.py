@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.api.inventory import inventory_peers
 from drover_collector.api.snapshot import (
     DAY_MS,
     HEALTH_ORDER,
@@ -16,7 +15,15 @@ from drover_collector.api.snapshot import (
     ApiSnapshot,
     bad_argument,
 )
+from drover_collector.detectors._lib.inventory import (
+    GPU_KEYS,
+    NODE_KEYS,
+    UNKNOWN,
+    Codes,
+    Inventory,
+)
 from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.health import HEALTHS
 from drover_core.metrics.catalog import Kind, Scope, of_scope
 from drover_core.model.events import (
@@ -38,6 +45,7 @@ NOT_REPORTED = "not reported"  # neither a value nor a reason came from the agen
 
 Newest = Mapping[str, tuple[float, int]]
 Reasons = Mapping[str, tuple[str, int]]
+_STATES = {m.name for scope in (Scope.GPU, Scope.NODE) for m in of_scope(scope) if m.kind is Kind.STATE}
 
 
 def list_nodes(facts: ApiSnapshot, request: pb.ListNodesRequest) -> pb.NodeList:
@@ -94,10 +102,10 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
     n = facts.node_number(request.node)
     index, store, now_ms = facts.index, facts.store, facts.now_ms()
     node = index.nodes[n]
-    newest = store.latest_values(node.name, now_ms)
-    reasons = _reasons(store.absences(node.name))
-    inventory = store.inventory(node.name)
-    entities = {e.gpu: e for e in store.gpus_of(node.name)}
+    newest = store.samples.latest_values(node.name, now_ms)
+    reasons = _reasons(store.absences.current(node.name))
+    inventory = store.inventories.newest(node.name)
+    entities = {e.gpu: e for e in store.entities.gpus_of(node.name)}
     codes, job_names = facts.jobs()
     first = int(index.first_gpu[n])
     medians = GpuMedians(facts)
@@ -145,7 +153,7 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
         gpus=gpus,
         values=own,
         incident_ids=[i.id for i in incidents],
-        events_json=[to_json(e) for e in store.events(0, now_ms + DAY_MS, node.name, limit=EVENTS_LIMIT)],
+        events_json=[to_json(e) for e in store.events.read(0, now_ms + DAY_MS, node.name, limit=EVENTS_LIMIT)],
         links=links,
         inventory_peers=inventory_peers(facts.pipeline.engine.inventory, index, n, inventory),
         health=_health(facts, node.name, request),
@@ -160,7 +168,7 @@ def _health(facts: ApiSnapshot, node: str, request: pb.NodeRequest) -> list[pb.H
         pb.HealthMoment(
             ts_ms=c["ts_ms"], gpu=c["gpu"], health=c["health"], reason=c["reason"], incident_id=c["incident_id"] or ""
         )
-        for c in facts.store.health_of_node(node, request.health_from_ms, to_ms)
+        for c in facts.store.health.of_node(node, request.health_from_ms, to_ms)
     ]
 
 
@@ -250,9 +258,6 @@ def _node_median(facts: ApiSnapshot, metric: str, n: int) -> tuple[float, int]:
     return _median(bucket.node[metric][peers[peers != n]], metric)
 
 
-_STATES = {m.name for scope in (Scope.GPU, Scope.NODE) for m in of_scope(scope) if m.kind is Kind.STATE}
-
-
 def _median(values: npt.NDArray[np.float64], metric: str) -> tuple[float, int]:
     values = values[~np.isnan(values)]
     if not len(values):
@@ -260,3 +265,39 @@ def _median(values: npt.NDArray[np.float64], metric: str) -> tuple[float, int]:
     # Between two codes or flags lies nothing: take the lower of the middle two.
     middle = np.quantile(values, 0.5, method="lower") if metric in _STATES else np.median(values)
     return float(middle), len(values)
+
+
+def inventory_peers(told: Inventory, index: FleetIndex, n: int, own: Mapping[str, str]) -> list[pb.InventoryPeers]:
+    """For each key of `own` that is compared (docs/explanation/detectors.md, drift) what the peers of node `n` have;
+    nothing for a key to which no peer told anything."""
+    alike = (index.sku == index.sku[n]) & (index.pool == index.pool[n])
+    alike[n] = False
+    return list(_node_keys(told, np.flatnonzero(alike), own)) + list(_gpu_keys(told, index, n, alike, own))
+
+
+def _node_keys(told: Inventory, peers: npt.NDArray[np.intp], own: Mapping[str, str]) -> Iterator[pb.InventoryPeers]:
+    keys = {**NODE_KEYS, **{f"{name}.firmware": name for name in told.nic_boards}}
+    for key, name in keys.items():
+        if own.get(key) and (found := _usual(told, told.node[name].codes[peers])):
+            yield pb.InventoryPeers(key=key, usual=found[0], having=found[1], peers=found[2])
+
+
+def _gpu_keys(
+    told: Inventory, index: FleetIndex, n: int, alike: npt.NDArray[np.bool_], own: Mapping[str, str]
+) -> Iterator[pb.InventoryPeers]:
+    peers = np.flatnonzero(alike[index.gpu_node])
+    for key, name in GPU_KEYS.items():
+        slots = [slot for slot in range(index.nodes[n].gpus) if own.get(f"gpu{slot}.{key}")]
+        if slots and (found := _usual(told, told.gpu[name].codes[peers])):
+            for slot in slots:
+                yield pb.InventoryPeers(key=f"gpu{slot}.{key}", usual=found[0], having=found[1], peers=found[2])
+
+
+def _usual(told: Inventory, codes: Codes) -> tuple[str, int, int] | None:
+    """(value that most have, how many have it, how many told one)."""
+    known = codes[codes != UNKNOWN]
+    if not len(known):
+        return None
+    counts = np.bincount(known)
+    most = int(counts.argmax())
+    return told.values[most], int(counts[most]), len(known)

@@ -64,7 +64,7 @@ def list_probes(facts: ApiSnapshot, request: pb.ProbesRequest) -> pb.ProbeList:
 def _newest(
     facts: ApiSnapshot, figures: Sequence[str], node: str, nodes: int, sku: str | None = None
 ) -> list[ProbeRow]:
-    return facts.store.newest_probes(figures, sku=sku, node=node, nodes=nodes, now_ms=facts.now_ms())
+    return facts.store.probes.results.newest(figures, sku=sku, node=node, nodes=nodes, now_ms=facts.now_ms())
 
 
 def _beside(facts: ApiSnapshot, node: str) -> list[ProbeRow]:
@@ -171,7 +171,7 @@ def probe_history(facts: ApiSnapshot, request: pb.ProbeHistoryRequest) -> pb.Pro
         raise bad_argument(f"no figure is called {request.figure[:80]!r}; there are {', '.join(FIGURES)}")
     gpu = request.gpu if request.HasField("gpu") else None
     peer = request.peer if request.HasField("peer") else None
-    rows = facts.store.probe_history(
+    rows = facts.store.probes.results.history(
         request.node, gpu, request.figure, peer, min(request.limit or HISTORY, MOST_HISTORY)
     )
     measured = [m for row in rows if (m := measurement(row)) is not None]
@@ -201,10 +201,10 @@ def list_orders(facts: ApiSnapshot, request: pb.ProbeOrdersRequest) -> pb.ProbeO
         return pb.ProbeOrderList(orders=[_one_order(facts, request.id)])
     limit = min(request.limit or ORDERS, MOST_ORDERS)
     since_ms = request.since_ms or facts.now_ms() - ORDERS_MS
-    orders = facts.store.probe_orders(request.node or None, since_ms, limit)
+    orders = facts.store.probes.orders.newest(request.node or None, since_ms, limit)
     verdicts: dict[str, list[ProbeVerdict]] = defaultdict(list)
     if orders:
-        for verdict in facts.store.probe_verdicts(request.node or None, from_ms=since_ms):
+        for verdict in facts.store.probes.verdicts.read(request.node or None, from_ms=since_ms):
             verdicts[verdict.request].append(verdict)
     return pb.ProbeOrderList(
         orders=[
@@ -214,13 +214,13 @@ def list_orders(facts: ApiSnapshot, request: pb.ProbeOrdersRequest) -> pb.ProbeO
 
 
 def _one_order(facts: ApiSnapshot, id_: str) -> pb.ProbeOrderRow:
-    versions = facts.store.probe_order(id_)
+    versions = facts.store.probes.orders.versions(id_)
     if not versions:
         raise not_found(f"no order {id_[:100]!r}; `drover probe --list` lists them")
     return pb.ProbeOrderRow(
         order_json=to_json(versions[-1]), asked_ms=versions[0].ts_ms,
-        verdicts_json=_sorted(facts.store.probe_verdicts(request=id_)),
-        results_json=[to_json(row.result) for row in facts.store.probe_results(id_)],
+        verdicts_json=_sorted(facts.store.probes.verdicts.read(request=id_)),
+        results_json=[to_json(row.result) for row in facts.store.probes.results.of_order(id_)],
     )  # fmt: skip
 
 
@@ -251,7 +251,7 @@ def request_probe(facts: ApiSnapshot, request: pb.ProbeAsk, by: str) -> pb.Probe
     now_ms, why = facts.now_ms(), " ".join(request.why.split())[:WHY_CHARS]
     whom = request.node or ", ".join(request.group) or "all nodes"
     told = f"order {asked[0]}" + (f" and {len(asked) - 1} more" if len(asked) > 1 else "")
-    facts.store.write_audit([Audit(f"probe {asked[0]} {now_ms}", now_ms, by, "probe", whom[:WHY_CHARS], why, told)])
+    facts.store.audit.write([Audit(f"probe {asked[0]} {now_ms}", now_ms, by, "probe", whom[:WHY_CHARS], why, told)])
     return pb.ProbeAsked(id=asked[0], ids=asked)
 
 

@@ -36,7 +36,7 @@ def recent(facts: ApiSnapshot) -> tuple[Bucket, ...]:
 
     def read() -> tuple[Bucket, ...]:
         starts = (newest_ms - APART * BUCKET_MS, newest_ms)
-        return tuple(facts.store.bucket(facts.index, start_ms) for start_ms in starts)
+        return tuple(facts.store.buckets.read(facts.index, start_ms) for start_ms in starts)
 
     found = facts.once("buckets of the store", LONG_S, read)
     return found if found and found[-1].gpu_rows.any() | found[-1].node_rows.any() else ()
@@ -88,13 +88,13 @@ def counted(
     """
     if not buckets:
         return 0, {}
-    oldest_ms = facts.store.oldest_ms(samples_table(scope))
+    oldest_ms = facts.store.rows.oldest_ms(samples_table(scope))
     if oldest_ms is None:
         return 0, {}
     from_ms = max((buckets[-1].end_ms - COUNTED_MS) // MINUTE_MS, -(-oldest_ms // MINUTE_MS)) * MINUTE_MS
 
     def read() -> tuple[int, dict[str, Floats]]:
-        return from_ms, facts.store.values_at(facts.index, scope, from_ms, MINUTE_MS, metrics)
+        return from_ms, facts.store.buckets.values_at(facts.index, scope, from_ms, MINUTE_MS, metrics)
 
     since_ms, before = facts.once(("counters", scope), COUNTED_S, read)
     found = {}

@@ -30,8 +30,8 @@ def query_series(facts: ApiSnapshot, request: pb.SeriesRequest) -> pb.SeriesRepl
     most = min(POINTS_MAX, VALUES_MAX // (len(targets) * len(metrics)))
     points = max(2, min(request.max_points or POINTS, most))
     peers = _peers(facts, targets[0]) if request.with_peers else None
-    beside = None if peers is None else facts.store.beside(facts.index, peers, from_ms, to_ms)
-    step_ms, ts_ms, found = facts.store.series(scope, targets, metrics, from_ms, to_ms, points, beside)
+    beside = None if peers is None else facts.store.series.with_peers(facts.index, peers, from_ms, to_ms)
+    step_ms, ts_ms, found = facts.store.series.read(scope, targets, metrics, from_ms, to_ms, points, beside)
     reply = pb.SeriesReply(step_ms=step_ms, ts_ms=ts_ms.astype("<i8").tobytes())
     for node, gpu, link in targets:
         for metric in metrics:
@@ -42,7 +42,7 @@ def query_series(facts: ApiSnapshot, request: pb.SeriesRequest) -> pb.SeriesRepl
     if peers is not None:
         node, slot, _ = targets[0]
         end_ms = min(to_ms, int(ts_ms[-1]) + step_ms)
-        spreads = facts.store.peers_series(facts.index, peers, metrics, from_ms, end_ms, step_ms, beside)
+        spreads = facts.store.series.read_peers(facts.index, peers, metrics, from_ms, end_ms, step_ms, beside)
         for metric, spread in spreads.items():
             for role, values in zip(("peers_p10", "peers_median", "peers_p90"), spread, strict=True):
                 _add(reply, node, slot, None, metric, role, values)
@@ -59,7 +59,7 @@ def _scope(request: pb.SeriesRequest) -> Scope:
         raise bad_argument(f"{len(request.metrics)} metrics: give 1 to {METRICS_MAX}")
     for name in request.metrics:
         if name not in BY_NAME or BY_NAME[name].scope is not scope:
-            raise bad_argument(f"{name!r} is no {scope} metric; docs/metrics.md lists them")
+            raise bad_argument(f"{name!r} is no {scope} metric; docs/reference/metrics.md lists them")
     if request.with_peers and scope is not Scope.GPU:
         raise bad_argument("with_peers: only GPUs have peers; leave it out")
     return scope

@@ -23,7 +23,7 @@ from drover_core.model.events import (
     Silence,
     to_json,
 )
-from drover_core.model.silences import KEYS, where
+from drover_core.model.silences import KEYS, describe_scope
 from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
 
@@ -41,7 +41,7 @@ def list_silences(facts: ApiSnapshot, request: pb.SilencesRequest, may: bool) ->
     now_ms = facts.now_ms()
     known = {silence.id: silence for silence in facts.pipeline.outbox.silences.known(now_ms)}
     if request.since_ms or not facts.pipeline.leading:  # one that stands by has not heard of the newest
-        known |= {silence.id: silence for silence in facts.store.silences(request.since_ms or now_ms)}
+        known |= {silence.id: silence for silence in facts.store.silences.newest(request.since_ms or now_ms)}
     since_ms = request.since_ms or now_ms
     found = sorted((s for s in known.values() if s.until_ms > since_ms), key=lambda s: (s.until_ms, s.id))
     shown = found[: min(request.limit or LISTED, MOST_LISTED)]
@@ -75,7 +75,7 @@ def create_silence(facts: ApiSnapshot, request: pb.SilenceAsk, by: str) -> pb.Si
         tuple(request.kind), tuple(find_incident(facts, text).id for text in request.incident), request.maintenance,
     )  # fmt: skip
     _check(facts, made)
-    seed = f"{where(made)} {by} {from_ms} {made.until_ms} {now_ms}"
+    seed = f"{describe_scope(made)} {by} {from_ms} {made.until_ms} {now_ms}"
     made = replace(made, id=hashlib.blake2b(seed.encode(), digest_size=6).hexdigest())
     return _take(facts, made, "maintenance" if made.maintenance else "silence", by, why)
 
@@ -104,7 +104,8 @@ def _take(facts: ApiSnapshot, silence: Silence, what: str, by: str, why: str) ->
     """Stores it with its line of the audit. About one incident or node it is found with that one."""
     now_ms = facts.now_ms()
     subject = next((v[0] for v in (silence.incident, silence.node) if len(v) == 1), silence.id)
-    detail = f"{where(silence)} from {iso(silence.from_ms)[:19]}Z until {iso(silence.until_ms)[:19]}Z ({silence.id})"
+    when = f"from {iso(silence.from_ms)[:19]}Z until {iso(silence.until_ms)[:19]}Z"
+    detail = f"{describe_scope(silence)} {when} ({silence.id})"
     facts.pipeline.take_silence(silence, Audit(f"{what} {silence.id} {now_ms}", now_ms, by, what, subject, why, detail))
     count = sum(covers(silence, i, facts.index.spec.by_name) for i in facts.open_incidents())
     return pb.SilenceReply(silence_json=to_json(silence), covers=count)

@@ -177,7 +177,7 @@ class ApiSnapshot:
 
         def make() -> tuple[Totals, float]:
             began_s = time.monotonic()
-            return self.store.totals(), time.monotonic() - began_s
+            return self.store.rollups.totals(), time.monotonic() - began_s
 
         known = self._kept.get("totals")
         took_s = known.value[1] if known else 0.0
@@ -188,7 +188,7 @@ class ApiSnapshot:
         return max(int(self._stored_seen().max(initial=0)), 0)
 
     def _stored_seen(self) -> npt.NDArray[np.int64]:
-        stored = self.once("stored last seen", LONG_S, lambda: self.store.last_seen(self.index))
+        stored = self.once("stored last seen", LONG_S, lambda: self.store.entities.last_seen(self.index))
         # A sample of the future tells of a wrong clock: counted, a node that fell silent would seem to report.
         return np.where(stored > self.now_ms() + AHEAD_MS, 0, stored)
 
@@ -196,7 +196,7 @@ class ApiSnapshot:
         """int32 [G]: index into the names of the job that holds each GPU now, -1 for none."""
 
         def make() -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-            codes, names = self.store.jobs_at(self.index, self.now_ms())
+            codes, names = self.store.jobs.at(self.index, self.now_ms())
             return codes, tuple(names)
 
         return self.once("jobs", LONG_S, make)
@@ -215,9 +215,9 @@ class ApiSnapshot:
 
         recent_ms = self.now_ms() - RECENT_MS
         if since_ms >= recent_ms:
-            stored = self.once("incidents", LONG_S, lambda: self.store.incidents("all", recent_ms))
+            stored = self.once("incidents", LONG_S, lambda: self.store.incidents.newest("all", recent_ms))
         else:
-            stored = self.store.incidents("all", since_ms)
+            stored = self.store.incidents.newest("all", since_ms)
         found = {i.id: i for i in stored}
         found.update({i.id: i for i in self.pipeline.incidents.values()})
         return [i for i in found.values() if i.closed_ms is None or i.closed_ms >= since_ms]

@@ -13,7 +13,7 @@ import psutil
 
 from drover_collector.api.nodes import newest_bucket
 from drover_collector.api.snapshot import AHEAD_MS, REPORTING_MS, ApiSnapshot
-from drover_collector.api.store_watch import DAY_S, StoreWatch
+from drover_collector.api.store import DAY_S, StoreWatch
 from drover_collector.detectors.liveness.detector import CLOCK_WRONG_S
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.ingest.stats import RIVALS_S, capped
@@ -80,7 +80,7 @@ def _agents(facts: ApiSnapshot) -> pb.AgentsState:
     now_ms, names = facts.now_ms(), [node.name for node in facts.index.nodes]
     seen = facts.last_seen()
     reporting = seen >= now_ms - REPORTING_MS
-    stored = facts.store.last_seen(facts.index)  # kept in memory
+    stored = facts.store.entities.last_seen(facts.index)  # kept in memory
     known = reporting & (stored > 0) & (stored <= now_ms + AHEAD_MS)
     ages_s = (now_ms - stored[known]) / 1000
     versions = facts.stats.agent_versions.copy()
@@ -240,7 +240,7 @@ def _detection(facts: ApiSnapshot) -> pb.DetectionState:
 def _store(watch: SystemWatch) -> pb.StoreState:
     facts = watch.facts
     store, figures = facts.store, watch.store.look()
-    marks, oldest_ms = store.lag(facts.now_ms())
+    marks, oldest_ms = store.dirty_ranges.lag(facts.now_ms())
     url = facts.config.store.url
     state = pb.StoreState(
         answers=figures is not None,

@@ -103,7 +103,7 @@ def _inlets(facts: ApiSnapshot, buckets: Sequence[Bucket]) -> Floats:
         minutes = range(start_ms, start_ms + INLET_MS, MINUTE_MS)
         held = np.full(size, np.nan)
         for minute_ms in minutes:
-            column = facts.store.values_at(facts.index, Scope.NODE, minute_ms, MINUTE_MS, ["inlet_temp_c"])
+            column = facts.store.buckets.values_at(facts.index, Scope.NODE, minute_ms, MINUTE_MS, ["inlet_temp_c"])
             if (values := column.get("inlet_temp_c")) is not None:
                 held = np.where(np.isnan(values), held, values)
         return held

@@ -1,6 +1,6 @@
-"""Detect faults in windows of telemetry and events: one module for each detector, listed in DETECTORS.
+"""Detect faults in windows of telemetry and events: one module for each detector, listed in MODULES.
 
-To add a detector, write a module that fits `DetectorModule` and add it to DETECTORS.
+To add a detector, write a module that fits `DetectorModule` and add it to MODULES (docs/how-to/add-a-detector.md).
 """
 
 from __future__ import annotations
@@ -77,7 +77,17 @@ class Detector:
 
 
 # In the order in which they run.
-DETECTORS: tuple[Detector, ...] = tuple(
-    Detector.of(module)
-    for module in (xid, liveness, memory, links, hang, thermal, kernel, straggler, drift, idle, risk)
+MODULES: tuple[DetectorModule, ...] = (
+    xid,
+    liveness,
+    memory,
+    links,
+    hang,
+    thermal,
+    kernel,
+    straggler,
+    drift,
+    idle,
+    risk,
 )
+DETECTORS: tuple[Detector, ...] = tuple(Detector.of(module) for module in MODULES)

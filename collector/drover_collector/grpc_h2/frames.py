@@ -8,8 +8,8 @@ from enum import IntEnum
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD = struct.Struct(">HBBBL")  # length as 16 and 8 bits, type, flags, stream
 HEAD_BYTES = 9
-FRAME_BYTES = 16_384  # the longest payload that either side may send: what HTTP/2 begins with, and we never raise
-WINDOW = 65_535  # what HTTP/2 begins with, for a stream and for a connection
+FRAME_BYTES = 16_384  # the longest payload that either side may send: HTTP/2's initial value, which we never raise
+WINDOW = 65_535  # HTTP/2's initial value, for a stream and for a connection
 MAX_WINDOW = 2**31 - 1
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -18,14 +18,14 @@ END_HEADERS = 0x4
 PADDED = 0x8
 WITH_PRIORITY = 0x20
 
-# Of SETTINGS.
+# Identifiers in SETTINGS.
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS = 1, 2, 3
 INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
-MAX_FRAME_BYTES = 2**24 - 1  # that a peer may offer to take
+MAX_FRAME_BYTES = 2**24 - 1  # the largest MAX_FRAME_SIZE that a peer may announce
 
 
 class Code(IntEnum):
-    """Why a stream or a connection ends (RFC 9113, section 7)."""
+    """The reason why a stream or a connection ends (RFC 9113, section 7)."""
 
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
@@ -46,7 +46,7 @@ def settings(values: dict[int, int]) -> bytes:
     return head(SETTINGS, 0, 0, len(body)) + body
 
 
-def settings_taken() -> bytes:
+def settings_ack() -> bytes:
     return head(SETTINGS, ACK, 0, 0)
 
 
@@ -68,7 +68,7 @@ def goaway(last_stream: int, code: Code, text: str) -> bytes:
 
 
 def headers(stream: int, block: bytes, *, last: bool) -> bytes:
-    """A header block, in as many frames as it takes."""
+    """Return a header block as HEADERS and as many CONTINUATION frames as it needs."""
     found = bytearray()
     kind, flags = HEADERS, END_STREAM if last else 0
     while True:

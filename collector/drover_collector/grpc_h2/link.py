@@ -20,71 +20,73 @@ from urllib.parse import quote
 from drover_collector.grpc_h2 import frames
 from drover_collector.grpc_h2.call import Call
 from drover_collector.grpc_h2.connection import Connection
-from drover_collector.grpc_h2.outgoing import Stream
+from drover_collector.grpc_h2.send_queue import Stream
 from drover_collector.grpc_h2.stalled_read import StalledReadWatchdog
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 65_536
-READS = 8  # of one connection in its turn; TLS gives up to 16 KiB at a time
-LONG_BYTES = 8_192  # after so much there is more; after less, to look costs as much as a message
-MUCH_BYTES = 16_384  # at a look: a message of 10 s and 8 GPUs is 4 kB
+READS = 8  # of one connection in its turn; TLS returns up to 16 KiB at a time
+LONG_BYTES = 8_192  # after so long a read there is likely more; after a shorter one, trying costs as much as a message
+MUCH_BYTES = 16_384  # in one turn
 SEND_BYTES = 16_384
-LINGER_BYTES = 1 << 20  # that are thrown away of one whose end was said: HTTP/2's windows let less be under way
-_SHARED = memoryview(bytearray(READ_BYTES))  # for all: who reads into it takes its bytes out at once
+LINGER_BYTES = 1 << 20  # discarded from a connection that was ended; HTTP/2's windows let less be under way
+_READ_BUFFER = memoryview(bytearray(READ_BYTES))  # shared by all: each read is processed before the next
 _UNWATCHED = StalledReadWatchdog()
-AGAIN = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
+WOULD_BLOCK = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError, InterruptedError)
 
 
 class LinkLostError(Exception):
-    """The connection is gone, or has ended; the message says why."""
+    """The connection is lost, or has ended; the message says why."""
 
 
-class Links(Protocol):
-    """Who has many of them."""
+class LinkOwner(Protocol):
+    """The server that a link belongs to."""
 
-    def begin(self, link: Link, stream: Stream) -> Call:
+    def begin_call(self, link: Link, stream: Stream) -> Call:
         """Serve a new stream."""
 
     def lost(self, link: Link, why: str) -> None:
-        """Close it and forget it; may be told twice."""
+        """Close and forget the link. May be called twice."""
 
     def watch(self, link: Link, events: int) -> None:
-        """Which events of epoll it is to be told from now on."""
+        """Poll the link for these epoll events from now on."""
 
 
 class Link:
     """
     Attributes:
-        writing: calls that wait until what they said is sent. wants: events of epoll.
-        quiet, idle: for how many looks of the server nothing has come, and there was no call.
-        who: the names in its certificate; "" before the handshake, and without TLS.
-        said_end: its end was said, and all of it sent: GOAWAY is lost where the socket is closed with unread data.
+        blocked_writers: calls that wait until what they wrote is sent. events: of epoll.
+        silent_checks, idle_checks: checks of the server in a row without data, and without a call.
+        certificate_names: of the peer; "" before the handshake, and without TLS.
+        goaway_sent: the connection was ended, and all of its data sent.
     """
 
-    __slots__ = ("_lingered", "_owner", "_read", "_sock", "_watch_reads", "closed", "connection", "fd", "idle", "peer",
-                 "quiet", "said_end", "wants", "who", "writing")  # fmt: skip
+    __slots__ = (
+        "_discarded", "_owner", "_read", "_sock", "_watchdog", "blocked_writers", "certificate_names", "closed",
+        "connection", "events", "fd", "goaway_sent", "idle_checks", "peer", "silent_checks",
+    )  # fmt: skip
 
     def __init__(
-        self, sock: socket.socket, address: Any, owner: Links, watch: StalledReadWatchdog = _UNWATCHED
+        self, sock: socket.socket, address: Any, owner: LinkOwner, watchdog: StalledReadWatchdog = _UNWATCHED
     ) -> None:
-        self._sock, self._owner, self._watch_reads = sock, owner, watch
-        self._read: Callable[[], Any] = partial(sock.recv_into, _SHARED)
+        self._sock, self._owner, self._watchdog = sock, owner, watchdog
+        self._read: Callable[[], Any] = partial(sock.recv_into, _READ_BUFFER)
         self.fd, self.peer = sock.fileno(), peer_name(sock.family, address)
         self.connection = Connection()
-        self.writing: dict[Call, None] = {}
-        self.wants, self.quiet, self.idle, self.closed = select.EPOLLIN, 0, 0, False
-        self.who, self.said_end, self._lingered = "", False, 0
+        self.blocked_writers: dict[Call, None] = {}
+        self.events, self.silent_checks, self.idle_checks, self.closed = select.EPOLLIN, 0, 0, False
+        self.certificate_names, self.goaway_sent, self._discarded = "", False, 0
 
     # ---- TLS
 
-    def shake_hands(self, context: ssl.SSLContext | None) -> bool:
-        """Go on with the handshake; whether it is through.
+    def continue_handshake(self, context: ssl.SSLContext | None) -> bool:
+        """Continue the TLS handshake. Return whether it is complete.
 
         Args:
-            context: of one that begins; None: go on with it.
+            context: given on the first call, None on later ones.
         Raises:
-            LinkLostError: it came to nothing.
+            LinkLostError: it failed.
         """
         try:
             if context is not None:
@@ -98,20 +100,21 @@ class Link:
             self._watch(select.EPOLLOUT)
             return False
         except (OSError, ValueError, AttributeError) as error:  # the last: the peer had left before it began
-            raise LinkLostError(f"no TLS: {error}") from None
+            raise LinkLostError(f"the TLS handshake failed: {error}") from None
         if self._sock.selected_alpn_protocol() != "h2":
-            raise LinkLostError("TLS without HTTP/2")
-        self._read = partial(self._sock.read, READ_BYTES, _SHARED)  # what its `recv_into` does in the end
-        told: Any = self._sock.getpeercert()
-        self.who = " ".join(sorted(str(name) for _, name in told.get("subjectAltName", ()))) if told else ""
+            raise LinkLostError("TLS without HTTP/2 (ALPN)")
+        self._read = partial(self._sock.read, READ_BYTES, _READ_BUFFER)  # what its `recv_into` calls
+        certificate: Any = self._sock.getpeercert()
+        names = certificate.get("subjectAltName", ()) if certificate else ()
+        self.certificate_names = " ".join(sorted(str(name) for _, name in names))
         return True
 
     def auth_context(self) -> Mapping[str, Sequence[bytes]]:
-        """As `grpc.ServicerContext` has it."""
+        """Return what `grpc.ServicerContext.auth_context` does."""
         if not isinstance(self._sock, ssl.SSLSocket):
             return {}
-        der, told = self._sock.getpeercert(True), self._sock.getpeercert()
-        names: Any = told.get("subjectAltName", ()) if told else ()
+        der, certificate = self._sock.getpeercert(True), self._sock.getpeercert()
+        names: Any = certificate.get("subjectAltName", ()) if certificate else ()
         return {
             "transport_security_type": [b"ssl"],
             "x509_subject_alternative_name": [str(name).encode() for _, name in names],
@@ -120,54 +123,54 @@ class Link:
 
     # ---- bytes
 
-    def ready(self, events: int) -> bool:
-        """Whether its peer has much to say, and likely more.
+    def handle_events(self, events: int) -> bool:
+        """Read and send. Return whether the peer sends much, and likely more.
 
         Raises:
-            LinkLostError: the connection is gone, or has ended.
+            LinkLostError: the connection is lost, or has ended.
         """
         much = bool(events & ~select.EPOLLOUT) and self._receive() >= MUCH_BYTES
-        if self.connection.outgoing or self.connection.broken or self.wants != select.EPOLLIN:
+        if self.connection.queue.buffer or self.connection.error or self.events != select.EPOLLIN:
             self.send()
         return much
 
     def _receive(self) -> int:
-        """How many bytes came."""
-        self.quiet = came = 0
-        watch = self._watch_reads
+        """Read until nothing is left, or the turn is over. Return the number of bytes."""
+        self.silent_checks = total = 0
+        watchdog = self._watchdog
         for _ in range(READS):
             try:
-                watch.reading = (self,)
+                watchdog.reading = (self,)
                 size = self._read()
-            except AGAIN:
+            except WOULD_BLOCK:
                 break
             except (OSError, ValueError) as error:
                 raise LinkLostError(str(error)) from None
             finally:
-                watch.reading = None
+                watchdog.reading = None
             if not size:
                 raise LinkLostError("closed by the peer")
-            came += size
-            self._take(_SHARED[:size])
-            if size < LONG_BYTES or self.connection.outgoing:
+            total += size
+            self._process(_READ_BUFFER[:size])
+            if size < LONG_BYTES or self.connection.queue.buffer:
                 break
-        return came
+        return total
 
-    def _take(self, data: memoryview) -> None:
-        stream = self.connection.whole(data)
+    def _process(self, data: memoryview) -> None:
+        stream = self.connection.accept_single_message(data)
         if stream is not None:
-            if not stream.owner.whole(data[frames.HEAD_BYTES :]):
-                stream.buffer += data[frames.HEAD_BYTES :]
-                stream.owner.changed()
+            if not stream.served_by.take_message(data[frames.HEAD_BYTES :]):
+                stream.received += data[frames.HEAD_BYTES :]
+                stream.served_by.stream_changed()
             return
         for stream in self.connection.receive(bytes(data)):
-            if stream.owner is not None:
-                stream.owner.changed()
-            elif not stream.gone:
-                stream.owner = self._owner.begin(self, stream)
+            if stream.served_by is not None:
+                stream.served_by.stream_changed()
+            elif not stream.lost:
+                stream.served_by = self._owner.begin_call(self, stream)
 
     def flush(self) -> None:
-        """Send what there is; from a call's task, which need not know that the connection is lost."""
+        """Send what is queued. Never raises: the owner is called soon if the connection is lost."""
         if not self.closed:
             try:
                 self.send()
@@ -175,76 +178,83 @@ class Link:
                 asyncio.get_running_loop().call_soon(self._owner.lost, self, str(error))
 
     def send(self) -> None:
-        """
+        """Send what is queued.
+
         Raises:
-            LinkLostError: the connection is gone, or has ended and all is said.
+            LinkLostError: the connection is lost, or has ended and all is sent.
         """
         connection = self.connection
-        out = connection.outgoing
-        while out:
+        buffer = connection.queue.buffer
+        while buffer:
             try:
-                sent = self._sock.send(out[:SEND_BYTES])
-            except AGAIN:
-                # Not read on while the peer takes nothing: else what it is to be answered would grow.
+                sent = self._sock.send(buffer[:SEND_BYTES])
+            except WOULD_BLOCK:
+                # Not read from while the peer reads nothing: else the responses to it would grow.
                 self._watch(select.EPOLLOUT)
                 return
             except (OSError, ValueError) as error:
                 raise LinkLostError(str(error)) from None
-            del out[:sent]
-            if not out:
-                connection.resume()
+            del buffer[:sent]
+            if not buffer:
+                connection.queue.resume()
         self._watch(select.EPOLLIN)
-        for call in list(self.writing):
-            call.drained()
-        if connection.broken or (connection.leaving and not connection.busy):
-            self.said_end = True
-            raise LinkLostError(connection.broken or "has left")
+        for call in list(self.blocked_writers):
+            call.sent()
+        if connection.error or (connection.draining and not connection.active_calls):
+            self.goaway_sent = True
+            raise LinkLostError(connection.error or "drained")
 
-    def _watch(self, wants: int) -> None:
-        if wants != self.wants:
-            self.wants = wants
-            self._owner.watch(self, wants)
+    def _watch(self, events: int) -> None:
+        if events != self.events:
+            self.events = events
+            self._owner.watch(self, events)
 
-    def cut(self) -> None:
-        log.warning("%s: its connection is ended: key updates of TLS without end; see what it is", self.peer)
-        with contextlib.suppress(OSError):  # not SSLSocket's own, which would have the next read see no TLS
+    # ---- the end
+
+    def shut_down(self) -> None:
+        """End the connection whose read stalls. From the watchdog's thread."""
+        log.warning("%s sends TLS key updates without end. Its connection is closed; check that machine.", self.peer)
+        with contextlib.suppress(OSError):  # not SSLSocket's own, after which the next read would not be TLS
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Its calls are cancelled."""
+        """Close the socket. Its calls are cancelled."""
         self.half_close()
         with contextlib.suppress(OSError):
             self._sock.close()
 
     def half_close(self) -> None:
-        """Its calls are cancelled; what its peer still sends can be thrown away, by `linger`."""
-        self.closed = True
-        for stream in self.connection.lose():
-            if stream.owner is not None:
-                stream.owner.changed()
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)  # TLS ends here: what is read from now on is not decrypted
+        """Stop sending. Its calls are cancelled; `discard_input` reads what the peer still sends.
 
-    def linger(self) -> None:
-        """Throw away what came.
+        The kernel resets a socket that is closed with unread data, and the peer may then lose the GOAWAY.
+        """
+        self.closed = True
+        for stream in self.connection.abandon():
+            if stream.served_by is not None:
+                stream.served_by.stream_changed()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)  # TLS ends here: later reads are not decrypted
+
+    def discard_input(self) -> None:
+        """Read and discard.
 
         Raises:
-            LinkLostError: the peer has closed too, or does not cease to send.
+            LinkLostError: the peer has closed too, or sends more than LINGER_BYTES.
         """
         for _ in range(READS):
             try:
-                size = self._sock.recv_into(_SHARED)
-            except AGAIN:
+                size = self._sock.recv_into(_READ_BUFFER)
+            except WOULD_BLOCK:
                 return
             except (OSError, ValueError) as error:
                 raise LinkLostError(str(error)) from None
-            self._lingered += size
-            if not size or self._lingered > LINGER_BYTES:
-                raise LinkLostError("has left" if not size else "goes on after its end")
+            self._discarded += size
+            if not size or self._discarded > LINGER_BYTES:
+                raise LinkLostError("sends on after its GOAWAY" if size else "closed by the peer")
 
 
 def peer_name(family: int, address: Any) -> str:
-    """As gRPC names it: "ipv4:10.0.0.7:43210", "ipv6:%5B::1%5D:43210"."""
+    """Return an address as gRPC writes it: "ipv4:10.0.0.7:43210", "ipv6:%5B::1%5D:43210"."""
     host, port = str(address[0]), address[1]
     if family == socket.AF_INET6 and not host.startswith("::ffff:"):
         return f"ipv6:{quote(f'[{host}]', safe=':')}:{port}"

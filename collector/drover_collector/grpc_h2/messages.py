@@ -1,4 +1,4 @@
-"""gRPC messages within a stream: five bytes of prefix, then the message, perhaps compressed."""
+"""gRPC messages in a stream: five bytes of prefix, then the message, perhaps compressed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import zlib
 
 import grpc
 
-PREFIX = struct.Struct(">BL")
-# What is unpacked may be so much, or so many times as long as it came. 4,000 rows of GPUs that change nothing (1 MB)
-# are 73 times as long.
+PREFIX = struct.Struct(">BL")  # compressed, length
+# A message may inflate to FREE_BYTES, or to RATIO times its length. 1 MB of rows that do not change inflates 73 times.
 FREE_BYTES, RATIO = 256 << 10, 200
-EITHER = 32 + zlib.MAX_WBITS  # zlib finds out whether it is gzip's form or zlib's, which gRPC calls deflate
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects the format; gRPC calls zlib's "deflate"
 
 
 class MessageError(Exception):
-    """A message that ends its stream with `code`."""
+    """A message is invalid: its stream ends with `code`."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -26,44 +25,47 @@ def wrap(message: bytes) -> bytes:
     return PREFIX.pack(0, len(message)) + message
 
 
-def cut(buffer: bytearray, most: int) -> tuple[bool, bytes] | None:
-    """(whether it is compressed, the message) once it is there whole; it is taken out of the buffer.
+def cut(buffer: bytearray, max_bytes: int) -> tuple[bool, bytes] | None:
+    """Take the first message out of the buffer; None until it is complete.
 
+    Returns:
+        (whether it is compressed, the message).
     Raises:
-        MessageError: it will have more than `most` bytes, or is none.
+        MessageError: it is longer than `max_bytes`, or its prefix is invalid.
     """
     if len(buffer) < PREFIX.size:
         return None
     flag, size = PREFIX.unpack_from(buffer)
     if flag > 1:
-        raise MessageError(grpc.StatusCode.INTERNAL, f"a message with flags {flag}; 0 and 1 are right")
-    if size > most:
-        raise MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {most})")
-    whole = PREFIX.size + size
-    if len(buffer) < whole:
+        raise MessageError(grpc.StatusCode.INTERNAL, f"a message has flags {flag}; only 0 and 1 are valid")
+    if size > max_bytes:
+        text = f"Received message larger than max ({size} vs. {max_bytes})"
+        raise MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+    end = PREFIX.size + size
+    if len(buffer) < end:
         return None
-    message = bytes(memoryview(buffer)[PREFIX.size : whole])
-    del buffer[:whole]
+    message = bytes(memoryview(buffer)[PREFIX.size : end])
+    del buffer[:end]
     return bool(flag), message
 
 
-def inflate(packed: bytes | memoryview, most: int) -> bytes:
-    """
+def inflate(packed: bytes | memoryview, max_bytes: int) -> bytes:
+    """Decompress a message. Never makes more bytes than the limits allow.
+
     Raises:
-        MessageError: not compressed, or more than `most` bytes, or packed more tightly than data is; no more than
-            these are made.
+        MessageError: not compressed, longer than `max_bytes`, or beyond RATIO.
     """
-    loosely = RATIO * len(packed)
-    if loosely < most:
-        most = min(most, max(FREE_BYTES, loosely))
-    stream = zlib.decompressobj(EITHER)
+    at_ratio = RATIO * len(packed)
+    if at_ratio < max_bytes:
+        max_bytes = min(max_bytes, max(FREE_BYTES, at_ratio))
+    stream = zlib.decompressobj(GZIP_OR_ZLIB)
     try:
-        message = stream.decompress(packed, most + 1)
+        message = stream.decompress(packed, max_bytes + 1)
     except zlib.error as error:
-        raise MessageError(grpc.StatusCode.INTERNAL, f"a message that is not compressed as it says: {error}") from None
-    if len(message) > most:
-        text = f"Received message larger than max (more than {most} bytes once it is decompressed)"
+        raise MessageError(grpc.StatusCode.INTERNAL, f"a message cannot be decompressed: {error}") from None
+    if len(message) > max_bytes:
+        text = f"Received message larger than max (more than {max_bytes} bytes once it is decompressed)"
         raise MessageError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     if not stream.eof or stream.unused_data:
-        raise MessageError(grpc.StatusCode.INTERNAL, "a message that is not compressed as it says")
+        raise MessageError(grpc.StatusCode.INTERNAL, "a message cannot be decompressed: it is cut off, or goes on")
     return message

@@ -126,7 +126,7 @@ class EventWriter:
         inventories = [value for _, value in self._inventories.items()]
         if inventories:
             self._inventories = Recent(INVENTORIES)
-            await self._storing.until_stored(RECORDS, self._store.write_inventories, inventories, lambda _: None)
+            await self._storing.until_stored(RECORDS, self._store.inventories.write, inventories, lambda _: None)
         return False
 
     async def _company(self) -> None:
@@ -164,7 +164,7 @@ class EventWriter:
                 found.append(waiting)
                 continue
             event = taken.event
-            held = self._store.events(event.ts_ms, event.ts_ms + 1, event.node, limit=10_000)
+            held = self._store.events.read(event.ts_ms, event.ts_ms + 1, event.node, limit=10_000)
             if _content(event) not in {_content(other) for other in held}:
                 digest = hashlib.blake2b(repr(_content(event)).encode(), digest_size=4).hexdigest()
                 event = replace(event, id=f"{event.id}~{digest}")
@@ -175,14 +175,14 @@ class EventWriter:
 
     def _write(self, work: Sequence[Waiting]) -> None:
         taken = [waiting.record for waiting in work if waiting.record is not None]
-        self._store.write_absences([t.absence for t in taken if t.absence is not None])
-        self._store.write_holdings([t.holding for t in taken if t.holding is not None])
+        self._store.absences.write([t.absence for t in taken if t.absence is not None])
+        self._store.jobs.write_holdings([t.holding for t in taken if t.holding is not None])
         if probes := [t.probe for t in taken if t.probe is not None]:
-            made_of = {node: self._store.inventory(node) for node in {result.node for result in probes}}
+            made_of = {node: self._store.inventories.newest(node) for node in {result.node for result in probes}}
             now_ms = self._now_ms()
-            self._store.write_probes([row_of(result, made_of[result.node], now_ms) for result in probes])
+            self._store.probes.results.write([row_of(result, made_of[result.node], now_ms) for result in probes])
         # Last: at a start the newest event that is stored tells how far its lane is, and what came before it with it.
-        self._store.write_events([t.event for t in taken if t.event is not None])
+        self._store.events.write([t.event for t in taken if t.event is not None])
 
     def _hand_on(self, work: Sequence[Waiting]) -> None:
         """These are stored: those that were not judged before are."""

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
 
+MESSAGE_BYTES = 17 << 20  # a little over what agents send; 30 s of a 16-GPU node are below 1 MB
 LINES_PER_S, LINES_AT_ONCE = 2.0, 200.0  # log lines about what agents do wrong
 ACCOUNTS = 20_000  # of agents without a stream that are remembered
 SHARE = 4  # one agent may hold this part of the room that is left

@@ -40,7 +40,7 @@ class LaneOffsets:
         self._asked: set[Key] = set()
         self._looking: asyncio.Task[None] | None = None  # the question under way, and the one after it
         self._next: asyncio.Task[None] | None = None
-        for key, held in store.read_lane_seqs().items():
+        for key, held in store.offsets.read().items():
             self._begin(key).update(held)
 
     def of(self, key: Key) -> Mapping[int, int]:
@@ -78,7 +78,7 @@ class LaneOffsets:
         asked, self._asked = self._asked, set()
         self._looking, self._next = self._next, None
         try:
-            found = await asyncio.to_thread(self._store.noted_lane_seqs, asked)
+            found = await asyncio.to_thread(self._store.offsets.noted, asked)
         except StoreError as error:
             log.info("where agents stand is not known: %s", error)
             return

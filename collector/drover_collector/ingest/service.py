@@ -20,12 +20,12 @@ from google.protobuf.message import DecodeError
 from drover_collector.auth.authorization import caller, when_ended
 from drover_collector.auth.identity import Identity
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.grpc_h2 import Behaviour
-from drover_collector.grpc_h2.call import MESSAGE_BYTES
+from drover_collector.grpc_h2 import Handler
 from drover_collector.ingest.admission import Admission, ComeAgainError
 from drover_collector.ingest.clock_skew import Clocks
 from drover_collector.ingest.handshake import HandshakeHandler
 from drover_collector.ingest.limits import (
+    MESSAGE_BYTES,
     AgentAllowance,
     Limits,
     MemoryBudget,
@@ -98,7 +98,7 @@ class Ingest:
         )  # fmt: skip
         self._hellos = HandshakeHandler(
             index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared,
-            store.gpu_id,
+            store.entities.gpu_id,
         )  # fmt: skip
         self._admission = Admission(self.stats, self._limits)
         self._clocks = Clocks(self.stats, now_ms)
@@ -108,7 +108,7 @@ class Ingest:
         self._gapped: dict[Session, None] = {}  # those of which something was left with the agent
         self._carer: asyncio.Task[None] | None = None
 
-    def methods(self) -> dict[str, Behaviour]:
+    def methods(self) -> dict[str, Handler]:
         """For the agents' server. Messages come as bytes, so that one that cannot be parsed does not end its stream."""
         return {f"/{pb.DESCRIPTOR.services_by_name['Telemetry'].full_name}/Stream": self._stream}
 
@@ -135,7 +135,7 @@ class Ingest:
         try:
             self._begin(session)
             more = await self._open(session, await context.read())
-            context.at_once = partial(self._take_at_once, session)
+            context.on_message = partial(self._take_at_once, session)
             while more:
                 more = await self._take(session, await context.read())  # no name for it: it would stay until the next
             await self._last_words(session)
@@ -148,7 +148,7 @@ class Ingest:
         except EndError as error:
             await session.abort(error)
         finally:
-            context.at_once = None
+            context.on_message = None
             del self._sessions[session]
             self._named(session)
             self._gapped.pop(session, None)
@@ -168,7 +168,7 @@ class Ingest:
             text = f"{self._limits.nameless} other streams of {who} have not begun with a Hello; use one stream a node"
             raise EndError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         large = who is None or not self._nameless_of[who]
-        session.context.most_bytes = (
+        session.context.max_message_bytes = (
             self._limits.hello_bytes + HELLO_SLACK_BYTES if large else self._limits.nameless_bytes
         )
         self._nameless[session] = who
@@ -247,7 +247,7 @@ class Ingest:
                 pass  # counted; and against its share, below
             case "hello":
                 await self._hellos.take(session, message.hello, size)
-                session.context.most_bytes = MESSAGE_BYTES
+                session.context.max_message_bytes = MESSAGE_BYTES
                 if message.hello.ts_ms:
                     self._clocks.note(session)
                 self._named(session)
@@ -336,7 +336,7 @@ class Ingest:
 
     def _bound_unread(self) -> None:
         """Of streams that have not said who they are, let those go that hold most where all hold too much."""
-        held = {session: session.context.held_bytes for session in self._nameless}
+        held = {session: session.context.partial_bytes for session in self._nameless}
         total = sum(held.values())
         if total <= self._limits.openings_bytes:
             return

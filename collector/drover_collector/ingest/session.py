@@ -167,7 +167,7 @@ class Session:
         await self._send(message.SerializeToString())
 
     def _said_at_once(self, said: bytes) -> bool:
-        return (self._writing is None or not self._writing.locked()) and bool(self.context.write_at_once(said))
+        return (self._writing is None or not self._writing.locked()) and bool(self.context.try_write(said))
 
     async def _send(self, said: bytes) -> None:
         if self._said_at_once(said):

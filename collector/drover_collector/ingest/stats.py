@@ -6,8 +6,13 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from drover_collector.exposition import ROWS, SECONDS, Histogram
+from prometheus_client import Histogram
+
 from drover_collector.ingest.limits import Limits, Recent
+
+# Bounds of histograms' buckets.
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+ROWS = (10, 100, 1_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 
 RIVALS_S = 300.0  # how long a quarrel about a node, or a refusal, is shown
 SHOWN = 5
@@ -15,6 +20,15 @@ MANY = 50  # agents that wait for their turn; fewer are through in a moment
 TOLD_CHARS = 200  # of a refusal
 OTHER = "other"
 MOST_LABELS = 50  # values of one label; the rest is added up as `other`
+
+
+def _rows_histogram() -> Histogram:
+    return Histogram("drover_insert_rows", "rows of inserts of telemetry", registry=None, buckets=ROWS)
+
+
+def _write_histogram() -> Histogram:
+    help_ = "time of writes to the store"
+    return Histogram("drover_write_seconds", help_, ["what"], registry=None, buckets=SECONDS)
 
 
 @dataclass(slots=True)
@@ -30,7 +44,7 @@ class IngestStats:
     rows: int = 0
     samples: int = 0  # values that were present
     bytes: int = 0  # of the batches stored
-    insert_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))  # of each insert of telemetry
+    insert_rows: Histogram = field(default_factory=_rows_histogram)
     records: int = 0  # events, absences, holdings and results of probes stored
     events: int = 0  # handed on
     probes: int = 0  # results of probes stored
@@ -51,7 +65,7 @@ class IngestStats:
     unstored_events: int = 0  # judged and told, and not stored yet
     waiting_bytes: int = 0  # taken in and not yet stored
     write_seconds: float = 0.0  # of the newest write
-    write_times: dict[str, Histogram] = field(default_factory=dict)  # what is stored -> seconds of its writes
+    write_times: Histogram = field(default_factory=_write_histogram)
     store_failures: int = 0
     troubles: dict[str, str] = field(default_factory=dict)  # what is not stored now -> why
     writing: dict[str, float] = field(default_factory=dict)  # what is being stored -> since when, monotonic seconds
@@ -75,7 +89,7 @@ class IngestStats:
 
     def wrote(self, what: str, seconds: float) -> None:
         self.write_seconds = seconds
-        self.write_times.setdefault(what, Histogram(SECONDS)).observe(seconds)
+        self.write_times.labels(what).observe(seconds)
 
     def sentences(self) -> list[str]:
         """What an operator should know of the agents, for Status."""

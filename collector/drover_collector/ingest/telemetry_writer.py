@@ -164,10 +164,12 @@ class TelemetryWriter:
         Little waits longer, but is stored before the next bucket is read: what came a second before that is in it.
         """
         began_s = now_s = time.monotonic()
-        reads_in_s = (self._store.lag_ms - self._now_ms()) % BUCKET_MS / 1000  # the detectors, the next bucket
+        reads_in_s = (
+            (self._store.dirty_ranges.lag_ms - self._now_ms()) % BUCKET_MS / 1000
+        )  # the detectors, the next bucket
         while True:
             before, few = self._bytes, self._stats.connected < FEW
-            seen = self._store.shared or now_s - self._store.asked_s < SEEN_S
+            seen = self._store.shared or now_s - self._store.last_query.at_s < SEEN_S
             lasts_s = waits_s(self._bytes, reads_in_s, self._took_s, seen, self._store.shared, self._limits)
             left_s = began_s + lasts_s - now_s
             if left_s <= 0:
@@ -195,10 +197,10 @@ class TelemetryWriter:
         now_ms = self._now_ms()
         batches = [waiting.batch for waiting in work if waiting.batch is not None]
         decoded = decode(batches, now_ms - self._store.retention_days * DAY_MS, now_ms)
-        self._store.write_entities(decoded.entities)  # first, or a read would meet samples of nobody
+        self._store.entities.write(decoded.entities)  # first, or a read would meet samples of nobody
         for samples in decoded.samples:
-            self._store.write_samples(samples)
-            self._store.mark_late(samples, self._now_ms())
+            self._store.samples.write(samples)
+            self._store.dirty_ranges.mark_late(samples, self._now_ms())
         decoded.mark_placed()
         return decoded
 
@@ -246,7 +248,7 @@ class TelemetryWriter:
     async def _note_seqs(self) -> None:
         moved = self.positions.take_unsaved()
         try:
-            await asyncio.to_thread(self._store.write_lane_seqs, moved)
+            await asyncio.to_thread(self._store.offsets.write, moved)
         except StoreError as error:
             self.positions.give_back(moved)
             self.storing.trouble(POSITIONS, error)

@@ -70,7 +70,7 @@ class DeliveryRecorder(threading.Thread):
 
     def _write(self, rows: Mapping[str, OutboxRow]) -> None:
         try:
-            self._store.write_outbox(list(rows.values()))
+            self._store.outbox.write(list(rows.values()))
         except Exception as error:  # noqa: BLE001  # again later; after a restart by the ids that receivers know
             if not self._failing:
                 log.warning("how far %d messages are is not stored, and tried again: %s", len(rows), error)

@@ -50,8 +50,8 @@ class Unstored:
         """
         rows = self._read()
         if rows:
-            there = {row.id for row in self._store.outbox_of(*{row.incident_id for row in rows})}
-            self._store.write_outbox([row for row in rows if row.id not in there])
+            there = {row.id for row in self._store.outbox.of_incidents(*{row.incident_id for row in rows})}
+            self._store.outbox.write([row for row in rows if row.id not in there])
             log.info("%d messages had been told while the store failed", len(rows))
         self._due_ms = now_ms + KNOWN_MS
         with self._changed:
@@ -89,7 +89,7 @@ class Unstored:
         for incident in self._of_before:
             if incident in known:
                 continue
-            rows = self._store.outbox_of(incident)
+            rows = self._store.outbox.of_incidents(incident)
             newest = {row.notifier: row for row in sorted(rows, key=lambda row: (row.created_ms, row.id))}
             for (_, name), told in told_by(rows).items():
                 if not told.closed and not told.unsent:

@@ -120,7 +120,7 @@ class Outbox(IncidentUpdates, Rows, Figures):
             self._groups = Grouping()
         self._unstored.load(self._now_ms())
         gone: list[OutboxRow] = []
-        for row in self._store.pending_outbox():
+        for row in self._store.outbox.pending():
             courier = self._couriers.get(row.notifier)
             if courier is None:
                 detail = f"given up: no receiver {row.notifier!r} is configured any more"
@@ -128,7 +128,7 @@ class Outbox(IncidentUpdates, Rows, Figures):
             else:
                 courier.add(row)
         if gone:
-            self._store.write_outbox(gone)
+            self._store.outbox.write(gone)
 
     def stop(self) -> None:
         """Ends delivery; what is pending stays so in the store."""
@@ -156,7 +156,7 @@ class Outbox(IncidentUpdates, Rows, Figures):
         """
         made = self._untold(self._messages(incidents))
         if made:
-            self._store.write_outbox([each.row for each in made])
+            self._store.outbox.write([each.row for each in made])
         self._clerk.look()
         return self._hand_over(made)
 
@@ -200,7 +200,7 @@ class Outbox(IncidentUpdates, Rows, Figures):
         """Raises StoreError."""
         ends = self._unstored.ends(incidents, self._now_ms())
         if ends:
-            self._store.write_outbox(ends)
+            self._store.outbox.write(ends)
         self._unstored.ended(self._now_ms())
         for row in ends:
             if (courier := self._couriers.get(row.notifier)) is not None:
@@ -353,7 +353,7 @@ class Outbox(IncidentUpdates, Rows, Figures):
         keys = [(id_, name) for id_ in incidents for name in self._couriers]
         with self._lock:
             unknown = {key[0] for key in keys if key not in self._told}
-        stored = told_by(self._store.outbox_of(*unknown)) if unknown and not blind else {}
+        stored = told_by(self._store.outbox.of_incidents(*unknown)) if unknown and not blind else {}
         known: dict[Key, NotificationState | None] = {}
         with self._lock:
             for key in keys:

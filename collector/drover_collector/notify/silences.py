@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from drover_collector.notify.maintenance_windows import MaintenanceConfig
 from drover_core.model.events import Incident, Member, Silence
 from drover_core.model.fleet import NodeSpec
-from drover_core.model.silences import told
+from drover_core.model.silences import describe_author
 
 PLACES = ("rack", "leaf", "pool")
 KEPT_MS = 4 * 86_400_000  # of one that has ended: a window that a person ended stays so, and lasts 3 days at most
@@ -71,7 +71,7 @@ class Silences:
         if holding != self._held[0]:  # asked with each tick, of a large fleet
             found: dict[str, str] = {}
             for silence in holding:
-                text = f"maintenance window: {told(silence)}"
+                text = f"maintenance window: {describe_author(silence)}"
                 found |= {name: text for name in self._nodes if _has((name, None), silence, self._nodes)}
             self._held = holding, found
         return self._held[1]

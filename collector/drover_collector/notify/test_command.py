@@ -37,7 +37,7 @@ def chosen(notifiers: Sequence[Notifier], names: Sequence[str]) -> list[Notifier
     """
     known = {notifier.name: notifier for notifier in notifiers}
     if not known:
-        raise SettingsError("no receiver is configured: add one, such as [[notify.slack]] (docs/notifications.md)")
+        raise SettingsError("no receiver is configured: add one, such as [[notify.slack]] (docs/how-to/notify.md)")
     for name in names:
         if name not in known:
             raise SettingsError(f"no receiver {name!r} is configured; there are {', '.join(known)}")

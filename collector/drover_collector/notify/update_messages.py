@@ -54,7 +54,7 @@ class IncidentUpdates:
             return 0
         due = self._due(news, incidents, blind)
         if due and not blind:
-            there = {row.id for row in self._store.outbox_of(*{row.incident_id for row in due})}
+            there = {row.id for row in self._store.outbox.of_incidents(*{row.incident_id for row in due})}
             due = [row for row in due if row.id not in there]
         with self._made_lock:  # what was told from memory while the store was asked is not told again
             due = [row for row in due if row.id not in self._made]
@@ -73,7 +73,7 @@ class IncidentUpdates:
 
     def _store_all(self, due: Sequence[OutboxRow]) -> None:
         try:
-            self._store.write_outbox(due)
+            self._store.outbox.write(due)
         except StoreError:
             with self._made_lock:
                 for row in due:

@@ -14,7 +14,7 @@ from typing import Any
 
 from drover_core.model import legacy
 from drover_core.model.fleet import NodeSpec
-from drover_core.model.reports import job_named
+from drover_core.model.reports import job_label
 from drover_core.times import from_iso
 
 Places = Mapping[str, NodeSpec]
@@ -259,7 +259,7 @@ def _where(scope: str, data: Mapping[str, Any], rack: str, nodes: int) -> str:
         node = str(data["node"])
         return _name(node, data.get("gpu")) if data.get("gpu") is not None else f"node {node}"
     if scope == "job" and data.get("job"):
-        return job_named(str(data["job"]))
+        return job_label(str(data["job"]))
     if scope == "rack" and rack:
         return f"rack {rack}"
     return f"{count} of one {scope}" if scope in ("rack", "leaf", "job") else count

@@ -1,14 +1,14 @@
-"""What the metrics page says of the store."""
+"""The metrics page's families about the store."""
 
 from __future__ import annotations
 
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_collector.api.store_watch import DAY_S, StoreFigures
-from drover_collector.exposition import Page
+from drover_collector.api.store import DAY_S, StoreFigures
+from drover_collector.observability.page import Page
 
 
 def add(page: Page, facts: ApiSnapshot, figures: StoreFigures | None) -> None:
-    """The families about the store. Figures that it does not tell are left out, never 0."""
+    """Add the families. Figures that the store does not give are left out, never 0."""
     page.gauge("drover_store_answers", "1 while the store says how it stands, else 0", int(figures is not None))
     page.gauge(
         "drover_store_retention_seconds", "raw samples older than this are deleted", facts.store.retention_days * DAY_S
@@ -24,7 +24,7 @@ def add(page: Page, facts: ApiSnapshot, figures: StoreFigures | None) -> None:
         page.gauge(
             "drover_store_damaged_parts", "damaged parts set aside in the store's folder", len(integrity.damages)
         )
-    marks, oldest_ms = facts.store.lag(facts.now_ms())
+    marks, oldest_ms = facts.store.dirty_ranges.lag(facts.now_ms())
     page.gauge("drover_rollup_marks", "spans of rollups that wait to be made again, for late data", marks)
     page.gauge("drover_rollup_oldest_mark_seconds", "age of the oldest of them; 0: none waits", oldest_ms / 1000)
     if figures is None:

@@ -146,8 +146,8 @@ class EngineThread:
         self.newest: Bucket | None = None
         self.incidents: Mapping[str, Incident] = {}  # the engine's, as of its newest call: for other threads to read
         self.now_ms = now_ms
-        self.lag_ms = store.lag_ms = lag_ms
-        store.settle_ms = LATE_SETTLE_MS
+        self.lag_ms = store.dirty_ranges.lag_ms = lag_ms
+        store.dirty_ranges.settle_ms = LATE_SETTLE_MS
         self._boot_ms, self._clocks = boot_ms, (0, 0)  # both clocks as of the newest look
         self._wake_s = wake_s
         self._judge = ThreadPoolExecutor(1, "engine")
@@ -225,11 +225,11 @@ class EngineThread:
             StoreError: the answer could not be stored, and nothing follows.
             TimeoutError: detection is too busy.
         """
-        self.store.write_approvals([approval])  # here: a store that hangs must not hold judging up
-        self.store.write_audit([audit])
+        self.store.decisions.write_approvals([approval])  # here: a store that hangs must not hold judging up
+        self.store.audit.write([audit])
         outcome = self._judge.submit(self._answer, approval).result(ANSWER_S)
         if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):  # the same line, mended
-            self.store.write_audit([replace(audit, what=f"{audit.what} (too late)")])
+            self.store.audit.write([replace(audit, what=f"{audit.what} (too late)")])
         return outcome
 
     def _answer(self, approval: Approval) -> Outcome:
@@ -248,8 +248,8 @@ class EngineThread:
         Raises:
             StoreError: it could not be stored, and does not hold.
         """
-        self.store.write_audit([audit])
-        self.store.write_silences([silence])
+        self.store.audit.write([audit])
+        self.store.silences.write([silence])
         self.outbox.silences.take(silence)
         self._judge.submit(self._note_maintenance)
 
@@ -441,12 +441,12 @@ class EngineThread:
 
     def _follow(self) -> None:
         now_ms = self.now_ms()
-        self.store.refresh_entities()
-        incidents = self.store.incidents("all", now_ms - RESTORED_MS)
+        self.store.entities.refresh()
+        incidents = self.store.incidents.newest("all", now_ms - RESTORED_MS)
         self._followed = True
-        self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
+        self.outbox.silences.load(self.store.silences.newest(now_ms - SILENCES_MS))
         engine = self._engine(self.started_ms)
-        engine.follow(incidents, self.store.heard(self.index, now_ms - HEARD_MS, HEARD_MS))
+        engine.follow(incidents, self.store.buckets.row_counts(self.index, now_ms - HEARD_MS, HEARD_MS))
         self.engine, self.incidents = engine, engine.incidents
         self.newest = None
 
@@ -462,7 +462,7 @@ class EngineThread:
         now_ms = self.now_ms() if self.store.shared else self.started_ms
         if self.store.shared:
             self.store.catch_up()
-            self.store.refresh_entities()
+            self.store.entities.refresh()
             self._forget()
             self.engine = self._engine(now_ms)
             self.next_ms = now_ms // BUCKET_MS * BUCKET_MS
@@ -484,11 +484,11 @@ class EngineThread:
         self.incidents = self.engine.incidents
         if self.store.shared:
             self.pauses.awake_ms = self.now_ms()  # not what this took
-        self.outbox.silences.load(self.store.silences(now_ms - SILENCES_MS))
+        self.outbox.silences.load(self.store.silences.newest(now_ms - SILENCES_MS))
         self._note_maintenance()
         self.outbox.start()
         told = self.outbox.enqueue(found.incidents)
-        self._policy_state = next((line.state for line in self.store.audit(what="policy", limit=1)), "")
+        self._policy_state = next((line.state for line in self.store.audit.read(what="policy", limit=1)), "")
         self._note_policy("the collector's start", "in force from this start on")
         self._tell([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
         if self.desk is not None:  # before anything is decided below: it must take that

@@ -73,7 +73,7 @@ class ClockGuardedExpiry:
                 f"only {agree} connected {'agent has' if agree == 1 else 'agents have'} the time of this machine's"
                 f" clock, {needed} are needed"
             )
-        days, of = self._store.days_lived(now_ms)
+        days, of = self._store.retention.days_lived(now_ms)
         if days < of:
             return (
                 f"the store has samples of {days} of the last {2 * of} days, {of} are needed: if it is not as new as"
@@ -89,7 +89,7 @@ class ClockGuardedExpiry:
         Raises:
             StoreError
         """
-        expired, now_s = self._store.expired(now_ms), self._boot_s()
+        expired, now_s = self._store.retention.expired(now_ms), self._boot_s()
         if doubt:
             self._found, self._rows_found = {}, None
             self._hold(expired, now_ms, now_s, doubt)
@@ -99,7 +99,7 @@ class ClockGuardedExpiry:
         self._held_since, self.held_s = None, 0.0
         self._troubles.pop("expiry", None)
         self._found = {(p.table, p.partition): self._found.get((p.table, p.partition), now_s) for p in expired}
-        self.dropped += self._store.expire(
+        self.dropped += self._store.retention.expire(
             part for part in expired if now_s - self._found[part.table, part.partition] >= APART_S
         )
         self._rows(now_ms, now_s)
@@ -112,8 +112,8 @@ class ClockGuardedExpiry:
         since_s, since_ms = self._rows_found
         if now_s - since_s >= APART_S:
             self._rows_at, self._rows_found = now_s, None
-            self._store.expire_histories(min(since_ms, now_ms))
-            self._store.expire_rows(min(since_ms, now_ms))
+            self._store.retention.expire_histories(min(since_ms, now_ms))
+            self._store.retention.expire_rows(min(since_ms, now_ms))
 
     def _hold(self, expired: list[Part], now_ms: int, now_s: float, doubt: str) -> None:
         if not expired and now_s - self._rows_at < TOLD_S:

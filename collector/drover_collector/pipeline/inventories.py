@@ -30,16 +30,16 @@ class Inventories:
         slices = max(1, -(-nodes // SLICE_NODES))
         self._upto_ms = now_ms
         return [
-            partial(self._store.inventories, 0, to_ms, number, slices)
+            partial(self._store.inventories.newest_between, 0, to_ms, number, slices)
             for number in range(slices)
             for to_ms in (now_ms - BEFORE_MS, now_ms + OVERLAP_MS)
         ]
 
     def news(self, now_ms: int) -> Sequence[InventoryReport]:
         """The newest of each node that told lately; all of it again is no news to the engine."""
-        mark = self._store.mark("inventory")
+        mark = self._store.table_fingerprint("inventory")
         if mark == self._mark:
             return []
-        found = self._store.inventories(self._upto_ms - OVERLAP_MS, now_ms + OVERLAP_MS)
+        found = self._store.inventories.newest_between(self._upto_ms - OVERLAP_MS, now_ms + OVERLAP_MS)
         self._mark, self._upto_ms = mark, now_ms
         return found

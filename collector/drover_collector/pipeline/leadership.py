@@ -44,7 +44,7 @@ class Leadership:
         self._may_lead = may_lead
         self._steps = ThreadPoolExecutor(1, "lease")  # its own: waits behind nothing else
         self._changed = asyncio.Event()
-        pipeline.store.fence = self._fence
+        pipeline.store.fence.use(self._fence)
         pipeline.role = self.role
         pipeline.lease = self.lease
 

@@ -202,16 +202,16 @@ class OutcomeWriter:
     def _store_one(self, result: _Result) -> None:
         outcome, store = result.outcome, self._store
         steps: list[Callable[[], object]] = [
-            lambda: store.write_audit(list(result.audit)),
-            lambda: store.write_incidents(list(outcome.incidents)),
-            lambda: store.write_decisions(list(outcome.decisions)),
+            lambda: store.audit.write(list(result.audit)),
+            lambda: store.incidents.write(list(outcome.incidents)),
+            lambda: store.decisions.write(list(outcome.decisions)),
             # Here, so that a drain waits for no more than this.
             *(functools.partial(self._hand, take, outcome) for take in self.takers),
             lambda: self._write_findings(outcome.findings),
-            lambda: store.write_health([dataclasses.asdict(change) for change in outcome.health]),
+            lambda: store.health.write([dataclasses.asdict(change) for change in outcome.health]),
             lambda: self._outbox.enqueue(outcome.incidents),
             lambda: self._outbox.tell(result.news, self._known(result)),
-            lambda: store.write_judged(result.events),
+            lambda: store.events.write_judged(result.events),
         ]
         for step in steps:
             if not self._first(result):  # forgotten while the store hung: who judges since then decides anew
@@ -220,7 +220,7 @@ class OutcomeWriter:
 
     def _write_findings(self, findings: Sequence[Finding]) -> None:
         new = self._repeats.new(findings, self.watched())
-        self._store.write_findings(new)
+        self._store.findings.write(new)
         self._repeats.note(new)
 
     def _known(self, result: _Result) -> dict[str, Incident]:

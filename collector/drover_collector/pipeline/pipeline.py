@@ -136,7 +136,7 @@ class Pipeline(EngineThread):
                 if due_ms - now_ms > 2 * BUCKET_MS + self.lag_ms:
                     self._clock_went_back(now_ms)
                 if due_ms - now_ms > LATE_S * 2000:
-                    await self._roll(lambda: self.store.roll_up_late(LATE_S))
+                    await self._roll(lambda: self.store.rollups.roll_up_late(LATE_S))
                 await asyncio.sleep(min(self._wake_s, (due_ms - now_ms) / 1000))
                 continue
             self.busy = True
@@ -163,7 +163,7 @@ class Pipeline(EngineThread):
             return
         began = time.perf_counter()
         try:
-            bucket = await asyncio.to_thread(self.store.closing_bucket, self.index, start_ms)
+            bucket = await asyncio.to_thread(self.store.buckets.read_closing, self.index, start_ms)
             bucket = replace(bucket, late=self._late(bucket))
             self._told = await asyncio.to_thread(self._inventories.news, now_ms)
         except StoreError as error:
@@ -178,7 +178,7 @@ class Pipeline(EngineThread):
         await asyncio.get_running_loop().run_in_executor(self._judge, self.judge_bucket, bucket)
         self.ticks.judge_seconds += time.perf_counter() - read
         self.ticks.seconds = time.perf_counter() - began
-        await self._roll(self.store.roll_up)
+        await self._roll(self.store.rollups.roll_up)
 
     def _late(self, bucket: Bucket) -> frozenset[str]:
         """Nodes without a row in it whose agents have sent something since it was over."""

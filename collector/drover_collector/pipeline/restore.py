@@ -51,21 +51,21 @@ def history(store: Store, now_ms: int) -> History:
     Raises:
         StoreError: the store cannot be read.
     """
-    incidents = store.incidents("open") + [
-        i for i in store.incidents("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
+    incidents = store.incidents.newest("open") + [
+        i for i in store.incidents.newest("closed", now_ms - RESTORED_MS) if i.closed_ms is not None
     ]
-    stored = store.events(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
-    unjudged = store.unjudged_events(now_ms, MAX_EVENTS)  # after them: what another collector stores meanwhile was not
+    stored = store.events.read(now_ms - RESTORED_MS, now_ms, limit=MAX_EVENTS)
+    unjudged = store.events.unjudged(now_ms, MAX_EVENTS)  # after them: what another collector stores meanwhile was not
     left = {e.id for e in unjudged}
     events = [e for e in stored if e.id not in left]
-    steps = [(line.ts_ms, _number(line.state)) for line in reversed(store.audit(what=CLOCK, limit=MOST))]
+    steps = [(line.ts_ms, _number(line.state)) for line in reversed(store.audit.read(what=CLOCK, limit=MOST))]
     # The last hour lies further back by what the clock was set forward in it.
     ahead_ms = sum(max(0, step_ms) for at_ms, step_ms in steps if now_ms - RESTORED_MS <= at_ms <= now_ms)
     since_ms = now_ms - RESTORED_MS - min(ahead_ms, DAY_MS)
-    decisions = store.decisions_of([i.id for i in incidents if i.closed_ms is None], since_ms)
-    approvals = store.approvals(now_ms - RESTORED_MS)
+    decisions = store.decisions.of_incidents([i.id for i in incidents if i.closed_ms is None], since_ms)
+    approvals = store.decisions.approvals(now_ms - RESTORED_MS)
     judged = sorted(events, key=lambda e: e.ts_ms)
-    return History(incidents, judged, unjudged, decisions, approvals, store.duties(), steps)
+    return History(incidents, judged, unjudged, decisions, approvals, store.outages.current(), steps)
 
 
 def _number(text: str) -> int:
@@ -90,14 +90,14 @@ class Past:
         self._store, self._index, self._next_ms = store, index, next_ms
         first_ms, last_ms = (next_ms - count * BUCKET_MS for count in (RESTORED_BUCKETS, HEARD_BUCKETS))
         self.held = [
-            *store.past_holders(index, first_ms, RESTORED_BUCKETS - HEARD_BUCKETS),
-            *store.past_buckets(index, last_ms, HEARD_BUCKETS, values=False),
+            *store.buckets.past_jobs(index, first_ms, RESTORED_BUCKETS - HEARD_BUCKETS),
+            *store.buckets.read_past(index, last_ms, HEARD_BUCKETS, values=False),
         ]
         self.newest: Bucket | None = None
         self.steps: deque[Callable[[], Callable[[Engine], None]]] = deque()
         for ask in inventories.restore(now_ms, index.node_count):
             self.steps.append(partial(_inventories, ask))
-        self.steps.append(lambda: partial(_troubles, store.troubles(now_ms - KEPT_MS), now_ms))
+        self.steps.append(lambda: partial(_troubles, store.incidents.for_risk(now_ms - KEPT_MS), now_ms))
         for back in range(RESTORED_BUCKETS, 0, -TOGETHER):
             self.steps.append(partial(self._buckets, back, TOGETHER))
         self.steps.append(lambda: Engine.recalled)
@@ -113,7 +113,7 @@ class Past:
         # A time when no collector ran is no silence of the nodes. The last bucket goes in all the same: it tells
         # how old the rest is, so that what was healthy then is unknown now.
         last_ms = self._next_ms - BUCKET_MS
-        found = self._store.past_buckets(self._index, self._next_ms - back * BUCKET_MS, count)
+        found = self._store.buckets.read_past(self._index, self._next_ms - back * BUCKET_MS, count)
         return [bucket for bucket in found if _heard(bucket) or bucket.start_ms == last_ms]
 
 

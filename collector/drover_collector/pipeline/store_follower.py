@@ -41,18 +41,18 @@ class StoreFollower:
                 await asyncio.wait_for(self.wake.wait(), POLL_S)
             self.wake.clear()
             try:
-                mark = await asyncio.to_thread(self._store.mark, "events")
+                mark = await asyncio.to_thread(self._store.table_fingerprint, "events")
                 if mark != seen:
                     take(await asyncio.to_thread(self._unjudged))
                     seen = mark
-                await asyncio.to_thread(self._store.refresh_entities)
+                await asyncio.to_thread(self._store.entities.refresh)
                 if self._now_ms() - heard_ms >= HEARD_EVERY_MS:
                     heard_ms = self._now_ms()
-                    await asyncio.to_thread(self._store.heard, self._index, heard_ms - HEARD_MS, HEARD_MS)
+                    await asyncio.to_thread(self._store.buckets.row_counts, self._index, heard_ms - HEARD_MS, HEARD_MS)
             except StoreError as error:
                 failed(error)
 
     def _unjudged(self) -> list[Event]:
-        found = [e for e in self._store.unjudged_events(self._now_ms(), MAX_EVENTS) if e.id not in self._known]
+        found = [e for e in self._store.events.unjudged(self._now_ms(), MAX_EVENTS) if e.id not in self._known]
         self.know(found)
         return found

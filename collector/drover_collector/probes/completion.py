@@ -83,7 +83,7 @@ class Ending(Orders):
             if id_ not in mine:
                 self._tell([verdict])
         for one in group:
-            end = next((r.result for r in self._store.probe_results(one.order.id) if r.result.end), None)
+            end = next((r.result for r in self._store.probes.results.of_order(one.order.id) if r.result.end), None)
             if end is None:
                 why = "its results are not kept any more"
                 self._end(one, [failed(one.order, why, self._now_ms())], "failed", why)
@@ -120,7 +120,7 @@ class Ending(Orders):
         Raises:
             StoreError: one could not keep what came of it; all are told again.
         """
-        self._store.write_probe_verdicts(verdicts)
+        self._store.probes.verdicts.write(verdicts)
         for listener in self.on_verdicts:
             try:
                 listener(verdicts)
@@ -132,7 +132,7 @@ class Ending(Orders):
 
     def _end(self, held: OpenOrder, verdicts: list[ProbeVerdict], state: str, detail: str) -> None:
         self._tell(verdicts)
-        self._store.write_probe_orders([replace(held.order, state=state, ts_ms=self._now_ms(), detail=detail[:2000])])
+        self._store.probes.orders.write([replace(held.order, state=state, ts_ms=self._now_ms(), detail=detail[:2000])])
         with self._lock:
             if self._open is not None:
                 self._open.pop(held.order.id, None)

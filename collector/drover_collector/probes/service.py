@@ -273,7 +273,7 @@ class ProbeOrderService(Ending):
         return order
 
     def _note(self, held: OpenOrder, order: ProbeOrder) -> None:
-        self._store.write_probe_orders([order])
+        self._store.probes.orders.write([order])
         with self._lock:
             if self._open is not None and order.id in self._open:
                 self._open[order.id] = replace(held, order=order)
@@ -290,7 +290,7 @@ class ProbeOrderService(Ending):
             protection=order.protection,
         )
         if order.level == "deep" or "soak" in order.probes:
-            found = self._store.latest_values(order.node, self._now_ms(), INLET_MS)
+            found = self._store.samples.latest_values(order.node, self._now_ms(), INLET_MS)
             for values in found.values():
                 if "inlet_temp_c" in values:
                     request.inlet_c = values["inlet_temp_c"][0]

@@ -149,21 +149,6 @@ class Totals:
     newest_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxRow:
-    """A notification on its way. The newest row of an id is its state."""
-
-    id: str
-    incident_id: str
-    notifier: str
-    payload_json: str
-    created_ms: int
-    state: str = "pending"  # pending, delivered, failed, grouped or deferred (a mass event, a gap told instead)
-    attempts: int = 0
-    next_ms: int = 0  # not tried again before this
-    detail: str = ""
-
-
 def clickhouse_type(metric: str) -> str:
     """The column type of a metric, without Nullable."""
     return STORAGE[BY_NAME[metric].type][0]

@@ -58,7 +58,11 @@ def now(name: str) -> None:
 def history(name: str) -> None:
     """Of one that is out whether it is safe to give back; what was done to it and why; a click opens the incident."""
     detail: pb.NodeDetail | None = client.fleet().node(name).value
-    if detail is not None and detail.row.health in OUT and (look := client.fleet().safe(name).value) is not None:
+    if (
+        detail is not None
+        and detail.row.health in OUT
+        and (look := client.fleet().preview_resume(name).value) is not None
+    ):
         node_acts.safe(look, view.viewer(), "out")
     if detail is None:
         return  # why is said above

@@ -16,7 +16,7 @@ from drover_core.model.events import (
     RecommendedAction,
     from_json,
 )
-from drover_core.model.policy_what_if import if_enforced
+from drover_core.model.policy_what_if import describe_enforcement
 from drover_dashboard import client
 from drover_dashboard.pages import (
     approval_form as answering,
@@ -37,7 +37,7 @@ from drover_proto import fleet_pb2 as pb
 
 SHOWN = 100
 PARTS = ("fleet", "pool", "rack", "leaf", "job")
-GUARD = {  # limits in words (docs/policy.md)
+GUARD = {  # limits in words (docs/explanation/guard.md)
     "min_healthy_ratio": "Nothing more goes while fewer nodes are healthy than",
     "per_hour": "Nodes within an hour",
     "cooldown_s": "A node that came back is left alone for",
@@ -93,16 +93,16 @@ def show() -> None:
         backtest_parts.show(who)
     st.subheader("Limits and rules")
     left, right = st.columns(2, gap="medium")
-    told: dict[str, Any] = json.loads(state.policy_json or "{}")
+    policy: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:
         _out(state, who)
-        _guard(told.get("guard", {}))
+        _guard(policy.get("guard", {}))
     with right:
-        if "rules" in told:
-            _rules(told["rules"], state.mode)
-            _overrides(told.get("overrides", ()))
+        if "rules" in policy:
+            _rules(policy["rules"], state.mode)
+            _overrides(policy.get("overrides", ()))
         else:
-            view.notice("untold", "remark", "This collector does not tell its rules (an older version).")
+            view.notice("no_rules", "remark", "This collector does not report its rules (an older version).")
 
 
 def _breaker(event: Incident, who: view.Viewer) -> None:
@@ -158,7 +158,7 @@ def _wish(wanted: RecommendedAction) -> str:
 
 
 def _why(wrong: str, reason: str, who: view.Viewer) -> Cell:
-    return Cell(who.told(wrong), sub=who.told(reason)) if wrong else Cell(who.told(reason))
+    return Cell(who.localize(wrong), sub=who.localize(reason)) if wrong else Cell(who.localize(reason))
 
 
 def _summaries() -> dict[str, str]:
@@ -183,7 +183,7 @@ def _held(held: Sequence[Decision], who: view.Viewer) -> None:
             (
                 Cell(who.clock(found[0].ts_ms), kind="faint"),
                 Cell(f"{_wish(wanted)} {_some([d.node for d in found])}", sub=fmt.rule(rule)),
-                Cell(who.told(reason)),
+                Cell(who.localize(reason)),
             ),
             id=found[0].incident_id,
             href=view.href(view.INCIDENTS, id=found[0].incident_id, state="all"),
@@ -206,7 +206,9 @@ def _enforced(state: pb.PolicyState, who: view.Viewer) -> list[Decision]:
     if answer.value is None:
         view.trouble("decisions", answer.trouble, answer.as_of_ms, who)
         return []
-    said, about = if_enforced([from_json(Decision, text) for text in answer.value.decisions_json], "the last 7 days")
+    said, about = describe_enforcement(
+        [from_json(Decision, text) for text in answer.value.decisions_json], "the last 7 days"
+    )
     view.notice("enforced", "remark", said)
     return about[:SHOWN]
 
@@ -222,7 +224,7 @@ def _out(state: pb.PolicyState, who: view.Viewer) -> None:
         duty = duties.get(node)
         stage = view.health_cell(duty.stage) if duty else Cell("would be out", kind="faint")
         why = (
-            f"{who.clock(duty.ts_ms)} {who.told(duty.reason)}"
+            f"{who.clock(duty.ts_ms)} {who.localize(duty.reason)}"
             if duty
             else "by a decision, in observe mode or about to be done"
         )

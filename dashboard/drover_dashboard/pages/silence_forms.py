@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from drover_core.model.events import Incident, Silence, from_json
-from drover_core.model.silences import where
+from drover_core.model.silences import describe_scope
 from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
@@ -21,6 +21,7 @@ from drover_dashboard.widgets.table import (
     table,
 )
 from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import CREATE_SILENCE, END_SILENCE
 
 HOURS = {"1 hour": 1.0, "4 hours": 4.0, "1 day": 24.0, "3 days": 72.0}
 MAKE, END = "silence", "end_silence"  # popovers
@@ -71,7 +72,7 @@ def button(incident: Incident, note: pb.SilenceNote | None) -> None:
 
 
 def _silence(incident: Incident, hours: float, name: str, why: str) -> None:
-    answer = client.fleet().silence(pb.SilenceAsk(incident=[incident.id], hours=hours, why=why, who=name))
+    answer = client.fleet().act(CREATE_SILENCE, pb.SilenceAsk(incident=[incident.id], hours=hours, why=why, who=name))
     if answer.value is None:
         view.trouble(MAKE, answer.trouble, 0, view.viewer())
         return
@@ -80,7 +81,7 @@ def _silence(incident: Incident, hours: float, name: str, why: str) -> None:
 
 def end(silence_id: str, name: str, why: str) -> bool:
     """End a silence; where that fails, say why."""
-    answer = client.fleet().end_silence(pb.SilenceEnd(id=silence_id, why=why, who=name))
+    answer = client.fleet().act(END_SILENCE, pb.SilenceEnd(id=silence_id, why=why, who=name))
     if answer.value is None:
         view.trouble(END, answer.trouble, 0, view.viewer())
     return answer.value is not None
@@ -121,7 +122,7 @@ def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
         Row(
             (
                 Cell(
-                    where(silence),
+                    describe_scope(silence),
                     sub="maintenance: Drover acts on none of it" if silence.maintenance else "notifications only",
                 ),
                 Cell(who.clock(silence.until_ms), sub=_when(silence, who)),
@@ -147,7 +148,7 @@ def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
         with st.form("end_any_form", border=False):
             chosen = st.selectbox(
                 "Which", list(named), key="end_which",
-                format_func=lambda id_: f"{where(named[id_])}, until {who.clock(named[id_].until_ms)}",
+                format_func=lambda id_: f"{describe_scope(named[id_])}, until {who.clock(named[id_].until_ms)}",
             )  # fmt: skip
             name, why = answering.person_and_why("end_any", person)
             sent = st.form_submit_button("End it", type="primary", key="end_any_send")

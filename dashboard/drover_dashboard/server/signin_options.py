@@ -19,7 +19,9 @@ CALLBACK = "/oauth2callback"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("people", "how they are known; without, whoever reaches the console may do all")
+    group = parser.add_argument_group(
+        "people", "how they are known; without, anyone who reaches the console may do all"
+    )
     group.add_argument("--user-header", default="", metavar="NAME", help="header in which a reverse proxy names them")
     group.add_argument("--groups-header", default="", metavar="NAME", help="and their groups, parted by commas")
     group.add_argument(
@@ -89,7 +91,9 @@ def _check_secrets(path: Path) -> None:
         raise ClientError(f"--secrets {path}: not valid TOML: {error}") from None
     missing = [key for key in NEEDED if not isinstance(auth, dict) or not auth.get(key)]
     if missing:
-        raise ClientError(f"--secrets {path}: [auth] lacks {', '.join(missing)} (docs/console.md has an example)")
+        raise ClientError(
+            f"--secrets {path}: [auth] lacks {', '.join(missing)} (docs/how-to/console.md has an example)"
+        )
     if len(str(auth["cookie_secret"])) < LEAST_SECRET:
         raise ClientError(f"--secrets {path}: auth.cookie_secret: at least {LEAST_SECRET} random characters")
     if not str(auth["redirect_uri"]).endswith(CALLBACK):

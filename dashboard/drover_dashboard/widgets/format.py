@@ -16,7 +16,7 @@ from drover_core.model.events import (
     Member,
     RecommendedAction,
 )
-from drover_core.model.reports import job_named
+from drover_core.model.reports import job_label
 from drover_core.times import from_iso
 
 ISO_TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)")
@@ -89,7 +89,7 @@ def in_words(text: str) -> str:
 
 
 def local_times(text: str, where: tzinfo, now_ms: int) -> str:
-    """`text` with its ISO times, which the collector tells in UTC, as the viewer's clock."""
+    """`text` with its ISO times, which the collector sends in UTC, as the viewer's clock."""
     return ISO_TIME.sub(lambda found: clock(from_iso(found[0]), where, now_ms), text)
 
 
@@ -108,7 +108,7 @@ def duration(ms: float) -> str:
 
 
 def unit(metric: Metric) -> str:
-    """The unit beside a value: ratios are told in percent, plain counts have none."""
+    """Return the unit next to a value: ratios are in percent, plain counts have none."""
     if metric.unit == "ratio" and metric.high <= 1:
         return "%"
     return {"degC": "°C", "count": "", "bool": "", "bitmask": "", "enum": "", "us": "µs"}.get(metric.unit, metric.unit)
@@ -182,7 +182,7 @@ def where(incident: Incident, racks: dict[str, str]) -> str:
 
 def job(name: str) -> str:
     """`job 812`; a name that says so itself stands alone: `job-1001`."""
-    return job_named(name)
+    return job_label(name)
 
 
 def event(kind: str, code: str) -> str:

@@ -1,7 +1,7 @@
 """Draw fleets that are hard for detectors: mixed, noisy, with faults of every kind and many harmless look-alikes.
 
 `draw(seed, gpus=512, hours=4)` returns a fleet whose jobs, faults and labels are all known beforehand; `ticks` runs it.
-docs/simulation.md has the ranges and their sources. Tuning uses seeds 1000-1999, scoring 0-99.
+docs/explanation/simulation.md has the ranges and sources. Tuning uses seeds 1000-1999, scoring 0-99.
 """
 
 from __future__ import annotations

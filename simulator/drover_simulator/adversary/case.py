@@ -1,4 +1,4 @@
-"""Write an adversary's fleet as a case folder (docs/cases.md). Rows of some nodes are late: files are out of order."""
+"""Write an adversary's fleet as a case folder (docs/reference/cases.md). Some nodes' rows are late, out of order."""
 
 from __future__ import annotations
 

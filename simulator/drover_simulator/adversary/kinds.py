@@ -17,7 +17,7 @@ ANY_ONSET = (SUDDEN, SUDDEN, CREEPING, INTERMITTENT)
 GROWING = (SUDDEN, CREEPING, CREEPING)
 RAMP_S = (20.0, 172_800.0)  # seconds to two days, log-uniform; cut to the fault's own length in short cases
 
-# Published chains (facts with their sources: docs/simulation.md).
+# Published chains (facts with their sources: docs/explanation/simulation.md).
 NVLINK_RECURS, NVLINK_SPREADS, NVLINK_ENDS_GPU = 0.66, 0.14, 0.20  # Delta
 PCIE_WITH_79 = (0.43, 0.63)  # RSC-1, RSC-2: drawn between
 REMAP_SUCCEEDS = {"A100-SXM": 0.50}  # Delta: Ampere

@@ -14,11 +14,11 @@ import grpc
 import pytest
 
 from drover_agent.commands.check import collector as check_collector
-from drover_agent.commands.check.line import CheckState, Line
+from drover_agent.commands.check.result import CheckResult, CheckState
 from drover_agent.config import AgentConfig, TlsConfig
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.tls import ServerTls
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer
 from drover_proto import telemetry_pb2 as pb
 from testbed.certificates import Files, Fleet
 from testbed.telemetry_server import TelemetryServer
@@ -49,7 +49,7 @@ async def welcome(_: Any, context: Any) -> None:
 @contextlib.asynccontextmanager
 async def collector(files: Files | None) -> AsyncIterator[str]:
     """That service behind the collector's own gate, on its own server for agents."""
-    server = AgentServer({STREAM: Gate(secure=files is not None).guarded(STREAM, welcome)})
+    server = GrpcServer({STREAM: Gate(secure=files is not None).guarded(STREAM, welcome)})
     port = server.listen("localhost", 0, ServerTls(*files.paths).contexts("ingest.listen") if files else None)
     await server.start()
     try:
@@ -58,8 +58,8 @@ async def collector(files: Files | None) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-def ask(server: Files | None, client: Files | None) -> Line:
-    async def scenario() -> Line:
+def ask(server: Files | None, client: Files | None) -> CheckResult:
+    async def scenario() -> CheckResult:
         async with collector(server) as address:
             [line] = await asyncio.to_thread(check_collector.collector, config_of(client, address), address)
             return line
@@ -88,9 +88,9 @@ def test_a_collector_whose_certificate_ends_soon(fleet: Fleet) -> None:
     ("case", "text"),
     [
         ("other role", "drover://viewer/n1"),
-        ("other authority", "is of another authority"),
+        ("other authority", "is signed by another authority"),
         ("no certificate", "does it want certificates?"),
-        ("plain server", "speaks no TLS"),
+        ("plain server", "does not use TLS"),
         ("ended", "has ended"),
     ],
 )

@@ -15,6 +15,7 @@ from drover_agent.commands.read_all import SourceReading
 from drover_agent.commands.sources import _row, as_text, sources
 from drover_agent.config import AgentConfig
 from drover_agent.polled_sources import POLLED
+from drover_agent.sampling.scheduler import OUTCOME_ROWS, READ_ROWS
 from drover_agent.sources.base import Reading
 from drover_agent.sources.facts import FACTS, JOBS_UNKNOWN
 from testbed.nvml import FakeNvml
@@ -30,6 +31,12 @@ def test_every_source_has_its_facts() -> None:
     assert FACTS.keys() == {*POLLED, "nvml", "kmsg"}
     for name, facts in FACTS.items():
         assert all((facts.what, facts.reads, facts.pace, facts.rights, facts.missing, facts.setting)), name
+
+
+@pytest.mark.parametrize("name", sorted(FACTS.keys() - {"simulated"}))
+def test_every_source_has_its_rows_in_the_catalog(name: str) -> None:
+    assert name in OUTCOME_ROWS
+    assert name in READ_ROWS or name == "kmsg"  # which waits for lines
 
 
 def test_what_is_on_is_read_twice_and_its_cost_told(tmp_path: Path) -> None:

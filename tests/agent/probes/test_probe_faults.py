@@ -1,7 +1,7 @@
 """Faults at the node through the real probe process, on the CPU device: each ends in the right result and state.
 
 Those of the judgement (a GPU 5 % slow, a link at half width) and of the collector (a node that never answers) are in
-tests/collector; the table in docs/probes.md says where each is.
+tests/collector; the table in docs/reference/probes.md says where each is.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from drover_agent.clock import SystemClock
-from drover_agent.polled_sources import POLLED, Off
+from drover_agent.polled_sources import Off
 from drover_agent.sampling.scheduled_source import (
     ANSWERED,
     FAILED,
@@ -18,11 +18,9 @@ from drover_agent.sampling.scheduled_source import (
     STABLE_S,
 )
 from drover_agent.sampling.scheduler import (
-    OUTCOME_ROWS,
     OWN_VALUES_MS,
     PATIENCE_S,
     READ_LIMIT_S,
-    READ_ROWS,
     Sampler,
 )
 from drover_agent.sources.base import Entity, Reading
@@ -166,7 +164,7 @@ def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -
         bench = Bench(host, jobs, *gpus, node="n1")
         bench.sampler.add(Off("dcgm"))
         state: list[int | None] = [None]
-        bench.sampler.beside["kmsg"] = lambda: state[0]
+        bench.sampler.unscheduled["kmsg"] = lambda: state[0]
         await bench.tick(0)
         jobs.error = RuntimeError("x")
         await bench.tick(1)
@@ -218,12 +216,6 @@ def test_a_read_that_goes_on_hanging_is_told_with_its_time_so_far() -> None:
         bench.parts[1].free.set()
 
     play(scenario)
-
-
-@pytest.mark.parametrize("name", sorted(POLLED.keys() - {"simulated"} | {"nvml", "kmsg"}))
-def test_every_source_has_its_rows_in_the_catalog(name: str) -> None:
-    assert name in OUTCOME_ROWS
-    assert name in READ_ROWS or name == "kmsg"  # which waits for lines
 
 
 def test_a_source_that_is_replaced_tells_no_more() -> None:

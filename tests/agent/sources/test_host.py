@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.polled_sources import POLLED
 from drover_agent.sources.base import Reading
 from drover_agent.sources.host.files import KeptFile
 from drover_agent.sources.host.source import HostSource
@@ -110,7 +111,7 @@ def test_together_with_the_agents_own_it_gives_every_node_metric(node: Path) -> 
     elsewhere = {
         metric.name
         for metric in of_scope(Scope.NODE)
-        if metric.sources.keys() & {"uplink", "spool", "sampler", "sensors"}
+        if metric.sources.keys() & {"uplink", "spool", "sampler", *POLLED.keys() - {"host"}}
     }
     assert found | elsewhere == {metric.name for metric in of_scope(Scope.NODE)}
     assert not found & elsewhere

@@ -11,7 +11,7 @@ import pytest
 
 from drover_agent.client.training_steps import Reporter
 from drover_agent.config import AgentConfig, load_config
-from drover_agent.polled_sources import POLLED, polled
+from drover_agent.polled_sources import POLLED, build_sources
 from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity
 from drover_agent.sources.gpus import Gpus
@@ -49,7 +49,7 @@ async def test_rows_of_workloads_reach_the_store_with_their_absences(store: Stor
         page.body = b'vllm:num_requests_running{model_name="m"} 12\nvllm:num_requests_waiting{model_name="m"} 3\n'
         async with Collector(store, now_ms=now_ms) as collector:
             config = settings(Path(name), collector.port, page.url)
-            sources = [one for one in polled(config, gpus) if one.name in ("inference", "steps")]
+            sources = [one for one in build_sources(config, gpus) if one.name in ("inference", "steps")]
             agent = Agent(config, config.node_name)
             running = asyncio.create_task(agent.run())
 
@@ -65,7 +65,7 @@ async def test_rows_of_workloads_reach_the_store_with_their_absences(store: Stor
             agent.flush()
 
             def stored() -> dict[str, dict[str, float]]:
-                found = store.latest_values("n1", time.time_ns() // 1_000_000)
+                found = store.samples.latest_values("n1", time.time_ns() // 1_000_000)
                 return {
                     link or "": {metric: value for metric, (value, _) in values.items()}
                     for (scope, _, link), values in found.items()
@@ -85,11 +85,11 @@ async def test_rows_of_workloads_reach_the_store_with_their_absences(store: Stor
             agent.flush()
 
             def away() -> set[tuple[str, str, str]]:
-                return {(a.link, a.metric, a.reason) for a in store.absences("n1") if a.reason == "error"}
+                return {(a.link, a.metric, a.reason) for a in store.absences.current("n1") if a.reason == "error"}
 
             names = {"ttft_p50_s", "ttft_p95_s", "tokens_per_s", "requests_running", "requests_waiting"}
             await until(lambda: away() == {("chat", metric, "error") for metric in names}, "the absences are stored")
-            assert not {a.metric for a in store.absences("n1") if a.link == "pretrain"} & set(NAMES)
+            assert not {a.metric for a in store.absences.current("n1") if a.link == "pretrain"} & set(NAMES)
             assert collector.ingest.stats.rejected_total == 0
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -49,10 +49,10 @@ def test_a_case_into_a_store_and_again(store: Store, tmp_path: Path) -> None:
     found = read_probes(file, INDEX, notes)
     assert notes == ["probes.jsonl: 1 lines of nodes that fleet.json does not list were left out"]
     assert found.write(store) == found.write(store) == 5
-    assert store.probe_results("p1") == [ProbeRow(RESULT, KEY, "S", "U", T0 + 1)]
-    assert [o.state for o in store.probe_order("p1")] == ["asked", "sent", "done"]
-    assert store.probe_verdicts() == [VERDICT]
-    assert store.open_probe_orders() == []  # else the old order of another time would be sent
+    assert store.probes.results.of_order("p1") == [ProbeRow(RESULT, KEY, "S", "U", T0 + 1)]
+    assert [o.state for o in store.probes.orders.versions("p1")] == ["asked", "sent", "done"]
+    assert store.probes.verdicts.read() == [VERDICT]
+    assert store.probes.orders.open() == []  # else the old order of another time would be sent
 
 
 def test_without_the_file_there_is_nothing(tmp_path: Path) -> None:

@@ -82,12 +82,12 @@ def rows_of(store: Store, case: Path) -> dict[str, Any]:
     span = (0, 1 << 42)
     found: dict[str, Any] = {}
     for scope in Scope:
-        found[scope] = [row for table in store.export(scope, *span) for row in table.to_pylist()]
-    found["events"] = [event_report(event) for event in store.events(*span, limit=100_000)]
-    found["absences"] = [absence_row(absence) for absence in store.absences_between(*span)]
-    found["inventories"] = store.inventories_told(*span)
+        found[scope] = [row for table in store.export.tables(scope, *span) for row in table.to_pylist()]
+    found["events"] = [event_report(event) for event in store.events.read(*span, limit=100_000)]
+    found["absences"] = [absence_row(absence) for absence in store.absences.between(*span)]
+    found["inventories"] = store.inventories.between(*span)
     nodes = {node.name for node in spec.nodes}
-    found["jobs"] = [job for job in jobs_of(store.holdings(*span)) if job.members[0][0] in nodes]
+    found["jobs"] = [job for job in jobs_of(store.jobs.holdings(*span)) if job.members[0][0] in nodes]
     return found
 
 
@@ -132,24 +132,24 @@ def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store
     ts = int(pq.read_table(case / "node.parquet")["ts"][0].as_py().timestamp() * 1000) + 1000 * np.arange(3)
     gpu = EntityRow(entity_id(Scope.GPU, "s1"), Scope.GPU, "s1", node, 1, serial="s1", first_ms=int(ts[0]))
     part = replace(gpu, entity_id=entity_id(Scope.GPU, "s1/1g.10gb-0"), mig="1g.10gb-0")
-    store.write_entities([gpu, part])
+    store.entities.write([gpu, part])
     for row, watts in ((gpu, 300.0), (part, 40.0)):
         ids = np.full(3, row.entity_id, np.uint64)
-        store.write_samples(SampleBatch.of_values(Scope.GPU, ids, ts, {"power_w": watts + np.arange(3)}))
+        store.samples.write(SampleBatch.of_values(Scope.GPU, ids, ts, {"power_w": watts + np.arange(3)}))
 
     def told(of: Store) -> list[tuple[str, str, float]]:
-        tables = of.export_instances(0, 1 << 42)
+        tables = of.export.instance_tables(0, 1 << 42)
         return [(row["node"], row["instance"], row["power_w"]) for table in tables for row in table.to_pylist()]
 
     want = [(node, "1/1g.10gb-0", 40.0 + n) for n in range(3)]
     assert told(store) == want
-    assert [row["power_w"] for table in store.export(Scope.GPU, 0, 1 << 42) for row in table.to_pylist()] == [
+    assert [row["power_w"] for table in store.export.tables(Scope.GPU, 0, 1 << 42) for row in table.to_pylist()] == [
         300,
         301,
         302,
     ]
     writer = ParquetWriter(case / "mig.parquet", Scope.GPU, INSTANCE)
-    for table in store.export_instances(0, 1 << 42):
+    for table in store.export.instance_tables(0, 1 << 42):
         writer.write_table(table)
     writer.close()
     read = read_case(case)
@@ -158,7 +158,7 @@ def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store
         load(into, read, [], Unjudged(), lambda _: None, read_instances(read))
         assert told(into) == want
         assert len([row for row in into.entities_of(node) if row.mig]) == 1
-    other._clients.command("DROP DATABASE other_mig")
+    other.clients.command("DROP DATABASE other_mig")
     other.close()
 
 
@@ -172,7 +172,7 @@ def test_ports_that_the_fleet_does_not_list_come_in_too(folder: Path, tmp_path: 
     held = pq.read_table(case / "link.parquet").num_rows
     assert held > 0
     load(store, read_case(case, for_store=True), [], Unjudged(), lambda _: None)
-    assert sum(len(table) for table in store.export(Scope.LINK, 0, 1 << 42)) == held
+    assert sum(len(table) for table in store.export.tables(Scope.LINK, 0, 1 << 42)) == held
 
 
 def test_an_hour_without_samples_comes_in_too(folder: Path, tmp_path: Path, store: Store) -> None:
@@ -183,7 +183,7 @@ def test_an_hour_without_samples_comes_in_too(folder: Path, tmp_path: Path, stor
     read = read_case(case, for_store=True)
     done = load(store, read, read_absences(read), read_workloads(read), lambda _: None)
     assert (done["rows"], done["absences"]) == (0, len(ABSENCES))
-    assert len(store.events(0, 1 << 42, limit=1000)) == done["events"] > 0
+    assert len(store.events.read(0, 1 << 42, limit=1000)) == done["events"] > 0
     with pytest.raises(CaseError, match="a case needs samples to judge"):
         read_case(case)
 
@@ -204,8 +204,8 @@ def test_events_of_the_last_days_alarm_nobody(folder: Path, store: Store) -> Non
     now_ms = time.time_ns() // 1_000_000
     case.events = [replace(event, ts_ms=now_ms, received_ms=None) for event in case.events]
     load(store, case, [], Unjudged(), lambda _: None)
-    assert len(store.events(0, now_ms + 1, limit=1000)) == len(case.events) > 0
-    assert store.unjudged_events(now_ms, 1000) == []
+    assert len(store.events.read(0, now_ms + 1, limit=1000)) == len(case.events) > 0
+    assert store.events.unjudged(now_ms, 1000) == []
 
 
 def test_jobs_that_follow_at_once_leave_no_gap() -> None:
@@ -249,7 +249,7 @@ def test_a_store_in_use_is_left_alone(
 ) -> None:
     assert main(["import", str(folder), "--url", store_url]) == 2
     assert "open already" in capsys.readouterr().err
-    assert store.totals().samples == 0
+    assert store.rollups.totals().samples == 0
 
 
 def test_a_server_is_asked_with_the_password_of_the_settings_which_nobody_sees(

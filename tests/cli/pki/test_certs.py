@@ -79,7 +79,7 @@ def test_what_is_issued(ca: Path, words: tuple[str, ...], names: str, usage: str
     for word in (names, usage, "CA:FALSE", "Digital Signature", "prime256v1"):
         assert word in text
     assert "CRL Sign" not in text
-    files = x509.read(ca / "ca.pem", path, key)  # as services read it
+    files = x509.read_files(ca / "ca.pem", path, key)  # as services read it
     assert abs(files.own.days_left(datetime.now(UTC).timestamp()) - days) <= 1
     if words[0] != "collector":
         assert str(parse(files.own.uris[0]).name) == words[1]
@@ -186,7 +186,7 @@ def test_renewal_keeps_names_and_makes_new_keys(ca: Path, capsys: pytest.Capture
     line = certs.describe(certs.read_certificate(ca / "collector/c1.pem"))
     assert (line.role, line.name) == ("collector", "c1")
     assert certs.hosts_of(certs.read_certificate(ca / "collector/c1.pem")) == ["c.example", "10.0.0.5"]
-    x509.read(ca / "ca.pem", ca / "agent/soon.pem", ca / "agent/soon.key")
+    x509.read_files(ca / "ca.pem", ca / "agent/soon.pem", ca / "agent/soon.key")
     assert "is revoked" in fails(capsys, "renew", "--dir", ca, ca / "viewer/gone.pem")
 
 

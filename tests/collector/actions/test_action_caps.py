@@ -84,7 +84,7 @@ class Site:
     def error(self, node: str) -> Event:
         self.now_ms += 1000
         event = Event(f"{node}/79", self.now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=self.now_ms)
-        self.store.write_events([event])
+        self.store.events.write([event])
         return event
 
     def falls(self, pipeline: Pipeline, node: str) -> Decision:
@@ -165,12 +165,12 @@ async def test_what_others_close_while_an_action_waits_holds_it_right_before_its
     try:
         site.slurm.away = True
         assert site.falls(pipeline, "n001").outcome == "act"
-        await until(lambda: site.store.intended_actions(), "it waits for Slurm")
+        await until(lambda: site.store.actions.intended(), "it waits for Slurm")
         site.slurm.drain_by("n000", "root", "fan")
         site.slurm.away = False
 
         def held() -> bool:
-            return any(HELD in a.detail for a in site.store.actions(node="n001"))
+            return any(HELD in a.detail for a in site.store.actions.newest(node="n001"))
 
         await until(held, "the guard is asked again")
         assert site.drained() == {"n000": "fan"}

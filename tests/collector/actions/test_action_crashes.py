@@ -83,7 +83,7 @@ def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: RecommendedA
         made = decision(act, at, f"d-{at}")
 
         def decide(desk: ActionDispatcher, made: Decision = made) -> None:
-            scene.store.write_decisions([made])
+            scene.store.decisions.write([made])
             desk.take([made])
 
         crash(at, scene, decide)
@@ -91,7 +91,7 @@ def test_a_crash_at_any_step_leaves_it_done_once(scene: Scene, act: RecommendedA
             done = scene.wait(Act(act.value), at)
             assert done.state is ActionState.DONE, at
             desk.take([made])  # and once more
-        assert len(scene.store.actions(node=at)) == 1, at
+        assert len(scene.store.actions.newest(node=at)) == 1, at
         changes = [e for e in scene.slurm.effects if e.startswith(f"{at} ")]
         assert len(changes) == 1, at
         if act is RecommendedAction.ISOLATE:
@@ -127,7 +127,7 @@ def test_a_crash_at_any_step_of_a_resume(scene: Scene) -> None:
             scene.wait_stage(Health.HEALTHY, at)
             assert scene.wait(Act.RESUME, at).state is ActionState.DONE
         assert [e for e in scene.slurm.effects if e.startswith(f"{at} state=undrain")] == [f"{at} state=undrain"]
-        assert scene.store.duties()[at].by == "drover"
+        assert scene.store.outages.current()[at].by == "drover"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -145,7 +145,7 @@ def test_a_crash_at_any_step_of_an_advices_end_gives_the_weight_back_once(scene:
             assert scene.wait(Act.UNADVISE, at).state is ActionState.DONE
             wait_until(lambda desk=desk: not desk.advices, "none stands any more")  # type: ignore[misc]  # its default
         assert [e for e in scene.slurm.effects if e.startswith(f"{at} ")] == [f"{at} weight=10000", f"{at} weight=7"]
-        assert [a.action for a in scene.store.actions(node=at)] == [Act.ADVISE, Act.UNADVISE]
+        assert [a.action for a in scene.store.actions.newest(node=at)] == [Act.ADVISE, Act.UNADVISE]
 
 
 # Of a command: how often it ran, and what is told of it, when all ended at this step. "": it was not even stored.
@@ -175,7 +175,7 @@ def test_a_command_that_a_person_asked_for_runs_once_or_is_told_as_not_known(
                 assert done.by == "ann"
                 assert (done.state, UNKNOWN in done.detail) == OUTCOMES[told], at
             else:
-                assert scene.store.actions(node=at) == []
+                assert scene.store.actions.newest(node=at) == []
         assert ran(tmp_path, at) == times, at
 
 
@@ -200,7 +200,7 @@ def test_a_ticket_is_opened_once_or_told_as_not_known(scene: Scene, tmp_path: Pa
             done = scene.wait(Act.REPAIR, at)
             assert (done.state, UNKNOWN in done.detail) == OUTCOMES[outcome or "done"], at
             desk.on_verdicts(told)
-        assert len([a for a in scene.store.actions(node=at) if a.action is Act.REPAIR]) == 1
+        assert len([a for a in scene.store.actions.newest(node=at) if a.action is Act.REPAIR]) == 1
         assert ran(tmp_path, at) == (times if outcome else 1), at
         assert "DRAIN" in scene.slurm.held[at].states
 
@@ -222,12 +222,12 @@ def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(sce
     with scene.desk() as desk:
         desk.validator = orders()
         scene.wait_stage(Health.VALIDATING)
-        (asked,) = scene.store.probe_orders("n1")
+        (asked,) = scene.store.probes.orders.newest("n1")
         assert (asked.why, asked.incident_id) == (ProbeReason.VALIDATE, "inc1")
         passed = replace(verdict(True), request=asked.id)
         desk.on_verdicts([passed])
         assert scene.wait(Act.RESUME).state is ActionState.DONE
-    assert len(scene.store.probe_orders("n1")) == 1
+    assert len(scene.store.probes.orders.newest("n1")) == 1
     assert [e for e in scene.slurm.effects if "undrain" in e] == ["n1 state=undrain"]
 
 
@@ -243,7 +243,7 @@ def ran(folder: Path, node: str) -> int:
 
 def test_what_is_not_wanted_any_more_after_a_stop_is_reported_as_not_done(scene: Scene) -> None:
     made = decision()
-    scene.store.write_decisions([made])
+    scene.store.decisions.write([made])
     scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
     with scene.desk():
         done = scene.wait(Act.DRAIN)
@@ -255,11 +255,11 @@ def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_sto
     """Only of incidents that are open, and nothing that another decision's action was done for."""
     scene.incidents |= {"inc2": incident("inc2", closed_ms=T0 + 1, node="n2"), "inc3": incident("inc3", node="n3")}
     with scene.desk() as desk:
-        scene.store.write_decisions([decision(node="n3", id_="d3", of="inc3")])
+        scene.store.decisions.write([decision(node="n3", id_="d3", of="inc3")])
         desk.take([decision(node="n3", id_="d3", of="inc3")])
         assert scene.wait(Act.DRAIN, "n3").state is ActionState.DONE
     merged = replace(decision(node="n3", id_="d4", of="inc3"), ts_ms=T0 - 1)  # its action was d3's
-    scene.store.write_decisions([decision(), decision(node="n2", id_="d2", of="inc2"), merged])
+    scene.store.decisions.write([decision(), decision(node="n2", id_="d2", of="inc2"), merged])
     scene.now_ms = T0 + UNBEGUN_MS + 1
     told: list[Action] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
@@ -274,9 +274,9 @@ def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_sto
         (failed,) = told
         assert (failed.decision_id, failed.node, failed.state) == ("d1", "n1", ActionState.FAILED)
         assert failed.detail.startswith("not done: the collector was stopped before it was begun")
-        assert scene.store.actions(incident="inc1") == [failed]
+        assert scene.store.actions.newest(incident="inc1") == [failed]
         told.clear()
-    assert {a.incident_id for a in scene.store.actions()} == {"inc1", "inc3"}
+    assert {a.incident_id for a in scene.store.actions.newest()} == {"inc1", "inc3"}
 
 
 def test_a_drain_that_is_given_up_is_told_to_who_decides(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,9 @@ def test_resets_reboots_and_tickets_are_off_by_default(scene: Scene, act: Act) -
             desk.drain("n1", act, "it hangs", "ann")
         desk.on_verdicts([verdict(False)])
         scene.wait_stage(Health.REPAIR)
-    assert {action.action for action in scene.store.actions()} == {Act.DRAIN}, "nothing was run, no ticket opened"
+    assert {action.action for action in scene.store.actions.newest()} == {Act.DRAIN}, (
+        "nothing was run, no ticket opened"
+    )
 
 
 def test_probes_of_another_incident_put_nothing_back(scene: Scene) -> None:
@@ -190,12 +192,16 @@ def test_what_probes_cannot_tell_stays_out_and_is_not_asked_again(scene: Scene) 
         assert [node for node, _, _ in scene.probes.asked] == ["n1", "n2"]
         scene.probes.refuses = "no probes here"
         desk.take([decision(node="n3", id_="d3")])
-        wait_until(lambda: scene.store.duties().get("n3") and scene.store.duties()["n3"].reason.startswith("not"))
-        assert scene.store.duties()["n3"].reason == "not validated: no probes here"
+        wait_until(
+            lambda: (
+                scene.store.outages.current().get("n3") and scene.store.outages.current()["n3"].reason.startswith("not")
+            )
+        )
+        assert scene.store.outages.current()["n3"].reason == "not validated: no probes here"
         action, _ = desk.resume("n1", "I looked", "ann", True)
         assert action is not None
         assert desk.wait(action, 20).state is ActionState.DONE
-        assert scene.store.duties()["n1"].by == "ann"
+        assert scene.store.outages.current()["n1"].by == "ann"
 
 
 def test_isolate_closes_first_and_says_which_jobs_stay(scene: Scene) -> None:
@@ -234,7 +240,7 @@ def test_a_drain_that_somebody_has_taken_over_is_not_undone(scene: Scene) -> Non
         with pytest.raises(ActError, match="not taken out by Drover"):
             desk.resume("n1", "", "bob", True)
     assert scene.slurm.held["n1"].reason == "mine now"
-    (drain,) = scene.store.actions(node="n1")
+    (drain,) = scene.store.actions.newest(node="n1")
     assert drain.state is ActionState.UNDONE
 
 
@@ -288,7 +294,9 @@ def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight
     with scene.desk() as desk:
         wait_until(lambda: len(desk.advices) == 2)
         desk._workers["slurm"]._looks._look_at_advices()
-        assert not [a for a in scene.store.actions(node="n1") if a.action is Act.UNADVISE], "the first is still open"
+        assert not [a for a in scene.store.actions.newest(node="n1") if a.action is Act.UNADVISE], (
+            "the first is still open"
+        )
         scene.incidents["inc1"] = incident(closed_ms=T0 + 2)
         done = scene.wait(Act.UNADVISE)
         assert (done.state, done.detail) == (ActionState.DONE, "weight 7 again")

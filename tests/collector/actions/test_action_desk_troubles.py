@@ -37,7 +37,7 @@ def test_a_scheduler_that_is_away_gets_it_when_it_is_back(scene: Scene, monkeypa
         desk.take([decision(), decision(node="n2", id_="d2")])
         wait_until(lambda: "2 actions wait" in desk.troubles.get("slurm", ""))
         assert "does not answer" in desk.troubles["slurm"]
-        wait_until(lambda: any("tried again" in a.detail for a in scene.store.intended_actions()))
+        wait_until(lambda: any("tried again" in a.detail for a in scene.store.actions.intended()))
         scene.slurm.away = False
         assert {scene.wait(Act.DRAIN, node).state for node in ("n1", "n2")} == {ActionState.DONE}
         wait_until(lambda: not desk.troubles)
@@ -82,7 +82,7 @@ def test_what_an_isolation_closed_before_it_failed_is_out_also_when_that_cannot_
     monkeypatch.setattr(scene.slurm, "jobs", jobs_and_away)
     with scene.desk() as desk:
         desk.take([decision(RecommendedAction.ISOLATE)])
-        wait_until(lambda: any("tried again" in a.detail for a in scene.store.intended_actions()))
+        wait_until(lambda: any("tried again" in a.detail for a in scene.store.actions.intended()))
         scene.slurm.away = False
         done = scene.wait(Act.ISOLATE)
         assert (done.state, scene.stage()) == (ActionState.FAILED, Health.DRAINING), "Drover knows that it is out"
@@ -97,11 +97,11 @@ def test_a_drain_of_two_incidents_is_done_for_the_second_when_the_first_ends_bef
     scene.slurm.away = True
     with scene.desk(replace(CONFIG, validate=False)) as desk:
         desk.take([decision(), decision(id_="d2", of="inc2")])
-        wait_until(lambda: len(scene.store.intended_actions()) == 2)
+        wait_until(lambda: len(scene.store.actions.intended()) == 2)
         scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
         scene.slurm.away = False
-        wait_until(lambda: not scene.store.intended_actions())
-        told = {a.incident_id: a.state for a in scene.store.actions(node="n1")}
+        wait_until(lambda: not scene.store.actions.intended())
+        told = {a.incident_id: a.state for a in scene.store.actions.newest(node="n1")}
     assert told == {"inc1": ActionState.FAILED, "inc2": ActionState.DONE}
     assert scene.slurm.effects == ["n1 state=drain reason=drover:inc2: xid/xid_79: GPU 3 fell off the bus"]
 
@@ -135,7 +135,7 @@ def test_a_drain_that_is_given_up_while_the_scheduler_is_away_leaves_no_closed_n
         desk.take([decision()])
         wait_until(lambda: desk.troubles)
         scene.now_ms += 601_000
-        wait_until(lambda: any("looked at until it is" in a.detail for a in scene.store.intended_actions()))
+        wait_until(lambda: any("looked at until it is" in a.detail for a in scene.store.actions.intended()))
         assert desk.leaving == {"n1"}, "it counts for the guard's caps"
         scene.slurm.away = False
         done = scene.wait(Act.DRAIN)
@@ -180,7 +180,7 @@ def test_only_decisions_to_act_are_taken_and_nothing_in_observe_mode(scene: Scen
             desk.take([decision()])
             with pytest.raises(ActError, match="only observes"):
                 desk.drain("n1", Act.DRAIN, "why", "ann")
-        assert scene.store.actions() == []
+        assert scene.store.actions.newest() == []
 
 
 def test_a_node_that_no_actuator_has(scene: Scene) -> None:
@@ -201,7 +201,7 @@ def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
             raise StoreError("this collector is not the active one any more")
         return ""
 
-    scene.store.fence = fence
+    scene.store.fence.use(fence)
     asked = threading.Event()
 
     def lose(step: str) -> None:
@@ -221,17 +221,17 @@ def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
         wait_until(lambda: any(job.due for job in worker._jobs.values()), "it was tried, and waits")
         assert scene.slurm.effects == []
     holds.set()
-    assert [a.state for a in scene.store.actions()] == [ActionState.INTENDED]
+    assert [a.state for a in scene.store.actions.newest()] == [ActionState.INTENDED]
 
 
 @pytest.mark.parametrize("mode", ["observe", "approve"])
 def test_a_decision_that_nothing_was_begun_of_ends_with_its_mode(scene: Scene, mode: str) -> None:
     """The operator stopped the collector, lowered the policy's mode and started it again."""
-    scene.store.write_decisions([decision()])
+    scene.store.decisions.write([decision()])
     with scene.desk(mode=mode) as desk:
         desk.take([decision(id_="later", node="n2")])
         scene.wait(Act.DRAIN, "n2")
-    assert scene.store.actions(node="n1") == []
+    assert scene.store.actions.newest(node="n1") == []
 
 
 def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: Scene) -> None:
@@ -239,7 +239,7 @@ def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: S
     order: list[str] = []
     for node in ("n1", "n2"):
         scene.slurm.drain_by(node, "root", "drover:inc1: xid")
-        scene.store.write_duties([NodeOutage(node, Health.DRAINING, T0, "inc1", "xid")])
+        scene.store.outages.write([NodeOutage(node, Health.DRAINING, T0, "inc1", "xid")])
     ask = scene.probes.ask
 
     begun = threading.Event()

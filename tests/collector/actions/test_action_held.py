@@ -49,7 +49,7 @@ def xid(at_ms: int = T0, code: str = "79", gpu: int | None = 0, message: str = "
 
 
 def booted(scene: Scene, at_ms: int, boot: str) -> None:
-    scene.store.write_inventory("n1", at_ms, {"driver": "550", **({BOOT_ID: boot} if boot else {})})
+    scene.store.inventories.write_one("n1", at_ms, {"driver": "550", **({BOOT_ID: boot} if boot else {})})
 
 
 def undrained(scene: Scene) -> bool:
@@ -73,7 +73,9 @@ def test_a_node_with_a_gpu_that_gives_no_values_does_not_come_back(scene: Scene,
         scene.wait_stage(Health.VALIDATING)
         scene.telemetry = lost(ASKED, 0)
         desk.on_verdicts([verdict(True)])
-        wait_until(lambda: [a for a in scene.store.actions(node="n1") if "GPU 0" in a.detail], "it waits for values")
+        wait_until(
+            lambda: [a for a in scene.store.actions.newest(node="n1") if "GPU 0" in a.detail], "it waits for values"
+        )
         scene.now_ms += FRESH_MS + 1
         scene.telemetry = lost(scene.now_ms, 0)
         done = scene.wait(Act.RESUME)
@@ -107,7 +109,9 @@ def test_values_that_come_a_moment_after_its_probes_are_waited_for(scene: Scene)
         scene.wait_stage(Health.VALIDATING)
         scene.telemetry = NodeNow(ASKED, (ASKED,) * 8)  # the newest bucket ended before they were asked for
         desk.on_verdicts([verdict(True)])
-        wait_until(lambda: [a for a in scene.store.actions(node="n1") if "no values now" in a.detail], "it waits")
+        wait_until(
+            lambda: [a for a in scene.store.actions.newest(node="n1") if "no values now" in a.detail], "it waits"
+        )
         assert not undrained(scene)
         scene.telemetry = None
         scene.wait_stage(Health.HEALTHY)
@@ -124,7 +128,9 @@ def test_a_node_that_is_read_every_5_min_is_waited_for_until_its_next_reading(
         scene.wait_stage(Health.VALIDATING)
         scene.telemetry = NodeNow(ASKED - 240_000, (ASKED - 240_000,) * 8, late_ms=900_000)
         desk.on_verdicts([verdict(True)])
-        wait_until(lambda: [a for a in scene.store.actions(node="n1") if "no values now" in a.detail], "it waits")
+        wait_until(
+            lambda: [a for a in scene.store.actions.newest(node="n1") if "no values now" in a.detail], "it waits"
+        )
         scene.now_ms += FRESH_MS + 1  # tried again before others are done
         desk.take([decision(node="n2", id_="d2")])
         scene.wait_stage(Health.VALIDATING, "n2")
@@ -137,12 +143,15 @@ def test_a_node_that_is_read_every_5_min_is_waited_for_until_its_next_reading(
 def test_after_an_xid_79_it_waits_for_a_boot_and_then_goes_on_by_itself(scene: Scene, restarted: bool) -> None:
     scene.incidents["inc1"] = replace(incident(), detectors=("xid",), gpu=0)
     booted(scene, T0 - 86_400_000, "A")
-    scene.store.write_events([xid()])
+    scene.store.events.write([xid()])
     scene.now_ms = ASKED
     with scene.desk() as desk:
         desk.take([decision()])
-        wait_until(lambda: scene.store.duties().get("n1") and scene.store.duties()["n1"].waits_for, "it is held")
-        duty = scene.store.duties()["n1"]
+        wait_until(
+            lambda: scene.store.outages.current().get("n1") and scene.store.outages.current()["n1"].waits_for,
+            "it is held",
+        )
+        duty = scene.store.outages.current()["n1"]
         assert (duty.stage, duty.waits_for) == (Health.DRAINED, WaitsFor.REBOOT)
         assert duty.reason.startswith(
             "held for a reboot: XID 79 on GPU 0 at 2027-01-15T08:00:00.000Z needs a reboot; the node's last boot is"
@@ -161,7 +170,7 @@ def test_after_an_xid_79_it_waits_for_a_boot_and_then_goes_on_by_itself(scene: S
         if restarted:
             desk.take([decision(node="n3", id_="d3")])
             scene.wait_stage(Health.VALIDATING, "n3")
-            assert scene.store.duties()["n1"].waits_for is WaitsFor.REBOOT
+            assert scene.store.outages.current()["n1"].waits_for is WaitsFor.REBOOT
             booted(scene, ASKED + 2_000, "B")
             scene.wait_stage(Health.VALIDATING)
         desk.on_verdicts([verdict(True)])
@@ -175,7 +184,7 @@ def test_an_xid_79_that_comes_while_its_probes_run_holds_the_return(scene: Scene
     with scene.desk() as desk:
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
-        scene.store.write_events([xid(ASKED + 1, gpu=5)])
+        scene.store.events.write([xid(ASKED + 1, gpu=5)])
         desk.on_verdicts([verdict(True)])
         assert scene.wait(Act.RESUME).state is ActionState.FAILED
         assert scene.wait_stage(Health.DRAINED).waits_for is WaitsFor.REBOOT
@@ -184,12 +193,15 @@ def test_an_xid_79_that_comes_while_its_probes_run_holds_the_return(scene: Scene
 
 def test_where_the_agent_reports_no_boots_a_person_decides(scene: Scene) -> None:
     booted(scene, T0 - 86_400_000, "")
-    scene.store.write_events([xid()])
+    scene.store.events.write([xid()])
     scene.now_ms = ASKED
     with scene.desk() as desk:
         desk.take([decision()])
-        wait_until(lambda: scene.store.duties().get("n1") and scene.store.duties()["n1"].waits_for, "it is held")
-        duty = scene.store.duties()["n1"]
+        wait_until(
+            lambda: scene.store.outages.current().get("n1") and scene.store.outages.current()["n1"].waits_for,
+            "it is held",
+        )
+        duty = scene.store.outages.current()["n1"]
         assert duty.waits_for is WaitsFor.PERSON
         assert (
             "the node's agent reports no boots. When it has rebooted: drover resume n1 --why TEXT --force"
@@ -198,23 +210,26 @@ def test_where_the_agent_reports_no_boots_a_person_decides(scene: Scene) -> None
         forced, _ = desk.resume("n1", "I have rebooted it", "ann", True)
         assert forced is not None
         assert desk.wait(forced, 20).state is ActionState.DONE
-    duty = scene.store.duties()["n1"]
+    duty = scene.store.outages.current()["n1"]
     assert (is_out(duty), duty.waits_for) == (False, WaitsFor.NOTHING)
 
 
 @pytest.mark.parametrize("by", ["reset", "boot", "telemetry"])
 def test_an_xid_that_needs_a_reset_waits_for_one_or_for_a_boot(scene: Scene, by: str) -> None:
     booted(scene, T0 - 86_400_000, "A")
-    scene.store.write_events([xid(code="95", gpu=3)])
+    scene.store.events.write([xid(code="95", gpu=3)])
     scene.now_ms = ASKED
     with scene.desk() as desk:
         desk.take([decision()])
-        wait_until(lambda: scene.store.duties().get("n1") and scene.store.duties()["n1"].waits_for, "it is held")
-        assert scene.store.duties()["n1"].waits_for is WaitsFor.RESET
+        wait_until(
+            lambda: scene.store.outages.current().get("n1") and scene.store.outages.current()["n1"].waits_for,
+            "it is held",
+        )
+        assert scene.store.outages.current()["n1"].waits_for is WaitsFor.RESET
         match by:
             case "reset":
                 made = Action("a9", "", "", "n1", Act.RESET, "commands", ActionState.DONE, ASKED + 1, by="ann")
-                scene.store.write_actions([made])
+                scene.store.actions.write([made])
             case "boot":
                 booted(scene, ASKED + 1, "B")
             case "telemetry":
@@ -272,7 +287,7 @@ def passes_and_is_contradicted(scene: Scene, desk: ActionDispatcher, request: st
 
 
 def validations(scene: Scene) -> int:
-    return len([d for d in scene.store.duty_history("n1") if d.stage is Health.VALIDATING])
+    return len([d for d in scene.store.outages.history("n1") if d.stage is Health.VALIDATING])
 
 
 def test_a_port_that_stays_down_has_its_node_probed_again_when_it_is_up_and_not_before(scene: Scene) -> None:

@@ -84,7 +84,9 @@ def test_a_node_whose_reset_runs_comes_back_when_it_has_ended(store: Store, prog
         asked = desk.drain("n1", Act.RESET, "XID 119", "ann")
         assert program.running.wait(20)
         desk.on_verdicts([verdict(True)])
-        wait_until(lambda: [a for a in store.actions(node="n1") if a.detail.endswith("its reset runs")], "it waits")
+        wait_until(
+            lambda: [a for a in store.actions.newest(node="n1") if a.detail.endswith("its reset runs")], "it waits"
+        )
         assert "DRAIN" in scene.slurm.held["n1"].states
         program.free.set()
         assert desk.wait(asked, 20).state is ActionState.DONE
@@ -112,7 +114,7 @@ def test_the_scheduler_is_asked_right_before_a_reset(store: Store, program: Prog
             scene.slurm.start("n1", "17")
         else:
             scene.slurm.drain_by("n1", "root", "new cables")
-        assert scene.store.duties()["n1"].stage is Health.VALIDATING, "nothing of it is known here"
+        assert scene.store.outages.current()["n1"].stage is Health.VALIDATING, "nothing of it is known here"
         ended = desk.wait(desk.drain("n1", act, "XID 119", "ann"), 20)
         assert ended.state is ActionState.FAILED
         said = "jobs run on n1: 17" if what == "a job runs" else "does not have n1 as drained by Drover"
@@ -128,7 +130,9 @@ def test_a_scheduler_that_does_not_answer_delays_a_reset(store: Store, program: 
     with validated(store) as (scene, desk):
         scene.slurm.away = True
         asked = desk.drain("n1", Act.REBOOT, "XID 79", "ann")
-        wait_until(lambda: [a for a in store.actions(node="n1") if "Slurm does not answer" in a.detail], "it waits")
+        wait_until(
+            lambda: [a for a in store.actions.newest(node="n1") if "Slurm does not answer" in a.detail], "it waits"
+        )
         assert program.nodes == []
         scene.slurm.away = False
         assert desk.wait(asked, 20).state is ActionState.DONE

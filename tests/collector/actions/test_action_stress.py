@@ -80,7 +80,7 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
         desk.take([decision(node) for node in NODES])
 
         def left() -> set[str]:
-            return {action.node for action in store.intended_actions()}
+            return {action.node for action in store.actions.intended()}
 
         refused = {node for node in NODES if kind(node) == REFUSES}
         wait_until(lambda: len(slurm.tries) == 120 and left() == refused, "all others have ended", 30)
@@ -88,14 +88,14 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
         wait_until(lambda: not left(), "those that Slurm refuses are given up")
     finally:
         desk.stop()
-    found = {action.node: action for action in store.actions()}
+    found = {action.node: action for action in store.actions.newest()}
     assert set(found) == set(NODES)
     for node, action in found.items():
         drained = kind(node) in (DONE, TIMES_OUT)
         assert action.state is (ActionState.DONE if drained else ActionState.FAILED), action
         assert action.detail.startswith(REASONS[kind(node)]), action
         assert sum(effect.startswith(node) for effect in slurm.effects) == drained, "done once, or not at all"
-    assert {node for node, duty in store.duties().items() if duty.stage is Health.DRAINING} == {
+    assert {node for node, duty in store.outages.current().items() if duty.stage is Health.DRAINING} == {
         node for node in NODES if kind(node) in (DONE, TIMES_OUT)
     }
     assert desk.leaving == set()
@@ -217,17 +217,17 @@ def test_what_is_done_is_never_given_up_though_slurm_goes_away_right_after(
         wait_until(lambda: any(job.tries > 2 for job in desk._workers["slurm"]._jobs.values()), "tried again")
         slurm.away = False
         desk.step = lambda _: None
-        wait_until(lambda: [a.state for a in store.actions()] == [ActionState.DONE], "it is told as done")
+        wait_until(lambda: [a.state for a in store.actions.newest()] == [ActionState.DONE], "it is told as done")
     finally:
         desk.stop()
-    assert store.duties()["n000"].stage is Health.DRAINING
+    assert store.outages.current()["n000"].stage is Health.DRAINING
 
 
 def test_one_that_passed_and_cannot_be_put_back_is_shown_as_such(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     slurm, now_ms = SlurmStandIn("n000"), [T0]
     slurm.drain_by("n000", "root", "drover:i1: xid")
-    store.write_duties([NodeOutage("n000", Health.VALIDATING, T0, "i1", "xid", "drover", 0)])
+    store.outages.write([NodeOutage("n000", Health.VALIDATING, T0, "i1", "xid", "drover", 0)])
     actuator = SlurmActuator(slurm, 10_000)
     desk = ActionDispatcher(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9)
     desk.now_of = lambda _: NodeNow(now_ms[0] + 1, (now_ms[0] + 1,))
@@ -237,10 +237,10 @@ def test_one_that_passed_and_cannot_be_put_back_is_shown_as_such(store: Store, m
         desk.on_verdicts([ProbeVerdict("r1", "n000", None, True, "", "all good", T0, ProbeReason.VALIDATE, "i1")])
         wait_until(lambda: desk.troubles, "Slurm is away")
         now_ms[0] += 601_000
-        wait_until(lambda: store.duties()["n000"].stage is Health.DRAINED, "it is given up")
+        wait_until(lambda: store.outages.current()["n000"].stage is Health.DRAINED, "it is given up")
     finally:
         desk.stop()
-    assert "it could not be put back: given up after" in store.duties()["n000"].reason
+    assert "it could not be put back: given up after" in store.outages.current()["n000"].reason
     assert slurm.held["n000"].states == {"IDLE", "DRAIN"}
 
 

@@ -127,11 +127,11 @@ class Scene:
 
     def decide(self, desk: ActionDispatcher, wanted: RecommendedAction) -> None:
         made = decision(wanted, NODE, f"d-{self.id}", of=self.id)
-        self.store.write_decisions([made])
+        self.store.decisions.write([made])
         desk.take([made])
 
     def actions(self, act: Act) -> list[Action]:
-        return [a for a in self.store.actions(incident=self.id) if a.action is act]
+        return [a for a in self.store.actions.newest(incident=self.id) if a.action is act]
 
     def ended(self, act: Act) -> Action:
         wait_until(lambda: [a for a in self.actions(act) if a.state is not ActionState.INTENDED], f"{act} has ended")
@@ -176,4 +176,4 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
                 assert duty is not None
                 assert duty.stage in (Health.DRAINING, Health.DRAINED)
                 assert duty.incident_id == scene.id
-                store.write_duties([type(duty)(NODE, Health.HEALTHY, T0, scene.id, "the next begins")])
+                store.outages.write([type(duty)(NODE, Health.HEALTHY, T0, scene.id, "the next begins")])

@@ -103,16 +103,16 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
     desk.start()
     try:
         asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
-        wait_until(lambda: store.action_history(asked.id)[-1].detail, "the first try is over")
+        wait_until(lambda: store.actions.history(asked.id)[-1].detail, "the first try is over")
         assert desk.duties["gpu01"].stage is Health.DRAINING
-        tried = store.action_history(asked.id)[-1]
+        tried = store.actions.history(asked.id)[-1]
         assert tried.state is state
         assert "default/a" in tried.detail
 
         back, _ = desk.resume("gpu01", "wrong node", "ann", force=True)
         assert back is not None
         assert desk.wait(back, 20).state is ActionState.DONE
-        wait_until(lambda: store.action_history(asked.id)[-1].state is ActionState.FAILED, "the isolation is dropped")
+        wait_until(lambda: store.actions.history(asked.id)[-1].state is ActionState.FAILED, "the isolation is dropped")
         assert desk.duties["gpu01"].stage is Health.HEALTHY
         assert actuator.observe("gpu01").service is Service.IN
     finally:
@@ -162,7 +162,7 @@ def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
         assert desk.wait(desk.drain("gpu01", Act.DRAIN, "slow", "ann"), 20).state is ActionState.DONE
         wait_until(lambda: desk.duties["gpu01"].stage is Health.DRAINED, "it is empty")
         server.cordon(False)
-        wait_until(lambda: store.audit(subject="gpu01"), "it is told")
+        wait_until(lambda: store.audit.read(subject="gpu01"), "it is told")
         server.cordon()
         back, _ = desk.resume("gpu01", "well again", "ann", force=True)
         assert back is not None
@@ -171,7 +171,7 @@ def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
     finally:
         desk.stop()
     assert server.node["spec"] == {"taints": [], "unschedulable": True}
-    (line,) = store.audit(subject="gpu01")
+    (line,) = store.audit.read(subject="gpu01")
     assert (line.what, line.by) == ("uncordon", "somebody else")
 
 

@@ -100,7 +100,7 @@ def validating(scene: Scene) -> None:
     """n1 is out for inc1, and its probes were asked for at ASKED."""
     scene.now_ms = ASKED
     scene.wait_stage(Health.VALIDATING)
-    assert scene.store.duties()["n1"].asked_ms == ASKED
+    assert scene.store.outages.current()["n1"].asked_ms == ASKED
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same desk", "desk restarted"])
@@ -135,17 +135,19 @@ def test_a_fault_that_opens_while_its_probes_run_withholds_the_return_once_and_t
         assert scene.stage() is Health.DRAINED, "news may go on"
         scene.now_ms = ASKED + 60_001
         scene.wait_stage(Health.VALIDATING)
-        assert scene.store.duties()["n1"].asked_ms == ASKED + 60_001, "a validation of its own"
+        assert scene.store.outages.current()["n1"].asked_ms == ASKED + 60_001, "a validation of its own"
         desk.on_verdicts(told)  # of the probes before
-        scene.store.write_findings([])
+        scene.store.findings.write([])
         scene.incidents["inc3"] = later("inc3", ASKED + 70_000)
         desk.on_verdicts([replace(verdict(True), request="second")])
-        wait_until(lambda: scene.store.duties()["n1"].reason.startswith("not validated: it passed"), "it waits")
+        wait_until(
+            lambda: scene.store.outages.current()["n1"].reason.startswith("not validated: it passed"), "it waits"
+        )
         scene.now_ms += 600_000
         action, _ = desk.resume("n1", "I looked", "ann", True)
         assert action is not None
         assert desk.wait(action, 20).state is ActionState.DONE, "a person may"
-    assert scene.store.duties()["n1"].asked_ms == 0
+    assert scene.store.outages.current()["n1"].asked_ms == 0
     assert [e for e in scene.slurm.effects if e.startswith("n1 state=undrain")] == ["n1 state=undrain"]
 
 
@@ -161,7 +163,7 @@ def test_after_a_pass_that_speaks_for_all_it_comes_back(scene: Scene) -> None:
         scene.now_ms = ASKED + 60_001
         scene.wait_stage(Health.VALIDATING)
         scene.incidents["inc3"] = later("inc3", ASKED + 70_000)
-        scene.store.write_decisions([decision(id_="d3", of="inc3", outcome="rejected")])
+        scene.store.decisions.write([decision(id_="d3", of="inc3", outcome="rejected")])
         desk.on_verdicts([replace(verdict(True), request="second")])
         duty = scene.wait_stage(Health.HEALTHY)
     assert (duty.asked_ms, duty.reason) == (ASKED + 60_001, "passed its validation: passed: True")
@@ -178,7 +180,7 @@ def test_stored_events_and_findings_speak_against_it_right_before_its_effect(sce
         desk.on_verdicts([verdict(True)])
         wait_until(lambda: "slurm" in desk.troubles, "it waits")
         scene.now_ms += 5_000
-        scene.store.write_events([xid(ASKED + 5_000, gpu=3, code="171")])  # which needs no reset
+        scene.store.events.write([xid(ASKED + 5_000, gpu=3, code="171")])  # which needs no reset
         scene.slurm.away = False
         done = scene.wait(Act.RESUME)
     assert (done.state, "xid/xid_79 of GPU 3 (incident inc1) was told again" in done.detail) == (
@@ -190,12 +192,12 @@ def test_stored_events_and_findings_speak_against_it_right_before_its_effect(sce
 def test_probes_that_were_asked_for_earlier_count_from_then(scene: Scene) -> None:
     """Those of a node that is drained anew may be open still."""
     order = ProbeOrder("request-n1", "n1", (), "standard", (), ProbeReason.VALIDATE, "asked", T0 + 1, "inc1")
-    scene.store.write_probe_orders([order, replace(order, state="sent", ts_ms=T0 + 2)])
+    scene.store.probes.orders.write([order, replace(order, state="sent", ts_ms=T0 + 2)])
     with scene.desk() as desk:
         scene.now_ms = ASKED
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
-        assert scene.store.duties()["n1"].asked_ms == T0 + 1
+        assert scene.store.outages.current()["n1"].asked_ms == T0 + 1
 
 
 def test_what_a_person_has_drained_only_a_person_puts_back(scene: Scene) -> None:
@@ -214,7 +216,7 @@ def test_what_a_person_has_drained_only_a_person_puts_back(scene: Scene) -> None
         assert duty.reason == "fan at noon; out before that: xid/xid_79: GPU 3 fell off the bus"
         desk.on_verdicts([verdict(True)])
         assert "ann drains it by hand" in scene.wait(Act.RESUME).detail
-        assert scene.store.duties()["n1"] == duty, "and says so still"
+        assert scene.store.outages.current()["n1"] == duty, "and says so still"
         _, said = desk.resume("n1", "fan is new", "bob", False)
         assert "when it passes" in said
         desk.on_verdicts([replace(verdict(True), request="asked for by bob")])
@@ -232,7 +234,7 @@ def test_a_drain_by_hand_that_waits_behind_a_return_withholds_it(scene: Scene) -
         scene.slurm.away = False
         assert desk.wait(asked, 20).state is ActionState.DONE
         assert scene.wait(Act.RESUME).state is ActionState.FAILED
-        wait_until(lambda: scene.store.duties()["n1"].by == "ann", "she keeps it out")
+        wait_until(lambda: scene.store.outages.current()["n1"].by == "ann", "she keeps it out")
     assert not [e for e in scene.slurm.effects if "undrain" in e]
 
 
@@ -250,7 +252,7 @@ def test_a_return_that_a_person_forces_is_not_drovers_own_that_waits(scene: Scen
         scene.slurm.away = False
         assert desk.wait(forced, 20).state is ActionState.DONE
     assert [e for e in scene.slurm.effects if "undrain" in e] == ["n1 state=undrain"]
-    assert scene.store.duties()["n1"].by == "ann"
+    assert scene.store.outages.current()["n1"].by == "ann"
 
 
 def test_one_in_repair_or_with_a_person_already_stays_as_it_is() -> None:

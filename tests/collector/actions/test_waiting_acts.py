@@ -74,7 +74,7 @@ class Site:
         """XID 79 on a GPU of it; returns what is decided."""
         self.now_ms += 1000
         event = Event(f"{node}/79", self.now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=self.now_ms)
-        self.store.write_events([event])
+        self.store.events.write([event])
         pipeline.take_events([event])
         pipeline._judge.submit(pipeline.judge_events).result(60)
         return next(d for (_, at), d in pipeline.engine.decider.standing.items() if at == node)
@@ -111,7 +111,7 @@ async def test_what_people_take_out_while_slurm_is_away_counts_for_what_drover_d
         assert (held.outcome, held.reason[: len(HELD)]) == ("held", HELD)
         site.slurm.away = False
         await until(lambda: site.drained(), "Slurm is back")
-        await until(lambda: not site.store.intended_actions(), "all is done")
+        await until(lambda: not site.store.actions.intended(), "all is done")
     finally:
         await pipeline.stop()
     assert site.drained() == {"n000"}
@@ -161,7 +161,7 @@ async def test_who_asks_while_anothers_wish_is_being_stored_is_held_by_it(site: 
         asked(pipeline, "n000")
         assert HELD in told[0]
         assert told[1] == "held"
-        await until(lambda: site.store.duties().get("n000") is not None, "it is out")
+        await until(lambda: site.store.outages.current().get("n000") is not None, "it is out")
         with pytest.raises(RefusalError, match=HELD):
             asked(pipeline, "n001")
     finally:
@@ -183,7 +183,7 @@ async def test_what_waits_is_not_done_when_the_mode_was_lowered_meanwhile(
     site.slurm.away = True
     assert site.falls(pipeline, "n005").outcome == "act"
     asked(pipeline, "n000")
-    await until(lambda: len(site.store.intended_actions()) == 2, "both wait for Slurm")
+    await until(lambda: len(site.store.actions.intended()) == 2, "both wait for Slurm")
     lowered = replace(policy, mode=mode)
     if restarted:
         await pipeline.stop()
@@ -194,13 +194,13 @@ async def test_what_waits_is_not_done_when_the_mode_was_lowered_meanwhile(
         pipeline.engine.set_policy(lowered)
         site.falls(pipeline, "n006")
     site.slurm.away = False
-    await until(lambda: not site.store.intended_actions(), "nothing waits any more")
+    await until(lambda: not site.store.actions.intended(), "nothing waits any more")
     await pipeline.stop()
     assert site.drained() == {"n000"}
-    (drain,) = site.store.actions(node="n005")
+    (drain,) = site.store.actions.newest(node="n005")
     assert (drain.action, drain.state) == (Act.DRAIN, ActionState.FAILED)
     assert "not done: " in drain.detail
-    assert site.store.duties()["n000"].stage in (Health.DRAINING, Health.DRAINED)
+    assert site.store.outages.current()["n000"].stage in (Health.DRAINING, Health.DRAINED)
 
 
 @pytest.mark.parametrize("wanted", [RecommendedAction.ADVISE, RecommendedAction.WATCH])
@@ -215,18 +215,18 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
     try:
         site.slurm.away = True
         assert site.falls(pipeline, "n005").outcome == "act"
-        await until(lambda: site.store.intended_actions(), "it waits for Slurm")
+        await until(lambda: site.store.actions.intended(), "it waits for Slurm")
         milder = replace(policy, rules=(Rule(wanted, "they are mended here", xid=(79,)),))
         pipeline.policy = milder
         pipeline.engine.set_policy(milder)
         site.now_ms += 1000
         pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(60)
         site.slurm.away = False
-        await until(lambda: not [a for a in site.store.intended_actions() if a.action is Act.DRAIN], "it has ended")
+        await until(lambda: not [a for a in site.store.actions.intended() if a.action is Act.DRAIN], "it has ended")
     finally:
         await pipeline.stop()
     assert site.drained() == set()
-    drain = next(a for a in site.store.actions(node="n005") if a.action is Act.DRAIN)
+    drain = next(a for a in site.store.actions.newest(node="n005") if a.action is Act.DRAIN)
     assert drain.state is ActionState.FAILED
     assert f"not done: the policy wants {wanted} now, not drain" in drain.detail
 
@@ -252,11 +252,11 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
         await until(lambda: "slurm" in desk.troubles, "it waits for Slurm")
         site.slurm.held["n005"] = well
         site.slurm.away = False
-        await until(lambda: not site.store.intended_actions(), "it has ended")
+        await until(lambda: not site.store.actions.intended(), "it has ended")
     finally:
         await pipeline.stop()
     assert site.drained() == set()
-    drain = next(a for a in site.store.actions(node="n005") if a.action is Act.DRAIN)
+    drain = next(a for a in site.store.actions.newest(node="n005") if a.action is Act.DRAIN)
     assert drain.state is ActionState.FAILED
     assert "its scheduler hears the node" in drain.detail
 
@@ -279,4 +279,4 @@ async def test_a_yes_that_comes_after_the_mode_was_lowered_begins_nothing(site: 
         assert [d.outcome for d in outcome.decisions] == ["approved", "would_act"]
     finally:
         await pipeline.stop()
-    assert (site.drained(), site.store.actions()) == (set(), [])
+    assert (site.drained(), site.store.actions.newest()) == (set(), [])

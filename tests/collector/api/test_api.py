@@ -48,9 +48,9 @@ def against(store_root: Path) -> Iterator[Callable[[Check], None]]:
 
 def test_status(against: Against) -> None:
     async def check(fleet: Served) -> None:
-        fleet.store.asked_s = -math.inf
+        fleet.store.last_query.at_s = -math.inf
         status = await fleet.stub.GetStatus(pb.StatusRequest())
-        assert fleet.store.asked_s > 0  # what comes in is stored sooner while a page is open
+        assert fleet.store.last_query.at_s > 0  # what comes in is stored sooner while a page is open
         assert (status.fleet, status.mode, status.policy) == ("small", "observe", "nvidia")
         assert (status.nodes_expected, status.nodes_reporting, status.gpus_expected) == (4, 3, 8)
         assert dict(status.gpus_by_health) == {"healthy": 5, "confirmed": 1, "unknown": 2}
@@ -232,8 +232,8 @@ def test_what_became_absent_is_unknown_at_once_and_until_it_comes_back(store: St
             before = await fleet.stub.GetPicture(pb.PictureRequest(color_by="power_w"))
             cells = np.frombuffer(before.cells, np.uint8)
             assert cells[4] > 0  # n1 GPU 0
-            store.write_absences([Absence("n1", 0, "power_w", "lost", END)])
-            store.write_absences([Absence("n1", 1, "power_w", "lost", END - 5000)])  # its end was never told
+            store.absences.write([Absence("n1", 0, "power_w", "lost", END)])
+            store.absences.write([Absence("n1", 1, "power_w", "lost", END - 5000)])  # its end was never told
             fleet.facts._kept.clear()
             after = await fleet.stub.GetPicture(pb.PictureRequest(color_by="power_w"))
             assert np.isnan(np.frombuffer(after.values, "<f4")[4:6]).tolist() == [True, False]
@@ -375,7 +375,7 @@ def test_an_act_does_not_wait_for_slow_questions(against: Against, monkeypatch: 
             return pb.Layout()
 
         monkeypatch.setattr(api_fleet, "get_layout", slow)
-        questions = [asyncio.ensure_future(fleet.stub.GetLayout(pb.LayoutRequest())) for _ in range(api.THREADS)]
+        questions = [asyncio.ensure_future(fleet.stub.GetLayout(pb.LayoutRequest())) for _ in range(api.READ_THREADS)]
         try:
             for _ in questions:
                 assert await asyncio.to_thread(begun.acquire, timeout=30)

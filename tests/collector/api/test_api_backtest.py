@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from drover_collector.api import backtest as api_backtest
+from drover_collector.api import decisions as api_decisions
 from drover_collector.api.snapshot import DAY_MS, ApiSnapshot
 from drover_collector.policy.policy import PRESETS, Policy
 from drover_core.model.events import Incident, RecommendedAction
@@ -27,7 +27,7 @@ def asked(present: Policy, *incidents: Incident) -> pb.BacktestReply:
         incidents=lambda since_ms: [i for i in incidents if i.closed_ms is None or i.closed_ms >= since_ms],
         once=lambda _key, _seconds, make: make(),
     )  # fmt: skip
-    return api_backtest.backtest_policies(cast(ApiSnapshot, facts))
+    return api_decisions.backtest_policies(cast(ApiSnapshot, facts))
 
 
 def told(reply: pb.BacktestReply) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_a_preset_that_is_in_force_stands_there_once(mode: str) -> None:
 
 
 def test_of_too_many_the_newest_are_decided_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_backtest, "MOST", 1)
+    monkeypatch.setattr(api_decisions, "BACKTEST_INCIDENTS", 1)
     reply = asked(policy(), *past(GONE, PROGRAM))
     assert (reply.incidents, reply.total, reply.since_ms) == (1, 2, PROGRAM.opened_ms)
     assert told(reply)["strict"] == (["n001"], 1, 1.0)

@@ -70,7 +70,7 @@ class Fleet:
         """An XID 79 that is asked about."""
         self.now_ms += 1000
         event = Event(f"{node}/{number}", self.now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=self.now_ms)
-        self.store.write_events([event])
+        self.store.events.write([event])
         self.pipeline.take_events([event])
         self.pipeline.judge_events()
         (asked,) = [d for d in api_decisions.pending(self.facts) if d.node == node]
@@ -96,7 +96,7 @@ def opened(store_root: Path) -> Iterator[Store]:
 @pytest.fixture
 def subject(opened: Store) -> Fleet:
     for table in ("events", "judged_events", "incidents", "decisions", "approvals", "audit", "duties", "actions"):
-        opened._clients.command(f"TRUNCATE TABLE {table}")
+        opened.clients.command(f"TRUNCATE TABLE {table}")
     return Fleet(opened)
 
 
@@ -107,7 +107,7 @@ def test_a_person_approves_and_all_of_it_is_stored_with_name_and_reason(subject:
     assert all("Bo (anna): seen the log" in d.reason for d in made)
     assert [d.outcome for d in subject.listed()] == ["pending_approval", "act", "approved"]
     assert [d.id for d in subject.listed("pending_approval")] == [other.id]
-    (approval,) = subject.store.approvals()
+    (approval,) = subject.store.decisions.approvals()
     assert (approval.decision_id, approval.approved, approval.by) == (asked.id, True, "Bo (anna)")
     detail = api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=asked.incident_id), True)
     (line,) = [from_json(Audit, text) for text in detail.audit_json]
@@ -136,7 +136,7 @@ def test_what_cannot_be_answered_says_why(subject: Fleet, decision: str, why: st
 
 def test_a_question_that_was_asked_anew_is_not_said_to_wait(subject: Fleet) -> None:
     asked = subject.fault("n001", 1)
-    subject.store.write_decisions([replace(asked, id="ab12", ts_ms=asked.ts_ms - 1, outcome="pending_approval")])
+    subject.store.decisions.write([replace(asked, id="ab12", ts_ms=asked.ts_ms - 1, outcome="pending_approval")])
     with pytest.raises(RefusalError, match="decision ab12 has been replaced by a newer one"):
         subject.answer("ab12", "yes")
 
@@ -163,7 +163,7 @@ def test_the_audit_tells_what_drover_decided_and_did_beside_what_people_did(subj
                   why="xid/xid_79: gone")  # fmt: skip
     by_hand = Action("a2", "", "", "n005", Act.DRAIN, "slurm", ActionState.DONE, T0 + 6000, by="anna", why="a fan")
     gave_up = replace(by_hand, id="a3", state=ActionState.FAILED, detail="given up after 9 tries", ts_ms=T0 + 7000)
-    subject.store.write_actions([done, by_hand, gave_up])
+    subject.store.actions.write([done, by_hand, gave_up])
 
     def told(**about: Any) -> list[tuple[str, str, str]]:
         reply = api_decisions.list_audit(subject.facts, pb.AuditRequest(since_ms=1, **about))
@@ -189,7 +189,7 @@ def test_the_audit_tells_what_drover_decided_and_did_beside_what_people_did(subj
 
 
 def test_a_nodes_changes_of_health_are_told_with_their_reasons(subject: Fleet) -> None:
-    subject.store._clients.command("TRUNCATE TABLE health")
+    subject.store.clients.command("TRUNCATE TABLE health")
     asked = subject.fault("n001", 1)
     told = api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001", health_from_ms=1)).health
     seen = [(c.ts_ms, c.gpu if c.HasField("gpu") else None, c.health, c.incident_id) for c in told]
@@ -208,7 +208,7 @@ def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, mon
     subject.now_ms += 1
     with pytest.raises(RefusalError, match="waits no more; nothing was done"):
         subject.answer(asked.id, "leave it", yes=False)
-    assert [(line.what, line.why) for line in subject.store.audit()] == [
+    assert [(line.what, line.why) for line in subject.store.audit.read()] == [
         ("reject (too late)", "leave it"), ("approve", "gone for good"),
     ]  # fmt: skip
 
@@ -221,9 +221,9 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     )
     subject.pipeline._judge.submit(lambda: None).result(10)
     assert subject.pipeline.engine.health_of("n001") == (Health.DRAINED, "drained")
-    opened.write_duties([NodeOutage("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
+    opened.outages.write([NodeOutage("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")])
     why = "resume withheld: it passed; but since its probes were asked for xid was found"
-    opened.write_duties(
+    opened.outages.write(
         [
             NodeOutage(
                 "n003",
@@ -237,7 +237,7 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
             NodeOutage("n005", Health.HEALTHY, subject.now_ms, "inc5", "put back by a person"),
         ]
     )
-    opened.write_approvals([Approval(third.id, subject.now_ms, "anna", False, "stopped in between")])
+    opened.decisions.write_approvals([Approval(third.id, subject.now_ms, "anna", False, "stopped in between")])
     again = Fleet(opened)
     again.now_ms = subject.now_ms + 1000
 
@@ -272,7 +272,7 @@ def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet,
             await again.pipeline.stop()
 
         asyncio.run(run())
-        return [(line.by, line.detail) for line in opened.audit(what="policy")]
+        return [(line.by, line.detail) for line in opened.audit.read(what="policy")]
 
     (first,) = start()
     assert first == ("the collector's start", "mode approve, act.mode enforce, 0 rules; the one before is not known")
@@ -304,7 +304,7 @@ def test_a_changed_policy_holds_from_the_second_look_on_and_a_bad_one_changes_no
     poll(watched)
     assert (watched.policy.name, watched.engine.policy.mode) == ("ours", "enforce")
     assert "policy" not in watched.ticks.troubles
-    (line,) = [line for line in opened.audit(what="policy") if line.by == "the policy's file"]
+    (line,) = [line for line in opened.audit.read(what="policy") if line.by == "the policy's file"]
     assert line.subject == "ours"
     assert "mode: approve -> enforce" in line.detail
 
@@ -335,7 +335,7 @@ def test_a_changed_policy_holds_though_the_store_hangs(
     pipeline = Fleet(opened, PolicyWatch(path)).pipeline
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
     free, writers = threading.Event(), []
-    write_audit = opened.write_audit
+    write_audit = opened.audit.write
 
     def hanging(lines: list[Audit]) -> None:
         writers.append(threading.current_thread())
@@ -343,7 +343,7 @@ def test_a_changed_policy_holds_though_the_store_hangs(
             free.wait(20)
         write_audit(lines)
 
-    monkeypatch.setattr(opened, "write_audit", hanging)
+    monkeypatch.setattr(opened.audit, "write", hanging)
     path.write_text('mode = "observe"  # something is wrong here, at 3 a.m.\n')
     poll(pipeline)
     assert pipeline.engine.policy.mode == "observe"
@@ -360,5 +360,5 @@ def test_a_defect_in_reading_the_policy_costs_no_bucket(opened: Store, monkeypat
         raise KeyError("a bug")
 
     monkeypatch.setattr(pipeline._watch, "poll", wrong)
-    pipeline.judge_bucket(opened.bucket(pipeline.index, T0))
+    pipeline.judge_bucket(opened.buckets.read(pipeline.index, T0))
     assert (pipeline.ticks.done, pipeline.ticks.failures) == (1, 1)

@@ -79,8 +79,8 @@ def test_an_export_is_a_case(against: Against) -> None:
 def test_who_asks_for_inventories_gets_what_nodes_told(store: Store) -> None:
     async def scenario() -> None:
         async with served(store) as fleet:
-            store.write_inventory("n1", T0 - 1000, {"driver_version": "570"})
-            store.write_inventory("stranger", T0 - 1000, {"driver_version": "1"})
+            store.inventories.write_one("n1", T0 - 1000, {"driver_version": "570"})
+            store.inventories.write_one("stranger", T0 - 1000, {"driver_version": "1"})
             files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW, inventory=True))
             told = [json.loads(line) for line in b"".join(files["inventory.jsonl"]).splitlines()]
             assert {"ts": iso(T0 - 1000), "node": "n1", "inventory": {"driver_version": "570"}} in told

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drover_collector.api.inventory import inventory_peers
+from drover_collector.api.nodes import inventory_peers
 from drover_collector.detectors._lib.inventory import Inventory
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.fleet import FleetSpec, NodeSpec

@@ -72,7 +72,7 @@ def facts(store_root: Path) -> Iterator[ApiSnapshot]:
     links = [(node.name, link.link) for node in index.nodes for link in node.links]
     _store_links(store, links)
     jobs = seen.buckets[-1].jobs
-    store.write_holdings(
+    store.jobs.write_holdings(
         [
             Holding(*index.member(g), seen.buckets[-1].job_names[jobs[g]], START_MS - 3_600_000)
             for g in range(index.gpu_count) if jobs[g] >= 0
@@ -86,7 +86,7 @@ def facts(store_root: Path) -> Iterator[ApiSnapshot]:
     for bucket in seen.buckets:
         now[0] = bucket.end_ms + 7000
         pipeline.judge_bucket(bucket)
-    store._parts_at = -1e9  # as after a second: on a fast machine all of this takes less
+    store.rows._parts_at = -1e9  # as after a second: on a fast machine all of this takes less
     yield ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
     store.close()
 
@@ -102,15 +102,15 @@ def _store_links(store: Store, links: list[tuple[str, str]]) -> None:
         EntityRow(entity_id(Scope.WORKLOAD, key), Scope.WORKLOAD, key, key.partition("/")[0], None, link="pretrain")
         for key in names
     ]
-    store.write_entities(rows)
+    store.entities.write(rows)
     ids = np.array([entity_id(Scope.LINK, key) for key in keys], np.uint64)
     zeros = {name: np.zeros(len(ids)) for name in api_fabric.COUNTED}
-    store.write_samples(SampleBatch.of_values(Scope.LINK, ids, np.full(len(ids), START_MS), zeros))
+    store.samples.write(SampleBatch.of_values(Scope.LINK, ids, np.full(len(ids), START_MS), zeros))
     told = {
         "step_time_s": np.array([2.0, 2.5, 2.1]), "tokens_per_step": np.full(3, 4e6), "mfu_ratio": np.full(3, 0.41),
     }  # fmt: skip
     ids = np.array([entity_id(Scope.WORKLOAD, key) for key in names], np.uint64)
-    store.write_samples(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, START_MS + MINUTES * 60_000), told))
+    store.samples.write(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, START_MS + MINUTES * 60_000), told))
 
 
 @pytest.fixture(autouse=True)

@@ -186,7 +186,7 @@ def test_a_person_asks_and_the_order_is_theirs(against: Against) -> None:
     async def check(fleet: Served) -> None:
         ask = pb.ProbeAsk(node=FIRST, gpus=[5, 1], level="standard", probes=["gemm_bf16"], why="slow in job 812")
         asked = await fleet.stub.RequestProbe(ask)
-        (order,) = fleet.store.probe_order(asked.id)
+        (order,) = fleet.store.probes.orders.versions(asked.id)
         assert order == ProbeOrder(
             asked.id, FIRST, (1, 5), "standard", ("gemm_bf16",), ProbeReason.PERSON, "asked", NOW, by="a local user"
         )
@@ -200,8 +200,8 @@ def test_the_order_bears_the_name_of_the_certificate(against: Against, monkeypat
 
     async def check(fleet: Served) -> None:
         asked = await fleet.stub.RequestProbe(pb.ProbeAsk(node=THIRD, level="deep", why="noisy \n fan"))
-        assert fleet.store.probe_order(asked.id)[0].by == "ada"
-        (line,) = [a for a in fleet.store.audit() if a.detail == f"order {asked.id}"]
+        assert fleet.store.probes.orders.versions(asked.id)[0].by == "ada"
+        (line,) = [a for a in fleet.store.audit.read() if a.detail == f"order {asked.id}"]
         assert (line.by, line.what, line.subject, line.why) == ("ada", "probe", THIRD, "noisy fan")
 
     against(check)

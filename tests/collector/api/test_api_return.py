@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.api.return_to_service import judged
+from drover_collector.api.actions import judge_return
 from drover_core.model.events import (
     Health,
     Incident,
@@ -29,7 +29,7 @@ OPEN = Incident(
 
 
 def test_one_that_passed_its_probes_since_is_safe_and_the_story_is_told() -> None:
-    safe, told = judged(OUT, NOW, [], 2_000, [PASSED])
+    safe, told = judge_return(OUT, NOW, [], 2_000, [PASSED])
     assert safe is True
     assert told == [
         "Out since 2026-09-21T14:13:20.000Z, by alex (console): GPU 3 fell off the bus.",
@@ -39,7 +39,7 @@ def test_one_that_passed_its_probes_since_is_safe_and_the_story_is_told() -> Non
 
 
 def test_without_probes_nothing_is_proven() -> None:
-    safe, told = judged(OUT, NOW, [], 2_000, [])
+    safe, told = judge_return(OUT, NOW, [], 2_000, [])
     assert safe is None
     assert "not probed since" in told[-1]
 
@@ -59,27 +59,27 @@ def test_without_probes_nothing_is_proven() -> None:
 def test_what_speaks_against_it_comes_first(
     opened: list[Incident], silent_ms: int, verdicts: list[ProbeVerdict], why: str
 ) -> None:
-    safe, told = judged(OUT, NOW, opened, silent_ms, verdicts)
+    safe, told = judge_return(OUT, NOW, opened, silent_ms, verdicts)
     assert safe is False
     assert told[0] == why
 
 
 def test_probes_that_could_not_be_judged_prove_nothing() -> None:
     unclear = replace(PASSED, passed=None, text="no peers")
-    safe, told = judged(OUT, NOW, [], 2_000, [unclear, replace(unclear, gpu=1, passed=True)])
+    safe, told = judge_return(OUT, NOW, [], 2_000, [unclear, replace(unclear, gpu=1, passed=True)])
     assert safe is None
     assert any("could not be judged" in line for line in told)
 
 
 def test_a_failure_before_the_last_probes_counts_no_more_and_returns_are_told() -> None:
     before = replace(PASSED, request="p0", passed=False)
-    safe, told = judged(replace(OUT, returns=2), NOW, [], 2_000, [before, PASSED])
+    safe, told = judge_return(replace(OUT, returns=2), NOW, [], 2_000, [before, PASSED])
     assert safe is True
     assert told[-1] == "It came back 2 times before, and failed again."
 
 
 def test_what_is_wrong_around_it_is_told_and_is_not_its_own() -> None:
     around = replace(OPEN, scope="rack", node=None, gpu=None, summary="Rack r4 gets hot air")
-    safe, told = judged(OUT, NOW, [around], 2_000, [PASSED])
+    safe, told = judge_return(OUT, NOW, [around], 2_000, [PASSED])
     assert safe is True
     assert told[-1] == "Open around it, not on it: Rack r4 gets hot air"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from drover_collector.api.risk import MEASURED, list_risk, measured
+from drover_collector.api.fleet import MEASURED, list_risk, measured
 from drover_collector.detectors.risk.model import Risk
 from drover_core.model.events import Incident, IncidentKind, Severity
 from drover_proto import fleet_pb2 as pb
@@ -27,7 +27,7 @@ def test_the_measured_figures_are_those_of_the_benchmark() -> None:
         timeout=120,
         check=True,
     )
-    written = json.loads((ROOT / "collector/drover_collector/detectors" / MEASURED).read_text("utf-8"))
+    written = json.loads((ROOT / "collector/drover_collector/detectors/risk" / MEASURED).read_text("utf-8"))
     again = "python benchmarks/bench_risk.py > collector/drover_collector/detectors/risk/measured.json"
     assert written == json.loads(done.stdout), f"the model or the benchmark changed: {again}"
 

@@ -75,7 +75,7 @@ class Fleet:
         """An XID 79; the id of its incident."""
         self.now_ms += 1000
         event = Event(f"{node}/{number}", self.now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=self.now_ms)
-        self.store.write_events([event])
+        self.store.events.write([event])
         self.pipeline.take_events([event])
         self.pipeline.judge_events()
         return next(i.id for i in self.facts.open_incidents() if i.node == node)
@@ -89,7 +89,7 @@ class Fleet:
         return [from_json(Silence, text) for text in reply.silences_json]
 
     def decisions(self, incident: str) -> list[tuple[str, str]]:
-        return [(d.outcome, d.reason) for d in self.store.decisions(incident)]
+        return [(d.outcome, d.reason) for d in self.store.decisions.of_incident(incident)]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def opened(store_root: Path) -> Iterator[Store]:
 @pytest.fixture
 def subject(opened: Store) -> Iterator[Fleet]:
     for table in ("events", "judged_events", "incidents", "decisions", "audit", "silences", "outbox", "health"):
-        opened._clients.command(f"TRUNCATE TABLE {table}")
+        opened.clients.command(f"TRUNCATE TABLE {table}")
     made = Fleet(opened).start()
     yield made
     made.stop()
@@ -122,7 +122,7 @@ def test_a_silenced_incident_is_found_decided_and_shown_and_nobody_is_told(subje
     assert dict(listed.silences) == {silenced: note}
     assert api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=silenced)).silence == note
     assert not api_incidents.get_incident(subject.facts, pb.IncidentRequest(id=other)).HasField("silence")
-    (line,) = subject.store.audit(what="silence")
+    (line,) = subject.store.audit.read(what="silence")
     assert (line.by, line.what, line.subject, line.why) == ("anna", "silence", made.id, "new firmware")
     assert line.detail.startswith("rack r0 from 2027-01-15T08:00:00Z until 2027-01-15T10:00:00Z")
 
@@ -156,7 +156,7 @@ def test_one_is_ended_with_a_reason(subject: Fleet) -> None:
     assert (ended.ended_by, ended.until_ms, reply.covers) == ("bo", subject.now_ms, 1)
     assert subject.listed() == []
     assert subject.listed(since_ms=T0) == [ended]
-    assert [(a.what, a.by, a.why, a.subject) for a in subject.store.audit(subject=id_)] == [
+    assert [(a.what, a.by, a.why, a.subject) for a in subject.store.audit.read(subject=id_)] == [
         ("unsilence", "bo", "done", id_), ("silence", "anna", "new firmware", id_),
     ]  # fmt: skip
     with pytest.raises(RefusalError, match="no silence"):
@@ -207,7 +207,7 @@ def test_maintenance_holds_actions_back_and_says_so_until_it_is_over(subject: Fl
     why = "maintenance window: by anna until 2027-01-15T10:00:00Z: new firmware"
     assert subject.decisions(held) == [("held", why)]
     assert [outcome for outcome, _ in subject.decisions(other)] == ["act"]
-    assert [line.what for line in subject.store.audit(subject=made.id)] == ["maintenance"]
+    assert [line.what for line in subject.store.audit.read(subject=made.id)] == ["maintenance"]
     told = {
         node: api_actions.preview_act(subject.facts, pb.ActRequest(node=node, act="drain"), True)
         for node in ("n001", "n005")
@@ -259,17 +259,17 @@ def test_what_a_person_asked_for_and_was_refused_is_in_the_audit(
     request = pb.ActRequest(node="n001", act="drain", why=why, force=True)
     with pytest.raises(RefusalError, match=says):
         api_actions.act_on_node(subject.facts, request, "anna", forces)
-    (line,) = subject.store.audit(subject="n001")
+    (line,) = subject.store.audit.read(subject="n001")
     assert (line.by, line.what, line.why) == ("anna", "drain (refused)", why.strip())
     assert line.detail.startswith(f"forced: {says}")
 
 
 def test_stored_silences_come_back_in_their_newest_version(opened: Store, subject: Fleet) -> None:
     one = Silence("s1", T0, T0, T0 + HOUR_MS, "anna", "w", node=("n001",), gpu=(3,), kind=("xid",))
-    opened.write_silences([one, replace(one, id="s2", until_ms=T0 + 9 * HOUR_MS)])
-    opened.write_silences([replace(one, until_ms=T0 + 1, ended_by="bo")])
-    assert {s.id: (s.until_ms - T0, s.ended_by) for s in opened.silences(T0)} == {
+    opened.silences.write([one, replace(one, id="s2", until_ms=T0 + 9 * HOUR_MS)])
+    opened.silences.write([replace(one, until_ms=T0 + 1, ended_by="bo")])
+    assert {s.id: (s.until_ms - T0, s.ended_by) for s in opened.silences.newest(T0)} == {
         "s1": (1, "bo"), "s2": (9 * HOUR_MS, ""),
     }  # fmt: skip
-    assert [s.id for s in opened.silences(T0 + 2 * HOUR_MS)] == ["s2"]
-    assert opened.silences(T0)[-1].gpu == (3,)
+    assert [s.id for s in opened.silences.newest(T0 + 2 * HOUR_MS)] == ["s2"]
+    assert opened.silences.newest(T0)[-1].gpu == (3,)

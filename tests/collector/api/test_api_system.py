@@ -12,7 +12,6 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from collector.test_api import END, NOW, T0, Served, served
 
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
@@ -23,15 +22,16 @@ from drover_collector.api.system import SystemWatch, get_system
 from drover_collector.cost import CostConfig, PoolPrice
 from drover_collector.detectors import idle
 from drover_collector.engine.node_state import Survey
-from drover_collector.exposition import Page
 from drover_collector.ingest.limits import Limits
 from drover_collector.ingest.service import Ingest
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.observability import families as metrics_families
+from drover_collector.observability.page import Page
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Health, IncidentKind, NodeOutage
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_served import END, NOW, T0, Served, served
 from testbed.slurm_stand_in import SlurmStandIn
 
 HOUR_MS = 3_600_000
@@ -95,8 +95,12 @@ def test_a_store_that_hangs_holds_the_answer_up_for_two_seconds_at_most(
 
         watch = SystemWatch(fleet.facts)
         monkeypatch.setattr(watch.store, "look", lambda: None)
-        for name in ("partitions", "totals", "drops", "costs", "duty_histories"):
-            monkeypatch.setattr(type(fleet.store), name, lambda *_: hangs())
+        store = fleet.store
+        for part, name in (
+            (store.sizes, "partitions"), (store.rollups, "totals"), (store.retention, "drops"),
+            (store.incidents, "for_cost"), (store.outages, "histories"),
+        ):  # fmt: skip
+            monkeypatch.setattr(part, name, lambda *_: hangs())
         system = get_system(watch)
         assert not asked
         assert not system.store.answers
@@ -124,7 +128,7 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
         }
         newest = dataclasses.replace(bucket, start_ms=later - 10_000, node=told)
         monkeypatch.setattr(fleet.pipeline, "newest", newest)
-        monkeypatch.setattr(fleet.store, "last_seen", lambda _: np.array([later - 70_000, END, END, 0]))
+        monkeypatch.setattr(fleet.store.entities, "last_seen", lambda _: np.array([later - 70_000, END, END, 0]))
         agents = (await fleet.stub.GetSystem(pb.SystemRequest())).agents
         assert {(t.node, t.kind) for t in agents.troubles} == {
             ("n0", "lag"), ("n1", "silent"), ("n2", "silent"), ("n3", "never"), ("n2", "clock"), ("n0", "spool"),
@@ -201,9 +205,9 @@ def test_what_faults_cost_by_cause_and_pool(against: Against, monkeypatch: pytes
             dataclasses.replace(first, id="d", kind=IncidentKind.IDLE, cause="idle_gpus", gpu_hours_lost=100.0),
             dataclasses.replace(first, id="e", since_ms=NOW - 300 * HOUR_MS, closed_ms=NOW - 200 * HOUR_MS),
         ]
-        fleet.store.write_incidents([first, *others])
+        fleet.store.incidents.write([first, *others])
         stages = {4: Health.DRAINING, 3: Health.DRAINED, 1: Health.HEALTHY}  # hours ago
-        fleet.store.write_duties([NodeOutage("n2", stage, NOW - h * HOUR_MS, "a", "x") for h, stage in stages.items()])
+        fleet.store.outages.write([NodeOutage("n2", stage, NOW - h * HOUR_MS, "a", "x") for h, stage in stages.items()])
         monkeypatch.setattr(fleet.pipeline, "incidents", {})
         monkeypatch.setattr(fleet.facts, "_kept", {})
         prices = CostConfig("EUR", 0.0, (PoolPrice("pool", 2.0),))
@@ -230,13 +234,13 @@ def test_services_are_added_up_over_their_servers(against: Against) -> None:
             for name in ("chat", "pretrain"):
                 rows[node, name] = entity_id(Scope.WORKLOAD, f"{node}/{name}")
                 row = EntityRow(rows[node, name], Scope.WORKLOAD, f"{node}/{name}", node, None, link=name)
-                fleet.store.write_entities([dataclasses.replace(row, first_ms=at, last_ms=at)])
+                fleet.store.entities.write([dataclasses.replace(row, first_ms=at, last_ms=at)])
         ids = np.array([rows["n0", "chat"], rows["n2", "chat"], rows["n0", "pretrain"]], np.uint64)
         values = {
             "ttft_p50_s": np.array([0.2, 0.4, np.nan]), "ttft_p95_s": np.array([0.5, 2.0, np.nan]),
             "tokens_per_s": np.array([1000.0, np.nan, np.nan]), "step_time_s": np.array([np.nan, np.nan, 2.0]),
         }  # fmt: skip
-        fleet.store.write_samples(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, at), values))
+        fleet.store.samples.write(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, at), values))
         fleet.facts._kept.pop("workloads", None)
         (chat,) = (await fleet.stub.GetCapacity(pb.CapacityRequest())).services
         assert (chat.service, chat.servers, list(chat.nodes)) == ("chat", 2, ["n0", "n2"])
@@ -252,8 +256,10 @@ def test_however_many_spans_are_asked_for_few_are_read_and_kept(
     async def check(fleet: Served) -> None:
         monkeypatch.setattr(fleet.facts, "_kept", {})
         read = []
-        costs = fleet.store.costs
-        monkeypatch.setattr(fleet.store, "costs", lambda since_ms: read.append(since_ms) or costs(since_ms))
+        costs = fleet.store.incidents.for_cost
+        monkeypatch.setattr(
+            fleet.store.incidents, "for_cost", lambda since_ms: read.append(since_ms) or costs(since_ms)
+        )
         for days in range(1, MOST_DAYS + 1, 5):
             request = pb.CapacityRequest(from_ms=NOW - days * DAY_MS, to_ms=NOW - days * DAY_MS + HOUR_MS)
             await fleet.stub.GetCapacity(request)
@@ -276,7 +282,7 @@ def test_the_limits_shown_are_those_in_force(against: Against, monkeypatch: pyte
         monkeypatch.setattr(fleet.facts, "stats", stats)
         page = Page()
         metrics_families.ingest(page, fleet.facts)
-        assert "\ndrover_waiting_limit_bytes 1234\n" in page.text()
+        assert "\ndrover_waiting_limit_bytes 1234.0\n" in page.text()
         assert (await fleet.stub.GetSystem(pb.SystemRequest())).ingest.waiting_limit_bytes == 1234
         ingest = Ingest(fleet.store, fleet.facts.index, lambda _: None, limits=limits)
         assert ingest.stats.limits is limits

@@ -106,4 +106,4 @@ def test_the_metrics_page_is_served_beside_connections_that_say_nothing(running:
         page = pool.request("GET", "/metrics").data.decode()
         threads = threads_of(running.process.pid)
     assert threads < 500
-    assert "\ndrover_store_answers 1\n" in page
+    assert "\ndrover_store_answers 1.0\n" in page

@@ -91,7 +91,7 @@ class Site:
             Event(f"{node}/79", self.now_ms, node, 0, EventKind.XID, "79", "fell off the bus", received_ms=self.now_ms)
             for node in nodes
         ]
-        self.store.write_events(events)
+        self.store.events.write(events)
         pipeline.take_events(events)
         await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(60))
 
@@ -102,7 +102,7 @@ class Site:
             for at_ms, node in enumerate(nodes, self.now_ms)
         ]
         self.now_ms += len(nodes)
-        self.store.write_events(events)
+        self.store.events.write(events)
         sizes: list[int] = []
         judge = pipeline.engine.on_events
 
@@ -119,9 +119,9 @@ class Site:
     async def settled(self, pipeline: Pipeline) -> None:
         """Nothing waits to be stored, done or told: but what a route keeps back for a while."""
         await until(lambda: not pipeline.waiting_outcomes, "all is stored")
-        await until(lambda: not self.store.intended_actions(), "all is done that was decided")
+        await until(lambda: not self.store.actions.intended(), "all is done that was decided")
         await until(
-            lambda: not [row for row in self.store.pending_outbox() if row.next_ms <= self.now_ms], "all is told"
+            lambda: not [row for row in self.store.outbox.pending() if row.next_ms <= self.now_ms], "all is told"
         )
 
     def drained(self) -> int:
@@ -151,7 +151,7 @@ async def test_500_nodes_at_once_are_one_page_and_no_drain_also_after_hours_and_
                 "pending_approval"
             ]
             held = [
-                d for d in store.newest_decisions() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+                d for d in store.decisions.newest() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
             ]
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500
@@ -164,7 +164,7 @@ async def test_500_nodes_at_once_are_one_page_and_no_drain_also_after_hours_and_
             await site.settled(pipeline)
             assert [i.id for i in pipeline.incidents.values() if of_guard(i) and i.closed_ms is None] == [event.id]
         assert site.told() == {("opened", MASS): 1}, "one page, and no more of it"
-        assert (site.drained(), site.slurm.effects, store.actions()) == (0, [], [])
+        assert (site.drained(), site.slurm.effects, store.actions.newest()) == (0, [], [])
 
 
 @in_loop
@@ -206,7 +206,7 @@ async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Sto
             (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
             assert len(event.members) >= 250
             held = [
-                d for d in store.newest_decisions() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+                d for d in store.decisions.newest() if d.wanted in (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
             ]
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500

@@ -24,14 +24,16 @@ async def test_rows_of_instances_change_no_answer_about_the_gpu(store: Store, wi
         await agent.send(batch=batch(1, block(WHOLE + (PARTS if with_parts else []))))
         await agent.until_held(LIVE, 1)
         assert agent.rejected == {}
-    bucket = store.bucket(index_of(), T0)
+    bucket = store.buckets.read(index_of(), T0)
     assert bucket.gpu["power_w"][:2].tolist() == [300.0, 200.0]  # the lower median of two
     assert bucket.gpu_rows[:2].tolist() == [2, 1]
-    assert store.latest_gpu(index_of(), "gpu_temp_c", T0 + 3000)[:2].tolist() == [51.0, 40.0]
-    assert [row.key for row in store.gpus_of("n0")] == [gpu_key(0, slot) for slot in range(2)]  # those with rows
-    held = store._clients.rows(
+    assert store.samples.latest_gpu(index_of(), "gpu_temp_c", T0 + 3000)[:2].tolist() == [51.0, 40.0]
+    assert [row.key for row in store.entities.gpus_of("n0")] == [
+        gpu_key(0, slot) for slot in range(2)
+    ]  # those with rows
+    held = store.clients.rows(
         "SELECT count() AS n FROM gpu_samples WHERE entity_id = {id:UInt64}",
-        {"id": store.gpu_id(f"{UUID}/{UUID}", "n0", index_of().near("n0"))},
+        {"id": store.entities.gpu_id(f"{UUID}/{UUID}", "n0", index_of().near("n0"))},
     )
     assert held == [{"n": 2 if with_parts else 0}]
-    assert [row.mig for row in store.entities_of("n0") if row.mig] == ([UUID] if with_parts else [])
+    assert [row.mig for row in store.entities.of_node("n0") if row.mig] == ([UUID] if with_parts else [])

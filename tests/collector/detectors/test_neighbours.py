@@ -37,7 +37,7 @@ def test_gpus_of_a_rack_lie_side_by_side_in_the_store(store: Store) -> None:
     index = fleet(*((f"rack{r}-", 9) for r in range(200)))
     rack = index.rack[index.gpu_node]
     names = [index.member(g) for g in range(index.gpu_count)]
-    ids = np.array([store.gpu_id(f"{n}/{g}", n, index.near(n)) for n, g in names], np.uint64)
+    ids = np.array([store.entities.gpu_id(f"{n}/{g}", n, index.near(n)) for n, g in names], np.uint64)
     assert len(np.unique(ids)) == len(ids)
     for bits in (14, 22):  # a bucket's and an hour's milliseconds leave room for a key of one sort
         assert len(np.unique(ids >> np.uint64(bits))) == len(ids)
@@ -57,56 +57,59 @@ def test_a_neighbourhood_is_a_rack_that_can_be_one() -> None:
 
 def test_a_card_keeps_its_id_when_it_moves_and_after_a_restart(store_url: str) -> None:
     store = Store.open(store_url, retention_days=3650)
-    mine = store.gpu_id(KEY, "n0", "r1")
+    mine = store.entities.gpu_id(KEY, "n0", "r1")
     assert mine == placed_id(HASH, "r1", "n0") != HASH
-    store.write_entities([replace(gpu_row(0, 0), entity_id=mine)])
-    assert store.gpu_id(KEY, "n1", "r7") == mine
-    store.write_entities([replace(gpu_row(1, 3, KEY, T0 + 1000), entity_id=mine)])
+    store.entities.write([replace(gpu_row(0, 0), entity_id=mine)])
+    assert store.entities.gpu_id(KEY, "n1", "r7") == mine
+    store.entities.write([replace(gpu_row(1, 3, KEY, T0 + 1000), entity_id=mine)])
     store.close()
     again = Store.open(store_url, retention_days=3650)
-    assert again.gpu_id(KEY, "n1", "r7") == again.gpu_id(KEY, "n0", "renamed") == mine
+    assert again.entities.gpu_id(KEY, "n1", "r7") == again.entities.gpu_id(KEY, "n0", "renamed") == mine
     again.close()
 
 
 def test_what_a_store_of_before_knew_keeps_the_hash(store: Store) -> None:
-    store.write_entities([gpu_row(0, 0)])
-    assert store.gpu_id(KEY, "n0", "r1") == store.gpu_id(KEY, "n5", "r2") == HASH
-    assert store.gpu_id("another", "n0", "r1") != entity_id(Scope.GPU, "another")
+    store.entities.write([gpu_row(0, 0)])
+    assert store.entities.gpu_id(KEY, "n0", "r1") == store.entities.gpu_id(KEY, "n5", "r2") == HASH
+    assert store.entities.gpu_id("another", "n0", "r1") != entity_id(Scope.GPU, "another")
 
 
 def test_values_of_a_store_of_before_are_found_again_when_its_entities_were_lost(store_url: str) -> None:
     store = Store.open(store_url, retention_days=3650)
-    store.write_entities([gpu_row(0, 0)])
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
-    store._clients.command("TRUNCATE TABLE entities")
+    store.entities.write([gpu_row(0, 0)])
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    store.clients.command("TRUNCATE TABLE entities")
     store.close()
     again = Store.open(store_url, retention_days=3650)
-    assert again.gpu_id(KEY, "n0", "r") == HASH
-    assert again.gpu_id("another", "n0", "r") != entity_id(Scope.GPU, "another")
+    assert again.entities.gpu_id(KEY, "n0", "r") == HASH
+    assert again.entities.gpu_id("another", "n0", "r") != entity_id(Scope.GPU, "another")
     again.close()
 
 
 def test_of_two_ids_of_one_name_a_start_takes_the_one_that_was_there_first(store_url: str) -> None:
     store = Store.open(store_url, retention_days=3650)
     second, first = (replace(gpu_row(n, 0, KEY, T0 - n), entity_id=placed_id(HASH, "r", f"n{n}")) for n in (0, 1))
-    store.write_entities([second, first])
-    assert store.gpu_id(KEY, "n5", "r") == second.entity_id, "the first that was told of"
+    store.entities.write([second, first])
+    assert store.entities.gpu_id(KEY, "n5", "r") == second.entity_id, "the first that was told of"
     store.close()
     for _ in range(2):
         again = Store.open(store_url, retention_days=3650)
-        assert again.gpu_id(KEY, "n5", "r") == first.entity_id
+        assert again.entities.gpu_id(KEY, "n5", "r") == first.entity_id
         again.close()
 
 
 def test_a_line_of_two_ids_is_read_whole_after_a_collector_of_before(store: Store) -> None:
-    ours, theirs = replace(gpu_row(0, 0), entity_id=store.gpu_id(KEY, "n0", "r")), gpu_row(0, 0, None, T0 + 20_000)
+    ours, theirs = (
+        replace(gpu_row(0, 0), entity_id=store.entities.gpu_id(KEY, "n0", "r")),
+        gpu_row(0, 0, None, T0 + 20_000),
+    )
     for row, first in ((ours, 0), (theirs, 20)):
-        store.write_entities([row])
+        store.entities.write([row])
         rows = [(row, T0 + 1000 * t, {"power_w": 100.0 + t}) for t in range(first, first + 20)]
-        store.write_samples(samples(Scope.GPU, rows))
-    _, _, found = store.series(Scope.GPU, [PLACE], ["power_w"], T0, T0 + 40_000, 100)
+        store.samples.write(samples(Scope.GPU, rows))
+    _, _, found = store.series.read(Scope.GPU, [PLACE], ["power_w"], T0, T0 + 40_000, 100)
     assert found[*PLACE, "power_w"].tolist()[:40] == [100.0 + t for t in range(40)]
-    assert store.gpu_id(KEY, "n0", "r") == HASH, "one from here on"
+    assert store.entities.gpu_id(KEY, "n0", "r") == HASH, "one from here on"
 
 
 @in_loop
@@ -120,15 +123,15 @@ async def test_agents_of_two_nodes_tell_of_one_card_and_its_history_is_one(store
                 await agent.until_held(LIVE, 1)
             await until(lambda: collector.ingest.stats.connected == 0)
     mine = placed_id(HASH, index_of().near("n0"), "n0")
-    rows = store._clients.rows("SELECT entity_id, toUnixTimestamp64Milli(ts) AS at FROM gpu_samples ORDER BY at")
+    rows = store.clients.rows("SELECT entity_id, toUnixTimestamp64Milli(ts) AS at FROM gpu_samples ORDER BY at")
     assert rows == [{"entity_id": mine, "at": T0}, {"entity_id": mine, "at": T0 + 20_000}]
-    assert store.bucket(index_of(), T0).gpu_rows.nonzero()[0].tolist() == [0]
-    assert store.bucket(index_of(), T0 + 20_000).gpu_rows.nonzero()[0].tolist() == [5]
+    assert store.buckets.read(index_of(), T0).gpu_rows.nonzero()[0].tolist() == [0]
+    assert store.buckets.read(index_of(), T0 + 20_000).gpu_rows.nonzero()[0].tolist() == [5]
 
 
 def test_a_server_has_the_hash(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(store._clients), "embedded", False)
-    assert store.gpu_id(KEY, "n0", "r1") == HASH
+    monkeypatch.setattr(type(store.clients), "embedded", False)
+    assert store.entities.gpu_id(KEY, "n0", "r1") == HASH
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=60), st.integers(0, 80))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drover_collector.api.risk import list_risk
+from drover_collector.api.fleet import list_risk
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.risk import detector as risk

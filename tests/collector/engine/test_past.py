@@ -12,9 +12,9 @@ import pytest
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.store import Store, entity_id
 from drover_collector.store.records import EntityRow, storage_dtype
+from drover_collector.store.samples.buckets import packed
 from drover_collector.store.samples.entities import EntityRegistry
 from drover_collector.store.samples.fold import units
-from drover_collector.store.samples.read import packed
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Holding
 from testbed.collected import gpu_key, small_index, write_entities, write_ticks
@@ -81,8 +81,8 @@ def test_buckets_read_together_are_those_read_alone(store: Store) -> None:
         entity_id(Scope.GPU, moved), Scope.GPU, moved, "n3", 1, uuid=f"GPU-{moved}", serial=moved,
         first_ms=T0 + 5 * BUCKET_MS,
     )  # fmt: skip
-    store.write_entities([place])
-    store.write_holdings(
+    store.entities.write([place])
+    store.jobs.write_holdings(
         [
             Holding("n0", 0, "a", T0 - 1000), Holding("n0", 1, "b", T0 - 1000), Holding("n0", 1, None, T0 + 25_000),
             Holding("n1", 0, "c", T0 + 15_000), Holding("n1", 0, "d", T0 + 35_000), Holding("stranger", 0, "e", T0),
@@ -90,29 +90,29 @@ def test_buckets_read_together_are_those_read_alone(store: Store) -> None:
         ]
     )  # fmt: skip
     for n in range(4):
-        store.closing_bucket(index, T0 + n * BUCKET_MS)
-        store.roll_up()
+        store.buckets.read_closing(index, T0 + n * BUCKET_MS)
+        store.rollups.roll_up()
     changed = {("n2", 1): {"gpu_temp_c": 90.0}}
     write_ticks(store, index, T0 + 2 * BUCKET_MS, T0 + 2 * BUCKET_MS + 1000, changed=changed)
-    found = store.past_buckets(index, T0 - BUCKET_MS, 9)
+    found = store.buckets.read_past(index, T0 - BUCKET_MS, 9)
     assert [who(bucket, index.gpu("n1", 0) or 0) for bucket in found] == ["", "", "c", "c", "d", "d", "d", "d", "d"]
     assert [bool(bucket.gpu_rows.any()) for bucket in found] == [False, *[True] * 6, False, False]
-    holders = store.past_holders(index, T0 - BUCKET_MS, 9)
+    holders = store.buckets.past_jobs(index, T0 - BUCKET_MS, 9)
     assert [[who(b, g) for g in range(8)] for b in holders] == [[who(b, g) for g in range(8)] for b in found]
-    without = store.past_buckets(index, T0 - BUCKET_MS, 9, values=False)
+    without = store.buckets.read_past(index, T0 - BUCKET_MS, 9, values=False)
     assert [(b.gpu_rows.tolist(), b.node_rows.tolist(), len(b.gpu)) for b in without] == [
         (b.gpu_rows.tolist(), b.node_rows.tolist(), 0) for b in found
     ]
     for n, bucket in enumerate(found):
-        same(bucket, store.bucket(index, T0 + (n - 1) * BUCKET_MS))
+        same(bucket, store.buckets.read(index, T0 + (n - 1) * BUCKET_MS))
 
 
 def test_of_who_held_a_gpu_long_ago_only_the_last_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a large job has begun, the history of all its GPUs is asked: all there ever was fills the memory."""
     index = small_index()
     told = [Holding("n0", 0, f"old{n}", T0 - 1_000_000 + n) for n in range(100)]
-    store.write_holdings([*told, Holding("n0", 0, "a", T0 + 15_000), Holding("n0", 0, "b", T0 + 90_000)])
-    arrow, rows = store._clients.arrow, list[int]()
+    store.jobs.write_holdings([*told, Holding("n0", 0, "a", T0 + 15_000), Holding("n0", 0, "b", T0 + 90_000)])
+    arrow, rows = store.clients.arrow, list[int]()
 
     def counted(query: str, *values: Any) -> pa.Table:
         found = arrow(query, *values)
@@ -120,12 +120,12 @@ def test_of_who_held_a_gpu_long_ago_only_the_last_is_read(store: Store, monkeypa
             rows.append(found.num_rows)
         return found
 
-    monkeypatch.setattr(store._clients, "arrow", counted)
-    found = store.past_holders(index, T0, 3)
+    monkeypatch.setattr(store.clients, "arrow", counted)
+    found = store.buckets.past_jobs(index, T0, 3)
     assert [who(bucket, index.gpu("n0", 0) or 0) for bucket in found] == ["old99", "a", "a"]
     assert sum(rows) == 3  # the newest holder, the one before and the one since
 
 
 def test_an_empty_store_has_silent_buckets(store: Store) -> None:
-    found = store.past_buckets(small_index(), T0, 2)
+    found = store.buckets.read_past(small_index(), T0, 2)
     assert [(b.start_ms, int(b.gpu_rows.sum()), b.job_names) for b in found] == [(T0, 0, ()), (T0 + BUCKET_MS, 0, ())]

@@ -258,7 +258,7 @@ def write_ports(store: Store, rows: list[EntityRow], from_ms: int, to_ms: int, e
     errors = np.zeros((len(ticks), len(rows)))
     errors[:, -1] = errors_per_s * (ticks - T0) / 1000
     values = {"link_up": np.ones(errors.size), "symbol_errors": errors.ravel()}
-    store.write_samples(
+    store.samples.write(
         SampleBatch.of_values(Scope.LINK, np.tile(ids, len(ticks)), np.repeat(ticks, len(rows)), values)
     )
 
@@ -281,7 +281,7 @@ def test_live_a_port_is_found_and_known_again_after_a_restart(store: Store) -> N
         async with running(pipeline_of(store, index, clock)) as pipeline:
             assert len(index.ports) == 0
             await advance(pipeline, clock, T0 + 20_000 + LAG_MS)
-            store.write_entities(rows)  # they come while the collector runs
+            store.entities.write(rows)  # they come while the collector runs
             write_ports(store, rows, T0 + 20_000, T0 + 120_000, 15.0)
             await advance(pipeline, clock, T0 + 120_000 + LAG_MS)
             (incident,) = pipeline.incidents.values()
@@ -329,23 +329,23 @@ def test_buckets_of_the_store_grow_with_the_ports(store: Store) -> None:
     index = small_index()
     write_entities(store, index)
     write_ports(store, rows := [port_row("n0", "a"), port_row("n1", "b")], T0, T0 + BUCKET_MS)
-    store.write_entities(rows[:1])
-    assert store.bucket(index, T0).link["link_up"].tolist() == [1.0]
-    store.write_entities(rows[1:])
-    assert store.bucket(index, T0).link["link_up"].tolist() == [1.0, 1.0]
-    assert [len(b.link["link_up"]) for b in store.past_buckets(index, T0, 1)] == [2]
+    store.entities.write(rows[:1])
+    assert store.buckets.read(index, T0).link["link_up"].tolist() == [1.0]
+    store.entities.write(rows[1:])
+    assert store.buckets.read(index, T0).link["link_up"].tolist() == [1.0, 1.0]
+    assert [len(b.link["link_up"]) for b in store.buckets.read_past(index, T0, 1)] == [2]
     write_ports(store, rows, T0 + BUCKET_MS, T0 + 2 * BUCKET_MS)
-    assert store.last_seen(index)[1] == T0 + 19_000
+    assert store.entities.last_seen(index)[1] == T0 + 19_000
 
 
 def test_a_port_that_nobody_reported_for_a_week_is_left_out_until_it_is_reported_again(store: Store) -> None:
     index, day_ms = small_index(), 86_400_000
     old, new = port_row("n0", "eth0"), port_row("n0", "ens3").during(T0 + 8 * day_ms, T0 + 8 * day_ms)
-    store.write_entities([old, new])
-    store.bucket(index, T0)
+    store.entities.write([old, new])
+    store.buckets.read(index, T0)
     write_ports(store, [old, new], T0, T0 + BUCKET_MS)
-    store.bucket(index, T0)
+    store.buckets.read(index, T0)
     assert [found.name for found in index.ports.all()] == ["ens3"]
-    store.write_entities([old.during(T0, T0 + 9 * day_ms)])
-    store.bucket(index, T0)
+    store.entities.write([old.during(T0, T0 + 9 * day_ms)])
+    store.buckets.read(index, T0)
     assert [found.name for found in index.ports.all()] == ["ens3", "eth0"]

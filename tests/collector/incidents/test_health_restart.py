@@ -112,7 +112,7 @@ class Run:
         )
         for event in step.events:
             self.now_ms = event.received_ms or 0
-            self.store.write_events([event])
+            self.store.events.write([event])
             self.pipeline.take_events([event])
             await self.judge(self.pipeline.judge_events)
         self.now_ms = start_ms + BUCKET_MS - 1
@@ -123,7 +123,7 @@ class Run:
             if stage is not Health.DRAINING and duty is not None:
                 incident = duty.incident_id
             self.duties[node] = NodeOutage(node, stage, self.now_ms, incident, f"{stage} in {number}")
-            self.store.write_duties([self.duties[node]])
+            self.store.outages.write([self.duties[node]])
             self.pipeline.take_duties(dict(self.duties))
         waiting = [d for d in self.pipeline.engine.decider.standing.values() if d.outcome == "pending_approval"]
         if step.answer is not None and waiting:
@@ -131,9 +131,9 @@ class Run:
             line = Audit(f"a{number}", self.now_ms, "ann", "answer", "", "seen")
             await asyncio.to_thread(self.pipeline.answer, given, line)
         self.now_ms = start_ms + BUCKET_MS + LAG_MS
-        bucket = await asyncio.to_thread(self.store.closing_bucket, INDEX, start_ms)
+        bucket = await asyncio.to_thread(self.store.buckets.read_closing, INDEX, start_ms)
         await self.judge(self.pipeline.judge_bucket, bucket)
-        await asyncio.to_thread(self.store.roll_up)
+        await asyncio.to_thread(self.store.rollups.roll_up)
         self.pipeline.next_ms = start_ms + BUCKET_MS
         await until(lambda: not self.pipeline.waiting_outcomes, "all is stored")
         self.seen.append(self.told())

@@ -43,11 +43,11 @@ async def test_samples_are_stored_before_they_are_acknowledged(store: Store) -> 
         await agent.until_held(BACKFILL, 5)
         assert agent.held == {EVENTS: 0, LIVE: 1, BACKFILL: 5}
         assert agent.rejected == {}
-        bucket = store.bucket(index_of(), T0)
+        bucket = store.buckets.read(index_of(), T0)
         assert bucket.gpu["power_w"][:2].tolist() == [300.0, 200.0]
         assert bucket.gpu["gpu_temp_c"][:2].tolist() == [50.0, 40.0]
         assert bucket.gpu_rows[:2].tolist() == [2, 1]
-        assert [row.serial for row in store.gpus_of("n0")] == ["S0-0", "S0-1"]
+        assert [row.serial for row in store.entities.gpus_of("n0")] == ["S0-0", "S0-1"]
         stats = collector.ingest.stats
         assert (stats.batches, stats.rows, stats.samples, stats.rejected_total) == (2, 3, 5, 0)
         assert (stats.connected, stats.waiting_bytes) == (1, 0)
@@ -66,10 +66,10 @@ async def test_a_resend_changes_nothing_and_is_acknowledged(store: Store) -> Non
                 await agent.read("ack")
                 await agent.until_held(LIVE, 1)
                 await agent.until_held(EVENTS, 1)
-        before = store.bucket(index_of(), T0)
+        before = store.buckets.read(index_of(), T0)
         assert before.gpu_rows[0] == 2
         assert before.gpu["power_w"][0] == 300.0
-        assert len(store.events(0, T0 + 10_000)) == 1
+        assert len(store.events.read(0, T0 + 10_000)) == 1
         assert len(collector.events) == 1
         assert collector.ingest.stats.events == 1
 
@@ -119,7 +119,7 @@ async def test_bad_batches_are_refused_with_their_reason_and_the_stream_goes_on(
             "junk": 1, "bad size": 1, "oversize": 1, "unknown schema": 2, "bad entity": 1, "bad lane": 1,
         }  # fmt: skip
         assert stats.batches == 1
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+        assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2
         assert sum("schema 44" in record.message for record in caplog.records) == 1  # logged once
 
 
@@ -137,7 +137,7 @@ async def test_a_batch_for_another_node(store: Store) -> None:
         await agent.send(batch=batch(1, GOOD))
         await agent.until_held(LIVE, 1)
         assert dict(collector.ingest.stats.rejected) == {"another node": 2}
-        assert store.bucket(index_of(), T0).gpu_rows.sum() == 2
+        assert store.buckets.read(index_of(), T0).gpu_rows.sum() == 2
         assert collector.events == []
 
 
@@ -196,7 +196,7 @@ async def test_unknown_nodes_and_metrics_are_kept_and_told(store: Store) -> None
         stats = collector.ingest.stats
         assert stats.unknown_nodes == {"n77"}
         assert stats.unknown_metrics == {"from_the_future"}
-        assert store.latest_values("n77", T0 + 1)[Scope.GPU, 0, None] == {
+        assert store.samples.latest_values("n77", T0 + 1)[Scope.GPU, 0, None] == {
             "power_w": (300.0, T0), "gpu_temp_c": (50.0, T0),
         }  # fmt: skip
 
@@ -209,14 +209,14 @@ async def test_impossible_values_are_absent_and_counted(store: Store) -> None:
         await agent.until_held(LIVE, 1)
         assert agent.rejected == {}
         assert collector.ingest.stats.out_of_range == {"power_w": 1}
-        assert store.latest_values("n0", T0 + 1)[Scope.GPU, 0, None] == {"gpu_temp_c": (50.0, T0)}
+        assert store.samples.latest_values("n0", T0 + 1)[Scope.GPU, 0, None] == {"gpu_temp_c": (50.0, T0)}
 
 
 @in_loop
 async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
     async with Collector(store) as collector, collector.agent(hello(inventory={"driver": "580"})) as agent:
         stored_first: list[int] = []
-        collector.events = _Checked(lambda e: stored_first.append(len(store.events(0, T0 * 2, limit=99))))
+        collector.events = _Checked(lambda e: stored_first.append(len(store.events.read(0, T0 * 2, limit=99))))
         collector.ingest._writers.records.on_events = collector.events.extend
         await agent.send(record=event(1, gpu=3, message="Xid"))
         await agent.send(
@@ -233,11 +233,11 @@ async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
             Event("n0/s1/1", T0 + 1000, "n0", 3, EventKind.XID, "79", "Xid", "kmsg", received_ms=T0 + 2000)
         ]
         assert stored_first and stored_first[0] >= 1
-        assert store.absences("n0") == [Absence("n0", 3, "power_w", "lost", T0)]
-        assert store.holdings(T0, T0 + 1) == [Holding("n0", 2, "j1", T0)]
+        assert store.absences.current("n0") == [Absence("n0", 3, "power_w", "lost", T0)]
+        assert store.jobs.holdings(T0, T0 + 1) == [Holding("n0", 2, "j1", T0)]
         assert "an event of kind 'gossip'" in agent.rejected[EVENTS, 4]
         assert "'no_such'" in agent.rejected[EVENTS, 5]
-        await until(lambda: store.inventory("n0") == {"driver": "580"})
+        await until(lambda: store.inventories.newest("n0") == {"driver": "580"})
 
 
 @in_loop
@@ -248,16 +248,16 @@ async def test_the_boot_that_a_node_is_in_is_kept_with_its_inventory(store: Stor
             collector.now_ms = T0 + 1000 * n
             async with collector.agent(hello(inventory={"driver": "580"}, boot_id=boot)):
                 told = {"driver": "580"} | ({BOOT_ID: boot} if boot else {})
-                await until(lambda told=told: store.inventory("n0") == told)
-    assert store.boots("n0", T0 + 1500) == [(T0 + 1000, "A"), (T0 + 3000, "B")]
-    assert store.boots("n0", 0) == [(T0, ""), (T0 + 1000, "A"), (T0 + 3000, "B")]
-    assert store.boots("n1", 0) == []
+                await until(lambda told=told: store.inventories.newest("n0") == told)
+    assert store.inventories.boots("n0", T0 + 1500) == [(T0 + 1000, "A"), (T0 + 3000, "B")]
+    assert store.inventories.boots("n0", 0) == [(T0, ""), (T0 + 1000, "A"), (T0 + 3000, "B")]
+    assert store.inventories.boots("n1", 0) == []
 
 
 @in_loop
 async def test_a_probes_result_is_stored_with_what_its_gpu_was(store: Store) -> None:
     facts = {"driver_version": "580", "gpu3.model": "NVIDIA H200", "gpu3.serial": "S", "gpu3.power_limit_set_w": "700"}
-    store.write_inventories([("n0", T0, facts)])
+    store.inventories.write([("n0", T0, facts)])
     result = ProbeResult("r1/0", "n7", 3, "gemm_bf16", T0, None, 790.0, "TFLOP/s", request="r1")
     async with Collector(store) as collector, collector.agent(hello()) as agent:
         await agent.send(record=pb.Record(seq=1, probe_result=pb.ProbeResult(request_id="r1", json=to_json(result))))
@@ -272,7 +272,7 @@ async def test_a_probes_result_is_stored_with_what_its_gpu_was(store: Store) -> 
         told = replace(result, node="n0")
         assert collector.probes == [told]
         key = Key("NVIDIA H200", "580", 700.0)
-        assert store.probe_results("r1") == [ProbeRow(told, key, "S", "", collector.now_ms)]
+        assert store.probes.results.of_order("r1") == [ProbeRow(told, key, "S", "", collector.now_ms)]
 
 
 def test_an_agent_tells_results_of_its_own_node_alone() -> None:
@@ -316,7 +316,7 @@ async def test_no_event_is_refused_for_its_time(
         await agent.send(record=event(1, ts_ms, backlog=backlog))
         await agent.until_held(EVENTS, 1)
         assert agent.rejected == {}
-        (found,) = store.events(0, T0 * 2)
+        (found,) = store.events.read(0, T0 * 2)
         assert (found.ts_ms, found.clock_suspect, found.received_ms) == (stored_ms, suspect, T0 + 2000)
         assert collector.events == [found]
 
@@ -380,7 +380,7 @@ async def test_the_age_of_an_error_goes_by_its_boot_and_the_time_since_then(
         await agent.until_held(EVENTS, 1)
         (found,) = collector.events
         assert (found.backlog, found.clock_suspect, found.boot) == (backlog, suspect, boot)
-        assert store.events(0, T0 * 2) == [found]
+        assert store.events.read(0, T0 * 2) == [found]
 
 
 @in_loop
@@ -399,14 +399,14 @@ async def test_a_failing_store_loses_nothing_and_holds_agents_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = True
-    write = store.write_samples
+    write = store.samples.write
 
     def sometimes(samples: Any) -> None:
         if broken:
             raise StoreError("no space left on device")
         write(samples)
 
-    monkeypatch.setattr(store, "write_samples", sometimes)
+    monkeypatch.setattr(store.samples, "write", sometimes)
     limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, waiting_bytes=2000)
     async with Collector(store, limits) as collector:
         async with collector.agent(hello()) as agent:
@@ -426,7 +426,7 @@ async def test_a_failing_store_loses_nothing_and_holds_agents_back(
             for seq in range(agent.held[LIVE] + 1, 9):
                 await agent.send(batch=batch(seq, block([(T0 + seq, 1, (100.0 + seq, 50.0))] * 5)))
             await agent.until_held(LIVE, 8)
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 8
+        assert store.buckets.read(index_of(), T0).gpu_rows[0] == 8
         assert collector.ingest.stats.trouble == ""
         assert collector.ingest.stats.waiting_bytes == 0
 
@@ -434,21 +434,21 @@ async def test_a_failing_store_loses_nothing_and_holds_agents_back(
 @in_loop
 async def test_what_cannot_be_stored_is_refused_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of ours that one batch meets must not stop the others."""
-    write = store.write_samples
+    write = store.samples.write
 
     def choosy(samples: Any) -> None:
         if 666 in samples.columns["power_w"][0]:
             raise RuntimeError("a defect")
         write(samples)
 
-    monkeypatch.setattr(store, "write_samples", choosy)
+    monkeypatch.setattr(store.samples, "write", choosy)
     async with Collector(store, Limits(flush_s=0.2)) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, block([(T0, 1, (100.0, 50.0))])))
         await agent.send(batch=batch(2, block([(T0, 2, (66.6, 50.0))])))
         await agent.send(batch=batch(3, block([(T0, 3, (100.0, 50.0))])))
         await agent.until_held(LIVE, 3)
         assert agent.rejected == {(LIVE, 2): "this collector failed on it (RuntimeError); its log says how"}
-        assert store.bucket(index_of(), T0).gpu_rows[:3].tolist() == [1, 0, 1]
+        assert store.buckets.read(index_of(), T0).gpu_rows[:3].tolist() == [1, 0, 1]
         assert collector.ingest.stats.rejected == {"collector error": 1}
 
 
@@ -466,5 +466,5 @@ async def test_what_was_taken_in_is_stored_at_a_stop(store: Store) -> None:
     async with Collector(store, Limits(flush_s=30)) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, GOOD))
         await until(lambda: collector.ingest.stats.waiting_bytes > 0)
-    assert store.bucket(index_of(), T0).gpu_rows[0] == 2
-    assert store.read_lane_seqs()["n0", "s1"][LIVE] == 1
+    assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2
+    assert store.offsets.read()["n0", "s1"][LIVE] == 1

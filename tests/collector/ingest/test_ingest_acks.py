@@ -29,7 +29,7 @@ class Reader:
         self.late = False
         self.heard: list[pb.CollectorMessage] = []
 
-    def write_at_once(self, message: bytes) -> bool:
+    def try_write(self, message: bytes) -> bool:
         if not self.late:
             self.heard.append(pb.CollectorMessage.FromString(message))
         return not self.late

@@ -300,4 +300,4 @@ async def test_records_come_together(store: Store) -> None:
         await agent.send(record=event(5, T0 + 1600))
         await agent.until_held(EVENTS, 5)
         assert [e.id.rpartition("/")[2] for e in collector.events] == ["1", "4", "5"]
-        assert store.jobs_at(collector.index, T0 + 1)[1] == ("j",)
+        assert store.jobs.at(collector.index, T0 + 1)[1] == ("j",)

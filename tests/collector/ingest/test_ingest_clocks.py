@@ -37,7 +37,7 @@ async def test_nothing_is_lost_to_a_collector_whose_clock_is_wrong_until_it_is_s
             await agent.send(batch=batch(1, GOOD))
             await agent.until_held(LIVE, 1)
         assert stats.rejected == {}
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+        assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2
 
 
 @in_loop

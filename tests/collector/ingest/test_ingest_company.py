@@ -69,7 +69,7 @@ async def test_who_asks_for_newest_values_is_seen(store: Store, monkeypatch: pyt
     async with Collector(store) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, GOOD))
         await agent.until_held(LIVE, 1)
-        store.latest_gpu(index_of(), "power_w", T0)
+        store.samples.latest_gpu(index_of(), "power_w", T0)
         await agent.send(batch=batch(2, GOOD))
         await agent.until_held(LIVE, 2)
     assert told == [store.shared, True]
@@ -84,5 +84,5 @@ async def test_a_collector_that_is_stopped_waits_for_no_company(store: Store, mo
         await agent.send(batch=batch(1, GOOD))
         await until(lambda: collector.ingest.stats.waiting_bytes > 0, "it was taken in")
         assert agent.held.get(LIVE, 0) == 0
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 0
-    assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+        assert store.buckets.read(index_of(), T0).gpu_rows[0] == 0
+    assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2

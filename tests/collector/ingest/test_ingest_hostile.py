@@ -11,11 +11,10 @@ import grpc
 import pytest
 
 from drover_collector.auth.identity import Identity, Role
-from drover_collector.grpc_h2.call import MESSAGE_BYTES
 from drover_collector.ingest import service as ingest
 from drover_collector.ingest import session as ingest_session
 from drover_collector.ingest.decode import MAX_BLOCKS
-from drover_collector.ingest.limits import AgentAllowance
+from drover_collector.ingest.limits import MESSAGE_BYTES, AgentAllowance
 from drover_collector.ingest.offsets import SPOOLS
 from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
@@ -57,7 +56,7 @@ async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.M
     written = asyncio.Event()
 
     class Mute:
-        def write_at_once(self, _message: bytes) -> bool:
+        def try_write(self, _message: bytes) -> bool:
             return False
 
         async def write(self, _message: object) -> None:
@@ -213,7 +212,7 @@ async def test_a_schema_told_anew_under_the_same_number(store: Store) -> None:
         await agent.send(hello=hello(metrics=("gpu_temp_c", "power_w")))
         await agent.send(batch=batch(2, block([(T0, 2, (51.0, 301.0))], metrics=("gpu_temp_c", "power_w"))))
         await agent.until_held(LIVE, 2)
-        found = store.bucket(index_of(), T0)
+        found = store.buckets.read(index_of(), T0)
         assert found.gpu["power_w"][:2].tolist() == [300.0, 301.0]
         assert found.gpu["gpu_temp_c"][:2].tolist() == [50.0, 51.0]
 
@@ -223,7 +222,7 @@ async def test_a_resent_event_that_fails_us_takes_no_other_with_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was looked at together with all that came: that was let go, and acknowledged by what came after it."""
-    asked = store.events
+    asked = store.events.read
 
     def events(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("a defect")
@@ -231,14 +230,14 @@ async def test_a_resent_event_that_fails_us_takes_no_other_with_it(
     async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
         await agent.send(record=event(1))
         await agent.until_held(EVENTS, 1)
-        monkeypatch.setattr(store, "events", events)
+        monkeypatch.setattr(store.events, "read", events)
         await agent.send(records=pb.Records(records=[event(1), event(2, gpu=1)]))
         await until(lambda: collector.ingest.stats.defects > 0)
         await agent.send(record=event(3, gpu=2))
         await agent.until_held(EVENTS, 3)
         assert agent.rejected == {(EVENTS, 1): "this collector failed on it (RuntimeError); its log says how"}
-    monkeypatch.setattr(store, "events", asked)
-    assert {e.id for e in store.events(0, T0 * 2)} == {"n0/s1/1", "n0/s1/2", "n0/s1/3"}
+    monkeypatch.setattr(store.events, "read", asked)
+    assert {e.id for e in store.events.read(0, T0 * 2)} == {"n0/s1/1", "n0/s1/2", "n0/s1/3"}
 
 
 @pytest.mark.parametrize("where", ["positions.advance", "_note_decoded", "_note_seqs", "records._hand_on"])
@@ -270,19 +269,19 @@ async def test_a_defect_of_ours_ends_no_writer_and_is_told(
             await agent.send(record=event(1))
             await agent.until_held(LIVE, 1)
             await agent.until_held(EVENTS, 1)
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+        assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2
 
 
 @in_loop
 async def test_a_store_that_hangs_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
-    write = store.write_samples
+    write = store.samples.write
 
     def stuck(samples: Any) -> None:
         free.wait(20)
         write(samples)
 
-    monkeypatch.setattr(store, "write_samples", stuck)
+    monkeypatch.setattr(store.samples, "write", stuck)
     async with Collector(store) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, GOOD))
         await until(lambda: "telemetry" in collector.ingest.stats.writing)
@@ -304,7 +303,7 @@ async def test_a_trouble_of_one_writer_is_not_hidden_by_the_other(
 
     async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
         with monkeypatch.context() as patched:
-            patched.setattr(store, "write_samples", full)
+            patched.setattr(store.samples, "write", full)
             await agent.send(batch=batch(1, GOOD))
             await until(lambda: collector.ingest.stats.trouble != "")
             await agent.send(record=event(1))
@@ -326,4 +325,4 @@ async def test_what_unpacks_to_more_than_a_message_may_have_ends_its_stream(stor
             assert "larger than max" in why
         await good.send(batch=batch(1, GOOD))
         await good.until_held(LIVE, 1)
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+        assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2

@@ -55,7 +55,7 @@ async def test_what_an_agent_killed_before_the_ack_sends_again_is_taken_once(sto
             assert len(collector.events) == (1 if collector_runs == 0 else 0)
             told += engine.on_events(collector.events, T0 + 2000).incidents
     assert len(ids) == 1
-    assert {e.id for e in store.events(0, T0 * 2)} == ids
+    assert {e.id for e in store.events.read(0, T0 * 2)} == ids
     assert [(i.severity, i.gpu) for i in told] == [(Severity.CRITICAL, 1)]
 
 
@@ -76,7 +76,7 @@ async def test_a_line_that_was_put_into_the_spool_twice_is_one_incident(store: S
                     await agent.send(record=record)
                 await agent.until_held(EVENTS, waiting[-1].seq)
             told.append(engine.on_events(collector.events[len(told) :], collector.now_ms))
-        assert len(store.events(0, T0 * 2)) == len(collector.events) == 2
+        assert len(store.events.read(0, T0 * 2)) == len(collector.events) == 2
     first, second = told
     (incident,) = first.incidents
     assert {i.id for i in second.incidents} <= {incident.id}

@@ -89,13 +89,13 @@ async def test_a_greedy_agent_is_slowed_alone(store: Store) -> None:
 @in_loop
 async def test_backoff_to_all_when_the_store_lags(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
-    write = store.write_samples
+    write = store.samples.write
 
     def slow(samples: object) -> None:
         free.wait(20)
         write(samples)  # type: ignore[arg-type]  # passed through
 
-    monkeypatch.setattr(store, "write_samples", slow)
+    monkeypatch.setattr(store.samples, "write", slow)
     limits = Limits(flush_s=0.01, waiting_bytes=20_000, backoff_ms=10)
     async with (
         Collector(store, limits) as collector,
@@ -122,7 +122,7 @@ async def test_samples_denser_than_anything_honest_are_refused(store: Store) -> 
         await agent.send(batch=batch(3, block([(T0 - n * 3_600_000, 3, (100.0, 50.0)) for n in range(20)])))
         await agent.until_held(LIVE, 3)
         assert agent.rejected == {(LIVE, 1): "more than 50 samples of one gpu within a second"}
-        assert store.bucket(index_of(), T0).gpu_rows[:3].tolist() == [0, 50, 1]
+        assert store.buckets.read(index_of(), T0).gpu_rows[:3].tolist() == [0, 50, 1]
 
 
 @in_loop
@@ -238,7 +238,7 @@ async def test_statistics_of_invented_names_are_bounded(store: Store) -> None:
 async def test_a_large_inventory_is_left_out(store: Store) -> None:
     async with Collector(store) as collector, collector.agent(hello(inventory={"x": "y" * 70_000})):
         assert dict(collector.ingest.stats.rejected) == {"oversize": 1}
-        assert store.inventory("n0") == {}
+        assert store.inventories.newest("n0") == {}
 
 
 @in_loop
@@ -246,7 +246,7 @@ async def test_refused_messages_count_as_waiting_too(store: Store, monkeypatch: 
     def full(_samples: object) -> None:
         raise StoreError("no space left on device")
 
-    monkeypatch.setattr(store, "write_samples", full)
+    monkeypatch.setattr(store.samples, "write", full)
     limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, backoff_ms=10, waiting_bytes=50_000)
     async with Collector(store, limits) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, GOOD))

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from drover_collector.auth.tls import ServerTls
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer
 from drover_collector.ingest.service import Ingest
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
@@ -27,7 +27,7 @@ SERVE = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from testbed.fleets import T0, index_of
-from drover_collector.grpc_h2 import AgentServer
+from drover_collector.grpc_h2 import GrpcServer
 from drover_collector.ingest.service import Ingest, Limits
 from drover_collector.store import Store
 
@@ -35,7 +35,7 @@ async def main():
     store = Store.open(sys.argv[1], wait_s=20, retention_days=3650)
     now = lambda: T0 + 3_600_000
     ingest = Ingest(store, index_of(), lambda events: None, limits=Limits(flush_s=0.01), now_ms=now)
-    server = AgentServer(ingest.methods())
+    server = GrpcServer(ingest.methods())
     print(server.listen("127.0.0.1", 0, None), flush=True)
     await server.start()
     await asyncio.Event().wait()
@@ -48,8 +48,8 @@ import json, sys
 from drover_collector.store import Store
 from drover_core.metrics.catalog import Scope
 store = Store.open(sys.argv[1], wait_s=20, retention_days=3650)
-ts = [row["ts_ms"] for row in store._clients.rows("SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL")]
-print(json.dumps({"ts": sorted(ts), "events": len(store.events(0, 2**43, limit=9999))}))
+ts = [row["ts_ms"] for row in store.clients.rows("SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL")]
+print(json.dumps({"ts": sorted(ts), "events": len(store.events.read(0, 2**43, limit=9999))}))
 store.close()  # else the engine crashes with the interpreter's end, now and then
 """
 TESTS = str(Path(__file__).parents[2])
@@ -158,7 +158,7 @@ async def test_a_certificate_speaks_for_its_node_only(
 ) -> None:
     read = lambda file: (certificates / file).read_bytes()  # noqa: E731  # short, and used once below
     ingest = Ingest(store, index_of(), lambda events: None, now_ms=lambda: T0)
-    server = AgentServer(ingest.methods())
+    server = GrpcServer(ingest.methods())
     tls = ServerTls(*(certificates / file for file in ("ca.pem", "collector.pem", "collector.key")))
     port = server.listen("localhost", 0, tls.contexts("ingest.listen"))
     await server.start()

@@ -26,7 +26,12 @@ from testbed.fleets import T0, batch, block, hello
 from testbed.ingest import EVENTS, LIVE, Collector, event
 from testbed.waiting import until
 
-WRITES = ("write_samples", "write_events", "mark_late", "write_lane_seqs")
+WRITES = {
+    "write_samples": ("samples", "write"),
+    "write_events": ("events", "write"),
+    "mark_late": ("dirty_ranges", "mark_late"),
+    "write_lane_seqs": ("offsets", "write"),
+}
 REFUSED = [f"{name} {when}" for name in WRITES for when in ("before", "after")]  # it is done
 STEPS = ("telemetry", "event", "telemetry", "event", "cut", "killed", "started anew", "turn", *REFUSED)
 LIMITS = Limits(
@@ -151,8 +156,9 @@ async def killed(collector: Collector) -> None:
 def faulty(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, Faults]:
     """One for all examples, each of which has a spool and a time of its own."""
     faults = Faults()
-    for name in WRITES:
-        monkeypatch.setattr(store, name, faults.around(name, getattr(store, name)))
+    for name, (part, method) in WRITES.items():
+        table = getattr(store, part)
+        monkeypatch.setattr(table, method, faults.around(name, getattr(table, method)))
     return store, faults
 
 
@@ -190,13 +196,13 @@ def test_what_is_acknowledged_is_stored_once_whatever_fails(faulty: tuple[Store,
 
     asyncio.run(scenario())
     low, high = agent.base_ms, agent.base_ms + WINDOW_MS
-    found = store._clients.rows(
+    found = store.clients.rows(
         "SELECT toUnixTimestamp64Milli(ts) AS at, power_w FROM gpu_samples FINAL"
         f" WHERE ts >= fromUnixTimestamp64Milli({low}) AND ts < fromUnixTimestamp64Milli({high})"
     )
     assert sorted((row["at"], row["power_w"] * BY_NAME["power_w"].step) for row in found) == [
         (at, pytest.approx(value)) for at, value in sorted(agent.expected.items())
     ]
-    assert sorted(e.id for e in store.events(low, high)) == sorted(
+    assert sorted(e.id for e in store.events.read(low, high)) == sorted(
         f"n0/{agent.spool}/{seq}" for seq in range(1, agent.told[EVENTS] + 1)
     )

@@ -11,6 +11,7 @@ import pytest
 from drover_collector.ingest import offsets as ingest_positions
 from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
+from drover_collector.store.repositories.offsets import OffsetTable
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import Absence, Holding
 from drover_proto import telemetry_pb2 as pb
@@ -32,16 +33,16 @@ def made(seq: int, lane: pb.Lane.ValueType = LIVE) -> pb.Batch:
 
 def answers(store: Store) -> dict[str, Any]:
     """What the console asks, all of it."""
-    found = [store.bucket(index_of(), T0 + ms) for ms in range(0, 60_000, 10_000)]
+    found = [store.buckets.read(index_of(), T0 + ms) for ms in range(0, 60_000, 10_000)]
     return {
         "rows": [bucket.gpu_rows.tolist() for bucket in found],
         "power": [repr(bucket.gpu["power_w"].tolist()) for bucket in found if "power_w" in bucket.gpu],
         "temp": [repr(bucket.gpu["gpu_temp_c"].tolist()) for bucket in found if "gpu_temp_c" in bucket.gpu],
-        "latest": store.latest_values("n0", T0 + 60_000),
-        "gpus": [(row.gpu, row.serial) for row in store.gpus_of("n0")],
-        "events": sorted((e.id, e.ts_ms, e.code) for e in store.events(0, T0 * 2)),
-        "absences": store.absences("n0"),
-        "holdings": store.holdings(0, T0 * 2),
+        "latest": store.samples.latest_values("n0", T0 + 60_000),
+        "gpus": [(row.gpu, row.serial) for row in store.entities.gpus_of("n0")],
+        "events": sorted((e.id, e.ts_ms, e.code) for e in store.events.read(0, T0 * 2)),
+        "absences": store.absences.current("n0"),
+        "holdings": store.jobs.holdings(0, T0 * 2),
     }
 
 
@@ -133,7 +134,7 @@ async def test_a_sequence_that_jumps_wedges_nothing(store: Store, jump: int) -> 
             await agent.send(batch=made(3))  # lower than what is held: stored all the same
             await agent.send(record=event(4, T0 + 2000, code="48"))
             await until(lambda: sum(map(sum, answers(store)["rows"])) == 3 * 2 * GPUS)
-            await until(lambda: len(store.events(0, T0 * 2)) == 2)
+            await until(lambda: len(store.events.read(0, T0 * 2)) == 2)
         assert agent.rejected == {}
     async with Collector(store, QUICK) as collector:
         async with collector.agent(hello()) as agent:
@@ -166,10 +167,10 @@ async def test_a_spool_out_of_a_backup_gives_its_sequences_out_again(store: Stor
             await agent.send(record=event(4, T0 + 9500, code="94"))
             await agent.until_held(EVENTS, 4)
             await until(lambda: sum(map(sum, answers(store)["rows"])) == 4 * 2 * GPUS)
-        assert sorted(e.code for e in store.events(0, T0 * 2)) == ["41", "42", "43", "79", "94"]
+        assert sorted(e.code for e in store.events.read(0, T0 * 2)) == ["41", "42", "43", "79", "94"]
         assert sorted(e.code for e in collector.events) == ["41", "42", "43", "79", "94"]
-        assert store.holdings(0, T0 * 2) == [Holding("n0", 2, "j9", T0)]
-        assert store.read_lane_seqs()["n0", "s1"][EVENTS] in (3, 4)
+        assert store.jobs.holdings(0, T0 * 2) == [Holding("n0", 2, "j9", T0)]
+        assert store.offsets.read()["n0", "s1"][EVENTS] in (3, 4)
 
 
 @in_loop
@@ -194,11 +195,11 @@ async def test_schemas_that_change_in_midstream(store: Store) -> None:
         await agent.until_held(LIVE, 4)
         assert list(agent.rejected) == [(LIVE, 3)]
         assert f"metric {power.id} (power_w) came as gpu 'q'" in agent.rejected[LIVE, 3]
-        assert store.latest_values("n0", T0 + 4000)[Scope.GPU, 0, None] == {
+        assert store.samples.latest_values("n0", T0 + 4000)[Scope.GPU, 0, None] == {
             "power_w": (301.0, T0 + 3000), "gpu_temp_c": (50.0, T0), clock.name: (1410.0, T0 + 1000),
         }  # fmt: skip
         assert collector.ingest.stats.unknown_metrics == {"from_the_future"}
-        assert [row.serial for row in store.gpus_of("n0")] == [gpu_key(0, slot) for slot in range(1)]
+        assert [row.serial for row in store.entities.gpus_of("n0")] == [gpu_key(0, slot) for slot in range(1)]
 
 
 @in_loop
@@ -207,7 +208,7 @@ async def test_an_agent_that_comes_from_another_collector_of_the_store_is_told_w
 ) -> None:
     monkeypatch.setattr(Store, "shared", True)
     async with Collector(store) as collector:
-        store.write_lane_seqs({("n0", "s1"): {LIVE: 7}})  # meanwhile, by the other
+        store.offsets.write({("n0", "s1"): {LIVE: 7}})  # meanwhile, by the other
         async with collector.agent(hello()) as agent:
             assert agent.held[LIVE] == 7
 
@@ -218,12 +219,12 @@ async def test_a_store_that_hangs_keeps_no_agent_out(store: Store, monkeypatch: 
     monkeypatch.setattr(ingest_positions, "LOOK_S", 0.05)
     answers_now, asked = threading.Event(), []
 
-    def hang(_store: Store, keys: set[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
+    def hang(_table: OffsetTable, keys: set[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
         asked.append(set(keys))
         assert answers_now.wait(30)
         return {key: {LIVE: 7} for key in keys}
 
-    monkeypatch.setattr(Store, "noted_lane_seqs", hang)
+    monkeypatch.setattr(OffsetTable, "noted", hang)
     async with Collector(store) as collector:
         try:
             async with collector.agent(hello()) as agent, collector.agent(hello("n1")) as other:

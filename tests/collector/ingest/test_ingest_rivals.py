@@ -26,7 +26,7 @@ async def test_a_second_agent_is_refused_while_the_first_speaks(store: Store, ca
     async with Collector(store) as collector, collector.agent(told("s1", "b1")) as first:
         await first.send(batch=batch(1, GOOD))
         await first.until_held(LIVE, 1)
-        before = store.bucket(index_of(), T0)
+        before = store.buckets.read(index_of(), T0)
         for spool, boot in (("s2", "b1"), ("s1", "b2"), ("s2", "b2"), ("s2", "b2")):
             async with collector.agent() as second:
                 await second.send(hello=told(spool, boot))
@@ -41,10 +41,10 @@ async def test_a_second_agent_is_refused_while_the_first_speaks(store: Store, ca
         assert sum("another agent speaks" in record.getMessage() for record in caplog.records) == 1
         await first.send(batch=batch(2, GOOD))  # the first never noticed
         await first.until_held(LIVE, 2)
-        after = store.bucket(index_of(), T0)
+        after = store.buckets.read(index_of(), T0)
         assert after.gpu["power_w"][0] == before.gpu["power_w"][0] == 300.0
         assert after.gpu_rows.tolist() == before.gpu_rows.tolist()
-        assert list(store.read_lane_seqs()) == [] or set(store.read_lane_seqs()) == {("n0", "s1")}
+        assert list(store.offsets.read()) == [] or set(store.offsets.read()) == {("n0", "s1")}
 
 
 @in_loop
@@ -83,7 +83,7 @@ async def test_the_same_agent_replaces_its_older_stream_and_resends_once(store: 
             assert (await older.ended())[0] is grpc.StatusCode.ABORTED
             await newer.send(batch=batch(1, GOOD))
             await newer.until_held(LIVE, 1)
-            assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+            assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2
 
 
 @in_loop
@@ -116,7 +116,7 @@ async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: S
             await owner.send(batch=batch(2, block([(T0 + 2000, 1, (320.0, 50.0))])))
             await owner.until_held(LIVE, 2)
             assert owner.rejected == {}
-            found = store.bucket(index_of(), T0)
+            found = store.buckets.read(index_of(), T0)
             assert found.gpu["power_w"][[0, 4, 5]].tolist()[::2] == [310.0, 200.0]
             assert found.gpu_rows[[0, 4, 5]].tolist() == [3, 0, 1]
         await until(lambda: collector.ingest.stats.connected == 0)
@@ -124,6 +124,6 @@ async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: S
             await mover.send(batch=batch(3, block([(T0 + 10_000, 1, (250.0, 50.0))])))
             await mover.until_held(LIVE, 3)
             assert mover.rejected == {}
-        assert store.bucket(index_of(), T0 + 10_000).gpu_rows[[0, 4]].tolist() == [0, 1]
+        assert store.buckets.read(index_of(), T0 + 10_000).gpu_rows[[0, 4]].tolist() == [0, 1]
         await until(lambda: collector.ingest.stats.connected == 0)
         assert collector.ingest._hellos._things._told == {}

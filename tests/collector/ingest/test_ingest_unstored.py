@@ -35,8 +35,9 @@ class Disk:
         self.full = False
         self.free = threading.Event()
         self.free.set()
-        for name in [name for name in dir(store) if name.startswith("write_")]:
-            patch.setattr(store, name, self._guarded(getattr(store, name)))
+        for part in (*vars(store).values(), *vars(store.probes).values()):
+            for name in [name for name in dir(part) if name.startswith("write")]:
+                patch.setattr(part, name, self._guarded(getattr(part, name)))
 
     def _guarded(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any) -> Any:
@@ -110,8 +111,8 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
             stats = collector.ingest.stats
             assert stats.dropped > 0
             assert stats.waiting_bytes < 8000
-            assert store.incidents("open") == []
-            assert store.events(0, T0 * 2) == []
+            assert store.incidents.newest("open") == []
+            assert store.events.read(0, T0 * 2) == []
             assert agent.held == {EVENTS: 0, LIVE: 0, pb.BACKFILL: 0}  # nothing is acknowledged that is not stored
             assert any("1 events are judged and told, but not stored yet" in text for text in stats.sentences())
             assert any("no space left" in text for text in pipeline.troubles())
@@ -122,14 +123,14 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
                 disk.full = False
                 await again.until_held(EVENTS, 2)
         assert judged == ["n0/s1/1", "n0/s1/2"]
-        assert len(store.events(0, T0 * 2)) == 2
+        assert len(store.events.read(0, T0 * 2)) == 2
         await until(lambda: pipeline.waiting_outcomes == 0, "tried again by itself")
-        assert {i.id for i in store.incidents("open")} == set(pipeline.incidents)
+        assert {i.id for i in store.incidents.newest("open")} == set(pipeline.incidents)
         await until(lambda: len(webhook.ids) == len(pipeline.incidents))
         assert len(set(webhook.ids)) == len(webhook.ids)
 
         def told() -> dict[str, str]:
-            return {row.id: row.state for i in pipeline.incidents for row in store.outbox_of(i)}
+            return {row.id: row.state for i in pipeline.incidents for row in store.outbox.of_incidents(i)}
 
         # The courier notes a delivery after it; the caretaker forgets a trouble in its next round.
         await until(lambda: told() == dict.fromkeys(webhook.ids, "delivered"), "the deliveries are noted")
@@ -147,19 +148,19 @@ async def test_no_event_is_stored_before_what_its_agent_said_before_it(
 
     held = pb.Holding(gpu=0, job="train-7", from_ms=T0)
     with monkeypatch.context() as patched:
-        patched.setattr(store, "write_holdings", full)
+        patched.setattr(store.jobs, "write_holdings", full)
         async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
             await agent.send(record=pb.Record(seq=1, holding=held))
             await agent.send(record=event(2))
             await until(lambda: collector.events, "the event is judged")
             await until(lambda: collector.ingest.stats.store_failures > 2, "tried again")
-    assert store.read_lane_seqs() == {}
+    assert store.offsets.read() == {}
     async with Collector(store, QUICK) as collector, collector.agent(hello()) as agent:
         assert agent.held[EVENTS] == 0
         await agent.send(record=pb.Record(seq=1, holding=held))
         await agent.send(record=event(2))
         await agent.until_held(EVENTS, 2)
-        assert [(h.gpu, h.job) for h in store.holdings(T0, T0 + 1)] == [(0, "train-7")]
+        assert [(h.gpu, h.job) for h in store.jobs.holdings(T0, T0 + 1)] == [(0, "train-7")]
 
 
 @in_loop
@@ -183,13 +184,13 @@ async def test_while_the_store_hangs_later_incidents_are_judged_told_and_stored_
     disk, webhook = Disk(store, monkeypatch), Webhook()
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.02)
     judged: list[str] = []
-    write_judged = store.write_judged
+    write_judged = store.events.write_judged
 
     def noting(events: Any) -> None:
         judged.extend(e.id for e in events)
         write_judged(events)
 
-    monkeypatch.setattr(store, "write_judged", noting)
+    monkeypatch.setattr(store.events, "write_judged", noting)
     async with Collector(store, QUICK) as collector, judging(collector, webhook) as pipeline:
         async with collector.agent(hello()) as agent:
             disk.free.clear()
@@ -199,16 +200,16 @@ async def test_while_the_store_hangs_later_incidents_are_judged_told_and_stored_
                 await until(lambda number=number: len(pipeline.incidents) == number, "the incident is shown")
             assert pipeline.waiting_outcomes >= 2  # a tick's beside them
             assert any("what detection finds waits to be stored" in text for text in pipeline.troubles())
-            assert store.incidents("open") == []
+            assert store.incidents.newest("open") == []
             disk.free.set()
             await agent.until_held(EVENTS, 2)
         await until(lambda: pipeline.waiting_outcomes == 0, "all is stored")
-        assert {i.id for i in store.incidents("open")} == set(pipeline.incidents)
+        assert {i.id for i in store.incidents.newest("open")} == set(pipeline.incidents)
         await until(lambda: pipeline.troubles() == [], "no trouble is left")
         assert len(webhook.ids) == len(set(webhook.ids)) == 2, "each is sent once"
 
         def states() -> dict[str, str]:
-            return {row.id: row.state for i in pipeline.incidents for row in store.outbox_of(i)}
+            return {row.id: row.state for i in pipeline.incidents for row in store.outbox.of_incidents(i)}
 
         await until(lambda: states() == dict.fromkeys(webhook.ids, "delivered"), "the deliveries are noted")
         assert judged == ["n0/s1/1", "n0/s1/2"], "noted as judged, in order, once each"
@@ -234,7 +235,7 @@ async def test_alarms_beyond_the_room_are_judged_and_left_with_their_agents(
             for seq in range(agent.held[EVENTS] + 1, 201):
                 await agent.send(record=event(seq))
             await agent.until_held(EVENTS, 200)
-        assert len(store.events(0, T0 * 2, limit=500)) == 200
+        assert len(store.events.read(0, T0 * 2, limit=500)) == 200
         assert sorted(e.id for e in collector.events) == sorted(f"n0/s1/{seq}" for seq in range(1, 201))
 
 
@@ -247,4 +248,4 @@ async def test_telemetry_goes_on_as_soon_as_the_store_does(store: Store, monkeyp
         await until(lambda: collector.ingest.stats.store_failures > 1)
         disk.full = False
         await agent.until_held(LIVE, 1)
-        assert store.bucket(index_of(), T0).gpu_rows[0] == 2
+        assert store.buckets.read(index_of(), T0).gpu_rows[0] == 2

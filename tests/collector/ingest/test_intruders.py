@@ -1,6 +1,6 @@
 """Intruders that no other file has: whoever holds connections open, SQL in names, a webhook sent again, what listens.
 
-docs/security.md has the whole table, with the test of each row.
+docs/evidence/intruders.md has the whole table, with the test of each row.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def test_sql_in_a_name_is_a_name(store: Store, name: str) -> None:
     """Written as it is, read by that name alone, and nothing else changes; also where a question has it."""
     told = Event("n/s/1", T0, name, 0, EventKind.XID, "79", f"text of {name}", "kmsg", received_ms=T0)
     other = dataclasses.replace(told, id="n/s/2", node="n1", message="another")
-    store.write_events([told, other])
+    store.events.write([told, other])
     everything = (T0 - 1, T0 + 1)
-    assert [e.message for e in store.events(*everything, node=name)] == [f"text of {name}"]
-    assert {e.node for e in store.events(*everything)} == {name, "n1"}
-    assert [e.message for e in store.events(*everything, node="n1")] == ["another"]
+    assert [e.message for e in store.events.read(*everything, node=name)] == [f"text of {name}"]
+    assert {e.node for e in store.events.read(*everything)} == {name, "n1"}
+    assert [e.message for e in store.events.read(*everything, node="n1")] == ["another"]
 
 
 @pytest.mark.parametrize("name", [name for name in SQL if " " in name])
@@ -80,8 +80,8 @@ async def test_a_hello_with_sql_for_a_name_is_refused(store: Store, name: str) -
         await agent.send(hello=told)
         await agent.ended()
         assert collector.ingest.stats.last_seen == {}
-        store.write_entities([node_row(0)])
-        assert store.last_seen(index_of(1)) is not None, "the tables are there"
+        store.entities.write([node_row(0)])
+        assert store.entities.last_seen(index_of(1)) is not None, "the tables are there"
 
 
 # ---- webhooks

@@ -196,7 +196,7 @@ class Site:
         made = Event(
             f"{node}/1", self.now_ms, node, 0, EventKind.XID, "171", "its memory is bad", received_ms=self.now_ms
         )
-        self.store.write_events([made])
+        self.store.events.write([made])
         self.pipeline.take_events([made])
         await asyncio.to_thread(lambda: self.pipeline._judge.submit(self.pipeline.judge_events).result(20))
         (waiting,) = [d for d in self.pipeline.engine.decider.standing.values() if d.node == node]
@@ -225,7 +225,7 @@ async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to
         await site.heard("n001", OPENED, ASKS, ACTION_FAILED)
         answer(site, asked)
         await until(lambda: "DRAIN" in site.slurm.held["n000"].states, "it is drained")
-        await until(lambda: "n000" in store.duties(), "Drover knows")
+        await until(lambda: "n000" in store.outages.current(), "Drover knows")
         await until(lambda: site.desk.duties["n000"].stage is Health.VALIDATING, "it is validated")
         failed = ProbeVerdict(
             "request-n000", "n000", 0, False, "hbm_copy", "HBM 9 % slow", T0, ProbeReason.VALIDATE, asked.incident_id

@@ -123,7 +123,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def states(store: Store) -> list[tuple[str, int]]:
-    return [(row.state, row.attempts) for row in store.outbox_of("i1")]
+    return [(row.state, row.attempts) for row in store.outbox.of_incidents("i1")]
 
 
 def test_a_message_carries_a_signature_that_the_receiver_can_verify(
@@ -180,7 +180,7 @@ def test_a_receiver_that_never_takes_it_is_given_up(
     outbox = outboxes(webhook(receiver.url))
     outbox.enqueue([INCIDENT])
     until(lambda: states(store) == [("failed", 8)], "given up after eight tries")
-    (row,) = store.outbox_of("i1")
+    (row,) = store.outbox.of_incidents("i1")
     assert tell(row) == "ops: incident.opened given up: answered 500"
     assert outbox.troubles == ["Webhook ops does not take messages: answered 500."]
     assert outbox.pending == {"ops": 0}
@@ -249,8 +249,8 @@ def test_a_restart_delivers_what_waited_and_tells_nothing_twice(
 def test_a_message_that_was_never_written_is_written_at_the_next_start(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
 ) -> None:
-    store.write_incidents([INCIDENT])  # and then the collector was killed
-    assert outboxes(webhook(receiver.url)).enqueue(store.incidents("open")) == 1
+    store.incidents.write([INCIDENT])  # and then the collector was killed
+    assert outboxes(webhook(receiver.url)).enqueue(store.incidents.newest("open")) == 1
     until(lambda: receiver.types == ["incident.opened"], "told")
 
 
@@ -258,7 +258,7 @@ def test_what_is_told_from_memory_meanwhile_does_not_wait_again_in_the_store(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = outboxes(webhook(receiver.url))
-    other, asked = dataclasses.replace(INCIDENT, id="i2"), store.outbox_of
+    other, asked = dataclasses.replace(INCIDENT, id="i2"), store.outbox.of_incidents
 
     def hangs(*incidents: str) -> list[OutboxRow]:
         if "i2" in incidents:  # the store keeps us waiting, until judging has lost its patience
@@ -267,7 +267,7 @@ def test_what_is_told_from_memory_meanwhile_does_not_wait_again_in_the_store(
         return asked(*incidents)
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "outbox_of", hangs)
+        patched.setattr(store.outbox, "of_incidents", hangs)
         assert outbox.enqueue([INCIDENT, other]) == 1
     until(lambda: len(receiver.got) == 2, "the other is told")
     assert states(store) == [("delivered", 1)], "else it is sent again after a restart"
@@ -286,7 +286,7 @@ def test_a_moment_without_the_lease_delays_a_message_and_no_more(
             raise StoreError("this collector is not the active one any more")
         return ""
 
-    store.fence = fence
+    store.fence.use(fence)
     outbox.enqueue([INCIDENT])
     until(lost.is_set, "the lease is asked")
     until(lambda: states(store) == [("delivered", 1)], "delivered when it is back")
@@ -298,10 +298,10 @@ def test_a_second_start_leaves_one_courier(receiver: Receiver, outboxes: Callabl
 
 
 def test_messages_for_a_webhook_that_is_gone_are_given_up(outboxes: Callable[..., Outbox], store: Store) -> None:
-    store.write_outbox(OutboxRow("m1", "i1", "old", '{"type": "incident.opened"}', 1, "pending", 0, 1, ""))
+    store.outbox.write(OutboxRow("m1", "i1", "old", '{"type": "incident.opened"}', 1, "pending", 0, 1, ""))
     outboxes()
     assert states(store) == [("failed", 0)]
-    assert "no receiver 'old' is configured any more" in store.outbox_of("i1")[0].detail
+    assert "no receiver 'old' is configured any more" in store.outbox.of_incidents("i1")[0].detail
 
 
 def test_receivers_get_from_their_severity_on(
@@ -341,7 +341,7 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
     assert [(t["type"], t["data"]["id"]) for t in told if t["data"]["id"] != other.id] == [
         ("incident.opened", "mass"), ("incident.closed", "mass"),
     ]  # fmt: skip
-    (line,) = [tell(row) for row in store.outbox_of(held[59].id)]
+    (line,) = [tell(row) for row in store.outbox.of_incidents(held[59].id)]
     assert line == "ops: incident.opened not sent: mass event mass was told instead"
     worse = dataclasses.replace(held[59], version=4, action=RecommendedAction.ISOLATE)
     assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"

@@ -167,8 +167,8 @@ def test_messages_of_a_receiver_that_is_gone_are_given_up_in_one_write(monkeypat
     scene.listeners[0].answer = AWAY
     scene.tell(*(fault(f"i{n}") for n in range(50)))
     writes: list[Any] = []
-    write = scene.store.write_outbox
-    monkeypatch.setattr(scene.store, "write_outbox", lambda rows: (writes.append(rows), write(rows)))
+    write = scene.store.outbox.write
+    monkeypatch.setattr(scene.store.outbox, "write", lambda rows: (writes.append(rows), write(rows)))
     scene.listeners = (Listener("new"),)
     scene.routes = type(scene.routes)(scene.listeners)
     scene.restart()

@@ -49,7 +49,7 @@ def lived(id_: str, **changes: Any) -> Incident:
 
 
 def delivered(store: Store, incident: str) -> set[str]:
-    return {row.notifier for row in store.outbox_of(incident) if row.state == "delivered"}
+    return {row.notifier for row in store.outbox.of_incidents(incident) if row.state == "delivered"}
 
 
 def test_one_that_hangs_delays_no_other_and_no_stop(
@@ -76,7 +76,7 @@ def test_one_that_hangs_delays_no_other_and_no_stop(
         stopping.start()
         stopping.join(25)  # the two that hang would take a minute each
         assert not stopping.is_alive()
-        assert {row.notifier for row in store.pending_outbox()} == {"hung", "hung2"}  # they go again after a start
+        assert {row.notifier for row in store.outbox.pending()} == {"hung", "hung2"}  # they go again after a start
 
 
 @pytest.mark.system
@@ -109,7 +109,7 @@ def test_an_incident_lives_in_a_real_alertmanager_over_a_restart_of_the_collecto
 
         wait_until(told_again, "told again, so that it does not expire")
         assert severities() == ["critical"]
-        assert len(store.outbox_of("i1")) == 2, "what only says the same again is not stored"
+        assert len(store.outbox.of_incidents("i1")) == 2, "what only says the same again is not stored"
         second.enqueue([dataclasses.replace(worse, closed_ms=time.time_ns() // 1_000_000, version=3)])
         wait_until(lambda: severities() == [], "over")
         wait_until(lambda: _told(hook) == [("critical", "resolved")], "and people are told so")

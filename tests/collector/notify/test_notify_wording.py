@@ -16,7 +16,7 @@ from drover_core.model.events import Incident, Note, NoteKind
 from drover_core.settings import load
 from testbed.notified import LOST_GPU, NOW_MS, OVER, PLACES, body
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "notifications.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/how-to/notify.md"
 RACK = tuple((f"r01n{n:02}", None) for n in range(1, 17))
 
 

@@ -13,7 +13,7 @@ from drover_collector.notify.maintenance_windows import MaintenanceConfig, valid
 from drover_collector.notify.silences import Silences, covers
 from drover_core.model.events import Incident, IncidentKind, Member
 from drover_core.model.fleet import FleetSpec, NodeSpec
-from drover_core.model.silences import where
+from drover_core.model.silences import describe_scope
 from drover_core.settings import SettingsError
 from drover_core.times import from_iso, iso
 from testbed.outboxes import HOUR_MS, T0, fault, silence
@@ -79,7 +79,7 @@ def test_only_maintenance_holds_nodes() -> None:
 
 
 def test_in_words() -> None:
-    assert where(silence(rack=("r1", "r2"), kind=("link",), gpu=(3,))) == "gpu 3, rack r1 r2, kind link"
+    assert describe_scope(silence(rack=("r1", "r2"), kind=("link",), gpu=(3,))) == "gpu 3, rack r1 r2, kind link"
 
 
 WEEKLY = MaintenanceConfig(

@@ -13,7 +13,7 @@ import pytest
 
 from drover_collector.store import Store
 from drover_core.model.events import IncidentKind
-from drover_core.model.runbooks import page_of
+from drover_core.model.runbooks import runbook_path
 from testbed.monitoring import NAME, facts_of, names_of, whole_page
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -21,7 +21,7 @@ RULES = DOCS / "monitoring" / "drover.rules.yml"
 RULES_TEST = DOCS / "monitoring" / "drover.rules.test.yml"
 PAGES = DOCS / "runbooks"
 DASHBOARD = DOCS / "monitoring" / "drover-grafana.json"
-RUN_BOOK = (DOCS / "monitoring.md").read_text("utf-8")
+RUN_BOOK = (DOCS / "reference/prometheus.md").read_text("utf-8")
 ALERT = re.compile(r"- alert: (\w+)\n +expr: '((?:[^']|'')+)'\n(.*?)(?=\n      - alert|\n  - name|\Z)", re.DOTALL)
 ALERTS = {name: (expr, rest) for name, expr, rest in ALERT.findall(RULES.read_text("utf-8"))}
 BOARD = json.loads(DASHBOARD.read_text("utf-8"))
@@ -88,7 +88,7 @@ def test_every_alert_has_its_page_and_says_what_it_needs() -> None:
         told = f"{severity[1].capitalize()}{f', after {waits[1]}' if waits else ''}"
         page = parts_of(PAGES / f"{name}.md")
         assert page[""] == f"# {name}\n\n{told}.", name
-        assert f"| [{name}](runbooks/{name}.md) | {told} |\n" in RUN_BOOK, name
+        assert f"| [{name}](../runbooks/{name}.md) | {told} |\n" in RUN_BOOK, name
         assert "summary: '" in rest, name
         assert "description: '" in rest, name
 
@@ -106,7 +106,7 @@ def parts_of(path: Path) -> dict[str, str]:
 def test_every_kind_of_incident_has_its_page(kind: IncidentKind) -> None:
     assert parts_of(PAGES / f"{kind}.md")[""] == f"# Incident: {kind}"
     assert f"| [{kind}]({kind}.md) |" in (PAGES / "README.md").read_text("utf-8")
-    assert page_of(kind) == f"docs/runbooks/{kind}.md"
+    assert runbook_path(kind) == f"docs/runbooks/{kind}.md"
 
 
 def test_there_are_no_other_pages() -> None:

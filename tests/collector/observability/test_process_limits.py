@@ -47,7 +47,7 @@ def test_connections_leave_files_to_the_store_and_some_are_always_taken(monkeypa
 FREED = """
 import sys, threading
 if sys.argv[1] == "settled":
-    from drover_collector import memory
+    from drover_collector.process import memory
     memory.settle()
 def rss():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -72,7 +72,7 @@ def test_large_arrays_that_were_freed_go_back_to_the_system() -> None:
 
 BETWEEN = """
 import os
-from drover_collector import memory
+from drover_collector.process import memory
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 held = [(bytes(100_000), bytes(600)) for _ in range(1000)]  # what stays lies between what goes

@@ -32,17 +32,17 @@ NOW = T0 // DAY_MS * DAY_MS + 13 * HOUR_MS
 @pytest.fixture
 def aged(store: Store) -> Store:
     """A sample at noon of each of HELD days, today's the last."""
-    store.kept_days = {name: KEPT for name in store.kept_days if name.endswith("_samples")}
-    store.write_entities(everything())
+    store.retention.kept_days = {name: KEPT for name in store.retention.kept_days if name.endswith("_samples")}
+    store.entities.write(everything())
     noons = [NOW - HOUR_MS - day * DAY_MS for day in range(HELD)]
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), ts, {"power_w": 300.0}) for ts in noons]))
-    store.write_samples(samples(Scope.NODE, [(node_row(0), ts, {"load1": 1.0}) for ts in noons]))
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), ts, {"power_w": 300.0}) for ts in noons]))
+    store.samples.write(samples(Scope.NODE, [(node_row(0), ts, {"load1": 1.0}) for ts in noons]))
     return store
 
 
 def days(store: Store, table: str = "gpu_samples") -> list[int]:
     """How many days before NOW its rows lie, the oldest first."""
-    rows = store._clients.rows(f"SELECT toUnixTimestamp64Milli(ts) AS ts FROM {table} FINAL ORDER BY ts")
+    rows = store.clients.rows(f"SELECT toUnixTimestamp64Milli(ts) AS ts FROM {table} FINAL ORDER BY ts")
     return [(NOW - row["ts"]) // DAY_MS for row in rows]
 
 
@@ -75,16 +75,16 @@ def test_no_merge_deletes_what_this_machine_s_clock_calls_old(store_url: str) ->
     """As of a clock that is five years ahead: the engine itself must not go by it."""
     opened = Store.open(store_url, retention_days=30, retention_10s_days=30)
     then = time.time_ns() // 1_000_000 - YEARS_MS
-    opened.write_entities(everything())
-    opened.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), then, {"power_w": 300.0})]))
-    opened.write_events([Event("e1", then, "n0", 0, EventKind.XID, "79", "off the bus", "kmsg", received_ms=then)])
-    opened._clients.command(
+    opened.entities.write(everything())
+    opened.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), then, {"power_w": 300.0})]))
+    opened.events.write([Event("e1", then, "n0", 0, EventKind.XID, "79", "off the bus", "kmsg", received_ms=then)])
+    opened.clients.command(
         f"INSERT INTO gpu_10s (entity_id, ts, version, rows) VALUES (1, fromUnixTimestamp64Milli({then}), 1, 1)"
     )
     held = ("gpu_samples", "gpu_10s", "events")
     for table in held:
-        opened._clients.command(f"OPTIMIZE TABLE {table} FINAL")
-    counts = [opened._clients.rows(f"SELECT count() AS n FROM {table}")[0]["n"] for table in held]
+        opened.clients.command(f"OPTIMIZE TABLE {table} FINAL")
+    counts = [opened.clients.rows(f"SELECT count() AS n FROM {table}")[0]["n"] for table in held]
     opened.close()
     assert counts == [1, 1, 1]
 
@@ -93,21 +93,21 @@ def test_tables_of_a_version_before_lose_their_ttl_and_no_row(store_url: str) ->
     opened = Store.open(store_url, retention_days=3650)
     ttls = [
         row["q"].rpartition(" TTL ")[2]
-        for row in opened._clients.rows(
+        for row in opened.clients.rows(
             "SELECT create_table_query AS q FROM system.tables WHERE database = currentDatabase() AND q LIKE '% TTL %'"
         )
     ]
     assert ttls == []
-    opened.write_entities([gpu_row(0, 0)])
-    opened.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
-    opened._clients.command("ALTER TABLE gpu_samples MODIFY TTL toDateTime(ts) + toIntervalDay(3650)")
-    opened._clients.command("ALTER TABLE events MODIFY TTL toDateTime(received) + toIntervalDay(400)")
+    opened.entities.write([gpu_row(0, 0)])
+    opened.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    opened.clients.command("ALTER TABLE gpu_samples MODIFY TTL toDateTime(ts) + toIntervalDay(3650)")
+    opened.clients.command("ALTER TABLE events MODIFY TTL toDateTime(received) + toIntervalDay(400)")
     opened.close()
     again = Store.open(store_url, retention_days=3650)
-    changed = again._clients.rows("SELECT change FROM schema_versions WHERE change LIKE '%no TTL' ORDER BY change")
-    again._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
-    left = again._clients.rows("SELECT count() AS n FROM gpu_samples")
-    kept = again._clients.rows(
+    changed = again.clients.rows("SELECT change FROM schema_versions WHERE change LIKE '%no TTL' ORDER BY change")
+    again.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+    left = again.clients.rows("SELECT count() AS n FROM gpu_samples")
+    kept = again.clients.rows(
         "SELECT name FROM system.tables WHERE database = currentDatabase() AND create_table_query LIKE '% TTL %'"
     )
     again.close()
@@ -130,7 +130,7 @@ def test_what_agreeing_clocks_call_too_old_goes_and_nothing_else(aged: Store) ->
 
 
 def test_a_partition_goes_when_its_last_row_is_too_old(aged: Store) -> None:
-    aged.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), NOW - KEPT * DAY_MS + 5000, {"power_w": 1.0})]))
+    aged.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), NOW - KEPT * DAY_MS + 5000, {"power_w": 1.0})]))
     desk = Desk(aged)
     told = []
     for after_s in (0, APART_S, APART_S):  # one of its two rows is too old; both are; they were an hour ago
@@ -141,17 +141,17 @@ def test_a_partition_goes_when_its_last_row_is_too_old(aged: Store) -> None:
 
 def test_what_is_merged_is_on_the_disk_before_its_sources_may_go(aged: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    command = aged._clients.command
+    command = aged.clients.command
 
     def note(sql: str) -> None:
         said.append(sql.split()[3] if sql.startswith("ALTER") else sql)
         command(sql)
 
-    monkeypatch.setattr(aged._clients, "command", note)
-    monkeypatch.setattr("drover_collector.store.durability.expiry.os.sync", lambda: said.append("sync"))
-    assert aged.expire([]) == 0
+    monkeypatch.setattr(aged.clients, "command", note)
+    monkeypatch.setattr("drover_collector.store.durability.retention.os.sync", lambda: said.append("sync"))
+    assert aged.retention.expire([]) == 0
     assert said == []
-    assert aged.expire(aged.expired(NOW)) == 2 * (HELD - KEPT)
+    assert aged.retention.expire(aged.retention.expired(NOW)) == 2 * (HELD - KEPT)
     assert said == ["sync", *["DROP"] * 2 * (HELD - KEPT)]
 
 
@@ -209,12 +209,12 @@ def test_whose_word_is_enough(aged: Store, nodes: int, votes: tuple[int, int], w
 
 
 def test_a_store_must_have_lived_up_to_now_by_that_clock(aged: Store) -> None:
-    assert aged.days_lived(NOW) == (14, 7)
-    assert aged.days_lived(NOW + 7 * DAY_MS) == (7, 7)
-    assert aged.days_lived(NOW + 8 * DAY_MS) == (6, 7)
-    assert aged.days_lived(NOW - YEARS_MS) == (0, 7)
-    aged.kept_days = {"gpu_samples": 2, "gpu_10s": 1, "gpu_5m": 1100}
-    assert aged.days_lived(NOW) == (4, 2)
+    assert aged.retention.days_lived(NOW) == (14, 7)
+    assert aged.retention.days_lived(NOW + 7 * DAY_MS) == (7, 7)
+    assert aged.retention.days_lived(NOW + 8 * DAY_MS) == (6, 7)
+    assert aged.retention.days_lived(NOW - YEARS_MS) == (0, 7)
+    aged.retention.kept_days = {"gpu_samples": 2, "gpu_10s": 1, "gpu_5m": 1100}
+    assert aged.retention.days_lived(NOW) == (4, 2)
 
 
 def test_with_nothing_too_old_nothing_is_told_until_the_daily_pass_is_overdue(store: Store) -> None:
@@ -227,7 +227,7 @@ def test_with_nothing_too_old_nothing_is_told_until_the_daily_pass_is_overdue(st
 
 def test_rows_of_tables_without_partitions_go_once_a_day_and_by_the_earlier_of_two_looks(aged: Store) -> None:
     old, young = NOW - 401 * DAY_MS, NOW - 399 * DAY_MS
-    aged.write_events(
+    aged.events.write(
         [
             Event(name, ts, "n0", 0, EventKind.XID, "79", "off the bus", "kmsg", received_ms=ts)
             for name, ts in (("old", old), ("young", young))
@@ -235,8 +235,8 @@ def test_rows_of_tables_without_partitions_go_once_a_day_and_by_the_earlier_of_t
     )
 
     def left() -> list[str]:
-        aged._clients.command("OPTIMIZE TABLE events FINAL")  # waits for what is being deleted
-        return [row["id"] for row in aged._clients.rows("SELECT id FROM events ORDER BY id")]
+        aged.clients.command("OPTIMIZE TABLE events FINAL")  # waits for what is being deleted
+        return [row["id"] for row in aged.clients.rows("SELECT id FROM events ORDER BY id")]
 
     wrong = Desk(aged, votes=(3, 0), ahead_ms=YEARS_MS)
     wrong.once()
@@ -281,7 +281,7 @@ async def test_a_collector_whose_clock_jumps_keeps_all_and_deletes_again_when_it
 def test_room_is_made_oldest_first_whatever_the_clock_says(aged: Store, ahead_ms: int) -> None:
     """Years behind, nothing would be old enough to go; years ahead, the newest hour would be as old as all."""
     newest = NOW - 30 * 60_000
-    aged.write_samples(samples(Scope.GPU, [(gpu_row(0, 1), newest, {"power_w": 1.0})]))
+    aged.samples.write(samples(Scope.GPU, [(gpu_row(0, 1), newest, {"power_w": 1.0})]))
     troubles: dict[str, str] = {}
     maintenance = Maintenance(
         aged, StoreConfig(max_bytes=1), now_ms=lambda: NOW + ahead_ms, troubles=troubles, votes=lambda: (3, 0), nodes=3
@@ -289,4 +289,4 @@ def test_room_is_made_oldest_first_whatever_the_clock_says(aged: Store, ahead_ms
     maintenance.once()
     assert "maintenance" not in troubles
     assert days(aged) == [0]
-    assert aged._clients.rows("SELECT max(toUnixTimestamp64Milli(ts)) AS at FROM gpu_samples") == [{"at": newest}]
+    assert aged.clients.rows("SELECT max(toUnixTimestamp64Milli(ts)) AS at FROM gpu_samples") == [{"at": newest}]

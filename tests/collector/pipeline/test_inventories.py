@@ -20,9 +20,9 @@ T0 = START_MS
 
 def test_a_start_reads_what_was_before_a_rollout_and_the_newest_and_then_only_news(store: Store) -> None:
     reader = Inventories(store)
-    store.write_inventory("n0", T0 - BEFORE_MS - 1000, {"driver": "1"})
-    store.write_inventory("n0", T0 - 5000, {"driver": "2"})
-    store.write_inventory("n1", T0 - 4000, {"driver": "2"})
+    store.inventories.write_one("n0", T0 - BEFORE_MS - 1000, {"driver": "1"})
+    store.inventories.write_one("n0", T0 - 5000, {"driver": "2"})
+    store.inventories.write_one("n1", T0 - 4000, {"driver": "2"})
     found = [each for ask in reader.restore(T0, 5000) for each in ask()]
     assert sorted((ts, node, told["driver"]) for ts, node, told in found) == [
         (T0 - BEFORE_MS - 1000, "n0", "1"), (T0 - 5000, "n0", "2"), (T0 - 4000, "n1", "2"),
@@ -30,18 +30,20 @@ def test_a_start_reads_what_was_before_a_rollout_and_the_newest_and_then_only_ne
     assert [told["driver"] for _, node, told in found if node == "n0"] == ["1", "2"]
     reader.news(T0)
     assert reader.news(T0 + 1000) == []
-    store.write_inventory("n1", T0 + 2000, {"driver": "3"})
+    store.inventories.write_one("n1", T0 + 2000, {"driver": "3"})
     assert (T0 + 2000, "n1", {"driver": "3"}) in reader.news(T0 + 3000)
 
 
 def test_an_export_has_each_telling_and_what_stood_before_them(store: Store) -> None:
     for ts_ms, node, driver in ((T0 - 9, "n0", "1"), (T0 - 5, "n0", "2"), (T0 - 7, "n1", "2"), (T0, "n0", "3")):
-        store.write_inventory(node, ts_ms, {"driver": driver})
-    store.write_inventory("n0", T0, {"driver": "3"})  # a resend
-    store.write_inventory("n0", T0 + 10, {"driver": "4"})
-    told = [(ts_ms - T0, node, inventory["driver"]) for ts_ms, node, inventory in store.inventories_told(T0, T0 + 10)]
+        store.inventories.write_one(node, ts_ms, {"driver": driver})
+    store.inventories.write_one("n0", T0, {"driver": "3"})  # a resend
+    store.inventories.write_one("n0", T0 + 10, {"driver": "4"})
+    told = [
+        (ts_ms - T0, node, inventory["driver"]) for ts_ms, node, inventory in store.inventories.between(T0, T0 + 10)
+    ]
     assert told == [(-7, "n1", "2"), (-5, "n0", "2"), (0, "n0", "3")]
-    halves = [row for half in (0, 1) for row in store.inventories_told(0, T0 + 20, half, 2)]
+    halves = [row for half in (0, 1) for row in store.inventories.between(0, T0 + 20, half, 2)]
     assert sorted(ts_ms - T0 for ts_ms, _, _ in halves) == [-9, -7, -5, 0, 10]
 
 

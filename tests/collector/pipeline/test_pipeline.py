@@ -63,10 +63,10 @@ def test_an_event_becomes_a_stored_incident_at_once(store: Store, index: FleetIn
     async def scenario() -> None:
         clock = Clock(T0 + 1500)
         async with running(pipeline_of(store, index, clock)) as pipeline:
-            store.write_events([xid(1)])
+            store.events.write([xid(1)])
             pipeline.take_events([xid(1)])
             await until(lambda: bool(pipeline.incidents), "an incident is told")
-            (incident,) = store.incidents("open")  # what is told is stored
+            (incident,) = store.incidents.newest("open")  # what is told is stored
             assert (incident.node, incident.gpu, incident.cause) == ("n1", 1, "xid_79")
             assert incident.severity is Severity.CRITICAL
             assert pipeline.incidents[incident.id] == incident
@@ -81,7 +81,7 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
     """The minutes before the start, which take a while of a large fleet: meanwhile events are judged, and buckets wait.
     A store that fails is asked again."""
     go_on, asked = threading.Event(), list[int]()
-    read = store.past_buckets
+    read = store.buckets.read_past
 
     def past_buckets(index: FleetIndex, start_ms: int, count: int, *, values: bool = True) -> list[Bucket]:
         asked.append(start_ms)
@@ -94,11 +94,11 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
         write_entities(store, index)
         write_ticks(store, index, T0, T0 + 620_000)
         clock = Clock(T0 + 600_500)
-        monkeypatch.setattr(store, "past_buckets", past_buckets)
+        monkeypatch.setattr(store.buckets, "read_past", past_buckets)
         async with running(pipeline_of(store, index, clock)) as pipeline:
             await until(lambda: len(asked) == 2, "the past is being read")
             pipeline.take_events([xid(1, ts_ms=T0 + 600_400)])
-            await until(lambda: bool(store.incidents("open")), "the event is judged and stored")
+            await until(lambda: bool(store.incidents.newest("open")), "the event is judged and stored")
             assert (pipeline.ticks.done, pipeline.past is None) == (0, False)
             assert any("is judged in a moment" in text for text in pipeline.troubles())
             go_on.set()
@@ -109,12 +109,12 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
             assert pipeline.ticks.store_failures == 1
         assert asked[1] == asked[2]
         assert asked[1:] == sorted(asked[1:])
-        assert [i.cause for i in store.incidents("open")] == ["xid_79"]
+        assert [i.cause for i in store.incidents.newest("open")] == ["xid_79"]
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("fails", ["past_buckets", "closing_bucket"])
+@pytest.mark.parametrize("fails", ["read_past", "read_closing"])
 def test_what_people_set_holds_also_while_no_bucket_can_be_read(
     store: Store, index: FleetIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -134,10 +134,10 @@ def test_what_people_set_holds_also_while_no_bucket_can_be_read(
             watch=PolicyWatch(path),
         )  # fmt: skip
         await pipeline.start()
-        monkeypatch.setattr(store, fails, fail)
+        monkeypatch.setattr(store.buckets, fails, fail)
         task = asyncio.create_task(pipeline.run())
         path.write_text('mode = "observe"\n')
-        if fails == "closing_bucket":
+        if fails == "read_closing":
             await until(lambda: pipeline.past is None, "the past is there")
             await advance(pipeline, clock, T0 + 3 * BUCKET_MS + LAG_MS)
         await until(lambda: pipeline.policy.mode == "observe", "the policy is taken")
@@ -155,18 +155,18 @@ def test_an_event_that_another_collector_stores_during_a_start_is_still_to_be_ju
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one that counted as judged the engine would say that it was told already."""
-    events, unjudged = store.events, store.unjudged_events
+    events, unjudged = store.events.read, store.events.unjudged
 
     def then_another(read: Callable[..., list[Event]]) -> Callable[..., list[Event]]:
         def reads(*args: int, **more: int) -> list[Event]:
             found = read(*args, **more)
-            store.write_events([xid(1)])
+            store.events.write([xid(1)])
             return found
 
         return reads
 
-    monkeypatch.setattr(store, "events", then_another(events))
-    monkeypatch.setattr(store, "unjudged_events", then_another(unjudged))
+    monkeypatch.setattr(store.events, "read", then_another(events))
+    monkeypatch.setattr(store.events, "unjudged", then_another(unjudged))
     found = history(store, T0 + 60_000)
     assert (found.judged, [event.id for event in found.unjudged]) == ([], [xid(1).id])
 
@@ -176,19 +176,19 @@ def test_a_restart_raises_no_second_alarm(store: Store, index: FleetIndex) -> No
         write_entities(store, index)
         write_ticks(store, index, T0, T0 + 120_000, silent=["n2"])
         clock = Clock()
-        store.write_events([xid(1)])
+        store.events.write([xid(1)])
         async with running(pipeline_of(store, index, clock)) as first:
             clock.now_ms = T0 + 1500
             first.take_events([xid(1)])
             await advance(first, clock, T0 + 60_000 + LAG_MS)
-            before = {i.id: i for i in store.incidents("open")}
+            before = {i.id: i for i in store.incidents.newest("open")}
             assert before
         again = Clock(clock.now_ms + 2000)
         async with running(pipeline_of(store, index, again)) as second:
             assert set(second.incidents) == set(before)
             second.take_events([xid(1)])  # sent again by the agent, whose acknowledgement was lost
             await advance(second, again, T0 + 120_000 + LAG_MS)
-            assert {i.id for i in store.incidents("all") if i.cause == "xid_79"} == {
+            assert {i.id for i in store.incidents.newest("all") if i.cause == "xid_79"} == {
                 i.id for i in before.values() if i.cause == "xid_79"
             }
 
@@ -200,17 +200,17 @@ def test_an_event_that_a_crash_left_unjudged_is_judged_after_the_restart(store: 
 
     async def scenario() -> None:
         day = 86_400_000
-        store.write_events([xid(1), xid(2, "n2", T0 - day), xid(3, "n3", T0 - 30 * day)])
+        store.events.write([xid(1), xid(2, "n2", T0 - day), xid(3, "n3", T0 - 30 * day)])
         async with running(pipeline_of(store, index, Clock(T0 + 5000))):
-            await until(lambda: len(store.incidents("open")) == 2, "what was left over is judged")
-            assert {(i.node, i.severity) for i in store.incidents("open")} == {
+            await until(lambda: len(store.incidents.newest("open")) == 2, "what was left over is judged")
+            assert {(i.node, i.severity) for i in store.incidents.newest("open")} == {
                 ("n1", Severity.CRITICAL), ("n2", Severity.INFO)
             }, "what is a day old is noted, what is a month old not even that"  # fmt: skip
-        assert store.unjudged_events(T0 + 5000, 10) == []
-        versions = {i.id: i.version for i in store.incidents("all")}
+        assert store.events.unjudged(T0 + 5000, 10) == []
+        versions = {i.id: i.version for i in store.incidents.newest("all")}
         async with running(pipeline_of(store, index, Clock(T0 + 9000))):
             pass
-        assert {i.id: i.version for i in store.incidents("all")} == versions, "once is enough"
+        assert {i.id: i.version for i in store.incidents.newest("all")} == versions, "once is enough"
 
     asyncio.run(scenario())
 
@@ -225,22 +225,22 @@ def test_what_a_crash_left_some_minutes_ago_is_judged_when_its_node_is_heard(
         began_ms = T0 + 180_000
         clock = Clock(began_ms)
         write_entities(store, index)
-        store.write_events([replace(xid(1), boot="A")])
+        store.events.write([replace(xid(1), boot="A")])
         async with running(pipeline_of(store, index, clock)) as pipeline:
             boot = "B" if rebooted else "A"
             started = Event(
                 "n1/spool/2", began_ms, "n1", None, EventKind.LIFECYCLE, "agent_started", "", received_ms=began_ms,
                 boot=boot,
             )  # fmt: skip
-            store.write_events([started])
+            store.events.write([started])
             pipeline.take_events([started])
-            assert store.incidents("open") == []
+            assert store.incidents.newest("open") == []
             write_ticks(store, index, began_ms, began_ms + 10_000, changed={("n1", 1): dict.fromkeys(BUSY, np.nan)})
             await advance(pipeline, clock, began_ms + 20_000 + LAG_MS)
-            await until(lambda: len(store.incidents("open")) == 1, "it is judged")
-        (found,) = store.incidents("open")
+            await until(lambda: len(store.incidents.newest("open")) == 1, "it is judged")
+        (found,) = store.incidents.newest("open")
         assert (found.node, found.severity) == ("n1", Severity.INFO if rebooted else Severity.CRITICAL)
-        assert store.unjudged_events(clock.now_ms, 10) == []
+        assert store.events.unjudged(clock.now_ms, 10) == []
 
     asyncio.run(scenario())
 
@@ -249,11 +249,11 @@ def test_what_a_crash_left_of_a_node_that_stays_silent_is_judged_all_the_same(st
     async def scenario() -> None:
         clock = Clock(T0 + 180_000)
         write_entities(store, index)
-        store.write_events([xid(1)])
+        store.events.write([xid(1)])
         async with running(pipeline_of(store, index, clock)) as pipeline:
             await advance(pipeline, clock, T0 + 180_000 + LEFT_MS + 10_000 + LAG_MS)
-            await until(lambda: any(i.cause == "xid_79" for i in store.incidents("open")), "it is judged")
-        assert {i.severity for i in store.incidents("open") if i.node == "n1"} == {Severity.CRITICAL}
+            await until(lambda: any(i.cause == "xid_79" for i in store.incidents.newest("open")), "it is judged")
+        assert {i.severity for i in store.incidents.newest("open") if i.node == "n1"} == {Severity.CRITICAL}
 
     asyncio.run(scenario())
 
@@ -265,12 +265,12 @@ def test_events_count_as_judged_only_when_their_outcome_is_stored(
         raise StoreError("no space left")
 
     async def scenario() -> None:
-        store.write_events([xid(1)])
+        store.events.write([xid(1)])
         with monkeypatch.context() as patched:
-            patched.setattr(store, "write_incidents", full)
+            patched.setattr(store.incidents, "write", full)
             async with running(pipeline_of(store, index, Clock(T0 + 5000))) as pipeline:
                 await until(lambda: pipeline.ticks.store_failures > 0, "the store refuses")
-        assert [e.id for e in store.unjudged_events(T0 + 5000, 10)] == [xid(1).id]
+        assert [e.id for e in store.events.unjudged(T0 + 5000, 10)] == [xid(1).id]
 
     asyncio.run(scenario())
 
@@ -345,7 +345,7 @@ def test_a_pause_of_this_process_is_no_silence_of_the_nodes(store: Store, index:
             clock.now_ms = resumed  # SIGSTOP, SIGCONT
             await advance(pipeline, clock, resumed + 90_000 + LAG_MS)
             assert pipeline.ticks.newest_end_ms == resumed + 90_000
-            assert [i.summary for i in store.incidents("all")] == []
+            assert [i.summary for i in store.incidents.newest("all")] == []
 
     asyncio.run(scenario())
 
@@ -358,7 +358,7 @@ def test_a_node_that_falls_silent_is_found(store: Store, index: FleetIndex) -> N
         write_ticks(store, index, T0 + 40_000, T0 + 100_000, silent=["n3"])
         async with running(pipeline_of(store, index, clock)) as pipeline:
             await advance(pipeline, clock, T0 + 100_000 + LAG_MS)
-        (incident,) = store.incidents("open")
+        (incident,) = store.incidents.newest("open")
         assert (incident.node, incident.cause) == ("n3", "silent")
         assert pipeline.engine.decider.live, "the scheduler's word on it counts, or that there is none"
 
@@ -378,7 +378,7 @@ def test_a_node_whose_agent_sends_too_late_for_its_buckets_is_not_silent(store: 
             assert pipeline.newest is not None
             assert pipeline.newest.late == {"n3"}
             assert pipeline.engine.health_of("n3")[0] is Health.UNKNOWN
-        assert store.incidents("all") == []
+        assert store.incidents.newest("all") == []
 
     asyncio.run(scenario())
 
@@ -395,6 +395,6 @@ def test_after_a_long_stop_what_was_healthy_is_unknown(store: Store, index: Flee
         async with running(pipeline_of(store, index, late)) as pipeline:
             await until(lambda: pipeline.past is None, "the past is there")
             assert pipeline.engine.health_of("n1", 1)[0] is Health.UNKNOWN
-            assert store.incidents() == []
+            assert store.incidents.newest() == []
 
     asyncio.run(scenario())

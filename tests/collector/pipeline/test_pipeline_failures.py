@@ -76,16 +76,25 @@ class Refusing:
 
     def __init__(self, store: Store, times: int) -> None:
         self._store = store
-        self.times = times
+        self.incidents = RefusingIncidents(store, times)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def write_incidents(self, incidents: list[Incident]) -> None:
+
+class RefusingIncidents:
+    def __init__(self, store: Store, times: int) -> None:
+        self._table = store.incidents
+        self.times = times
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._table, name)
+
+    def write(self, incidents: list[Incident]) -> None:
         if self.times:
             self.times -= 1
             raise StoreError("disk full")
-        self._store.write_incidents(incidents)
+        self._table.write(incidents)
 
 
 def test_what_the_store_refuses_is_written_at_the_next_tick(store: Store, index: FleetIndex) -> None:
@@ -94,12 +103,12 @@ def test_what_the_store_refuses_is_written_at_the_next_tick(store: Store, index:
         refusing = Refusing(store, 1)
         async with running(pipeline_of(refusing, index, clock)) as pipeline:  # type: ignore[arg-type]  # a store but for one method
             pipeline.take_events([xid(1)])
-            await until(lambda: refusing.times == 0, "refused once")
+            await until(lambda: refusing.incidents.times == 0, "refused once")
             await until(lambda: bool(pipeline.troubles()), "said so")
             assert pipeline.troubles() == ["The store fails: disk full."]
-            assert store.incidents() == []
+            assert store.incidents.newest() == []
             await advance(pipeline, clock, T0 + BUCKET_MS + LAG_MS)
-            await until(lambda: len(store.incidents()) == 1, "written")
+            await until(lambda: len(store.incidents.newest()) == 1, "written")
             await until(lambda: pipeline.troubles() == [], "and nothing is wrong any more")
 
     asyncio.run(scenario())
@@ -121,7 +130,7 @@ def test_an_outcome_that_cannot_be_stored_keeps_back_no_other(
                 await until(lambda: pipeline.ticks.lost_outcomes == 1, "given up")
             assert any("could not be stored" in text for text in pipeline.troubles())
             pipeline.take_events([xid(2, "n2")])
-            await until(lambda: len(store.incidents()) == 2, "the next is stored")
+            await until(lambda: len(store.incidents.newest()) == 2, "the next is stored")
 
     asyncio.run(scenario())
 
@@ -146,7 +155,7 @@ def test_a_defect_ends_no_task(store: Store, index: FleetIndex, monkeypatch: pyt
                 assert any("KeyError" in text for text in pipeline.troubles())
             clock.now_ms += 1000
             pipeline.take_events([xid(2, "n2")])
-            await until(lambda: len(store.incidents()) >= 1, "events are judged")
+            await until(lambda: len(store.incidents.newest()) >= 1, "events are judged")
             await until(lambda: pipeline.next_ms > T0, "buckets are looked at")
             await until(lambda: pipeline.pauses.awake_ms == clock.now_ms, "the heart beats")
 
@@ -162,7 +171,7 @@ def test_a_flood_of_events_is_bounded_and_said(store: Store, index: FleetIndex) 
 
 def rolled_up(store: Store) -> set[int]:
     """Starts of the 10 s that are rolled up, in seconds after T0."""
-    found = store.fold(Scope.GPU, [(T0 - 600_000, T0 + 600_000)], 10_000, level="10s", metrics=["power_w"])
+    found = store.rows.fold(Scope.GPU, [(T0 - 600_000, T0 + 600_000)], 10_000, level="10s", metrics=["power_w"])
     return {(start - T0) // 1000 for start in found.start_ms.tolist()}
 
 
@@ -172,7 +181,7 @@ def test_judged_buckets_are_rolled_up_and_those_of_a_pause_later(store: Store, i
         write_entities(store, index)
         write_ticks(store, index, T0, T0 + 150_000)
         pipeline = pipeline_of(store, index, clock)
-        store.settle_ms = 0
+        store.dirty_ranges.settle_ms = 0
         async with running(pipeline):
             await advance(pipeline, clock, T0 + 30_000 + LAG_MS)
             assert rolled_up(store) == {0, 10, 20}
@@ -180,7 +189,7 @@ def test_judged_buckets_are_rolled_up_and_those_of_a_pause_later(store: Store, i
             await until(lambda: pipeline.next_ms >= T0 + 90_000 and not pipeline.busy, "on with the newest")
             await advance(pipeline, clock, T0 + 150_000 + LAG_MS + 3000)
             await until(
-                lambda: rolled_up(store) == set(range(0, 150, 10)) and not store.open_marks(), "all made up for"
+                lambda: rolled_up(store) == set(range(0, 150, 10)) and not store.dirty_ranges.all(), "all made up for"
             )
 
     asyncio.run(scenario())
@@ -196,10 +205,10 @@ def test_rollups_that_fail_stop_no_detection(store: Store, index: FleetIndex, mo
             raise StoreError("disk full")
 
         pipeline = pipeline_of(store, index, clock)
-        store.settle_ms = 0
+        store.dirty_ranges.settle_ms = 0
         async with running(pipeline):
             with monkeypatch.context() as patched:
-                patched.setattr(store, "_write", full)
+                patched.setattr(store.rollups, "_write", full)
                 await advance(pipeline, clock, T0 + 20_000 + LAG_MS)
             assert (pipeline.ticks.done, pipeline.ticks.store_failures) == (2, 2)
             await advance(pipeline, clock, T0 + 40_000 + LAG_MS + 3000)

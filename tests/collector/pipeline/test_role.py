@@ -97,36 +97,36 @@ async def test_what_another_collector_took_in_is_judged_once(store: Store) -> No
     receiver = Receiver()
     async with collector(store, Given(), receiver) as (pipeline, leadership):
         assert leadership.role() == ACTIVE
-        store.write_events([xid(1)])  # nobody tells this pipeline
+        store.events.write([xid(1)])  # nobody tells this pipeline
         await until(lambda: len(pipeline.incidents) == 1, "the event is found in the store")
         await until(lambda: len(receiver.got) == 1, "it is told")
         pipeline.take_events([xid(1)])  # the agent sent it again, here
-        store.write_events([xid(1)])
-        store.write_events([xid(1, "n2")])
+        store.events.write([xid(1)])
+        store.events.write([xid(1, "n2")])
         await until(lambda: len(pipeline.incidents) == 2, "the next one")
-        assert len(store.incident_history(next(iter(pipeline.incidents)))) == 1
-    assert store.unjudged_events(T0 + 1500, 10) == []
+        assert len(store.incidents.history(next(iter(pipeline.incidents)))) == 1
+    assert store.events.unjudged(T0 + 1500, 10) == []
 
 
 @in_loop
 async def test_without_the_lease_nothing_is_written_and_nothing_told(store: Store) -> None:
     receiver, lease = Receiver(), Given()
     async with collector(store, lease, receiver) as (pipeline, leadership):
-        store.write_events([xid(1)])
+        store.events.write([xid(1)])
         await until(lambda: len(pipeline.incidents) == len(receiver.got) == 1, "it is told")
         [incident] = pipeline.incidents.values()
         lease.held = False
         assert leadership.role() == STANDBY
         with pytest.raises(StoreError, match="not the active one"):
-            store.write_incidents([incident])
+            store.incidents.write([incident])
         with pytest.raises(StoreError, match="not the active one"):
-            store.write_judged([xid(1)])
+            store.events.write_judged([xid(1)])
         with pytest.raises(StoreError, match="not the active one"):
-            store.make_room(T0 + 1500, max_bytes=1)
+            store.retention.make_room(T0 + 1500, max_bytes=1)
         await until(lambda: not pipeline.leading, "it gives up")
-        store.write_events([xid(1, "n2")])
+        store.events.write([xid(1, "n2")])
         await until(lambda: len(pipeline.incidents) == 1, "it follows")
-        assert len(store.unjudged_events(T0 + 1500, 10)) == 1
+        assert len(store.events.unjudged(T0 + 1500, 10)) == 1
         lease.held = True
         await until(lambda: len(pipeline.incidents) == 2, "what came meanwhile is judged")
         await until(lambda: len(receiver.got) == 2, "and told")
@@ -144,7 +144,7 @@ async def test_a_follower_shows_what_the_active_one_found(store: Store, store_ur
         ):
             assert leadership.role() == STANDBY
             standby.take_events([xid(1)])
-            other.write_events([xid(1)])
+            other.events.write([xid(1)])
             await until(lambda: len(active.incidents) == 1, "the active one judges it")
             await standby.follow()
             assert {i.id for i in standby.incidents.values()} == {i.id for i in active.incidents.values()}
@@ -178,8 +178,8 @@ async def test_the_lease_is_kept_while_a_long_history_is_taken_up(
                 renewed.set()
             return self.held
 
-    pending = store.pending_outbox
-    monkeypatch.setattr(store, "pending_outbox", lambda: pending() if renewed.wait(30) else [])
+    pending = store.outbox.pending
+    monkeypatch.setattr(store.outbox, "pending", lambda: pending() if renewed.wait(30) else [])
     _, leadership = made(store, Counted(), Receiver())
     await leadership.start()
     async with running_of(leadership):
@@ -194,6 +194,6 @@ async def test_one_that_lost_the_lease_before_it_judged_begins_anew(store: Store
     lease.held = False
     async with running_of(leadership):
         await until(lambda: not pipeline.leading, "it gives up")
-        store.write_events([xid(1)])
+        store.events.write([xid(1)])
         lease.held = True
         await until(lambda: len(receiver.got) == 1, "it leads again")

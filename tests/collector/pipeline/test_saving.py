@@ -35,24 +35,37 @@ class Noting:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.findings: list[Finding] = []
+        self.findings_written: list[Finding] = []
         self.fails: set[str] = set()
         self.hangs = ""
         self.hanging, self.free = threading.Event(), threading.Event()
 
     def __getattr__(self, name: str) -> Any:
-        def call(rows: Sequence[object], *_more: object, **_how: object) -> None:
-            if name == self.hangs:
-                self.hanging.set()
-                self.free.wait(20)
-            if name in self.fails:
-                raise StoreError("no space left")
-            if rows:
-                self.done.append(name)
-            if name == "write_findings":
-                self.findings += rows
+        return Called(self, name)
 
-        return call
+    def call(self, name: str, rows: Sequence[object]) -> None:
+        if name == self.hangs:
+            self.hanging.set()
+            self.free.wait(20)
+        if name in self.fails:
+            raise StoreError("no space left")
+        if rows:
+            self.done.append(name)
+        if name == "findings.write":
+            self.findings_written += rows  # type: ignore[arg-type]  # findings.write takes no others
+
+
+class Called:
+    """A method of the outbox, or a part of the store whose methods are called."""
+
+    def __init__(self, noting: Noting, name: str) -> None:
+        self._noting, self._name = noting, name
+
+    def __getattr__(self, method: str) -> Any:
+        return Called(self._noting, f"{self._name}.{method}")
+
+    def __call__(self, rows: Sequence[object], *_more: object, **_how: object) -> None:
+        self._noting.call(self._name, rows)
 
 
 @pytest.fixture
@@ -72,23 +85,23 @@ def saving(store: Noting, monkeypatch: pytest.MonkeyPatch) -> Iterator[OutcomeWr
 
 def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, saving: OutcomeWriter) -> None:
     saving.takers.append(lambda outcome: store.done.append(f"taken {len(outcome.decisions)}"))
-    store.fails.add("write_decisions")
+    store.fails.add("decisions.write")
     saving.put(FOUND, ())
     assert store.done == []
     store.fails.clear()
     wait_until(lambda: len(saving) == 0, "stored")
-    assert store.done == ["write_decisions", "taken 1"]
+    assert store.done == ["decisions.write", "taken 1"]
 
 
 def test_each_tick_looks_at_what_time_alone_has_told_when_all_is_stored(store: Noting, saving: OutcomeWriter) -> None:
     incident: Any = object()
     saving.known = lambda: {"i1": incident}
-    store.fails.add("write_decisions")
+    store.fails.add("decisions.write")
     saving.put(FOUND, ())
     saving.put(Outcome(), ())
     assert store.done == []
     store.fails.clear()
-    wait_until(lambda: store.done == ["write_decisions", "sweep"], "looked at, once all is stored")
+    wait_until(lambda: store.done == ["decisions.write", "sweep"], "looked at, once all is stored")
 
 
 @pytest.mark.parametrize("way", ["fails", "hangs"])
@@ -100,7 +113,7 @@ def test_receivers_that_forget_hear_of_what_is_open_while_nothing_can_be_stored(
     clock_ms, one = [T0], object()
     made = OutcomeWriter(store, store, Ticks(), lambda: clock_ms[0])  # type: ignore[arg-type]  # it stands for both
     made.known = lambda: {"i1": one}  # type: ignore[dict-item]  # nothing is asked of it
-    store.fails, store.hangs = ({"write_decisions"}, "") if way == "fails" else (set(), "write_decisions")
+    store.fails, store.hangs = ({"decisions.write"}, "") if way == "fails" else (set(), "decisions.write")
     try:
         for _ in range(13):  # two minutes of ticks
             made.put(FOUND, ())
@@ -146,7 +159,7 @@ def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
     told: list[Outcome] = []
     saving.takers.append(told.append)
-    store.hangs = "write_incidents"
+    store.hangs = "incidents.write"
     saving.put(FOUND, ())
     assert store.hanging.wait(20)
     saving.forget()
@@ -154,7 +167,7 @@ def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
     later = Outcome(decisions=(*FOUND.decisions, *FOUND.decisions))
     saving.put(later, ())
     wait_until(lambda: len(saving) == 0, "the next is stored")
-    assert store.done == ["write_decisions"]
+    assert store.done == ["decisions.write"]
     assert told == [later]
 
 
@@ -162,13 +175,13 @@ def test_a_line_for_people_waits_for_the_store_and_keeps_nobody_waiting(
     store: Noting, saving: OutcomeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
-    store.hangs = "write_audit"
+    store.hangs = "audit.write"
     saving.put(Outcome(), (), [LINE])
     assert store.hanging.wait(20)
     assert store.done == []
     store.free.set()
     wait_until(lambda: len(saving) == 0, "stored")
-    assert store.done == ["write_audit"]
+    assert store.done == ["audit.write"]
 
 
 def silent(at_ms: int, **more: Any) -> Finding:
@@ -182,10 +195,10 @@ def silent(at_ms: int, **more: Any) -> Finding:
 
 
 def stored(store: Noting, saving: OutcomeWriter, *findings: Finding) -> list[Finding]:
-    store.findings.clear()
+    store.findings_written.clear()
     saving.put(Outcome(findings=findings), ())
     wait_until(lambda: len(saving) == 0, "stored")
-    return list(store.findings)
+    return list(store.findings_written)
 
 
 def test_a_condition_that_lasts_is_stored_when_it_changes_and_every_5_minutes(
@@ -212,15 +225,15 @@ def test_of_a_node_that_is_validated_every_finding_is_stored(store: Noting, savi
 
 
 def test_a_finding_that_the_store_refused_is_stored_when_it_takes_it(store: Noting, saving: OutcomeWriter) -> None:
-    store.fails.add("write_health")  # after the findings
+    store.fails.add("health.write")  # after the findings
     found = silent(T0)
     saving.put(Outcome(findings=(found,)), ())
-    assert store.findings
-    store.fails = {"write_findings"}
+    assert store.findings_written
+    store.fails = {"findings.write"}
     later = silent(T0 + 1, severity=Severity.WARNING)
-    store.findings.clear()
+    store.findings_written.clear()
     saving.put(Outcome(findings=(later,)), ())
-    assert store.findings == []
+    assert store.findings_written == []
     store.fails.clear()
     wait_until(lambda: len(saving) == 0, "stored")
-    assert store.findings == [later]
+    assert store.findings_written == [later]

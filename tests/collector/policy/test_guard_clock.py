@@ -181,7 +181,7 @@ class Machine:
 def judged(pipeline: Pipeline, machine: Machine, node: str, number: int) -> str:
     now_ms = machine.wall.now_ms
     event = Event(f"{node}/{number}", now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=now_ms)
-    pipeline.store.write_events([event])
+    pipeline.store.events.write([event])
     pipeline.take_events([event])
     pipeline._judge.submit(pipeline.judge_events).result(60)
     return next(d.outcome for (_, at), d in pipeline.engine.decider.standing.items() if at == node)
@@ -207,8 +207,8 @@ async def test_a_collector_whose_clock_is_set_counts_on_also_when_it_starts_agai
         assert [judged(pipeline, machine, node, 1) for node in ("n0", "n1")] == ["would_act", "would_act"]
         machine.passes(5_000, HOUR_MS)
         assert judged(pipeline, machine, "n2", 1) == "held"
-        await until(lambda: len(store.audit(what="clock")) == 1, "the step is in the audit")
-        assert store.audit(what="clock")[0].state == str(HOUR_MS)
+        await until(lambda: len(store.audit.read(what="clock")) == 1, "the step is in the audit")
+        assert store.audit.read(what="clock")[0].state == str(HOUR_MS)
     if restarted:
         machine.passes(5_000)
         async with running(made()) as pipeline:

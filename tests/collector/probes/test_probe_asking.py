@@ -61,15 +61,15 @@ def probed(store: Store, node: str, ago_ms: int) -> None:
     result = ProbeResult(
         f"{node}/0", node, 0, "hbm_copy", T0 - ago_ms, None, 4300.0, "GB/s", request=node, device=KEY.sku
     )
-    store.write_probes([ProbeRow(result, KEY, "S", "", T0 - ago_ms)])
+    store.probes.results.write([ProbeRow(result, KEY, "S", "", T0 - ago_ms)])
 
 
 def test_a_node_that_was_never_probed_is_and_one_whose_driver_changed_since(store: Store) -> None:
     for node in ("n0", "n1", "n2"):
         probed(store, node, 10 * DAY_MS)
-        store.write_inventory(node, T0 - 20 * DAY_MS, {"driver_version": "570.1", "gpu0.vbios": "96.1"})
-    store.write_inventory("n1", T0 - DAY_MS, {"driver_version": "580.1", "gpu0.vbios": "96.1"})
-    store.write_inventory("n2", T0 - DAY_MS, {"driver_version": "570.1", "gpu0.vbios": "96.2"})
+        store.inventories.write_one(node, T0 - 20 * DAY_MS, {"driver_version": "570.1", "gpu0.vbios": "96.1"})
+    store.inventories.write_one("n1", T0 - DAY_MS, {"driver_version": "580.1", "gpu0.vbios": "96.1"})
+    store.inventories.write_one("n2", T0 - DAY_MS, {"driver_version": "570.1", "gpu0.vbios": "96.2"})
     config = replace(ALL, idle_share_per_day=0.0)
     assert set(Site(store, config).step()) == {("n1", BASELINE), ("n2", BASELINE), ("n3", ADMIT)}
 
@@ -80,7 +80,7 @@ def test_idle_nodes_are_probed_by_the_days_share_the_riskiest_first_then_the_old
     at = Site(store, risk={"n2": 0.3})
     assert at.step() == [("n2", IDLE), ("n1", IDLE)]
     assert at.step() == [], "the day's share is used"
-    at.store.write_probe_orders([replace(o, state="done", ts_ms=at.now_ms) for o in at.desk.open_orders()])
+    at.store.probes.orders.write([replace(o, state="done", ts_ms=at.now_ms) for o in at.desk.open_orders()])
     again = Site(store)
     again.now_ms = at.now_ms
     assert again.step() == [], "and a restart does not forget that"
@@ -89,10 +89,10 @@ def test_idle_nodes_are_probed_by_the_days_share_the_riskiest_first_then_the_old
 
 
 def test_where_a_job_runs_or_did_just_now_or_people_work_nothing_is_asked(store: Store) -> None:
-    store.write_holdings([Holding("n0", 1, "train", T0 - MINUTE_MS)])
+    store.jobs.write_holdings([Holding("n0", 1, "train", T0 - MINUTE_MS)])
     at = Site(store, maintained=("n2",))
     assert {node for node, _ in at.step()} == {"n1", "n3"}
-    store.write_holdings([Holding("n0", 1, None, at.now_ms)])
+    store.jobs.write_holdings([Holding("n0", 1, None, at.now_ms)])
     assert at.step(later_s=60.0) == [], "it must have been idle for as long as the settings say"
     assert at.step() == [("n0", ADMIT)]
 
@@ -115,10 +115,10 @@ def test_under_a_scheduler_without_jobs_for_it_nothing_is_asked_and_that_is_told
     assert at.desk.troubles["unprotected"].startswith(
         "Not probed while in service, where a job may start at any time: n0 and 3 more; set probes.slurm"
     )
-    assert at.store.probe_orders() == list[ProbeOrder]()
+    assert at.store.probes.orders.newest() == list[ProbeOrder]()
 
 
 @pytest.mark.parametrize("state", ["asked", "sent"])
 def test_a_node_with_an_order_under_way_is_not_asked_for_another(store: Store, state: str) -> None:
-    store.write_probe_orders([ProbeOrder("p1", "n0", (), "quick", (), ProbeReason.PERSON, state, T0)])
+    store.probes.orders.write([ProbeOrder("p1", "n0", (), "quick", (), ProbeReason.PERSON, state, T0)])
     assert {node for node, _ in Site(store).step()} == {"n1", "n2", "n3"}

@@ -253,9 +253,11 @@ async def test_the_desk_asks_for_the_pairs_that_tell(store: Store, maintained: t
         earlier = [ran(pair, ts_ms=now_ms - 10**7) for pair in (("n0", "n2"), ("n2", "n1"), ("n1", "n0"))]
         slow = ran(("n0", "n1"), 0.5, ts_ms=now_ms)
         all_ran = [*earlier, ran(("n1", "n2"), ts_ms=now_ms), slow]
-        store.write_probe_orders([order for one in all_ran for order in one.orders])
+        store.probes.orders.write([order for one in all_ran for order in one.orders])
         rows = [row for one in all_ran for rows in one.rows.values() for row in rows]
-        store.write_probes([replace(row, result=replace(row.result, ts_ms=now_ms), received_ms=now_ms) for row in rows])
+        store.probes.results.write(
+            [replace(row, result=replace(row.result, ts_ms=now_ms), received_ms=now_ms) for row in rows]
+        )
         held = [OpenOrder(order, now_ms, now_ms) for order in slow.orders]
         await asyncio.to_thread(at.desk._finish_group, held)
         assert {v.passed for v in at.verdicts if v.node == "n0"} == {None}, "once is no proof"

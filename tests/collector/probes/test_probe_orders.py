@@ -50,11 +50,11 @@ class Bench:
         self.desk.on_verdicts.append(self.verdicts.extend)
 
     def state(self, order: str) -> str:
-        return self.store.probe_order(order)[-1].state
+        return self.store.probes.orders.versions(order)[-1].state
 
     async def ended(self, order: str) -> ProbeOrder:
         await until(lambda: self.state(order) in ("done", "failed"), "the order's end")
-        return self.store.probe_order(order)[-1]
+        return self.store.probes.orders.versions(order)[-1]
 
 
 @contextlib.asynccontextmanager
@@ -109,7 +109,7 @@ async def test_an_order_is_sent_answered_and_judged(store: Store) -> None:
         assert (request.id, list(request.gpus), list(request.probes), request.level, request.timeout_s) == (
             order, [0, 1], ["sdc", "hbm_copy"], "quick", 600,
         )  # fmt: skip
-        assert [o.state for o in store.probe_order(order)] == ["asked", "sent"]
+        assert [o.state for o in store.probes.orders.versions(order)] == ["asked", "sent"]
         await answer(
             figure(order, 0, "sdc", 0, 1e6, ok=True), figure(order, 1, "sdc", 1, 1e6, ok=False, detail="bit 3"),
             figure(order, 2, "hbm_copy", 0, 4310.0), figure(order, 3, "hbm_copy", 1, 4290.0), closing(order),
@@ -121,7 +121,7 @@ async def test_an_order_is_sent_answered_and_judged(store: Store) -> None:
         ]  # fmt: skip
         assert at.verdicts[0].good == ("hbm_copy", "sdc")
         assert at.verdicts[1].text == "GPU 1 of n0: sdc gave a wrong answer (bit 3)"
-        assert store.probe_verdicts("n0") == [at.verdicts[2], *at.verdicts[:2]]
+        assert store.probes.verdicts.read("n0") == [at.verdicts[2], *at.verdicts[:2]]
         assert {v.incident_id for v in at.verdicts} == {"i1"}
         assert at.desk.open_orders() == []
 

@@ -316,7 +316,7 @@ class Bench:
         self.desk.on_verdicts.append(self.verdicts.extend)
 
     def newest(self, id_: str) -> ProbeOrder:
-        return self.store.probe_order(id_)[-1]
+        return self.store.probes.orders.versions(id_)[-1]
 
 
 @contextlib.asynccontextmanager

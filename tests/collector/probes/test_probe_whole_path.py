@@ -142,8 +142,8 @@ class Site:
         return await asyncio.to_thread(lambda: self.probing.desk.ask("n0", ProbeReason.PERSON, by="ann"))
 
     async def over(self, order: str) -> str:
-        await until(lambda: self.store.probe_order(order)[-1].state in ("done", "failed"), "the order's end")
-        return self.store.probe_order(order)[-1].state
+        await until(lambda: self.store.probes.orders.versions(order)[-1].state in ("done", "failed"), "the order's end")
+        return self.store.probes.orders.versions(order)[-1].state
 
     def health(self) -> list[Health]:
         return [self.pipeline.engine.health_of("n0", gpu)[0] for gpu in range(GPUS)]
@@ -156,7 +156,7 @@ async def site(store: Store) -> AsyncIterator[Site]:
         for n in range(1, NODES):
             results = healthy(f"n{n}", f"before-{n}", collector.now_ms - HOUR_MS, n)
             rows = [ProbeRow(r, KEY, f"S{n}-{r.gpu}", "", r.ts_ms) for r in results]
-            await asyncio.to_thread(store.write_probes, rows)
+            await asyncio.to_thread(store.probes.results.write, rows)
         made = Site(collector)
         await made.pipeline.start()
         start_ms = collector.now_ms // BUCKET_MS * BUCKET_MS - BUCKET_MS
@@ -188,7 +188,7 @@ async def test_each_fault_ends_in_the_right_verdict_and_state(store: Store, name
         request = (await agent.read("probe_request")).probe_request
         await send(agent, case.answer(healthy("n0", request.id, at.collector.now_ms, 0)))
         assert await at.over(order) == case.state
-        verdicts = {v.gpu: v for v in store.probe_verdicts(request=order)}
+        verdicts = {v.gpu: v for v in store.probes.verdicts.read(request=order)}
         assert any(case.text in v.text for v in verdicts.values()), [v.text for v in verdicts.values()]
         incidents = list(at.pipeline.incidents.values())
         if case.proves is None:
@@ -203,7 +203,7 @@ async def test_each_fault_ends_in_the_right_verdict_and_state(store: Store, name
         assert ((incident.kind, incident.cause), incident.node, incident.gpu) == (case.proves, "n0", BAD)
         assert (incident.severity, incident.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
         assert at.health() == [Health.CONFIRMED if gpu == BAD else Health.HEALTHY for gpu in range(GPUS)]
-        assert [i.id for i in store.incidents()] == [incident.id], "and it is stored"
+        assert [i.id for i in store.incidents.newest()] == [incident.id], "and it is stored"
 
 
 @in_loop
@@ -213,7 +213,7 @@ async def test_a_node_that_never_answers_is_no_verdict_and_stays_as_it_was(store
         await agent.read("probe_request")
         at.collector.now_ms += 2 * HOUR_MS
         assert await at.over(order) == "failed"
-        (verdict,) = store.probe_verdicts(request=order)
+        (verdict,) = store.probes.verdicts.read(request=order)
         assert verdict.passed is None
         assert "no answer within" in verdict.text
         assert list(at.pipeline.incidents.values()) == []

@@ -47,9 +47,9 @@ def load():
     while not stop.is_set():
         row = np.full(1, 50, np.int16), np.ones(1, bool)
         ts = np.array([start + written])
-        store.write_samples(SampleBatch(Scope.GPU, np.full(1, 5, np.uint64), ts, {"gpu_temp_c": row}))
+        store.samples.write(SampleBatch(Scope.GPU, np.full(1, 5, np.uint64), ts, {"gpu_temp_c": row}))
         written += 1
-        store.write_lane_seqs({("n0", "s"): {2: written}})
+        store.offsets.write({("n0", "s"): {2: written}})
         if written == 20:
             begun.set()
 
@@ -57,10 +57,10 @@ thread = threading.Thread(target=load)
 thread.start()
 begun.wait(60)
 low = written
-store.backup(folder, start)
+store.backups.make(folder, start)
 high = written
 try:
-    store.backup(folder, start)
+    store.backups.make(folder, start)
     again = ""
 except StoreError as error:
     again = str(error)
@@ -77,11 +77,11 @@ from drover_core.metrics.catalog import Scope
 
 store = Store.open(sys.argv[1], retention_days=3650)
 count = "SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL ORDER BY ts"
-rows = [row["ts_ms"] for row in store._clients.rows(count)]
-held = store.read_lane_seqs()[("n0", "s")][2]
-store.write_samples(SampleBatch(Scope.GPU, np.full(1, 5, np.uint64), np.array([int(sys.argv[2])]),
+rows = [row["ts_ms"] for row in store.clients.rows(count)]
+held = store.offsets.read()[("n0", "s")][2]
+store.samples.write(SampleBatch(Scope.GPU, np.full(1, 5, np.uint64), np.array([int(sys.argv[2])]),
     {"gpu_temp_c": (np.full(1, 50, np.int16), np.ones(1, bool))}))
-print(json.dumps({"rows": rows, "held": held, "after": len(store._clients.rows(count))}))
+print(json.dumps({"rows": rows, "held": held, "after": len(store.clients.rows(count))}))
 store.close()
 """
 
@@ -199,7 +199,7 @@ def test_a_store_in_use_is_not_restored_over(backup: Made, store: Store, store_r
     done = drover("restore", backup[0], "--url", f"chdb://{store_root}", "--force")
     assert done.returncode == 2
     assert "stop that collector" in done.stderr
-    assert store.totals().samples == 0
+    assert store.rollups.totals().samples == 0
 
 
 def test_a_restore_that_was_stopped_leaves_no_place_for_an_empty_store(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_what_is_no_backup_is_told(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_disk_without_room_is_reported_and_nothing_is_left(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="make room"):
-        store.backup(tmp_path / "b", T0, keep_free_bytes=1 << 60)
+        store.backups.make(tmp_path / "b", T0, keep_free_bytes=1 << 60)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -237,12 +237,12 @@ def test_a_backup_leaves_the_stores_reserve_free_or_is_refused(
     total = 1000 << 30
     disk_of(monkeypatch, keep_free(total, 0) - (1 << 20), total)
     with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
-        store.backup(tmp_path / "b", T0)
+        store.backups.make(tmp_path / "b", T0)
     disk_of(monkeypatch, 3 << 30, total)
     with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
-        store.backup(tmp_path / "b", T0, 4 << 30)  # the setting, store.keep_free_bytes
+        store.backups.make(tmp_path / "b", T0, 4 << 30)  # the setting, store.keep_free_bytes
     assert list(tmp_path.iterdir()) == []
-    store.backup(tmp_path / "b", T0, 1 << 30)
+    store.backups.make(tmp_path / "b", T0, 1 << 30)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
@@ -251,43 +251,43 @@ def test_a_disk_of_its_own_needs_no_reserve_of_the_store(
 ) -> None:
     disk_of(monkeypatch, 3 << 30, 1000 << 30)
     monkeypatch.setattr("drover_collector.store.durability.backup._same_disk", lambda *_: False)
-    store.backup(tmp_path / "b", T0)
+    store.backups.make(tmp_path / "b", T0)
 
 
 def test_where_the_disk_runs_full_a_backup_ends_before_samples_go(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.write_entities(everything())
+    store.entities.write(everything())
     day = T0 // DAY_MS * DAY_MS
     rng = np.random.default_rng(1)
     for hour in range(8):  # a MB that does not compress
         rows = [
             (gpu_row(0, 0), day + hour * 3_600_000 + k * 10, {"power_w": rng.random() * 700}) for k in range(40_000)
         ]
-        store.write_samples(samples(Scope.GPU, rows))
-    before = {part.partition: part.rows for part in store.partitions() if part.table == "gpu_samples"}
+        store.samples.write(samples(Scope.GPU, rows))
+    before = {part.partition: part.rows for part in store.sizes.partitions() if part.table == "gpu_samples"}
     monkeypatch.setattr("drover_collector.store.durability.backup.BYTES_PER_S", 100_000)
     ended: list[str] = []
 
     def copy() -> None:
         try:
-            store.backup(tmp_path / "b", T0)
+            store.backups.make(tmp_path / "b", T0)
         except StoreError as error:
             ended.append(str(error))
 
     copying = threading.Thread(target=copy)
     copying.start()
     try:
-        wait_until(lambda: (tmp_path / "b.partial").exists() and store._room_needed is not None)
-        assert store.make_room(day + 2 * DAY_MS, disk=lambda: (0, 1000 << 30)) == []
+        wait_until(lambda: (tmp_path / "b.partial").exists() and store.backups._room_needed is not None)
+        assert store.retention.make_room(day + 2 * DAY_MS, disk=lambda: (0, 1000 << 30)) == []
     finally:
         copying.join(60)
     assert ended
     assert "put store.backup_folder on another disk" in ended[0]
     assert list(tmp_path.iterdir()) == []
-    assert {p.partition: p.rows for p in store.partitions() if p.table == "gpu_samples"} == before
+    assert {p.partition: p.rows for p in store.sizes.partitions() if p.table == "gpu_samples"} == before
     # The disk is still full, and no backup is there.
-    assert store.make_room(day + 2 * DAY_MS, disk=lambda: (0, 1000 << 30)) != []
+    assert store.retention.make_room(day + 2 * DAY_MS, disk=lambda: (0, 1000 << 30)) != []
 
 
 def test_what_a_killed_collector_left_half_made_goes_at_the_start(store: Store, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_every_statement_of_the_cluster_form_is_one_to_the_engine(store: Store) 
     assert verbs.count("CREATE") == len(TABLES) + len(SHARDED) + 2
     assert verbs.count("ALTER") >= len(TABLES)
     for sql in told:
-        parsed = store._clients.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})[0]["text"]
+        parsed = store.clients.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})[0]["text"]
         replicated_by_itself = sql.startswith("ALTER TABLE") and sql.split()[2] in {t.name for t in TABLES} - SHARDED
         assert (" ON CLUSTER prod" in parsed) != replicated_by_itself, sql
 
@@ -98,7 +98,7 @@ def test_rows_rest_in_replicated_tables_and_samples_are_spread_by_entity(store: 
         if table.name in SHARDED:
             over = created[table.name]
             assert over.endswith(f"Distributed('prod', 'drover', '{table.name}_local', entity_id)")
-    known = store._clients.rows("SELECT name FROM system.table_engines")
+    known = store.clients.rows("SELECT name FROM system.table_engines")
     used = {f"Replicated{t.engine.partition('(')[0]}" for t in TABLES} | {"Distributed", "KeeperMap"}
     assert used <= {row["name"] for row in known}
 
@@ -125,11 +125,11 @@ def test_what_concerns_columns_is_told_to_both_tables_and_partitions_to_one() ->
 def test_rows_are_on_both_shards_and_a_resend_is_on_the_same(cluster_front: Front) -> None:
     store = Store.open(cluster_front.url("spread"), retention_days=3650, cluster="drover")
     try:
-        store.write_entities(everything())
+        store.entities.write(everything())
         batch = samples(Scope.GPU, [(gpu_row(n, g), T0, {"power_w": 300.0}) for n in range(3) for g in range(4)])
-        store.write_samples(batch)
-        store.write_samples(batch)
-        found = store._clients.rows(
+        store.samples.write(batch)
+        store.samples.write(batch)
+        found = store.clients.rows(
             "SELECT _shard_num AS shard, entity_id % 2 + 1 AS home, count() AS n FROM gpu_samples FINAL GROUP BY ALL"
         )
         assert {row["shard"] for row in found} == {1, 2}
@@ -144,21 +144,21 @@ def test_a_new_metric_reaches_tables_that_are_spread(cluster_front: Front) -> No
     url = cluster_front.url("grown")
     store = Store.open(url, cluster="drover")
     for table in ("gpu_samples_local", "gpu_samples"):
-        with store._clients.use() as client:
+        with store.clients.use() as client:
             client.command(f"ALTER TABLE {table} DROP COLUMN power_w")
     store.close()
     store = Store.open(url, cluster="drover", retention_days=3650)
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
-    assert store._clients.rows("SELECT power_w AS p FROM gpu_samples")[0]["p"] is not None
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    assert store.clients.rows("SELECT power_w AS p FROM gpu_samples")[0]["p"] is not None
     store.close()
 
 
 def test_histories_are_forgotten_in_a_cluster_too(cluster_front: Front) -> None:
     store = Store.open(cluster_front.url("forgetful"), retention_days=3650, cluster="drover")
     try:
-        store.write_holdings([Holding("n0", 0, job, T0 + number) for number, job in enumerate("abc")])
-        store.expire_histories(T0 + 401 * 86_400_000)
-        assert store._clients.rows("SELECT job FROM holdings") == [{"job": "c"}]
+        store.jobs.write_holdings([Holding("n0", 0, job, T0 + number) for number, job in enumerate("abc")])
+        store.retention.expire_histories(T0 + 401 * 86_400_000)
+        assert store.clients.rows("SELECT job FROM holdings") == [{"job": "c"}]
     finally:
         store.close()
 
@@ -218,17 +218,17 @@ def test_a_server_that_refuses_hangs_up_or_breaks_off(tmp_path: Path) -> None:
             Store.open(server.url("x"), password="wrong-one")
         assert "wrong-one" not in str(error.value)
         store = Store.open(server.url("x"), password="hush", retention_days=3650)
-        store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+        store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
         server.tell("cut 0")
         with pytest.raises(StoreError):
-            store.totals()
+            store.rollups.totals()
         server.tell("mend 0")
-        assert store.totals().samples == 1
+        assert store.rollups.totals().samples == 1
         server.tell("tear 0")  # asked again by the client, or an error: never half an answer
         try:
-            assert store._clients.arrow("SELECT number FROM numbers(100000)").num_rows == 100_000
+            assert store.clients.arrow("SELECT number FROM numbers(100000)").num_rows == 100_000
         except StoreError:
-            assert store._clients.arrow("SELECT number FROM numbers(100000)").num_rows == 100_000
+            assert store.clients.arrow("SELECT number FROM numbers(100000)").num_rows == 100_000
         store.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drover_collector.store import Store
-from drover_collector.store.base import sql_timestamp
+from drover_collector.store.sql import sql_timestamp
 from testbed.collected import small_index, write_entities, write_ticks
 from testbed.databases import Databases
 
@@ -13,12 +13,12 @@ T0 = 1_800_000_000_000
 
 
 def name_of(store: Store) -> str:
-    return str(store._clients.rows("SELECT currentDatabase() AS name")[0]["name"])
+    return str(store.clients.rows("SELECT currentDatabase() AS name")[0]["name"])
 
 
 def rows(store: Store) -> dict[str, int]:
     """How many rest in each table, on whatever shard."""
-    found = store._clients.rows(
+    found = store.clients.rows(
         "SELECT name, total_rows AS n FROM system.tables"
         " WHERE database = currentDatabase() AND engine LIKE '%MergeTree' ORDER BY name"
     )
@@ -31,13 +31,13 @@ def dirt(store: Store) -> None:
     write_ticks(store, small_index(), T0, T0 + 60_000)
     for name, count in rows(store).items():
         if not count:
-            times = store._clients.rows(
+            times = store.clients.rows(
                 "SELECT name FROM system.columns WHERE database = currentDatabase()"
                 f" AND table = '{name}' AND type LIKE '%DateTime64%'"
             )
             kept = ", ".join(f"{sql_timestamp(T0)} AS `{row['name']}`" for row in times)  # else retention may take them
             replace = f" REPLACE ({kept})" if kept else ""
-            store._clients.command(f"INSERT INTO {name} SELECT *{replace} FROM generateRandom() LIMIT 3")
+            store.clients.command(f"INSERT INTO {name} SELECT *{replace} FROM generateRandom() LIMIT 3")
 
 
 def given_back(store: Store, databases: Databases) -> str:
@@ -61,7 +61,7 @@ def test_no_row_of_a_test_is_found_by_the_next(store_url: str, databases: Databa
     second = opened(store_url, name)
     assert rows(second) == made
     assert {table for table, count in made.items() if count} == {"schema_versions"}
-    assert not second._placements.rows()
+    assert not second.entities.registry.rows()
     dirt(second)
     assert rows(second)["entities"] == 12  # and what was there before takes nothing of what comes
     second.close()
@@ -85,6 +85,6 @@ def test_a_database_whose_tables_a_test_changed_is_given_to_no_other(
     name = name_of(store)
     databases.opened(name)
     dirt(store)
-    store._clients.command(change)
+    store.clients.command(change)
     assert given_back(store, databases) != name
     assert not any(row["name"] == name for row in databases.clients.rows("SHOW DATABASES"))

@@ -29,12 +29,12 @@ from drover_core.metrics.catalog import Scope
 folder, names, (start, step, rows) = sys.argv[1], sys.argv[2].split(), map(int, sys.argv[3:])
 stores = [Store.open(f"chdb://{folder}?database={name}", retention_days=3650) for name in names]
 for store in stores:
-    store.write_lane_seqs({("n0", "s"): {2: 7}})
+    store.offsets.write({("n0", "s"): {2: 7}})
     for begin in (start, start + 5 * 3_600_000):  # so that the rows rest in two partitions
         ts = begin + step * np.arange(rows)
         there = np.ones(rows, bool)
         ids = np.full(rows, 5, np.uint64)
-        store.write_samples(SampleBatch(Scope.GPU, ids, ts, {"gpu_temp_c": (np.full(rows, 50, np.int16), there)}))
+        store.samples.write(SampleBatch(Scope.GPU, ids, ts, {"gpu_temp_c": (np.full(rows, 50, np.int16), there)}))
 for store in stores:
     store.close()
 """
@@ -46,13 +46,13 @@ from drover_core.metrics.catalog import Scope
 
 def read(store):
     if sys.argv[4:]:
-        table, name = store._clients.rows(
+        table, name = store.clients.rows(
             "SELECT table, name FROM system.parts WHERE active AND table = 'gpu_samples' ORDER BY name")[0].values()
         store.integrity._check(table, name)
-    held = store.read_lane_seqs()
-    store.write_samples(SampleBatch(Scope.GPU, np.full(1, 9, np.uint64), np.array([int(sys.argv[3])]),
+    held = store.offsets.read()
+    store.samples.write(SampleBatch(Scope.GPU, np.full(1, 9, np.uint64), np.array([int(sys.argv[3])]),
         {"gpu_temp_c": (np.full(1, 50, np.int16), np.ones(1, bool))}))
-    rows = store._clients.rows(
+    rows = store.clients.rows(
         "SELECT entity_id, count() AS n, sum(gpu_temp_c) AS s FROM gpu_samples GROUP BY entity_id")
     return {
         "rows": {row["entity_id"]: row["n"] for row in rows},
@@ -193,7 +193,7 @@ def test_a_command_leaves_it_to_the_collector_to_ask_them(store_url: str, store_
     for visitor, asks in ((True, False), (False, True), (False, False)):
         opened = Store.open(store_url, visitor=visitor)
         opened.close()
-        assert opened.resend is asks
+        assert opened.offsets.resend is asks
 
 
 ROLL = """
@@ -204,16 +204,16 @@ from drover_core.metrics.catalog import Scope
 
 def parts(store):
     row = EntityRow(entity_id(Scope.GPU, "s"), Scope.GPU, "s", "n0", 0)
-    store.write_entities([row])
-    store.write_samples(SampleBatch(Scope.GPU, np.full(600, row.entity_id, np.uint64), start + 1000 * np.arange(600),
+    store.entities.write([row])
+    store.samples.write(SampleBatch(Scope.GPU, np.full(600, row.entity_id, np.uint64), start + 1000 * np.arange(600),
         {"gpu_temp_c": (np.full(600, 50, np.int16), np.ones(600, bool))}))
-    store.closing_folds(start + 600_000)
-    store.roll_up()
-    while store.roll_up_late(60):
+    store.rollups.closing_folds(start + 600_000)
+    store.rollups.roll_up()
+    while store.rollups.roll_up_late(60):
         pass
     for table in ("gpu_10s", "gpu_5m"):
-        store._clients.command(f"OPTIMIZE TABLE {table} FINAL")
-        found = store._clients.rows(
+        store.clients.command(f"OPTIMIZE TABLE {table} FINAL")
+        found = store.clients.rows(
             f"SELECT path FROM system.parts WHERE active AND database = currentDatabase() AND table = '{table}'")
         yield [row["path"] for row in found]
 
@@ -231,16 +231,16 @@ from drover_core.metrics.catalog import Scope
 
 def steps(store, seconds):
     ask = (Scope.GPU, [("n0", 0, None)], ["gpu_temp_c"], start, start + 600_000, 600 // seconds + 2)
-    return int(np.isfinite(store.series(*ask)[2]["n0", 0, None, "gpu_temp_c"]).sum())
+    return int(np.isfinite(store.series.read(*ask)[2]["n0", 0, None, "gpu_temp_c"]).sum())
 
 def asked(store):
     for seconds in (10, 300):
         steps(store, seconds)  # one that finds the damage may lack it
     yield [steps(store, 10), steps(store, 300)]
-    while store.roll_up_late(60):
+    while store.rollups.roll_up_late(60):
         pass
-    yield [steps(store, 10), steps(store, 300), len(store.open_marks())]
-    yield [store._clients.rows(f"SELECT count() AS n FROM {table} FINAL")[0]["n"] for table in ("gpu_10s", "gpu_5m")]
+    yield [steps(store, 10), steps(store, 300), len(store.dirty_ranges.all())]
+    yield [store.clients.rows(f"SELECT count() AS n FROM {table} FINAL")[0]["n"] for table in ("gpu_10s", "gpu_5m")]
     yield sorted({damage.table for damage in store.integrity.look()})
 
 start = int(sys.argv[3])

@@ -212,7 +212,7 @@ def test_epochs_are_tables_of_one_server(server_front: Front) -> None:
     """CREATE TABLE decides: of two that claim one epoch, through connections of their own, one has it."""
     stores = [Store.open(server_front.url("leases")) for _ in range(2)]
     try:
-        a, b = (TableEpochs(store._clients.apart()) for store in stores)
+        a, b = (TableEpochs(store.clients.apart()) for store in stores)
         assert a.newest() == (0, NOBODY)
         assert sorted([a.claim(1, "a"), b.claim(1, "b")]) == [False, True]
         assert b.claim(2, "b:1-x_")
@@ -244,7 +244,7 @@ def test_epochs_are_keys_in_keeper(tmp_path: Path) -> None:
         wait_until(lambda: reachable("127.0.0.1", port), "ZooKeeper answers", 30)
         with front(tmp_path, "--keeper", f"127.0.0.1:{port}") as server:
             stores = [Store.open(server.url("leases")) for _ in range(2)]
-            a, b = (KeeperEpochs(store._clients.apart(), "leases") for store in stores)
+            a, b = (KeeperEpochs(store.clients.apart(), "leases") for store in stores)
             assert a.newest() == (0, NOBODY)
             assert sorted([a.claim(1, "a"), b.claim(1, "b")]) == [False, True]
             assert b.claim(2, "b")

@@ -25,11 +25,11 @@ from drover_collector.store import (
 )
 from drover_collector.store.clickhouse import client as engine
 from drover_collector.store.durability.retention import (
-    GIB,
     HISTORY_DAYS,
     SPOOL_DAYS,
     _steps,
 )
+from drover_collector.store.durability.sizes import GIB
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import (
     Absence,
@@ -55,34 +55,34 @@ def free(*levels: int):
 @pytest.fixture
 def filled(store: Store) -> Store:
     """Two days of samples of three scopes every four hours, one event, one finding's worth of rest."""
-    store.write_entities(everything())
+    store.entities.write(everything())
     for hour in range(0, 48, 4):
         ts = START + hour * HOUR_MS + 1000
-        store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), ts + k * 1000, {"power_w": 300.0}) for k in range(50)]))
-        store.write_samples(samples(Scope.NODE, [(node_row(0), ts, {"load1": 1.0})]))
-        store.write_samples(samples(Scope.LINK, [(link_row(0, "mlx5_0"), ts, {"link_up": 1.0})]))
-    store.write_events([Event("e1", START, "n0", 0, EventKind.XID, "79", "off the bus", "kmsg")])
+        store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), ts + k * 1000, {"power_w": 300.0}) for k in range(50)]))
+        store.samples.write(samples(Scope.NODE, [(node_row(0), ts, {"load1": 1.0})]))
+        store.samples.write(samples(Scope.LINK, [(link_row(0, "mlx5_0"), ts, {"link_up": 1.0})]))
+    store.events.write([Event("e1", START, "n0", 0, EventKind.XID, "79", "off the bus", "kmsg")])
     return store
 
 
 def oldest(store: Store) -> dict[str, int]:
-    return {size.name: size.oldest_ms for size in sizes_of(store.partitions()) if size.name.endswith("_samples")}
+    return {size.name: size.oldest_ms for size in sizes_of(store.sizes.partitions()) if size.name.endswith("_samples")}
 
 
 def test_with_room_nothing_is_dropped(filled: Store) -> None:
-    before = filled.partitions()
-    assert filled.make_room(NOW, disk=free(TOTAL // 2)) == []
-    assert filled.drops(0) == []
-    assert [p for p in filled.partitions() if p.table.endswith("samples")] == [
+    before = filled.sizes.partitions()
+    assert filled.retention.make_room(NOW, disk=free(TOTAL // 2)) == []
+    assert filled.retention.drops(0) == []
+    assert [p for p in filled.sizes.partitions() if p.table.endswith("samples")] == [
         p for p in before if p.table.endswith("samples")
     ]
 
 
 def test_the_oldest_of_all_scopes_go_together_and_no_more_than_is_lacking(filled: Store) -> None:
-    first = [part for part in filled.partitions() if part.table.endswith("_samples")][:3]
+    first = [part for part in filled.sizes.partitions() if part.table.endswith("_samples")][:3]
     size = sum(part.bytes for part in first)
     reserve = keep_free(TOTAL, 0)
-    dropped = filled.make_room(NOW, disk=free(reserve - 1), keep_free_bytes=0, max_bytes=0)
+    dropped = filled.retention.make_room(NOW, disk=free(reserve - 1), keep_free_bytes=0, max_bytes=0)
     assert len(dropped) > 3  # a quarter of the reserve is far more than this store holds: see below
     assert sorted(drop.table for drop in dropped[:3]) == ["gpu_samples", "link_samples", "node_samples"]
     assert sum(drop.bytes for drop in dropped[:3]) == size
@@ -92,59 +92,59 @@ def test_the_oldest_of_all_scopes_go_together_and_no_more_than_is_lacking(filled
 
 
 def test_a_cap_drops_only_as_far_as_it_must(filled: Store) -> None:
-    held = sum(part.bytes for part in filled.partitions())
-    one = sum(part.bytes for part in filled.partitions() if part.table.endswith("_samples")) // 12
-    dropped = filled.make_room(NOW, disk=lambda: None, max_bytes=held - 1)
+    held = sum(part.bytes for part in filled.sizes.partitions())
+    one = sum(part.bytes for part in filled.sizes.partitions() if part.table.endswith("_samples")) // 12
+    dropped = filled.retention.make_room(NOW, disk=lambda: None, max_bytes=held - 1)
     assert 3 <= len(dropped) <= 3 * (2 + held // 20 // one)
-    assert sum(part.bytes for part in filled.partitions()) <= held - 1
+    assert sum(part.bytes for part in filled.sizes.partitions()) <= held - 1
     assert set(oldest(filled).values()) == {max(oldest(filled).values())} != {START}
-    assert filled.make_room(NOW, disk=lambda: None, max_bytes=held - 1) == []
+    assert filled.retention.make_room(NOW, disk=lambda: None, max_bytes=held - 1) == []
 
 
 def test_what_was_dropped_is_told_after_a_restart(filled: Store, store_url: str) -> None:
-    dropped = filled.make_room(NOW, disk=lambda: None, max_bytes=1)
+    dropped = filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)
     filled.close()
     again = Store.open(store_url, retention_days=3650)
-    told = again.drops(NOW - 1)
-    later = again.drops(NOW + 1)
+    told = again.retention.drops(NOW - 1)
+    later = again.retention.drops(NOW + 1)
     again.close()
     assert sorted(map(repr, told)) == sorted(map(repr, dropped))
     assert later == []
 
 
 def test_events_and_everything_else_stay_whatever_happens(filled: Store) -> None:
-    kept = {size.name: size.rows for size in sizes_of(filled.partitions()) if not size.name.endswith("_samples")}
-    filled.make_room(NOW, disk=free(0))
+    kept = {size.name: size.rows for size in sizes_of(filled.sizes.partitions()) if not size.name.endswith("_samples")}
+    filled.retention.make_room(NOW, disk=free(0))
     assert oldest(filled) == {}
-    rows = {size.name: size.rows for size in sizes_of(filled.partitions())}
+    rows = {size.name: size.rows for size in sizes_of(filled.sizes.partitions())}
     assert kept
     assert {name: rows[name] for name in kept} == kept
-    assert [event.id for event in filled.events(START - 1, NOW)] == ["e1"]
-    assert filled.totals().samples == 0
+    assert [event.id for event in filled.events.read(START - 1, NOW)] == ["e1"]
+    assert filled.rollups.totals().samples == 0
 
 
 def test_the_newest_hour_goes_last_and_never_the_newest_minute(filled: Store) -> None:
-    filled.write_samples(samples(Scope.GPU, [(gpu_row(0, 1), NOW - 10_000, {"power_w": 1.0})]))
-    filled.write_samples(samples(Scope.GPU, [(gpu_row(0, 1), NOW - 50 * 60_000, {"power_w": 2.0})]))
-    old = [drop for drop in filled.make_room(NOW, disk=free(0)) if drop.to_ms < NOW - HOUR_MS]
-    left = filled._clients.rows("SELECT power_w FROM gpu_samples ORDER BY ts")
+    filled.samples.write(samples(Scope.GPU, [(gpu_row(0, 1), NOW - 10_000, {"power_w": 1.0})]))
+    filled.samples.write(samples(Scope.GPU, [(gpu_row(0, 1), NOW - 50 * 60_000, {"power_w": 2.0})]))
+    old = [drop for drop in filled.retention.make_room(NOW, disk=free(0)) if drop.to_ms < NOW - HOUR_MS]
+    left = filled.clients.rows("SELECT power_w FROM gpu_samples ORDER BY ts")
     assert len(old) == 36
     assert left == [{"power_w": 10}]
 
 
 def test_however_large_a_partition_is_it_goes(filled: Store) -> None:
     """The engine's own limit is 50 GB; here it is a byte, for the one client that questions use."""
-    filled._clients.command("SET max_partition_size_to_drop = 1")
+    filled.clients.command("SET max_partition_size_to_drop = 1")
     with pytest.raises(StoreError, match="greater than max"):
-        first = next(part.partition for part in filled.partitions() if part.table == "gpu_samples")
-        filled._clients.command(f"ALTER TABLE gpu_samples DROP PARTITION ID '{first}'")
-    assert len(filled.make_room(NOW, disk=lambda: None, max_bytes=1)) == 36
+        first = next(part.partition for part in filled.sizes.partitions() if part.table == "gpu_samples")
+        filled.clients.command(f"ALTER TABLE gpu_samples DROP PARTITION ID '{first}'")
+    assert len(filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)) == 36
     assert oldest(filled) == {}
 
 
 def test_one_partition_that_cannot_be_dropped_keeps_no_other(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    stuck = next(part for part in filled.partitions() if part.table == "gpu_samples").partition
-    command = filled._clients.command
+    stuck = next(part for part in filled.sizes.partitions() if part.table == "gpu_samples").partition
+    command = filled.clients.command
 
     def refuse(sql: str) -> None:
         if sql.startswith(f"ALTER TABLE gpu_samples DROP PARTITION ID '{stuck}'"):
@@ -152,16 +152,16 @@ def test_one_partition_that_cannot_be_dropped_keeps_no_other(filled: Store, monk
         command(sql)
 
     with monkeypatch.context() as patch:
-        patch.setattr(filled._clients, "command", refuse)
+        patch.setattr(filled.clients, "command", refuse)
         with pytest.raises(StoreError, match="stuck"):
-            filled.make_room(NOW, disk=lambda: None, max_bytes=1)
-    left = [part for part in filled.partitions() if part.table.endswith("_samples")]
+            filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)
+    left = [part for part in filled.sizes.partitions() if part.table.endswith("_samples")]
     assert [(part.table, part.partition) for part in left] in ([("gpu_samples", stuck)], [])  # or part by part, later
-    assert len(filled.drops(0)) >= 35
+    assert len(filled.retention.drops(0)) >= 35
 
 
 def test_what_went_is_noted_when_there_is_room_to_note_it(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    insert = filled._clients.insert
+    insert = filled.clients.insert
 
     def full(table: str, data: object, note: str = "") -> None:
         if table == "drops":
@@ -169,14 +169,14 @@ def test_what_went_is_noted_when_there_is_room_to_note_it(filled: Store, monkeyp
         insert(table, data, note)
 
     with monkeypatch.context() as patch:
-        patch.setattr(filled._clients, "insert", full)
+        patch.setattr(filled.clients, "insert", full)
         with pytest.raises(StoreError, match="the disk is full"):
-            filled.make_room(NOW, disk=lambda: None, max_bytes=1)
-    assert filled.drops(0) == []
-    assert filled.make_room(NOW, disk=free(TOTAL)) == []
-    assert len(filled.drops(0)) == 36
-    filled.make_room(NOW, disk=free(TOTAL))
-    assert len(filled.drops(0)) == 36
+            filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)
+    assert filled.retention.drops(0) == []
+    assert filled.retention.make_room(NOW, disk=free(TOTAL)) == []
+    assert len(filled.retention.drops(0)) == 36
+    filled.retention.make_room(NOW, disk=free(TOTAL))
+    assert len(filled.retention.drops(0)) == 36
 
 
 def part(table: str, from_h: float, to_h: float, size: int = 100, name: str = "") -> Part:
@@ -224,32 +224,32 @@ def test_days_left_follows_what_grows() -> None:
 
 
 def test_sizes_add_up(filled: Store) -> None:
-    sizes = {size.name: size for size in sizes_of(filled.partitions())}
+    sizes = {size.name: size for size in sizes_of(filled.sizes.partitions())}
     gpu = sizes["gpu_samples"]
     assert (gpu.rows, gpu.oldest_ms, gpu.newest_ms) == (600, START + 1000, START + 44 * HOUR_MS + 50_000)
     assert sizes["events"].oldest_ms == 0
-    assert [size.bytes for size in sizes_of(filled.partitions())] == sorted(
+    assert [size.bytes for size in sizes_of(filled.sizes.partitions())] == sorted(
         (s.bytes for s in sizes.values()), reverse=True
     )
-    assert filled.kept_days["gpu_samples"] == 3650
-    assert "events" not in filled.kept_days
+    assert filled.retention.kept_days["gpu_samples"] == 3650
+    assert "events" not in filled.retention.kept_days
 
 
 def test_superseded_states_go_and_the_newest_of_each_stays(store: Store) -> None:
     old, older = START - (HISTORY_DAYS + 2) * DAY_MS, START - (HISTORY_DAYS + 3) * DAY_MS
-    store.write_holdings([Holding("n0", 0, "a", older), Holding("n0", 0, "b", old), Holding("n0", 1, "c", older)])
-    store.write_inventories([("n0", older, {"driver": "1"}), ("n0", old, {"driver": "2"})])
-    store.write_absences([Absence("n0", 0, "power_w", "lost", older)])
-    store._clients.command("OPTIMIZE TABLE absences FINAL")  # the end comes in another part than the beginning
-    store.write_absences(
+    store.jobs.write_holdings([Holding("n0", 0, "a", older), Holding("n0", 0, "b", old), Holding("n0", 1, "c", older)])
+    store.inventories.write([("n0", older, {"driver": "1"}), ("n0", old, {"driver": "2"})])
+    store.absences.write([Absence("n0", 0, "power_w", "lost", older)])
+    store.clients.command("OPTIMIZE TABLE absences FINAL")  # the end comes in another part than the beginning
+    store.absences.write(
         [
             Absence("n0", 0, "power_w", "lost", older, old),
             Absence("n0", 1, "power_w", "lost", older),  # since then
             Absence("n0", 2, "power_w", "lost", older, START - DAY_MS),
         ]
     )
-    store.expire_histories(START)
-    rows = store._clients.rows
+    store.retention.expire_histories(START)
+    rows = store.clients.rows
     assert rows("SELECT job FROM holdings ORDER BY job") == [{"job": "b"}, {"job": "c"}]
     assert rows("SELECT json FROM inventory") == [{"json": '{"driver": "2"}'}]
     assert rows("SELECT gpu FROM absences ORDER BY gpu") == [{"gpu": 1}, {"gpu": 2}]
@@ -259,16 +259,16 @@ def test_freed_memory_is_asked_back_and_a_refusal_ends_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     maintenance, said = Maintenance(store, StoreConfig()), []
-    monkeypatch.setattr(store._clients, "command", said.append)
+    monkeypatch.setattr(store.clients, "command", said.append)
     maintenance.give_back()
-    assert said == (["SYSTEM JEMALLOC PURGE"] if store._clients.embedded else [])  # a server's memory is its own
+    assert said == (["SYSTEM JEMALLOC PURGE"] if store.clients.embedded else [])  # a server's memory is its own
 
     def refuse(error: Exception) -> None:
         raise error
 
-    monkeypatch.setattr(store, "give_back", lambda: refuse(StoreError("not now")))
+    monkeypatch.setattr(store, "release_memory", lambda: refuse(StoreError("not now")))
     maintenance.give_back()
-    monkeypatch.setattr(store, "give_back", lambda: refuse(RuntimeError("a defect")))
+    monkeypatch.setattr(store, "release_memory", lambda: refuse(RuntimeError("a defect")))
     maintenance.give_back()
     assert caplog.messages == ["memory of the store: not now", "memory of the store"]
 
@@ -276,15 +276,15 @@ def test_freed_memory_is_asked_back_and_a_refusal_ends_nothing(
 def test_positions_of_spools_that_are_gone_go(store: Store) -> None:
     now = time.time_ns() // 1_000_000
     long_ago = "fromUnixTimestamp64Milli(0)"
-    store._clients.command(f"INSERT INTO lane_seqs VALUES ('n1', 'of a version before', 1, 5, {long_ago})")
-    store.write_lane_seqs({("n0", "s"): {1: 4, 2: 10}})
-    store.expire_histories(now + (SPOOL_DAYS - 1) * DAY_MS)
-    assert store.read_lane_seqs()["n0", "s"] == {1: 4, 2: 10}
+    store.clients.command(f"INSERT INTO lane_seqs VALUES ('n1', 'of a version before', 1, 5, {long_ago})")
+    store.offsets.write({("n0", "s"): {1: 4, 2: 10}})
+    store.retention.expire_histories(now + (SPOOL_DAYS - 1) * DAY_MS)
+    assert store.offsets.read()["n0", "s"] == {1: 4, 2: 10}
     at = f"fromUnixTimestamp64Milli({now + 60 * DAY_MS})"
-    store._clients.command(f"INSERT INTO lane_seqs VALUES ('n0', 't', 1, 1, now64(3)), ('n0', 't', 2, 1, {at})")
-    store.expire_histories(now + (SPOOL_DAYS + 1) * DAY_MS)
+    store.clients.command(f"INSERT INTO lane_seqs VALUES ('n0', 't', 1, 1, now64(3)), ('n0', 't', 2, 1, {at})")
+    store.retention.expire_histories(now + (SPOOL_DAYS + 1) * DAY_MS)
     # Of a spool that moved lately every lane stays; and nobody knows how old the one without a time is.
-    assert store.read_lane_seqs() == {("n1", "of a version before"): {1: 5}, ("n0", "t"): {1: 1, 2: 1}}
+    assert store.offsets.read() == {("n1", "of a version before"): {1: 5}, ("n0", "t"): {1: 1, 2: 1}}
 
 
 def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
@@ -298,7 +298,7 @@ def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
             raise error
 
         with monkeypatch.context() as patch:
-            patch.setattr(filled, "make_room", refuse)
+            patch.setattr(filled.retention, "make_room", refuse)
             maintenance.once()
         assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (number, number, 0)
         assert "disk may run full" in troubles["maintenance"]
@@ -311,7 +311,7 @@ def test_old_states_go_an_hour_after_the_start_and_then_once_a_day(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     went, now_s, boot_s = [], [0.0], time.clock_gettime(time.CLOCK_BOOTTIME)
-    monkeypatch.setattr(store, "expire_histories", went.append)
+    monkeypatch.setattr(store.retention, "expire_histories", went.append)
     clock = SimpleNamespace(clock_gettime=lambda _: boot_s + now_s[0], CLOCK_BOOTTIME=0)
     monkeypatch.setattr("drover_collector.pipeline.expiry.time", clock)
     maintenance = Maintenance(store, StoreConfig(), now_ms=lambda: NOW)
@@ -335,7 +335,7 @@ class FactsOf:
 
 
 def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filled, "disk", lambda: (TOTAL // 2, TOTAL))
+    monkeypatch.setattr(filled.sizes, "disk", lambda: (TOTAL // 2, TOTAL))
     facts, status = FactsOf(filled, StoreConfig()), pb.Status()
     api_store.fill(status, facts)
     sizes = {table.name: table for table in status.tables}
@@ -343,10 +343,12 @@ def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: p
     assert (status.retention_days, status.store_free_bytes) == (3650, TOTAL // 2)
     assert status.store_days_left == FOREVER_DAYS
     assert api_store.troubles(facts) == []
-    size = sum(drop.bytes for drop in filled.make_room(NOW, disk=lambda: None, max_bytes=1))
-    monkeypatch.setattr(filled, "disk", lambda: (engine.KEEP_FREE_BYTES + 1, GIB))  # of a small disk, before it is full
+    size = sum(drop.bytes for drop in filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1))
+    monkeypatch.setattr(
+        filled.sizes, "disk", lambda: (engine.KEEP_FREE_BYTES + 1, GIB)
+    )  # of a small disk, before it is full
     assert any("something else fills it" in line for line in api_store.troubles(facts))
-    monkeypatch.setattr(filled, "disk", lambda: (1, TOTAL))
+    monkeypatch.setattr(filled.sizes, "disk", lambda: (1, TOTAL))
     told, nothing = api_store.troubles(facts)
     assert told.startswith(
         f"The store ran short of room: in the last 24 h {size / 1e6:,.1f} MB of the oldest samples were deleted, up to"
@@ -356,7 +358,7 @@ def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: p
 
 
 def test_a_server_tells_no_disk(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filled, "disk", lambda: None)
+    monkeypatch.setattr(filled.sizes, "disk", lambda: None)
     facts, status = FactsOf(filled, StoreConfig()), pb.Status()
     api_store.fill(status, facts)
     assert not status.HasField("store_free_bytes")
@@ -377,7 +379,7 @@ from testbed.fleets import T0, everything, gpu_row, random_values
 
 engine.EMBEDDED["max_partition_size_to_drop"] = 1  # the engine's own limit, 50 GB, on a disk this small
 store = Store.open(f"chdb://{sys.argv[1]}/store", retention_days=3650)
-store.write_entities(everything())
+store.entities.write(everything())
 metrics, rng, rows = of_scope(Scope.GPU), np.random.default_rng(0), 20_000
 ids = np.full(rows, gpu_row(0, 0).entity_id, np.uint64)
 hour = 3_600_000
@@ -390,15 +392,15 @@ for k in range(60):  # five days in steps of two hours; nothing is refused, alth
     values = {m.name: rng.permutation(random_values(rng, m, rows, 0)) for m in metrics}
     for name in ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"):
         values[name] = rng.integers(0, 1 << 38, rows).astype(float)
-    store.write_samples(SampleBatch.of_values(Scope.GPU, ids, ts, values))
+    store.samples.write(SampleBatch.of_values(Scope.GPU, ids, ts, values))
     maintenance.once()
     lowest = min(lowest, shutil.disk_usage(sys.argv[1]).free)
 assert maintenance.failures == 0
 assert maintenance.dropped > 5, maintenance.dropped
-sizes = {s.name: s for s in sizes_of(store.partitions())}
+sizes = {s.name: s for s in sizes_of(store.sizes.partitions())}
 assert sizes["gpu_samples"].newest_ms // 1000 == now // 1000
 assert sizes["gpu_samples"].oldest_ms > start + 24 * hour
-assert len(store.drops(0)) == maintenance.dropped
+assert len(store.retention.drops(0)) == maintenance.dropped
 print(lowest)
 store.close()
 """

@@ -110,7 +110,7 @@ def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
     """Buckets judged and left out, rows late by seconds or an hour, resends, and charts that ask all the while."""
     rng = np.random.default_rng(seed)
     index = index_of()
-    store.write_entities(everything())
+    store.entities.write(everything())
     kept: list[SampleBatch] = [random_batch(rng, T0 - CHUNK, T0)]  # from before there were rollups
     store_batch(store, kept[0])
     steps = 50
@@ -125,19 +125,19 @@ def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
         if rng.random() < 0.2:
             store_batch(store, kept[int(rng.integers(len(kept)))])
         if rng.random() < 0.8:  # else the detectors skipped it
-            store.closing_bucket(index, now)
-            store.roll_up()
+            store.buckets.read_closing(index, now)
+            store.rollups.roll_up()
         if rng.random() < 0.1:
-            store.roll_up_late(0)
+            store.rollups.roll_up_late(0)
         if n % 25 == 24:
             end = now + BUCKET
             for step in (BUCKET, 60_000, CHUNK):
                 targets = [("n1", g, None) for g in range(GPUS)]
                 span = (T0 - 2 * CHUNK + 3000, end - 2000)
-                asked = store.series(Scope.GPU, targets, METRICS, *span, (span[1] - span[0]) // step + 2)
+                asked = store.series.read(Scope.GPU, targets, METRICS, *span, (span[1] - span[0]) // step + 2)
                 assert asked[0] == step
                 ids = np.array([gpu_row(1, g).entity_id for g in range(GPUS)], np.uint64)
-                want = store.fold(Scope.GPU, [span], BUCKET, ids=ids, metrics=METRICS)
+                want = store.rows.fold(Scope.GPU, [span], BUCKET, ids=ids, metrics=METRICS)
                 if step % CHUNK == 0:
                     want = fold.fold_again([want], CHUNK)
                 want = fold.fold_again([want], step)
@@ -150,17 +150,21 @@ def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
                             line[(want.start_ms[mine] - asked[1][0]) // step] = values
                         np.testing.assert_array_equal(asked[2]["n1", g, None, name], line, err_msg=f"{name} {step}")
     last = T0 + steps * BUCKET
-    store.closing_bucket(index, last)
-    store.roll_up()
+    store.buckets.read_closing(index, last)
+    store.rollups.roll_up()
     finish(store)
     assert_complete(store, T0 - 2 * CHUNK, last)
-    store.closing_bucket(index, last + CHUNK)  # late rows of 5 minutes that are not over are counted with their end
-    store.roll_up()
+    store.buckets.read_closing(
+        index, last + CHUNK
+    )  # late rows of 5 minutes that are not over are counted with their end
+    store.rollups.roll_up()
     finish(store)
-    assert store.totals().samples == distinct_samples(store)
+    assert store.rollups.totals().samples == distinct_samples(store)
     for start in range(T0 - 20_000, last, 60_000):  # buckets out of rollups are those out of samples
-        rolled = store.bucket(index, start)
-        raw = store._bucket(index, start, BUCKET, {Scope.GPU: store.fold(Scope.GPU, [(start, start + BUCKET)], BUCKET)})
+        rolled = store.buckets.read(index, start)
+        raw = store.buckets._bucket(
+            index, start, BUCKET, {Scope.GPU: store.rows.fold(Scope.GPU, [(start, start + BUCKET)], BUCKET)}
+        )
         assert rolled.gpu_rows.tolist() == raw.gpu_rows.tolist()
         assert set(rolled.gpu) == set(raw.gpu)
         for name, column in raw.gpu.items():
@@ -172,24 +176,24 @@ def test_a_chart_shows_at_once_what_is_older_than_all_that_was_known(store: Stor
     """For 10 s, the time of what an agent had spooled was taken for one of which only rollups are left."""
     rng = np.random.default_rng(5)
     index = index_of()
-    store.write_entities(everything())
+    store.entities.write(everything())
     store_batch(store, random_batch(rng, T0, T0 + BUCKET))
-    store.closing_bucket(index, T0)
-    store.roll_up()
-    store._parts_at = -PARTS_S
-    assert (store.oldest_ms("gpu_samples") or 0) >= T0  # known from here on
+    store.buckets.read_closing(index, T0)
+    store.rollups.roll_up()
+    store.rows._parts_at = -PARTS_S
+    assert (store.rows.oldest_ms("gpu_samples") or 0) >= T0  # known from here on
     late = random_batch(rng, T0 - 2 * CHUNK, T0, 1500)  # each GPU in each step, nearly
     if by_another:
-        store.write_samples(late)
-        marks = [store._mark(Scope.GPU, low, low + CHUNK, None) for low in (T0 - 2 * CHUNK, T0 - CHUNK)]
-        store._insert_marks(marks)
-        store._marks.clear()
-        store.load_marks()
+        store.samples.write(late)
+        marks = [store.dirty_ranges._mark(Scope.GPU, low, low + CHUNK, None) for low in (T0 - 2 * CHUNK, T0 - CHUNK)]
+        store.dirty_ranges._insert_marks(marks)
+        store.dirty_ranges._marks.clear()
+        store.dirty_ranges.load()
     else:
         store_batch(store, late)
     targets = [(f"n{n}", g, None) for n in range(3) for g in range(GPUS)]
-    _, _, shown = store.series(Scope.GPU, targets, ["power_w"], T0 - 2 * CHUNK, T0, 62)
-    held = store.fold(Scope.GPU, [(T0 - 2 * CHUNK, T0)], BUCKET, metrics=["power_w"])
+    _, _, shown = store.series.read(Scope.GPU, targets, ["power_w"], T0 - 2 * CHUNK, T0, 62)
+    held = store.rows.fold(Scope.GPU, [(T0 - 2 * CHUNK, T0)], BUCKET, metrics=["power_w"])
     values = np.sort(fold.units("power_w", *held.columns["power_w"]))
     assert len(values)
     found = np.concatenate(list(shown.values()))
@@ -203,7 +207,7 @@ class Cut(BaseException):
 @contextlib.contextmanager
 def cut_at(store: Store, number: int) -> Iterator[Callable[[], bool]]:
     """The store's process ends at its `number`-th insert from here, half of the time after it is durable."""
-    insert = store._clients.insert
+    insert = store.clients.insert
     done = [0]
 
     def counted(table: str, data: pa.Table, note: str = "") -> None:
@@ -214,11 +218,11 @@ def cut_at(store: Store, number: int) -> Iterator[Callable[[], bool]]:
         if done[0] == number:
             raise Cut
 
-    store._clients.insert = counted
+    store.clients.insert = counted
     try:
         yield lambda: done[0] >= number
     finally:
-        store._clients.insert = insert
+        store.clients.insert = insert
 
 
 @pytest.mark.parametrize("number", range(1, 26))
@@ -226,20 +230,20 @@ def cut_at(store: Store, number: int) -> Iterator[Callable[[], bool]]:
 def test_a_crash_at_any_insert_leaves_no_hole(store: Store, store_url: str, number: int) -> None:
     rng = np.random.default_rng(number)
     index = index_of()
-    store.write_entities(everything())
+    store.entities.write(everything())
     first = T0 + CHUNK - 2 * BUCKET  # 5 minutes end on the way
     batches = [random_batch(rng, first + n * BUCKET, first + (n + 1) * BUCKET) for n in range(4)]
     late = random_batch(rng, first, first + 3 * BUCKET, 20)
     for batch in batches:
-        store.write_samples(batch)
+        store.samples.write(batch)
 
     def work(opened: Store, from_ms: int) -> None:
         for start in range(from_ms, first + 4 * BUCKET, BUCKET):
-            opened.closing_bucket(index, start)
-            opened.roll_up()
+            opened.buckets.read_closing(index, start)
+            opened.rollups.roll_up()
             if start == first + 2 * BUCKET:
                 store_batch(opened, late)
-        while opened.roll_up_late(60):
+        while opened.rollups.roll_up_late(60):
             pass
 
     with cut_at(store, number) as was_cut, contextlib.suppress(Cut):
@@ -250,49 +254,51 @@ def test_a_crash_at_any_insert_leaves_no_hole(store: Store, store_url: str, numb
     try:
         store_batch(again, late)  # the agent sends again what was not acknowledged
         work(again, first + 4 * BUCKET)
-        again.closing_bucket(index, first + 4 * BUCKET)
-        again.roll_up()
+        again.buckets.read_closing(index, first + 4 * BUCKET)
+        again.rollups.roll_up()
         finish(again)
         assert_complete(again, first, first + 4 * BUCKET)
         closed = first // CHUNK * CHUNK
-        again.closing_bucket(index, closed + 2 * CHUNK)  # so that all 5 minutes are counted
-        again.roll_up()
+        again.buckets.read_closing(index, closed + 2 * CHUNK)  # so that all 5 minutes are counted
+        again.rollups.roll_up()
         finish(again)
-        assert again.totals().samples == distinct_samples(again)
+        assert again.rollups.totals().samples == distinct_samples(again)
     finally:
         again.close()
 
 
 def test_a_resend_marks_its_entities_and_no_others(store: Store) -> None:
     index = index_of()
-    store.write_entities(everything())
+    store.entities.write(everything())
     told = samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})])
     store_batch(store, told)
-    assert store.open_marks() == [], "in time"
-    store.closing_bucket(index, T0)
-    store.roll_up()
-    assert store.late_rows == 0
+    assert store.dirty_ranges.all() == [], "in time"
+    store.buckets.read_closing(index, T0)
+    store.rollups.roll_up()
+    assert store.dirty_ranges.late_rows == 0
     store_batch(store, told)
     store_batch(store, samples(Scope.NODE, [(node_row(1), T0 - CHUNK, {"load1": 1.0})]))
-    found = [(m.scope, m.from_ms, m.to_ms, m.entities.tolist()) for m in store.open_marks() if m.entities is not None]
+    found = [
+        (m.scope, m.from_ms, m.to_ms, m.entities.tolist()) for m in store.dirty_ranges.all() if m.entities is not None
+    ]
     assert found == [
         (Scope.GPU, T0, T0 + CHUNK, [gpu_row(0, 0).entity_id]),
         (Scope.NODE, T0 - CHUNK, T0, [node_row(1).entity_id]),
     ]
-    assert store.late_rows == 2
-    assert store.lag(store.open_marks()[0].at_ms + 500)[0] == 2
+    assert store.dirty_ranges.late_rows == 2
+    assert store.dirty_ranges.lag(store.dirty_ranges.all()[0].at_ms + 500)[0] == 2
 
 
 def test_very_many_late_entities_are_one_mark(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marks, "NAMED_MAX", 5)
     index = index_of()
-    store.write_entities(everything())
-    store.closing_bucket(index, T0)
-    store.roll_up()
+    store.entities.write(everything())
+    store.buckets.read_closing(index, T0)
+    store.rollups.roll_up()
     for slot in range(3):
         every = [(gpu_row(n, slot), T0 + 1000, {"power_w": 100.0 + slot}) for n in range(3)]
         store_batch(store, samples(Scope.GPU, every))
-    found = [None if m.entities is None else len(m.entities) for m in store.open_marks()]
+    found = [None if m.entities is None else len(m.entities) for m in store.dirty_ranges.all()]
     assert found == [3, None], "the third is covered by the second"
     finish(store)
     assert_complete(store, T0, T0 + BUCKET)
@@ -300,19 +306,19 @@ def test_very_many_late_entities_are_one_mark(store: Store, monkeypatch: pytest.
 
 @pytest.mark.parametrize("found", ["at the start", "while it runs"])
 def test_marks_that_are_damaged_hide_nothing_that_came_late(store: Store, store_url: str, found: str) -> None:
-    store.write_entities(everything())
+    store.entities.write(everything())
     store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})]))
-    store.closing_bucket(index_of(), T0)
-    store.roll_up()
+    store.buckets.read_closing(index_of(), T0)
+    store.rollups.roll_up()
     store_batch(store, samples(Scope.GPU, [(gpu_row(0, 1), T0 + 2000, {"power_w": 200.0})]))
-    (part,) = store._clients.rows(f"SELECT name, path FROM {store._clients.parts} WHERE table = 'rollup_marks'")
+    (part,) = store.clients.rows(f"SELECT name, path FROM {store.clients.parts} WHERE table = 'rollup_marks'")
     with (Path(part["path"]) / "data.bin").open("r+b") as file:
         file.seek(30)
         file.write(b"damaged")
     if found == "while it runs":
         assert store.integrity is not None
         assert store.integrity._check("rollup_marks", part["name"])
-        assert len(store.open_marks()) == 1
+        assert len(store.dirty_ranges.all()) == 1
     store.close()
     again = Store.open(store_url, retention_days=3650)
     assert again.integrity is not None
@@ -324,50 +330,50 @@ def test_marks_that_are_damaged_hide_nothing_that_came_late(store: Store, store_
 
 def test_marks_are_kept_when_the_store_fails(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_of()
-    store.write_entities(everything())
-    store.closing_bucket(index, T0)
-    store.roll_up()
+    store.entities.write(everything())
+    store.buckets.read_closing(index, T0)
+    store.rollups.roll_up()
     store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})]))
 
     def full(*_: object) -> None:
         raise StoreError("disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "_write", full)
+        patched.setattr(store.rollups, "_write", full)
         with pytest.raises(StoreError):
-            store.roll_up_late(60)
-        assert len(store.open_marks()) == 1
-        store.closing_bucket(index, T0 + BUCKET)
+            store.rollups.roll_up_late(60)
+        assert len(store.dirty_ranges.all()) == 1
+        store.buckets.read_closing(index, T0 + BUCKET)
         with contextlib.suppress(StoreError):
-            store.roll_up()
+            store.rollups.roll_up()
     store_batch(store, samples(Scope.GPU, [(gpu_row(0, 1), T0 + 12_000, {"power_w": 100.0})]))
-    store.closing_bucket(index, T0 + 2 * BUCKET)
-    store.roll_up()
+    store.buckets.read_closing(index, T0 + 2 * BUCKET)
+    store.rollups.roll_up()
     finish(store)
     assert_complete(store, T0, T0 + 3 * BUCKET)
 
 
 def test_buckets_left_out_of_five_minutes_that_are_open_are_counted(store: Store) -> None:
     index = index_of()
-    store.write_entities(everything())
+    store.entities.write(everything())
     begin = marks.chunk_of(T0)
     for n in range(3):
         store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), begin + n * BUCKET, {"power_w": 100.0})]))
-    store.closing_bucket(index, begin + 2 * BUCKET)
-    store.roll_up()
-    assert store.totals().samples == 3
+    store.buckets.read_closing(index, begin + 2 * BUCKET)
+    store.rollups.roll_up()
+    assert store.rollups.totals().samples == 3
     finish(store)
-    assert store.totals().samples == 3
-    store.closing_bucket(index, begin + 3 * BUCKET)
-    store.roll_up()
-    assert store.totals().samples == 3
+    assert store.rollups.totals().samples == 3
+    store.buckets.read_closing(index, begin + 3 * BUCKET)
+    store.rollups.roll_up()
+    assert store.rollups.totals().samples == 3
 
 
 def test_an_old_answer_about_the_state_undoes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a server the state is read again for each chart: from a replica that lags, or begun before a write."""
     index = index_of()
-    store.write_entities(everything())
-    rows_of = store._clients.rows
+    store.entities.write(everything())
+    rows_of = store.clients.rows
     said: list[list[dict[str, int]]] = []
 
     def told(sql: str) -> list[dict[str, int]]:
@@ -376,31 +382,31 @@ def test_an_old_answer_about_the_state_undoes_nothing(store: Store, monkeypatch:
             return said[0]
         return rows_of(sql)
 
-    store.closing_bucket(index, T0)
-    store.roll_up()
+    store.buckets.read_closing(index, T0)
+    store.rollups.roll_up()
     with monkeypatch.context() as patched:
-        patched.setattr(store._clients, "rows", told)
-        store._read_state()
+        patched.setattr(store.clients, "rows", told)
+        store.dirty_ranges.progress.read()
         store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + BUCKET, {"power_w": 100.0})]))
-        store.closing_bucket(index, T0 + BUCKET)
-        store.roll_up()
-        store._read_state()
-    store.closing_bucket(index, T0 + 2 * BUCKET)
-    store.roll_up()
+        store.buckets.read_closing(index, T0 + BUCKET)
+        store.rollups.roll_up()
+        store.dirty_ranges.progress.read()
+    store.buckets.read_closing(index, T0 + 2 * BUCKET)
+    store.rollups.roll_up()
     assert said[0] != said[1]
-    assert store.open_marks() == []
-    assert store.totals().samples == 1
+    assert store.dirty_ranges.all() == []
+    assert store.rollups.totals().samples == 1
 
 
 def test_after_a_start_with_a_clock_that_went_back_the_newer_one_counts(
     store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.write_entities(everything())
+    store.entities.write(everything())
     with monkeypatch.context() as patch:
         ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 10**15, monotonic=time.monotonic)
         patch.setattr("drover_collector.store.rollups.rollups.time", ahead)
-        store.closing_bucket(index_of(), T0)
-        store.roll_up()
+        store.buckets.read_closing(index_of(), T0)
+        store.rollups.roll_up()
         for second in (3, 5):
             store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + second * 1000, {"power_w": 300.0 + second})]))
             finish(store)
@@ -408,48 +414,48 @@ def test_after_a_start_with_a_clock_that_went_back_the_newer_one_counts(
     again = Store.open(store_url, retention_days=3650)
     store_batch(again, samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})]))
     finish(again)
-    assert_same(again.fold(Scope.GPU, [(T0, T0 + BUCKET)], BUCKET, level="10s"),
-                again.fold(Scope.GPU, [(T0, T0 + BUCKET)], BUCKET))  # fmt: skip
+    assert_same(again.rows.fold(Scope.GPU, [(T0, T0 + BUCKET)], BUCKET, level="10s"),
+                again.rows.fold(Scope.GPU, [(T0, T0 + BUCKET)], BUCKET))  # fmt: skip
     again.close()
 
 
 def test_rollups_answer_when_the_samples_are_gone(store: Store) -> None:
     """The step becomes what is left, and a late row does not hide what was rolled up with it."""
     index = index_of()
-    store.write_entities(everything())
+    store.entities.write(everything())
     began = T0 - 8 * 3_600_000
     times = range(began, began + 2 * CHUNK, 1000)
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), t, {"power_w": 100.0 + t // 1000 % 7}) for t in times]))
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 50.0})]))
-    store.closing_bucket(index, T0)
-    store.roll_up()
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), t, {"power_w": 100.0 + t // 1000 % 7}) for t in times]))
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 50.0})]))
+    store.buckets.read_closing(index, T0)
+    store.rollups.roll_up()
     finish(store)
     ask = (Scope.GPU, [("n0", 0, None)], ["power_w"], began, began + 2 * CHUNK)
-    fine = store.series(*ask, 1000)
-    whole = store.series(*ask, 100)
+    fine = store.series.read(*ask, 1000)
+    whole = store.series.read(*ask, 100)
     assert (fine[0], whole[0]) == (1000, 10_000)
-    oldest = store._clients.rows("SELECT min(_partition_id) AS id FROM gpu_samples")[0]["id"]
-    store._clients.command(f"ALTER TABLE gpu_samples DROP PARTITION ID '{oldest}'")
-    store._parts_at = -1e9  # as after some seconds
-    again = store.series(*ask, 1000)
+    oldest = store.clients.rows("SELECT min(_partition_id) AS id FROM gpu_samples")[0]["id"]
+    store.clients.command(f"ALTER TABLE gpu_samples DROP PARTITION ID '{oldest}'")
+    store.rows._parts_at = -1e9  # as after some seconds
+    again = store.series.read(*ask, 1000)
     assert again[0] == 10_000
     np.testing.assert_array_equal(again[2]["n0", 0, None, "power_w"], whole[2]["n0", 0, None, "power_w"])
-    assert store.totals().samples == 1
+    assert store.rollups.totals().samples == 1
 
 
 def test_a_fresh_mark_waits_for_more_of_its_kind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece of late work reads 5 minutes, so what comes in drops is worked on together."""
-    store.write_entities(everything())
+    store.entities.write(everything())
     store_batch(store, random_batch(np.random.default_rng(1), T0, T0 + BUCKET))
-    store.closing_bucket(index_of(), T0)
-    store.roll_up()
+    store.buckets.read_closing(index_of(), T0)
+    store.rollups.roll_up()
     finish(store)
     store_batch(store, random_batch(np.random.default_rng(2), T0, T0 + BUCKET))
-    (mark,) = store.open_marks()
-    store.settle_ms = 60_000
+    (mark,) = store.dirty_ranges.all()
+    store.dirty_ranges.settle_ms = 60_000
     for age_ms, worked in ((59_000, False), (-1, True)):  # one of the future is of a clock that was set back
         monkeypatch.setattr("time.time_ns", lambda at_ms=mark.at_ms + age_ms: at_ms * 1_000_000)
-        while store.roll_up_late(60):
+        while store.rollups.roll_up_late(60):
             pass
-        assert (store.open_marks() == []) is worked
+        assert (store.dirty_ranges.all() == []) is worked
     assert_complete(store, T0, T0 + BUCKET)

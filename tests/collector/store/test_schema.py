@@ -26,7 +26,7 @@ from testbed.fleets import T0, gpu_row, samples
 
 
 def columns(store: Store, table: str) -> dict[str, str]:
-    rows = store._clients.rows(
+    rows = store.clients.rows(
         "SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = {t:String}", {"t": table}
     )
     return {row["name"]: row["type"] for row in rows}
@@ -49,12 +49,12 @@ def test_a_new_metric_gets_its_column_and_an_old_one_keeps_it(store_url: str, mo
         catalog_with(patch, tuple(m for m in METRICS if m.name != "power_w"))
         before = Store.open(store_url, retention_days=3650)
         assert "power_w" not in columns(before, "gpu_samples")
-        before.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"gpu_temp_c": 50.0})]))
+        before.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"gpu_temp_c": 50.0})]))
         before.close()
     with_it = Store.open(store_url, retention_days=3650)
     assert columns(with_it, "gpu_samples")["power_w"] == "Nullable(UInt16)"
-    with_it.write_entities([gpu_row(0, 0)])
-    found = with_it.latest_values("n0", T0 + 1)[Scope.GPU, 0, None]
+    with_it.entities.write([gpu_row(0, 0)])
+    found = with_it.samples.latest_values("n0", T0 + 1)[Scope.GPU, 0, None]
     assert found == {"gpu_temp_c": (50.0, T0)}
     with_it.close()
     with monkeypatch.context() as patch:
@@ -88,12 +88,12 @@ def test_retention_follows_the_setting_but_for_a_command_beside_collectors(store
     embedded = store_url.startswith("chdb:")  # no TTL: passes of the collector delete (test_expiry.py)
     for days, asked, visitor in ((30, 30, False), (7, 7, False), (7, 3650, True)):
         opened = Store.open(store_url, retention_days=asked, visitor=visitor)
-        ddl = opened._clients.rows(
+        ddl = opened.clients.rows(
             "SELECT create_table_query AS q FROM system.tables WHERE name = 'gpu_samples'"
             " AND database = currentDatabase()"
         )[0]["q"]
         assert (f"toIntervalDay({days})" in ddl) == (not embedded)
-        assert (opened.retention_days, opened.kept_days["gpu_samples"]) == (asked, asked)
+        assert (opened.retention_days, opened.retention.kept_days["gpu_samples"]) == (asked, asked)
         opened.close()
 
 
@@ -194,10 +194,10 @@ def an_old_store(url: str) -> None:
 
 
 def whole(store: Store) -> list[list[tuple[float, float]]]:
-    store.write_entities([gpu_row(0, 0)])
+    store.entities.write([gpu_row(0, 0)])
     return [
         [(row["power_w"], row["gpu_temp_c"]) for row in table.to_pylist()]
-        for table in store.export(Scope.GPU, T0 - 1, T0 + 2 * 86_400_000)
+        for table in store.export.tables(Scope.GPU, T0 - 1, T0 + 2 * 86_400_000)
     ]
 
 
@@ -206,10 +206,10 @@ def test_a_store_of_the_first_version_is_copied(store_url: str) -> None:
     opened = Store.open(store_url, retention_days=3650)
     assert whole(opened) == [[(300.0, 60.0)], [(300.0, 60.0)]]
     told = {"power_w": 300.0, "gpu_temp_c": 60.0}
-    opened.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, told)]))  # a resend has the copied row's shape
-    opened._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
-    assert opened._clients.rows("SELECT count() AS n FROM gpu_samples") == [{"n": 2}]
-    changes = [row["change"] for row in opened._clients.rows("SELECT change FROM schema_versions")]
+    opened.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, told)]))  # a resend has the copied row's shape
+    opened.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+    assert opened.clients.rows("SELECT count() AS n FROM gpu_samples") == [{"n": 2}]
+    changes = [row["change"] for row in opened.clients.rows("SELECT change FROM schema_versions")]
     assert any(change.startswith("gpu_samples: copied, from CoalescingMergeTree") for change in changes)
     opened.close()
 
@@ -239,7 +239,7 @@ def test_a_copy_that_was_stopped_goes_on(store_url: str, monkeypatch: pytest.Mon
             assert at < 7
     opened = Store.open(store_url, retention_days=3650)
     assert whole(opened) == [[(300.0, 60.0)], [(300.0, 60.0)]]
-    assert not opened._clients.rows(
+    assert not opened.clients.rows(
         "SELECT 1 FROM system.tables WHERE database = currentDatabase() AND name LIKE '%_copy'"
     )
     opened.close()
@@ -301,21 +301,21 @@ def test_a_copy_that_the_disk_did_not_take_is_no_copy(store_url: str, monkeypatc
 def test_an_older_collector_leaves_a_newer_store_as_it_is(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It works with the columns it knows, and undoes nothing."""
     newer = Store.open(store_url, retention_days=3650)
-    newer._clients.command("ALTER TABLE gpu_samples ADD COLUMN newer Nullable(UInt16)")
-    newer._clients.command("ALTER TABLE gpu_samples MODIFY COLUMN power_w CODEC(ZSTD(5))")
-    newer._clients.command("ALTER TABLE events MODIFY TTL toDateTime(received) + toIntervalDay(999)")
+    newer.clients.command("ALTER TABLE gpu_samples ADD COLUMN newer Nullable(UInt16)")
+    newer.clients.command("ALTER TABLE gpu_samples MODIFY COLUMN power_w CODEC(ZSTD(5))")
+    newer.clients.command("ALTER TABLE events MODIFY TTL toDateTime(received) + toIntervalDay(999)")
     with monkeypatch.context() as patch:
         patch.setattr(schema, "VERSION", schema.VERSION + 1)
-        migrations._note(newer._clients, ["events: TTL"])
+        migrations._note(newer.clients, ["events: TTL"])
     newer.close()
     older = Store.open(store_url, retention_days=3650)
-    older.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
-    found = older._clients.rows("SELECT power_w, newer FROM gpu_samples")
-    codec = older._clients.rows(
+    older.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    found = older.clients.rows("SELECT power_w, newer FROM gpu_samples")
+    codec = older.clients.rows(
         "SELECT compression_codec AS c FROM system.columns WHERE database = currentDatabase()"
         " AND table = 'gpu_samples' AND name = 'power_w'"
     )
-    ttl = older._clients.rows(
+    ttl = older.clients.rows(
         "SELECT create_table_query AS q FROM system.tables WHERE database = currentDatabase() AND name = 'events'"
     )
     older.close()
@@ -329,7 +329,7 @@ def test_a_codec_that_changed_is_changed_in_the_store(store_url: str, monkeypatc
         patch.setattr(codecs, "of_metric", lambda metric: "ZSTD(7)")
         Store.open(store_url).close()
     opened = Store.open(store_url)
-    found = {row["name"]: row["codec_expression"] for row in opened._clients.rows("DESCRIBE TABLE gpu_samples")}
+    found = {row["name"]: row["codec_expression"] for row in opened.clients.rows("DESCRIBE TABLE gpu_samples")}
     opened.close()
     for metric in of_scope(Scope.GPU):
         assert found[metric.name] == codecs.of_metric(metric)
@@ -341,17 +341,15 @@ def test_smaller_blocks_come_to_a_store_from_before_and_its_rows_stay(
     with monkeypatch.context() as patch:
         patch.setattr(codecs, "block_of", lambda metric: 0)
         older = Store.open(store_url, retention_days=3650)
-    older.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0, "gpu_temp_c": 60.0})]))
+    older.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0, "gpu_temp_c": 60.0})]))
     older.close()
     changes: list[str] = []
     for _ in range(2):
         opened = Store.open(store_url, retention_days=3650)
-        opened._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
-        rows = opened._clients.rows("SELECT power_w, gpu_temp_c FROM gpu_samples")
-        ddl = opened._clients.rows(
-            f"SELECT create_table_query AS q FROM {opened._clients.tables} WHERE name = 'gpu_10s'"
-        )
-        told = opened._clients.rows("SELECT change FROM schema_versions WHERE change NOT LIKE '%: made'")
+        opened.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+        rows = opened.clients.rows("SELECT power_w, gpu_temp_c FROM gpu_samples")
+        ddl = opened.clients.rows(f"SELECT create_table_query AS q FROM {opened.clients.tables} WHERE name = 'gpu_10s'")
+        told = opened.clients.rows("SELECT change FROM schema_versions WHERE change NOT LIKE '%: made'")
         opened.close()
         assert rows == [{"power_w": 3000, "gpu_temp_c": 60}]
         assert re.search(r"`power_w` [^`]*SETTINGS \(min_compress_block_size = 16384\)", ddl[0]["q"])
@@ -387,7 +385,7 @@ def test_the_engine_of_a_table(full: str, engine_only: str) -> None:
 def test_a_store_that_is_as_it_should_be_is_left_alone(store_url: str) -> None:
     Store.open(store_url).close()
     again = Store.open(store_url)
-    found = again._clients.rows("SELECT version, change FROM schema_versions")
+    found = again.clients.rows("SELECT version, change FROM schema_versions")
     again.close()
     assert {row["version"] for row in found} == {schema.VERSION}
     assert all(row["change"].endswith(": made") for row in found), found

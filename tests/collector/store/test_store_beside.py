@@ -23,21 +23,21 @@ def asked(
     """Whether the peers were read with the line; all that a chart shows, as bytes."""
     index = index_of()
     peers = np.array([gpu for gpu in range(index.gpu_count) if gpu != slot], np.int32)
-    beside = store.beside(index, peers, *span) if at_once else None
+    beside = store.series.with_peers(index, peers, *span) if at_once else None
     target = ("n0", slot, None)
-    step, ts_ms, found = store.series(Scope.GPU, [target], METRICS, *span, points, beside)
+    step, ts_ms, found = store.series.read(Scope.GPU, [target], METRICS, *span, points, beside)
     end_ms = min(span[1], int(ts_ms[-1]) + step)
-    folds, fold = [], store.fold
+    folds, fold = [], store.rows.fold
 
     def noted(*words: Any, **named: Any) -> Any:
         folds.append(words)
         return fold(*words, **named)
 
-    store.fold = noted  # type: ignore[method-assign]  # looked at, not changed
+    store.rows.fold = noted  # type: ignore[method-assign]  # looked at, not changed
     try:
-        spreads = store.peers_series(index, peers, METRICS, span[0], end_ms, step, beside)
+        spreads = store.series.read_peers(index, peers, METRICS, span[0], end_ms, step, beside)
     finally:
-        store.fold = fold  # type: ignore[method-assign]  # as it was
+        store.rows.fold = fold  # type: ignore[method-assign]  # as it was
     lines = [found[*target, metric].tobytes() for metric in METRICS]
     return not folds, (step, ts_ms.tobytes(), *lines, *(line.tobytes() for m in METRICS for line in spreads[m]))
 
@@ -45,7 +45,7 @@ def asked(
 def test_a_line_and_its_peers_are_read_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """One GPU lacks a metric, one tells seldom, one came late: samples, rollups, and both."""
     rng = np.random.default_rng(1)
-    store.write_entities([*everything(), gpu_row(0, 2, "S-new", T0 + 30_000)])
+    store.entities.write([*everything(), gpu_row(0, 2, "S-new", T0 + 30_000)])
     told = []
     for n in range(3):
         for g in range(GPUS):
@@ -56,12 +56,12 @@ def test_a_line_and_its_peers_are_read_at_once(store: Store, monkeypatch: pytest
                     del values["energy_j"]
                 if rng.random() < 0.9 and (T0 + 20_000 <= at < END - 20_000 or (n, g) != (1, 1)):
                     told.append((gpu_row(n, g), at, values))
-    store.write_samples(samples(Scope.GPU, told))
-    store.closing_bucket(index_of(), END - 40_000)
-    store.roll_up()
-    while store.roll_up_late(10):
+    store.samples.write(samples(Scope.GPU, told))
+    store.buckets.read_closing(index_of(), END - 40_000)
+    store.rollups.roll_up()
+    while store.rollups.roll_up_late(10):
         pass
-    store.write_samples(samples(Scope.GPU, [(gpu_row(2, 2), T0 + 60_500, {"power_w": 900.0})]))  # late: not rolled up
+    store.samples.write(samples(Scope.GPU, [(gpu_row(2, 2), T0 + 60_500, {"power_w": 900.0})]))  # late: not rolled up
     shared = set()
     for slot in range(3):
         for span in SPANS:
@@ -74,4 +74,6 @@ def test_a_line_and_its_peers_are_read_at_once(store: Store, monkeypatch: pytest
     assert (0, True) in shared and (1, True) in shared
     monkeypatch.setattr(series_module, "PEERS_MIN", 3)
     monkeypatch.setattr(series_module, "PEER_ROWS", 1)
-    assert store.beside(index_of(), np.arange(5), T0, END) is None  # of very many an even selection stands for all
+    assert (
+        store.series.with_peers(index_of(), np.arange(5), T0, END) is None
+    )  # of very many an even selection stands for all

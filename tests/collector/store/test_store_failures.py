@@ -23,14 +23,14 @@ ROW = samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})])
 def test_below_the_reserve_nothing_is_inserted_and_above_it_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.write_entities(everything())
+    store.entities.write(everything())
     with monkeypatch.context() as patched:
         patched.setattr(engine, "KEEP_FREE_BYTES", 1 << 62)
         with pytest.raises(StoreError, match=r"MB are free on its disk, .* are needed; make room"):
-            store.write_samples(ROW)
-        assert store.bucket(index_of(), T0).gpu_rows.sum() == 0  # reads go on
-    store.write_samples(ROW)
-    assert store.bucket(index_of(), T0).gpu_rows.sum() == 1
+            store.samples.write(ROW)
+        assert store.buckets.read(index_of(), T0).gpu_rows.sum() == 0  # reads go on
+    store.samples.write(ROW)
+    assert store.buckets.read(index_of(), T0).gpu_rows.sum() == 1
 
 
 FILL = """
@@ -43,18 +43,18 @@ from testbed.fleets import T0, everything, gpu_row, random_values
 from drover_collector.store import SampleBatch
 
 store = Store.open(f"chdb://{sys.argv[1]}/store", retention_days=3650)
-store.write_entities(everything())
+store.entities.write(everything())
 metrics, rng, rows = of_scope(Scope.GPU), np.random.default_rng(0), 10_000
 ids = np.full(rows, gpu_row(0, 0).entity_id, np.uint64)
 taken = refused = 0
 while refused < 20:
     values = {m.name: random_values(rng, m, rows, 0) for m in metrics}
     try:
-        store.write_samples(SampleBatch.of_values(Scope.GPU, ids, T0 + taken * rows + np.arange(rows), values))
+        store.samples.write(SampleBatch.of_values(Scope.GPU, ids, T0 + taken * rows + np.arange(rows), values))
         taken += 1
     except StoreError:
         refused += 1
-found = store._clients.rows("SELECT count() AS n, sum(isNotNull(power_w)) AS p FROM gpu_samples FINAL")
+found = store.clients.rows("SELECT count() AS n, sum(isNotNull(power_w)) AS p FROM gpu_samples FINAL")
 assert found == [{"n": taken * rows, "p": taken * rows}], (taken, found)
 assert taken > 3
 store.close()
@@ -98,7 +98,7 @@ def test_inserts_do_not_wait_for_questions(store: Store) -> None:
     held, done = threading.Barrier(engine.CLIENTS + 1), threading.Event()
 
     def ask() -> None:
-        with store._clients.use():
+        with store.clients.use():
             held.wait(20)
             done.wait(20)
 
@@ -107,7 +107,7 @@ def test_inserts_do_not_wait_for_questions(store: Store) -> None:
         thread.start()
     held.wait(20)
     try:
-        writing = threading.Thread(target=store.write_samples, args=(ROW,))
+        writing = threading.Thread(target=store.samples.write, args=(ROW,))
         writing.start()
         writing.join(20)
         assert not writing.is_alive()

@@ -26,24 +26,24 @@ OTHER = gpu_row(0, 1, "S-new", T0 + 40_000)  # stands where another stood
 
 def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Statements about samples."""
-    arrow, found = store._clients.arrow, []
+    arrow, found = store.clients.arrow, []
 
     def note(sql: str, parameters: object = None) -> pa.Table:
         if "_samples" in sql:
             found.append(sql)
         return arrow(sql, parameters)  # type: ignore[arg-type]  # as it is called
 
-    monkeypatch.setattr(store._clients, "arrow", note)
+    monkeypatch.setattr(store.clients, "arrow", note)
     return found
 
 
 def of_the_store(store: Store, ask: Callable[[], np.ndarray]) -> np.ndarray:
     """The same answer by statements."""
-    held, store._recent = store._recent, Recent()
+    held, store.samples._recent = store.samples._recent, Recent()
     try:
         return ask()
     finally:
-        store._recent = held
+        store.samples._recent = held
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -51,7 +51,7 @@ def test_what_is_held_says_what_the_store_says(store: Store, seed: int, monkeypa
     """After each insert: late rows, resends, gaps, a row in two parts, rows of the future, a GPU that was swapped."""
     rng = np.random.default_rng(seed)
     rows = [gpu_row(n, g) for n in range(3) for g in range(GPUS)] + [OTHER]
-    store.write_entities([*everything(), OTHER])
+    store.entities.write([*everything(), OTHER])
     ids = np.array([row.entity_id for row in rows], np.uint64)
     said = asked(store, monkeypatch)
     every = [(e, t) for e in range(len(rows)) for t in range(-20, 90) if rng.random() < 0.3]
@@ -62,16 +62,16 @@ def test_what_is_held_says_what_the_store_says(store: Store, seed: int, monkeypa
         again = np.concatenate([part, rng.choice(part[0] + 1, 9)])  # some were there before
         for names in (METRICS[:2], METRICS[2:]) if seed % 3 else (METRICS,):
             values = {name: whole[name][again] for name in names}
-            store.write_samples(
+            store.samples.write(
                 SampleBatch.of_values(Scope.GPU, ids[picked[again, 0]], T0 + 1000 * picked[again, 1], values)
             )
         if rng.random() < 0.5:
-            store.write_absences([Absence("n0", 0, "power_w", "lost", T0 + 1000 * int(rng.integers(0, 60)), None)])
+            store.absences.write([Absence("n0", 0, "power_w", "lost", T0 + 1000 * int(rng.integers(0, 60)), None)])
         for now_s in (5, 41, 80):
             for metric in METRICS[::2]:
 
                 def ask(metric: str = metric, now_ms: int = T0 + now_s * 1000) -> np.ndarray:
-                    return store.latest_gpu(index_of(), metric, now_ms)
+                    return store.samples.latest_gpu(index_of(), metric, now_ms)
 
                 said.clear()
                 held = ask()
@@ -84,17 +84,17 @@ def test_what_was_there_before_a_start_is_asked_for(
     store: Store, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And is not, once the newest seconds came after it."""
-    store.write_entities(everything())
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, g), T0, {"power_w": 300.0}) for g in range(GPUS)]))
+    store.entities.write(everything())
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, g), T0, {"power_w": 300.0}) for g in range(GPUS)]))
     store.close()
     store = Store.open(store_url, retention_days=3650)
     said = asked(store, monkeypatch)
-    assert store.latest_gpu(index_of(1), "power_w", T0 + 1000).tolist() == [300.0] * GPUS
+    assert store.samples.latest_gpu(index_of(1), "power_w", T0 + 1000).tolist() == [300.0] * GPUS
     assert len(said) == 1
     later = [(gpu_row(0, g), T0 + 20_000, {"power_w": 310.0}) for g in range(GPUS - 1)]
-    store.write_samples(samples(Scope.GPU, later))
+    store.samples.write(samples(Scope.GPU, later))
     said.clear()
-    assert store.latest_gpu(index_of(1), "power_w", T0 + 21_000).tolist() == [310.0] * (GPUS - 1) + [300.0]
+    assert store.samples.latest_gpu(index_of(1), "power_w", T0 + 21_000).tolist() == [310.0] * (GPUS - 1) + [300.0]
     assert len(said) == 1  # of the one that was silent since
     store.close()
 
@@ -104,21 +104,21 @@ def test_after_an_insert_that_failed_the_store_is_asked(
     store: Store, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may have written all."""
-    store.write_entities(everything())
+    store.entities.write(everything())
     row = gpu_row(0, 0)
-    insert = store._clients.insert
+    insert = store.clients.insert
 
     def failing(table: str, data: pa.Table, note: str = "") -> None:
         if written:
             insert(table, data, note)
         raise StoreError("no room")
 
-    store.write_samples(samples(Scope.GPU, [(row, T0, {"power_w": 300.0})]))
+    store.samples.write(samples(Scope.GPU, [(row, T0, {"power_w": 300.0})]))
     with monkeypatch.context() as broken:
-        broken.setattr(store._clients, "insert", failing)
+        broken.setattr(store.clients, "insert", failing)
         with pytest.raises(StoreError):
-            store.write_samples(samples(Scope.GPU, [(row, T0 + 1000, {"power_w": 310.0})]))
-    assert store.latest_gpu(index_of(), "power_w", T0 + 2000)[0] == (310.0 if written else 300.0)
+            store.samples.write(samples(Scope.GPU, [(row, T0 + 1000, {"power_w": 310.0})]))
+    assert store.samples.latest_gpu(index_of(), "power_w", T0 + 2000)[0] == (310.0 if written else 300.0)
 
 
 def test_before_it_is_begun_nothing_is_held() -> None:
@@ -224,7 +224,7 @@ def test_buckets_that_close_are_what_the_store_has(store: Store, seed: int, monk
     """After inserts in any order: late rows, resends, rows in two parts, empty buckets, an insert that failed, a clock
     far ahead. It takes no statement but after what failed."""
     rng = np.random.default_rng(seed)
-    store.write_entities(everything())
+    store.entities.write(everything())
     targets = {
         Scope.GPU: [gpu_row(n, g) for n in range(3) for g in range(GPUS)],
         Scope.NODE: [node_row(n) for n in range(3)],
@@ -232,7 +232,7 @@ def test_buckets_that_close_are_what_the_store_has(store: Store, seed: int, monk
     names = {Scope.GPU: METRICS, Scope.NODE: ("cpu_util_ratio", "load1", "oom_kills")}
     whole = {name: random_values(rng, BY_NAME[name], 997) for held in names.values() for name in held}
     said, unsure, folded = asked(store, monkeypatch), False, 0
-    insert = store._clients.insert
+    insert = store.clients.insert
     for bucket in range(8):
         start = T0 + bucket * BUCKET_MS
         before, unsure = unsure, False
@@ -255,15 +255,15 @@ def test_buckets_that_close_are_what_the_store_has(store: Store, seed: int, monk
                             insert(table, data, note)
                         raise StoreError("no room")
 
-                    broken.setattr(store._clients, "insert", failing)
+                    broken.setattr(store.clients, "insert", failing)
                 with contextlib.suppress(StoreError):
-                    store.write_samples(SampleBatch.of_values(scope, ids, ts, values))
+                    store.samples.write(SampleBatch.of_values(scope, ids, ts, values))
         said.clear()
-        held = store.closing_folds(start)
+        held = store.rollups.closing_folds(start)
         assert unsure or before or not said  # one that failed may have told of the next bucket, too
         folded += not said
         for scope, found in held.items():
-            want = store.fold(scope, [(start, start + BUCKET_MS)], BUCKET_MS)
+            want = store.rows.fold(scope, [(start, start + BUCKET_MS)], BUCKET_MS)
             assert found.rows.sum() == want.rows.sum()
             same(found, want)
     assert folded >= 3

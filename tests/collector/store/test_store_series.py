@@ -27,11 +27,11 @@ def test_step_is_the_shortest_that_fits() -> None:
 
 def test_series_downsamples_and_leaves_gaps(store: Store) -> None:
     row = gpu_row(0, 0)
-    store.write_entities([row])
+    store.entities.write([row])
     told = [(row, T0 + 1000 * t, {"power_w": float(t), "energy_j": 10.0 * t}) for t in range(100) if not 40 <= t < 60]
-    store.write_samples(samples(Scope.GPU, told))
+    store.samples.write(samples(Scope.GPU, told))
     target = ("n0", 0, None)
-    step, ts, found = store.series(Scope.GPU, [target], ["power_w", "energy_j"], T0, T0 + 100_000, 12)
+    step, ts, found = store.series.read(Scope.GPU, [target], ["power_w", "energy_j"], T0, T0 + 100_000, 12)
     assert step == 10_000
     assert (ts - T0).tolist() == list(range(0, 100_000, 10_000))
     gap = [4, 5]
@@ -44,27 +44,27 @@ def test_series_downsamples_and_leaves_gaps(store: Store) -> None:
 
 def test_a_long_chart_ends_with_the_newest_rollup_unless_rollups_lag(store: Store) -> None:
     row, target = gpu_row(0, 0), ("n0", 0, None)
-    store.write_entities([row])
+    store.entities.write([row])
     end = T0 + 2_400_000
 
     def tell(from_ms: int, to_ms: int) -> None:
         rows = [(row, at, {"power_w": float(at - T0) / 1e4}) for at in range(from_ms, to_ms, 10_000)]
-        store.write_samples(samples(Scope.GPU, rows))
+        store.samples.write(samples(Scope.GPU, rows))
 
     def line(from_ms: int, to_ms: int) -> list[float]:
-        step, ts_ms, found = store.series(
+        step, ts_ms, found = store.series.read(
             Scope.GPU, [target], ["power_w"], from_ms, to_ms, 1000 if to_ms > end else 245
         )
         assert step == 10_000
-        peers = store.peers_series(index_of(), np.array([0]), ["power_w"], from_ms, int(ts_ms[-1]) + step, step)
+        peers = store.series.read_peers(index_of(), np.array([0]), ["power_w"], from_ms, int(ts_ms[-1]) + step, step)
         np.testing.assert_array_equal(peers["power_w"][1], found[*target, "power_w"])
         values: list[float] = found[*target, "power_w"].tolist()
         return values
 
     tell(T0, end)
-    store.closing_bucket(index_of(), end - 20_000)
-    store.roll_up()
-    while store.roll_up_late(10):
+    store.buckets.read_closing(index_of(), end - 20_000)
+    store.rollups.roll_up()
+    while store.rollups.roll_up_late(10):
         pass
     told = [float(n) for n in range(240)]
     assert line(T0, end) == told[:239]  # the last is not closed: it is left out, not told as absent
@@ -75,16 +75,16 @@ def test_a_long_chart_ends_with_the_newest_rollup_unless_rollups_lag(store: Stor
 
 def test_a_slow_agent_gives_a_line_not_dots(store: Store) -> None:
     row = node_row(0)
-    store.write_entities([row])
-    store.write_samples(samples(Scope.NODE, [(row, T0 + 30_000 * t, {"load1": float(t)}) for t in range(20)]))
-    step, ts, found = store.series(Scope.NODE, [("n0", None, None)], ["load1"], T0, T0 + 600_000, 1000)
+    store.entities.write([row])
+    store.samples.write(samples(Scope.NODE, [(row, T0 + 30_000 * t, {"load1": float(t)}) for t in range(20)]))
+    step, ts, found = store.series.read(Scope.NODE, [("n0", None, None)], ["load1"], T0, T0 + 600_000, 1000)
     assert step == 30_000
     assert found["n0", None, None, "load1"].tolist() == list(map(float, range(20)))
     assert len(ts) == 20
 
 
 def test_unknown_targets_are_gaps_and_bad_questions_are_refused(store: Store) -> None:
-    _, ts, found = store.series(Scope.GPU, [("nowhere", 0, None)], ["power_w"], T0, T0 + 5000, 100)
+    _, ts, found = store.series.read(Scope.GPU, [("nowhere", 0, None)], ["power_w"], T0, T0 + 5000, 100)
     assert np.isnan(found["nowhere", 0, None, "power_w"]).all()
     assert len(ts) == 5
     for scope, metric, to_ms, points in (
@@ -94,12 +94,12 @@ def test_unknown_targets_are_gaps_and_bad_questions_are_refused(store: Store) ->
         (Scope.GPU, "power_w", T0 + 1, 1),
     ):
         with pytest.raises(ValueError, match=r"\w"):
-            store.series(scope, [("n0", 0, None)], [metric], T0, to_ms, points)
+            store.series.read(scope, [("n0", 0, None)], [metric], T0, to_ms, points)
 
 
 def test_peers(store: Store) -> None:
     index = index_of()
-    store.write_entities(everything())
+    store.entities.write(everything())
     told = [
         (gpu_row(n, g), T0 + 1000 * t, {"power_w": 100.0 * (n * GPUS + g) + t % 2})
         for n in range(3)
@@ -107,27 +107,27 @@ def test_peers(store: Store) -> None:
         for t in range(10)
         if (n, g) != (2, 3)
     ]
-    store.write_samples(samples(Scope.GPU, told))
-    low, middle, high = store.peers_series(index, np.arange(11), ["power_w"], T0, T0 + 30_000, 10_000)["power_w"]
+    store.samples.write(samples(Scope.GPU, told))
+    low, middle, high = store.series.read_peers(index, np.arange(11), ["power_w"], T0, T0 + 30_000, 10_000)["power_w"]
     np.testing.assert_allclose(low, [100.0, np.nan, np.nan])
     np.testing.assert_allclose(middle, [500.0, np.nan, np.nan])
     np.testing.assert_allclose(high, [900.0, np.nan, np.nan])
-    only = store.peers_series(index, np.array([11]), ["power_w"], T0, T0 + 10_000, 10_000)["power_w"]
+    only = store.series.read_peers(index, np.array([11]), ["power_w"], T0, T0 + 10_000, 10_000)["power_w"]
     assert all(np.isnan(line).all() for line in only)
 
 
 def test_export_has_each_row_once_in_order_and_in_units(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_module, "ROWS", 7)  # slices within an hour
-    store.write_entities(everything())
+    store.entities.write(everything())
     told = [
         (gpu_row(n, g), T0 + 1000 * t, {"power_w": 100.1 + t} if (n + g + t) % 3 else {"gpu_temp_c": 50.0})
         for n in range(2)
         for g in range(GPUS)
         for t in (0, 1, 3_599, 3_600, 9_000)
     ]
-    store.write_samples(samples(Scope.GPU, told))
-    store.write_samples(samples(Scope.GPU, told[::2]))
-    tables = list(store.export(Scope.GPU, T0 + 1000, T0 + 9_000_000))
+    store.samples.write(samples(Scope.GPU, told))
+    store.samples.write(samples(Scope.GPU, told[::2]))
+    tables = list(store.export.tables(Scope.GPU, T0 + 1000, T0 + 9_000_000))
     table = pa.concat_tables(tables)
     assert len(tables) == 3  # slices with nothing in them give none
     assert table.schema.names == ["ts", "node", "gpu", *(m.name for m in of_scope(Scope.GPU))]
@@ -144,4 +144,4 @@ def test_export_has_each_row_once_in_order_and_in_units(store: Store, monkeypatc
         assert power == (
             pytest.approx(values[node, gpu, ts]["power_w"]) if "power_w" in values[node, gpu, ts] else None
         )
-    assert list(store.export(Scope.LINK, T0, T0 + 10_000)) == []
+    assert list(store.export.tables(Scope.LINK, T0, T0 + 10_000)) == []

@@ -27,10 +27,10 @@ def may_write(bytes_):
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, resource.RLIM_INFINITY))
 
 def write(second):
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0 + second * 1000, {"power_w": 300.0})]))
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0 + second * 1000, {"power_w": 300.0})]))
 
 def held():
-    return store._clients.rows("SELECT count() AS n, sum(isNotNull(power_w)) AS p FROM gpu_samples FINAL")[0]
+    return store.clients.rows("SELECT count() AS n, sum(isNotNull(power_w)) AS p FROM gpu_samples FINAL")[0]
 
 def refused(sql):
     raise StoreError("the disk takes nothing")
@@ -55,8 +55,8 @@ def unwritten(second):
         may_write(resource.RLIM_INFINITY)
 
 store = Store.open(f"chdb://{sys.argv[1]}/store", retention_days=3650)
-store.write_entities(everything())
-store._clients.command("SYSTEM STOP MERGES")  # till something was written again
+store.entities.write(everything())
+store.clients.command("SYSTEM STOP MERGES")  # till something was written again
 for second in range(5):
     write(second)
 unwritten(5)
@@ -66,7 +66,7 @@ assert store.integrity.look() == ()
 
 may_write(0)  # a merge: what was acknowledged long ago goes into a part that is not on the disk
 with contextlib.suppress(StoreError):  # the engine's own merge may have come before it
-    store._clients.command("OPTIMIZE TABLE gpu_samples FINAL")
+    store.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
 may_write(resource.RLIM_INFINITY)
 if sys.argv[3] == "insert":  # the first to drop a part, with which the engine forgets what was merged
     unwritten(6)
@@ -99,9 +99,9 @@ def test_what_was_not_written_is_not_stored_and_a_merge_that_was_not_costs_nothi
 
 
 def test_a_part_is_whole_when_every_file_has_the_size_that_is_told(store: Store, tmp_path: Path) -> None:
-    store.write_entities(everything())
-    store.write_samples(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
-    row = store._clients.rows("SELECT path FROM system.parts WHERE active AND table = 'gpu_samples'")[0]
+    store.entities.write(everything())
+    store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
+    row = store.clients.rows("SELECT path FROM system.parts WHERE active AND table = 'gpu_samples'")[0]
     part = Path(shutil.copytree(row["path"], tmp_path / "part"))
     assert whole(part)
     assert whole(tmp_path / "merged and gone")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +16,7 @@ from drover_core.metrics.catalog import (
     STORAGE,
     Kind,
     Metric,
-    Scope,
     describe,
-    of_scope,
 )
 
 UNIT_SUFFIX = {
@@ -28,12 +28,11 @@ def test_ids_and_names_are_unique() -> None:
     assert len(BY_ID) == len(BY_NAME) == len(METRICS)
 
 
-def test_scopes_hold_what_the_design_lists() -> None:
-    assert {scope: len(of_scope(scope)) for scope in Scope} == {
-        Scope.GPU: 51,
-        Scope.NODE: 46,
-        Scope.LINK: 18,
-        Scope.WORKLOAD: 9,
+def test_what_was_released_keeps_its_id() -> None:
+    """Stores and agents of earlier releases know a metric by its id: it keeps name, unit and scope."""
+    released = json.loads(Path(__file__).with_name("released.json").read_text("utf-8"))
+    assert {m.id: [m.name, m.unit, m.scope.value] for m in METRICS if str(m.id) in released} == {
+        int(id_): row for id_, row in released.items()
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from drover_core.model.events import Decision, RecommendedAction
-from drover_core.model.policy_what_if import if_enforced
+from drover_core.model.policy_what_if import describe_enforcement
 
 
 def decision(node: str, wanted: RecommendedAction, outcome: str, ts_ms: int = 1) -> Decision:
@@ -11,7 +11,7 @@ def decision(node: str, wanted: RecommendedAction, outcome: str, ts_ms: int = 1)
 
 
 def test_what_is_done_held_and_rejected_is_told() -> None:
-    said, about = if_enforced(
+    said, about = describe_enforcement(
         [
             decision("n1", RecommendedAction.DRAIN, "would_act", 1),
             decision("n2", RecommendedAction.DRAIN, "pending_approval", 4),
@@ -31,7 +31,7 @@ def test_what_is_done_held_and_rejected_is_told() -> None:
 
 
 def test_nothing_wanted_is_said_so_and_a_mass_event_is_no_node() -> None:
-    said, about = if_enforced([decision("", RecommendedAction.DRAIN, "pending_approval")], "the last 24 h")
+    said, about = describe_enforcement([decision("", RecommendedAction.DRAIN, "pending_approval")], "the last 24 h")
     assert said == (
         "Had it enforced in the last 24 h, Drover would by itself have done nothing; the guard would have held nothing"
         " back."
@@ -40,5 +40,7 @@ def test_nothing_wanted_is_said_so_and_a_mass_event_is_no_node() -> None:
 
 
 def test_many_nodes_are_counted() -> None:
-    said, _ = if_enforced([decision(f"n{k}", RecommendedAction.DRAIN, "act", -k) for k in range(6)], "the last 7 days")
+    said, _ = describe_enforcement(
+        [decision(f"n{k}", RecommendedAction.DRAIN, "act", -k) for k in range(6)], "the last 7 days"
+    )
     assert "drained 6 nodes (n0, n1, n2, n3 and 2 more)" in said

@@ -11,7 +11,7 @@ from drover_core.model.events import (
     RecommendedAction,
     Severity,
 )
-from drover_core.model.reports import incident_report, job_named
+from drover_core.model.reports import incident_report, job_label
 
 INCIDENT = Incident(
     id="i1",
@@ -55,4 +55,4 @@ def test_evidence_leaves_out_what_it_does_not_have() -> None:
 
 
 def test_a_job_is_called_so_once() -> None:
-    assert [job_named(name) for name in ("812", "job-1001", "Job7")] == ["job 812", "job-1001", "Job7"]
+    assert [job_label(name) for name in ("812", "job-1001", "Job7")] == ["job 812", "job-1001", "Job7"]

@@ -128,7 +128,7 @@ def test_every_row_is_reached_in_both_layouts_and_in_no_other(
         (unit.old_low_bits(), 10, unit.old_name) if layout == "old" else (unit.bits, 7, unit.name)
     )  # fmt: skip
     info = row.reason << 20 | bool(row.promoted) << fatal_bit | low | noise
-    found = nvlink5.matches(unit.code, info, row.status or 0)
+    found = nvlink5.matching_rows(unit.code, info, row.status or 0)
     assert (name, row) in found
     # the two pipes of a TLW share their old name and their rows; the two MSE rows differ by the printed name alone
     assert len({row for _, row in found}) == 1
@@ -167,14 +167,14 @@ def test_nvlink5_rows_are_consistent() -> None:
     ids=range(10),
 )
 def test_junk_is_not_decoded(line: str) -> None:
-    assert nvlink5.parse(line) is None
+    assert nvlink5.parse_line(line) is None
     assert nvlink5.decode(145, line) is None
 
 
 def test_unknown_registers_are_not_decoded_but_still_read() -> None:
     line = _line(145, "RLW_RXPIPE", "Fatal", "13", 0x0409A0C2, 0x40)  # a status without a row
     assert nvlink5.decode(145, line) is None
-    parsed = nvlink5.parse(line)
+    parsed = nvlink5.parse_line(line)
     assert parsed is not None
     assert (parsed.unit, parsed.fatal, parsed.link, parsed.error_status) == ("RLW_RXPIPE", True, 13, 0x40)
     assert nvlink5.decode(145, _line(145, "RLW_CTRL", "Fatal", "13", 0x00100003, 0x80000000)) is None  # reason not 0

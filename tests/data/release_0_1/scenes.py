@@ -14,15 +14,39 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from drover_collector.buckets import BUCKET_MS, Bucket
-from drover_collector.detectors.example import LAG_MS, START_MS, training_bucket
-from drover_collector.fleet_index import FleetIndex
-from drover_proto.events import Decision, Event, EventKind, Finding, Incident, Silence
-from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec
 
-from drover_collector.engine import Engine, Outcome
-from drover_collector.notify.silences import Silences
-from drover_collector.policy import Policy
+try:
+    from testbed.release_names import (
+        BUCKET_MS,
+        LAG_MS,
+        START_MS,
+        Bucket,
+        Decision,
+        Engine,
+        Event,
+        EventKind,
+        Finding,
+        FleetIndex,
+        FleetSpec,
+        Incident,
+        LinkSpec,
+        NodeSpec,
+        Outcome,
+        Policy,
+        Silence,
+        Silences,
+        training_bucket,
+    )
+except ModuleNotFoundError:  # release 0.1, in which make.py runs
+    from drover_collector.buckets import BUCKET_MS, Bucket  # type: ignore[import-not-found, no-redef]
+    from drover_collector.detectors.example import LAG_MS, START_MS, training_bucket  # type: ignore[import-not-found, no-redef]
+    from drover_collector.fleet_index import FleetIndex  # type: ignore[import-not-found, no-redef]
+    from drover_proto.events import Decision, Event, EventKind, Finding, Incident, Silence  # type: ignore[import-not-found, no-redef]
+    from drover_proto.fleet import FleetSpec, LinkSpec, NodeSpec  # type: ignore[import-not-found, no-redef]
+
+    from drover_collector.engine import Engine, Outcome  # type: ignore[import-not-found, no-redef]
+    from drover_collector.notify.silences import Silences  # type: ignore[import-not-found, no-redef]
+    from drover_collector.policy import Policy  # type: ignore[import-not-found, no-redef]
 
 Columns = dict[str, npt.NDArray[np.float64]]
 

@@ -1,7 +1,7 @@
 """Rank nodes by their risk to fail within a week, and report the few that stand out.
 
 It recommends no action: a scheduler may prefer other nodes for the longest jobs, and idle probes start with these.
-docs/detectors.md has its measured quality; most failures have no early sign.
+docs/evidence/sensitivity.md has its measured quality; most failures have no early sign.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ S = max(0, S + z - K) shows a lasting change as soon as S > h (Page 1954). Siegm
 by chance (Sequential Analysis, 1985): buckets between two false alarms = (exp(2Kb) - 2Kb - 1) / 2 / K^2, b = h + 1.166.
 So h follows from a budget of false alarms per 1,000 GPU-days, for any size of fleet. Real deviations are neither normal
 nor independent: the floors of sigma and the second sign that every cause needs (peers wait) are the margin.
-docs/detectors_scores.md has the results.
+docs/evidence/detection.md has the results.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from drover_core.model.events import (
     RecommendedAction,
     Severity,
 )
-from drover_core.model.reports import job_named
+from drover_core.model.reports import job_label
 
 NAME = "straggler"
 
@@ -117,7 +117,7 @@ def _finding(
         if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
             metric = BY_NAME[name]
             what = (
-                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_named(str(job))} "
+                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_label(str(job))} "
                 f"have {describe(metric, item.expected)}"
             )
             break

@@ -126,7 +126,7 @@ def judge(event: Event) -> Verdict | None:
             link = "" if decoded.link is None else f", link {decoded.link}"
             reason = f": {decoded.reason}" if decoded.reason else ""
             meaning = f"{meaning} {decoded.unit}{link}{reason}."
-        elif (line := xids_nvlink5.parse(event.message)) is not None and line.fatal and not line.injected:
+        elif (line := xids_nvlink5.parse_line(event.message)) is not None and line.fatal and not line.injected:
             severity, action = Severity.CRITICAL, XidAction.RESET_GPU
             advice = advice_for(severity, action)
             meaning = f"{meaning} The driver calls it fatal; NVIDIA's tables do not list its registers."

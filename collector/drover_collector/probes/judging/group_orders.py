@@ -63,12 +63,12 @@ def judge_groups(store: Store, index: FleetIndex, group: str, now_ms: int) -> Ju
     Raises:
         StoreError.
     """
-    orders = store.group_orders(now_ms - NEWEST_DAYS * 86_400_000, MOST_ORDERS)
+    orders = store.probes.orders.of_groups(now_ms - NEWEST_DAYS * 86_400_000, MOST_ORDERS)
     ran: dict[str, Ran] = defaultdict(Ran)
     for order in sorted(orders, key=lambda o: o.members.index(o.node) if o.node in o.members else 0):
         ran[order.group].orders.append(order)
     of_order = {order.id: order.group for order in orders}
-    for row in store.probe_results_of(list(of_order)):
+    for row in store.probes.results.of_orders(list(of_order)):
         ran[of_order[row.result.request]].rows[row.result.request].append(row)
     whole = {id_: one for id_, one in ran.items() if id_ == group or all(one.rows[o.id] for o in one.orders)}
     fresh = {id_: one for id_, one in whole.items() if one.ts_ms >= now_ms - FRESH_MS}
@@ -76,7 +76,7 @@ def judge_groups(store: Store, index: FleetIndex, group: str, now_ms: int) -> Ju
     known = [one for id_, one in whole.items() if id_ not in fresh]
     blames = blames_of(list(fresh.values()), known, leaf)
     told = verdicts(list(fresh.values()), known, leaf, now_ms)
-    before = {v.request: v for v in store.probe_verdicts(from_ms=now_ms - FRESH_MS)}
+    before = {v.request: v for v in store.probes.verdicts.read(from_ms=now_ms - FRESH_MS)}
     mine = {order.id for order in ran[group].orders}
     kept = {
         id_: v for id_, v in told.items()

@@ -24,7 +24,7 @@ def judge_order(store: Store, order: ProbeOrder, now_ms: int) -> tuple[list[Prob
     Raises:
         StoreError, ValueError: it has none.
     """
-    rows = store.probe_results(order.id)
+    rows = store.probes.results.of_order(order.id)
     end = next((row.result for row in rows if row.result.end), None)
     if end is None:
         raise ValueError(f"order {order.id} has no closing result")
@@ -34,7 +34,7 @@ def judge_order(store: Store, order: ProbeOrder, now_ms: int) -> tuple[list[Prob
     mine = {_place(m) for m in own}  # measured by this order: these count, whatever the clocks said
     fleet: list[Measurement] = []
     for sku in sorted(skus):
-        told = store.newest_probes(sorted(figures), sku=sku, node=order.node, nodes=NODES, now_ms=now_ms)
+        told = store.probes.results.newest(sorted(figures), sku=sku, node=order.node, nodes=NODES, now_ms=now_ms)
         fleet += [m for row in told if (m := measurement(row)) is not None and _place(m) not in mine]
     return verdicts(order, rows, judge([*fleet, *own]), _drifts(store, rows), now_ms), end
 
@@ -58,7 +58,7 @@ def _drifts(store: Store, rows: list[ProbeRow]) -> dict[int, list[Drift]]:
     found: dict[int, list[Drift]] = defaultdict(list)
     if not judged:
         return found
-    told = store.probe_histories(judged[0].node, sorted({r.probe for r in judged}))
+    told = store.probes.results.histories(judged[0].node, sorted({r.probe for r in judged}))
     for result in judged:
         assert result.gpu is not None
         history = [m for row in told.get((result.gpu, result.probe), ()) if (m := measurement(row)) is not None]

@@ -72,7 +72,7 @@ class Orders:
             made = ProbeOrder(
                 f"p{secrets.token_hex(8)}", node, slots, level, names, why, "asked", now_ms, incident_id, by
             )
-            self._store.write_probe_orders([made])
+            self._store.probes.orders.write([made])
             open_[made.id] = OpenOrder(made, now_ms, None)
         log.info("probes of %s asked for (%s, by %s): %s", node, why.value, by, made.id)
         self._rouse()
@@ -108,7 +108,7 @@ class Orders:
                 )
                 for node in members
             ]  # fmt: skip
-            self._store.write_probe_orders(made)
+            self._store.probes.orders.write(made)
             open_.update({order.id: OpenOrder(order, now_ms, None) for order in made})
         log.info("probes of a group asked for (%s, by %s): %s", why.value, by, ", ".join(members))
         self._rouse()
@@ -133,15 +133,15 @@ class Orders:
         if level not in LEVELS:
             raise ValueError(f"no level is called {level!r}; there are {', '.join(LEVELS)}")
         if unknown := [name for name in probes if name not in FIGURES or name.startswith("soak_")]:
-            raise ValueError(f"no probe is called {unknown[0]!r}; docs/probes.md lists them")
+            raise ValueError(f"no probe is called {unknown[0]!r}; docs/reference/probes.md lists them")
         if together := [name for name in probes if name in GROUP_FIGURES]:
             raise ValueError(f"{together[0]} needs several nodes: `drover probe --group NODE NODE`")
 
     def _read(self) -> dict[str, OpenOrder]:
         if self._open is None:
-            self._open = {held.order.id: held for held in self._store.open_probe_orders()}
+            self._open = {held.order.id: held for held in self._store.probes.orders.open()}
             # Closing results that came before a stop: seen again.
-            self._ended.update(dict.fromkeys(self._store.ended_requests(list(self._open))))
+            self._ended.update(dict.fromkeys(self._store.probes.results.ended(list(self._open))))
         return self._open
 
     def _rouse(self) -> None:

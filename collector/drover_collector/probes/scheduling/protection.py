@@ -24,7 +24,7 @@ DRAINED, JOB, HAND, NONE = "drained", "job", "hand", "none"
 OF_DRAINED = frozenset({ProbeReason.VALIDATE, ProbeReason.REPAIRED})
 MORE_S = 300.0  # beyond what a level may take: of a job, for the request to come and be told
 AGAIN_MS = 30_000  # between two tries of a job that Slurm does not take
-REMEDY = "drain it, or let a preemptible job hold it: [probes.slurm] in the collector's settings (docs/probes.md)"
+REMEDY = "drain it, or let a preemptible job hold it: [probes.slurm] in the collector's settings (docs/how-to/probe.md)"
 
 
 class Holds(Protocol):

@@ -104,7 +104,7 @@ class Asking:
         wishes: list[PlannedProbe] = []
         if decisions:
             plain = {n.name: Standing(n.name, self._idle(n.name, now_ms)) for n in self.index.nodes}
-            orders = self.store.probe_orders(since_ms=now_ms - DAY_MS, limit=5000)
+            orders = self.store.probes.orders.newest(since_ms=now_ms - DAY_MS, limit=5000)
             wishes += confirmations(decisions, known, plain, orders, self.config, now_ms)
         if active and time.monotonic() - self._upkeep_s >= UPKEEP_S:
             self._upkeep_s = time.monotonic()
@@ -132,7 +132,7 @@ class Asking:
     def _upkeep(self, now_ms: int) -> list[PlannedProbe]:
         self._unprotected = set()
         risk = self.risk()
-        probed = self.store.last_probed()
+        probed = self.store.probes.results.last_probed()
         nodes = []
         for spec in self.index.nodes:
             if not spec.gpus:
@@ -142,15 +142,15 @@ class Asking:
                 continue
             now, then = "", ""
             if self.config.baseline and spec.name in probed:
-                now = firmware(self.store.inventory(spec.name))
-                then = firmware(self.store.inventory_at(spec.name, probed[spec.name]))
+                now = firmware(self.store.inventories.newest(spec.name))
+                then = firmware(self.store.inventories.at(spec.name, probed[spec.name]))
             nodes.append(
                 Standing(
                     spec.name, self._idle(spec.name, now_ms), probed.get(spec.name, 0), now, then,
                     risk.get(spec.name, 0.0),
                 )
             )  # fmt: skip
-        orders = self.store.probe_orders(since_ms=now_ms - DAY_MS, limit=100_000)
+        orders = self.store.probes.orders.newest(since_ms=now_ms - DAY_MS, limit=100_000)
         asked = sum(o.why is ProbeReason.IDLE for o in orders)
         open_ = {o.node for o in self.desk.open_orders()}
         return upkeep(nodes, open_, asked, self.config, self.config.most_at_once - len(open_))
@@ -172,7 +172,7 @@ class Asking:
         """Suspicions from before a restart."""
         for incident in list(self.incidents().values()):
             if incident.closed_ms is None and incident.action is RecommendedAction.PROBE:
-                told = self.store.decisions(incident.id)
+                told = self.store.decisions.of_incident(incident.id)
                 with self._lock:
                     self._keep(told)
         self._restored = True
@@ -187,5 +187,5 @@ class Asking:
 
 def held_nodes(store: Store, index: FleetIndex, now_ms: int) -> frozenset[str]:
     """Nodes on which a job holds a GPU. Raises StoreError."""
-    jobs, _ = store.jobs_at(index, now_ms)
+    jobs, _ = store.jobs.at(index, now_ms)
     return frozenset(index.nodes[n].name for n in np.unique(index.gpu_node[jobs >= 0]).tolist())

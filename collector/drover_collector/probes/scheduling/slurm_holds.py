@@ -2,7 +2,7 @@
 
 A job is found by its name, which carries its order's id: nothing is kept here, so that a stop between any two steps
 leaves a job that the next look finds. What it runs is `drover-agent probe --hold ID`, which ends when the probe is over
-or when Slurm takes the node back (docs/probes.md). Options and formats: sbatch(1), squeue(1), scancel(1).
+or when Slurm takes the node back (docs/how-to/probe.md). Options and formats: sbatch(1), squeue(1), scancel(1).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import pyarrow as pa
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
 from drover_collector.store.clickhouse import embedded, server
+from drover_collector.store.clickhouse.embedded import StoreFolderState
 from drover_collector.store.clickhouse.pool import Pool
 from drover_collector.store.durability import damaged_parts as sources
 from drover_collector.store.durability.verify_insert import InsertVerifier
@@ -336,6 +337,16 @@ def address(url: str, *, password: str | None = None, cluster: str = "") -> serv
     raise StoreError(
         f"{server.redacted(url)}: not a store; write chdb:///PATH (embedded) or clickhouse://USER@HOST/DATABASE"
     )
+
+
+def folder_state(url: str, cluster: str = "") -> StoreFolderState | None:
+    """Return what opening an embedded store would meet, without opening it; None: a server, which is not asked.
+
+    Raises:
+        StoreError: the url is invalid, it does not go with a cluster, or the folder cannot be a store. One line.
+    """
+    at = address(url, cluster=cluster)
+    return embedded.look(at[0]) if isinstance(at, tuple) else None
 
 
 def _server(at: server.Server, cluster: str, sharded: frozenset[str]) -> Clients:

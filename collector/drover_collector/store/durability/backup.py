@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from drover_collector.store.base import Base
 from drover_collector.store.clickhouse import client as engine
 from drover_collector.store.clickhouse import embedded, server
 from drover_collector.store.durability import integrity
 from drover_collector.store.durability import salvage as parting
-from drover_collector.store.durability.retention import keep_free
+from drover_collector.store.durability.sizes import keep_free
 from drover_collector.store.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -49,12 +48,33 @@ class Copied:
     lost: tuple[str, ...] = ()  # parts that a restore left out, in words
 
 
-class Backup(Base):
-    def stop_backup(self) -> None:
-        """One that is under way ends soon, without a result; no other begins."""
+class Backups:
+    """Copies a running embedded store. Thread-safe; one backup at a time."""
+
+    def __init__(self, clients: engine.Clients) -> None:
+        self._clients = clients
+        self._stopping = threading.Event()  # set: no backup goes on
+        # Of a backup that is being made on the store's own disk: set, it ends. None: there is none.
+        self._room_needed: threading.Event | None = None
+
+    def stop(self) -> None:
+        """End a backup that is under way soon, without a result, and begin no other."""
         self._stopping.set()
 
-    def backup(self, folder: Path, now_ms: int, keep_free_bytes: int = 0) -> Copied:
+    def end_for_room(self) -> bool:
+        """Ask a backup on the store's own disk to end: a copy must not cost what it copies.
+
+        Returns:
+            Whether there was one that had not been asked before.
+        """
+        asked = self._room_needed
+        if asked is None or asked.is_set():
+            return False
+        asked.set()
+        log.warning("the disk runs full while a backup is made on it: the backup ends, no samples are dropped")
+        return True
+
+    def make(self, folder: Path, now_ms: int, keep_free_bytes: int = 0) -> Copied:
         """Copy the store to a folder that is made. Takes as long as the disk needs; what comes in goes on.
 
         Args:
@@ -69,12 +89,12 @@ class Backup(Base):
         if not _making.acquire(blocking=False):
             raise StoreError("a backup is being made; try again when it is done")
         try:
-            return self._backup(folder, home, now_ms, keep_free_bytes)
+            return self._make(folder, home, now_ms, keep_free_bytes)
         finally:
             self._room_needed = None
             _making.release()
 
-    def _backup(self, folder: Path, home: tuple[Path, str], now_ms: int, keep_free_bytes: int) -> Copied:
+    def _make(self, folder: Path, home: tuple[Path, str], now_ms: int, keep_free_bytes: int) -> Copied:
         database = home[1]
         if folder.exists():
             raise StoreError(f"{folder} exists; give the backup another name")

@@ -10,15 +10,12 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from drover_collector.store.durability.verify_insert import whole
 from drover_collector.store.errors import StoreError
-
-if TYPE_CHECKING:
-    from drover_collector.store.clickhouse.client import Clients
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +23,22 @@ _KEPT = "tmp-"  # before a part's name, until it is put back: what begins so is 
 _one_at_a_time = threading.Lock()
 
 
+class Statements(Protocol):
+    """What runs SQL on the store's database; `Clients` does."""
+
+    def rows(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a query."""
+
+    def command(self, sql: str) -> None:
+        """Run a statement without a result."""
+
+
 def waiting(table_folder: Path) -> list[Path]:
     """What is still to be put back: the disk took nothing when it should have been."""
     return sorted((table_folder / "detached").glob(f"{_KEPT}*"), key=lambda path: int(path.name.split("_")[1]))
 
 
-def clear(clients: Clients, table: str, damaged: str = "", untold: Collection[str] = ()) -> None:
+def clear(clients: Statements, table: str, damaged: str = "", untold: Collection[str] = ()) -> None:
     """
     Args:
         damaged: a part that is not whole although its sizes are.
@@ -44,7 +51,7 @@ def clear(clients: Clients, table: str, damaged: str = "", untold: Collection[st
         _clear(clients, table, damaged, untold)
 
 
-def _clear(clients: Clients, table: str, damaged: str, untold: Collection[str]) -> None:
+def _clear(clients: Statements, table: str, damaged: str, untold: Collection[str]) -> None:
     parts = clients.rows(
         "SELECT name, path, partition_id, level, active, rows, toInt64(min_block_number) AS low,"
         " toInt64(max_block_number) AS high FROM system.parts WHERE database = currentDatabase()"

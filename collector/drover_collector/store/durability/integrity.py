@@ -81,8 +81,7 @@ class Integrity:
         self._moved_s = -math.inf  # when a part was set aside last
         self._seen = 0  # when the engine's errors were looked at, seconds
         self._untold: list[Damage] = []
-        # Is told of what was set aside just now; when it raises StoreError, again with the next look.
-        self.told: Callable[[Damage], None] | None = None
+        self._report: Callable[[Damage], None] | None = None
 
     @property
     def damages(self) -> tuple[Damage, ...]:
@@ -119,8 +118,8 @@ class Integrity:
 
     def _tell(self) -> None:
         try:
-            while self._untold and self.told is not None:
-                self.told(self._untold[0])
+            while self._untold and self._report is not None:
+                self._report(self._untold[0])
                 self._untold.pop(0)
         except StoreError as error:
             log.warning("store: what damage took from rollups is not marked yet: %s", error)
@@ -177,6 +176,11 @@ class Integrity:
             f" WHERE database = currentDatabase() AND toString(uuid) = '{found[1]}')"
         )
         return not rows or self._check(rows[0]["table"], found[2])  # none: merged or set aside meanwhile
+
+    def report_to(self, report: Callable[[Damage], None]) -> None:
+        """Call `report` with each part that is set aside from now on, again if it raises StoreError."""
+        self._report = report
+        self.look()
 
     def start(self) -> None:
         """Begin to watch."""

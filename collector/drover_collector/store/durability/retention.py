@@ -1,31 +1,39 @@
-"""Room on the disk: before it is full the oldest samples go, then the oldest rollups; what tells of faults never does.
+"""Retention: what is older than its table keeps goes; and before the disk is full the oldest samples go, then the
+oldest rollups. What tells of faults goes by its age only.
 
-Retention by age is in `expiry`. This is for disks that do not hold so much: `make_room` is called every half minute
-by the active collector, and drops whole partitions until there is room again.
+By age: on a server by the tables' TTL. The embedded store has none: its engine would ask this machine's clock alone, at
+any merge, and years ahead, as after an empty battery, delete everything. There the collector drops what has expired,
+when it has grounds to believe the clock (`pipeline.expiry`).
+
+For room: `make_room` is called every half minute by the active collector, and drops whole partitions until there is
+room again.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from drover_collector.store.base import millis
-from drover_collector.store.clickhouse.client import KEEP_FREE_BYTES
-from drover_collector.store.durability.sizes import DAY_MS, Part, Sizes
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.durability.backup import Backups
+from drover_collector.store.durability.sizes import DAY_MS, Part, StoreSizes, keep_free
 from drover_collector.store.errors import StoreError
 from drover_collector.store.schema.tables import Table
+from drover_collector.store.sql import millis
+from drover_collector.store.table_writer import WriteFence
 from drover_core.times import iso
 
 log = logging.getLogger(__name__)
 
 # Dropped in this order: a suffix of the tables' names. No other table is ever touched.
 DROPPED = ("_samples", "_10s", "_5m")
-GIB = 1 << 30
+LIVED_DAYS = 7  # so many days up to now the store must have samples of before anything is deleted for its age
 REFUSALS = 20  # partitions that one pass fails to drop before it gives up: a server may be away, and slow to say so
 RECENT_MS = 3_600_000  # the newest hour is dropped last, and part by part
 HISTORY_DAYS = 400  # what was once so, and is no more: as long as events
@@ -44,20 +52,36 @@ class Dropped:
     bytes: int
 
 
-def keep_free(total: int, setting: int) -> int:
-    """Bytes of a disk to leave free: the setting, or by its size; always well above where the engine itself stops."""
-    least = KEEP_FREE_BYTES + KEEP_FREE_BYTES // 2
-    return max(least, setting or min(max(2 * GIB, total // 20), total // 5))
-
-
 def kept_days(tables: Iterable[Table]) -> dict[str, int]:
     """Days that each table of samples or rollups is kept, by its TTL."""
     found = {table.name: re.search(r"toIntervalDay\((\d+)\)", table.ttl) for table in tables}
     return {name: int(days.group(1)) for name, days in found.items() if days and name.endswith(DROPPED)}
 
 
-class Retention(Sizes):
-    _unnoted: Sequence[Dropped] = ()
+class Retention:
+    """What is deleted for its age, or for room on the disk.
+
+    Attributes:
+        kept_days: days that each table of samples or rollups is kept.
+        expires: table without partitions -> when a row of it expires, as SQL; a server's: none.
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        fence: WriteFence,
+        sizes: StoreSizes,
+        backups: Backups,
+        kept_days: dict[str, int],
+        expires: Mapping[str, str],
+    ) -> None:
+        self._clients = clients
+        self._fence = fence
+        self._sizes = sizes
+        self._backups = backups
+        self._unnoted: Sequence[Dropped] = ()
+        self.kept_days = kept_days
+        self.expires = expires
 
     def make_room(
         self,
@@ -82,14 +106,14 @@ class Retention(Sizes):
         Raises:
             StoreError: a partition cannot be dropped, or another collector may be the one that drops.
         """
-        parts = self.partitions()
-        lacking = self._lacking(parts, keep_free_bytes, max_bytes, disk or self.disk)
-        if lacking <= 0 or self._end_backup():
+        parts = self._sizes.partitions()
+        lacking = self._lacking(parts, keep_free_bytes, max_bytes, disk or self._sizes.disk)
+        if lacking <= 0 or self._backups.end_for_room():
             self._note_drops(now_ms, [])
             return []
         newest_ms = max((part.newest_ms for part in parts if part.table.endswith(DROPPED)), default=0)
         at_ms = now_ms if trusted or abs(newest_ms - now_ms) <= DAY_MS else newest_ms
-        self.fence()
+        self._fence()
         dropped: list[Dropped] = []
         refused: list[StoreError] = []
         try:
@@ -97,7 +121,7 @@ class Retention(Sizes):
                 if lacking <= 0 or len(refused) >= REFUSALS:
                     break
                 for part in step:
-                    self.fence()
+                    self._fence()
                     if self._drop(f"{part.table} DROP PARTITION ID '{part.partition}'", refused):
                         lacking -= part.bytes
                         dropped.append(Dropped(part.table, part.oldest_ms, part.newest_ms, part.bytes))
@@ -113,19 +137,6 @@ class Retention(Sizes):
         if refused:
             raise refused[0]
         return dropped
-
-    def _end_backup(self) -> bool:
-        """Ask a backup on the store's own disk to end: a copy must not cost what it copies. The next pass looks again.
-
-        Returns:
-            Whether there was one that had not been asked before.
-        """
-        asked = self._room_needed
-        if asked is None or asked.is_set():
-            return False
-        asked.set()
-        log.warning("the disk runs full while a backup is made on it: the backup ends, no samples are dropped")
-        return True
 
     def _drop(self, what: str, refused: list[StoreError]) -> bool:
         """One that cannot be dropped keeps none that comes after it."""
@@ -159,10 +170,69 @@ class Retention(Sizes):
             if self._clients.rows(f"SELECT 1 FROM {table} WHERE {gone} LIMIT 1"):
                 self._clients.command(f"ALTER TABLE {table} DELETE WHERE {gone}")
 
-    def give_back(self) -> None:
-        """Memory that the embedded engine has freed goes back to the system."""
-        if self._clients.embedded:
-            self._clients.command("SYSTEM JEMALLOC PURGE")
+    def expired(self, now_ms: int) -> list[Part]:
+        """Partitions of which every row is older than the retention of its table, the oldest first. A server: none."""
+        if not self._clients.embedded:
+            return []
+        days = self.kept_days
+        return [
+            part for part in self._sizes.partitions()
+            if part.table in days and 0 < part.newest_ms + 1000 <= now_ms - days[part.table] * DAY_MS
+        ]  # fmt: skip
+
+    def expire(self, parts: Iterable[Part]) -> int:
+        """Drop these partitions, as `expired` found them.
+
+        Returns:
+            How many went.
+        Raises:
+            StoreError: one cannot be dropped; it keeps none that comes after it.
+        """
+        refused: list[StoreError] = []
+        count = 0
+        wanted = list(parts)
+        if wanted:
+            # With a part the engine removes all that the table's newest ones were merged from, which would be taken
+            # after a power cut instead of what the kernel had not written yet (see `damaged_parts`).
+            os.sync()
+        for part in wanted:
+            self._fence()
+            if self._drop(f"{part.table} DROP PARTITION ID '{part.partition}'", refused):
+                count += 1
+                log.info("%s of %s to %s: expired", part.table, iso(part.oldest_ms), iso(part.newest_ms))
+            if len(refused) >= REFUSALS:
+                break
+        if refused:
+            raise refused[0]
+        return count
+
+    def expire_rows(self, now_ms: int) -> None:
+        """Forget what has expired of the tables without partitions: events, findings, results of probes, old marks.
+
+        Raises:
+            StoreError
+        """
+        for table, ends in self.expires.items():
+            gone = f"{ends} < fromUnixTimestamp({int(now_ms) // 1000})"
+            if self._clients.rows(f"SELECT 1 FROM {table} WHERE {gone} LIMIT 1"):
+                self._fence()
+                self._clients.command(f"ALTER TABLE {table} DELETE WHERE {gone}")
+
+    def days_lived(self, now_ms: int) -> tuple[int, int]:
+        """(on how many of the last days there are samples; how many are needed to believe the clock).
+
+        A clock that was set years ahead, and the clocks of all agents with it, has no days behind it. Looks twice as
+        far back as is needed, so that a weekend without the collector is no doubt.
+        """
+        kept = {name: days for name, days in self.kept_days.items() if not name.endswith("_5m")}
+        needed = max(1, min(LIVED_DAYS, max(kept.values(), default=1)))
+        first = now_ms // DAY_MS - 2 * needed + 1
+        days: set[int] = set()
+        for part in self._sizes.partitions():
+            if part.table in kept and part.oldest_ms:
+                since, until = max(first, part.oldest_ms // DAY_MS), min(now_ms, part.newest_ms) // DAY_MS
+                days.update(range(since, until + 1))
+        return len(days), needed
 
     def _lacking(
         self, parts: list[Part], keep_free_bytes: int, max_bytes: int, disk: Callable[[], tuple[int, int] | None]

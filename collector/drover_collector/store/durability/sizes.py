@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from drover_collector.store.base import Base
+from drover_collector.store.clickhouse.client import KEEP_FREE_BYTES, Clients
 
 DAY_MS = 86_400_000
+GIB = 1 << 30
 RATE_MS = DAY_MS  # the growth of a table is measured over its newest day
 SHORTEST_MS = 600_000  # less than this of data tells no rate
 FOREVER_DAYS = 36_500.0  # the disk holds all that the retention keeps
@@ -36,7 +37,12 @@ class TableSize:
     newest_ms: int
 
 
-class Sizes(Base):
+class StoreSizes:
+    """What the tables hold, and what room there is."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
     def partitions(self) -> list[Part]:
         """What each table holds, oldest partitions first. Cheap: the engine has it in memory."""
         found = self._clients.rows(
@@ -52,6 +58,12 @@ class Sizes(Base):
     def disk(self) -> tuple[int, int] | None:
         """(free, total) bytes of the disk of an embedded store; None: a server's, not known here."""
         return self._clients.disk()
+
+
+def keep_free(total: int, setting: int) -> int:
+    """Bytes of a disk to leave free: the setting, or by its size; always well above where the engine itself stops."""
+    least = KEEP_FREE_BYTES + KEEP_FREE_BYTES // 2
+    return max(least, setting or min(max(2 * GIB, total // 20), total // 5))
 
 
 def sizes_of(parts: Iterable[Part]) -> list[TableSize]:

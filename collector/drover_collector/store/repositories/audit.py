@@ -1,39 +1,23 @@
-"""Who did what, when and why: answers to decisions, and every other thing that a person has changed. Append-only."""
+"""The audit log: who changed what, when and why. Append-only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from drover_collector.store.base import sql_string, sql_timestamp
-from drover_collector.store.samples.write import Ms, Writes
-from drover_core.model.events import (
-    Approval,
-    Audit,
-    Decision,
-    from_json,
-    to_json,
-)
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.sql import sql_timestamp
+from drover_collector.store.table_writer import Ms, TableWriter
+from drover_core.model.events import Audit, from_json, to_json
 
 
-class Audits(Writes):
-    def write_approvals(self, approvals: Sequence[Approval]) -> None:
-        self._insert(
-            "approvals",
-            approvals,
-            {"decision_id": lambda a: a.decision_id, "ts": lambda a: Ms(a.ts_ms), "json": to_json},
-        )
+class AuditTable:
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
 
-    def approvals(self, since_ms: int = 0, limit: int = 1_000) -> list[Approval]:
-        """Oldest first; the newest where there are more than `limit`."""
-        found = self._clients.rows(
-            f"SELECT json FROM approvals FINAL WHERE ts >= {sql_timestamp(since_ms)}"
-            f" ORDER BY ts DESC LIMIT {int(limit)}"
-        )
-        return [from_json(Approval, row["json"]) for row in reversed(found)]
-
-    def write_audit(self, lines: Sequence[Audit]) -> None:
+    def write(self, lines: Sequence[Audit]) -> None:
         """A line that is written again is there once."""
-        self._insert(
+        self._writer.insert(
             "audit",
             lines,
             {
@@ -45,7 +29,7 @@ class Audits(Writes):
             },
         )
 
-    def audit(self, since_ms: int = 0, subject: str = "", limit: int = 1_000, what: str = "") -> list[Audit]:
+    def read(self, since_ms: int = 0, subject: str = "", limit: int = 1_000, what: str = "") -> list[Audit]:
         """Newest first; of all, or of one incident, node or decision. `what`: only these lines."""
         where, parameters = f"ts >= {sql_timestamp(since_ms)}", {}
         if what:
@@ -58,35 +42,3 @@ class Audits(Writes):
             f"SELECT json FROM audit FINAL WHERE {where} ORDER BY ts DESC, id LIMIT {int(limit)}", parameters
         )
         return [from_json(Audit, row["json"]) for row in found]
-
-    def newest_decisions(self, since_ms: int = 0, outcome: str = "", limit: int = 1_000) -> list[Decision]:
-        """How each decision stands, newest first. `outcome`: only those that stand so."""
-        having = "HAVING JSONExtractString(newest, 'outcome') = {outcome:String}" if outcome else ""
-        found = self._clients.rows(
-            "SELECT argMax(json, ts) AS newest, max(ts) AS last FROM decisions"
-            f" WHERE ts >= {sql_timestamp(since_ms)} GROUP BY id {having} ORDER BY last DESC, id LIMIT {int(limit)}",
-            {"outcome": outcome} if outcome else {},
-        )
-        return [from_json(Decision, row["newest"]) for row in found]
-
-    def decided(self, since_ms: int, subject: str = "", limit: int = 1_000) -> list[Decision]:
-        """All versions, newest first; of all, or of one incident, node or decision."""
-        about = (
-            " AND (incident_id = {subject:String} OR id = {subject:String}"
-            " OR JSONExtractString(json, 'node') = {subject:String})"
-        )
-        found = self._clients.rows(
-            f"SELECT json FROM decisions FINAL WHERE ts >= {sql_timestamp(since_ms)}{about if subject else ''}"
-            f" ORDER BY ts DESC, id LIMIT {int(limit)}",
-            {"subject": subject} if subject else {},
-        )
-        return [from_json(Decision, row["json"]) for row in found]
-
-    def decisions_of(self, incidents: Iterable[str], since_ms: int) -> list[Decision]:
-        """All versions of the decisions of these incidents, and of all incidents since then."""
-        which = ", ".join(sql_string(id_) for id_ in incidents)
-        of_these = f" OR incident_id IN ({which})" if which else ""
-        found = self._clients.rows(
-            f"SELECT json FROM decisions FINAL WHERE ts >= {sql_timestamp(since_ms)}{of_these} ORDER BY ts, id"
-        )
-        return [from_json(Decision, row["json"]) for row in found]

@@ -1,17 +1,27 @@
-"""Jobs and what reports of their work: from when to when, on which GPUs; training loops and inference servers."""
+"""JobsOfGpus: which job holds each GPU, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from drover_collector.store.base import Base, numbers, sql_string, sql_time_range, sql_timestamp, values
-from drover_collector.store.schema.tables import samples_table
-from drover_core.metrics.catalog import Scope, of_scope
+from drover_collector.fleet.buckets import Ints
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.records import Millis
+from drover_collector.store.sql import coded, numbers, sql_ms, sql_string, sql_time_range, sql_timestamp
+from drover_collector.store.table_writer import Ms, TableWriter
+from drover_core.model.events import Holding, from_dict
 
-LOOK_BACK_MS = 30 * 86_400_000  # a job that was longer is told to have begun then
+LOOK_BACK_MS = 30 * 86_400_000  # a longer job counts as begun then
+NAMED_MAX = 20_000  # GPUs that one query names
+JobsOfGpus = tuple[Ints, tuple[str, ...]]  # int32 [G]: number of the job that holds each GPU, or -1; names by number
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +35,89 @@ class JobSpan:
     nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadRow:
-    """The newest values of a workload on a node, in catalog units; absent: no key."""
+class JobTable:
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
 
-    node: str
-    name: str
-    ts_ms: int
-    values: dict[str, float]
+    def write_holdings(self, holdings: Sequence[Holding]) -> None:
+        columns: dict[str, Callable[[Holding], Any]] = {
+            "node": lambda h: h.node,
+            "gpu": lambda h: h.gpu,
+            "from": lambda h: Ms(h.from_ms),
+            "job": lambda h: h.job or "",
+        }
+        self._writer.insert("holdings", holdings, columns)
+        self._writer.insert("holders", holdings, columns)
 
+    def holdings(self, from_ms: int, to_ms: int) -> list[Holding]:
+        """Changes of who holds what in [from_ms, to_ms), and what was held when it began; oldest first."""
+        columns = f"SELECT node, gpu, nullIf(job, '') AS job, {sql_ms('from')} AS from_ms"
+        before = self._clients.rows(
+            f"{columns} FROM (SELECT node, gpu, argMax(job, `from`) AS job, max(`from`) AS `from` FROM holdings"
+            f" WHERE `from` < {sql_timestamp(from_ms)} GROUP BY node, gpu) WHERE job != '' ORDER BY `from`, node, gpu"
+        )
+        during_it = self._clients.rows(
+            f"{columns} FROM holdings FINAL WHERE {sql_time_range(from_ms, to_ms, 'from')} ORDER BY `from`, node, gpu"
+        )
+        return [from_dict(Holding, row) for row in (*before, *during_it)]
 
-class Jobs(Base):
-    def jobs_since(self, names: Sequence[str], now_ms: int) -> dict[str, int]:
+    def at(self, index: FleetIndex, ts_ms: int) -> tuple[Ints, tuple[str, ...]]:
+        """(int32 [G]: number of the job that holds each GPU at a moment or -1, names by number)."""
+        newest = self._clients.arrow(
+            f"SELECT node, gpu, job, `from` > {sql_timestamp(ts_ms)} AS later FROM holders FINAL ORDER BY node, gpu"
+        )
+        later = newest.filter(pc.equal(newest["later"], 1)).select(["node", "gpu"]).to_pylist()
+        found = [newest.filter(pc.equal(newest["later"], 0)).drop(["later"])]
+        for at in range(0, len(later), NAMED_MAX):  # few change in the seconds after a bucket: their history tells
+            which = ", ".join(f"({sql_string(row['node'])}, {int(row['gpu'])})" for row in later[at : at + NAMED_MAX])
+            before = self._clients.arrow(
+                "SELECT node, gpu, argMax(job, `from`) AS job FROM holdings"
+                f" WHERE (node, gpu) IN ({which}) AND `from` <= {sql_timestamp(ts_ms)} GROUP BY node, gpu"
+            )
+            found += [before] if before.num_rows else []
+        held = pa.concat_tables(found)
+        held = held.filter(pc.not_equal(held["job"], ""))
+        jobs = np.full(index.gpu_count, -1, np.int32)
+        if not held.num_rows:
+            return jobs, ()
+        nodes, node = coded(held["node"])
+        number = np.array([index.node_number.get(name, -1) for name in nodes], np.intp)[node]
+        slot = numbers(held, "gpu").astype(np.intp)
+        there = (number >= 0) & (slot >= 0) & (slot < np.diff(index.first_gpu)[number])
+        names, job = coded(held["job"])
+        used, codes = np.unique(np.array(names)[job[there]], return_inverse=True)
+        jobs[index.first_gpu[number[there]] + slot[there]] = codes
+        return jobs, tuple(map(str, used))
+
+    def at_times(self, index: FleetIndex, moments: list[int]) -> list[JobsOfGpus]:
+        """`jobs_at` of several moments, in order of time."""
+        newest = self._clients.arrow(
+            "SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS from_ms FROM holders FINAL ORDER BY node, gpu"
+        )
+        later = newest.filter(pc.greater(newest["from_ms"], moments[0])).select(["node", "gpu"]).to_pylist()
+        told = [newest]
+        for at in range(0, len(later), NAMED_MAX):  # what changed meanwhile: its history tells
+            which = ", ".join(f"({sql_string(row['node'])}, {int(row['gpu'])})" for row in later[at : at + NAMED_MAX])
+            of = f"FROM holdings WHERE (node, gpu) IN ({which}) AND `from`"
+            queries = (  # who held it at the first moment, and who since: a GPU has thousands of holders in a year
+                "SELECT node, gpu, argMax(job, `from`) AS job, toUnixTimestamp64Milli(max(`from`)) AS from_ms"
+                f" {of} <= {sql_timestamp(moments[0])} GROUP BY node, gpu",
+                f"SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS from_ms"
+                f" {of} > {sql_timestamp(moments[0])} AND `from` <= {sql_timestamp(moments[-1])}",
+            )
+            told += [found.cast(newest.schema) for found in map(self._clients.arrow, queries) if found.num_rows]
+        every = pa.concat_tables(told)
+        place = _gpus_of(index, every)
+        there = np.flatnonzero(place >= 0)
+        from_ms: Millis = numbers(every, "from_ms").astype(np.int64)[there]
+        order = np.argsort(from_ms, kind="stable")
+        place, from_ms = place[there][order], from_ms[order]
+        names, job = coded(every["job"])
+        job = job[there][order]
+        return [_held_at(index, place, from_ms, np.array(names), job, at) for at in moments]
+
+    def started(self, names: Sequence[str], now_ms: int) -> dict[str, int]:
         """Job -> when its first GPU was held, of those given. A requeued job keeps its first beginning."""
         if not names:
             return {}
@@ -47,8 +128,8 @@ class Jobs(Base):
         )
         return {row["job"]: row["since"] for row in rows}
 
-    def ended_jobs(self, from_ms: int, to_ms: int) -> list[JobSpan]:
-        """Jobs whose last GPU was let go in [from_ms, to_ms), the newest first."""
+    def ended(self, from_ms: int, to_ms: int) -> list[JobSpan]:
+        """JobsOfGpus whose last GPU was let go in [from_ms, to_ms), the newest first."""
         held = (
             "SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS since, toUnixTimestamp64Milli(leadInFrame(`from`)"
             " OVER (PARTITION BY node, gpu ORDER BY `from` ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING))"
@@ -61,32 +142,52 @@ class Jobs(Base):
         )
         return [JobSpan(**row) for row in rows]
 
-    def job_members(self, job: str) -> list[tuple[str, int]]:
+    def members(self, job: str) -> list[tuple[str, int]]:
         """(node, slot) of each GPU that the job ever held, in order."""
         rows = self._clients.rows(
             "SELECT DISTINCT node, gpu FROM holdings WHERE job = {job:String} ORDER BY node, gpu", {"job": job}
         )
         return [(row["node"], row["gpu"]) for row in rows]
 
-    def workloads(self, now_ms: int, within_ms: int) -> list[WorkloadRow]:
-        """What reports on any node, none older than `within_ms`, by node and name."""
-        metrics = [metric.name for metric in of_scope(Scope.WORKLOAD)]
-        newest = ", ".join(f"argMax(`{name}`, ts) AS `{name}`" for name in metrics)  # skips NULL
-        table = self._clients.arrow(
-            f"SELECT entity_id, toUnixTimestamp64Milli(max(ts)) AS ts_ms, {newest}"
-            f" FROM {samples_table(Scope.WORKLOAD)} WHERE {sql_time_range(now_ms - within_ms, now_ms + 1)}"
-            " GROUP BY entity_id"
-        )
-        ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
-        nodes, links = self._placements.names(Scope.WORKLOAD, ids, ts)
-        columns = {name: values(table, name) for name in metrics}
-        rows = [
-            WorkloadRow(
-                str(nodes[at]),
-                str(links[at]),
-                int(ts[at]),
-                {name: float(column[at]) for name, column in columns.items() if not np.isnan(column[at])},
+    def load_newest(self) -> None:
+        """Fill the table of current holders in a store from before there was one."""
+        some, filled = (self._clients.rows(f"SELECT 1 FROM {name} LIMIT 1") for name in ("holdings", "holders"))
+        if some and not filled:
+            self._clients.command(
+                "INSERT INTO holders SELECT node, gpu, max(`from`), argMax(job, `from`)"
+                " FROM holdings GROUP BY node, gpu"
             )
-            for at in np.flatnonzero(nodes != "").tolist()
-        ]
-        return sorted(rows, key=lambda row: (row.node, row.name))
+
+
+def _gpus_of(index: FleetIndex, told: pa.Table) -> npt.NDArray[np.intp]:
+    """GPU of each row of (node, gpu), -1 for one that the fleet does not have."""
+    nodes, node = coded(told["node"])
+    if not nodes:
+        return np.zeros(0, np.intp)
+    number = np.array([index.node_number.get(name, -1) for name in nodes], np.intp)[node]
+    slot = numbers(told, "gpu").astype(np.intp)
+    there = (number >= 0) & (slot >= 0) & (slot < np.diff(index.first_gpu)[number])
+    return np.where(there, index.first_gpu[number] + slot, -1)
+
+
+def _held_at(
+    index: FleetIndex,
+    place: npt.NDArray[np.intp],
+    from_ms: Millis,
+    names: npt.NDArray[np.str_],
+    job: npt.NDArray[np.intp],
+    at_ms: int,
+) -> JobsOfGpus:
+    """Who holds each GPU at a moment, out of all that is told, in order of time."""
+    upto = int(np.searchsorted(from_ms, at_ms, side="right"))
+    newest = np.full(index.gpu_count, -1, np.intp)
+    newest[place[:upto]] = job[:upto]  # the last of each GPU stays
+    if "" in names:
+        newest[newest == names.tolist().index("")] = -1
+    jobs = np.full(index.gpu_count, -1, np.int32)
+    held = newest >= 0
+    if not held.any():
+        return jobs, ()
+    used, codes = np.unique(names[newest[held]], return_inverse=True)
+    jobs[held] = codes
+    return jobs, tuple(map(str, used))

@@ -1,14 +1,13 @@
-"""Results of probes, the orders that asked for them, and the verdicts that came of it."""
+"""Probes: their results, the orders that asked for them, and the verdicts."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from drover_collector.store.base import sql_string, sql_time_range, sql_timestamp
-from drover_collector.store.samples.write import Ms, Writes
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.sql import sql_string, sql_time_range, sql_timestamp
+from drover_collector.store.table_writer import Ms, TableWriter
 from drover_core.model.events import (
     ProbeOrder,
     ProbeResult,
@@ -70,11 +69,15 @@ class OpenOrder:
     sent_ms: int | None
 
 
-class Probes(Writes):
-    """Everything comes back as it went in; a result, order or verdict that is written again is there once."""
+class ProbeResultTable:
+    """A result that is written twice is stored once."""
 
-    def write_probes(self, rows: Sequence[ProbeRow]) -> None:
-        self._insert(
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+
+    def write(self, rows: Sequence[ProbeRow]) -> None:
+        self._writer.insert(
             "probes",
             rows,
             {
@@ -98,51 +101,18 @@ class Probes(Writes):
             },
         )
 
-    def write_probe_orders(self, orders: Sequence[ProbeOrder]) -> None:
-        """New versions; the newest written of an order is the one that counts."""
-        with self._count_lock:
-            first = max(time.time_ns(), self._last_ns + 1)
-            self._last_ns = first + len(orders)
-        self._insert(
-            "probe_orders",
-            list(zip(orders, range(first, first + len(orders)), strict=True)),
-            {
-                "id": lambda r: r[0].id,
-                "ts": lambda r: Ms(r[0].ts_ms),
-                "node": lambda r: r[0].node,
-                "state": lambda r: r[0].state,
-                "written_ns": lambda r: r[1],
-                "json": lambda r: to_json(r[0]),
-            },
-        )
-
-    def write_probe_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
-        self._insert(
-            "probe_verdicts",
-            verdicts,
-            {
-                "request": lambda v: v.request,
-                "node": lambda v: v.node,
-                "gpu": lambda v: _slot(v.gpu),
-                "ts": lambda v: Ms(v.ts_ms),
-                "json": to_json,
-            },
-        )
-
-    # ---- results
-
-    def probe_results(self, request: str) -> list[ProbeRow]:
+    def of_order(self, request: str) -> list[ProbeRow]:
         """All of one order, in the order they were told; the closing one last."""
-        rows = self._probes("request = {request:String}", "ts, id", 100_000, request=request)
+        rows = self._select("request = {request:String}", "ts, id", 100_000, request=request)
         return sorted(rows, key=lambda r: (r.result.end != "", _number(r.result.id)))
 
-    def probe_results_of(self, requests: Sequence[str]) -> list[ProbeRow]:
+    def of_orders(self, requests: Sequence[str]) -> list[ProbeRow]:
         """All of these orders, in no order."""
         if not requests:
             return []
-        return self._probes(f"request IN ({', '.join(map(sql_string, requests))})", "ts, id", 100_000)
+        return self._select(f"request IN ({', '.join(map(sql_string, requests))})", "ts, id", 100_000)
 
-    def ended_requests(self, requests: Sequence[str]) -> list[str]:
+    def ended(self, requests: Sequence[str]) -> list[str]:
         """Those of these orders whose closing result is here."""
         if not requests:
             return []
@@ -150,7 +120,7 @@ class Probes(Writes):
         found = self._clients.rows(f"SELECT DISTINCT request FROM probes WHERE end != '' AND request IN ({which})")
         return [row["request"] for row in found]
 
-    def newest_probes(
+    def newest(
         self, probes: Iterable[str] = (), *, sku: str | None = None, node: str = "", nodes: int = 512, now_ms: int
     ) -> list[ProbeRow]:
         """The newest result of each GPU, pair or node and figure, for the judgement: no figures of a CPU. Of those at
@@ -173,7 +143,7 @@ class Probes(Writes):
             node=node,
         )
 
-    def probe_history(
+    def history(
         self, node: str, gpu: int | None, probe: str, peer: int | None = None, limit: int = 64
     ) -> list[ProbeRow]:
         """Figures of what is in this place now, newest first: earlier ones of another board there are left out."""
@@ -181,12 +151,10 @@ class Probes(Writes):
             f"node = {{node:String}} AND gpu = {_slot(gpu)} AND peer = {_slot(peer)} AND probe = {sql_string(probe)}"
             " AND end = '' AND device != 'cpu'"
         )
-        rows = self._probes(where, "ts DESC, id DESC", limit, node=node)
+        rows = self._select(where, "ts DESC, id DESC", limit, node=node)
         return [row for row in rows if row.serial == rows[0].serial]
 
-    def probe_histories(
-        self, node: str, probes: Iterable[str], limit: int = 64
-    ) -> dict[tuple[int, str], list[ProbeRow]]:
+    def histories(self, node: str, probes: Iterable[str], limit: int = 64) -> dict[tuple[int, str], list[ProbeRow]]:
         """(slot, figure) -> as `probe_history` of each GPU of a node, all by one question; none of pairs."""
         if not (listed := list(probes)):
             return {}
@@ -205,15 +173,15 @@ class Probes(Writes):
                     told.append(row)
         return histories
 
-    def probes_of(self, node: str, since_ms: int = 0, limit: int = 1000) -> list[ProbeRow]:
+    def of_node(self, node: str, since_ms: int = 0, limit: int = 1000) -> list[ProbeRow]:
         """All results of a node, newest first."""
-        return self._probes(
+        return self._select(
             f"node = {{node:String}} AND ts >= {sql_timestamp(since_ms)}", "ts DESC, id DESC", limit, node=node
         )
 
-    def probes_between(self, from_ms: int, to_ms: int) -> list[ProbeRow]:
+    def between(self, from_ms: int, to_ms: int) -> list[ProbeRow]:
         """Results of [from_ms, to_ms), oldest first."""
-        return self._probes(sql_time_range(from_ms, to_ms), "ts, id", 10_000_000)
+        return self._select(sql_time_range(from_ms, to_ms), "ts, id", 10_000_000)
 
     def last_probed(self) -> dict[str, int]:
         """Node -> when the newest figure of a GPU of it was measured."""
@@ -223,19 +191,50 @@ class Probes(Writes):
         )
         return {row["node"]: row["ts_ms"] for row in found}
 
-    def inventory_at(self, node: str, ts_ms: int) -> dict[str, str]:
-        """What a node was made of at a moment; empty where it had not told by then."""
-        found = self._clients.rows(
-            f"SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {{node:String}}"
-            f" AND ts <= {sql_timestamp(ts_ms)}"
-            " HAVING count() > 0",
-            {"node": node},
+    def _select(self, where: str, order: str, limit: int, **parameters: str) -> list[ProbeRow]:
+        return self._rows(
+            f"SELECT key, serial, uuid, received, json FROM probes WHERE {where} ORDER BY {order}"
+            f" LIMIT 1 BY id LIMIT {int(limit)}",
+            **parameters,
         )
-        return dict(json.loads(found[0]["newest"])) if found else {}
 
-    # ---- orders
+    def _rows(self, select: str, **parameters: str) -> list[ProbeRow]:
+        found = self._clients.rows(
+            f"SELECT key, serial, uuid, toUnixTimestamp64Milli(received) AS received_ms, json FROM ({select})",
+            parameters,
+        )
+        return [
+            ProbeRow(
+                from_json(ProbeResult, row["json"]), from_json(Key, row["key"]), row["serial"], row["uuid"],
+                row["received_ms"],
+            )
+            for row in found
+        ]  # fmt: skip
 
-    def probe_order(self, id_: str) -> list[ProbeOrder]:
+
+class ProbeOrderTable:
+    """A row for each version of an order; an order that has ended stays ended."""
+
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+
+    def write(self, orders: Sequence[ProbeOrder]) -> None:
+        """New versions; the newest written of an order is the one that counts."""
+        self._writer.insert(
+            "probe_orders",
+            list(zip(orders, self._writer.next_numbers(len(orders)), strict=True)),
+            {
+                "id": lambda r: r[0].id,
+                "ts": lambda r: Ms(r[0].ts_ms),
+                "node": lambda r: r[0].node,
+                "state": lambda r: r[0].state,
+                "written_ns": lambda r: r[1],
+                "json": lambda r: to_json(r[0]),
+            },
+        )
+
+    def versions(self, id_: str) -> list[ProbeOrder]:
         """All versions of one order, oldest first."""
         found = self._clients.rows(
             f"SELECT json FROM probe_orders WHERE id = {{id:String}} ORDER BY {_ENDED}, written_ns LIMIT 1 BY json",
@@ -243,7 +242,7 @@ class Probes(Writes):
         )
         return [from_json(ProbeOrder, row["json"]) for row in found]
 
-    def probe_orders(self, node: str | None = None, since_ms: int = 0, limit: int = 500) -> list[ProbeOrder]:
+    def newest(self, node: str | None = None, since_ms: int = 0, limit: int = 500) -> list[ProbeOrder]:
         """Newest versions, those asked for last first. `since_ms`: that changed since."""
         where, parameters = "1", {}
         if node is not None:
@@ -255,7 +254,7 @@ class Probes(Writes):
         )
         return [from_json(ProbeOrder, row["newest"]) for row in found]
 
-    def group_orders(self, since_ms: int, limit: int) -> list[ProbeOrder]:
+    def of_groups(self, since_ms: int, limit: int) -> list[ProbeOrder]:
         """Newest versions of orders of groups that changed since, those asked for last first."""
         found = self._clients.rows(
             f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders"
@@ -264,7 +263,7 @@ class Probes(Writes):
         )
         return [from_json(ProbeOrder, row["newest"]) for row in found]
 
-    def open_probe_orders(self) -> list[OpenOrder]:
+    def open(self) -> list[OpenOrder]:
         """Those that have not ended, in the order they were asked for.
 
         One that has ended is never open again, whatever another collector noted of it with a later clock.
@@ -277,7 +276,7 @@ class Probes(Writes):
         )
         return [OpenOrder(from_json(ProbeOrder, r["newest"]), r["asked_ms"], r["sent_ms"]) for r in found]
 
-    def probe_orders_between(self, from_ms: int, to_ms: int) -> list[ProbeOrder]:
+    def between(self, from_ms: int, to_ms: int) -> list[ProbeOrder]:
         """All versions of [from_ms, to_ms), in the order they were written."""
         found = self._clients.rows(
             f"SELECT json FROM probe_orders WHERE {sql_time_range(from_ms, to_ms)}"
@@ -285,9 +284,28 @@ class Probes(Writes):
         )
         return [from_json(ProbeOrder, row["json"]) for row in found]
 
-    # ---- verdicts
 
-    def probe_verdicts(
+class ProbeVerdictTable:
+    """A verdict that is written twice is stored once."""
+
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+
+    def write(self, verdicts: Sequence[ProbeVerdict]) -> None:
+        self._writer.insert(
+            "probe_verdicts",
+            verdicts,
+            {
+                "request": lambda v: v.request,
+                "node": lambda v: v.node,
+                "gpu": lambda v: _slot(v.gpu),
+                "ts": lambda v: Ms(v.ts_ms),
+                "json": to_json,
+            },
+        )
+
+    def read(
         self,
         node: str | None = None,
         request: str | None = None,
@@ -311,25 +329,14 @@ class Probes(Writes):
         )
         return [from_json(ProbeVerdict, row["json"]) for row in reversed(found)]
 
-    def _probes(self, where: str, order: str, limit: int, **parameters: str) -> list[ProbeRow]:
-        return self._rows(
-            f"SELECT key, serial, uuid, received, json FROM probes WHERE {where} ORDER BY {order}"
-            f" LIMIT 1 BY id LIMIT {int(limit)}",
-            **parameters,
-        )
 
-    def _rows(self, select: str, **parameters: str) -> list[ProbeRow]:
-        found = self._clients.rows(
-            f"SELECT key, serial, uuid, toUnixTimestamp64Milli(received) AS received_ms, json FROM ({select})",
-            parameters,
-        )
-        return [
-            ProbeRow(
-                from_json(ProbeResult, row["json"]), from_json(Key, row["key"]), row["serial"], row["uuid"],
-                row["received_ms"],
-            )
-            for row in found
-        ]  # fmt: skip
+class ProbeTables:
+    """What the store holds about probes."""
+
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self.results = ProbeResultTable(clients, writer)
+        self.orders = ProbeOrderTable(clients, writer)
+        self.verdicts = ProbeVerdictTable(clients, writer)
 
 
 def _slot(gpu: int | None) -> int:

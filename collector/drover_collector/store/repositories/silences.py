@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from drover_collector.store.base import sql_timestamp
-from drover_collector.store.repositories.actions import Actions
-from drover_collector.store.samples.write import Ms
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.sql import sql_timestamp
+from drover_collector.store.table_writer import Ms, TableWriter
 from drover_core.model.events import Silence, from_json, to_json
 
 
-class SilencesStored(Actions):
-    def write_silences(self, silences: Sequence[Silence]) -> None:
+class SilenceTable:
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+
+    def write(self, silences: Sequence[Silence]) -> None:
         """New ones, and new versions."""
-        self._insert(
+        self._writer.insert(
             "silences",
-            list(zip(silences, self._order(len(silences)), strict=True)),
+            list(zip(silences, self._writer.next_numbers(len(silences)), strict=True)),
             {
                 "id": lambda r: r[0].id,
                 "until": lambda r: Ms(r[0].until_ms),
@@ -24,7 +28,7 @@ class SilencesStored(Actions):
             },
         )
 
-    def silences(self, since_ms: int = 0, limit: int = 10_000) -> list[Silence]:
+    def newest(self, since_ms: int = 0, limit: int = 10_000) -> list[Silence]:
         """Newest versions of those that are in force, to come, or ended after `since_ms`; the last made first."""
         found = self._clients.rows(
             "SELECT argMax(json, written_ns) AS newest, max(until) AS last, min(written_ns) AS begun FROM silences"

@@ -13,10 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from drover_collector.fleet.buckets import BUCKET_MS
-from drover_collector.store.base import millis
+from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.records import Ids, SampleBatch
-from drover_collector.store.samples.rows import LEVELS_MS, Rows, Span
+from drover_collector.store.rollups.progress import RollupProgress
+from drover_collector.store.samples.rows import LEVELS_MS, SampleRows
+from drover_collector.store.samples.spans import Span
 from drover_collector.store.schema.tables import samples_table
+from drover_collector.store.sql import millis
 from drover_core.metrics.catalog import Scope
 from drover_core.times import iso
 
@@ -46,20 +49,30 @@ class Mark:
         return self.from_ms < span[1] and self.to_ms > span[0]
 
 
-class DirtyRanges(Rows):
-    lag_ms = 7_000  # after its end a bucket is read no sooner
-    settle_ms = 0  # so long a mark waits for more of its kind: each piece of work on it reads 5 minutes
-    late_rows = 0  # rows that came after their bucket was read
-    marks_known = False  # those that are open are in memory, all of them
-    _upto_ms = 0  # 10 s buckets before this are rolled up or marked
-    _closing_ms = 0  # buckets before this have been read
+class DirtyRanges:
+    """Thread-safe.
 
-    def load_marks(self) -> None:
+    Attributes:
+        lag_ms: after its end a bucket is read no sooner.
+        settle_ms: so long a mark waits for more of its kind: each piece of work on it reads 5 minutes.
+        late_rows: rows that came after their bucket was read.
+        all_loaded: those that are open are in memory, all of them.
+    """
+
+    def __init__(self, clients: Clients, rows: SampleRows, progress: RollupProgress) -> None:
+        self._clients = clients
+        self._rows = rows
+        self.progress = progress
+        self._lock = threading.Lock()
+        self._marks: dict[int, Mark] = {}
+        self.lag_ms = 7_000
+        self.settle_ms = 0
+        self.late_rows = 0
+        self.all_loaded = False
+
+    def load(self) -> None:
         """What rests of them. Raises StoreError."""
-        if not hasattr(self, "_marks_lock"):
-            self._marks_lock = threading.Lock()
-            self._marks: dict[int, Mark] = {}
-        with self._marks_lock:
+        with self._lock:
             ours = dict(self._marks)
         table = self._clients.arrow(
             "SELECT scope, id, entities, toUnixTimestamp64Milli(`from`) AS from_ms,"
@@ -73,8 +86,8 @@ class DirtyRanges(Rows):
             found[mark.id] = ours.get(mark.id, mark)
         for mark in found.values():
             if mark.id not in ours:  # of another collector, which stored rows of that time
-                self.note_stored(samples_table(mark.scope), mark.from_ms)
-        with self._marks_lock:
+                self._rows.note_stored(samples_table(mark.scope), mark.from_ms)
+        with self._lock:
             added = {key: mark for key, mark in self._marks.items() if key not in ours}  # meanwhile
             self._marks = found | added
 
@@ -87,8 +100,8 @@ class DirtyRanges(Rows):
             StoreError: not noted; the rows must not be acknowledged.
         """
         if len(samples.ts_ms):
-            self.note_stored(samples_table(samples.scope), int(samples.ts_ms.min()))
-        before_ms = self._closing_ms
+            self._rows.note_stored(samples_table(samples.scope), int(samples.ts_ms.min()))
+        before_ms = self.progress.closing_ms
         if not self._clients.embedded:
             read_ms = (now_ms - self.lag_ms + SLACK_MS) // BUCKET_MS * BUCKET_MS
             before_ms = max(before_ms, read_ms)
@@ -103,7 +116,7 @@ class DirtyRanges(Rows):
         for chunk_ms in np.unique(chunks).tolist():
             named, times = np.unique(ids[chunks == chunk_ms]), samples.ts_ms[late][chunks == chunk_ms]
             span = (chunk_ms, chunk_ms + CHUNK_MS)
-            with self._marks_lock:
+            with self._lock:
                 held = [m for m in self._marks.values() if m.scope is samples.scope and m.touches(span)]
                 everyone = [m for m in held if m.entities is None and not m.begun]
                 covered = any(m.from_ms <= times.min() and times.max() < m.to_ms for m in everyone)
@@ -129,28 +142,28 @@ class DirtyRanges(Rows):
         scope, _, level = table.rpartition("_")
         if level not in LEVELS_MS:
             return
-        low = self.oldest_ms(samples_table(Scope(scope))) if from_ms is None else from_ms
-        high = self._upto_ms if to_ms is None else to_ms + 1
+        low = self._rows.oldest_ms(samples_table(Scope(scope))) if from_ms is None else from_ms
+        high = self.progress.upto_ms if to_ms is None else to_ms + 1
         if low is not None and low < high:
             self._insert_marks([self._mark(Scope(scope), chunk_of(low), chunk_of(high - 1) + CHUNK_MS, None)])
 
     def _mark_unknown(self) -> None:
         """Marks are gone: those that this process knows are written again; before it knew them, it may be any rollup
         that lacks what came late."""
-        if self.marks_known:
-            with self._marks_lock:
+        if self.all_loaded:
+            with self._lock:
                 held = list(self._marks.values())
             self._insert_rows([(mark, mark.written_to_ms, 0) for mark in held])
             return
         lost = []
         for scope in Scope:
-            oldest = self.oldest_ms(samples_table(scope))
-            if oldest is None or oldest >= self._upto_ms:
+            oldest = self._rows.oldest_ms(samples_table(scope))
+            if oldest is None or oldest >= self.progress.upto_ms:
                 continue
             low = chunk_of(oldest)
-            whole = (m for m in self.open_marks() if m.scope is scope and m.entities is None)
-            if not any(m.from_ms <= low and m.to_ms >= self._upto_ms for m in whole):
-                lost.append(self._mark(scope, low, self._upto_ms, None))
+            whole = (m for m in self.all() if m.scope is scope and m.entities is None)
+            if not any(m.from_ms <= low and m.to_ms >= self.progress.upto_ms for m in whole):
+                lost.append(self._mark(scope, low, self.progress.upto_ms, None))
         if lost:
             log.warning(
                 "store: what came late may lack in the rollups: all from %s on are made again, the newest first; charts"
@@ -158,21 +171,21 @@ class DirtyRanges(Rows):
             )  # fmt: skip
         self._insert_marks(lost)
 
-    def open_marks(self) -> list[Mark]:
-        with self._marks_lock:
+    def all(self) -> list[Mark]:
+        with self._lock:
             return list(self._marks.values())
 
-    def _begin(self, chosen: Callable[[Mark], bool]) -> list[Mark]:
+    def begin(self, chosen: Callable[[Mark], bool]) -> list[Mark]:
         """Marks to work on, which cover nothing any more that is stored from now on."""
-        with self._marks_lock:
+        with self._lock:
             found = [mark for mark in self._marks.values() if chosen(mark)]
             for mark in found:
                 mark.begun = True
         return found
 
-    def marked(self, scope: Scope, span: Span, ids: Ids | None = None) -> Iterator[Span]:
+    def within(self, scope: Scope, span: Span, ids: Ids | None = None) -> Iterator[Span]:
         """Spans of marks within `span`: of some entities, or of any."""
-        for mark in self.open_marks():
+        for mark in self.all():
             if mark.scope is scope and mark.touches(span):
                 if ids is not None and mark.entities is not None and not np.isin(ids, mark.entities).any():
                     continue
@@ -180,31 +193,31 @@ class DirtyRanges(Rows):
 
     def lag(self, now_ms: int) -> tuple[int, int]:
         """(marks that wait, ms since the oldest of them was made)."""
-        marks = self.open_marks()
+        marks = self.all()
         return len(marks), max((now_ms - mark.at_ms for mark in marks), default=0)
 
-    def _mark_all(self, from_ms: int, to_ms: int) -> None:
+    def mark_all(self, from_ms: int, to_ms: int) -> None:
         self._insert_marks([self._mark(scope, from_ms, to_ms, None) for scope in Scope])
 
     def _mark(self, scope: Scope, from_ms: int, to_ms: int, entities: Ids | None) -> Mark:
         return Mark(scope, from_ms, to_ms, secrets.randbits(63), entities, time.time_ns() // 1_000_000, to_ms)
 
-    def _shrink(self, mark: Mark) -> None:
+    def shrink(self, mark: Mark) -> None:
         """Write a mark's new end: with a new row, and the old one done."""
         self._insert_rows([(mark, mark.to_ms, 0), (mark, mark.written_to_ms, 1)])
         mark.written_to_ms = mark.to_ms
 
-    def _done(self, marks: Iterable[Mark]) -> None:
+    def done(self, marks: Iterable[Mark]) -> None:
         """Durable: these are rolled up."""
         listed = list(marks)
         self._insert_rows([(mark, mark.written_to_ms, 1) for mark in listed])
-        with self._marks_lock:
+        with self._lock:
             for mark in listed:
                 self._marks.pop(mark.id, None)
 
     def _insert_marks(self, marks: Sequence[Mark]) -> None:
         self._insert_rows([(mark, mark.to_ms, 0) for mark in marks])
-        with self._marks_lock:
+        with self._lock:
             self._marks.update({mark.id: mark for mark in marks})
 
     def _insert_rows(self, rows: Sequence[tuple[Mark, int, int]]) -> None:

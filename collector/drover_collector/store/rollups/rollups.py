@@ -15,67 +15,77 @@ import numpy as np
 import pyarrow as pa
 
 from drover_collector.fleet.buckets import BUCKET_MS
-from drover_collector.store.base import millis, sql_time_range, sql_timestamp
-from drover_collector.store.records import Ids
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.records import Ids, Totals
 from drover_collector.store.rollups.dirty_ranges import (
     CHUNK_MS,
     DirtyRanges,
     Mark,
     chunk_of,
 )
+from drover_collector.store.samples.entities import EntityRegistry
 from drover_collector.store.samples.fold import Folded, fold_raw, join
-from drover_collector.store.samples.rows import (
-    LEVELS_MS,
-    PARTS_S,
-    PIECE_ROWS,
-    RAW_MS,
-    Span,
-    merged,
-    ranges,
-)
+from drover_collector.store.samples.recent import Recent
+from drover_collector.store.samples.rows import PIECE_ROWS, RAW_MS, SampleRows, ranges
+from drover_collector.store.samples.spans import Span, merged
 from drover_collector.store.schema.tables import rollup_table, samples_table
+from drover_collector.store.sql import millis, sql_time_range, sql_timestamp
+from drover_collector.store.table_writer import WriteFence
 from drover_core.metrics.catalog import Scope, of_scope
 
 SLICE_BITS = 4  # samples are counted by the highest bits of their entity's id, so that few are counted again
 SHRINK_MS = 3_600_000  # a long mark is written anew when so much of it is done
-KNOWN_S = 2.0  # how long what another collector wrote may stay unseen
 HELD_S = 30.0
 COUNTED_ROWS = 20_000_000  # that one question counts
 FAR_MS = 1 << 42  # the year 2109
-LEAP = 3_600 * 10**9  # of versions, which are nanoseconds
 
 
-class Rollups(DirtyRanges):
-    """`load_rollups` first. One thread at a time reads closing buckets; any may ask."""
+class Rollups:
+    """One thread at a time reads closing buckets; any may ask."""
 
-    version = 0  # of the newest rollup rows
-    _upto_5m = 0
-    _state_version = 0  # of what is known of the state
-    _open_samples = 0  # in the 5 minutes that are not closed
-    _known_at = 0.0
-    _held_at = -HELD_S  # monotonic; when `_held` was read, and which marks were there before
-
-    def load_rollups(self) -> None:
-        """Where the last active collector stopped, and what is marked."""
+    def __init__(
+        self,
+        clients: Clients,
+        fence: WriteFence,
+        registry: EntityRegistry,
+        rows: SampleRows,
+        recent: Recent,
+        dirty_ranges: DirtyRanges,
+    ) -> None:
+        self._clients = clients
+        self._fence = fence
+        self._registry = registry
+        self._rows = rows
+        self._recent = recent
+        self._dirty = dirty_ranges
+        self._progress = dirty_ranges.progress
         self._rolling = threading.RLock()
         self._late = threading.Lock()
-        self._state_lock = threading.Lock()
         self._work: Iterator[None] | None = None
         self._unrolled: tuple[int, int, dict[Scope, Folded]] | None = None
         self._held: dict[Scope, list[Span]] = {}
         self._held_marks: set[int] = set()
-        self._read_state()
-        if self.version > time.time_ns():  # the clock went back, and what came late after the state may stand above it
-            self.version += LEAP
-        self.load_marks()
+        self._held_at = -HELD_S  # monotonic; when `_held` was read, and which marks were there before
+
+    def load(self) -> None:
+        """Read where the last active collector stopped, and what is marked."""
+        self._progress.load()
+        self._dirty.load()
+
+    @property
+    def version(self) -> int:
+        """The version of the newest rows."""
+        return self._progress.version
 
     def closing_folds(self, start_ms: int) -> dict[Scope, Folded]:
         """All scopes' values of a bucket that is over, for the detectors; `roll_up` stores them."""
         with self._rolling:
-            self._closing_ms = max(self._closing_ms, start_ms + BUCKET_MS)  # first: what comes from here on is late
-            version = self._next_version()
+            self._progress.closing_ms = max(
+                self._progress.closing_ms, start_ms + BUCKET_MS
+            )  # first: what comes from here on is late
+            version = self._progress.next_version()
             span = (start_ms, start_ms + BUCKET_MS)
-            folds = {scope: self._closing_fold(scope, span) for scope in Scope if self._placements.count(scope)}
+            folds = {scope: self._closing_fold(scope, span) for scope in Scope if self._registry.count(scope)}
             self._recent.read(span[1])
             self._unrolled = (start_ms, version, folds)
             return folds
@@ -84,7 +94,7 @@ class Rollups(DirtyRanges):
         """Out of what was inserted, where all that is held still: that is what the store has."""
         tables = self._recent.rows(scope, span)
         if tables is None:
-            return self.fold(scope, [span], BUCKET_MS)
+            return self._rows.fold(scope, [span], BUCKET_MS)
         return fold_raw(tables, [metric.name for metric in of_scope(scope)], BUCKET_MS, span) if tables else join([])
 
     def roll_up(self) -> None:
@@ -99,19 +109,19 @@ class Rollups(DirtyRanges):
             start_ms, version, folds = self._unrolled
             self._unrolled = None
             end_ms = start_ms + BUCKET_MS
-            if start_ms < self._upto_ms:  # the clock went back
-                self._mark_all(start_ms, end_ms)
+            if start_ms < self._progress.upto_ms:  # the clock went back
+                self._dirty.mark_all(start_ms, end_ms)
                 return
             self._mark_gap(start_ms)
             for scope, folded in folds.items():
                 self._write(scope, "10s", folded, version)
-            opened = self._open_samples + sum(int(folded.present.sum()) for folded in folds.values())
-            upto_5m = self._upto_5m
+            opened = self._progress.open_samples + sum(int(folded.present.sum()) for folded in folds.values())
+            upto_5m = self._progress.upto_5m
             if end_ms % CHUNK_MS == 0:
                 for scope in folds:
                     self._close(scope, end_ms - CHUNK_MS)
                 opened, upto_5m = 0, end_ms
-            self._write_state(end_ms, upto_5m, opened)
+            self._progress.write(end_ms, upto_5m, opened)
 
     def roll_up_late(self, budget_s: float) -> bool:
         """Works on what is marked, for about `budget_s`; whether more is to be done.
@@ -134,27 +144,32 @@ class Rollups(DirtyRanges):
 
     def rolled_up(self, scope: Scope, level: str, span: Span, ids: Ids | None = None) -> tuple[int, list[Span]]:
         """(end of what the rollups hold, holes in it that are marked), for some entities or all."""
-        if self._known_at and not self._clients.embedded and time.monotonic() - self._known_at >= KNOWN_S:
-            self._read_state()
-            self.load_marks()
-        upto = self._upto_5m if level == "5m" else self._upto_ms
+        if self._progress.is_old:
+            self._progress.read()
+            self._dirty.load()
+        upto = self._progress.upto_5m if level == "5m" else self._progress.upto_ms
         # Of what holds no samples any more the rollups are all there is.
-        oldest_ms = self.oldest_ms(samples_table(scope))
+        oldest_ms = self._rows.oldest_ms(samples_table(scope))
         since = span[1] if oldest_ms is None else max(span[0], oldest_ms)
-        holes = merged(self.marked(scope, (since, span[1]), ids)) if since < span[1] else []
+        holes = merged(self._dirty.within(scope, (since, span[1]), ids)) if since < span[1] else []
         return min(upto, span[1]), holes
 
-    def samples(self) -> int:
+    def level_of(self, scope: Scope, span: Span) -> str | None:
+        """Where whole buckets of 10 s are read: from their rollup if it holds all, else from the samples."""
+        upto_ms, holes = self.rolled_up(scope, "10s", span)
+        return "10s" if upto_ms >= span[1] and not holes else None
+
+    def sample_count(self) -> int:
         """Values held, each once. Of hours that are marked as a whole, as before the first rollup, an estimate."""
         self.rolled_up(Scope.GPU, "10s", (0, 1))  # what other collectors rolled up
-        self._parts_at = -PARTS_S  # read anew
-        marks = [mark for mark in self.open_marks() if mark.entities is None]
-        closed_ms = self._upto_5m
+        self._rows.forget_parts()
+        marks = [mark for mark in self._dirty.all() if mark.entities is None]
+        closed_ms = self._progress.upto_5m
         whole = all(mark.to_ms <= closed_ms for mark in marks)  # what was rolled up since has no gap
-        found = self._open_samples if whole else 0
+        found = self._progress.open_samples if whole else 0
         for scope in Scope:
             name = samples_table(scope)
-            oldest = self.oldest_ms(name)
+            oldest = self._rows.oldest_ms(name)
             if oldest is None:
                 continue
             spans = ((m.from_ms, m.to_ms) for m in marks if m.scope is scope and m.to_ms > oldest)
@@ -164,14 +179,32 @@ class Rollups(DirtyRanges):
                 f"SELECT sum(samples) AS n FROM rollup_counts FINAL WHERE scope = '{scope}'"
                 f" AND ts >= {sql_timestamp(chunk_of(oldest))}{outside}"
             )
-            for low, high in [*holes, (self._upto_ms if whole else closed_ms, FAR_MS)]:
+            for low, high in [*holes, (self._progress.upto_ms if whole else closed_ms, FAR_MS)]:
                 found += self._raw_samples(scope, low, high)
         return found
+
+    def totals(self) -> Totals:
+        """What the samples tables hold; a resend counts once."""
+        size = self._clients.rows(f"SELECT sum(bytes_on_disk) AS n FROM {self._clients.parts}")
+        times = [
+            self._clients.rows(
+                "SELECT count() AS n, toUnixTimestamp64Milli(min(ts)) AS oldest,"
+                f" toUnixTimestamp64Milli(max(ts)) AS newest FROM {samples_table(scope)}"
+            )[0]
+            for scope in Scope
+        ]
+        held = [row for row in times if row["n"]]
+        return Totals(
+            self.sample_count(),
+            int(size[0]["n"]),
+            min((row["oldest"] for row in held), default=0),
+            max((row["newest"] for row in held), default=0),
+        )
 
     def _raw_samples(self, scope: Scope, low: int, high: int) -> int:
         """Of what is not counted yet: exact, unless it is very much."""
         rows, name = 0.0, samples_table(scope)
-        for count, first, last in self.parts_of(name):
+        for count, first, last in self._rows.parts_of(name):
             rows += count * max(0, min(high, last + 1) - max(low, first)) / (last + 1 - first)
         if rows <= COUNTED_ROWS:
             return self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {sql_time_range(low, high)}")
@@ -185,7 +218,7 @@ class Rollups(DirtyRanges):
     def _roll_late(self) -> Iterator[None]:
         """Yields after each bounded piece of work. The newest first: that is what people look at."""
         if not self._clients.embedded:
-            self.load_marks()
+            self._dirty.load()
         while (picked := self._pick()) is not None:
             scope, chunk_ms, marks = picked
             whole = any(mark.entities is None for mark in marks)
@@ -200,7 +233,7 @@ class Rollups(DirtyRanges):
                     np.add.at(counts, _slice(found.ids), found.present.astype(np.uint64))
                 yield
             with self._rolling:
-                if chunk_ms + CHUNK_MS <= self._upto_5m:
+                if chunk_ms + CHUNK_MS <= self._progress.upto_5m:
                     if ids is None and counted:
                         self._write_counts(scope, chunk_ms, {n: int(count) for n, count in enumerate(counts)})
                     else:
@@ -214,16 +247,16 @@ class Rollups(DirtyRanges):
     def _pick(self) -> tuple[Scope, int, list[Mark]] | None:
         """The newest marked 5 minutes that hold samples, with all that is marked of them. What holds none is done."""
         if time.monotonic() - self._held_at >= HELD_S:
-            self._held_marks = {mark.id for mark in self._begin(lambda _: True)}
+            self._held_marks = {mark.id for mark in self._dirty.begin(lambda _: True)}
             self._held = self._find_held()
             self._held_at = time.monotonic()
         newest: tuple[int, str] | None = None
         empty: list[Mark] = []
         now_ms = time.time_ns() // 1_000_000
-        for mark in self.open_marks():
-            if 0 <= now_ms - mark.at_ms < self.settle_ms:  # one of the future is of a clock that went back
+        for mark in self._dirty.all():
+            if 0 <= now_ms - mark.at_ms < self._dirty.settle_ms:  # one of the future is of a clock that went back
                 continue
-            last = min(mark.to_ms, self._closing_ms) - 1
+            last = min(mark.to_ms, self._progress.closing_ms) - 1
             if last < mark.from_ms:
                 continue
             if mark.entities is None and mark.id in self._held_marks:
@@ -233,12 +266,12 @@ class Rollups(DirtyRanges):
                     empty.append(mark)
                     continue
             newest = max(newest or (-1, ""), (chunk_of(last), str(mark.scope)))
-        self._done(empty)
+        self._dirty.done(empty)
         if newest is None:
             return None
         chunk_ms, scope = newest[0], Scope(newest[1])
         span = (chunk_ms, chunk_ms + CHUNK_MS)
-        return scope, chunk_ms, self._begin(lambda mark: mark.scope is scope and mark.touches(span))
+        return scope, chunk_ms, self._dirty.begin(lambda mark: mark.scope is scope and mark.touches(span))
 
     def _find_held(self) -> dict[Scope, list[Span]]:
         """Times of which there are samples, by the parts that hold them; the ends belong to them."""
@@ -258,7 +291,7 @@ class Rollups(DirtyRanges):
             found = self._sum(
                 f"SELECT count() AS n FROM {samples_table(scope)} WHERE {sql_time_range(chunk_ms, chunk_ms + CHUNK_MS)}"
             )
-            for entities in ranges(self._placements.ids(scope), -(-found // PIECE_ROWS)):
+            for entities in ranges(self._registry.ids(scope), -(-found // PIECE_ROWS)):
                 yield None, entities
             return
         each = max(1, PIECE_ROWS * RAW_MS // CHUNK_MS)
@@ -268,27 +301,27 @@ class Rollups(DirtyRanges):
     def _again(self, scope: Scope, chunk_ms: int, ids: Ids | None, entities: Span | None) -> Folded | None:
         """Both levels of 5 minutes, of some entities; the 5 min values, None while the 5 minutes are not over."""
         with self._rolling:
-            version = self._next_version()
-            span = (chunk_ms, min(chunk_ms + CHUNK_MS, self._closing_ms))
-            self._write(scope, "10s", self.fold(scope, [span], BUCKET_MS, ids=ids, entities=entities), version)
-            if chunk_ms + CHUNK_MS > self._upto_5m:
+            version = self._progress.next_version()
+            span = (chunk_ms, min(chunk_ms + CHUNK_MS, self._progress.closing_ms))
+            self._write(scope, "10s", self._rows.fold(scope, [span], BUCKET_MS, ids=ids, entities=entities), version)
+            if chunk_ms + CHUNK_MS > self._progress.upto_5m:
                 return None
             # Out of the table: samples of a part of the 5 minutes may be gone already.
-            longer = self.fold(scope, [span], CHUNK_MS, level="10s", ids=ids, entities=entities)
+            longer = self._rows.fold(scope, [span], CHUNK_MS, level="10s", ids=ids, entities=entities)
             self._write(scope, "5m", longer, version)
             return longer
 
     def _finish(self, marks: list[Mark], chunk_ms: int) -> None:
-        self._done([mark for mark in marks if mark.from_ms >= chunk_ms])
+        self._dirty.done([mark for mark in marks if mark.from_ms >= chunk_ms])
         for mark in marks:
             if mark.from_ms < chunk_ms:
                 mark.to_ms = chunk_ms
                 if mark.written_to_ms - chunk_ms >= SHRINK_MS:
-                    self._shrink(mark)
+                    self._dirty.shrink(mark)
 
     def _close(self, scope: Scope, chunk_ms: int) -> None:
-        folded = self.fold(scope, [(chunk_ms, chunk_ms + CHUNK_MS)], CHUNK_MS, level="10s")
-        self._write(scope, "5m", folded, self._next_version())
+        folded = self._rows.fold(scope, [(chunk_ms, chunk_ms + CHUNK_MS)], CHUNK_MS, level="10s")
+        self._write(scope, "5m", folded, self._progress.next_version())
         counts = np.zeros(1 << SLICE_BITS, np.uint64)
         np.add.at(counts, _slice(folded.ids), folded.present.astype(np.uint64))
         self._write_counts(scope, chunk_ms, {n: int(count) for n, count in enumerate(counts)})
@@ -306,27 +339,29 @@ class Rollups(DirtyRanges):
 
     def _count_open(self) -> None:
         """Samples in the 5 minutes that are not closed, after buckets that were left out are rolled up too."""
-        when = sql_time_range(self._upto_5m, self._upto_ms)
+        when = sql_time_range(self._progress.upto_5m, self._progress.upto_ms)
         tables = [rollup_table(scope, "10s") for scope in Scope]
         opened = sum(self._sum(f"SELECT sum(present) AS n FROM {name} FINAL WHERE {when}") for name in tables)
-        self._write_state(self._upto_ms, self._upto_5m, opened)
+        self._progress.write(self._progress.upto_ms, self._progress.upto_5m, opened)
 
     def _mark_gap(self, start_ms: int) -> None:
         """What lies between where rolling up stopped and the bucket that comes."""
-        if not self._upto_ms:
+        if not self._progress.upto_ms:
             oldest = [spans[0][0] for spans in self._find_held().values() if spans]
             low = min([chunk_of(ms) for ms in oldest if ms < start_ms], default=start_ms)
         else:
-            low = self._upto_ms if self._upto_5m >= chunk_of(start_ms) else min(self._upto_ms, self._upto_5m)
+            low = (
+                self._progress.upto_ms
+                if self._progress.upto_5m >= chunk_of(start_ms)
+                else min(self._progress.upto_ms, self._progress.upto_5m)
+            )
         if low < start_ms:
-            self._mark_all(low, start_ms)
+            self._dirty.mark_all(low, start_ms)
             self._held_at = -HELD_S
-        if low < start_ms or not self._upto_ms:
-            self._write_state(start_ms, chunk_of(start_ms), self._open_samples if low >= chunk_of(start_ms) else 0)
-
-    def _next_version(self) -> int:
-        self.version = max(self.version + 1, time.time_ns())
-        return self.version
+        if low < start_ms or not self._progress.upto_ms:
+            self._progress.write(
+                start_ms, chunk_of(start_ms), self._progress.open_samples if low >= chunk_of(start_ms) else 0
+            )
 
     def _write(self, scope: Scope, level: str, folded: Folded, version: int) -> None:
         if not len(folded.ids):
@@ -340,10 +375,10 @@ class Rollups(DirtyRanges):
         }
         for name, (stored, mask) in folded.columns.items():
             columns[name] = pa.array(np.ascontiguousarray(stored), mask=None if mask.all() else ~mask)
-        self._clients.insert(rollup_table(scope, level), pa.table(columns), self.fence())
+        self._clients.insert(rollup_table(scope, level), pa.table(columns), self._fence())
 
     def _write_counts(self, scope: Scope, chunk_ms: int, counts: dict[int, int]) -> None:
-        version = self._next_version()
+        version = self._progress.next_version()
         self._clients.insert(
             "rollup_counts",
             pa.table(
@@ -355,43 +390,8 @@ class Rollups(DirtyRanges):
                     "version": pa.array([version] * len(counts), pa.uint64()),
                 }
             ),
-            self.fence(),
+            self._fence(),
         )
-
-    def _write_state(self, upto_ms: int, upto_5m: int, opened: int) -> None:
-        version = self._next_version()
-        self._clients.insert(
-            "rollup_state",
-            pa.table(
-                {
-                    "level": pa.array(list(LEVELS_MS)),
-                    "upto": millis([upto_ms, upto_5m]),
-                    "samples": pa.array([opened, 0], pa.uint64()),
-                    "version": pa.array([version, version], pa.uint64()),
-                }
-            ),
-            self.fence(),
-        )
-        with self._state_lock:
-            self._upto_ms, self._upto_5m, self._open_samples = upto_ms, upto_5m, opened
-            self._state_version = version
-
-    def _read_state(self) -> None:
-        found = self._clients.rows(
-            "SELECT level, toUnixTimestamp64Milli(upto) AS upto_ms, samples, version FROM rollup_state FINAL"
-        )
-        with self._state_lock:
-            for row in found:
-                if row["version"] < self._state_version:
-                    continue  # read before this one wrote, or from a replica that lags
-                self.version = max(self.version, row["version"])
-                if row["level"] == "5m":
-                    self._upto_5m = row["upto_ms"]
-                else:
-                    self._upto_ms, self._open_samples = row["upto_ms"], row["samples"]
-            self._state_version = max([self._state_version, *(row["version"] for row in found)])
-        self._closing_ms = max(self._closing_ms, self._upto_ms)
-        self._known_at = time.monotonic()
 
 
 def _slice(ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.intp]]:

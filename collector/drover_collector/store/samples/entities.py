@@ -1,4 +1,4 @@
-"""Where each entity is and was, in memory: from entity ids to places in a FleetIndex, and back."""
+"""Where each entity is and was: the table, and all of it in memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import numpy.typing as npt
 
 from drover_collector.fleet.index import FleetIndex, IntArray
 from drover_collector.fleet.ports import name_key
-from drover_collector.store.records import EntityRow, Ids, Millis
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.records import EntityRow, Ids, Millis, entity_id, placed_id
+from drover_collector.store.samples.spans import Span, merged, without
+from drover_collector.store.table_writer import Ms, TableWriter
 from drover_core.metrics.catalog import Scope
 
 FOREVER = 2**63 - 1
+_NOW = 2**62
 PORT_KEPT_MS = 7 * 86_400_000  # a port that its agent reported no more for so long is not laid out at a start
 Place = tuple[int, str, int | None, str, str]  # entity id, node, gpu, link, mig
 Target = tuple[str, int | None, str | None]  # node, gpu, link
@@ -274,3 +278,110 @@ class EntityRegistry:
         id_array, since_array = np.array(ids, np.uint64), np.array(since, np.int64)
         order = np.lexsort((since_array, id_array))
         return Map(id_array[order], np.array(target, np.int32)[order], since_array[order])
+
+
+class EntityTable:
+    """`registry`: all of it in memory."""
+
+    def __init__(self, clients: Clients, registry: EntityRegistry, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+        self._blocks: Sequence[Span] = ()  # numbers of inserts whose rows are in the registry
+        self.registry = registry
+
+    def write(self, rows: Sequence[EntityRow]) -> None:
+        """Who is where, from `first_ms` on."""
+        stored = self.registry.add(rows)
+        self._writer.insert(
+            "entities",
+            stored,
+            {
+                "entity_id": lambda r: r.entity_id,
+                "scope": lambda r: str(r.scope),
+                "key": lambda r: r.key,
+                "node": lambda r: r.node,
+                "gpu": lambda r: -1 if r.gpu is None else r.gpu,
+                "link": lambda r: r.link,
+                "mig": lambda r: r.mig,
+                "uuid": lambda r: r.uuid,
+                "serial": lambda r: r.serial,
+                "pci": lambda r: r.pci,
+                "model": lambda r: r.model,
+                "first": lambda r: Ms(r.first_ms),
+                "last": lambda r: Ms(r.last_ms),
+            },
+        )
+        ids, last = np.array([r.entity_id for r in stored], np.uint64), np.array([r.last_ms for r in stored], np.int64)
+        self.registry.note_seen(ids, last)
+
+    def gpu_id(self, key: str, node: str, near: str) -> int:
+        """The id of a GPU, or of a part of one: the one that it has, else one beside those of its neighbours.
+
+        A question about a rack or a job then reads few places of a table instead of one for each GPU. On a server it
+        is the hash of the key alone: of several collectors none knows what another has just seen.
+
+        Args:
+            near: neighbourhood of the node, as `FleetIndex.near` gives it.
+        """
+        name = entity_id(Scope.GPU, key)
+        if not self._clients.embedded:
+            return name
+        return self.registry.id_of(name) or placed_id(name, near, node)
+
+    def of_node(self, node: str) -> list[EntityRow]:
+        """Everything whose newest place is on this node."""
+        return self.registry.of_node(node)
+
+    def gpus_of(self, node: str) -> list[EntityRow]:
+        """The whole GPUs now in this node, by slot; of two that were in one slot, the newer."""
+        rows = [row for row in self.of_node(node) if row.scope is Scope.GPU and not row.mig]
+        by_slot = {row.gpu: row for row in sorted(rows, key=lambda row: row.first_ms)}
+        return sorted(by_slot.values(), key=lambda row: row.gpu or 0)
+
+    def last_seen(self, index: FleetIndex) -> Millis:
+        """int64 [N]: the newest sample of each node or of anything on it, 0 for never."""
+        result = np.zeros(index.node_count, np.int64)
+        ids, seen = self.registry.seen()
+        for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
+            places = self.registry.map(index, scope, _NOW)
+            rows, target = places.find(ids)
+            if scope is Scope.GPU:
+                target = index.gpu_node[target]
+            elif scope is Scope.LINK:
+                target = np.array([port.node for port in index.ports.all()], np.int32)[target]
+            np.maximum.at(result, target, seen[rows])
+        return result
+
+    def refresh(self) -> int:
+        """Take in where others have seen entities; gives how many were news."""
+        parts = self._clients.rows(
+            "SELECT toInt64(min_block_number) AS low, toInt64(max_block_number) + 1 AS high"
+            f" FROM {self._clients.parts} WHERE table = 'entities'"
+        )
+        spans = [(row["low"], row["high"]) for row in parts]
+        new = merged(span for span in spans if without(span, self._blocks))
+        if not new:
+            return 0
+        # By blocks, not by names: a part may be merged before it is read.
+        low, high = (f"toInt64OrZero(splitByChar('_', _part)[{n}])" for n in (2, 3))
+        rows = _rows(
+            self._clients, f" WHERE {' OR '.join(f'({high} >= {first} AND {low} < {last})' for first, last in new)}"
+        )
+        news = self.registry.news(rows)
+        self.registry.add(news)
+        self._blocks = merged([*self._blocks, *new])
+        return len(news)
+
+
+def read_entities(clients: Clients) -> EntityRegistry:
+    """Read all entities of a store."""
+    rows = _rows(clients, " FINAL ORDER BY first, entity_id")  # of two ids of one name the first counts, always
+    return EntityRegistry(rows)
+
+
+def _rows(clients: Clients, condition: str) -> list[EntityRow]:
+    found = clients.rows(
+        "SELECT entity_id, scope, key, node, nullIf(gpu, -1) AS gpu, uuid, serial, pci, model, link, mig,"
+        f" toUnixTimestamp64Milli(first) AS first_ms, toUnixTimestamp64Milli(last) AS last_ms FROM entities{condition}"
+    )
+    return [EntityRow(**(row | {"scope": Scope(row["scope"])})) for row in found]

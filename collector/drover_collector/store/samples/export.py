@@ -7,17 +7,23 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from drover_collector.store.base import Base, millis, numbers, sql_time_range, values, whole_rows
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.samples.entities import EntityRegistry
 from drover_collector.store.samples.rows import IDS_MAX, comma
 from drover_collector.store.schema.tables import samples_table
+from drover_collector.store.sql import millis, numbers, sql_time_range, values, whole_rows
 from drover_core.metrics.catalog import Scope, of_scope
 
 ROWS = 500_000  # of one table: bounds the memory of an export to a few hundred MB
 HOUR_MS = 3_600_000
 
 
-class Export(Base):
-    def export(self, scope: Scope, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
+class SampleExport:
+    def __init__(self, clients: Clients, registry: EntityRegistry) -> None:
+        self._clients = clients
+        self._registry = registry
+
+    def tables(self, scope: Scope, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
         """Tables of at most an hour, ordered by ts, node, gpu, link or workload.
 
         Columns: ts (timestamp ms UTC), node, gpu (uint8) or link or workload (string), then the catalog's columns as
@@ -25,9 +31,9 @@ class Export(Base):
         """
         return self._export(scope, from_ms, to_ms, "1", instances=False)
 
-    def export_instances(self, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
+    def instance_tables(self, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
         """The same of MIG instances: column `instance` ("SLOT/NAME") in the place of `gpu`."""
-        ids = sorted({row.entity_id for row in self._placements.rows() if row.mig})
+        ids = sorted({row.entity_id for row in self._registry.rows() if row.mig})
         if ids:
             which = f"entity_id IN ({comma(ids)})" if len(ids) <= IDS_MAX else "1"
             yield from self._export(Scope.GPU, from_ms, to_ms, which, instances=True)
@@ -61,7 +67,7 @@ class Export(Base):
 
     def _named(self, scope: Scope, table: pa.Table, metrics: list[str], *, instances: bool) -> pa.Table:
         ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
-        nodes, places = self._placements.names(scope, ids, ts, instances=instances)
+        nodes, places = self._registry.names(scope, ids, ts, instances=instances)
         kept = np.flatnonzero(nodes != "")
         order = kept[np.lexsort((places[kept], nodes[kept], ts[kept]))]
         arrays: dict[str, pa.Array] = {"ts": millis(ts[order]), "node": pa.array(nodes[order], pa.string())}

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from drover_collector.store.base import numbers
 from drover_collector.store.records import Ids, Mask, Millis, Stored, storage_dtype
 from drover_collector.store.samples.packed import Packed
+from drover_collector.store.sql import numbers
 from drover_core.metrics.catalog import BY_NAME, Kind
 
 Int64s = npt.NDArray[np.int64]

@@ -8,14 +8,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from drover_collector.store.base import Base, sql_time_range
+from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.records import Ids
 from drover_collector.store.samples import fold
+from drover_collector.store.samples.entities import EntityRegistry
 from drover_collector.store.samples.fold import Folded
+from drover_collector.store.samples.spans import Span
 from drover_collector.store.schema.tables import rollup_table, samples_table
+from drover_collector.store.sql import sql_time_range
 from drover_core.metrics.catalog import Scope, of_scope
-
-Span = tuple[int, int]  # ms, from and to
 
 LEVELS_MS = {"10s": 10_000, "5m": 300_000}
 RAW_MS = 1000  # what an agent's interval is, as a rule
@@ -30,10 +31,15 @@ LEAN = (
 )
 
 
-class Rows(Base):
-    _parts: Sequence[tuple[str, int, int, int]] = ()
-    _parts_at = -PARTS_S  # monotonic
-    _parts_changes = 0
+class SampleRows:
+    """Thread-safe."""
+
+    def __init__(self, clients: Clients, registry: EntityRegistry) -> None:
+        self._clients = clients
+        self._registry = registry
+        self._parts: Sequence[tuple[str, int, int, int]] = ()
+        self._parts_at = -PARTS_S  # monotonic
+        self._parts_changes = 0
 
     def parts_of(self, table: str) -> list[tuple[int, int, int]]:
         """(rows, from, to ms) of a table's parts, as of the last seconds."""
@@ -58,6 +64,10 @@ class Rows(Base):
         if ts_ms < min((low for name, _, low, _ in self._parts if name == table), default=ts_ms + 1):
             self._parts_changes += 1
             self._parts_at = -PARTS_S
+
+    def forget_parts(self) -> None:
+        """Read the parts anew when they are asked for next."""
+        self._parts_at = -PARTS_S
 
     def oldest_ms(self, table: str) -> int | None:
         """About when the oldest rows of a table are from; None: it has none."""
@@ -133,7 +143,7 @@ class Rows(Base):
             for at in range(0, len(ids), step):
                 yield f"entity_id IN ({comma(ids[at : at + step].tolist())})"
             return
-        ids = self._placements.ids(scope)
+        ids = self._registry.ids(scope)
         for first, last in ranges(ids, -(-len(ids) * rows_each // PIECE_ROWS)):
             yield f"entity_id BETWEEN {first} AND {last - 1}" if last - first < 1 << 64 else "1"
 
@@ -151,32 +161,3 @@ def ranges(ids: Ids, count: int) -> list[Span]:
 
 def comma(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def without(span: Span, holes: Sequence[Span]) -> list[Span]:
-    """What of a span lies in no hole. Holes are in order and apart (see `merged`)."""
-    found, low = [], span[0]
-    for first, last in holes:
-        if first > low:
-            found.append((low, min(first, span[1])))
-        low = max(low, last)
-    if low < span[1]:
-        found.append((low, span[1]))
-    return [(a, b) for a, b in found if a < b]
-
-
-def within(span: Span, holes: Sequence[Span]) -> list[Span]:
-    """What of the holes lies in a span."""
-    cut = ((max(first, span[0]), min(last, span[1])) for first, last in holes)
-    return [(a, b) for a, b in cut if a < b]
-
-
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """In order, those that touch as one."""
-    found: list[Span] = []
-    for low, high in sorted(spans):
-        if found and low <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], high)
-        else:
-            found.append((low, high))
-    return found

@@ -11,20 +11,16 @@ import numpy.typing as npt
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.records import Ids, Millis
 from drover_collector.store.rollups.rollups import Rollups
-from drover_collector.store.samples.entities import FOREVER, Stay, Target
+from drover_collector.store.samples.entities import FOREVER, EntityRegistry, Stay, Target
 from drover_collector.store.samples.fold import (
     Folded,
     fold_again,
     join,
     units,
 )
-from drover_collector.store.samples.rows import (
-    LEVELS_MS,
-    RAW_MS,
-    Span,
-    merged,
-    without,
-)
+from drover_collector.store.samples.rows import LEVELS_MS, RAW_MS, SampleRows
+from drover_collector.store.samples.spans import Span, merged, without
+from drover_collector.store.samples.table import LastQuery
 from drover_collector.store.schema.tables import rollup_table, samples_table
 from drover_core.metrics.catalog import BY_NAME, Scope
 
@@ -42,6 +38,31 @@ FINE_MS = 1_800_000  # longer spans are not shown finer than in steps of 10 s
 OPEN_MS = 30_000  # they end with the newest bucket that is rolled up, if no more than this lies after it
 PEER_ROWS = 600_000  # read for the peers of one chart
 PEERS_MIN = 64
+
+
+Stepped = tuple[Ids, Millis, dict[str, npt.NDArray[np.float64]]]  # entity, start of its step, metric -> value
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """The steps of a chart: the first begins at `first_ms`, a multiple of `step`."""
+
+    first_ms: int
+    step: int
+    points: int
+
+    @classmethod
+    def over(cls, span: Span, step: int) -> _Grid:
+        first = span[0] // step * step
+        return cls(first, step, (span[1] - 1 - first) // step + 1)
+
+    def at(self, starts: Millis) -> Millis:
+        """Return the number of the step that begins at each of these times."""
+        return (starts - self.first_ms) // self.step
+
+    def times(self) -> Millis:
+        """Return the start of each step."""
+        return self.first_ms + self.step * np.arange(self.points, dtype=np.int64)
 
 
 def step_for(span_ms: int, max_points: int) -> int:
@@ -66,14 +87,20 @@ class Beside:
     folded: Folded | None = None
 
 
-class Series(Rollups):
-    def beside(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> Beside | None:
-        """For `series` and then `peers_series` of these GPUs; None: they are too many to be read at once."""
-        places = self._placements.map(index, Scope.GPU, to_ms)
+class SeriesReader:
+    def __init__(self, registry: EntityRegistry, rows: SampleRows, rollups: Rollups, last_query: LastQuery) -> None:
+        self._registry = registry
+        self._rows = rows
+        self._rollups = rollups
+        self._last_query = last_query
+
+    def with_peers(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> Beside | None:
+        """For `read` and then `read_peers` of these GPUs; None: they are too many to be read at once."""
+        places = self._registry.map(index, Scope.GPU, to_ms)
         ids = places.ids[np.isin(places.target, gpus)]
         return Beside(ids) if 0 < len(ids) <= _peers_most(RAW_MS, from_ms, to_ms) else None
 
-    def series(
+    def read(
         self,
         scope: Scope,
         targets: Sequence[Target],
@@ -96,46 +123,24 @@ class Series(Rollups):
             ValueError: a span that is empty, fewer than 2 points, or a metric that this scope does not have.
         """
         _check(scope, metrics, from_ms, to_ms, max_points)
-        self.note_asked()
-        stays = self._placements.stays(targets, scope)
+        self._last_query.note()
+        stays = self._registry.stays(targets, scope)
         step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
-        to_ms = self._end(scope, (from_ms, to_ms), step)
-        first, points = _grid(from_ms, to_ms, step)
-        found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
+        span = (from_ms, self._end(scope, (from_ms, to_ms), step))
+        grid = _Grid.over(span, step)
+        found = self._stepped(scope, stays, metrics, span, step, beside)
         spacing = _spacing(found[0], found[1] // step)
         if spacing > 1:
             step = next((s for s in STEPS_MS if s >= step * spacing), step * spacing)
-            first, points = _grid(from_ms, to_ms, step)
-            found = self._stepped(scope, stays, metrics, from_ms, to_ms, step, beside)
-        ids, starts, columns = found
-        grid = np.full((len(metrics), len(targets), points), np.nan, np.float32)
-        places = (starts - first) // step
-        wanted = np.array([stay.entity_id for stay in stays], np.uint64)
-        lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
-        whole = all(stay.from_ms <= from_ms and stay.to_ms >= to_ms for stay in stays)
-        if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as most
-            counts = highs - lows
-            rows = np.repeat(lows - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-            line, at = np.repeat(np.array([stay.target for stay in stays], np.intp), counts), places[rows]
-            for metric, lines in zip(metrics, grid, strict=True):
-                lines[line, at] = columns[metric][rows]
-        else:
-            for stay, low, high in sorted(zip(stays, lows.tolist(), highs.tolist(), strict=True), key=_since):
-                mine = starts[low:high]
-                part = slice(
-                    low + int(np.searchsorted(mine, stay.from_ms - step, "right")),
-                    low + int(np.searchsorted(mine, stay.to_ms)),
-                )
-                at = places[part]
-                for metric, lines in zip(metrics, grid[:, stay.target], strict=True):
-                    column = columns[metric][part]
-                    lines[at] = np.where(np.isnan(column), lines[at], column)
+            grid = _Grid.over(span, step)
+            found = self._stepped(scope, stays, metrics, span, step, beside)
+        lines = _lay_out(found, stays, metrics, len(targets), grid, span)
         result: dict[SeriesKey, Floats32] = {
-            (*target, metric): grid[m, t] for t, target in enumerate(targets) for m, metric in enumerate(metrics)
+            (*target, metric): lines[m, t] for t, target in enumerate(targets) for m, metric in enumerate(metrics)
         }
-        return step, first + step * np.arange(points, dtype=np.int64), result
+        return step, grid.times(), result
 
-    def peers_series(
+    def read_peers(
         self,
         index: FleetIndex,
         gpus: npt.NDArray[np.integer],
@@ -145,15 +150,15 @@ class Series(Rollups):
         step_ms: int,
         beside: Beside | None = None,
     ) -> dict[str, Spread]:
-        """Metric -> (p10, median, p90) over GPUs per step, on the grid that `series` has; NaN where none came.
+        """Metric -> (p10, median, p90) over GPUs per step, on the grid that `read` has; NaN where none came.
 
         Of very many GPUs over a long time an even selection stands for all, so that an answer stays quick.
         """
         _check(Scope.GPU, metrics, from_ms, to_ms, 2)
-        first, points = _grid(from_ms, to_ms, step_ms)
+        grid = _Grid.over((from_ms, to_ms), step_ms)
         upto_ms = self._end(Scope.GPU, (from_ms, to_ms), step_ms)
         result: dict[str, Spread] = {}
-        places = self._placements.map(index, Scope.GPU, to_ms)
+        places = self._registry.map(index, Scope.GPU, to_ms)
         wanted = places.ids[np.isin(places.target, gpus)]
         most = _peers_most(_width(step_ms), from_ms, to_ms)
         if len(wanted) > most:
@@ -168,11 +173,11 @@ class Series(Rollups):
         else:
             folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, upto_ms), step_ms) if len(wanted) else join([])
         for metric in metrics:
-            lines = tuple(np.full(points, np.nan, np.float32) for _ in range(3))
+            lines = tuple(np.full(grid.points, np.nan, np.float32) for _ in range(3))
             if metric in folded.columns:
                 value = units(metric, *folded.columns[metric])
                 held = ~np.isnan(value)
-                _spread(((folded.start_ms - first) // step_ms)[held], value[held], lines)
+                _spread(grid.at(folded.start_ms)[held], value[held], lines)
             result[metric] = lines[0], lines[1], lines[2]
         return result
 
@@ -181,12 +186,12 @@ class Series(Rollups):
         scope: Scope,
         stays: Sequence[Stay],
         metrics: Sequence[str],
-        from_ms: int,
-        to_ms: int,
+        span: Span,
         step: int,
         beside: Beside | None,
-    ) -> tuple[Ids, Millis, dict[str, npt.NDArray[np.float64]]]:
+    ) -> Stepped:
         """(entity, start of its step, metric -> value), by entity and time."""
+        from_ms, to_ms = span
         stays = [stay for stay in stays if stay.from_ms < to_ms and stay.to_ms > from_ms]
         if not stays:
             return np.zeros(0, np.uint64), np.zeros(0, np.int64), {metric: np.zeros(0) for metric in metrics}
@@ -206,7 +211,7 @@ class Series(Rollups):
         """Values per step. Those of a step of 10 s or more are made of the values of 10 s, then of 5 min, wherever
         they come from, so that an answer does not change when samples are rolled up or dropped."""
         if step % LEVELS_MS["10s"]:
-            return self.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
+            return self._rows.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
         if step % LEVELS_MS["5m"]:
             parts = self._tens(scope, ids, metrics, span)
             told = [part for part in parts if len(part.ids)]
@@ -215,7 +220,7 @@ class Series(Rollups):
         else:
             kept = self._kept(scope, "5m", span, ids)
             parts = [
-                self.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids, counts=False),
+                self._rows.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids, counts=False),
                 fold_again(self._tens(scope, ids, metrics, *without(span, kept)), LEVELS_MS["5m"]),
             ]
         return fold_again(parts, step)
@@ -225,7 +230,7 @@ class Series(Rollups):
         value, and to read its samples may cost more than all that is rolled up."""
         if step % LEVELS_MS["10s"] or span[1] - span[0] <= FINE_MS:
             return span[1]
-        upto_ms, _ = self.rolled_up(scope, "10s", (span[1], span[1]))
+        upto_ms, _ = self._rollups.rolled_up(scope, "10s", (span[1], span[1]))
         return upto_ms if span[1] - upto_ms <= OPEN_MS else span[1]
 
     def _tens(self, scope: Scope, ids: Ids, metrics: Sequence[str], *spans: Span) -> list[Folded]:
@@ -235,14 +240,14 @@ class Series(Rollups):
             kept = self._kept(scope, "10s", span, ids)
             for level, parts in (("10s", kept), (None, without(span, kept))):
                 found.append(
-                    self.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids, counts=False)
+                    self._rows.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids, counts=False)
                 )
         return found
 
     def _kept(self, scope: Scope, level: str, span: Span, ids: Ids) -> list[Span]:
         """What of a span a rollup answers, in whole buckets."""
         width = LEVELS_MS[level]
-        upto_ms, holes = self.rolled_up(scope, level, span, ids)
+        upto_ms, holes = self._rollups.rolled_up(scope, level, span, ids)
         begin = -(-span[0] // width) * width
         end = max(begin, upto_ms // width * width)
         return without((begin, end), merged((low // width * width, -(-high // width) * width) for low, high in holes))
@@ -250,12 +255,42 @@ class Series(Rollups):
     def _finest_ms(self, scope: Scope, from_ms: int) -> int:
         """The shortest step that the store can still answer from then on: samples go before their rollups."""
         tables = {samples_table(scope): 1, **{rollup_table(scope, level): ms for level, ms in LEVELS_MS.items()}}
-        oldest = {ms: self.oldest_ms(name) for name, ms in tables.items()}
+        oldest = {ms: self._rows.oldest_ms(name) for name, ms in tables.items()}
         held = [each for each in oldest.values() if each is not None]
         if not held:
             return 1
         wanted = max(from_ms, min(held)) + 2 * LEVELS_MS["5m"]
         return next(ms for ms, each in oldest.items() if each is not None and each <= wanted)
+
+
+def _lay_out(
+    found: Stepped, stays: Sequence[Stay], metrics: Sequence[str], targets: int, grid: _Grid, span: Span
+) -> npt.NDArray[np.float32]:
+    """Return the values of each target on the grid, float32 [metrics, targets, points], NaN where there is none."""
+    ids, starts, columns = found
+    result = np.full((len(metrics), targets, grid.points), np.nan, np.float32)
+    places = grid.at(starts)
+    wanted = np.array([stay.entity_id for stay in stays], np.uint64)
+    lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
+    whole = all(stay.from_ms <= span[0] and stay.to_ms >= span[1] for stay in stays)
+    if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as most
+        counts = highs - lows
+        rows = np.repeat(lows - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        line, at = np.repeat(np.array([stay.target for stay in stays], np.intp), counts), places[rows]
+        for metric, lines in zip(metrics, result, strict=True):
+            lines[line, at] = columns[metric][rows]
+        return result
+    for stay, low, high in sorted(zip(stays, lows.tolist(), highs.tolist(), strict=True), key=_since):
+        mine = starts[low:high]
+        part = slice(
+            low + int(np.searchsorted(mine, stay.from_ms - grid.step, "right")),
+            low + int(np.searchsorted(mine, stay.to_ms)),
+        )
+        at = places[part]
+        for metric, lines in zip(metrics, result[:, stay.target], strict=True):
+            column = columns[metric][part]
+            lines[at] = np.where(np.isnan(column), lines[at], column)
+    return result
 
 
 def _since(found: tuple[Stay, int, int]) -> int:
@@ -301,11 +336,6 @@ def _check(scope: Scope, metrics: Sequence[str], from_ms: int, to_ms: int, max_p
     for metric in metrics:
         if metric not in BY_NAME or BY_NAME[metric].scope is not scope:
             raise ValueError(f"{metric!r} is no {scope} metric")
-
-
-def _grid(from_ms: int, to_ms: int, step: int) -> tuple[int, int]:
-    first = from_ms // step * step
-    return first, (to_ms - 1 - first) // step + 1
 
 
 def _spacing(ids: Ids, steps: Millis) -> int:

@@ -1,0 +1,132 @@
+"""Incidents, a row for each version, and the findings that they are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.sql import sql_time_range, sql_timestamp
+from drover_collector.store.table_writer import Ms, TableWriter
+from drover_core.model.events import (
+    Finding,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+    from_json,
+    to_json,
+)
+
+
+class IncidentTable:
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+
+    def write(self, incidents: Sequence[Incident]) -> None:
+        """A new version of each; the history stays."""
+        self._writer.insert(
+            "incidents",
+            incidents,
+            {
+                "id": lambda i: i.id,
+                "version": lambda i: i.version,
+                "opened": lambda i: Ms(i.opened_ms),
+                "closed": lambda i: Ms(i.closed_ms),
+                "updated": lambda i: Ms(i.updated_ms),
+                "json": to_json,
+            },
+        )
+
+    def newest(self, state: str = "all", since_ms: int = 0) -> list[Incident]:
+        """Newest versions, newest first. `since_ms`: those still open, or closed after it."""
+        if state not in ("open", "closed", "all"):
+            raise ValueError(f"{state!r} is not a state; open, closed or all")
+        having = {"open": "NOT shut", "closed": "shut", "all": "1"}[state]
+        if since_ms:
+            having += f" AND (NOT shut OR closed_at >= {sql_timestamp(since_ms)})"
+        newest = "(version, updated)"
+        # The text of the chosen versions only: there are many of each incident, and they are long.
+        chosen = (
+            f"SELECT id, max({newest}) AS last, argMax(isNotNull(closed), {newest}) AS shut,"
+            f" argMax(ifNull(closed, {sql_timestamp(0)}), {newest}) AS closed_at FROM incidents"
+            f" GROUP BY id HAVING {having}"
+        )
+        found = self._clients.rows(
+            "SELECT json FROM incidents WHERE (id, version, updated) IN"
+            f" (SELECT id, last.1, last.2 FROM ({chosen})) ORDER BY opened DESC, id LIMIT 1 BY id"
+        )
+        return [from_json(Incident, row["json"]) for row in found]
+
+    def history(self, incident: str) -> list[Incident]:
+        """All versions of one incident, oldest first."""
+        found = self._clients.rows(
+            "SELECT json FROM incidents FINAL WHERE id = {id:String} ORDER BY version, updated", {"id": incident}
+        )
+        return [from_json(Incident, row["json"]) for row in found]
+
+    def for_risk(self, since_ms: int, most: int = 100_000) -> list[Incident]:
+        """What `risk` remembers of the newest incidents, open or closed after `since_ms`; nothing of severity info."""
+        return self._brief(since_ms, most, " AND severity != 'info'")
+
+    def for_cost(self, since_ms: int, most: int = 100_000) -> list[Incident]:
+        """The same of all severities: what incidents cost, and where."""
+        return self._brief(since_ms, most, "")
+
+    def _brief(self, since_ms: int, most: int, where: str) -> list[Incident]:
+        """The newest incidents, open or closed after `since_ms`: members, times and hours without evidence, timeline
+        and words, of which 100,000 would take half a minute.
+        """
+        newest = "(version, updated)"
+        chosen = (
+            f"SELECT id, max({newest}) AS last FROM incidents GROUP BY id"
+            f" HAVING argMax(ifNull(closed, now64(3)), {newest}) >= {sql_timestamp(since_ms)}"
+        )
+        text = ", ".join(f"JSONExtractString(json, '{key}') AS {key}" for key in ("kind", "cause", "scope", "severity"))
+        found = self._clients.rows(
+            f"SELECT id, {text}, JSONExtractInt(json, 'opened_ms') AS opened_ms,"
+            " JSONExtractInt(json, 'since_ms') AS since_ms, JSONExtractRaw(json, 'members') AS members,"
+            " JSONExtract(json, 'closed_ms', 'Nullable(Int64)') AS closed_ms,"
+            " JSONExtract(json, 'gpu_hours_lost', 'Nullable(Float64)') AS lost,"
+            " JSONExtract(json, 'gpu_hours_waited', 'Nullable(Float64)') AS waited"
+            f" FROM incidents WHERE (id, version, updated) IN (SELECT id, last.1, last.2 FROM ({chosen}))"
+            f"{where} ORDER BY opened DESC, id LIMIT 1 BY id LIMIT {int(most)}"
+        )
+        return [
+            Incident(
+                row["id"], IncidentKind(row["kind"]), row["cause"], row["scope"], None, None,
+                tuple((str(node), gpu) for node, gpu in json.loads(row["members"])), row["opened_ms"], row["since_ms"],
+                row["closed_ms"], Severity(row["severity"]), 0.0, RecommendedAction.NONE, "", "",
+                gpu_hours_lost=row["lost"], gpu_hours_waited=row["waited"],
+            )
+            for row in found
+        ]  # fmt: skip
+
+
+class FindingTable:
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+
+    def write(self, findings: Sequence[Finding]) -> None:
+        self._writer.insert(
+            "findings",
+            findings,
+            {
+                "ts": lambda f: Ms(f.ts_ms),
+                "detector": lambda f: f.detector,
+                "kind": lambda f: str(f.kind),
+                "node": lambda f: f.node or "",
+                "json": to_json,
+            },
+        )
+
+    def between(self, from_ms: int, to_ms: int, limit: int = 10_000, node: str | None = None) -> list[Finding]:
+        """Findings of [from_ms, to_ms), oldest first."""
+        where, parameters = sql_time_range(from_ms, to_ms), {}
+        if node is not None:
+            where, parameters = f"{where} AND node = {{node:String}}", {"node": node}
+        which = f"WHERE {where} ORDER BY ts LIMIT {int(limit)}"
+        found = self._clients.rows(f"SELECT json FROM findings {which}", parameters)
+        return [from_json(Finding, row["json"]) for row in found]
