@@ -126,15 +126,7 @@ def _on_error(window: Window, s: XidState, event: Event, now_ms: int) -> list[Fi
         bursts.append([ts_ms, ts_ms])
         del bursts[:-PER_KEY]
     if event.backlog or event.forgeable:
-        if same_burst:
-            return []
-        old = "over an hour old, or from before the agent's start, the node's boot or its return to service"
-        why = old if event.backlog else "from a source that users can write to"
-        plain = replace(
-            verdict, severity=Severity.INFO, action=RecommendedAction.NONE,
-            advice=f"Nothing to do: the line is {why}.",
-        )  # fmt: skip
-        return [_opened(s, event, plain, ts_ms, None, (_line(event, ts_ms),))]
+        return [] if same_burst else [_history(s, event, verdict, ts_ms)]
     if verdict.recovered:
         if (recovered := s.open.get((event.node, event.gpu))) is not None:
             recovered.back_ms = now_ms
@@ -163,6 +155,16 @@ def _on_error(window: Window, s: XidState, event: Event, now_ms: int) -> list[Fi
     if verdict.app:
         return [] if same_burst else [_app_fault(s, event, verdict, ts_ms, job)]
     return [_hardware_fault(s, event, verdict, ts_ms, job)]
+
+
+def _history(s: XidState, event: Event, verdict: Verdict, ts_ms: int) -> Finding:
+    """Return an old line, or one that users could have written, as information."""
+    old = "over an hour old, or from before the agent's start, the node's boot or its return to service"
+    why = old if event.backlog else "from a source that users can write to"
+    plain = replace(
+        verdict, severity=Severity.INFO, action=RecommendedAction.NONE, advice=f"Nothing to do: the line is {why}."
+    )
+    return _opened(s, event, plain, ts_ms, None, (_line(event, ts_ms),))
 
 
 def _note(s: XidState, seen: Seen) -> None:
