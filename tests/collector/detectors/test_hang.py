@@ -63,7 +63,7 @@ def test_the_rank_without_a_kernel_is_named_after_ninety_seconds_and_ten_minutes
     told = run(change, 70)
     first = told[0]
     assert (first.node, first.gpu, first.scope, first.job) == ("n02", 5, "gpu", "812")
-    assert first.ts_ms - LAG_MS - first.since_ms == hang.TELL_MS
+    assert first.ts_ms - LAG_MS - first.since_ms == hang.REPORT_MS
     assert first.since_ms == START_MS + STOPS * 10_000
     assert (first.lost_gpus, first.waiting_gpus) == (1.0, 63.0)
     assert first.action is RecommendedAction.PROBE
@@ -147,7 +147,7 @@ def test_by_power_alone_it_takes_three_minutes() -> None:
         del gpu["tensor_active_ratio"], gpu["dram_active_ratio"]
 
     told = run(change, 40)
-    assert told[0].ts_ms - LAG_MS - told[0].since_ms == hang.TELL_ALONE_MS
+    assert told[0].ts_ms - LAG_MS - told[0].since_ms == hang.REPORT_ALONE_MS
 
 
 def test_a_job_that_never_worked_does_not_hang() -> None:
