@@ -99,7 +99,7 @@ class Seen:
     def xids(self) -> list[str]:
         return [e.code for e in self.events if e.kind == "xid"]
 
-    def told(self) -> list[str]:
+    def findings(self) -> list[str]:
         return [e.code for e in self.events if e.kind == "lifecycle"]
 
     def waits(self) -> bool:
@@ -183,12 +183,12 @@ SIGNS: dict[tuple[str, str], tuple[float, dict[str, float], Callable[[Seen], boo
     ("xid", "spi_failure"): (1.0, {"mmu": 1.0}, lambda s: sorted(s.xids()) == ["122", "31"]),
     ("xid", "nvlink5"): (1.0, {}, lambda s: s.xids() == ["145", "154"]),
     ("liveness", "silent"): (1.0, {}, mute),
-    ("liveness", "gpu_lost"): (1.0, {}, lambda s: gone(s) and s.told() == ["gpu_lost"]),
+    ("liveness", "gpu_lost"): (1.0, {}, lambda s: gone(s) and s.findings() == ["gpu_lost"]),
     ("liveness", "driver_hung"): (1.0, {}, lambda s: (
-        s.told() == ["driver_hung"] and np.isnan(s.sick["last"]["power_w"][s.gpu]) and not mute(s))),
+        s.findings() == ["driver_hung"] and np.isnan(s.sick["last"]["power_w"][s.gpu]) and not mute(s))),
     ("liveness", "rack_power"): (1.0, {}, mute),
     ("liveness", "clock_wrong"): (8.0, {"sign": 1.0}, lambda s: (
-        s.told() == ["clock_wrong"] and abs(s.sick["last"]["clock_offset_s"][s.node] - 8) < 0.1)),
+        s.findings() == ["clock_wrong"] and abs(s.sick["last"]["clock_offset_s"][s.node] - 8) < 0.1)),
     ("drift", "power_limit"): (0.2, {}, lambda s: s.change("power_limit_w") < 0.83),
     ("drift", "clock_limit"): (0.3, {}, lambda s: s.change("sm_clock_mhz") < 0.9),
     ("idle", "held"): (1.0, {}, lambda s: (
@@ -212,10 +212,10 @@ SIGNS: dict[tuple[str, str], tuple[float, dict[str, float], Callable[[Seen], boo
     ("thermal", "inlet_rack"): (6.0, {}, lambda s: warmer(s, "inlet_temp_c", s.node) > 5),
     ("thermal", "inlet_all"): (6.0, {}, lambda s: warmer(s, "inlet_temp_c", s.nodes) > 5),
     ("drift", "rollout"): (1.0, {"each_s": 60.0, "away_s": 40.0}, lambda s: (
-        s.told()[:2] == ["agent_stopped", "agent_started"])),
+        s.findings()[:2] == ["agent_stopped", "agent_started"])),
     ("link", "leaf_down"): (1.0, {"hold_s": 600.0}, lambda s: (
         bool(np.all(s.sick["last"]["link_up"][s.links] == 0)) and s.change("power_w") < 0.7)),
-    ("liveness", "maintenance"): (1.0, {}, lambda s: mute(s) and s.told() == ["agent_stopped"]),
+    ("liveness", "maintenance"): (1.0, {}, lambda s: mute(s) and s.findings() == ["agent_stopped"]),
     ("liveness", "telemetry_gap"): (1.0, {}, mute),
     ("memory", "corrected_background"): (1.0, {}, lambda s: s.grown("ecc_dram_corrected") > 100),
     ("idle", "low_load"): (0.8, {}, lambda s: s.change("gpu_util_ratio", s.members) < 0.4),

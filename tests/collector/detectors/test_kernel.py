@@ -48,11 +48,11 @@ def event(second: float, code: str, message: str, node: str = "n02", gpu: int | 
 def run(
     events: Mapping[int, Sequence[Event]], count: int = 8, nodes: int = 8, change: Change | None = None
 ) -> list[Finding]:
-    state, told = None, []
+    state, all_findings = None, []
     for window, now_ms in play(small_fleet(nodes), count, change, events=events):
         findings, state = kernel.detect(window, state, now_ms)
-        told += findings
-    return told
+        all_findings += findings
+    return all_findings
 
 
 def short(found: Sequence[Finding]) -> list[tuple[str, str, int | None, str, str]]:
@@ -72,10 +72,10 @@ def incidents(events: Mapping[int, Sequence[Event]], count: int = 8, index: Flee
 
 
 LINES = [
-    (told["code"], told["message"], told["gpu"])
+    (all_findings["code"], all_findings["message"], all_findings["gpu"])
     for case in sorted(CASES.iterdir())
-    for told in json.loads((case / "expected.json").read_text())["events"]
-    if told["kind"] == "kernel" and not told["forgeable"]
+    for all_findings in json.loads((case / "expected.json").read_text())["events"]
+    if all_findings["kind"] == "kernel" and not all_findings["forgeable"]
 ]
 FAULTS = {
     "DPC: containment", "Power fault", "Uncorrected (Fatal)", "device recovery failed", " UE memory",
@@ -185,9 +185,11 @@ def test_what_a_host_says_of_itself_hides_nothing_of_its_gpus() -> None:
             book = IncidentBook(small_fleet(), {}, lambda incident, asked: asked)
             for number, together in enumerate([findings(host), gpus][::order]):
                 book.apply(together, START_MS + number * 10_000, closing=False)
-            told = {(r.incident.gpu, r.incident.cause, r.incident.severity, r.incident.action) for r in book.open()}
-            assert {(f.gpu, f.cause, f.severity, f.action) for f in gpus} < told
-            assert len(told) == 4
+            all_findings = {
+                (r.incident.gpu, r.incident.cause, r.incident.severity, r.incident.action) for r in book.open()
+            }
+            assert {(f.gpu, f.cause, f.severity, f.action) for f in gpus} < all_findings
+            assert len(all_findings) == 4
 
 
 def test_a_note_keeps_no_fault_open() -> None:
@@ -382,13 +384,13 @@ def test_a_restarted_collector_tells_nothing_twice_and_forgets_nothing_held() ->
     old = event(27, "edac", UNCORRECTED, received_ms=START_MS + 27_500)
     fresh = event(57, "nvme", "nvme nvme1: Device not ready; aborting reset", received_ms=START_MS + 57_500)
     windows = [(w.newest, now_ms) for w, now_ms in play(index, 10)]
-    before, told = Engine(index, Policy.load(), START_MS), {}
+    before, all_findings = Engine(index, Policy.load(), START_MS), {}
     for bucket, now_ms in windows[:6]:
         came = [e for e in (old, fresh) if bucket.start_ms <= (e.received_ms or 0) < bucket.end_ms]
         for outcome in (before.on_events(came, bucket.end_ms), before.on_bucket(bucket, now_ms)):
-            told |= {i.id: i for i in outcome.incidents}
-    assert [i.cause for i in told.values()] == ["host_memory"], "the other one waits for company"
-    engine.restore(list(told.values()), [bucket for bucket, _ in windows[:6]], [old, fresh])
+            all_findings |= {i.id: i for i in outcome.incidents}
+    assert [i.cause for i in all_findings.values()] == ["host_memory"], "the other one waits for company"
+    engine.restore(list(all_findings.values()), [bucket for bucket, _ in windows[:6]], [old, fresh])
     found = [f for bucket, now_ms in windows[6:] for f in engine.on_bucket(bucket, now_ms).findings]
     assert [f.cause for f in found] == ["nvme"]
 

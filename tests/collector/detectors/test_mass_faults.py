@@ -106,10 +106,10 @@ class Site:
         sizes: list[int] = []
         judge = pipeline.engine.on_events
 
-        def counted(told: Sequence[Event], now_ms: int) -> Outcome:
-            sizes.append(len(told))
-            assert all(now_ms - STORM_MS <= (event.received_ms or 0) <= now_ms for event in told)
-            return judge(told, now_ms)
+        def counted(findings: Sequence[Event], now_ms: int) -> Outcome:
+            sizes.append(len(findings))
+            assert all(now_ms - STORM_MS <= (event.received_ms or 0) <= now_ms for event in findings)
+            return judge(findings, now_ms)
 
         pipeline.engine.on_events = counted  # type: ignore[method-assign]
         pipeline.take_events(events)
@@ -127,7 +127,7 @@ class Site:
     def drained(self) -> int:
         return sum("DRAIN" in node.states for node in self.slurm.held.values())
 
-    def told(self) -> Counter[tuple[str, str]]:
+    def findings(self) -> Counter[tuple[str, str]]:
         """(step, cause) of each message that the receiver has got."""
         bodies = [json.loads(request.body) for request in self.receiver.got]
         return Counter((body["type"].removeprefix("incident."), body["data"]["cause"]) for body in bodies)
@@ -156,14 +156,14 @@ async def test_500_nodes_at_once_are_one_page_and_no_drain_also_after_hours_and_
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500
             assert all(event.id in d.reason for d in held), "each says what holds it back"
-            assert site.told() == {("opened", MASS): 1}
+            assert site.findings() == {("opened", MASS): 1}
             await site.tick(pipeline, HOURS * 360)
             await site.settled(pipeline)
         async with site.running() as pipeline:
             await site.tick(pipeline, HOURS * 360 + 1)
             await site.settled(pipeline)
             assert [i.id for i in pipeline.incidents.values() if of_guard(i) and i.closed_ms is None] == [event.id]
-        assert site.told() == {("opened", MASS): 1}, "one page, and no more of it"
+        assert site.findings() == {("opened", MASS): 1}, "one page, and no more of it"
         assert (site.drained(), site.slurm.effects, store.actions.newest()) == (0, [], [])
 
 
@@ -186,9 +186,9 @@ async def test_500_nodes_one_after_the_other_are_one_page_where_a_route_waits_an
                 await site.settled(pipeline)
             (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
             assert len(event.members) == 500
-        told = site.told()
-        assert {key: count for key, count in told.items() if key[0] == "opened"} == {("opened", MASS): 1}
-        assert told["changed", MASS] <= 1, "its growth, in one message of the same page"
+        findings = site.findings()
+        assert {key: count for key, count in findings.items() if key[0] == "opened"} == {("opened", MASS): 1}
+        assert findings["changed", MASS] <= 1, "its growth, in one message of the same page"
         assert 0 < site.drained() < policy.guard.mass_nodes
 
 
@@ -210,7 +210,7 @@ async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Sto
             ]
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500
-        assert site.told() == {("opened", MASS): 1}
+        assert site.findings() == {("opened", MASS): 1}
         assert site.drained() == 0
 
 

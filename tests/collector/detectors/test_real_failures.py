@@ -134,16 +134,16 @@ def test_a_storm_of_800_000_lines_is_one_node_that_is_drained_and_nothing_else()
         for n in range(distinct)
     ]
     merger = EventMerger(expect_kernel_log=True)
-    told: list[NodeEvent] = []
+    reported: list[NodeEvent] = []
     for second in range(span_ms // 1000):
         now_ms = START_MS + 40_000 + second * 1000
         of_now = [dataclasses.replace(event, ts_ms=now_ms) for event in base]
         for n in range(lines // (span_ms // 1000) + (lines % (span_ms // 1000) > second)):
-            told += merger.offer(of_now[n % distinct])
-        told += merger.due(now_ms + 999)
-    told += merger.flush()
-    assert sum(event.count for event in told) == lines
-    assert len(told) <= 8 * (span_ms // WINDOW_MS + 2)  # an event for each GPU and window: all that leaves the node
+            reported += merger.offer(of_now[n % distinct])
+        reported += merger.due(now_ms + 999)
+    reported += merger.flush()
+    assert sum(event.count for event in reported) == lines
+    assert len(reported) <= 8 * (span_ms // WINDOW_MS + 2)  # an event for each GPU and window: all that leaves the node
 
     fleet = Fleet(16)
     fleet.play(
@@ -152,7 +152,7 @@ def test_a_storm_of_800_000_lines_is_one_node_that_is_drained_and_nothing_else()
                 f"storm/{n}", event.ts_ms, "n05", event.gpu, event.kind, event.code, event.message, event.source,
                 count=event.count,
             )
-            for n, event in enumerate(told)
+            for n, event in enumerate(reported)
         ]
     )  # fmt: skip
     assert fleet.drained() == {"n05"}  # XID 95 is an uncontained memory error: this one is rightly drained

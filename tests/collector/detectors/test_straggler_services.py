@@ -100,7 +100,7 @@ def test_a_clock_below_all_natural_spread_at_full_power_needs_no_duty() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "told"), [(slice(8, 16), 0), (slice(8, 9), 1)], ids=["a whole node", "one GPU"])
-def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, told: int) -> None:
+def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, findings: int) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 40:
             gpu["dram_active_ratio"][gpus] /= 1.1
@@ -109,4 +109,4 @@ def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, told:
     for window, now_ms in play(index, 80, change):
         found, state = straggler.detect(window, state, now_ms)
         causes |= {(f.node, f.cause) for f in found}
-    assert causes == ({("n01", "hbm")} if told else set())
+    assert causes == ({("n01", "hbm")} if findings else set())

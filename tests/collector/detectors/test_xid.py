@@ -65,18 +65,18 @@ def test_a_fatal_xid_is_told_at_once() -> None:
 
 def test_a_burst_is_one_finding_and_a_storm_keeps_the_state_small() -> None:
     feed = Feed()
-    told = [f for n in range(2000) for f in feed.events(line(95, n * 50))]
-    assert len(told) == 1
+    findings = [f for n in range(2000) for f in feed.events(line(95, n * 50))]
+    assert len(findings) == 1
     assert feed.state is not None
     assert sum(len(b) for b in feed.state.bursts.values()) == 1
 
 
 def test_the_same_code_after_the_gap_is_a_new_burst_and_five_of_them_ask_for_repair() -> None:
     feed = Feed()
-    told = [f for n in range(5) for f in feed.events(line(119, n * 10 * MINUTE))]
-    assert len(told) == 5
-    assert "repair" not in told[3].advice
-    assert "repair" in told[4].advice
+    findings = [f for n in range(5) for f in feed.events(line(119, n * 10 * MINUTE))]
+    assert len(findings) == 5
+    assert "repair" not in findings[3].advice
+    assert "repair" in findings[4].advice
 
 
 def test_a_worse_line_within_a_burst_is_told() -> None:
@@ -236,7 +236,7 @@ def test_old_bursts_are_forgotten() -> None:
 
 def ticks(feed: Feed, start_ms: int, minutes: int, **columns: float) -> list[Finding]:
     """Buckets of `minutes`, in which GPU 2 of n01 has these values."""
-    told = []
+    findings = []
     for n in range(minutes * 6):
         now_ms = START_MS + start_ms + n * 10_000
         bucket = training_bucket(INDEX, 0, start_ms=now_ms)
@@ -244,8 +244,8 @@ def ticks(feed: Feed, start_ms: int, minutes: int, **columns: float) -> list[Fin
             bucket.gpu[name] = np.zeros(INDEX.gpu_count)  # type: ignore[index]  # a bucket of our own
             bucket.gpu[name][10] = value
         found, feed.state = xid.detect(Window(INDEX, (bucket,), True, (), START_MS), feed.state, now_ms + 10_000)
-        told += found
-    return told
+        findings += found
+    return findings
 
 
 def test_an_agent_that_starts_again_does_not_prove_that_the_gpu_was_reset() -> None:
