@@ -1,4 +1,4 @@
-"""Each trouble of the adversary shows in the columns, beside the same fleet without it; the plan keeps its word."""
+"""Each trouble of the adversary shows in the columns, compared with the same fleet without it; the plan is kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _hopper(fleet: AdversaryFleet) -> bool:
 
 
 class Seen:
-    """A fleet with one trouble beside its healthy twin: means over the trouble's last minutes, events, counters."""
+    """A fleet with one trouble and its healthy twin: means over the trouble's last minutes, events, counters."""
 
     def __init__(self, name: tuple[str, str], severity: float, **facts: float) -> None:
         fleet, kind = base(), KINDS[name]
@@ -342,13 +342,13 @@ def test_what_a_site_lacks_is_absent_and_never_a_number() -> None:
     for tick, _ in zip(fleet.ticks(), range(20), strict=False):
         for name, where in fleet.realism.gpu_lacks.items():
             assert np.isnan(tick.gpu[name][where]).all()
-        for columns, heard in (
+        for columns, present in (
             (tick.gpu, tick.gpu_present),
             (tick.node, tick.node_present),
             (tick.link, tick.link_present),
         ):
-            assert all(np.isnan(values[~heard]).all() for values in columns.values())
-            assert all(len(values) == len(heard) for values in columns.values())
+            assert all(np.isnan(values[~present]).all() for values in columns.values())
+            assert all(len(values) == len(present) for values in columns.values())
 
 
 def test_a_coarse_run_is_the_same_fleet() -> None:

@@ -69,7 +69,7 @@ def test_is_quiet_on_healthy_training(detector: Detector) -> None:
 
 
 @each_detector
-def test_copes_with_no_columns_at_all_and_says_so(detector: Detector) -> None:
+def test_copes_with_no_columns_and_says_so(detector: Detector) -> None:
     state = None
     for window, now_ms in play(small_fleet(), 5):
         bare = tuple(dataclasses.replace(b, gpu={}, node={}, link={}) for b in window.buckets)

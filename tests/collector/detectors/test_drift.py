@@ -35,7 +35,7 @@ INDEX = small_fleet(16, 8, 4)  # four racks of four nodes
 
 
 class Fleet:
-    """What nodes told, and what the detector says of it at a time."""
+    """Inventories that nodes reported, and the detector's findings at a time."""
 
     def __init__(self) -> None:
         self.findings = Inventory(INDEX)
@@ -68,7 +68,7 @@ class Fleet:
         return found
 
 
-def test_an_old_driver_is_told_once_it_has_settled() -> None:
+def test_an_old_driver_is_reported_once_it_has_settled() -> None:
     fleet = Fleet()
     fleet.change(5, HOUR, driver_version="535.54.03")
     assert fleet.look(HOUR + 5 * MINUTE) == []
@@ -88,7 +88,7 @@ def test_one_node_that_is_ahead_is_a_note() -> None:
     assert "an older version" in found.summary
 
 
-def test_a_rollout_is_no_fault_of_the_rest_and_who_was_missed_is_told_when_it_rests() -> None:
+def test_a_rollout_is_no_fault_of_the_rest_and_who_was_missed_is_reported_when_it_rests() -> None:
     fleet = Fleet()
     for n in range(15):  # a node an hour; the last one is missed
         fleet.change(n, (n + 1) * HOUR, driver_version="580.65.06")
@@ -142,15 +142,15 @@ def test_a_second_standard_and_a_fleet_without_agreement_are_no_drift() -> None:
     assert fleet.look(HOUR) == []
 
 
-def test_values_that_are_not_told_are_unknown_and_no_drift() -> None:
+def test_values_that_are_not_reported_are_unknown_and_no_drift() -> None:
     fleet = Fleet()
     fleet.change(5, HOUR, gpu3__ecc_mode="")
     assert fleet.look(2 * HOUR) == []
-    fleet.change(5, 2 * HOUR, gpu3__ecc_mode="on")  # back as it was: nothing has changed
+    fleet.change(5, 2 * HOUR, gpu3__ecc_mode="on")  # back to its former value: nothing has changed
     assert fleet.findings.gpu["ecc_mode"].changed_ms.max() == 0
 
 
-def test_what_most_have_not_told_is_not_judged() -> None:
+def test_what_most_have_not_reported_is_not_judged() -> None:
     findings = Inventory(INDEX)
     for n in range(5):
         findings.update(f"n{n:02d}", {"driver_version": "570" if n else "535"}, START_MS)
@@ -186,7 +186,7 @@ def test_a_vbios_is_compared_as_bytes() -> None:
     assert compare("96.00.74.00.1C", "96.00.A5.00.01", 16) == -1
 
 
-def test_a_planned_cap_that_is_lifted_node_by_node_is_told_of_nobody_and_one_forgotten_is() -> None:
+def test_a_planned_cap_that_is_lifted_node_by_node_is_reported_nobody_and_one_forgotten_is() -> None:
     fleet = Fleet()
     for node in range(4):
         fleet.change(node, HOUR + node * MINUTE, all__power_limit_set_w="525")
@@ -212,8 +212,8 @@ def test_who_mends_one_of_two_does_not_end_the_incident_of_the_other() -> None:
     assert {f.node for f in found} == {"n09"}
 
 
-def test_a_restart_forgets_nobody_that_was_told_of() -> None:
-    """Two differ; one of them is mended after a restart: that undoes a planned setting only where nobody was told."""
+def test_a_restart_forgets_nobody_that_was_reported_of() -> None:
+    """Two differ; one is repaired after a restart: that undoes a planned setting only if none was reported before."""
     fleet, state = Fleet(), drift.DriftState()
     fleet.findings = Inventory(INDEX)
     for number, node in enumerate(INDEX.nodes):

@@ -120,7 +120,7 @@ def test_one_gpu_at_work_is_no_standstill(kept: str) -> None:
     assert run(change, 40) == []
 
 
-def test_a_pause_shorter_than_ninety_seconds_is_not_told() -> None:
+def test_a_pause_shorter_than_ninety_seconds_is_not_reported() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS and number % 10 < 8:
             spin(gpu)
@@ -139,7 +139,7 @@ def test_full_power_is_work_of_a_kind_that_no_channel_shows() -> None:
 
 
 def test_by_power_alone_it_takes_three_minutes() -> None:
-    """A100s without DCGM tell utilisation and power."""
+    """A100s without DCGM have utilisation and power only."""
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
@@ -157,7 +157,7 @@ def test_a_job_that_never_worked_does_not_hang() -> None:
     assert run(change, 40) == []
 
 
-def test_a_job_of_which_a_node_is_not_heard_may_be_working() -> None:
+def test_a_job_with_a_node_that_does_not_report_may_be_working() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
             spin(gpu)
@@ -171,7 +171,7 @@ def test_a_job_of_which_a_node_is_not_heard_may_be_working() -> None:
     assert reported == []
 
 
-def test_another_job_begins_anew_and_what_is_gone_is_forgotten() -> None:
+def test_another_job_begins_again_and_what_is_gone_is_forgotten() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
             spin(gpu)
@@ -186,8 +186,8 @@ def test_another_job_begins_anew_and_what_is_gone_is_forgotten() -> None:
     assert set(state.jobs) == {"813"}
 
 
-def test_a_job_that_falls_silent_while_it_stands_still_is_not_told() -> None:
-    """Nor does what was told speak of values that are not there."""
+def test_a_job_that_falls_silent_while_it_stands_still_is_not_reported() -> None:
+    """Its evidence contains no absent values either."""
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
@@ -201,10 +201,10 @@ def test_a_job_that_falls_silent_while_it_stands_still_is_not_told() -> None:
         return reported
 
     assert run_silent(STOPS + 4) == []
-    assert len(run_silent(STOPS + 12)) == 4, "until nobody is heard"
+    assert len(run_silent(STOPS + 12)) == 4, "until no GPU reports"
 
 
-def test_a_gpu_without_utilisation_that_is_heard_is_not_called_silent() -> None:
+def test_a_gpu_without_utilisation_that_reports_is_not_called_silent() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["gpu_util_ratio"][:] = 1.0
         if number >= STOPS:
@@ -292,7 +292,7 @@ def judge(recording: Recording) -> list[Finding]:
     return reported
 
 
-def test_simulated_hangs_are_told_with_the_right_gpu() -> None:
+def test_simulated_hangs_are_reported_with_the_right_gpu() -> None:
     reported = judge(record(1320, 10, lambda spec: [Fault("hang", "rank_stopped", "r01n02", 3, 200.0, 560.0)]))
     assert {(f.node, f.gpu) for f in reported} == {("r01n02", 3)}
 

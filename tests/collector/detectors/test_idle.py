@@ -76,7 +76,7 @@ def test_minutes_of_work_a_copy_or_another_job_start_the_wait_again() -> None:
     assert feed.tick([0], 20) == []
 
 
-def test_half_a_minute_of_it_does_not_and_work_that_goes_on_ends_what_was_told() -> None:
+def test_half_a_minute_of_it_does_not_and_work_that_goes_on_ends_what_was_reported() -> None:
     feed = Feed()
     feed.tick([0], BUCKETS - 2)
     feed.tick([0], 3, pcie_tx_bytes_per_s=2e9)  # a save, as a job makes that does nothing else
@@ -116,7 +116,7 @@ def test_after_an_hour_it_is_a_warning_of_those_that_have_rested_so_long() -> No
 def test_the_warning_comes_with_the_bucket_that_completes_the_hour() -> None:
     feed = Feed()
     feed.jobs[8:16], feed.names = 1, ("812", "813")
-    feed.tick([0], 3)  # the other job rests half a minute later: what stands is told once a minute
+    feed.tick([0], 3)  # the other job is idle half a minute later: open findings repeat once a minute
     findings = feed.tick([0, 9], WARN_MS // 10_000 - 1)
     assert {f.job: f.severity for f in findings} == {"812": Severity.WARNING, "813": Severity.INFO}
     assert {f.job: f.severity for f in feed.tick([0, 9])} == {"812": Severity.WARNING, "813": Severity.WARNING}

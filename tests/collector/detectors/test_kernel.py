@@ -89,7 +89,7 @@ NO_FAULTS = ("mlx5_core 0000:5c:00.0: Port module event", "Non-fatal firmware", 
 
 
 @pytest.mark.parametrize(("code", "message", "gpu"), LINES, ids=lambda value: str(value)[:60])
-def test_of_all_lines_that_an_agent_tells_only_these_are_faults(code: str, message: str, gpu: int | None) -> None:
+def test_of_all_lines_that_an_agent_shows_only_these_are_faults(code: str, message: str, gpu: int | None) -> None:
     rule = rule_of(event(0, code, message, gpu=gpu))
     warns = rule is not None and rule.severity is not Severity.INFO and rule.least == 1
     expected = any(words in message for words in FAULTS) and not any(words in message for words in NO_FAULTS)
@@ -130,7 +130,7 @@ def test_no_rule_asks_for_a_drain_and_every_rule_is_for_a_code_that_agents_tell(
             None,
             ("pcie_device", "node", None, "info", "none"),
         ),
-        # A port that tells of a device which it does not name otherwise: that one's own line follows.
+        # A port's line about another device: that device's own line follows.
         (FATAL.replace("Fatal", "Non-Fatal"), None, ("pcie_device", "node", None, "info", "none")),
     ],
 )
@@ -141,7 +141,7 @@ def test_pcie_errors_of_gpus_and_ports_are_probed_others_are_not(
 
 
 @pytest.mark.parametrize("second", [26.0, 36.5])
-def test_a_pcie_error_beside_a_gpu_that_falls_off_the_bus_is_that_gpus(second: float) -> None:
+def test_a_pcie_error_next_to_a_gpu_that_falls_off_the_bus_is_that_gpus(second: float) -> None:
     """As the node's line, without the GPU's slot; before XID 79 or after it."""
     line = "pcieport 0000:3a:02.0: DPC: containment event, status:0x1f01 source:0x0000"
     lost = event(27, "79", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", gpu=5, kind="xid")
@@ -168,7 +168,7 @@ def findings(*found: tuple[str, IncidentKind, str, int | None, Severity, Recomme
 
 
 def test_what_a_host_says_of_itself_hides_nothing_of_its_gpus() -> None:
-    """A fan that waits for its repair for weeks, a note of the driver: a GPU that fails there is told all the same."""
+    """A fan that awaits repair for weeks, a line of the driver: a GPU that fails there is still reported."""
     warning, critical, info = Severity.WARNING, Severity.CRITICAL, Severity.INFO
     thermal, liveness, straggler = IncidentKind.THERMAL, IncidentKind.LIVENESS, IncidentKind.STRAGGLER
     gpus = findings(
@@ -274,7 +274,7 @@ def test_out_of_memory_never_warns() -> None:
         assert {f.severity for f in found} == {Severity.INFO}
 
 
-def test_a_storm_of_one_line_is_told_every_few_minutes_and_is_one_incident() -> None:
+def test_a_storm_of_one_line_is_reported_every_few_minutes_and_is_one_incident() -> None:
     events = {n: [event(10 * n + 7, "edac", UNCORRECTED, count=100)] for n in range(2, 60)}
     found = run(events, 60)
     assert 1 < len(found) <= 1 + 600_000 // kernel.AGAIN_MS
@@ -282,7 +282,7 @@ def test_a_storm_of_one_line_is_told_every_few_minutes_and_is_one_incident() -> 
     assert (incident.cause, incident.action, incident.closed_ms) == ("host_memory", RecommendedAction.ADVISE, None)
 
 
-def test_worse_is_told_at_once_after_what_was_less() -> None:
+def test_worse_is_reported_at_once_after_what_was_less() -> None:
     found = run({
         2: [event(27, "mce", "{1}[Hardware Error]: event severity: recoverable")],
         4: [event(47, "mce", "[Hardware Error]: Uncorrected, software restartable error.")],
@@ -327,7 +327,7 @@ def growing(name: str, per_s: float, nodes: Sequence[int], buckets: range) -> Ch
     return change
 
 
-def test_fans_are_told_when_the_board_says_so_twice() -> None:
+def test_fans_are_reported_when_the_board_says_so_twice() -> None:
     found = run({}, 20, change=node_values("fans_failed", {3: {5: 2}}))
     assert short(found) == [("fan", "node", None, "warning", "advise")]
     assert found[0].node == "n05"
@@ -349,25 +349,25 @@ def test_a_board_that_falls_silent_has_no_fan_that_failed() -> None:
     assert run({}, 40, change=change) == []
 
 
-def test_a_counter_that_grows_tells_what_a_lost_line_did_not() -> None:
+def test_a_counter_that_grows_shows_what_a_lost_line_did_not() -> None:
     found = run({}, 12, change=node_values("edac_uncorrected", {0: {1: 900, 2: 4}, 5: {2: 6}}))
     assert short(found) == [("host_memory", "node", None, "warning", "advise")]
     assert found[0].node == "n02"
     assert "2 more" in found[0].summary
 
 
-def test_a_line_and_its_counter_are_told_once() -> None:
+def test_a_line_and_its_counter_are_reported_once() -> None:
     counter = node_values("edac_uncorrected", {3: {2: 1}})
     assert len(run({2: [event(27, "edac", UNCORRECTED)]}, 20, change=counter)) == 1
     assert len(run({3: [event(31, "edac", UNCORRECTED)]}, 20, change=counter)) == 1
 
 
-def test_a_counter_that_begins_anew_after_a_reboot_is_no_error() -> None:
+def test_a_counter_that_begins_again_after_a_reboot_is_no_error() -> None:
     assert run({}, 12, change=node_values("edac_uncorrected", {0: {1: 900}, 5: {1: 0}})) == []
     assert run({}, 12, change=node_values("edac_corrected", {0: {1: 9e6}, 5: {1: 0}})) == []
 
 
-def test_corrected_errors_are_told_above_their_rate_and_while_they_last() -> None:
+def test_corrected_errors_are_reported_above_their_rate_and_while_they_last() -> None:
     def of(name: str, per_s: float, nodes: Sequence[int] = (4,), buckets: range = range(2, 14)) -> list[Finding]:
         return run({}, 14, change=growing(name, per_s, nodes, buckets))
 
@@ -378,7 +378,7 @@ def test_corrected_errors_are_told_above_their_rate_and_while_they_last() -> Non
     assert {f.severity for f in of("edac_corrected", 20, range(8))} == {Severity.INFO}
 
 
-def test_a_restarted_collector_tells_nothing_twice_and_forgets_nothing_held() -> None:
+def test_a_restarted_collector_shows_nothing_twice_and_forgets_nothing_held() -> None:
     index = small_fleet()
     engine = Engine(index, Policy.load(), START_MS)
     old = event(27, "edac", UNCORRECTED, received_ms=START_MS + 27_500)

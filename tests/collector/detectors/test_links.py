@@ -1,4 +1,4 @@
-"""Network ports and leaf switches: what is told, of whom, and when it is not."""
+"""Network ports and leaf switches: what is reported, for which node, and when it is not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.link_findings import PORT, Columns, run
 from testbed.simulated_buckets import record
 
 
-def test_a_port_that_is_down_is_told_after_20_s_and_drains_after_four_minutes() -> None:
+def test_a_port_that_is_down_is_reported_after_20_s_and_drains_after_four_minutes() -> None:
     def change(number: int, link: Columns) -> None:
         if number >= 3:
             link["link_up"][PORT] = 0.0
@@ -83,7 +83,7 @@ def test_a_flap_is_counted_once_although_the_counter_comes_a_bucket_later() -> N
     assert {f.cause for f in run(change, count=12)} == {"port_down"}
 
 
-def test_ports_that_never_were_up_and_counters_that_begin_anew_are_nothing() -> None:
+def test_ports_that_never_were_up_and_counters_that_begin_again_are_nothing() -> None:
     def change(number: int, link: Columns) -> None:
         link["link_up"][PORT] = 0.0
         link["symbol_errors"] += 0.0 if number >= 5 else 1e6
@@ -130,8 +130,10 @@ def test_ports_of_a_node_that_boots_again_and_again_do_not_flap() -> None:
     assert {f.cause for f in run(change, count=60)} <= {"port_down"}
 
 
-@pytest.mark.parametrize(("length_s", "told_after", "grave_after"), [(60, 2, 5), (600, 2, 2)])
-def test_a_bucket_of_minutes_tells_how_it_ended_not_how_long(length_s: int, told_after: int, grave_after: int) -> None:
+@pytest.mark.parametrize(("length_s", "reported_after", "grave_after"), [(60, 2, 5), (600, 2, 2)])
+def test_a_bucket_of_minutes_shows_how_it_ended_not_how_long(
+    length_s: int, reported_after: int, grave_after: int
+) -> None:
     index, state, kept, reported = small_fleet(ports=8), None, Buckets(KEPT), {}
     for number in range(10):
         bucket = training_bucket(index, number)
@@ -141,7 +143,7 @@ def test_a_bucket_of_minutes_tells_how_it_ended_not_how_long(length_s: int, told
         found, state = links.detect(Window(index, kept.all(), True, (), START_MS), state, 0)
         for finding in found:
             reported.setdefault(finding.severity, number - 2)
-    assert min(reported.values()) == told_after
+    assert min(reported.values()) == reported_after
     assert reported[Severity.CRITICAL] == grave_after
 
 
@@ -172,7 +174,7 @@ def test_what_is_down_for_longer_than_a_restart_reads_stays_an_incident(down: li
     assert "mlx5_7" not in str(after.evidence)
 
 
-def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_nothing() -> None:
+def test_a_switch_of_two_nodes_is_reported_as_such_and_one_of_a_single_node_drains_nothing() -> None:
     """What only one node is seen by may be dead as well as the node: no drain without a sign that the switch lives."""
 
     def fleet(nodes: int) -> FleetIndex:
@@ -252,7 +254,7 @@ def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> No
         assert "3 times" in switch.evidence[0].text
 
 
-def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_told_later_has_an_id_of_its_own() -> None:
+def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_reported_later_has_an_id_of_its_own() -> None:
     only = [detector for detector in DETECTORS if detector.name == "links"]
     subject = Engine(small_fleet(ports=8), Policy.load(), START_MS, only)
     reported = {}
@@ -291,7 +293,7 @@ def test_flaps_are_remembered_over_a_restart_and_none_is_counted_twice() -> None
     assert "went down 3 times" in after.summary
 
 
-def test_errors_of_one_port_are_told_with_their_rate_and_those_of_all_are_not() -> None:
+def test_errors_of_one_port_are_reported_with_their_rate_and_those_of_all_are_not() -> None:
     def one(number: int, link: Columns) -> None:
         link["symbol_errors"][PORT] += 150.0 * number
 
@@ -341,7 +343,7 @@ def test_columns_are_worked_through_once_however_many_gpus_are_hit(monkeypatch: 
     assert hit(4) == hit(1) > 0
 
 
-def test_a_simulated_port_that_flaps_is_told_of_its_node_alone() -> None:
+def test_a_simulated_port_that_flaps_is_reported_its_node_alone() -> None:
     recording = record(1330, 8, lambda spec: [Fault("link", "ib_flap", "r01n02", None, 100.0, 400.0)])
     state, reported, kept = None, [], Buckets(KEPT)
     for bucket in recording.buckets:

@@ -1,4 +1,4 @@
-"""NVLink and PCIe of GPUs: what is told, of whom, and when it is not."""
+"""NVLink and PCIe of GPUs: what is reported, for which GPU, and when it is not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_errors_of_nvlinks_and_replays_of_pcie() -> None:
     }  # fmt: skip
 
 
-def test_counters_that_are_read_each_30_s_are_told_as_those_of_each_10_s() -> None:
+def test_counters_that_are_read_each_30_s_are_reported_as_those_of_each_10_s() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["nvlink_crc_errors"] = np.where((number + np.arange(64)) % 3 == 0, 0.0, np.nan)
         gpu["nvlink_crc_errors"][21] += 1500.0 * number
@@ -60,7 +60,7 @@ def test_counters_that_are_read_each_30_s_are_told_as_those_of_each_10_s() -> No
     assert {f.evidence[0].value for f in findings} == {150.0}
 
 
-def test_what_most_gpus_of_a_node_show_is_told_once_of_the_node() -> None:
+def test_what_most_gpus_of_a_node_show_is_reported_once_of_the_node() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["nvlink_active_links"][16 : 16 + (2 if number < 6 else 8)] = 12.0
 

@@ -66,7 +66,7 @@ def test_a_node_that_comes_back_is_over() -> None:
     assert not any(f.cleared for f in reported[:-1])
 
 
-def test_no_single_node_is_blamed_while_nobody_is_heard_or_right_after() -> None:
+def test_no_single_node_is_blamed_while_no_node_reports_or_right_after() -> None:
     reported = run(20, lambda number: range(8) if 4 <= number < 12 else [1, 2] if number == 12 else [])
     assert {f.cause for f in reported} == {"no_telemetry"}
     assert {f.action for f in reported} == {RecommendedAction.NONE}
@@ -81,7 +81,7 @@ def test_buckets_that_nobody_was_in_time_for_neither_end_a_silence_nor_call_the_
     assert run(20, lambda number: range(8) if 12 <= number < 12 + gap else []) == []
 
 
-def test_a_node_whose_rows_come_late_is_told_as_late_and_never_drained() -> None:
+def test_a_node_whose_rows_come_late_is_reported_as_late_and_never_drained() -> None:
     def run_late(late: Callable[[int], Sequence[int]], count: int, away: Sequence[int]) -> list[Finding]:
         index, state, reported, held = small_fleet(12), None, [], Buckets(6)
         for window, now_ms in play(index, count, None, lambda number: away if number >= 4 else []):
@@ -154,7 +154,7 @@ def test_a_stopped_agent_is_planned_until_its_node_speaks_again() -> None:
     assert any(f.cause == "silent" for f in reported)  # the second silence was announced by nobody
 
 
-def test_a_gpu_that_the_agent_lost_is_told_at_once_and_until_it_is_back() -> None:
+def test_a_gpu_that_the_agent_lost_is_reported_at_once_and_until_it_is_back() -> None:
     reported = run(9, events={3: [lifecycle("gpu_lost", gpu=4)], 6: [lifecycle("gpu_back", gpu=4, at_ms=70_000)]})
     assert {(f.scope, f.node, f.gpu, f.cause) for f in reported} == {("gpu", "n02", 4, "gpu_lost")}
     assert reported[0].severity is Severity.CRITICAL
@@ -313,7 +313,7 @@ def test_values_of_a_gpu_that_an_agent_called_lost_end_it_when_no_word_of_its_re
 def test_after_a_pause_of_the_collector_a_silence_is_said_from_the_nodes_last_report_and_judged_from_the_pause() -> (
     None
 ):
-    """ "Silent for 1 min" stood beside "last heard 38 min ago"."""
+    """ "Silent for 1 min" was shown next to "last report 38 min ago"."""
     index, state, held, reported = small_fleet(), None, Buckets(6), list[tuple[int, Finding]]()
     for window, now_ms in play(index, 30, None, lambda number: [2] if number >= 6 else []):
         number = (window.newest.start_ms - START_MS) // 10_000

@@ -107,7 +107,7 @@ def test_511_remapped_rows_are_quiet() -> None:
     assert run(change) == []
 
 
-def test_an_uncorrected_error_is_told_when_it_is_new_and_not_when_it_was_there_before() -> None:
+def test_an_uncorrected_error_is_reported_when_it_is_new_and_not_when_it_was_there_before() -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu["ecc_dram_uncorrected"][3] = 7  # since long ago
         gpu["ecc_dram_uncorrected"][11] = 1 if number >= 3 else 0
@@ -140,12 +140,12 @@ def test_corrected_errors_matter_only_in_a_storm() -> None:
     assert {(f.node, f.gpu, f.cause, f.action) for f in reported} == {("n01", 3, "ecc_storm", RecommendedAction.PROBE)}
 
 
-def test_rows_that_are_replaced_one_after_the_other_are_told_before_the_gpu_vanishes() -> None:
+def test_rows_that_are_replaced_one_after_the_other_are_reported_before_the_gpu_vanishes() -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu["remapped_rows_corrected"] = np.full(64, 30.0)  # since long ago
         gpu["remapped_rows_corrected"][11] += number // 4  # 1.5 a minute
         gpu["remapped_rows_corrected"][20] += number // 12  # 4 within this time
-        gpu["remapped_rows_corrected"][40] = np.nan if number < 9 else 80  # heard late
+        gpu["remapped_rows_corrected"][40] = np.nan if number < 9 else 80  # reports late
 
     reported = run(change, 50)
     assert {(f.node, f.gpu, f.cause, f.action) for f in reported} == {

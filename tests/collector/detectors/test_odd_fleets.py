@@ -23,7 +23,7 @@ from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
 pytestmark = pytest.mark.timeout(300)  # whole histories, also on a machine that has other work
 whole_histories = settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
 
-SKUS = {"H100": 1.0, "H200": 1.0, "A100": 0.57, "B200": 1.43, "": 1.0}  # power against that of an H100; "": not told
+SKUS = {"H100": 1.0, "H200": 1.0, "A100": 0.57, "B200": 1.43, "": 1.0}  # power against that of an H100; "": unknown
 FAMILIES = {
     "an old driver": ("power_limit_w", "clock_event_reasons", "thermal_margin_c", "row_remap_failed",
                       "row_remap_pending", "remapped_rows_uncorrected"),
@@ -214,15 +214,15 @@ FAULTS = {"a remap": _remap, "heat": _hot, "a cap": _capped, "lanes": _lanes, "N
 
 @pytest.mark.parametrize("fault", FAULTS)
 @settings(whole_histories, max_examples=4)
-@given(beside=odd_fleets(), gpus=st.sampled_from([4, 7, 8, 16]))
-def test_a_fault_does_not_vanish_because_other_boards_stand_beside_it(fault: str, beside: Odd, gpus: int) -> None:
+@given(around=odd_fleets(), gpus=st.sampled_from([4, 7, 8, 16]))
+def test_a_fault_does_not_vanish_because_other_boards_are_in_the_fleet(fault: str, around: Odd, gpus: int) -> None:
     ours = tuple(NodeSpec(f"a{n}", "ra", "la", "train", "H200", gpus) for n in range(4))
-    others = tuple(node for node in beside.index.nodes if node.sku)
+    others = tuple(node for node in around.index.nodes if node.sku)
 
     def reported(nodes: tuple[NodeSpec, ...]) -> set[tuple[str, str, str | None, int | None]]:
         index = FleetIndex(FleetSpec(nodes))
         offsets = np.zeros(index.node_count)
-        odd = Odd(index, beside.missing, beside.dropped, offsets, beside.seed, "each SKU", beside.zeros)
+        odd = Odd(index, around.missing, around.dropped, offsets, around.seed, "each SKU", around.zeros)
         _, found = played(odd, (bucket_of(odd, number, FAULTS[fault]) for number in range(40)))
         return {(f.detector, f.cause, f.node, f.gpu) for f in found}
 

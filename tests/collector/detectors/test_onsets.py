@@ -48,7 +48,7 @@ def test_where_nothing_was_learnt_before_the_fault_nothing_is_said_of_before() -
     assert before_of(findings) == [{}] * len(findings)
 
 
-def test_after_a_fault_of_a_young_job_the_same_gpu_is_learnt_as_it_is() -> None:
+def test_after_a_fault_of_a_young_job_the_same_gpu_is_learnt_unchanged() -> None:
     """Its next fault is held against its health, not against the fault before."""
 
     def change(number: int, gpu: Columns, _node: Columns) -> None:
@@ -99,7 +99,7 @@ def test_bad_cooling_began_with_the_first_bucket_that_shows_it_though_no_load_wa
 
 
 def test_what_a_gpus_cooling_was_in_its_own_past_is_not_learnt_while_heat_holds_it_down() -> None:
-    """A rise of 15 % is no bad cooling by itself; heat that holds the GPU down is told, and its past stays."""
+    """A rise of 15 % alone is not bad cooling; heat that throttles the GPU is reported, and its past stays."""
 
     def change(number: int, gpu: Columns, _node: Columns) -> None:
         gpu["throttle_thermal_sw_us"][21] = max(0, number - 50) * 4e6

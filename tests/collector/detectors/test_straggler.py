@@ -138,7 +138,7 @@ def test_a_narrow_pcie_link_needs_an_effect() -> None:
     assert {(f.gpu, f.cause) for f in run(late)} == {(5, "pcie")}
 
 
-def test_a_late_host_is_told_of_the_node() -> None:
+def test_a_late_host_is_reported_the_node() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 4:
             gpu["gpu_util_ratio"][8:16] = 0.85
@@ -199,7 +199,7 @@ def sleeps(gpu: Columns, which: np.ndarray | int) -> None:
 def test_what_a_job_holds_and_does_not_use_is_no_straggler(which: np.ndarray | int) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         sleeps(gpu, which)
-        node.clear()  # only gpu.parquet: no CPU to tell a late host by
+        node.clear()  # only gpu.parquet: no CPU to recognise a late host
 
     assert run(change) == []
 
@@ -294,7 +294,7 @@ def test_a_port_for_management_is_compared_with_its_like() -> None:
     assert "25 Gb/s" in ports(rates, "eth0")[0].summary
 
 
-def test_boards_that_the_fleet_file_does_not_name_are_told_by_their_memory_clock() -> None:
+def test_boards_that_the_fleet_file_does_not_name_are_reported_by_their_memory_clock() -> None:
     spec = FleetSpec(tuple(dataclasses.replace(n, sku="") for n in small_fleet(12).nodes))
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
@@ -310,7 +310,7 @@ def test_boards_that_the_fleet_file_does_not_name_are_told_by_their_memory_clock
     assert reported == []
 
 
-def test_two_gpus_of_a_small_job_that_both_lost_lanes_are_both_told() -> None:
+def test_two_gpus_of_a_small_job_that_both_lost_lanes_are_both_reported() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["pcie_width"][[1, SLOW]] = 4
         gpu["gpu_util_ratio"][[1, SLOW]] = 0.9
@@ -321,7 +321,7 @@ def test_two_gpus_of_a_small_job_that_both_lost_lanes_are_both_told() -> None:
     assert {(f.node, f.gpu, f.cause) for f in run(change, jobs=sixteen)} == {("n00", 1, "pcie"), ("n01", 5, "pcie")}
 
 
-def test_a_clock_that_nothing_governs_is_told_where_no_duty_is_read() -> None:
+def test_a_clock_that_nothing_governs_is_reported_where_no_duty_is_read() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
             del gpu[metric]
@@ -335,7 +335,7 @@ def test_a_clock_that_nothing_governs_is_told_where_no_duty_is_read() -> None:
     assert {(f.gpu, f.cause) for f in run(change)} == {(5, "clock")}
 
 
-def test_a_node_whose_clocks_are_locked_in_a_job_of_eight_is_told() -> None:
+def test_a_node_whose_clocks_are_locked_in_a_job_of_eight_is_reported() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["clock_event_reasons"][8:16] = 0x2
         gpu["sm_clock_mhz"][8:16] *= 0.85

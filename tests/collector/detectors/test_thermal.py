@@ -34,7 +34,7 @@ def heat(gpu: Columns, which: slice, ratio: float) -> None:
     gpu["thermal_margin_c"][which] = 87 - gpu["gpu_temp_c"][which]
 
 
-def test_a_bad_heat_sink_is_told_with_its_resistance() -> None:
+def test_a_bad_heat_sink_is_reported_with_its_resistance() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 4:
             heat(gpu, slice(21, 22), 1.6)
@@ -58,7 +58,7 @@ def test_the_headline_stays_where_one_reason_of_two_goes() -> None:
     assert all("n02 is cooled badly: core" in f.summary for f in later)
 
 
-def test_under_a_light_load_one_gpu_is_told_when_it_is_clear_of_the_sensors_and_a_whole_node_is_not() -> None:
+def test_under_a_light_load_one_gpu_is_reported_when_it_is_clear_of_the_sensors_and_a_whole_node_is_not() -> None:
     def light(which: slice, over_c: float) -> Callable[[int, Columns, Columns], None]:
         def change(number: int, gpu: Columns, _node: Columns) -> None:
             gpu["power_w"][:] = 240.0  # of 700
@@ -245,7 +245,7 @@ def test_a_bad_gpu_whose_neighbours_stay_warm_too_is_its_nodes_fans() -> None:
 
 
 def test_the_demos_cooling_fault_keeps_its_cause_while_others_write_checkpoints() -> None:
-    """Minute 41 of `drover demo`, where a job of 16 nodes of 32 pauses: told as a second incident, of fans, once."""
+    """Minute 41 of `drover demo`, where a job of 16 nodes of 32 pauses: reported once as a second incident, of fans."""
     spec = build_fleet(32, 7)
     fault = next(f for f in demo_faults(spec, 7) if f.kind == "thermal")
     fleet = SimulatedFleet(spec, 7, [fault], START_MS)

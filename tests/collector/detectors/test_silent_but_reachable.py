@@ -1,4 +1,4 @@
-"""A silent node whose scheduler hears it is not dead: it is advised about, not drained, and counts like any other."""
+"""A silent node that its scheduler still reaches is not dead: it is not drained, and it counts as any other."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_where_another_detector_asks_too_a_person_is_asked_and_other_faults_do_n
 
 
 def test_a_broken_upgrade_of_the_agents_drains_nobody_past_the_caps() -> None:
-    """The review's: a rack of 4, of which 2 may be out; a person has drained two, and an XID of the third is held."""
+    """A case of the review: in a rack of 4, 2 may be out. A person has drained two, and an XID of the third is held."""
     rack = [f"n{n:03d}" for n in range(4)]
     for answers, expected in (
         (dict.fromkeys(rack, True), {"n002": ("held", "drain"), "n003": ("act", "advise")}),
@@ -85,7 +85,7 @@ def test_a_broken_upgrade_of_the_agents_drains_nobody_past_the_caps() -> None:
     assert {d.wanted for d in made} == {RecommendedAction.ADVISE}
 
 
-def test_a_heard_node_counts_as_in_service_and_one_without_a_word_as_missing_for_others() -> None:
+def test_a_reporting_node_counts_as_in_service_and_one_without_a_word_as_missing_for_others() -> None:
     two = [silent("n000"), silent("n001")]
     assert findings(decide(decider({"n000": True, "n001": True}), [*two, incident("n002")], 1000)[0])["n002"] == (
         "act", "drain",
@@ -96,7 +96,7 @@ def test_a_heard_node_counts_as_in_service_and_one_without_a_word_as_missing_for
     )  # fmt: skip
 
 
-def test_a_word_that_changes_is_decided_anew_and_the_question_ends() -> None:
+def test_a_word_that_changes_is_decided_again_and_the_question_ends() -> None:
     subject, open_ = decider({}), [silent("n003")]
     assert findings(decide(subject, open_, 1000)[0]) == {"n003": ("pending_approval", "drain")}
     subject.answers = {"n003": True}
