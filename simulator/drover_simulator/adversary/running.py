@@ -257,10 +257,10 @@ class AdversaryRun:
         node_present = ~silent
         gpu_present = ~(m.lost | m.hung[hw.gpu_node] | silent[hw.gpu_node])
         link_present = ~silent[hw.link_node]
-        for columns, heard in ((gpu, gpu_present), (node, node_present), (link, link_present)):
-            if not heard.all():
+        for columns, present in ((gpu, gpu_present), (node, node_present), (link, link_present)):
+            if not present.all():
                 for values in columns.values():
-                    values[~heard] = np.nan
+                    values[~present] = np.nan
         return Tick(ts_ms, gpu, node, link, self._arrived(), gpu_present, node_present, link_present)
 
     def _correct(self, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
