@@ -161,7 +161,7 @@ SIGNS: dict[tuple[str, str], tuple[float, dict[str, float], Callable[[Seen], boo
         s.change("gpu_util_ratio") < 0.05 and s.change("gpu_util_ratio", s.peers) > 0.97
         and s.change("power_w", s.peers) < 0.7)),
     ("thermal", "cooling"): (1.0, {}, lambda s: warmer(s, "gpu_temp_c", s.gpu) > 10),
-    ("thermal", "fan"): (0.8, {"told": 1.0}, lambda s: (
+    ("thermal", "fan"): (0.8, {"reported": 1.0}, lambda s: (
         s.sick["last"]["fans_failed"][s.node] == 1 and s.change("gpu_temp_c") > 1.1)),
     ("memory", "uncorrectable"): (1.0, {"remapped": 0.0, "contained": 0.0}, lambda s: (
         s.xids()[:4] == ["48", "64", "95", "154"] and state("row_remap_failed", 1)(s))),

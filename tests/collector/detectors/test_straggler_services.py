@@ -99,7 +99,7 @@ def test_a_clock_below_all_natural_spread_at_full_power_needs_no_duty() -> None:
     assert slow(0.82) == set()
 
 
-@pytest.mark.parametrize(("gpus", "told"), [(slice(8, 16), 0), (slice(8, 9), 1)], ids=["a whole node", "one GPU"])
+@pytest.mark.parametrize(("gpus", "findings"), [(slice(8, 16), 0), (slice(8, 9), 1)], ids=["a whole node", "one GPU"])
 def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, findings: int) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 40:
