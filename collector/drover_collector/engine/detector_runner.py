@@ -88,13 +88,8 @@ class DetectorRunner:
     def add_bucket(self, bucket: Bucket) -> None:
         """Add the newest closed bucket. Buckets come in order of time."""
         self.buckets.append(bucket)
-<<<<<<< HEAD
-        self.rhythm.add_bucket(bucket)
-        self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
-=======
         self.report_interval.add_bucket(bucket)
         self._gpu_reported_ms[bucket.gpu_rows > 0] = bucket.end_ms
->>>>>>> main
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         self._node_reported_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
         self._newest_end_ms, self._newest_length_ms = bucket.end_ms, bucket.length_ms

@@ -53,19 +53,11 @@ class DetectorWarmup:
         self.over: dict[object, Finding] = {}
         self.missed: dict[object, Finding] = {}
         self._known = [i for i in incidents if not {kernel.NAME, xid.NAME}.isdisjoint(i.detectors)]
-<<<<<<< HEAD
-        for detector in DETECTORS:
-            senses.states[detector.name] = detector.restored(incidents, senses.index, senses.started_ms)
-        self._back, self._boots = back, Boots(senses.index)
-        self._told = deque(sorted(((e.received_ms or e.ts_ms, e) for e in events), key=lambda entry: entry[0]))
-        self._since: list[tuple[int, tuple[Event, ...] | str]] = []  # what was judged, and who came back, meanwhile
-=======
         for detector in DETECTORS:
             runner.states[detector.name] = detector.restored(incidents, runner.index, runner.context.started_ms)
         self._back, self._boots = back, Boots(runner.index)
         self._events = deque(sorted(((e.received_ms or e.ts_ms, e) for e in events), key=lambda entry: entry[0]))
         self._since: list[tuple[int, tuple[Event, ...] | str]] = []  # events judged, and nodes that returned, meanwhile
->>>>>>> main
 
     def add_bucket(self, bucket: Bucket) -> None:
         """Judge the next bucket, after the events that were judged before it."""

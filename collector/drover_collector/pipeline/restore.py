@@ -153,13 +153,8 @@ def _add_bucket(bucket: Bucket) -> Callable[[Engine], None]:
     return lambda engine: engine.recall(bucket)
 
 
-<<<<<<< HEAD
-def _inventories(ask: Callable[[], Sequence[InventoryReport]]) -> Callable[[Engine], None]:
-    told = ask()
-=======
 def _inventories(ask: Callable[[], Sequence[InventoryReport]]) -> Callable[[Engine], None]:
     found = ask()
->>>>>>> main
 
     def take(engine: Engine) -> None:
         for ts_ms, node, facts in found:

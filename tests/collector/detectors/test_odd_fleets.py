@@ -108,15 +108,9 @@ def bucket_of(odd: Odd, number: int, change: Change | None = None) -> Bucket:
 def played(odd: Odd, buckets: Iterator[Bucket]) -> tuple[Engine, list[Finding]]:
     engine, reported = Engine(odd.index, Policy.named("nvidia"), START_MS), []
     for bucket in buckets:
-<<<<<<< HEAD
         reported += engine.on_bucket(bucket, bucket.end_ms + LAG_MS).findings
-    assert engine.troubles == {}, engine.troubles
-    return engine, reported
-=======
-        told += engine.on_bucket(bucket, bucket.end_ms + LAG_MS).findings
     assert engine.errors == {}, engine.errors
-    return engine, told
->>>>>>> main
+    return engine, reported
 
 
 @whole_histories
@@ -220,15 +214,9 @@ FAULTS = {"a remap": _remap, "heat": _hot, "a cap": _capped, "lanes": _lanes, "N
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-<<<<<<< HEAD
-@settings(whole_histories, max_examples=4)
+@settings(whole_histories, max_examples=examples(4))
 @given(around=odd_fleets(), gpus=st.sampled_from([4, 7, 8, 16]))
 def test_a_fault_does_not_vanish_because_other_boards_are_in_the_fleet(fault: str, around: Odd, gpus: int) -> None:
-=======
-@settings(whole_histories, max_examples=examples(4))
-@given(beside=odd_fleets(), gpus=st.sampled_from([4, 7, 8, 16]))
-def test_a_fault_does_not_vanish_because_other_boards_are_in_the_fleet(fault: str, beside: Odd, gpus: int) -> None:
->>>>>>> main
     ours = tuple(NodeSpec(f"a{n}", "ra", "la", "train", "H200", gpus) for n in range(4))
     others = tuple(node for node in around.index.nodes if node.sku)
 

@@ -216,7 +216,9 @@ def test_where_no_inlet_is_read_a_room_that_warms_is_no_gpus_own_rise(fails: boo
     assert {(f.cause, f.node, f.gpu) for f in run(change, 60)} == ({("cooling", "n00", 3)} if fails else set())
 
 
-@pytest.mark.parametrize(("ratio", "reported"), [(1.25, {("fan", "n02", None)}), (1.15, set())], ids=["by 25 %", "by 15 %"])
+@pytest.mark.parametrize(
+    ("ratio", "reported"), [(1.25, {("fan", "n02", None)}), (1.15, set())], ids=["by 25 %", "by 15 %"]
+)
 def test_a_node_whose_gpus_are_all_warmer_needs_no_gpu_that_is_by_far(ratio: float, reported: set[object]) -> None:
     assert {
         (f.cause, f.node, f.gpu) for f in run(lambda _number, gpu, _node: heat(gpu, slice(16, 24), ratio))
