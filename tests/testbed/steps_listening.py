@@ -57,5 +57,5 @@ def row(reading: Reading) -> dict[str, float]:
 def h100s(count: int = 8, model: str = "NVIDIA H100 80GB HBM3") -> Gpus:
     gpus = Gpus()
     for slot in range(count):
-        gpus.tell(Entity(Scope.GPU, f"S{slot}", slot, serial=f"S{slot}", model=model))
+        gpus.set_entity(Entity(Scope.GPU, f"S{slot}", slot, serial=f"S{slot}", model=model))
     return gpus
