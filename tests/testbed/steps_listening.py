@@ -37,9 +37,9 @@ class Listening:
 
     def after(self, send: Callable[[], object], heard: int = 1) -> Reading:
         """The reading after `send`, when this many datagrams more were heard."""
-        before = self.source.heard
+        before = self.source.received
         send()
-        wait_until(lambda: self.source.heard >= before + heard, "the reports are heard")
+        wait_until(lambda: self.source.received >= before + heard, "the reports are heard")
         return self.source.read(T)
 
     def send(self, **fields: object) -> None:

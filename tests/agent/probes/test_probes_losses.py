@@ -66,7 +66,7 @@ def test_who_waits_for_ranks_gives_signs_of_life(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(ranks.time, "sleep", sleeps)
     monkeypatch.setattr(ranks.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(ranks, "_heard", lambda _: None)
+    monkeypatch.setattr(ranks, "_received", lambda _: None)
     told: list[float] = []
     given = replace(context(tmp_path, seconds=1.0), show_progress=lambda _text: told.append(now_s))
     rank = SimpleNamespace(exitcode=None)
