@@ -185,9 +185,11 @@ def test_a_chart_shows_at_once_what_is_older_than_all_that_was_known(store: Stor
     late = random_batch(rng, T0 - 2 * CHUNK, T0, 1500)  # each GPU in each step, nearly
     if by_another:
         store.samples.write(late)
-        marks = [store.dirty_ranges._mark(Scope.GPU, low, low + CHUNK, None) for low in (T0 - 2 * CHUNK, T0 - CHUNK)]
-        store.dirty_ranges._insert_marks(marks)
-        store.dirty_ranges._marks.clear()
+        marks = [
+            store.dirty_ranges._new_range(Scope.GPU, low, low + CHUNK, None) for low in (T0 - 2 * CHUNK, T0 - CHUNK)
+        ]
+        store.dirty_ranges._insert(marks)
+        store.dirty_ranges._ranges.clear()
         store.dirty_ranges.load()
     else:
         store_batch(store, late)
