@@ -56,7 +56,7 @@ def read(store):
         "SELECT entity_id, count() AS n, sum(gpu_temp_c) AS s FROM gpu_samples GROUP BY entity_id")
     return {
         "rows": {row["entity_id"]: row["n"] for row in rows},
-        "damages": [[d.table, str(d.path), d.from_ms, d.to_ms, d.sentence] for d in store.integrity.look()],
+        "damages": [[d.table, str(d.path), d.from_ms, d.to_ms, d.sentence] for d in store.integrity.check_set_aside()],
         "held": [list(lanes.values()) for lanes in held.values()],
     }
 
@@ -241,7 +241,7 @@ def asked(store):
         pass
     yield [steps(store, 10), steps(store, 300), len(store.dirty_ranges.all())]
     yield [store.clients.rows(f"SELECT count() AS n FROM {table} FINAL")[0]["n"] for table in ("gpu_10s", "gpu_5m")]
-    yield sorted({damage.table for damage in store.integrity.look()})
+    yield sorted({damage.table for damage in store.integrity.check_set_aside()})
 
 start = int(sys.argv[3])
 stores = [Store.open(f"chdb://{sys.argv[1]}?database={name}", retention_days=3650) for name in sys.argv[2].split()]

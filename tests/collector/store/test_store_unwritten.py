@@ -62,7 +62,7 @@ for second in range(5):
 unwritten(5)
 write(5)
 assert held() == {"n": 6, "p": 6}, held()
-assert store.integrity.look() == ()
+assert store.integrity.check_set_aside() == ()
 
 may_write(0)  # a merge: what was acknowledged long ago goes into a part that is not on the disk
 with contextlib.suppress(StoreError):  # the engine's own merge may have come before it
@@ -76,11 +76,11 @@ else:
     command, store.integrity._clients.command = store.integrity._clients.command, refused
     for _ in range(2):  # the disk is not well yet: nothing may be given up
         with contextlib.suppress(StoreError):
-            store.integrity._look_at_merged()
+            store.integrity._check_merged()
     store.integrity._clients.command = command
-    store.integrity._look_at_merged()
+    store.integrity._check_merged()
 assert held() == {"n": 7, "p": 7}, held()
-assert [damage.table for damage in store.integrity.look()] == ["gpu_samples"], store.integrity.look()
+assert [damage.table for damage in store.integrity.check_set_aside()] == ["gpu_samples"], store.integrity.check_set_aside()
 store.close()
 store = Store.open(f"chdb://{sys.argv[1]}/store", retention_days=3650)
 assert held() == {"n": 7, "p": 7}, held()

@@ -252,7 +252,7 @@ class Clients:
                 writer.write_table(data)
             before = self._whole.before(table, lambda: _folder_of(client, table))
             if broken := self._whole.take_broken(table):  # the disk takes something again
-                sources.clear(self, table, untold=broken)
+                sources.clear(self, table, unacknowledged=broken)
             client.command(f"INSERT INTO {table} ({columns}) FROM INFILE '{quoted(file)}' FORMAT Arrow")
             if not self._whole.after(table, before):
                 raise OSError(0, f"what was written to table {table} is not on the disk")
