@@ -190,7 +190,7 @@ def test_of_a_damaged_backup_all_that_is_whole_comes_back_when_asked_for(
     noted["gpu_samples"] -= rows
     assert told["rows"] == +noted
     assert len(told["lost"]) == 1
-    assert f"damaged in the backup, and not restored: {told['lost'][0]}" in salvaged.stderr
+    assert f"not restored, because it is damaged in the backup: {told['lost'][0]}" in salvaged.stderr
     assert f"table gpu_samples, rows from {iso(T0)[:13]}" in told["lost"][0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b1", "store"]
 
@@ -236,10 +236,10 @@ def test_a_backup_leaves_the_stores_reserve_free_or_is_refused(
     """Else maintenance would delete the oldest samples for the room that the copy took."""
     total = 1000 << 30
     disk_of(monkeypatch, keep_free(total, 0) - (1 << 20), total)
-    with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
+    with pytest.raises(StoreError, match="the store would delete its oldest samples"):
         store.backups.make(tmp_path / "b", T0)
     disk_of(monkeypatch, 3 << 30, total)
-    with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
+    with pytest.raises(StoreError, match="the store would delete its oldest samples"):
         store.backups.make(tmp_path / "b", T0, 4 << 30)  # the setting, store.keep_free_bytes
     assert list(tmp_path.iterdir()) == []
     store.backups.make(tmp_path / "b", T0, 1 << 30)

@@ -167,7 +167,7 @@ def test_histories_are_forgotten_in_a_cluster_too(cluster_front: Front) -> None:
     ("url", "says"),
     [
         ("clickhouse:///x", "has no host"),
-        ("clickhouse://u:hush@h:no/x", "its port is no number"),
+        ("clickhouse://u:hush@h:no/x", "its port is not a number"),
         ("clickhouse://u:hush@h/x?sure=1", "'sure' is not known here"),
         ("clickhouse://u:hush@h/x?secure=yes", "secure must be 0 or 1"),
         ("clickhouse://u:hush@h/x?timeout_s=0", "timeout_s must be"),
