@@ -17,7 +17,7 @@ from drover_collector.detectors.links.ports import ports_of
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.fleet.ports import FOUND_MOST
+from drover_collector.fleet.ports import FOUND_MAX
 from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import BY_NAME, Scope
@@ -224,12 +224,12 @@ def test_an_agent_that_reports_thousands_of_ports_fills_no_memory() -> None:
     index = small_fleet(4)
     index.ports.add(("n00", f"eth{n}") for n in range(8000))
     index.ports.add([("n01", "mlx5_0")])
-    assert len(index.ports) == FOUND_MOST + 1
-    assert index.ports.left_out == {"n00": 8000 - FOUND_MOST}
+    assert len(index.ports) == FOUND_MAX + 1
+    assert index.ports.left_out == {"n00": 8000 - FOUND_MAX}
     assert index.ports.number("n01", "mlx5_0") is not None
     engine = Engine(index, Policy.load(), 0)
     engine.on_bucket(training_bucket(index, 0), T0)
-    assert any(f"{8000 - FOUND_MOST} network ports of n00" in text for text in engine.could_not_judge())
+    assert any(f"{8000 - FOUND_MAX} network ports of n00" in text for text in engine.could_not_judge())
 
 
 def test_the_order_in_which_ports_came_changes_nothing_that_is_said() -> None:

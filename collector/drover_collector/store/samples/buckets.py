@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Ints, Lazy
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Ints, LazyColumns
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.records import Mask, Stored, storage_dtype
@@ -40,7 +40,7 @@ class _Laid:
         for name, (stored, present) in self.columns.items():
             if present.any():
                 made[name] = packed(name, stored, present)
-        return Lazy(made)
+        return LazyColumns(made)
 
 
 class BucketReader:
@@ -153,7 +153,7 @@ class BucketReader:
                 laid, present = np.zeros(count, stored.dtype), np.zeros(count, np.bool_)
                 laid[target], present[target] = stored[rows], there
                 columns[name] = packed(name, laid, present)
-        return Lazy(columns), counts
+        return LazyColumns(columns), counts
 
     def _laid(self, index: FleetIndex, scope: Scope, starts: list[int], values: bool) -> list[_Laid]:
         places = [self._registry.map(index, scope, at + BUCKET_MS) for at in starts]
