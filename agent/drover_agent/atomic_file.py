@@ -1,4 +1,4 @@
-"""Small state files that are whole or not there, also after a power cut."""
+"""Write small state files that are complete or absent, also after a power cut."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Replace `path` by `data` in one step. `sync` False is enough where losing the newest version does no harm.
+    """Replace `path` by `data` in one step. `sync=False`: a power cut may lose the newest version.
 
     Raises:
         OSError: the old content is still there.

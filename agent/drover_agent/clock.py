@@ -1,4 +1,4 @@
-"""Time as a parameter, so that tests need not wait for it."""
+"""Clocks as a parameter, so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ import asyncio
 import time
 from typing import Any, Protocol
 
-EARLY_S = 0.0005  # a timer that is early by the difference of the two clocks would make a second of no length
+EARLY_S = 0.0005  # a timer may fire early by the difference of the two clocks, which would repeat a second
 
 
 class Clock(Protocol):
-    """The wall clock (it may jump), a steady one, and waiting on the latter."""
+    """A wall clock, which may jump, a steady clock, and waiting by the steady one."""
 
     def now_ms(self) -> int: ...
 
     def monotonic(self) -> float: ...
 
     def up_ms(self) -> int:
-        """Since the machine booted, the time it slept too."""
+        """Return ms since the machine booted, including time asleep."""
 
     async def sleep(self, seconds: float) -> None: ...
 
     async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
-        """Whether it is done within this time; it goes on if it is not."""
+        """Wait for `future` and return whether it was done in time. It is not cancelled if it was not."""
 
     async def second(self) -> None:
-        """Until the wall clock's next whole second. Who looks at something once a second looks when the sources are
-        read: a process that wakes once for all of them costs less than one that wakes for each."""
+        """Wait until the wall clock's next whole second.
+
+        Everything that runs once a second waits here: a process that wakes once for all costs less.
+        """
 
 
 class SystemClock:
-    """The machine's own."""
+    """The machine's clocks."""
 
     def __init__(self) -> None:
         self._await_second: list[asyncio.Future[None]] = []
@@ -48,7 +50,7 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
     async def within(self, future: asyncio.Future[Any], seconds: float) -> bool:
-        if not future.done():  # by hand: `asyncio.wait` costs twice as much, and this is once for each tick
+        if not future.done():  # `asyncio.wait` costs twice as much, and this runs each tick
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
 
@@ -66,15 +68,15 @@ class SystemClock:
         return future.done()
 
     async def second(self) -> None:
-        """One timer for all who wait for it."""
+        """Wait with one timer for all callers."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         if not self._await_second:
-            loop.call_later(1.0 - time.time() % 1.0 + EARLY_S, self._tell_second)
+            loop.call_later(1.0 - time.time() % 1.0 + EARLY_S, self._wake_all)
         self._await_second.append(waiter)
         await waiter
 
-    def _tell_second(self) -> None:
+    def _wake_all(self) -> None:
         waiting, self._await_second = self._await_second, []
         for waiter in waiting:
             if not waiter.done():  # cancelled

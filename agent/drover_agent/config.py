@@ -1,4 +1,4 @@
-"""Settings of the agent: one table gives the parser, its errors, `drover-agent config` and the docs."""
+"""Settings of the agent. One declaration gives the parser, its errors, `drover-agent config` and the docs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drover_agent.urls import url_trouble, urls_trouble
+from drover_agent.urls import url_error, urls_error
 from drover_core.settings import (
     SettingsError,
     between,
@@ -23,7 +23,7 @@ from drover_core.settings import (
 DEFAULT_PATH = Path("/etc/drover/agent.toml")
 
 
-def _addresses(value: tuple[str, ...]) -> str | None:
+def _check_addresses(value: tuple[str, ...]) -> str | None:
     if not value:
         return 'must name at least one collector, as in ["collector1:7301"]'
     for item in value:
@@ -33,39 +33,39 @@ def _addresses(value: tuple[str, ...]) -> str | None:
     return None
 
 
-def _page(value: str) -> str | None:
+def _check_page(value: str) -> str | None:
     if value in ("", "auto"):
         return None
-    return url_trouble(value)
+    return url_error(value)
 
 
-def _servers(value: tuple[str, ...]) -> str | None:
+def _check_servers(value: tuple[str, ...]) -> str | None:
     if not value:
         return None
-    return urls_trouble(value)
+    return urls_error(value)
 
 
 @dataclass(frozen=True)
 class SpoolConfig:
-    """Where data waits until a collector holds it."""
+    """Where data waits until a collector has stored it."""
 
     dir: str = setting("/var/lib/drover/agent", "folder for data that no collector has acknowledged yet")
     max_bytes: int = setting(
         512 * 2**20,
-        "size of the spool in bytes; over it the oldest telemetry is dropped, and events last",
+        "size of the spool in bytes; above it the oldest telemetry is dropped first, then the oldest events",
         between(2**20, 2**40),
     )
     max_age_s: float = setting(7 * 86400.0, "telemetry older than this is dropped", between(60, 10 * 365 * 86400))
     keep_acked_s: float = setting(
         600.0,
-        "how long acknowledged data is kept, in case the collector's machine loses power",
+        "how long acknowledged data is kept in case the collector's machine loses power",
         between(0, 86400),
     )
 
 
 @dataclass(frozen=True)
 class TlsConfig:
-    """Mutual TLS towards the collectors: all three files, or none for plain connections."""
+    """Mutual TLS to the collectors: all three files, or none for connections without TLS."""
 
     ca: str | None = setting(None, "PEM file of the authority that signed the collectors' certificates")
     cert: str | None = setting(None, "PEM file of this agent's certificate, with the name drover://agent/NODE")
@@ -76,44 +76,43 @@ class TlsConfig:
 class AgentConfig:
     node: str | None = setting(None, "name of this node; the host name unless set")
     collectors: tuple[str, ...] = setting(
-        ("127.0.0.1:7301",), "addresses of collectors; the next one is tried when one fails", _addresses
+        ("127.0.0.1:7301",), "addresses of collectors; if one fails, the next is tried", _check_addresses
     )
     interval_s: float = setting(1.0, "seconds between two readings", between(0.1, 600))
-    batch_s: float = setting(5.0, "seconds of telemetry in one message; events leave at once", between(1, 30))
+    batch_s: float = setting(5.0, "seconds of telemetry in one message; events are sent at once", between(1, 30))
     hardware: str = setting(
         "auto",
-        "auto (NVML where it is there), nvml, none (host only) or simulated (needs the extra `simulation`)",
+        "auto (NVML if it is installed), nvml, none (host only) or simulated (needs the extra `simulation`)",
         one_of("auto", "nvml", "none", "simulated"),
     )
     kmsg_enabled: bool = setting(True, "read the kernel log for XIDs, PCIe, memory and OOM lines")
     kmsg_path: str = setting("/dev/kmsg", "the kernel log's device")
     kmsg_accept_user_facility: bool = setting(
-        False, "act on kernel-log lines that user space can forge too; for tests, which write such lines"
+        False, "also act on kernel-log lines that user space can forge; for tests, which write such lines"
     )
     proc_root: str = setting("/proc", "where procfs is mounted")
     sys_root: str = setting("/sys", "where sysfs is mounted")
     dcgm_url: str = setting(
         "auto",
-        "dcgm-exporter's metrics page; auto looks for it at http://127.0.0.1:9400/metrics, empty does without",
-        _page,
+        "dcgm-exporter's metrics page; auto: http://127.0.0.1:9400/metrics if it answers; empty: none",
+        _check_page,
     )
     inference_urls: tuple[str, ...] = setting(
         (),
         'metrics pages of inference servers with a name for each, as in ["chat=http://127.0.0.1:8000/metrics"]',
-        _servers,
+        _check_servers,
     )
-    steps_socket: str = setting(
-        "/run/drover/steps.sock", "socket where training loops report their steps; empty does without"
-    )
+    steps_socket: str = setting("/run/drover/steps.sock", "socket where training loops report their steps; empty: none")
     kubelet_socket: str = setting(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
-        "where the kubelet tells which pod holds which GPU; empty does without",
+        "socket where the kubelet says which pod holds which GPU; empty: none",
     )
     kubernetes_resources: tuple[str, ...] = setting(
-        ("nvidia.com/gpu*", "nvidia.com/mig-*"), "names of GPU resources in Kubernetes; * stands for anything"
+        ("nvidia.com/gpu*", "nvidia.com/mig-*"), "names of GPU resources in Kubernetes; * matches any text"
     )
     probe_address: str = setting(
-        "", "where other nodes reach this one in probes over several nodes; empty: whence it speaks to the collector"
+        "",
+        "address at which other nodes reach this one for probes over several nodes; empty: the one the collector sees",
     )
     log_level: str = setting("info", "debug, info, warning or error", one_of("debug", "info", "warning", "error"))
     spool: SpoolConfig = field(default_factory=SpoolConfig)
@@ -125,7 +124,7 @@ class AgentConfig:
 
 
 def load_config(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
-    """The settings in `path` (None: /etc/drover/agent.toml if it is there) with `key=value` overrides on top.
+    """Return the settings in `path` (None: /etc/drover/agent.toml if it exists), with `key=value` overrides.
 
     Raises:
         SettingsError: one line that says what to change.
@@ -146,10 +145,10 @@ def load_config(path: str | None, overrides: Sequence[str] = ()) -> AgentConfig:
 
 
 def read_tls(tls: TlsConfig) -> tuple[bytes, bytes, bytes] | None:
-    """The content of ca, cert and key; None for plain connections.
+    """Return the content of ca, cert and key; None for connections without TLS.
 
     Raises:
-        SettingsError: a file cannot be read, or holds something else; gRPC would say only that no handshake came about.
+        SettingsError: a file cannot be read, or holds something else. gRPC would only report a failed handshake.
     """
     if not (tls.ca and tls.cert and tls.key):
         return None
@@ -172,7 +171,7 @@ def read_tls(tls: TlsConfig) -> tuple[bytes, bytes, bytes] | None:
 
 
 def _override(item: str) -> tuple[str, Any]:
-    """`interval_s=2` as a key and a TOML value; what is no TOML value is taken as a string."""
+    """Return `interval_s=2` as a key and a TOML value. A text that is not TOML is a string."""
     key, equals, text = item.partition("=")
     if not equals or not key:
         raise SettingsError(f"--set {item}: must be key=value, as in --set interval_s=2")

@@ -1,7 +1,7 @@
-"""The sources of a node: one file each in `sources/`, and one row in the table below.
+"""The sources that the sampler reads on a schedule: one row of POLLED each.
 
-Sources that are read on the sampler's schedule stand in POLLED. The GPUs' own (`nvml.py`, which may come and go with
-the driver) and the kernel log (`kmsg.py`, which waits for lines) are run by `runtime.py`.
+The GPUs (`sources/nvml`, which come and go with the driver) and the kernel log (`sources/kmsg`, which waits for lines)
+are run by `app.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Off:
-    """Stands for a source that the settings turn off."""
+    """A source that the settings turn off."""
 
     interval_s = 3600.0
     off = True
@@ -91,12 +91,12 @@ def _jobs(config: AgentConfig, gpus: Gpus) -> Source:
 
 
 def _simulated(config: AgentConfig, _: Gpus) -> Source:
-    seed = zlib.crc32(config.node_name.encode())  # else all had the same serials
+    seed = zlib.crc32(config.node_name.encode())  # else all nodes had the same serials
     source: Source = load("node")(config.node_name, seed)
     return source
 
 
-# name -> (the settings of `hardware` it is for, how to make it). Imports stay inside: a node loads what it uses.
+# name -> (values of the setting `hardware`, how to build it). Imports are inside: a node loads only what it uses.
 POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] = {
     "host": (frozenset({"auto", "nvml", "none"}), _host),
     "sensors": (frozenset({"auto", "nvml", "none"}), _sensors),
@@ -110,10 +110,10 @@ POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] 
 }
 
 
-def polled(config: AgentConfig, gpus: Gpus) -> list[Source]:
-    """The scheduled sources of a node with these settings; `gpus` is what they may ask of its GPUs.
+def build_sources(config: AgentConfig, gpus: Gpus) -> list[Source]:
+    """Return the scheduled sources of a node; from `gpus` they learn its GPUs.
 
     Raises:
-        SettingsError: simulated hardware is asked for, and the simulator is not installed.
+        SettingsError: hardware is simulated, and the simulator is not installed.
     """
-    return [make(config, gpus) for hardware, make in POLLED.values() if config.hardware in hardware]
+    return [build(config, gpus) for hardware, build in POLLED.values() if config.hardware in hardware]

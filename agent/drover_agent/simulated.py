@@ -1,4 +1,4 @@
-"""Simulated hardware: another package provides it, which a node's install does not carry."""
+"""Load simulated hardware from the simulator, a package that nodes do not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def load(name: str) -> Any:
     Raises:
         SettingsError: the simulator is not installed.
     """
-    from importlib.metadata import entry_points  # here: it takes 1 MB, and a real node never needs it
+    from importlib.metadata import entry_points  # imported here: it takes 1 MB, and a real node never needs it
 
     for point in entry_points(group=GROUP, name=name):
         return point.load()

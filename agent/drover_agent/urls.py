@@ -8,7 +8,7 @@ URL = re.compile(r"http://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<po
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def url_trouble(url: str) -> str | None:
+def url_error(url: str) -> str | None:
     """What is wrong with an address for `http_page.Page`, or None."""
     match = URL.fullmatch(url)
     if match is None or not 0 < int(match["port"] or 80) < 65536:
@@ -16,13 +16,13 @@ def url_trouble(url: str) -> str | None:
     return None
 
 
-def urls_trouble(urls: tuple[str, ...]) -> str | None:
+def urls_error(urls: tuple[str, ...]) -> str | None:
     """What is wrong with the setting `inference_urls`, or None."""
     names = [item.partition("=")[0] for item in urls]
     for item, name in zip(urls, names, strict=True):
         if not _NAME.fullmatch(name) or "=" not in item:
             return 'must be names and addresses, as in ["chat=http://127.0.0.1:8000/metrics"]'
-        if wrong := url_trouble(item.partition("=")[2]):
+        if wrong := url_error(item.partition("=")[2]):
             return wrong
         if names.count(name) > 1:
             return f"must give each server a name of its own; {name} is there twice"

@@ -25,7 +25,7 @@ from drover_core.model.events import EventKind
 
 PERIOD_S = 0.25  # between two rows of a GPU
 # As shipped 60, 60 and 30 s: a run of ten minutes has no time for them. They bound how long a dead connection is kept.
-ACK_LIMIT_S, RENEWED_LOOK_S, LONGEST_PAUSE_S = 15.0, 1.0, 2.0
+ACK_LIMIT_S, RENEWAL_CHECK_S, LONGEST_PAUSE_S = 15.0, 1.0, 2.0
 
 
 class Shifted(SystemClock):
@@ -81,7 +81,7 @@ class Fleet:
         if do == "clock":
             self.agents[node].clock.ahead_s = float(words["ahead_s"])
         elif do == "clock wrong":
-            return {"wrong": self.agents[node].agent._clock_wrong}
+            return {"wrong": self.agents[node].agent._self_reports.clock_wrong}
         elif do == "xid":
             agent = self.agents[node]
             text = f"Xid (PCI:0000:3b:00): {words['code']}, by the chaos run"
@@ -133,7 +133,7 @@ async def run(fleet: Fleet) -> None:
 
 
 async def main(folder: Path, certificates: Path | None, addresses: tuple[str, ...], nodes: list[str]) -> None:
-    uplink.ACK_LIMIT_S, uplink.RENEWED_LOOK_S, uplink.LONGEST_PAUSE_S = ACK_LIMIT_S, RENEWED_LOOK_S, LONGEST_PAUSE_S
+    uplink.ACK_LIMIT_S, uplink.RENEWAL_CHECK_S, uplink.LONGEST_PAUSE_S = ACK_LIMIT_S, RENEWAL_CHECK_S, LONGEST_PAUSE_S
     await run(Fleet(folder, certificates, addresses, nodes))
 
 

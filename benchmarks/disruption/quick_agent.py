@@ -2,9 +2,9 @@
 
 import sys
 
-from disruption.agents import ACK_LIMIT_S, LONGEST_PAUSE_S, RENEWED_LOOK_S
+from disruption.agents import ACK_LIMIT_S, LONGEST_PAUSE_S, RENEWAL_CHECK_S
 from drover_agent.main import main
 from drover_agent.uplink import stream as uplink
 
-uplink.ACK_LIMIT_S, uplink.RENEWED_LOOK_S, uplink.LONGEST_PAUSE_S = ACK_LIMIT_S, RENEWED_LOOK_S, LONGEST_PAUSE_S
+uplink.ACK_LIMIT_S, uplink.RENEWAL_CHECK_S, uplink.LONGEST_PAUSE_S = ACK_LIMIT_S, RENEWAL_CHECK_S, LONGEST_PAUSE_S
 sys.exit(main(sys.argv[1:]))

@@ -67,12 +67,12 @@ class Journaled:
         def batch(ts_ms: int, blocks: Any) -> None:
             add_batch(ts_ms, blocks)
             told, self._waiting = self._waiting, []
-            spool.when_kept(lambda: self._note("B", *told))
+            spool.call_when_stored(lambda: self._note("B", *told))
 
         def record(ts_ms: int, told: pb.Record) -> None:
             add_record(ts_ms, told)
             if told.HasField("event") and told.event.code == "oom":
-                spool.when_kept(lambda: self._note("E", told.event.message))
+                spool.call_when_stored(lambda: self._note("E", told.event.message))
 
         def acknowledged(lane: int, seq: int) -> Any:
             if seq > spool.held.get(lane, 0):

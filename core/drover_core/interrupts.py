@@ -7,9 +7,9 @@ import threading
 
 
 def enable_sigint() -> None:
-    """Let SIGINT end this program where it was started with SIGINT ignored, as a script's `&` starts programs.
+    """Let SIGINT end this program also if it was started with SIGINT ignored, as a shell script's `&` does.
 
-    Python sets its own handler only where the signal is not ignored at the start. Only the main thread may set one.
+    Python sets its own handler only if the signal is not ignored at the start. Only the main thread may set one.
     """
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     if ignored and threading.current_thread() is threading.main_thread():

@@ -1,13 +1,13 @@
-"""Settings as nested frozen dataclasses: one declaration gives the parser, its errors, the sample file and the docs.
+"""Settings as nested frozen dataclasses. One declaration gives the parser, its errors, the example file and the docs.
 
     @dataclass(frozen=True)
     class IngestConfig:
         listen: str = setting("127.0.0.1:7301", "address for agents")
 
-A field whose name would be a word of Python's ends in `_`, which its key does not (`continue_`).
+A field whose key is a keyword of Python ends in `_` (`continue_`).
 
-A file is TOML; a nested dataclass is a table, a `tuple[Dataclass, ...]` a list of tables (`[[webhooks]]`). Scalars are
-declared before tables, as TOML wants them. Durations are numbers of seconds and end in `_s`.
+A file is TOML. A nested dataclass is a table, a `tuple[Dataclass, ...]` a list of tables (`[[webhooks]]`). Declare
+scalars before tables, as TOML requires. Durations are in seconds and end in `_s`.
 """
 
 from __future__ import annotations
@@ -26,42 +26,44 @@ T = TypeVar("T")
 
 
 class SettingsError(ValueError):
-    """A configuration that cannot be used; the message names the file, the key and the mend."""
+    """The settings cannot be used. The message names the file and the key, and says what to do."""
 
 
 def setting(default: Any, help_: str, check: Callable[[Any], str | None] | None = None) -> Any:
-    """A field with its help. `check` returns what is wrong with a value, or None."""
+    """Declare a field with its help. `check` returns what is wrong with a value, or None."""
     return dataclasses.field(default=default, metadata={"help": help_, "check": check})
 
 
 def required(help_: str, check: Callable[[Any], str | None] | None = None) -> Any:
-    """A field without a default, declared before those that have one: a table that lacks it is refused."""
+    """Declare a field without a default, before those that have one. A table without it is refused."""
     return dataclasses.field(metadata={"help": help_, "check": check})
 
 
 def between(low: float, high: float) -> Callable[[Any], str | None]:
+    """Return a check that a number is within these bounds, which are allowed too."""
     return lambda value: None if low <= value <= high else f"must be from {low:g} to {high:g}"
 
 
 def one_of(*choices: str) -> Callable[[Any], str | None]:
+    """Return a check that a text is one of these."""
     return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SettingInfo:
-    """One setting, for docs and samples. The keys of a list of tables read `webhooks[].url`."""
+    """One setting, for docs and example files. Keys in a list of tables have the form `webhooks[].url`."""
 
     key: str
     type: str
-    default: Any  # None: nothing, or required
+    default: Any  # None: no default
     help: str
 
 
 def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = None) -> T:
-    """Read `path` (None: defaults only) into `kind`; `overrides` are dotted keys, applied last.
+    """Read `path` (None: defaults only) into `kind`. `overrides` have dotted keys and are applied last.
 
     Raises:
-        SettingsError: missing file, bad TOML, unknown key, wrong type or a value out of range; with the line.
+        SettingsError: missing file, invalid TOML, unknown key, wrong type or value; with the line.
     """
     data: dict[str, Any] = {}
     text = ""
@@ -89,13 +91,13 @@ def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = No
 
 
 def error_at_key(message: str, path: Path | None) -> SettingsError:
-    """An error about a key of the file that was loaded, `KEY: what is wrong`, with the file and the line."""
+    """Return the error `KEY: what is wrong` with the file and line of the key."""
     return SettingsError(message) if path is None else _error_at_key(message, str(path), path.read_text("utf-8"))
 
 
 def _error_at_key(message: str, name: str, text: str) -> SettingsError:
-    """The error with the line of its key: `FILE:LINE: KEY: what is wrong`."""
-    from drover_core.toml_lines import line_of  # likewise only for who made an error
+    """Return `FILE:LINE: KEY: what is wrong`."""
+    from drover_core.toml_lines import line_of  # loaded only after an error
 
     rest = message.removeprefix(f"{name}: ")
     line = line_of(text, rest.partition(":")[0])
@@ -103,7 +105,7 @@ def _error_at_key(message: str, name: str, text: str) -> SettingsError:
 
 
 def list_settings(kind: type, prefix: str = "") -> Iterator[SettingInfo]:
-    """All settings of `kind`, in order of declaration."""
+    """Yield all settings of `kind`, in order of declaration."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
@@ -117,7 +119,7 @@ def list_settings(kind: type, prefix: str = "") -> Iterator[SettingInfo]:
 
 
 def example_toml(kind: type) -> str:
-    """A commented TOML file with every setting at its default; lists of tables as one commented entry."""
+    """Return a commented TOML file with every setting at its default. Lists of tables are one commented entry."""
     lines: list[str] = []
     table = ""
     for row in list_settings(kind):
@@ -139,7 +141,7 @@ _TABLES = "list of tables"
 
 
 def _table_of(hint: Any) -> type | None:
-    """The dataclass of a list of tables; None for every other type."""
+    """Return the dataclass of a list of tables, None for every other type."""
     args = typing.get_args(hint)
     if typing.get_origin(hint) is tuple and dataclasses.is_dataclass(args[0]):
         return typing.cast(type, args[0])
@@ -168,11 +170,11 @@ def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
     fields = {field.removesuffix("_"): field for field in hints}
     for key, value in data.items():
         if key not in fields:
-            import difflib  # only for who mistyped a key: an agent's start is not to pay for it
+            import difflib  # loaded only for a mistyped key: it would slow down every start
 
             close = difflib.get_close_matches(key, fields, n=1)
-            mend = f"did you mean {prefix}{close[0]}?" if close else f"known here are {', '.join(fields)}"
-            raise SettingsError(f"{name}: {prefix}{key}: unknown key; {mend}")
+            hint_text = f"did you mean {prefix}{close[0]}?" if close else f"known here are {', '.join(fields)}"
+            raise SettingsError(f"{name}: {prefix}{key}: unknown key; {hint_text}")
         field = fields[key]
         hint = hints[field]
         if dataclasses.is_dataclass(hint):
@@ -185,7 +187,7 @@ def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
             values[field] = tuple(_build(entry, item, name, f"{prefix}{key}[{i}].") for i, item in enumerate(value))
         else:
             values[field] = _checked(hint, value, f"{name}: {prefix}{key}")
-    for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # callers pass dataclasses; T cannot say so
+    for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # callers pass dataclasses, which T cannot express
         check = item.metadata.get("check")
         if check and item.name in values and values[item.name] is not None and (wrong := check(values[item.name])):
             raise SettingsError(f"{name}: {prefix}{item.name}: {wrong}, found {values[item.name]!r}")

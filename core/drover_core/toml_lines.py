@@ -1,4 +1,4 @@
-"""Where a key stands in a TOML text, for errors that name a line; tomllib keeps none. Pure."""
+"""Find the line of a key in TOML text, for error messages: tomllib keeps no lines. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\-\"']+(?:\s*\.\s*[A-Za-z0-9_\-\"']+)*)\s*="
 
 
 def line_of(text: str, key: str) -> int | None:
-    """Line (from 1) of a dotted key such as `rules[2].action`; of its table where the key is not there.
+    """Return the line (from 1) of a dotted key such as `rules[2].action`, or of its table if the key is missing.
 
-    None when neither is found, as for a key inside an inline table. Text inside multi-line strings is not told apart.
+    None if neither is found, such as for a key inside an inline table. Text inside multi-line strings is read as keys.
     """
     found: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -35,7 +35,7 @@ def line_of(text: str, key: str) -> int | None:
 
 
 def _within(name: str, counts: dict[str, int]) -> str:
-    """A table's name with the numbers of the lists of tables it lies in: `rules.more` is `rules[1].more`."""
+    """Return a table's name with the numbers of its lists of tables: `rules.more` is `rules[1].more`."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, 0, -1):
         outer = ".".join(parts[:depth])

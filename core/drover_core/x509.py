@@ -1,7 +1,7 @@
-"""What Drover needs of certificates, with nothing but the standard library: the agent has no other.
+"""Read and check certificates with the standard library only: the agent has no other library for them.
 
-Files are read whole and checked together, so that a half-written one, or a key beside the certificate before it, is
-told apart from one that can be used. Signatures are checked by TLS itself, never here.
+The three files are read and checked together, so a half-written file, or a key with an older certificate, is refused.
+TLS checks signatures; nothing here does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 DAY_S = 86_400
-WARN_DAYS = 14  # before the end of a certificate; agents' run for 90 days
+WARN_DAYS = 14  # before the end of a certificate; an agent's is valid for 90 days
 MAX_FILE_BYTES = 1 << 20
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 _SUBJECT_ALTERNATIVE_NAME = bytes.fromhex("0603551d11")  # its object identifier, 2.5.29.17
@@ -27,12 +27,12 @@ _URI = 0x86  # [6] of GeneralName
 
 
 class CertificateError(ValueError):
-    """Files of certificates that cannot be used; the message says which, and what to do."""
+    """Certificate files cannot be used. The message says which, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The parts that Drover looks at. Times are seconds since the epoch."""
+    """The fields that Drover uses. Times are seconds since the epoch."""
 
     serial: int
     begins_s: float
@@ -43,13 +43,13 @@ class Certificate:
         return now_s >= self.ends_s
 
     def days_left(self, now_s: float) -> int:
-        """Whole days; negative after the end."""
+        """Return whole days; negative after the end."""
         return int((self.ends_s - now_s) // DAY_S)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The content of three files that fit together."""
+    """The content of three files that belong together."""
 
     ca: bytes
     cert: bytes
@@ -62,10 +62,10 @@ class TlsFiles:
 
 
 def parse(der: bytes) -> Certificate:
-    """Of a certificate in DER form (RFC 5280, 4.1).
+    """Read a certificate in DER form (RFC 5280, 4.1).
 
     Raises:
-        CertificateError: it is none.
+        CertificateError: it is not a certificate.
     """
     try:
         return _parse(der)
@@ -74,10 +74,10 @@ def parse(der: bytes) -> Certificate:
 
 
 def parse_pem(data: bytes) -> list[Certificate]:
-    """All certificates in PEM text, in its order.
+    """Return all certificates in PEM text, in order.
 
     Raises:
-        CertificateError: there is none, or one that cannot be read.
+        CertificateError: there is none, or one cannot be read.
     """
     found = [parse(_der(text)) for text in _PEM.findall(data)]
     if not found:
@@ -86,25 +86,25 @@ def parse_pem(data: bytes) -> list[Certificate]:
 
 
 def split_pem(data: bytes) -> list[str]:
-    """Each certificate in PEM text as a text of its own."""
+    """Return each certificate in PEM text as a separate text."""
     return [text.decode("ascii") for text in _PEM.findall(data)]
 
 
 def file_versions(*paths: Path | str) -> tuple[tuple[int, int, int], ...]:
-    """Changes whenever one of the files does; a file that is not there has one too."""
+    """Return a value that changes whenever one of the files does, also a missing one."""
     found = []
     for path in paths:
         try:
-            looked = Path(path).stat()
+            status = Path(path).stat()
         except OSError as error:
             found.append((0, 0, error.errno or 0))
         else:
-            found.append((looked.st_mtime_ns, looked.st_size, looked.st_ino))
+            found.append((status.st_mtime_ns, status.st_size, status.st_ino))
     return tuple(found)
 
 
 def read_files(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
-    """The three files of one side of mutual TLS.
+    """Read the three files of one side of mutual TLS.
 
     Raises:
         CertificateError: one cannot be read, they do not belong together, or every user of this machine can read the
@@ -115,18 +115,18 @@ def read_files(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
     authorities, own = _certificates("ca", ca, ca_data), _certificates("cert", cert, cert_data)[0]
     if b"PRIVATE KEY-----" not in key_data:
         raise CertificateError(f"tls.key: {key} holds no PRIVATE KEY in PEM form; check which file it is")
-    _closed(key)
+    _require_private(key)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, _no_password)
     except _EncryptedError:
         raise CertificateError(
-            f"tls.key: {key} is encrypted, and nobody is there to give a password; write it unencrypted, with mode 0600"
+            f"tls.key: {key} is encrypted, and nobody can enter a password; write it unencrypted, with mode 0600"
         ) from None
     except (ssl.SSLError, OSError, ValueError) as error:
         if "MISMATCH" in str(error):
-            text = f"tls.key: {key} does not belong to {cert}; write both anew, of one issue"
+            text = f"tls.key: {key} does not belong to {cert}; copy both again from one issue"
         else:
-            text = f"tls.key: {cert} and {key} cannot be used together ({_short(error)}); write both anew"
+            text = f"tls.key: {cert} and {key} cannot be used together ({_short(error)}); copy both again"
         raise CertificateError(text) from None
     if file_versions(ca, cert, key) != before:
         raise CertificateError(f"tls.cert: {cert}, or its key or ca, is being written")
@@ -134,10 +134,10 @@ def read_files(ca: Path | str, cert: Path | str, key: Path | str) -> TlsFiles:
 
 
 def expiry_text(what: str, certificate: Certificate, now_s: float | None = None) -> str:
-    """One line of a certificate that has ended or soon will; "" while it has WARN_DAYS more."""
+    """Return one line about a certificate that has ended or will soon, "" if it has at least WARN_DAYS left."""
     now = time.time() if now_s is None else now_s
     if now < certificate.begins_s:
-        return f"{what} begins only at {format_time(certificate.begins_s)}; is this clock right?"
+        return f"{what} is valid only from {format_time(certificate.begins_s)}; is this clock right?"
     if certificate.ended(now):
         return f"{what} ended at {format_time(certificate.ends_s)}; renew it: drover certs renew"
     left = certificate.days_left(now)
@@ -148,8 +148,8 @@ def expiry_text(what: str, certificate: Certificate, now_s: float | None = None)
 
 
 def expiry_warnings(files: TlsFiles, ca: Path | str, cert: Path | str, now_s: float | None = None) -> list[str]:
-    """What is wrong with the times of `files`, or soon will be; a line each, names of files in it."""
-    # One authority of several may end: it is there until all that it signed is replaced.
+    """Return a line for each certificate of `files` that is not valid now or ends soon."""
+    # One of several authorities may end: its file keeps it until all that it signed is replaced.
     newest = max(files.authorities, key=lambda authority: authority.ends_s)
     lines = [
         expiry_text(f"tls.cert: the certificate in {cert}", files.own, now_s),
@@ -158,39 +158,38 @@ def expiry_warnings(files: TlsFiles, ca: Path | str, cert: Path | str, now_s: fl
     return [line for line in lines if line]
 
 
-def explain_failure(text: str, own_troubles: list[str], ca: Path | str, cert: Path | str) -> str:
-    """gRPC's words for a connection that did not come about, as one line that says what to look at.
+def explain_failure(text: str, own_warnings: list[str], ca: Path | str, cert: Path | str) -> str:
+    """Return gRPC's text for a failed connection as one line that says what to check.
 
     Args:
-        own_troubles: of the client's own files, as `expiry_warnings` gives them.
+        own_warnings: `expiry_warnings` of the client's own files.
     """
     lowered = text.lower()
     if "certificate has expired" in lowered or "certificate_expired" in lowered:
-        text = (
-            f"the other side's certificate, or its authority's, has ended by this clock; renew it there ({ca} is ours)"
-        )
+        text = f"the other side's certificate, or its authority's, has ended by this clock; renew it there (ours: {ca})"
     elif "unable to get local issuer" in lowered or "self signed" in lowered or "self-signed" in lowered:
-        text = f"the other side's certificate is of another authority than {ca}"
+        text = f"the other side's certificate is signed by another authority than {ca}"
     elif "hostname verification" in lowered or "peer name" in lowered or "hostname mismatch" in lowered:
         text = f"the other side's certificate is not for this address: issue it with --host ({_first_line(text)})"
     elif "wrong_version_number" in lowered or "wrong version number" in lowered:
-        text = "the other side speaks no TLS: leave the certificates out, or set them there too"
+        text = "the other side does not use TLS: leave the certificates out here, or set them there too"
     elif any(
         word in lowered for word in ("handshake failed", "unwrap failed", "socket closed", "connection reset", "alert")
     ):
-        advice = "its log or metrics may say why" if own_troubles else f"is {cert} of the authority that it trusts?"
-        text = f"TLS did not come about ({_first_line(text)}); {advice}"
+        advice = "its log or metrics may say why" if own_warnings else f"does it trust the authority of {cert}?"
+        text = f"the TLS handshake failed ({_first_line(text)}); {advice}"
     else:
         return text
-    return "; ".join([text, *own_troubles])
+    return "; ".join([text, *own_warnings])
 
 
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0][:200] if text.strip() else "no reason given"
 
 
-def format_time(moment_s: float) -> str:
-    return datetime.fromtimestamp(moment_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+def format_time(time_s: float) -> str:
+    """Return a time as `2026-11-21 06:17 UTC`."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 # ---- DER
@@ -216,7 +215,7 @@ def _parse(der: bytes) -> Certificate:
 
 
 def _elements(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(tag, start, end) of the content of each element between `at` and `end`.
+    """Yield (tag, start, end) of the content of each element between `at` and `end`.
 
     Raises:
         IndexError, ValueError: not DER, or cut off.
@@ -237,7 +236,7 @@ def _elements(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _time(tag: int, text: bytes) -> float:
-    """UTCTime, of 1950 to 2049, or GeneralizedTime."""
+    """Read a UTCTime (1950 to 2049) or GeneralizedTime."""
     digits = text.decode("ascii")
     if tag == 0x17:
         digits = ("19" if digits[:2] >= "50" else "20") + digits
@@ -255,7 +254,7 @@ def _uris(der: bytes, at: int, end: int) -> list[str]:
     for _, first, last in _elements(der, at, end):
         if der[first : first + len(_SUBJECT_ALTERNATIVE_NAME)] != _SUBJECT_ALTERNATIVE_NAME:
             continue
-        *_, value = _elements(der, first, last)  # after the identifier and perhaps `critical`
+        *_, value = _elements(der, first, last)  # after the identifier and an optional `critical`
         names = next(_elements(der, *value[1:]))
         found += [der[a:b].decode("utf-8", "replace") for tag, a, b in _elements(der, *names[1:]) if tag == _URI]
     return found
@@ -282,12 +281,12 @@ def _content(name: str, path: Path | str) -> bytes:
         ) from None
 
 
-def _closed(key: Path | str) -> None:
+def _require_private(key: Path | str) -> None:
     with contextlib.suppress(OSError):
         if stat.S_IMODE(Path(key).stat().st_mode) & stat.S_IRWXO:
             raise CertificateError(
-                f"tls.key: {key} is open to every user of this machine; chmod o= {key}, and issue it anew if somebody"
-                " may have read it"
+                f"tls.key: {key} is open to every user of this machine; chmod o= {key}, and issue a new one if"
+                " somebody may have read it"
             )
 
 

@@ -146,7 +146,7 @@ class CollectorChannel:
                 files = self._tls.read()
             except ClientError as error:
                 if str(error) != self._logged:
-                    log.warning("%s; the console uses the files as they were before", error)
+                    log.warning("%s; the console keeps using the files it read before", error)
                 self._logged = str(error)
                 return
             self._tls_stamp = stamp

@@ -120,7 +120,7 @@ class NodeAgent(Agent):
     prober: Prober | None = None
     _answered: frozenset[str] = frozenset()
 
-    def probe_asked(self, request: pb.ProbeRequest) -> None:
+    def add_probe_request(self, request: pb.ProbeRequest) -> None:
         if self.prober is None or request.id in self._answered:  # sent again after a reconnect
             return
         self._answered |= {request.id}

@@ -78,7 +78,7 @@ def test_a_page_in_both_themes_for_a_screen_reader_and_on_a_phone(live: Console,
 
 def test_a_viewer_has_no_button_and_nobody_gets_no_page(live: Console, browser: Browser) -> None:
     tab = browser.open(f"node?node={SLOW[0]}", VIEWER)
-    tab.page.get_by_text("last heard").first.wait_for()
+    tab.page.get_by_text("last report").first.wait_for()
     tab.page.get_by_text("(viewer: may look)").wait_for()
     assert tab.page.get_by_role("button", name="Drain").count() == 0
     tab.close()
@@ -139,7 +139,7 @@ def test_probes_from_the_slow_gpu_to_its_node(live: Console, browser: Browser) -
     mark = page.locator("g.mark")
     mark.first.wait_for()
     assert mark.count() == 1, "what failed, and no more"
-    page.get_by_text("came to nothing").first.wait_for()
+    page.get_by_text("no result").first.wait_for()
     page.locator("tr.opens a").get_by_text(f"{first} GPU {probed.SLOW}", exact=True).first.press("Enter")
     page.wait_for_url(re.compile(rf"/probes\?.*node={first}.*gpu={probed.SLOW}"))
     page.get_by_text("Between its GPUs, GB/s").first.wait_for()

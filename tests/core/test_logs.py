@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from drover_core.logs import (
-    MOST_BYTES,
+    MAX_FIELD_BYTES,
     JournalHandler,
     configure,
     is_journal,
@@ -77,8 +77,8 @@ def test_an_exception_is_told_whole_and_a_long_line_is_cut(logger: logging.Logge
         logger.exception("it failed")
     text = fields(journal.recv(1 << 20))["MESSAGE"]
     assert text.startswith("it failed\nTraceback") and text.endswith("ValueError: inner")
-    logger.info("x" * (3 * MOST_BYTES))
-    assert len(fields(journal.recv(1 << 20))["MESSAGE"]) == MOST_BYTES
+    logger.info("x" * (3 * MAX_FIELD_BYTES))
+    assert len(fields(journal.recv(1 << 20))["MESSAGE"]) == MAX_FIELD_BYTES
 
 
 def test_a_journal_that_takes_nothing_holds_nobody_up(tmp_path: Path, journal: socket.socket) -> None:

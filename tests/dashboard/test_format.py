@@ -116,7 +116,7 @@ def test_events_are_told_in_words(kind: str, code: str, told: str) -> None:
 
 def test_codes_in_sentences_become_words() -> None:
     who = view.Viewer(BERLIN, NOON_MS)
-    assert who.told("asks to drain n1 for memory/xid_64; 4303 +- 17 GB/s, 86 degC") == (
+    assert who.localize("asks to drain n1 for memory/xid_64; 4303 +- 17 GB/s, 86 degC") == (
         "asks to drain n1 for XID 64 (memory); 4303 ± 17 GB/s, 86 °C"
     )
-    assert who.told("PCI:0000/3a, /var/memory/x and n1/gpu_3") == "PCI:0000/3a, /var/memory/x and n1/gpu_3"
+    assert who.localize("PCI:0000/3a, /var/memory/x and n1/gpu_3") == "PCI:0000/3a, /var/memory/x and n1/gpu_3"

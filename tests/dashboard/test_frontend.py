@@ -161,4 +161,4 @@ def test_another_page_of_streamlit_is_left_as_it_is(
     monkeypatch.setattr(frontend.file_util, "get_static_dir", lambda: str(tmp_path))
     with caplog.at_level(logging.WARNING):
         assert ask(Frontend(inner, PAGES), "/") == INNER
-    assert "opens later" in caplog.text
+    assert "first paint will be slower" in caplog.text

@@ -50,7 +50,7 @@ def test_without_a_collector_they_say_why(shared: FleetClient, chosen, page: str
 def test_the_system_tells_what_is_not_known(shared: FleetClient) -> None:
     shown = {metric.label: str(metric.value) for metric in opened("system").metric}
     assert shown["Store"] == "does not answer"
-    assert shown["Worst clock"] == "not told"
+    assert shown["Worst clock"] == "not reported"
     assert shown["Messages waiting"] == "3"
 
 
@@ -84,7 +84,7 @@ def test_the_ranking_is_no_prophecy(shared: FleetClient, chosen, measured: bool)
     said = texts(opened("risk"))
     assert "A ranking, not a prophecy" in said
     assert ("Measured on a public trace, a trace" in said) is measured
-    assert ("is not told by this collector" in said) is not measured
+    assert ("does not report how good the ranking is" in said) is not measured
     assert "Of 1 more nodes nothing is known: 2.0 % each" in said
 
 

@@ -141,7 +141,7 @@ def test_a_history_with_the_moment_of_its_decline() -> None:
         ("done", [True, False], ("failed", "confirmed")),
         ("failed", [False], ("failed", "confirmed")),
         ("done", [True, None], ("not proved", "unknown")),
-        ("failed", [None], ("came to nothing", "unknown")),
+        ("failed", [None], ("no result", "unknown")),
         ("done", [], ("not proved", "unknown")),
     ],
 )

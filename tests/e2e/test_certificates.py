@@ -32,7 +32,7 @@ NODE = "n0"
 AGENT = """
 import sys
 import drover_agent.uplink.stream
-drover_agent.uplink.stream.RENEWED_LOOK_S = 0.2  # else the test would take a minute
+drover_agent.uplink.stream.RENEWAL_CHECK_S = 0.2  # else the test would take a minute
 from drover_agent.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -142,9 +142,9 @@ def test_both_sides_are_renewed_under_a_running_stream(tmp_path: Path) -> None:
             wait_until(lambda: page(port, viewer)[1] == newer[0].serial, "the page shows the renewed certificate")
             wait_for_data(api, viewer)
             assert "connecting with it" not in agent_log.read_text()
-            assert agent_log.read_text().count("connected to collector") == 1, "the collector's renewal drops no stream"
+            assert agent_log.read_text().count("Connected to collector") == 1, "the collector's renewal drops no stream"
             agent.renew_from(newer[1])
-            wait_until(lambda: agent_log.read_text().count("connected to collector") == 2, "the agent comes anew")
+            wait_until(lambda: agent_log.read_text().count("Connected to collector") == 2, "the agent comes anew")
             wait_for_data(api, viewer)
             wait_until(lambda: (status(api, viewer) or before).troubles == [], "nothing is left to tell")
             _, _, text = page(port, viewer)

@@ -240,8 +240,8 @@ def test_pages_refresh_in_place(console: Console, tab: Tab) -> None:
     assert marked > 8
     page.wait_for_function("document.querySelector('[data-testid=stMain]').scrollHeight >= innerHeight + 300")
     page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop = 300")
-    before = page.get_by_text("last heard").first.inner_text()
-    text = f"{COMPONENTS}.map((e) => e.textContent).find((t) => t.includes('last heard'))"
+    before = page.get_by_text("last report").first.inner_text()
+    text = f"{COMPONENTS}.map((e) => e.textContent).find((t) => t.includes('last report'))"
     page.wait_for_function(f"(before) => !({text}).includes(before)", arg=before)
     assert page.evaluate(f"{COMPONENTS}.filter((e) => e.dataset.kept).length") == marked
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollTop") == 300

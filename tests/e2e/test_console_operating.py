@@ -112,7 +112,7 @@ def browse() -> Iterator[Open]:
 DRAWN = {
     "": ("Fleet MFU",), "incidents": ("closed",), "node?node={node}": ("Hatched: absent",), "job": ("jobs hold",),
     "fabric": ("No leaf has trouble",), "thermals": ("Warmest inlet",), "probes": ("Ask for one",),
-    "risk": ("A ranking, not a prophecy", "this ranking", "no ranking at all"),
+    "risk": ("A ranking, not a prophecy", "this ranking", "no ranking"),
     "capacity": ("GPUs of each pool, now", "2.5 EUR a GPU-hour", "Free GPUs under each leaf"),
     "policy": ("Had it enforced",), "system": ("Connected now", "Detector", "Samples per second"),
 }  # fmt: skip
@@ -150,7 +150,7 @@ def test_the_span_of_costs_is_in_the_address(console: Console, browse: Open) -> 
 
 def test_a_viewer_has_no_button_and_nobody_gets_no_page(console: Console, browse: Open) -> None:
     page = browse(f"{console.url}/node?node={console.node}", VIEWER)
-    page.get_by_text("last heard").first.wait_for()
+    page.get_by_text("last report").first.wait_for()
     page.get_by_text("(viewer: may look)").wait_for()
     assert page.get_by_role("button", name="Drain").count() == 0
     page = browse(console.url, "")

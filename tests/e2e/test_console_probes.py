@@ -64,7 +64,7 @@ def test_from_the_slow_gpu_to_its_node_and_back(
     mark.first.wait_for()
     assert mark.count() == 1, "what failed, and no more"
     page.get_by_text(f"{nodes[0]} GPU {probed.SLOW}", exact=True).first.wait_for()
-    page.get_by_text("came to nothing").first.wait_for()
+    page.get_by_text("no result").first.wait_for()
     tab.shot(f"probes-{theme}")
 
     mark.first.click()

@@ -214,8 +214,8 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> FakeNvml:
 class ProbedAgent(NodeAgent):
     """Its probes are those of a real agent: its desk hands them to the probe service."""
 
-    def probe_asked(self, request: pb.ProbeRequest) -> None:
-        Agent.probe_asked(self, request)
+    def add_probe_request(self, request: pb.ProbeRequest) -> None:
+        Agent.add_probe_request(self, request)
 
 
 class Acting:

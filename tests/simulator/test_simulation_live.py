@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from drover_agent.config import AgentConfig
-from drover_agent.polled_sources import polled
+from drover_agent.polled_sources import build_sources
 from drover_agent.sources.gpus import Gpus
 from drover_core.metrics.catalog import BY_NAME, Absent, Scope
 from drover_core.model.fleet import FleetSpec, JobSpec, NodeSpec
@@ -237,6 +237,6 @@ def test_bad_input_is_one_line_and_exit_code_2(argv: list[str], says: str, capsy
 def test_nodes_with_simulated_hardware_have_gpus_of_their_own() -> None:
     serials = set()
     for node in ("a", "b"):
-        (source,) = polled(AgentConfig(node=node, hardware="simulated"), Gpus())
+        (source,) = build_sources(AgentConfig(node=node, hardware="simulated"), Gpus())
         serials |= {e.serial for e, _ in source.read(START_MS).rows if e.scope is Scope.GPU}
     assert len(serials) == 16

@@ -41,7 +41,7 @@ PAGES = {
         pick("Figure", "gemm_fp8, TFLOP/s"), "figure=gemm_fp8.*node=r32n04", "gemm_fp8, TFLOP/s",
     ),
     "policy": Look("policy", ("The guard holds nothing back.", "approve: actions wait for a person", "Breaker")),
-    "risk": Look("risk", ("A ranking, not a prophecy", "this ranking", "no ranking at all")),
+    "risk": Look("risk", ("A ranking, not a prophecy", "this ranking", "no ranking")),
     "system": Look("system", ("Connected now", "Detector", "Store")),
     "capacity": Look(
         "capacity?span=30+days",
@@ -49,8 +49,8 @@ PAGES = {
         press("1 day"), r"span=1\+day", "in the last 1 day",
     ),
     "node": Look(
-        f"node?node={RED[0]}&gpu={RED[1]}&span=1+h", ("last heard", "Inventory", "Events"),
-        press("6 h"), rf"node={RED[0]}.*span=6\+h", "last heard",
+        f"node?node={RED[0]}&gpu={RED[1]}&span=1+h", ("last report", "Inventory", "Events"),
+        press("6 h"), rf"node={RED[0]}.*span=6\+h", "last report",
     ),
     "fleet": Look(
         "?color=gpu_temp_c&group=leaf", ("Held, idle", "newest sample", "°C"),

@@ -33,9 +33,10 @@ def text(seq: int, us: int, line: str) -> bytes:
 def events_of(spool: AsyncSpool | Spool) -> list[pb.Event]:
     found, after = [], 0
     while record := spool.next(pb.EVENTS, after):
-        after = record[0]
-        if record[1].record.HasField("event"):
-            found.append(record[1].record.event)
+        after = record.seq
+        parsed = pb.Record.FromString(record.body)
+        if parsed.HasField("event"):
+            found.append(parsed.event)
     return found
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from drover_agent.config import SpoolConfig
 from drover_agent.spool.async_spool import AsyncSpool
+from drover_agent.spool.messages import Outgoing, agent_message
 from drover_proto import telemetry_pb2 as pb
 from testbed.clock import ManualClock
 from testbed.waiting import until
@@ -13,8 +15,10 @@ from testbed.waiting import until
 NOW = 1_800_000_000_000
 
 
-def open_outbox(folder: Path, clock: ManualClock | None = None, **settings: int) -> AsyncSpool:
-    return AsyncSpool(SpoolConfig(dir=str(folder), **settings), clock or ManualClock(NOW))
+def open_outbox(
+    folder: Path, clock: ManualClock | None = None, on_ready: Callable[[], None] = lambda: None, **settings: int
+) -> AsyncSpool:
+    return AsyncSpool(SpoolConfig(dir=str(folder), **settings), clock or ManualClock(NOW), on_ready=on_ready)
 
 
 def batch(outbox: AsyncSpool, number: int, ts_ms: int = NOW, size: int = 10) -> None:
@@ -25,7 +29,13 @@ def event(outbox: AsyncSpool, code: str) -> None:
     outbox.add_record(NOW, pb.Record(event=pb.Event(ts_ms=NOW, kind="xid", code=code)))
 
 
-def name(message: pb.AgentMessage) -> str:
+def parse(lane: int, sent: Outgoing) -> pb.AgentMessage:
+    """Return the message as a collector reads it."""
+    return pb.AgentMessage.FromString(agent_message(lane, [sent.body]))
+
+
+def name(lane: int, sent: Outgoing) -> str:
+    message = parse(lane, sent)
     return message.record.event.code or str(message.batch.blocks[0].schema)
 
 
@@ -34,7 +44,7 @@ def ready(outbox: AsyncSpool, lane: int, after: int = 0) -> list[str]:
     found = []
     while sent := outbox.next(lane, after):
         after = sent[0]
-        found.append(name(sent[1]))
+        found.append(name(lane, sent))
     return found
 
 
@@ -46,8 +56,9 @@ async def drain(outbox: AsyncSpool, lane: int, count: int, after: int = 0) -> li
         nonlocal after
         while sent := outbox.next(lane, after):
             after = sent[0]
-            assert (sent[1].record.seq or sent[1].batch.seq) == after
-            found.append((after, name(sent[1])))
+            message = parse(lane, sent)
+            assert (message.record.seq or message.batch.seq) == after
+            found.append((after, name(lane, sent)))
         return len(found) >= count
 
     await until(more, f"{count} of lane {lane}, got {found}")

@@ -1,1 +1,1 @@
-"""What a training loop imports to report its steps."""
+"""The module that a training loop imports to report its steps."""

@@ -1,20 +1,20 @@
-"""Reports the steps of a training loop to the agent on its node. One file, to import or to copy: it needs only the
-standard library, and nothing of Drover.
+"""Report the steps of a training loop to the agent on its node.
+
+Import this file or copy it: it needs only the standard library, and nothing of Drover.
 
     from drover_agent.client.training_steps import Reporter, transformer_flops
 
     reporter = Reporter("pretrain", tokens_per_step=4_194_304, flops_per_step=transformer_flops(7e9, 4_194_304))
     for batch in data:
         train(batch)
-        reporter.step()          # or reporter.step(step_time_s=...) where the loop measures its time itself
+        reporter.step()          # or reporter.step(step_time_s=...) if the loop measures its time itself
     ...
-    reporter.reset()             # after a pause that is no step: evaluation, a checkpoint
+    reporter.reset()             # after a pause that is not a step: evaluation, a checkpoint
 
-Call it on every rank; `tokens_per_step` and `flops_per_step` are those of the whole job, over all its ranks.
-A call takes microseconds, never waits and never raises: about once a second it sends one datagram to a Unix socket
-without blocking. If nobody listens or the agent is behind, the time is added to the next report, `unsent` counts the
-tries, and the loop goes on. A process that was forked from one with a reporter may go on using it. Not for several
-threads at once.
+Call it on every rank. `tokens_per_step` and `flops_per_step` are those of the whole job, over all its ranks. A call
+takes microseconds, never waits and never raises: about once a second it sends one datagram to a Unix socket without
+blocking. If no agent listens or it is behind, the time is added to the next report, `unsent` counts the tries, and the
+loop goes on. A forked process may go on using its parent's reporter. Not thread-safe.
 
 Wire, version 1: one JSON object per datagram, at most 1,024 bytes, sent to $DROVER_STEPS_SOCKET or
 /run/drover/steps.sock (SOCK_DGRAM):
@@ -44,19 +44,19 @@ from time import monotonic
 
 SOCKET = "/run/drover/steps.sock"
 SEND_S = 1.0  # between two reports of one process
-RECONNECT_S = 5.0  # between two looks for an agent that is not there
+RECONNECT_S = 5.0  # between two tries to connect to an agent that is not there
 _JOB = ("DROVER_JOB", "SLURM_JOB_ID", "POD_UID", "POD_NAME", "PBS_JOBID", "LSB_JOBID")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Reporter:
-    """Sums steps up and sends them. See the module's docstring.
+    """Sums up steps and sends them. See the module's docstring.
 
     Attributes:
         unsent: reports that could not be sent when they were due.
 
     Raises (at construction only):
-        ValueError: the name, or a number, is none that the agent would take.
+        ValueError: the agent would refuse the name or a number.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Reporter:
         rank: int | None = None,
         socket_path: str | None = None,
     ) -> None:
-        """Rank and world size are taken from the environment of torchrun or srun where they are not given."""
+        """Without `rank` and `world_size` they are taken from the environment of torchrun or srun."""
         if not _NAME.fullmatch(name):
             raise ValueError(f'name {name!r}: letters, digits, ".", "_" and "-" are right, 64 at most')
         fields: dict[str, object] = {"v": 1, "name": name}
@@ -78,9 +78,9 @@ class Reporter:
             if value is not None:
                 if not (math.isfinite(value) and value >= 0):
                     raise ValueError(f"{key}_per_step must be a number from 0 on, found {value!r}")
-                fields[key] = float(value)  # numpy has numbers that are none to JSON
+                fields[key] = float(value)  # numpy's numbers are not JSON
         if job := next((os.environ[key] for key in _JOB if os.environ.get(key)), ""):
-            fields["job"] = job.encode("ascii", "replace").decode()[:128]  # else it may be too long when escaped
+            fields["job"] = job.encode("ascii", "replace").decode()[:128]  # escaped it may be too long
         self.unsent = 0
         self._head = json.dumps(fields)[:-1]
         self._path = socket_path or os.environ.get("DROVER_STEPS_SOCKET") or SOCKET
@@ -88,14 +88,14 @@ class Reporter:
         self._pid = 0
         self._steps = self._pending = 0  # so far; of those, not sent yet
         self._pending_s = 0.0
-        self._mark: float | None = None  # when the step that runs now began
+        self._began: float | None = None  # when the present step began
         self._next_send = self._next_connect = 0.0
 
     def step(self, step_time_s: float | None = None) -> None:
-        """A step has ended. Its time is `step_time_s`, or that since the last call; the first call only begins."""
+        """Count a step. Its time is `step_time_s`, or the time since the last call; the first call only begins."""
         now = monotonic()
-        taken = step_time_s if step_time_s is not None else None if self._mark is None else now - self._mark
-        self._mark = now
+        taken = step_time_s if step_time_s is not None else None if self._began is None else now - self._began
+        self._began = now
         if taken is None or not 0 < taken < math.inf:
             return
         self._steps += 1
@@ -109,11 +109,11 @@ class Reporter:
                 self.unsent += 1
 
     def reset(self) -> None:
-        """What happened since the last step was none: the next one begins now."""
-        self._mark = monotonic()
+        """Begin the next step now: the time since the last one was not a step."""
+        self._began = monotonic()
 
     def _send(self, now: float) -> bool:
-        mean_s = float(self._pending_s / self._pending)  # of numpy's, repr would say so
+        mean_s = float(self._pending_s / self._pending)  # repr of a numpy number is not a number
         text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, "step_time_s": {mean_s!r}}}'
         try:
             if self._pid != os.getpid():  # the first report, or the first one after a fork
@@ -133,7 +133,7 @@ class Reporter:
             self._socket.send(text.encode())
         except BlockingIOError:  # the agent is behind
             return False
-        except (OSError, ValueError):  # no agent; or it has begun anew, with a socket of its own
+        except (OSError, ValueError):  # no agent, or it has restarted with a new socket
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
@@ -144,15 +144,15 @@ class Reporter:
 def transformer_flops(
     parameters: float, tokens: float, layers: int = 0, hidden: int = 0, sequence_length: int = 0
 ) -> float:
-    """Operations of one training step (forward and backward) of a dense transformer over `tokens` tokens.
+    """Return the operations of one training step (forward and backward) of a dense transformer over `tokens` tokens.
 
-    6 N per token (Kaplan et al. 2020, arXiv:2001.08361), and 12 L H Q T for attention where layers, width and sequence
-    length are given (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Recomputed activations don't count: MFU is
-    about the model's operations. For a mixture of experts `parameters` are those that one token uses.
+    6 N per token (Kaplan et al. 2020, arXiv:2001.08361), and 12 L H Q T for attention if layers, width and sequence
+    length are given (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). Recomputed activations do not count. For a
+    mixture of experts `parameters` are those that one token uses.
     """
     return tokens * (6.0 * parameters + 12.0 * layers * hidden * sequence_length)
 
 
 def _number(*names: str) -> int:
-    """The first of these variables that is a number; 0 when none is."""
+    """Return the first of these variables that is a number, else 0."""
     return next((int(text) for name in names if (text := os.environ.get(name, "")).isdecimal()), 0)

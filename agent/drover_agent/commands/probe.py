@@ -1,8 +1,7 @@
-"""`drover-agent probe`: micro-benchmarks of this node by hand, with no collector; and, with --serve, the probe service.
+"""`drover-agent probe`: run micro-benchmarks of this node without a collector; with --serve, be the probe service.
 
-Ends with 0: all that was asked for was measured, or cannot be on such a device (the table says why). 1: a wrong answer,
-a hang, a crash, a run that was cut short, or a GPU that was left out. 2: bad input, or nothing can be run here.
-130: interrupted.
+Exit codes. 0: everything was measured, or cannot be on such a device (the table says why). 1: a wrong result, a hang, a
+crash, a run that was cut short, or a GPU that was left out. 2: bad input, or nothing can run here. 130: interrupted.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ BAD_INPUT = 2
 
 
 class CommandError(Exception):
-    """Bad input; one line that says what to do."""
+    """Bad input. The message says what to do, in one line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Level.QUICK.value,
         help="how thorough: quick (under a minute for the node), standard (under 5), deep; default: quick",
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help=f"these alone, of: {', '.join(PROBES)}")
-    parser.add_argument("--gpus", metavar="SLOTS", default="", help="as 0,1,5; default: all that no process holds")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help=f"only these, of: {', '.join(PROBES)}")
+    parser.add_argument("--gpus", metavar="SLOTS", default="", help="such as 0,1,5; default: all that no process holds")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--force", action="store_true", help="also on GPUs that a process holds: it disturbs them")
-    parser.add_argument("--timeout", type=float, metavar="S", help="end after so many seconds; default: by what is run")
+    parser.add_argument(
+        "--force", action="store_true", help="also on GPUs that a process holds, which disturbs that process"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="end after so many seconds; default: depends on the probes"
+    )
     parser.add_argument("--folder", default="", help="where the disk's probes write; default: the temporary folder")
-    parser.add_argument("--serve", metavar="FOLDER", help="work off the agent's requests in FOLDER, then end")
+    parser.add_argument("--serve", metavar="FOLDER", help="run the agent's requests in FOLDER, then end")
     parser.add_argument("--hold", metavar="ID", help="be the scheduler's job that holds this node for a request")
 
 
@@ -54,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         if options.timeout is not None and not (math.isfinite(options.timeout) and options.timeout > 0):
             raise CommandError(f"--timeout {options.timeout:g}: must be more than 0 seconds")
         if options.folder and not Path(options.folder).is_dir():
-            raise CommandError(f"--folder {options.folder}: is no folder")
+            raise CommandError(f"--folder {options.folder}: is not a folder")
         if options.hold is not None:
             _hold(options.hold)
         return _serve(options) if options.serve else _probe(options)
@@ -68,12 +71,12 @@ def _hold(id_: str) -> NoReturn:
     from drover_agent.probes.hold import hold
 
     if not is_id(id_):
-        raise CommandError(f"--hold {id_[:100]!r}: is no id of a request")
+        raise CommandError(f"--hold {id_[:100]!r}: is not the id of a request")
     try:
-        _say(hold(id_))
+        _print_progress(hold(id_))
     except OSError as error:
         raise CommandError(f"--hold {id_}: {error.strerror or error}") from None
-    os._exit(0)  # the next job waits for our end, and not for what Python tidies up
+    os._exit(0)  # the next job waits for the end of this process, so skip Python's clean-up
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -107,10 +110,12 @@ def _probe(options: argparse.Namespace) -> int:
         slot, why = next(iter(left_out.items()))
         raise CommandError(f"no GPU can be probed; GPU {slot}: {why}{_remedy(why)}")
     if not found.gpus:
-        _say(f"{found.why_none}: the CPU is probed, which shows that the probes work and nothing of a GPU")
+        _print_progress(
+            f"{found.why_none}: the CPU is probed, which shows that the probes work but says nothing about a GPU"
+        )
     for slot, why in left_out.items():
-        _say(f"GPU {slot} is left out: {why}")
-    report, stopped_by = _watched(options, names, level, gpus)
+        _print_progress(f"GPU {slot} is left out: {why}")
+    report, stopped_by = _run_stoppable(options, names, level, gpus)
     shown = as_json(level, report, left_out)
     print(json.dumps(shown, indent=2) if options.json else as_text(report, left_out), flush=True)
     if stopped_by:
@@ -121,14 +126,14 @@ def _probe(options: argparse.Namespace) -> int:
     return int(wrong or report.end is not End.DONE or bool(left_out))
 
 
-def _watched(
+def _run_stoppable(
     options: argparse.Namespace, names: tuple[str, ...], level: Level, gpus: Sequence[eligible.Gpu]
 ) -> tuple[Report, int]:
-    """What came of it, and the signal that ended it or 0."""
+    """Run the probes; return the report, and the signal that ended them or 0."""
     request = plan.request_of(names, level, gpus, options.timeout, options.folder)
     if "soak" in names and gpus:
         found_c, why = inlet_c()
-        _say(f"air enters with {found_c:g} degC" if found_c is not None else f"{why}: no thermal resistance")
+        _print_progress(f"inlet air has {found_c:g} degC" if found_c is not None else f"{why}: no thermal resistance")
         request = dataclasses.replace(request, inlet_c=found_c)
     began, signals = time.monotonic(), [0]
     tolerated = [pid for gpu in gpus for pid in gpu.pids]
@@ -144,12 +149,12 @@ def _watched(
         if signals[0]:
             runner.stop("it was interrupted")
 
+    def report_progress(text: str) -> None:
+        _print_progress(f"{time.monotonic() - began:5.0f} s  {text}")
+
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        told = trying.run(
-            request, gpus, started, lambda text: _say(f"{time.monotonic() - began:5.0f} s  {text}"), tolerated
-        )  # fmt: skip
-        return told, signals[0]
+        return trying.run(request, gpus, started, report_progress, tolerated), signals[0]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -169,7 +174,7 @@ def _remedy(why: str) -> str:
     return "; end it, or --force to disturb it" if why.startswith("held by") else ""
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -188,7 +193,7 @@ def as_json(level: Level, report: Report, left_out: Mapping[int, str]) -> dict[s
 
 
 def as_text(report: Report, left_out: Mapping[int, str]) -> str:
-    """A table, then what went wrong, a line each."""
+    """Return a table, then a line for each problem."""
     rows = [("probe", "on", "value", "", "spread", "what")]
     rows += [_row(result) for result in report.results]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
@@ -213,7 +218,7 @@ def _row(result: Result) -> tuple[str, str, str, str, str, str]:
 
 
 def _number(value: float) -> str:
-    """Four digits that count, whole numbers whole."""
+    """Return a number with four significant digits; whole numbers without decimals."""
     if abs(value) >= 1000 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.4g}"

@@ -1,6 +1,6 @@
-"""Every source of this node, read a few times: what `once`, `check` and `sources` show.
+"""Read every source of this node twice, for the commands `once`, `check` and `sources`.
 
-A source that does not answer is named and left behind, so that each of them ends within LIMIT_S.
+A source that does not answer is named and left behind, so that each command ends within LIMIT_S.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIMIT_S = 9.0  # for all readings together
 READ_LIMIT_S = 3.0  # for one
 READINGS = 2
 BETWEEN_S = 1.0  # rates need two readings
-# They wait for others to report to them: opening their socket would keep a running agent from it.
+# Sources that wait for others to report: opening their socket would take it from a running agent.
 PASSIVE = frozenset({"steps"})
 
 
@@ -31,8 +31,8 @@ class SourceReading:
 
     Attributes:
         slot: the GPU that it reads, if it reads one.
-        seconds, cpu_s: of each reading that returned: how long it took, and how much of that on a CPU.
-        error: why the last reading failed, or why there is none; "" otherwise.
+        seconds, cpu_s: of each reading that returned: its duration, and the part of it on a CPU.
+        error: why the last reading failed or did not take place; "" otherwise.
         hung: a reading has not returned.
         off: the settings turn it off.
     """
@@ -48,19 +48,19 @@ class SourceReading:
     off: bool = False
 
 
-class _Looked:
-    """A source behind its guard, with what it gave."""
+class _GuardedSource:
+    """A source that is read in its own thread, and what it gave."""
 
     def __init__(self, source: Source) -> None:
         self.name, self.interval_s = source.name, source.interval_s
-        self.look = SourceReading(source.name, source.interval_s, getattr(source, "slot", None))
+        self.result = SourceReading(source.name, source.interval_s, getattr(source, "slot", None))
         self._source = source
         self.guard = Guard(self)
 
     def read(self, now_ms: int) -> Reading:
         began = time.thread_time()
         reading = self._source.read(now_ms)
-        self.look.cpu_s.append(time.thread_time() - began)
+        self.result.cpu_s.append(time.thread_time() - began)
         return reading
 
     def close(self) -> None:
@@ -71,21 +71,21 @@ class _Looked:
             return
         outcome = await self.guard.read(SystemClock().now_ms(), limit_s)
         if outcome is None:
-            self.look.hung, self.look.error = True, f"did not answer within {limit_s:g} s"
+            self.result.hung, self.result.error = True, f"did not answer within {limit_s:g} s"
             return
-        self.look.seconds.append(outcome.seconds)
+        self.result.seconds.append(outcome.seconds)
         if outcome.reading is None:
-            self.look.error = f"{type(outcome.error).__name__}: {outcome.error}"
+            self.result.error = f"{type(outcome.error).__name__}: {outcome.error}"
         else:
-            self.look.error = ""
-            self.look.readings.append(outcome.reading)
+            self.result.error = ""
+            self.result.readings.append(outcome.reading)
 
 
-async def look(config: AgentConfig) -> list[SourceReading]:
-    """Read all sources that these settings turn on, but the PASSIVE ones.
+async def read_all_sources(config: AgentConfig) -> list[SourceReading]:
+    """Read all sources that these settings turn on, except the PASSIVE ones.
 
     Raises:
-        ImportError: simulated hardware is asked for, and the extra `simulation` is not installed.
+        SettingsError: hardware is simulated, and the simulator is not installed.
     """
     deadline = time.monotonic() + LIMIT_S
 
@@ -98,50 +98,50 @@ async def look(config: AgentConfig) -> list[SourceReading]:
         for name, (hardware, make) in POLLED.items()
         if config.hardware in hardware and name not in PASSIVE
     ]
-    others = [_Looked(source) for source in made if not isinstance(source, Off)]
+    others = [_GuardedSource(source) for source in made if not isinstance(source, Off)]
     found = [SourceReading(source.name, source.interval_s, off=True) for source in made if isinstance(source, Off)]
     nvml = _Nvml(config.node_name, gpus) if config.hardware in ("auto", "nvml") else None
-    devices: list[_Looked] = []
+    devices: list[_GuardedSource] = []
     if nvml:
         devices = await nvml.open(limit_s())
-        found.append(nvml.look)
+        found.append(nvml.result)
     for number in range(READINGS):
         if number:
             await asyncio.sleep(BETWEEN_S)
-        for group in (devices, others):  # the others may ask who the GPUs are
+        for group in (devices, others):  # the others need to know the GPUs
             await asyncio.gather(*(one.take(limit_s()) for one in group))
     for one in others:
         one.guard.close()
-    if nvml and not any(device.look.hung for device in devices):
+    if nvml and not any(device.result.hung for device in devices):
         await nvml.close(limit_s())
-    return found + [one.look for one in (*devices, *others)]
+    return found + [one.result for one in (*devices, *others)]
 
 
 class _Nvml:
-    """NVML's own opening and closing, which may hang like every call into the driver."""
+    """Opens and closes NVML, which may hang like every call into the driver."""
 
     def __init__(self, node: str, gpus: Gpus) -> None:
-        from drover_agent.sources.nvml.source import NvmlSource  # a node without GPUs does without ctypes' tables
+        from drover_agent.sources.nvml.source import NvmlSource  # not loaded on a node without GPUs
 
         self._nvml = NvmlSource(node, gpus)
         self._worker = Worker("nvml:open")
-        self.look = SourceReading(self._nvml.name, self._nvml.interval_s)
+        self.result = SourceReading(self._nvml.name, self._nvml.interval_s)
 
-    async def open(self, limit_s: float) -> list[_Looked]:
-        """The GPUs, to be read each by itself."""
+    async def open(self, limit_s: float) -> list[_GuardedSource]:
+        """Open NVML and return its GPUs, each a source."""
         outcome = await self._within(limit_s, lambda: self._nvml.open(SystemClock().now_ms()))
         if outcome is None:
-            self.look.hung, self.look.error = True, f"opening NVML did not return within {limit_s:g} s"
+            self.result.hung, self.result.error = True, f"opening NVML did not return within {limit_s:g} s"
             return []
-        self.look.seconds.append(outcome.seconds)
+        self.result.seconds.append(outcome.seconds)
         if outcome.reading is None:
-            self.look.error = f"{type(outcome.error).__name__}: {outcome.error}"
+            self.result.error = f"{type(outcome.error).__name__}: {outcome.error}"
         else:
-            self.look.readings.append(outcome.reading)
-        return [_Looked(device) for device in self._nvml.devices]
+            self.result.readings.append(outcome.reading)
+        return [_GuardedSource(device) for device in self._nvml.devices]
 
     async def close(self, limit_s: float) -> None:
-        if not self.look.hung:
+        if not self.result.hung:
             await self._within(limit_s, self._close)
 
     def _close(self) -> Reading:

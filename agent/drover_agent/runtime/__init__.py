@@ -1,1 +1,1 @@
-"""How one agent runs: the NVIDIA driver it holds, its restarts, what systemd hears of it."""
+"""Run one agent: what it sends, NVML, the kernel log, reports to systemd, restarts."""

@@ -1,4 +1,4 @@
-"""When only a new process can go on: the NVIDIA library that this one has loaded was replaced (decision 16)."""
+"""Restart this process: the NVIDIA library that it has loaded was replaced on disk (decision 16)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import os
 import sys
 from typing import NoReturn
 
-REASON = "DROVER_AGENT_RESTARTED_FOR"  # in the environment, which the new start inherits
+REASON = "DROVER_AGENT_RESTARTED_FOR"  # environment variable, which the new process inherits
 
 
-class RestartNeeded(Exception):  # noqa: N818  # no error: a way to end
-    """Only a new process can go on. Raised by NodeRuntime.run once spool and streams are closed; the text says why."""
+class RestartNeeded(Exception):  # noqa: N818  # not an error: a way to end
+    """Only a new process can go on; the message says why. `NodeRuntime.run` raises it after spool and stream closed."""
 
 
 def restarted_for(reason: str) -> bool:
-    """Whether this process was started anew for this reason: then another start helps no more."""
+    """Return whether this process was restarted for this reason, so that another restart does not help."""
     return os.environ.get(REASON) == reason
 
 
 def restart_in_place(reason: str) -> NoReturn:
-    """Run this process's own command again, in the same process, once the spool is closed.
+    """Run this process's command again, with the same process id. The spool is closed.
 
-    It needs no supervisor, and one that there is sees no failure: the process id and its sockets' names stay.
+    It needs no supervisor, and a supervisor sees no failure.
     """
     os.environ[REASON] = reason
     logging.shutdown()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # our own command, and no shell is wanted
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # our own command, without a shell

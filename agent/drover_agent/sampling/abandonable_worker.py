@@ -1,8 +1,8 @@
-"""Runs sources' reads where they can be abandoned: a call into a driver may block for ever in the kernel.
+"""Read sources in threads that can be abandoned: a call into a driver may block for ever in the kernel.
 
-One thread reads many sources, one after another: a thread each would wake ten times as often for the same values. When
-one of them takes too long, the rest is taken from that thread (`Round.take_rest`) and read by others; the thread is
-left behind and ends when its read returns. No second read of a source starts while its last one has not returned.
+One thread reads many sources, one after another: with a thread each, the process would wake ten times as often. If one
+takes too long, the rest is taken from that thread (`Round.take_rest`) and read by others. The thread is left behind and
+ends when its read returns. A source is never read again while its last read has not returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]
 
 @dataclass(slots=True, eq=False, repr=False)
 class ReadOutcome:
-    """How a read went, as seen from outside."""
+    """How a read went."""
 
     seconds: float
     reading: Reading | None  # None: it raised, see `error`
@@ -33,17 +33,17 @@ class ReadOutcome:
 
 
 def measured(read: Callable[[], Reading]) -> ReadOutcome:
-    """Read now, in this thread. Never raises: see Outcome."""
+    """Read now, in this thread. Never raises: see `ReadOutcome.error`."""
     began = time.perf_counter()
     try:
         reading = read()
-    except Exception as error:  # noqa: BLE001  # whatever a source raises is its outcome, told by the sampler
+    except Exception as error:  # noqa: BLE001  # what a source raises is its outcome; the sampler reports it
         return ReadOutcome(time.perf_counter() - began, None, error)
     return ReadOutcome(time.perf_counter() - began, reading)
 
 
 class Worker:
-    """One daemon thread that runs one thing at a time; at exit the process does not wait for it."""
+    """One daemon thread that runs one job at a time. The process does not wait for it at exit."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -51,11 +51,11 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def submit(self, read: Callable[[], Reading]) -> asyncio.Future[ReadOutcome]:
-        """Run `read`; for the event loop's thread. The future never carries an exception of `read`: see Outcome."""
+        """Run `read`. For the event loop's thread. An exception of `read` is in the outcome, not in the future."""
         return self.start(lambda: measured(read))
 
     def start(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """The same for anything that does not raise."""
+        """Run `work`, which does not raise. For the event loop's thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
@@ -72,7 +72,7 @@ class Worker:
                 loop.call_soon_threadsafe(_settle, future, result)
 
     def close(self) -> None:
-        """Let the thread end when it is free."""
+        """End the thread when it is free."""
         self._jobs.put(None)
 
 
@@ -82,9 +82,9 @@ def _settle(future: asyncio.Future[T], result: T) -> None:
 
 
 class Read(Generic[T]):
-    """One read of one source; `owner` is whatever asked for it.
+    """One read of one source for `owner`.
 
-    A source with an `ask(now_ms)` is asked first: what that gives makes the Reading later, and waits for nothing.
+    A source may have `ask(now_ms)`: it is called first, and returns a function that makes the Reading without waiting.
     """
 
     __slots__ = ("_asked_s", "_finish", "_now_ms", "_source", "outcome", "owner")
@@ -96,12 +96,12 @@ class Read(Generic[T]):
         self._asked_s = 0.0
 
     def run(self) -> bool:
-        """Whether `finish` is to follow."""
+        """Read, or ask. Return whether `finish` must follow."""
         if ask := getattr(self._source, "ask", None):
             began = time.perf_counter()
             try:
                 self._finish = ask(self._now_ms)
-            except Exception:  # noqa: BLE001  # `read` meets it again
+            except Exception:  # noqa: BLE001  # `read` fails the same way
                 self._finish = None
             self._asked_s = time.perf_counter() - began
         if self._finish is None:
@@ -116,12 +116,12 @@ class Read(Generic[T]):
 
 
 class Round(Generic[T]):
-    """Reads in order, in one thread. `done`: all that were not taken away have returned."""
+    """Reads in order, in one thread. `done` is set when all that were not taken away have returned."""
 
     def __init__(self, worker: Worker, reads: Sequence[Read[T]]) -> None:
         self._worker = worker
-        self._left = deque(reads)  # its `popleft` is atomic: a read is begun here or taken away, never both
-        self._asked: deque[Read[T]] = deque()  # and a read is finished here or by who does not wait any longer
+        self._left = deque(reads)  # `popleft` is atomic: a read is begun here or taken away, never both
+        self._asked: deque[Read[T]] = deque()  # the same: a read is finished here or by `take_rest`
         self._begun = list(reads)
         self.done: asyncio.Future[None] = worker.start(self._run)
 
@@ -135,7 +135,7 @@ class Round(Generic[T]):
                 self._asked.append(read)
 
     def _finish(self) -> None:
-        """Those that were asked, in one go when all were."""
+        """Finish the reads that were asked, together after the last one."""
         with contextlib.suppress(IndexError):
             while True:
                 self._asked.popleft().finish()
@@ -146,19 +146,21 @@ class Round(Generic[T]):
         return self._begun
 
     def take_rest(self) -> list[Read[T]]:
-        """Take away what was not begun. The thread ends when the read that it is in returns: it is no use any more."""
+        """Take away the reads that were not begun. The thread ends when its present read returns."""
         rest: list[Read[T]] = []
         with contextlib.suppress(IndexError):
             while True:
-                rest.insert(0, self._left.pop())  # from the other end than `_run`, so that what is begun stays together
+                rest.insert(
+                    0, self._left.pop()
+                )  # from the other end than `_run`, so that the begun reads stay together
         self._begun = self._begun[: len(self._begun) - len(rest)]
-        self._finish()  # the thread may not come to it
+        self._finish()  # the thread may hang before it does
         self._worker.close()
         return rest
 
 
 class Guard:
-    """A source with a thread of its own, for a reader that has no schedule."""
+    """A source with its own thread, for a caller without a schedule."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -171,13 +173,13 @@ class Guard:
         return self._running is not None and not self._running.done()
 
     async def read(self, now_ms: int, limit_s: float) -> ReadOutcome | None:
-        """Read the source; None when it did not return within `limit_s`. Call it only when not `busy`."""
+        """Read the source; None if it did not return within `limit_s`. Call it only if not `busy`."""
         self._running = self._worker.submit(lambda: self.source.read(now_ms))
         done, _ = await asyncio.wait([self._running], timeout=limit_s)
         return self._running.result() if done else None
 
     def close(self) -> None:
-        """Close the source where it may block, and do not wait for it."""
+        """Close the source in its thread, and do not wait for it."""
         if not self.busy:
             self._worker.submit(self._close_source)
         self._worker.close()

@@ -1,4 +1,4 @@
-"""One source on the sampler's schedule: what it gave so far, how its reads went, and what is told of that."""
+"""One source on the sampler's schedule: its entities, how its reads went, and the events about that."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from drover_core.model.kinds import EventKind
 log = logging.getLogger(__name__)
 
 SLOW_S = 0.25  # a source whose last read took longer is read in a thread of its own
-FAILING_READS = 3  # in a row, until an event tells it
-STABLE_S = 60.0  # of good reads, until an event tells that a source is back: one that comes and goes is no news
+FAILING_READS = 3  # in a row, until an event reports it
+STABLE_S = 60.0  # of good reads, until an event reports that a source is back: an unstable one is not reported again
 LOG_S = 60.0  # failures of one source are logged at most this often
 ANSWERED, FAILED, OVERRAN = range(3)  # as in catalog.READ_OUTCOMES
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class SourceStats:
-    """What the sampler knows of a source."""
+    """Reads of one source so far."""
 
     reads: int = 0  # that returned within their limit
     failures: int = 0  # of these, those that raised
@@ -32,33 +32,33 @@ class SourceStats:
     last_s: float = 0.0
     total_s: float = 0.0
     max_s: float = 0.0
-    last_error: str = ""  # of the last read; "" when it went well
+    last_error: str = ""  # of the last read; "" if it succeeded
     hung: bool = False
-    longest_s: float | None = None  # of the reads since this was told last; None: there was none
+    longest_s: float | None = None  # of the reads since the last report; None: there was none
     worst: int = ANSWERED  # of their outcomes
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Totals:
-    """Of all sources."""
+    """Sums over all sources."""
 
-    tick_s: float = 0.0  # longest tick since this was told last
+    tick_s: float = 0.0  # longest tick since the last report
     failures: int = 0  # reads that raised or overran their limit
 
 
 class ScheduledSource:
-    """For the event loop's thread."""
+    """A source and its reads. For the event loop's thread."""
 
     def __init__(self, source: Source, deliver: Callable[[int, Reading], None], clock: Clock, totals: Totals) -> None:
         self.source, self.stats, self.slow = source, SourceStats(), False
         self._deliver, self._clock, self._totals = deliver, clock, totals
-        self._known: dict[Entity, set[str]] = {}  # everything it ever told of, present or absent
+        self._known: dict[Entity, set[str]] = {}  # every metric it has given, present or absent
         self._last_ms: int | None = None
         self._began_s = 0.0  # its last read
         self._read: Read[ScheduledSource] | None = None
         self._dropped = False
-        self._bad = 0  # reads in a row that gave nothing
-        self._failing = False  # an event says so
+        self._failed_reads = 0  # in a row
+        self._failing = False  # an event has reported it
         self._good_since_s: float | None = None  # while it is failing
         self._next_log_s = 0.0
 
@@ -73,12 +73,14 @@ class ScheduledSource:
 
     @property
     def fails(self) -> bool:
-        """Whether its last read raised."""
+        """Whether its last read raised an error."""
         return bool(self.stats.last_error) and not self.hung
 
-    def told(self) -> tuple[float | None, int]:
-        """(longest read in seconds, worst outcome) since the last call; a read that hangs counts with its time so far.
-        None: it was not read."""
+    def take_summary(self) -> tuple[float | None, int]:
+        """Return the longest read in seconds (None: no read) and the worst outcome since the last call.
+
+        A read that hangs counts with its time so far.
+        """
         stats = self.stats
         longest_s, worst = stats.longest_s, stats.worst
         stats.longest_s, stats.worst = None, ANSWERED
@@ -87,23 +89,23 @@ class ScheduledSource:
         return longest_s, worst
 
     def due(self, ts_ms: int, interval_s: float) -> bool:
-        """Sources slower than the schedule sit out ticks."""
+        """Return whether to read at this tick; slow sources skip ticks."""
         every_ms = max(self.source.interval_s, interval_s) * 1000
         return self._last_ms is None or not 0 <= ts_ms - self._last_ms < every_ms - interval_s * 500
 
     def begin(self, ts_ms: int) -> Read[ScheduledSource] | None:
-        """The read of this tick; None while an earlier one has not returned."""
+        """Return the read of this tick, None while an earlier one has not returned."""
         if self.busy:
             self.stats.skipped += 1
             if self.hung:
-                self._went_badly(ts_ms, Absent.TIMEOUT)
+                self._mark_failed(ts_ms, Absent.TIMEOUT)
             return None
         self._last_ms, self._began_s = ts_ms, self._clock.monotonic()
         self._read = Read(self, self.source, ts_ms)
         return self._read
 
-    def take(self, ts_ms: int) -> None:
-        """The read has returned within its limit."""
+    def finish(self, ts_ms: int) -> None:
+        """Deliver the outcome of a read that returned within its limit."""
         outcome = self._read.outcome if self._read else None
         if outcome is None or self._dropped:
             return
@@ -115,10 +117,10 @@ class ScheduledSource:
         stats.longest_s = max(stats.longest_s or 0.0, outcome.seconds)
         self.slow = outcome.seconds > SLOW_S
         if outcome.reading is not None:
-            stats.last_error, self._bad = "", 0
+            stats.last_error, self._failed_reads = "", 0
             self._remember(outcome.reading)
             if self._failing:
-                self._look_whether_back(outcome.reading)
+                self._check_recovery(outcome.reading)
             self._deliver(ts_ms, outcome.reading)
             return
         stats.failures += 1
@@ -126,11 +128,11 @@ class ScheduledSource:
         self._totals.failures += 1
         stats.last_error = f"{type(outcome.error).__name__}: {outcome.error}"
         if self._may_log():
-            log.error("source %s failed", self.source.name, exc_info=outcome.error)
-        self._went_badly(ts_ms, Absent.ERROR)
+            log.error("Reading source %s failed.", self.source.name, exc_info=outcome.error)
+        self._mark_failed(ts_ms, Absent.ERROR)
 
-    def hang(self, ts_ms: int, limit_s: float) -> None:
-        """The read has not returned within its limit: go on without it."""
+    def mark_hung(self, ts_ms: int, limit_s: float) -> None:
+        """Report a read that has not returned within its limit, and go on without it."""
         if self._dropped:
             return
         text = f"a read of {self.source.name} did not return within {limit_s:g} s"
@@ -139,45 +141,45 @@ class ScheduledSource:
         self.stats.hung, self.stats.last_error, self.slow = True, text, True
         self._totals.failures += 1
         if self._may_log():
-            log.error("%s; going on without it", text)
-        self._went_badly(ts_ms, Absent.TIMEOUT, self._of_the_driver("driver_hung", text))
+            log.error("%s. The agent goes on without it.", text)
+        self._mark_failed(ts_ms, Absent.TIMEOUT, self._driver_events("driver_hung", text))
 
-    def returned(self) -> None:
-        """A read that hung has returned, however late; what it gave is stale and dropped."""
+    def mark_returned(self) -> None:
+        """Report that a hung read has returned. Its values are old and dropped."""
         self.stats.hung = False
         if self._dropped:
             return
         took_s = self._clock.monotonic() - self._began_s
         self.stats.longest_s, self.stats.worst = max(self.stats.longest_s or 0.0, took_s), OVERRAN
-        if again := getattr(self.source, "again", None):
-            again()
+        if reset := getattr(self.source, "again", None):
+            reset()
         text = f"the read of {self.source.name} returned"
-        if events := list(self._of_the_driver("driver_back", text)):
+        if events := list(self._driver_events("driver_back", text)):
             self._deliver(self._clock.now_ms(), Reading(events=events))
-        log.warning("source %s answers again", self.source.name)
+        log.warning("Source %s answers again.", self.source.name)
 
     def drop(self) -> None:
-        """Tell no more of it."""
+        """Deliver nothing of it any longer."""
         self._dropped = True
 
-    def closed(self) -> Reading:
-        """Close the source; it may block."""
+    def close(self) -> Reading:
+        """Close the source. This may block."""
         self.source.close()
         return Reading()
 
-    def _went_badly(self, ts_ms: int, why: Absent, events: Iterable[NodeEvent] = ()) -> None:
-        self._bad += 1
+    def _mark_failed(self, ts_ms: int, why: Absent, events: Iterable[NodeEvent] = ()) -> None:
+        self._failed_reads += 1
         self._good_since_s = None
         absent = [(entity, name, why) for entity, names in self._known.items() for name in names]
         reading = Reading(absent=absent, events=list(events))
-        # Of a driver that hangs driver_hung is told, at once.
-        if self._bad >= FAILING_READS and not self._failing and not (self.hung and self._is_the_drivers()):
+        # A driver that hangs has been reported at once, as driver_hung.
+        if self._failed_reads >= FAILING_READS and not self._failing and not (self.hung and self._reads_driver()):
             self._failing = True
-            text = f"{self._bad} reads of {self.source.name} in a row gave nothing: {self.stats.last_error}"
+            text = f"{self._failed_reads} reads of {self.source.name} in a row gave nothing: {self.stats.last_error}"
             reading.events.append(self._event("source_failing", text, self._slot))
         self._deliver(ts_ms, reading)
 
-    def _look_whether_back(self, reading: Reading) -> None:
+    def _check_recovery(self, reading: Reading) -> None:
         now_s = self._clock.monotonic()
         if self._good_since_s is None:
             self._good_since_s = now_s
@@ -200,10 +202,12 @@ class ScheduledSource:
             known[entity].add(metric)
         if not fresh:
             return
-        # A device whose identity became known replaces its nameless self.
-        told = {entity for entity, _ in reading.rows} | {entity for entity, _, _ in reading.absent}
-        for gone in known.keys() - told:
-            if any(gone.scope is e.scope and (gone.gpu, gone.mig, gone.link) == (e.gpu, e.mig, e.link) for e in told):
+        # A device whose serial number became known replaces the entity without one.
+        present = {entity for entity, _ in reading.rows} | {entity for entity, _, _ in reading.absent}
+        for gone in known.keys() - present:
+            if any(
+                gone.scope is e.scope and (gone.gpu, gone.mig, gone.link) == (e.gpu, e.mig, e.link) for e in present
+            ):
                 del known[gone]
 
     @property
@@ -212,12 +216,12 @@ class ScheduledSource:
         slot: int | None = getattr(self.source, "slot", None)
         return slot
 
-    def _is_the_drivers(self) -> bool:
+    def _reads_driver(self) -> bool:
         return self.source.name.startswith("nvml")
 
-    def _of_the_driver(self, code: str, message: str) -> Iterable[NodeEvent]:
-        """One event per GPU that this source reads, or one for the node; for the driver's sources only."""
-        if self._is_the_drivers():
+    def _driver_events(self, code: str, message: str) -> Iterable[NodeEvent]:
+        """Yield an event for each GPU that this source reads, or one for the node; only for sources of the driver."""
+        if self._reads_driver():
             slots = {e.gpu for e in self._known if e.scope is Scope.GPU and e.gpu is not None} | {self._slot}
             found: list[int | None] = [*sorted(slot for slot in slots if slot is not None)]
             for gpu in found or [None]:

@@ -1,18 +1,18 @@
-"""One schedule for all sources: every tick is a multiple of the interval on the wall clock, on every node the same.
+"""Read all sources on one schedule: ticks are multiples of the interval on the wall clock, the same on every node.
 
-All sources that are due are read one after another in one thread. When they have not all answered within PATIENCE_S,
-each that was not begun gets a thread of its own, so that a source that hangs costs the others no more than that delay.
-One that was slow is read apart from then on, until it is quick again.
+All sources that are due are read one after another in one thread. If they have not all answered within PATIENCE_S, each
+that was not begun gets its own thread, so a source that hangs delays the others by no more than that. A slow source is
+read in its own thread from then on, until it is fast again.
 
-The sampler measures each source (duration, failures, timeouts); sources do not measure themselves. A tick that was
-missed, because the machine slept or its clock jumped, is not made up for.
+The sampler measures each source (duration, failures, timeouts). A tick that was missed, because the machine slept or
+its clock jumped, is not made up for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from drover_agent.clock import Clock
 from drover_agent.sampling.abandonable_worker import Read, Round, Worker
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 # A hang that begins right after a read is seen by the next one: interval + limit stay within the 5 s in which a hung
 # driver is to be reported, at intervals up to 2 s.
-READ_LIMIT_S = 3.0  # from the tick on
+READ_LIMIT_S = 3.0  # from the tick
 PATIENCE_S = 1.0  # 8 healthy GPUs whose calls take 140 us take 0.02 s, and 0.4 s with their process lists
 THREAD = "sources"
-OWN_VALUES_MS = 10_000  # what the sampler tells of itself: once in each of these, one value per detector bucket
+OWN_VALUES_MS = 10_000  # between values about the sampler itself: one for each bucket of the detectors
 
 Deliver = Callable[[int, Reading], None]
 
 
 def _rows(ending: str) -> dict[str, str]:
-    """Source -> its row of the catalog with this ending."""
+    """Return source -> its row of the catalog with this ending."""
     names = [metric.name for metric in of_scope(Scope.NODE) if metric.name.startswith("source_")]
     return {name.removeprefix("source_").removesuffix(ending): name for name in names if name.endswith(ending)}
 
@@ -49,43 +49,51 @@ __all__ = ["READ_LIMIT_S", "Sampler", "SourceStats"]
 
 
 class Sampler:
-    """Reads its sources and hands what they give to `deliver(ts_ms, reading)`, in the event loop's thread.
-
-    With the name of the `node` it also delivers how its own work goes, as values of that node.
-    """
+    """Reads sources and passes each reading to `deliver(ts_ms, reading)`, in the event loop's thread."""
 
     def __init__(
-        self, deliver: Deliver, interval_s: float, clock: Clock, limit_s: float = READ_LIMIT_S, node: str | None = None
+        self,
+        deliver: Deliver,
+        interval_s: float,
+        clock: Clock,
+        limit_s: float = READ_LIMIT_S,
+        node: str | None = None,
+        unscheduled: Mapping[str, Callable[[], int | None]] | None = None,
     ) -> None:
+        """
+        Args:
+            node: deliver values about the sampler too, as values of this node; None: do not.
+            unscheduled: name -> outcome now of what is read without this schedule; None: not read yet.
+        """
         self._deliver, self._interval_s, self._clock, self._limit_s = deliver, interval_s, clock, limit_s
         self._patience_s = min(PATIENCE_S, limit_s / 2)
-        self._sampled: dict[str, ScheduledSource] = {}
+        self._scheduled: dict[str, ScheduledSource] = {}
         self._worker = Worker(THREAD)
         self._entity = Entity(Scope.NODE, node) if node else None
-        self._told_own = -1  # number of the OWN_VALUES_MS in which it last told of itself
+        self._own_period = -1  # number of the OWN_VALUES_MS in which it last delivered its own values
         self._totals = Totals()
-        self.beside: dict[str, Callable[[], int | None]] = {}  # outcome now of what is read without this schedule
+        self.unscheduled = dict(unscheduled or {})
         self.missed_ticks = 0
-        self.ticks = 0  # made by `run`: a schedule that stands still shows here
+        self.ticks = 0  # of `run`
 
     @property
     def stats(self) -> dict[str, SourceStats]:
-        return {name: one.stats for name, one in self._sampled.items()}
+        return {name: one.stats for name, one in self._scheduled.items()}
 
     def add(self, source: Source) -> None:
-        """Read this one too, from the next tick on. Those that are read often come first: they are the quick ones."""
-        if old := self._sampled.get(source.name):
+        """Read this source too, from the next tick. Frequent sources are read first, because they are fast."""
+        if old := self._scheduled.get(source.name):
             old.drop()
-        self._sampled[source.name] = ScheduledSource(source, self._deliver, self._clock, self._totals)
-        self._sampled = dict(sorted(self._sampled.items(), key=lambda item: item[1].source.interval_s))
+        self._scheduled[source.name] = ScheduledSource(source, self._deliver, self._clock, self._totals)
+        self._scheduled = dict(sorted(self._scheduled.items(), key=lambda item: item[1].source.interval_s))
 
     async def tick(self, ts_ms: int) -> None:
-        """Read all sources that are due; returns when each has answered or overrun its limit."""
-        self._tell_own(ts_ms)
+        """Read all sources that are due. Return when each has answered or overrun its limit."""
+        self._deliver_own_values(ts_ms)
         began_s = self._clock.monotonic()
         together: list[Read[ScheduledSource]] = []
         apart: list[Read[ScheduledSource]] = []
-        for one in self._sampled.values():
+        for one in self._scheduled.values():
             if one.due(ts_ms, self._interval_s) and (read := one.begin(ts_ms)):
                 (apart if one.slow else together).append(read)
         if apart:
@@ -102,16 +110,16 @@ class Sampler:
         whole = Round(self._worker, reads)
         if await self._clock.within(whole.done, self._patience_s):
             for read in reads:
-                read.owner.take(ts_ms)
+                read.owner.finish(ts_ms)
             return
         rest = whole.take_rest()
         self._worker = Worker(THREAD)
         late = []
         for read in whole.begun:
             if read.outcome is None:
-                late.append(read)  # that which the thread is in
+                late.append(read)  # the thread is in this one
             else:
-                read.owner.take(ts_ms)
+                read.owner.finish(ts_ms)
         left_s = self._limit_s - self._patience_s
         await asyncio.gather(
             *(self._await(whole, read, ts_ms, left_s) for read in late),
@@ -128,47 +136,49 @@ class Sampler:
         self, whole: Round[ScheduledSource], read: Read[ScheduledSource], ts_ms: int, limit_s: float
     ) -> None:
         if await self._clock.within(whole.done, limit_s):
-            read.owner.take(ts_ms)
+            read.owner.finish(ts_ms)
         else:
-            read.owner.hang(ts_ms, self._limit_s)
-            whole.done.add_done_callback(lambda _: read.owner.returned())
+            read.owner.mark_hung(ts_ms, self._limit_s)
+            whole.done.add_done_callback(lambda _: read.owner.mark_returned())
 
-    def _tell_own(self, ts_ms: int) -> None:
-        """How the ticks before this one went."""
-        if self._entity is None or ts_ms // OWN_VALUES_MS == self._told_own:
+    def _deliver_own_values(self, ts_ms: int) -> None:
+        """Deliver how the ticks before this one went."""
+        if self._entity is None or ts_ms // OWN_VALUES_MS == self._own_period:
             return
-        first, self._told_own = self._told_own == -1, ts_ms // OWN_VALUES_MS
+        first, self._own_period = self._own_period == -1, ts_ms // OWN_VALUES_MS
         if first:
             return
         totals = self._totals
-        reads, outcomes = self._told_by_source()
+        reads, outcomes = self._summaries()
         values = {
             "agent_tick_s": totals.tick_s,
             "agent_slowest_read_s": max(reads.values(), default=0.0),
-            "agent_sources_failing": float(sum(one.fails for one in self._sampled.values())),
-            "agent_sources_hung": float(sum(one.hung for one in self._sampled.values())),
+            "agent_sources_failing": float(sum(one.fails for one in self._scheduled.values())),
+            "agent_sources_hung": float(sum(one.hung for one in self._scheduled.values())),
             "agent_read_failures": float(totals.failures),
             "agent_missed_ticks": float(self.missed_ticks),
         }
         totals.tick_s = 0.0
         values |= {READ_ROWS[source]: read_s for source, read_s in reads.items() if source in READ_ROWS}
         values |= {OUTCOME_ROWS[source]: float(how) for source, how in outcomes.items() if source in OUTCOME_ROWS}
-        on = {_row_name(one.source.name) for one in self._on()} | self.beside.keys()
+        on = {_row_name(one.source.name) for one in self._on()} | self.unscheduled.keys()
         off = [row for rows in (READ_ROWS, OUTCOME_ROWS) for source, row in rows.items() if source not in on]
         absent = [(self._entity, row, Absent.UNSUPPORTED) for row in off]
         self._deliver(ts_ms, Reading(rows=[(self._entity, values)], absent=absent))
 
     def _on(self) -> list[ScheduledSource]:
-        """Those that the settings do not turn off."""
-        return [one for one in self._sampled.values() if not getattr(one.source, "off", False)]
+        """Return the sources that the settings do not turn off."""
+        return [one for one in self._scheduled.values() if not getattr(one.source, "off", False)]
 
-    def _told_by_source(self) -> tuple[dict[str, float], dict[str, int]]:
-        """Source -> its longest read in seconds, and its worst outcome; those of all GPUs are one. Nothing of a source
-        that was not read."""
+    def _summaries(self) -> tuple[dict[str, float], dict[str, int]]:
+        """Return source -> its longest read in seconds, and source -> its worst outcome.
+
+        All GPUs count as one source. A source that was not read is left out.
+        """
         reads: dict[str, float] = {}
-        outcomes = {source: outcome for source, state in self.beside.items() if (outcome := state()) is not None}
+        outcomes = {source: outcome for source, state in self.unscheduled.items() if (outcome := state()) is not None}
         for one in self._on():
-            source, (longest_s, worst) = _row_name(one.source.name), one.told()
+            source, (longest_s, worst) = _row_name(one.source.name), one.take_summary()
             if longest_s is not None:
                 reads[source] = max(reads.get(source, 0.0), longest_s)
                 outcomes[source] = max(outcomes.get(source, ANSWERED), worst)
@@ -188,11 +198,11 @@ class Sampler:
                 now_ms = self._clock.now_ms()
                 number = (now_ms + interval_ms // 2) // interval_ms
                 if last is not None and number != last + 1:
-                    if number == last:  # woken a little early
+                    if number == last:  # the timer fired a little early
                         continue
                     self.missed_ticks += max(number - last - 1, 0)
                     if abs(number - last) * self._interval_s > max(5 * self._interval_s, 5):
-                        log.warning("the clock moved by %g s since the last tick", (number - last) * self._interval_s)
+                        log.warning("The clock moved by %g s since the last tick.", (number - last) * self._interval_s)
                 last = number
                 self.ticks += 1
                 task = asyncio.create_task(self.tick(number * interval_ms))
@@ -203,16 +213,16 @@ class Sampler:
                 task.cancel()
 
     def close(self) -> None:
-        """Close the sources in a thread, for it may block, and do not wait for it."""
+        """Close the sources in a thread, because that may block, and do not wait for it."""
         worker = Worker("closing")
-        for one in self._sampled.values():
+        for one in self._scheduled.values():
             one.drop()
             if not one.busy:
-                worker.submit(one.closed)
+                worker.submit(one.close)
         worker.close()
         self._worker.close()
 
 
 def _row_name(source: str) -> str:
-    """As the catalog calls it: that of a GPU ("nvml:3") as all of them."""
+    """Return the catalog's name of a source: "nvml" for each GPU's ("nvml:3")."""
     return source.partition(":")[0]

@@ -12,7 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from drover_agent.urls import URL, url_trouble
+from drover_agent.urls import URL, url_error
 from drover_core.metrics.catalog import Absent
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Page:
     """Keeps its connection between reads. Used by one thread at a time.
 
     Raises (at construction):
-        ValueError: the url is none of this kind; see `drover_agent.urls.url_trouble`.
+        ValueError: the url is none of this kind; see `drover_agent.urls.url_error`.
     """
 
     def __init__(self, url: str, limit_s: float = LIMIT_S, max_bytes: int = MAX_BYTES) -> None:
         match = URL.fullmatch(url)
-        wrong = url_trouble(url)
+        wrong = url_error(url)
         if match is None or wrong:
             raise ValueError(wrong)
         self.url = url

@@ -1,1 +1,1 @@
-"""The queue on disk: what is read is stored here before it is sent, and stays until it is acknowledged."""
+"""The agent's queue on disk: data is stored here before it is sent, and stays until it is acknowledged."""

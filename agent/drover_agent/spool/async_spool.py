@@ -1,11 +1,10 @@
-"""The spool as the event loop sees it: nothing here waits for the disk.
+"""The spool as the event loop uses it: no call here waits for the disk.
 
-What the agent tells gets its sequence here and stays in memory until the spool's thread (`disk.py`) has it on disk;
-only then may it be sent. A disk that does not answer for `DISK_LIMIT_S` holds nothing back: what is in memory is sent
-from there, and is written when the disk is back. Memory is bounded; over it the oldest goes, and what nobody holds is
-counted as lost.
+A record gets its sequence here and stays in memory until the disk thread (`disk_thread.py`) has written it; only then
+may it be sent. If the disk does not answer for DISK_LIMIT_S, records are sent from memory and written when the disk is
+back. Memory is bounded: above the bound the oldest record goes, and is counted as lost if no collector holds it.
 
-At most one job that writes, one that reads for each lane and one for a Welcome wait for the thread.
+At most one write, one read for each lane and one Welcome wait for the disk thread.
 """
 
 from __future__ import annotations
@@ -14,28 +13,20 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 
 from drover_agent.clock import Clock
 from drover_agent.config import SpoolConfig
-from drover_agent.spool.disk_jobs import (
-    Done,
-    Files,
-    Sendable,
-    read,
-    write,
-)
+from drover_agent.spool.backfill import BackfillPlan
+from drover_agent.spool.disk_jobs import DiskStatus, Files, StateFile, WriteJob, WriteResult, read, write
 from drover_agent.spool.disk_thread import DiskThread
-from drover_agent.spool.memory_tail import MemoryTail
-from drover_agent.spool.read_ahead import ReadAhead
+from drover_agent.spool.memory import MemoryTail, ReadAhead
+from drover_agent.spool.messages import Outgoing, outgoing
 from drover_agent.spool.record_format import Stored
-from drover_agent.spool.spool import (
-    LANES,
-    Losses,
-    Spool,
-    as_message,
-)
+from drover_agent.spool.spool import LANES, Losses, Spool
 from drover_proto import telemetry_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -43,182 +34,268 @@ log = logging.getLogger(__name__)
 DISK_LIMIT_S = 2.0  # a disk that is silent for so long must not keep an event from leaving
 CLOSE_LIMIT_S = 5.0
 MEMORY_BYTES = 4 * 2**20  # of events, and of telemetry, while the disk does not answer
-CACHE_BYTES = 2**20  # of each, on disk and not acknowledged: sent again without reading
+CACHE_BYTES = 2**20  # of each, on the disk and not acknowledged: sent again without reading
 MAX_REJECTED = 10_000
 
 
-class AsyncSpool:
-    """Not thread-safe: for the event loop's thread.
+class WriteState(Enum):
+    """What the spool's writing does now."""
 
-    Raises (at construction, which reads the folder and so may wait for the disk):
+    IDLE = auto()
+    SCHEDULED = auto()  # begins when the event loop has finished what it does now
+    WRITING = auto()
+    OVERDUE = auto()  # the disk thread has not answered for DISK_LIMIT_S
+    CLOSED = auto()
+
+
+@dataclass(slots=True)
+class Lanes:
+    """What is sent under which sequences.
+
+    Attributes:
+        spool_id: the id under which sequences are counted.
+        plan: which batches go out on the BACKFILL lane.
+        held: lane -> the highest sequence that the collector holds.
+        rejected: (lane, sequence) of what the collector refused for good.
+    """
+
+    spool_id: str
+    plan: BackfillPlan
+    held: dict[int, int]
+    rejected: set[tuple[int, int]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Records and bytes that no collector holds and that are not in memory, and what was lost.
+
+    `evicted` is the part of `waiting` that left memory while a write ran, which that write has not counted.
+    """
+
+    waiting: tuple[int, int]
+    losses: Losses
+    evicted: tuple[int, int] = (0, 0)
+
+    def evict(self, size: int) -> None:
+        """Count a record that left memory and waits on the disk."""
+        self.waiting = self.waiting[0] + 1, self.waiting[1] + size
+        self.evicted = self.evicted[0] + 1, self.evicted[1] + size
+
+    def apply(self, result: WriteResult) -> None:
+        """Take over what a write counted."""
+        if result.losses:
+            self.losses.add(result.losses)
+        self.waiting = result.waiting[0] + self.evicted[0], result.waiting[1] + self.evicted[1]
+
+
+@dataclass(slots=True)
+class Chores:
+    """What the next write does besides writing records: state files, removing old files, counting."""
+
+    files: Files = field(default_factory=dict)
+    tidy: bool = False
+    count: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.files) or self.tidy or self.count
+
+
+class SpoolClock:
+    """Wall time for a Welcome, and steady time for ages: a wall clock that jumps ahead must not make records old."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._started_ms, self._started_s = clock.now_ms(), clock.monotonic()
+
+    def wall_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def steady_ms(self) -> int:
+        return self._started_ms + round((self._clock.monotonic() - self._started_s) * 1000)
+
+
+class AsyncSpool:
+    """The spool of one agent. For the event loop's thread only.
+
+    Raises (at construction, which reads the folder and may wait for the disk):
         SpoolError: the folder cannot be used.
     """
 
-    def __init__(self, config: SpoolConfig, clock: Clock, disk: DiskThread | None = None) -> None:
-        self._clock = clock
-        self._started_ms, self._started_s = clock.now_ms(), clock.monotonic()
-        self._spool = Spool(config, self._started_ms)
-        self._own_disk = disk is None
+    def __init__(
+        self,
+        config: SpoolConfig,
+        clock: Clock,
+        disk: DiskThread | None = None,
+        on_ready: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            disk: the thread that writes; None: a thread of its own, which `close` ends.
+            on_ready: called when there may be something to send.
+        """
+        self._time = SpoolClock(clock)
+        self._spool = Spool(config, self._time.steady_ms())
+        self._owns_disk = disk is None
         self._disk = disk or DiskThread()
-        self.folder: Path = self._spool.folder
-        self.id, self.plan = self._spool.id, self._spool.plan
-        self.held: dict[int, int] = dict(self._spool.held)
-        self.trouble: str | None = self._spool.trouble
-        self.oldest_batch_ms = self._spool.oldest_batch_ms()
-        self.has_all_events = self._spool.has_all_events
-        self.on_ready: Callable[[], None] = lambda: None  # called when there may be something to send
-        self.hangs = False
-        self._closed = False
-        self.events, self.telemetry = (
-            MemoryTail.behind(log_.next_seq) for log_ in (self._spool.events, self._spool.telemetry)
-        )
+        self._on_ready = on_ready
+        self._state = WriteState.IDLE
+        self._status = DiskStatus.of(self._spool)
+        self._lanes = Lanes(self._spool.id, self._spool.plan, dict(self._spool.held))
+        self._counts = Counts(self._spool.pending(), self._spool.take_losses() or Losses())
+        self._chores = Chores()
+        self.events = MemoryTail.behind(self._spool.events.next_seq)
+        self.telemetry = MemoryTail.behind(self._spool.telemetry.next_seq)
         self._ahead = {
-            lane: ReadAhead(
-                lane,
-                self.events if lane == pb.EVENTS else self.telemetry,
-                partial(self._read, lane),
-                lambda: self.on_ready(),
-            )
-            for lane in LANES
+            lane: ReadAhead(lane, self._tail(lane), partial(self._start_read, lane), on_ready) for lane in LANES
         }
-        self._rejected: set[tuple[int, int]] = set()
-        self._losses = self._spool.take_losses() or Losses()
-        self._waiting = self._spool.pending()  # below the tails, that nobody holds
-        self._evicted = (0, 0)  # what went there while a job ran
-        self._files: Files = {}
-        self._comes = self._works = self._faulty = False
-        self._tidy_due = self._count_due = False
-        self._limit: asyncio.TimerHandle | None = None
-        self._waiters: deque[tuple[int, int, Callable[[], None]]] = deque()
+        self._waiters: deque[tuple[int, int, Callable[[], None]]] = deque()  # (event, batch, what to call)
+
+    @property
+    def folder(self) -> Path:
+        return self._spool.folder
+
+    @property
+    def id(self) -> str:
+        return self._lanes.spool_id
+
+    @property
+    def held(self) -> dict[int, int]:
+        """Lane -> the highest sequence that the collector holds."""
+        return self._lanes.held
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the disk does not answer now."""
+        return self._state is WriteState.OVERDUE
+
+    @property
+    def status(self) -> DiskStatus:
+        return self._status
 
     @property
     def _tails(self) -> tuple[MemoryTail, MemoryTail]:
         return self.telemetry, self.events
 
+    def _tail(self, lane: int) -> MemoryTail:
+        return self.events if lane == pb.EVENTS else self.telemetry
+
     # ---- in
 
     def add_record(self, ts_ms: int, record: pb.Record) -> None:
-        """Keep one event, absence or holding (without its sequence)."""
+        """Store an event, absence or holding. Its sequence is set here."""
         self._add(self.events, ts_ms, record.SerializeToString())
 
     def add_batch(self, ts_ms: int, blocks: Sequence[pb.Block]) -> None:
-        """Keep one batch; `ts_ms` is the time of its newest row."""
+        """Store one batch; `ts_ms` is the time of its newest row."""
         self._add(self.telemetry, ts_ms, pb.Batch(blocks=blocks).SerializeToString())
 
     def _add(self, tail: MemoryTail, ts_ms: int, payload: bytes) -> None:
         tail.add(ts_ms, payload)
         self._trim(tail)
-        if self.hangs:
-            self._release()
-        self._soon()
+        if self.is_hung:
+            self._release_all()
+        self._schedule()
 
-    def keep_file(self, name: str, data: bytes, *, first: bool) -> None:
-        """Write a small state file whole: before what was added lately (`first`), or after it."""
-        self._files[name] = data, first
-        self._soon()
+    def write_file(self, name: str, data: bytes, *, before_records: bool) -> None:
+        """Replace a small state file, before or after the records that were added lately."""
+        self._chores.files[name] = StateFile(data, before_records)
+        self._schedule()
 
-    def when_kept(self, then: Callable[[], None]) -> None:
-        """Call `then` when all added so far is on disk (events synced), or may leave without because the disk hangs."""
-        self._waiters.append((self.events.next_seq - 1, self.telemetry.next_seq - 1, then))
+    def call_when_stored(self, then: Callable[[], None]) -> None:
+        """Call `then` when all records added so far are on disk (events synced), or may be sent because it hangs."""
+        self._waiters.append((self.events.last, self.telemetry.last, then))
         self._call_waiters()
 
-    async def kept(self) -> None:
-        """The same, to wait for."""
+    async def wait_stored(self) -> None:
+        """Wait until all records added so far are on disk, or may be sent because it hangs."""
         done = asyncio.Event()
-        self.when_kept(done.set)
+        self.call_when_stored(done.set)
         await done.wait()
 
     def tidy(self) -> None:
-        """Keep the spool in bounds, write what waits. Call it now and then."""
-        self._tidy_due = True
-        self._soon()
+        """Remove old files and write what waits. Call it every few seconds."""
+        self._chores.tidy = True
+        self._schedule()
 
-    # ---- the disk's side
+    # ---- writing
 
-    def _steady_ms(self) -> int:
-        """A wall clock for ages that no jump moves: a clock that runs ahead for a moment makes nothing too old."""
-        return self._started_ms + round((self._clock.monotonic() - self._started_s) * 1000)
+    def _schedule(self) -> None:
+        """Begin one write for all that is added before the event loop's next turn."""
+        if self._state is WriteState.IDLE:
+            self._state = WriteState.SCHEDULED
+            asyncio.get_running_loop().call_soon(self._start_write)
 
-    def _soon(self) -> None:
-        """One job for all that is added at this moment."""
-        if not self._comes and not self._works:
-            self._comes = True
-            asyncio.get_running_loop().call_soon(self._work)
-
-    def _work(self) -> None:
-        """Give the thread what there is to do, if it is not at it already."""
-        self._comes = False
-        if self._works or self._closed:
+    def _start_write(self) -> None:
+        if self._state is not WriteState.SCHEDULED:
             return
-        events, batches = self._untaken()
-        if not (events or batches or self._files or self._tidy_due or self._count_due):
+        self._state = WriteState.IDLE
+        events, batches = self.events.submit(), self.telemetry.submit()
+        if not (events or batches or self._chores):
             return
-        for tail in self._tails:
-            tail.given = tail.next_seq - 1
-        files, self._files = self._files, {}
-        now_ms = self._steady_ms() if self._tidy_due else None
-        self._tidy_due = self._count_due = False
-        self._evicted = 0, 0
-        self._works = True
-        self._limit = asyncio.get_running_loop().call_later(DISK_LIMIT_S, self._overdue)
-        held, below = dict(self.held), (self.telemetry.first, self.events.first)
-        job = self._disk.submit(lambda: write(self._spool, events, batches, files, held, below, now_ms))
-        ends = self.events.given, self.telemetry.given
-        job.add_done_callback(lambda done: self._wrote(done, files, *ends))
+        job = self._write_job(events, batches, self._time.steady_ms() if self._chores.tidy else None)
+        self._chores = Chores()
+        self._counts.evicted = 0, 0
+        self._state = WriteState.WRITING
+        limit = asyncio.get_running_loop().call_later(DISK_LIMIT_S, self._mark_overdue)
+        ends = self.events.submitted, self.telemetry.submitted
+        running = self._disk.submit(lambda: write(self._spool, job))
+        running.add_done_callback(lambda done: self._finish_write(done, job.files, ends, limit))
 
-    def _untaken(self) -> tuple[list[Stored], list[Stored]]:
-        """Events and batches that the thread was not given yet, or did not take because of a fault."""
-        if self._faulty:
-            self._faulty = False
-            for tail in self._tails:
-                tail.given = tail.written
-        return self.events.new(), self.telemetry.new()
+    def _write_job(self, events: list[Stored], batches: list[Stored], tidy_ms: int | None) -> WriteJob:
+        below = self.telemetry.first, self.events.first
+        return WriteJob(events, batches, self._chores.files, dict(self.held), below, tidy_ms)
 
-    def _wrote(self, job: asyncio.Future[Done], files: Files, events: int, batches: int) -> None:
-        self._works = False
-        if self._limit:
-            self._limit.cancel()
-        if job.cancelled() or self._closed:
+    def _finish_write(
+        self, job: asyncio.Future[WriteResult], files: Files, ends: tuple[int, int], limit: asyncio.TimerHandle
+    ) -> None:
+        limit.cancel()
+        if job.cancelled() or self._state is WriteState.CLOSED:
             return
-        if self.hangs:
-            self.hangs = False
-            log.warning("spool: the disk answers again: %s", self.folder)
-        if error := job.exception():  # none that a disk brings about: a fault in Drover; it is sent from memory
-            log.error("spool: %s", error, exc_info=error)
-            self.trouble = f"{self.folder}: {error}"
-            self._files = files | self._files
-            self._faulty = True  # the next job, at the next addition, begins where the last good one ended
-        else:
-            self._take(job.result())
-        for tail, end in ((self.events, events), (self.telemetry, batches)):
-            tail.written = tail.written if error else max(tail.written, end)
+        if self.is_hung:
+            log.warning("The spool's disk answers again: %s", self.folder)
+        self._state = WriteState.IDLE
+        error = job.exception()
+        if error is None:
+            self._apply(job.result())
+        else:  # a defect in Drover, not a failure of the disk: the records are sent from memory
+            log.error("Writing the spool failed: %s", error, exc_info=error)
+            self._status = DiskStatus(
+                f"{self.folder}: {error}", self._status.oldest_batch_ms, self._status.has_all_events
+            )
+            self._chores.files = files | self._chores.files
+        for tail, end in zip((self.events, self.telemetry), ends, strict=True):
+            tail.write_failed = error is not None  # the next addition starts another write
+            if error is None:
+                tail.written = max(tail.written, end)
             tail.released = max(tail.released, end)
             self._trim(tail)
         self._call_waiters()
-        self.on_ready()
-        if any(tail.given < tail.next_seq - 1 for tail in self._tails) or self._tidy_due or self._count_due:
-            self._soon()
+        self._on_ready()
+        if any(tail.submitted < tail.last for tail in self._tails) or self._chores.tidy or self._chores.count:
+            self._schedule()
 
-    def _take(self, done: Done) -> None:
-        self.trouble, self.oldest_batch_ms = done.trouble, done.oldest_batch_ms
-        self.has_all_events = done.has_all_events
-        self._files = done.failed | self._files
-        if done.losses:
-            self._losses.add(done.losses)
-        self._waiting = done.waiting[0] + self._evicted[0], done.waiting[1] + self._evicted[1]
-        self._count_due |= self._evicted[0] > 0  # perhaps counted twice
+    def _apply(self, result: WriteResult) -> None:
+        self._status = result.status
+        self._chores.files = result.failed | self._chores.files
+        self._counts.apply(result)
+        self._chores.count |= self._counts.evicted[0] > 0  # some may have been counted twice
 
-    def _overdue(self) -> None:
-        log.error("spool: the disk did not answer for %g s; data is sent before it is safe", DISK_LIMIT_S)
-        self.hangs = True
-        self.trouble = f"{self.folder}: the disk does not answer"
-        self._release()
+    def _mark_overdue(self) -> None:
+        if self._state is not WriteState.WRITING:
+            return
+        log.error(
+            "The spool's disk has not answered for %g s: %s. Data is sent from memory.", DISK_LIMIT_S, self.folder
+        )
+        self._state = WriteState.OVERDUE
+        trouble = f"{self.folder}: the disk does not answer"
+        self._status = DiskStatus(trouble, self._status.oldest_batch_ms, self._status.has_all_events)
+        self._release_all()
 
-    def _release(self) -> None:
+    def _release_all(self) -> None:
         for tail in self._tails:
-            tail.released = tail.next_seq - 1
+            tail.released = tail.last
         self._call_waiters()
-        self.on_ready()
+        self._on_ready()
 
     def _call_waiters(self) -> None:
         while self._waiters and self._waiters[0][0] <= self.events.released:
@@ -227,8 +304,8 @@ class AsyncSpool:
             self._waiters.popleft()[2]()
 
     def _trim(self, tail: MemoryTail) -> None:
-        """Let go of what is on disk and held or too much for memory, and of what is too much although it is not."""
-        held = self.held[pb.EVENTS] if tail is self.events else max(self.held[pb.LIVE], self.plan.through)
+        """Remove from memory what is on disk and held or above CACHE_BYTES, and what is above MEMORY_BYTES."""
+        held = self.held[pb.EVENTS] if tail is self.events else max(self.held[pb.LIVE], self._lanes.plan.through)
         while tail.records:
             oldest = tail.records[0]
             if oldest.seq <= tail.written:
@@ -237,56 +314,58 @@ class AsyncSpool:
                 tail.pop()
                 if oldest.seq > held:
                     tail.nothing_from = oldest.seq
-                    self._evicted = self._evicted[0] + 1, self._evicted[1] + len(oldest.payload)
-                    self._waiting = self._waiting[0] + 1, self._waiting[1] + len(oldest.payload)
+                    self._counts.evict(len(oldest.payload))
                 continue
             if tail.size <= MEMORY_BYTES or len(tail.records) == 1:
                 return
             tail.pop()
             if oldest.seq > held:
-                one = Losses(events=1) if tail is self.events else Losses(telemetry=1)
-                one.reason = f"{self.trouble or self.folder}, and memory for it is full"
-                self._losses.add(one)
+                lost = Losses(events=1) if tail is self.events else Losses(telemetry=1)
+                lost.reason = f"{self._status.trouble or self.folder}, and memory for it is full"
+                self._counts.losses.add(lost)
 
     # ---- out
 
-    def next(self, lane: int, after: int) -> Sendable | None:
-        """(sequence, message, its size) of the first one of a lane above `after` that may be sent now. None: there is
-        none, or it is being read; `on_ready` tells."""
+    def next(self, lane: int, after: int) -> Outgoing | None:
+        """Return the first record or batch of a lane above `after` that may be sent now.
+
+        None: there is none, or it is being read; `on_ready` is called when it was.
+        """
         after = max(after, self.held[lane])
         while found := self._next(lane, after):
-            if (lane, found[0]) not in self._rejected:
+            if (lane, found.seq) not in self._lanes.rejected:
                 return found
-            after = found[0]
+            after = found.seq
         return None
 
-    def _next(self, lane: int, after: int) -> Sendable | None:
+    def _next(self, lane: int, after: int) -> Outgoing | None:
+        plan = self._lanes.plan
         if lane == pb.BACKFILL:
-            return self._ahead[lane].next(after) if self.plan.after(after) else None
-        tail = self.events if lane == pb.EVENTS else self.telemetry
+            return self._ahead[lane].next(after) if plan.after(after) else None
+        tail = self._tail(lane)
         if lane == pb.LIVE:
-            after = max(after, self.plan.through)
+            after = max(after, plan.through)
         if after < tail.nothing_from:
             return self._ahead[lane].next(after)
-        record = tail.above(after)
+        record = tail.first_above(after)
         if record is None or record.seq > tail.released:
             return None
-        return record.seq, as_message(lane, record.seq, record.payload), len(record.payload)
+        return outgoing(lane, record.seq, record.payload)
 
-    def _read(self, lane: int, after: int) -> asyncio.Future[list[Sendable]]:
+    def _start_read(self, lane: int, after: int) -> asyncio.Future[list[Outgoing]]:
         held = dict(self.held)
         return self._disk.submit(lambda: read(self._spool, lane, after, held))
 
-    async def welcome(self, held: Mapping[int, int]) -> bool:
-        """Take over what a collector holds, and move an old backlog to the backfill lane.
+    async def apply_welcome(self, held: Mapping[int, int]) -> bool:
+        """Take over what a collector holds, and move an old backlog to the BACKFILL lane.
 
         Returns:
-            False when the stream must begin again: the collector holds sequences that this spool never gave out (a
-            copied or restored folder), so the spool has a new id now.
+            False if the stream must begin again: the collector holds sequences that this spool never gave out (a copied
+            or restored folder), so the spool has a new id now.
         """
         given = self._given()
         known = all(held.get(lane, 0) <= given[lane] for lane in LANES)
-        wanted, now_ms, late = dict(held), self._clock.now_ms(), False
+        wanted, now_ms, late = dict(held), self._time.wall_ms(), False
 
         def work() -> None:
             if not late:
@@ -299,100 +378,93 @@ class AsyncSpool:
         done, _ = await asyncio.wait([job], timeout=DISK_LIMIT_S)
         late = not done
         if not known:
-            self.id, self.plan = self._spool.id, self._spool.plan
-            self._rejected.clear()  # their sequences begin again
-            self._take_held({})
+            self._lanes = Lanes(self._spool.id, self._spool.plan, self.held)  # refused sequences begin again too
+            self._set_held({})
             return False
         if not late:
-            self.plan = self._spool.plan
-        else:  # the backlog goes on in order, until the plan that was begun is there
-            job.add_done_callback(lambda _: self._take_plan())
-        self._take_held(held)
+            self._lanes.plan = self._spool.plan
+        else:  # the backlog goes on in order until the plan that was begun is there
+            job.add_done_callback(lambda _: self._apply_late_plan())
+        self._set_held(held)
         return True
 
-    def _take_plan(self) -> None:
-        """It was made after all: the stream that began without it goes on by it."""
-        if not self._closed and self.plan is not self._spool.plan:
-            self.plan = self._spool.plan
+    def _apply_late_plan(self) -> None:
+        """Go on by a plan that the disk thread finished after the stream began without it."""
+        if self._state is not WriteState.CLOSED and self._lanes.plan is not self._spool.plan:
+            self._lanes.plan = self._spool.plan
             self._follow_plan()
-            self.on_ready()
+            self._on_ready()
 
-    def _take_held(self, held: Mapping[int, int]) -> None:
-        self.held = {lane: held.get(lane, 0) for lane in LANES}
-        for tail in self._tails:  # what was held may be wanted again
+    def _set_held(self, held: Mapping[int, int]) -> None:
+        self._lanes.held = {lane: held.get(lane, 0) for lane in LANES}
+        for tail in self._tails:  # the collector may ask again for what was held
             tail.nothing_from = min(tail.first - 1, tail.written)
         self._follow_plan()
 
     def _follow_plan(self) -> None:
-        while self.telemetry.records and self.telemetry.first <= self.plan.through:
+        while self.telemetry.records and self.telemetry.first <= self._lanes.plan.through:
             self.telemetry.pop()
         for ahead in self._ahead.values():
-            ahead.again()
-        self._count_due = True
-        self._soon()
+            ahead.restart()
+        self._chores.count = True
+        self._schedule()
 
     def ack(self, lane: int, seq: int) -> bool:
-        """Everything of a lane up to `seq` is held. False: it was never given out, so the Ack is not for this spool."""
+        """Take over that the collector holds a lane up to `seq`. False: `seq` was never given out by this spool."""
         if lane not in self.held or seq <= self.held[lane]:
             return True
         if seq > self._given()[lane]:
             return False
         self.held[lane] = seq
-        if self._rejected:
-            self._rejected = {(at, number) for at, number in self._rejected if at != lane or number > seq}
+        if self._lanes.rejected:
+            self._lanes.rejected = {(at, number) for at, number in self._lanes.rejected if at != lane or number > seq}
         for tail in self._tails:
             self._trim(tail)
-        if self._waiting[0] or self._works:  # a job that runs counts with what was held before
-            self._count_due = True
-            self._soon()
+        if self._counts.waiting[0] or self._state in (WriteState.WRITING, WriteState.OVERDUE):
+            self._chores.count = True  # a running write counts by what was held before
+            self._schedule()
         return True
 
     def _given(self) -> dict[int, int]:
-        """The last sequence of each lane that was given out."""
-        return {
-            pb.EVENTS: self.events.next_seq - 1,
-            pb.LIVE: self.telemetry.next_seq - 1,
-            pb.BACKFILL: self.plan.next_base - 1,
-        }
+        """Return the last sequence of each lane that was given out."""
+        return {pb.EVENTS: self.events.last, pb.LIVE: self.telemetry.last, pb.BACKFILL: self._lanes.plan.next_base - 1}
 
     def reject(self, lane: int, seq: int) -> None:
-        """The collector will never take this one."""
-        if seq > self.held.get(lane, 0) and len(self._rejected) < MAX_REJECTED:
-            self._rejected.add((lane, seq))
+        """Never send this sequence again: the collector refuses it for good."""
+        if seq > self.held.get(lane, 0) and len(self._lanes.rejected) < MAX_REJECTED:
+            self._lanes.rejected.add((lane, seq))
 
-    # ---- what it knows of itself
+    # ---- state
 
     def pending(self) -> tuple[int, int]:
-        """(records, bytes) that nobody holds yet."""
-        records, size = self._waiting
+        """Return (records, bytes) that no collector holds yet."""
+        records, size = self._counts.waiting
         for tail, held in ((self.events, self.held[pb.EVENTS]), (self.telemetry, self.held[pb.LIVE])):
-            waits = [len(record.payload) for record in tail.records if record.seq > held]
-            records += len(waits)
-            size += sum(waits)
+            waiting = [len(record.payload) for record in tail.records if record.seq > held]
+            records += len(waiting)
+            size += sum(waiting)
         return records, size
 
     def take_losses(self) -> Losses | None:
-        """What was lost since the last call; None for nothing."""
-        losses, self._losses = self._losses, Losses()
+        """Return what was lost since the last call, None if nothing was."""
+        losses, self._counts.losses = self._counts.losses, Losses()
         return losses if losses else None
 
     def close(self) -> None:
-        """Write what there is and let go of the folder; a disk that hangs is not waited for."""
-        if self._closed:
+        """Write what waits and release the folder. Wait CLOSE_LIMIT_S at most, less if the disk hangs."""
+        if self._state is WriteState.CLOSED:
             return
-        self._closed = True
+        limit_s = DISK_LIMIT_S if self.is_hung else CLOSE_LIMIT_S
+        self._state = WriteState.CLOSED
         for ahead in self._ahead.values():
             ahead.close()
-        if self._limit:
-            self._limit.cancel()
-        events, batches = self._untaken()
-        files, held, below = self._files, dict(self.held), (self.telemetry.first, self.events.first)
+        last = self._write_job(self.events.submit(), self.telemetry.submit(), None)
 
         def work() -> None:
-            write(self._spool, events, batches, files, held, below, None)
+            write(self._spool, last)
             self._spool.close()
 
-        if not self._disk.run_last(work, DISK_LIMIT_S if self.hangs else CLOSE_LIMIT_S):
-            log.error("spool: the disk did not answer at the end; what it had not taken is lost")
-        if self._own_disk:
+        if not self._disk.run_last(work, limit_s):
+            log.error("The spool's disk did not answer at the end: %s. Data not yet written is lost.", self.folder)
+        if self._owns_disk:
             self._disk.close()

@@ -1,7 +1,7 @@
-"""Work that may wait for a disk, in one thread of its own: the event loop goes on while a write or a sync takes long.
+"""Run work that may wait for a disk in a thread, so that the event loop goes on while a write or sync takes long.
 
-A disk that hangs (NFS without its server, a dying drive) keeps the thread in the kernel. It is a daemon, so that the
-process can end without it; whoever submits bounds how much waits for it.
+A disk that hangs (NFS without its server, a dying drive) keeps the thread in the kernel. It is a daemon thread, so the
+process can end without it. The caller bounds how many jobs wait for it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ class DiskThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `work`; its result, or what it raises, is that of the future. For the event loop's thread."""
+        """Run `work` and set its result or exception on the future. For the event loop's thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def job() -> None:
             try:
                 result = work()
-            except Exception as error:  # noqa: BLE001  # handed on to whoever waits
-                tell, what = _fail, error
+            except Exception as error:  # noqa: BLE001  # raised where the future is awaited
+                settle, outcome = _fail, error
             else:
-                tell, what = _finish, result  # type: ignore[assignment]  # each with what belongs to it
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(tell, future, what)
+                settle, outcome = _finish, result  # type: ignore[assignment]  # each function with its argument
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(settle, future, outcome)
 
         self._put(job)
         return future
@@ -45,7 +45,7 @@ class DiskThread:
         """Run `work` after all others and wait for it.
 
         Returns:
-            False when it was not done within `limit_s`; it goes on if the disk comes back before the process ends.
+            False if it took longer than `limit_s`. It goes on if the disk answers before the process ends.
         """
         done = threading.Event()
 
@@ -65,7 +65,7 @@ class DiskThread:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Let the thread end when it has nothing to do."""
+        """End the thread when its jobs are done."""
         if self._thread is not None:
             self._jobs.put(_end)
 

@@ -1,9 +1,9 @@
-"""An append-only log in segment files: what the spool keeps each of its two kinds of records in.
+"""An append-only log in segment files. The spool has two: events and telemetry.
 
-A file is named PREFIX-FIRST.seg and holds frames (`frames.py`).
+A file is named PREFIX-FIRST.seg and holds frames (`record_format.py`).
 
-Creating a file reserves `RESERVED` sequences for it, and every start begins a new file. So a sequence that was given
-out is never given out again, also when a power cut took the frames that carried it.
+Creating a file reserves RESERVED sequences for it, and every start begins a new file. So a sequence is never used
+twice, not even if a power cut lost the frames that carried it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from drover_agent.spool.record_format import (
 
 log = logging.getLogger(__name__)
 
-RESERVED = 2**20  # sequences per file, far more than it can hold
+RESERVED = 2**20  # sequences of a file, far more than it can hold
 CACHED_INDEXES = 4
 
 
 class SegmentLog:
     """The files of one prefix in a folder. Not thread-safe.
 
-    When the disk refuses (full, read-only, failing), records are kept in memory up to `memory_bytes`, the oldest are
-    dropped first, and they are written as soon as the disk takes them.
+    While the disk refuses data (full, read-only, failing), records stay in memory up to `memory_bytes`. The oldest are
+    dropped first. The rest is written as soon as the disk takes it.
     """
 
     def __init__(
@@ -47,19 +47,19 @@ class SegmentLog:
         memory_bytes: int,
         is_held: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """`is_held`: whether a sequence need not be kept, so that dropping it is no loss."""
+        """`is_held`: returns whether a collector holds a sequence, so that dropping it loses nothing."""
         self._folder, self._prefix, self._is_held = folder, prefix, is_held
         self._segment_bytes, self._memory_bytes = segment_bytes, memory_bytes
         self.segments: list[Segment] = []  # ascending; the last one is open for appending when `_fd` is set
-        self.damaged: list[str] = []  # what was found damaged, until somebody takes it
-        self._known_damage: set[tuple[Path, int]] = set()  # records told as damaged
+        self.damaged: list[str] = []  # damage found and not yet reported
+        self._known_damage: set[tuple[Path, int]] = set()  # records reported as damaged
         self.memory: deque[Stored] = deque()
         self.memory_size = 0
-        self.overflowed = 0  # records dropped from memory so far that nobody held
-        self.trouble: str | None = None  # why the disk refuses, None when it does not
-        self.barred: str | None = None  # why nothing may be written now, though the disk would take it
-        self.unreadable = False  # a file is there that could not be read at the start
-        self._unsynced = False  # the last attempt to bring records to the disk failed
+        self.overflowed = 0  # records dropped from memory that no collector held
+        self.trouble: str | None = None  # why the disk refuses data, None if it takes it
+        self.barred: str | None = None  # why nothing may be written, although the disk takes data
+        self.unreadable = False  # at the start a file could not be read
+        self._unsynced = False  # the last sync failed
         self._fd: int | None = None
         self._cached: deque[Segment] = deque()
         unreadable = 0
@@ -70,7 +70,7 @@ class SegmentLog:
             try:
                 segment, damaged = scan(path, int(number))
             except OSError as error:
-                # Left where it is: what it holds may be read another time. Its name still says what was given out.
+                # Keep it: it may be readable later. Its name says which sequences were used.
                 self.damaged.append(f"{path.name}: cannot be read: {error.strerror}")
                 unreadable, self.unreadable = int(number), True
                 continue
@@ -84,12 +84,12 @@ class SegmentLog:
         self.next_seq = max(newest.first + RESERVED, newest.last + 1) if newest else 1
         if unreadable:
             self.next_seq = max(self.next_seq, unreadable + RESERVED)
-        if self._start_file():  # else only their names say which sequences were given out
+        if self._start_file():  # else only their names say which sequences were used
             for segment in [s for s in self.segments if not s.count and s.first != self.next_seq]:
                 self.drop(segment)
 
     def _start_file(self) -> bool:
-        """Begin a new file; False (and `trouble`) when the disk refuses."""
+        """Begin a new file. Return False and set `trouble` if the disk refuses."""
         self._seal()
         path = self._folder / f"{self._prefix}-{self.next_seq:020d}.seg"
         try:
@@ -101,7 +101,7 @@ class SegmentLog:
             sync_folder(self._folder)
         except OSError as error:
             self._refused(error)
-            with contextlib.suppress(OSError):  # the next attempt may be of the same name
+            with contextlib.suppress(OSError):  # the next attempt may use the same name
                 path.unlink()
             self._close(descriptor)
             return False
@@ -121,7 +121,7 @@ class SegmentLog:
         self.segments[-1].seqs, self.segments[-1].offsets = None, []
 
     def _close(self, descriptor: int) -> None:
-        """NFS and quotas refuse here what they took before; the descriptor is gone all the same."""
+        """Close a file. NFS and quotas may refuse only here; the descriptor is closed anyway."""
         try:
             os.close(descriptor)
         except OSError as error:
@@ -130,22 +130,24 @@ class SegmentLog:
     def _refused(self, why: OSError | str) -> None:
         text = why if isinstance(why, str) else f"{self._folder}: {why.strerror}"
         if self.trouble != text:
-            log.error("the spool cannot be written, data is kept in memory: %s", text)
+            log.error("The spool cannot be written: %s. Data is kept in memory.", text)
         self.trouble = text
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a file that takes records."""
+        """Whether a file is open for appending."""
         return self._fd is not None
 
     @property
     def size(self) -> int:
-        """Size of all files."""
+        """Size of all files in bytes."""
         return sum(s.bytes for s in self.segments)
 
     def append(self, ts_ms: int, payload: bytes, seq: int | None = None) -> int:
-        """Store one record, under the next sequence or a given one that is not below it; returns the sequence. Never
-        raises for the disk: see `trouble`."""
+        """Store one record under the next sequence, or under `seq`, which is not lower. Return its sequence.
+
+        A disk that refuses raises nothing here: see `trouble`.
+        """
         seq = self.next_seq if seq is None else seq
         self.next_seq = seq + 1
         record = Stored(seq, ts_ms, payload)
@@ -159,16 +161,16 @@ class SegmentLog:
         return seq
 
     def retry(self) -> None:
-        """Write what waits in memory, if the disk takes it now."""
+        """Write what waits in memory if the disk takes it now."""
         while self.memory and self._write(self.memory[0]):
             self.memory_size -= len(self.memory.popleft().payload)
         if self._fd is None and not self.memory:
             self._start_file()
         if self._unsynced:
-            with contextlib.suppress(OSError):  # told by `trouble`
+            with contextlib.suppress(OSError):  # `trouble` says why
                 self.sync()
         if self.is_open and self.trouble and not (self.memory or self.barred or self._unsynced):
-            log.warning("the spool can be written again: %s", self._folder)
+            log.warning("The spool can be written again: %s", self._folder)
             self.trouble = None
 
     def _write(self, record: Stored) -> bool:
@@ -178,7 +180,7 @@ class SegmentLog:
         data = frame(record.seq, record.ts_ms, record.payload)
         full = self._fd is not None and self.segments[-1].bytes + len(data) > self._segment_bytes
         if self._fd is None or (full and self.segments[-1].count):
-            following, self.next_seq = self.next_seq, record.seq  # the new file is named by what it begins with
+            following, self.next_seq = self.next_seq, record.seq  # a file is named after its first sequence
             started = self._start_file()
             self.next_seq = following
             if not started:
@@ -198,21 +200,21 @@ class SegmentLog:
         return True
 
     def _undo(self, segment: Segment) -> None:
-        """Cut off half a frame; where that fails too, leave it to the reader, which skips it."""
+        """Cut off half a frame. If that fails too, the reader skips it."""
         assert self._fd is not None
         try:
             os.ftruncate(self._fd, segment.bytes)
         except OSError:
-            log.debug("could not cut off half a record in %s", segment.path)
+            log.debug("Half a record could not be cut off in %s.", segment.path)
             segment.bytes = os.fstat(self._fd).st_size
 
     def rotate(self) -> None:
-        """Close the current file for appending, if it holds anything, and begin the next."""
+        """Begin the next file, unless the current one is empty."""
         if self._fd is not None and self.segments[-1].count:
             self._start_file()
 
     def sync(self) -> None:
-        """Bring what was appended to the disk.
+        """Sync what was appended to the disk.
 
         Raises:
             OSError: the disk refuses.
@@ -228,7 +230,7 @@ class SegmentLog:
         self._unsynced = False
 
     def after(self, seq: int) -> Stored | None:
-        """The record with the lowest sequence above `seq`."""
+        """Return the record with the lowest sequence above `seq`."""
         for segment in self.segments:
             if segment.last > seq:
                 seqs = self._index(segment)
@@ -239,7 +241,7 @@ class SegmentLog:
         return next((record for record in self.memory if record.seq > seq), None)
 
     def at_or_before(self, seq: int) -> Stored | None:
-        """The record with the highest sequence not above `seq`."""
+        """Return the record with the highest sequence not above `seq`."""
         for record in reversed(self.memory):
             if record.seq <= seq:
                 return record
@@ -253,7 +255,7 @@ class SegmentLog:
         return None
 
     def size_between(self, low: int, high: int) -> tuple[int, int]:
-        """(records, bytes) with low < sequence <= high."""
+        """Return (records, bytes) with low < sequence <= high."""
         records = size = 0
         for segment in self.segments:
             if not segment.count or segment.last <= low or segment.first > high:
@@ -276,10 +278,10 @@ class SegmentLog:
         try:
             loaded, _ = scan(segment.path, segment.first)
         except OSError as error:
-            log.error("cannot read %s: %s; what it held is lost", segment.path, error.strerror)
+            log.error("%s cannot be read: %s. Its records are lost.", segment.path, error.strerror)
             loaded = Segment(segment.path, segment.first, seqs=[])
         if loaded.count < segment.count:
-            self._damaged(segment, -1, f"{segment.count - loaded.count} records cannot be read any more")
+            self._damaged(segment, -1, f"{segment.count - loaded.count} records can no longer be read")
             segment.count = loaded.count
         segment.seqs, segment.offsets = loaded.seqs, loaded.offsets
         self._cached.append(segment)
@@ -308,14 +310,14 @@ class SegmentLog:
         return Stored(seq, ts_ms, data[FRAME.size : FRAME.size + length])
 
     def _damaged(self, segment: Segment, at: int, what: str) -> None:
-        """Tell once what became unreadable after the start."""
+        """Report once what became unreadable after the start."""
         if (segment.path, at) not in self._known_damage:
             self._known_damage.add((segment.path, at))
             log.error("%s: %s", segment.path, what)
             self.damaged.append(f"{segment.path.name}: {what}")
 
     def drop(self, segment: Segment) -> None:
-        """Remove a closed file with all it holds."""
+        """Remove a closed file with its records."""
         assert self._fd is None or segment is not self.segments[-1]
         self.segments.remove(segment)
         self._known_damage = {known for known in self._known_damage if known[0] != segment.path}
@@ -324,14 +326,14 @@ class SegmentLog:
         try:
             segment.path.unlink(missing_ok=True)
         except OSError as error:
-            log.error("cannot remove %s: %s", segment.path, error.strerror)
+            log.error("%s cannot be removed: %s", segment.path, error.strerror)
 
     def closed(self) -> list[Segment]:
-        """All files but the one open for appending."""
+        """Return all files but the one open for appending."""
         return self.segments[:-1] if self._fd is not None else list(self.segments)
 
     def close(self) -> None:
-        """Write and sync what can be."""
+        """Write and sync what the disk takes."""
         self.retry()
         if self.memory:
             log.error("%s: %d records were never written: %s", self._folder, len(self.memory), self.trouble)

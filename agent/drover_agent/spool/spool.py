@@ -1,16 +1,16 @@
-"""Everything the agent tells is here, on disk, before it is sent, and stays until a collector acknowledges it.
+"""The spool's folder: all data is on disk before it is sent, and stays until a collector acknowledges it.
 
-Two logs (`segments.py`): events and telemetry. An event's number in its log is its sequence on the EVENTS lane; a
-batch's number is its sequence on LIVE, unless the backfill plan (`backfill.py`) moved it to BACKFILL.
+There are two logs (`segment_log.py`): events and telemetry. An event's number in its log is its sequence on the EVENTS
+lane. A batch's number is its sequence on LIVE, unless the backfill plan (`backfill.py`) moved it to BACKFILL.
 
-fsync: events at once (they are few, and one may be the last thing a dying node says); telemetry when its file is full
-and at the end. A power cut may cost the last telemetry that the kernel had not written yet; nothing acknowledged is
-lost, and no sequence is used twice (see `segments.py`). A killed agent loses nothing that was written.
+Events are synced at once: they are few, and one may be the last of a dying node. Telemetry is synced when its file is
+full and at the end. A power cut may lose the newest telemetry; it loses nothing acknowledged, and no sequence is used
+twice (see `segment_log.py`). A killed agent loses nothing that was written.
 
-All of it waits for the disk, so it runs in a thread of its own; the agent talks to `outbox.py`.
+Every call may wait for the disk, so the disk thread makes them; the agent uses `async_spool.py`.
 
-What is acknowledged stays `keep_acked_s` longer: a collector whose machine lost power says so by a lower sequence in
-its Welcome, and gets it again.
+Acknowledged data is kept for `keep_acked_s`: a collector whose machine lost power asks for it by a lower offset in its
+Welcome.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from drover_agent.atomic_file import write_whole
 from drover_agent.config import SpoolConfig
 from drover_agent.spool.backfill import BackfillPlan, Range
+from drover_agent.spool.messages import Outgoing, outgoing
 from drover_agent.spool.record_format import Segment, Stored
 from drover_agent.spool.segment_log import SegmentLog
 from drover_proto import telemetry_pb2 as pb
@@ -33,18 +34,18 @@ from drover_proto import telemetry_pb2 as pb
 log = logging.getLogger(__name__)
 
 LANES: tuple[int, ...] = (pb.EVENTS, pb.LIVE, pb.BACKFILL)
-OUTAGE_MS = 60_000  # a backlog younger than this goes on in LIVE
-ROTATE_MS = 600_000  # files are closed at this age, so that what is acknowledged can go
-MEMORY_BYTES = 4 * 2**20  # for each log, while the disk refuses
+OUTAGE_MS = 60_000  # a backlog younger than this stays on LIVE
+ROTATE_MS = 600_000  # files are closed at this age, so that acknowledged ones can be removed
+MEMORY_BYTES = 4 * 2**20  # for each log, while the disk refuses data
 
 
 class SpoolError(Exception):
-    """The spool cannot be used; one line that says what to do."""
+    """The spool cannot be used. The message says what to do."""
 
 
 @dataclass(slots=True)
 class Losses:
-    """What was lost since it was last asked for."""
+    """What was lost since the last report."""
 
     telemetry: int = 0  # batches
     events: int = 0
@@ -85,8 +86,8 @@ class Spool:
         self._open_identity(damaged)
         self._losses.damage = tuple(damaged)
         for line in damaged:
-            log.warning("spool: %s", line)
-        # Nothing is known to be held until a Welcome says so.
+            log.warning("The spool is damaged: %s", line)
+        # Lane -> the highest sequence that the collector holds; a Welcome says which.
         self.held: dict[int, int] = {pb.EVENTS: 0, pb.LIVE: 0, pb.BACKFILL: self.plan.base - 1}
         self._rotate_at = {id(log_): now_ms + ROTATE_MS for log_ in self._logs}
 
@@ -95,9 +96,12 @@ class Spool:
         return self.telemetry, self.events
 
     def _open_identity(self, damaged: list[str]) -> None:
-        """Read the id and the plan. Where one of them or the log files are gone or broken, the sequences can't be
-        trusted, so the spool gets a new id; what waits in it is sent under that. So too where no file could be begun:
-        nothing would tell the next start which sequences this run gives out."""
+        """Read the id and the plan.
+
+        If one of them or the log files are gone or broken, the sequences cannot be trusted: the spool gets a new id,
+        and what waits is sent under that. The same if no file could be begun, because then the next start would not
+        know which sequences this run used.
+        """
         self.plan = BackfillPlan()
         fresh = self.events.was_empty or self.telemetry.was_empty or self.trouble is not None
         try:
@@ -108,12 +112,12 @@ class Spool:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            damaged.append(f"identity files: {error}; sent under a new spool id")
+            damaged.append(f"identity files: {error}; what waits is sent under a new spool id")
         self._new_identity()
 
     def new_identity(self) -> None:
-        """Go on under another id: a collector holds what this spool never gave out (a copied or restored folder)."""
-        log.warning("spool: the collector holds more of spool %s than was sent; using a new spool id", self.id)
+        """Go on under another id: the collector holds sequences that this spool never used (a copied folder)."""
+        log.warning("The collector holds more of spool %s than was sent. Drover uses a new spool id.", self.id)
         self._new_identity()
         self.held = dict.fromkeys(LANES, 0)
 
@@ -123,7 +127,7 @@ class Spool:
         self._save_identity()
 
     def _save_identity(self) -> None:
-        """Only where both logs have a file: without one, the next run would give this one's sequences out again."""
+        """Write id and plan if both logs have a file: without one, the next run would use the same sequences again."""
         self._id_due = not all(log_.is_open for log_ in self._logs)
         try:
             if self._id_due:
@@ -133,31 +137,31 @@ class Spool:
                 write_whole(self.folder / "id", self.id.encode())
         except OSError as error:
             self._id_due = True
-            log.error("spool: cannot write its id: %s; it is tried again", error.strerror)
+            log.error("The spool's id cannot be written: %s. Drover tries again.", error.strerror)
 
     # ---- in
 
     def add_record(self, ts_ms: int, record: pb.Record) -> None:
-        """Keep one event, absence or holding (without its sequence)."""
+        """Store an event, absence or holding, without its sequence."""
         self.events.append(ts_ms, record.SerializeToString())
 
     def add_batch(self, ts_ms: int, blocks: Sequence[pb.Block]) -> None:
-        """Keep one batch; `ts_ms` is the time of its newest row."""
+        """Store one batch; `ts_ms` is the time of its newest row."""
         self.telemetry.append(ts_ms, pb.Batch(blocks=blocks).SerializeToString())
 
     def sync_events(self) -> None:
-        """Bring the events added so far to the disk."""
+        """Sync the events added so far to the disk."""
         try:
             self.events.sync()
         except OSError as error:
-            log.error("spool: events could not be brought to the disk: %s", error.strerror)
+            log.error("Events could not be synced to the spool's disk: %s", error.strerror)
 
     # ---- out
 
-    def next(self, lane: int, after: int) -> tuple[int, pb.AgentMessage, int] | None:
-        """(sequence, message, size of its payload) of the first one of a lane above `after` that is not held."""
+    def next(self, lane: int, after: int) -> Outgoing | None:
+        """Return the first record or batch of a lane above `after` that no collector holds."""
         found = self._next_stored(lane, max(after, self.held[lane]))
-        return (found[0], as_message(lane, found[0], found[1].payload), len(found[1].payload)) if found else None
+        return outgoing(lane, found[0], found[1].payload) if found else None
 
     def _next_stored(self, lane: int, after: int) -> tuple[int, Stored] | None:
         if lane == pb.EVENTS:
@@ -173,7 +177,7 @@ class Spool:
         return None
 
     def welcome(self, held: Mapping[int, int], now_ms: int) -> None:
-        """Take over what a collector holds, and move an old backlog to the backfill lane."""
+        """Take over what a collector holds, and move an old backlog to the BACKFILL lane."""
         self.held = {lane: held.get(lane, 0) for lane in LANES}
         self._plan_backfill(now_ms)
 
@@ -191,15 +195,15 @@ class Spool:
         try:
             plan.save(self.folder / "backfill.json")
         except OSError as error:
-            log.error("spool: cannot write the backfill plan: %s; the backlog goes on in order", error.strerror)
+            log.error("The backfill plan cannot be written: %s. The backlog is sent in order.", error.strerror)
             return
         self.plan = plan
         waiting = sum(self.telemetry.size_between(low - 1, high)[0] for low, high in plan.ranges)
-        log.info("spool: %d batches wait from an outage and are sent newest first", waiting)
+        log.info("%d batches wait from an outage. They are sent newest first.", waiting)
 
     def _last_before(self, ts_ms: int, seq: int) -> int:
-        """The end of the run of batches from `seq` on that are not younger than `ts_ms`."""
-        for segment in self.telemetry.segments:  # whole files while they are old, then record by record
+        """Return the last batch of those from `seq` on, in order, that are not younger than `ts_ms`."""
+        for segment in self.telemetry.segments:  # whole files first, then record by record
             if segment.count and segment.last > seq:
                 if segment.newest_ms > ts_ms:
                     break
@@ -209,16 +213,16 @@ class Spool:
         return seq
 
     def ack(self, lane: int, seq: int) -> None:
-        """Everything of a lane up to `seq` is held."""
+        """Take over that the collector holds a lane up to `seq`."""
         self.held[lane] = max(self.held[lane], seq)
 
     # ---- bounds
 
     def tidy(self, now_ms: int) -> None:
-        """Remove what is held, what is too old and what is too much. Call it now and then."""
+        """Remove what is held, too old or above the size limit. Call it every few seconds."""
         for log_ in self._logs:
             log_.retry()
-            for segment in log_.closed():  # of this run: its rows' clock may have been set since it was begun
+            for segment in log_.closed():  # of this run: the clock of its rows may have been set since
                 segment.closed_ms = segment.closed_ms or self._tidied_ms
             if now_ms >= self._rotate_at[id(log_)]:
                 self._rotate_at[id(log_)] = now_ms + ROTATE_MS
@@ -237,7 +241,7 @@ class Spool:
             self._save_identity()
 
     def _fit(self) -> None:
-        """Bring the files below max_bytes: what is held first, then the oldest telemetry, then the oldest events."""
+        """Remove files above max_bytes: held ones first, then the oldest telemetry, then the oldest events."""
         while self.telemetry.size + self.events.size > self._config.max_bytes:
             held = [(g, s) for g in self._logs for s in g.closed() if self._pending(g, s) == 0]
             if held:
@@ -269,10 +273,10 @@ class Spool:
     def _count_overflow(self, log_: SegmentLog) -> None:
         lost = log_.overflowed - self._seen_overflow[id(log_)]
         self._seen_overflow[id(log_)] = log_.overflowed
-        self._count(log_, lost, f"the disk refuses ({log_.trouble}) and memory for it is full")
+        self._count(log_, lost, f"the disk refuses data ({log_.trouble}) and memory for it is full")
 
     def _pending(self, log_: SegmentLog, segment: Segment) -> int:
-        """How many records of a file nobody holds yet."""
+        """Return how many records of a file no collector holds."""
         if not segment.count:
             return 0
         return sum(
@@ -283,7 +287,7 @@ class Spool:
         return not self._waiting(self.events if prefix == "events" else self.telemetry, seq - 1, seq)
 
     def _waiting(self, log_: SegmentLog, low: int, high: int) -> list[Range]:
-        """The parts of (low, high] that nobody holds, each as (above, up to)."""
+        """Return the parts of (low, high] that no collector holds, each as (above, up to)."""
         if log_ is self.events:
             low = max(low, self.held[pb.EVENTS])
             return [(low, high)] if low < high else []
@@ -295,7 +299,7 @@ class Spool:
         return parts
 
     def pending(self, telemetry_below: int | None = None, events_below: int | None = None) -> tuple[int, int]:
-        """(records, bytes) that nobody holds yet; of those with lower numbers only, where one is given."""
+        """Return (records, bytes) that no collector holds; with bounds, only those with lower numbers."""
         records = size = 0
         for log_, below in ((self.telemetry, telemetry_below), (self.events, events_below)):
             for low, high in self._waiting(log_, 0, (below or log_.next_seq) - 1):
@@ -305,23 +309,23 @@ class Spool:
         return records, size
 
     def oldest_batch_ms(self) -> int | None:
-        """Time of the oldest batch in the files, None when there is none; 0 when some cannot be read now."""
+        """Return the time of the oldest batch in the files; None: there is none; 0: some cannot be read now."""
         if self.telemetry.unreadable:
             return 0
         return min((s.oldest_ms for s in self.telemetry.segments if s.count), default=None)
 
     @property
     def has_all_events(self) -> bool:
-        """Whether the files go back to the first event that was ever told."""
+        """Whether the files go back to the first event of this spool."""
         return bool(self.events.segments) and self.events.segments[0].first == 1
 
     @property
     def trouble(self) -> str | None:
-        """Why the disk refuses data now, None when it takes it."""
+        """Why the disk refuses data now, None if it takes it."""
         return self.telemetry.trouble or self.events.trouble
 
     def take_losses(self) -> Losses | None:
-        """What was lost since the last call; None for nothing."""
+        """Return what was lost since the last call, None if nothing was."""
         losses, self._losses = self._losses, Losses()
         losses.damage += tuple(self._take_damage())
         return losses or None
@@ -338,21 +342,8 @@ class Spool:
         os.close(self._lock)
 
 
-def as_message(lane: int, seq: int, payload: bytes) -> pb.AgentMessage:
-    """What is sent of a stored record."""
-    message = pb.AgentMessage()
-    if lane == pb.EVENTS:
-        message.record.MergeFromString(payload)
-        message.record.seq = seq
-    else:
-        message.batch.MergeFromString(payload)
-        message.batch.lane = pb.LIVE if lane == pb.LIVE else pb.BACKFILL
-        message.batch.seq = seq
-    return message
-
-
 def _claim(folder: Path) -> int:
-    """Make the folder and take its lock."""
+    """Create the folder and lock it."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

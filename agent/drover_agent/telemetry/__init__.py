@@ -1,1 +1,1 @@
-"""From readings to messages: batches, intervals of absence, one event for several lines."""
+"""Turn readings into messages: batches, intervals of absence, one event for several lines."""

@@ -1,7 +1,7 @@
-"""What the numbers in spooled batches mean: entity indexes and schema ids, kept beside the spool.
+"""What the numbers in spooled batches mean: entity indexes and schema ids, stored next to the spool.
 
-Batches outlive the run that wrote them, so their numbers must mean the same in the next one. Entries are forgotten
-when no batch on disk is as old as their last use; only then may their numbers be given out again.
+Batches outlive the run that wrote them, so their numbers must mean the same in the next run. An entry is removed when
+every batch on disk is younger than its last use; only then may its number be used again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Column = tuple[int, str, str]  # catalog id, storage type, name
 
 _SCOPES = {Scope.GPU: pb.GPU, Scope.NODE: pb.NODE, Scope.LINK: pb.LINK, Scope.WORKLOAD: pb.WORKLOAD}
 MAX_INDEX = 2**16 - 1  # entity indexes are uint16 on the wire
-MAX_ENTITIES = 8_192  # known at once: a collector refuses a Hello with more
-SAVE_MS = 600_000  # the file is behind the last use of an entry by no more than about this
+MAX_ENTITIES = 8_192  # at one time: a collector refuses a Hello with more
+SAVE_MS = 600_000  # the file lags behind the last use of an entry by about this at most
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class _Schema:
 
 
 @dataclass(slots=True)
-class Dictionary:
-    """Numbers for entities and schemas; `changed` says that the file and the collector's Hello are behind."""
+class SchemaRegistry:
+    """Numbers of entities and schemas. `changed`: file and Hello lack an entry."""
 
     path: Path
     entities: dict[Entity, int] = field(default_factory=dict)
@@ -47,24 +47,24 @@ class Dictionary:
     changed: bool = False
     _now_ms: int = 0  # of the newest use
     _saved_ms: int = 0  # of the newest use that the file knows
-    _full_told: bool = False
+    _full_logged: bool = False
 
     @property
     def due(self) -> bool:
-        """Whether the file should be written: it lacks an entry, or entries were used for long since."""
+        """Whether to write the file: it lacks an entry, or lags behind their last use."""
         return self.changed or abs(self._now_ms - self._saved_ms) >= SAVE_MS
 
     @classmethod
-    def load(cls, path: Path, oldest_batch_ms: int | None) -> Dictionary:
-        """Read the file; `oldest_batch_ms` is the time of the oldest batch on disk, None when there is none."""
+    def load(cls, path: Path, oldest_batch_ms: int | None) -> SchemaRegistry:
+        """Read the file. `oldest_batch_ms`: time of the oldest batch on disk, None if there is none."""
         if oldest_batch_ms is None:
             return cls(path)
         found = cls(path)
         try:
             found._fill(json.loads(path.read_bytes()), oldest_batch_ms)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            # The collector refuses batches of schemas that it is not told, so they are counted as lost, not misread.
-            log.error("%s: %s; batches waiting in the spool cannot be understood and will be refused", path, error)
+            # The collector refuses batches of schemas that no Hello names, so they are counted as lost, not misread.
+            log.error("%s: %s. The collector will refuse the batches that wait in the spool.", path, error)
             return cls(path, next_schema=random.randrange(2**16, 2**31))
         return found
 
@@ -72,7 +72,7 @@ class Dictionary:
         entities, schemas = data["entities"], data["schemas"]
         oldest_ms -= 2 * SAVE_MS
         if not isinstance(entities, list) or not isinstance(schemas, list):
-            raise ValueError("not a dictionary of the spool")
+            raise ValueError("holds no entities and schemas of a spool")
         for row in entities:
             self.next_index = max(self.next_index, row["index"] + 1)
             if row["used_ms"] >= oldest_ms:
@@ -85,7 +85,7 @@ class Dictionary:
                 self.schemas[row["id"]] = _Schema(Scope(row["scope"]), columns, row["used_ms"])
 
     def dump(self) -> bytes:
-        """The content of the file; it is taken as written."""
+        """Return the content of the file, and take it as written."""
         data = {
             "entities": [
                 {"index": index, "used_ms": self.used_ms[entity], "entity": asdict(entity)}
@@ -100,7 +100,7 @@ class Dictionary:
         return json.dumps(data).encode()
 
     def forget(self, oldest_ms: int) -> list[Entity]:
-        """Drop what was not used since well before `oldest_ms`, the time of the oldest batch that may still be sent."""
+        """Remove what was last used well before `oldest_ms`, the time of the oldest batch that may still be sent."""
         before_ms = oldest_ms - 2 * SAVE_MS
         gone = [entity for entity, used_ms in self.used_ms.items() if used_ms < before_ms]
         for entity in gone:
@@ -110,11 +110,11 @@ class Dictionary:
             del self.schemas[number]
         if gone or old:
             self.changed = True
-            self._full_told = False
+            self._full_logged = False
         return gone
 
     def index_of(self, entity: Entity, now_ms: int) -> int | None:
-        """The number of an entity, a new one if it has none. None: there are too many, and it cannot be told of."""
+        """Return the number of an entity, a new one if it has none. None: MAX_ENTITIES are in use."""
         index = self.entities.get(entity)
         if index is None:
             index = self._new_index()
@@ -128,11 +128,11 @@ class Dictionary:
 
     def _new_index(self) -> int | None:
         if len(self.entities) >= MAX_ENTITIES:
-            if not self._full_told:
-                self._full_told = True
-                log.error("this node tells of %d things, no more can be told; new ones are dropped", MAX_ENTITIES)
+            if not self._full_logged:
+                self._full_logged = True
+                log.error("This node reports %d entities, which is the limit. New ones are dropped.", MAX_ENTITIES)
             return None
-        if self.next_index > MAX_INDEX:  # all were given out: those that are free again, in turn
+        if self.next_index > MAX_INDEX:  # all were used once: take those that are free again, in turn
             used = set(self.entities.values())
             while self.next_index % (MAX_INDEX + 1) in used:
                 self.next_index += 1
@@ -140,14 +140,14 @@ class Dictionary:
         return (self.next_index - 1) % (MAX_INDEX + 1)
 
     def use_schema(self, number: int, now_ms: int) -> bool:
-        """Whether this schema is known still; it is in use now."""
+        """Note that a schema is used now. Return False if it was removed."""
         schema = self.schemas.get(number)
         if schema is not None:
             schema.used_ms = max(now_ms, schema.used_ms)
         return schema is not None
 
     def schema_of(self, scope: Scope, names: Iterable[str], now_ms: int) -> tuple[int, tuple[Metric, ...]]:
-        """(id, metrics in column order) of the schema with exactly these columns."""
+        """Return the id of the schema with exactly these columns, and its metrics in column order."""
         metrics = tuple(sorted((BY_NAME[name] for name in names), key=lambda m: m.id))
         columns = tuple((m.id, m.type, m.name) for m in metrics)
         for number, schema in self.schemas.items():
@@ -160,14 +160,14 @@ class Dictionary:
         self.changed = True
         return number, metrics
 
-    def tell(self, hello: pb.Hello) -> None:
-        """Fill in the entities and schemas of a Hello."""
+    def add_to(self, hello: pb.Hello) -> None:
+        """Add the entities and schemas to a Hello."""
         for entity, index in self.entities.items():
             hello.entities.add(
                 index=index,
                 scope=_SCOPES[entity.scope],
                 key=entity.key,
-                gpu=entity.gpu or 0,  # means nothing but for GPUs
+                gpu=entity.gpu or 0,  # read for GPUs only
                 uuid=entity.uuid,
                 serial=entity.serial,
                 pci=entity.pci,

@@ -1,8 +1,8 @@
-"""How far this node's clock is from the collector's: as much as exchanges of messages prove.
+"""Measure how far this node's clock is from the collector's.
 
-A message of the collector says when it was written: after what it answers was sent, and before it was read. That bounds
-the offset from both sides (NTP does the same; RFC 5905, section 8). On a machine so busy that messages wait for seconds
-the bounds lie far apart: that is no wrong clock.
+A message of the collector carries its time. It was written after the message that it answers was sent, and before it
+was read, which bounds the offset from both sides (as NTP does; RFC 5905, section 8). On a machine so busy that messages
+wait for seconds the bounds are far apart; the clock is not called wrong for that.
 """
 
 from __future__ import annotations
@@ -11,34 +11,37 @@ from collections import deque
 
 from drover_agent.clock import Clock
 
-KEPT = 8  # exchanges whose bounds hold together: the quickest of them says most
-SURE_S = (
-    2.0  # bounds as near as this: the upper one is the better guess, as answers wait for the disk, not on their way
-)
+KEPT = 8  # exchanges whose bounds count together: the fastest one bounds best
+CLOSE_S = 2.0  # bounds this close: take the upper one, because answers wait for the disk and not on their way
 
 
 class ClockOffset:
-    """Attributes: seconds: this node's clock minus the collector's, at the last exchange; None before the first."""
+    """The offset from the exchanges so far.
+
+    Attributes:
+        seconds: this node's clock minus the collector's, at the last exchange; None before the first.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Of the steady clock minus the collector's: what was proven holds on when this node's clock is set.
+        # Bounds of the steady clock minus the collector's: they stay true when this node's clock is set.
         self._bounds: deque[tuple[float, float]] = deque(maxlen=KEPT)
         self.seconds: float | None = None
 
-    def answered(self, sent_s: float | None, theirs_ms: int) -> None:
-        """A message was read just now.
+    def add_exchange(self, sent_s: float | None, collector_ms: int) -> None:
+        """Take a message that was read just now.
 
         Args:
-            sent_s: steady time when the newest of what it answers was sent; None where it answers nothing.
-            theirs_ms: the collector's time when it wrote the message.
+            sent_s: steady time when the newest message that it answers was sent; None if it answers none.
+            collector_ms: the collector's time when it wrote the message.
         """
-        steady_s, theirs_s = self._clock.monotonic(), theirs_ms / 1000
-        self._bounds.append((float("-inf") if sent_s is None else sent_s - theirs_s, steady_s - theirs_s))
+        steady_s, collector_s = self._clock.monotonic(), collector_ms / 1000
+        low = float("-inf") if sent_s is None else sent_s - collector_s
+        self._bounds.append((low, steady_s - collector_s))
         if max(low for low, _ in self._bounds) > min(high for _, high in self._bounds):
-            # Both cannot be true: the collector's clock was set, or this machine was suspended.
+            # They contradict each other: the collector's clock was set, or this machine was suspended.
             self._bounds = deque([self._bounds[-1]], KEPT)
         wall_s = self._clock.now_ms() / 1000 - steady_s
         low = wall_s + max(low for low, _ in self._bounds)
         high = wall_s + min(high for _, high in self._bounds)
-        self.seconds = high if high - low <= SURE_S else min(max(low, 0.0), high)
+        self.seconds = high if high - low <= CLOSE_S else min(max(low, 0.0), high)

@@ -1,7 +1,7 @@
-"""How a call ended, in the collector's words.
+"""Find out why a call ended, in the collector's words.
 
-A write that meets the end of its stream makes grpc.aio put a status of its own in the place of the one that came:
-"Internal error from Core", which tells nobody anything.
+A write to a call that has ended makes grpc.aio replace the collector's status by one of its own, "Internal error from
+Core", which explains nothing.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-OWN = "Internal error from Core"
-LATE_S = 1.0  # how long the status may come behind the error of a write
+GRPC_OWN = "Internal error from Core"
+LATE_S = 1.0  # how long the status may follow the error of a write
 
 
 class CloseReason:
-    """Notes the status of a call of grpc.aio. Made before anything is written."""
+    """The first status of a call of grpc.aio. Construct it before anything is written."""
 
     def __init__(self, call: Any) -> None:
         self._text = ""
-        self._came = asyncio.Event()
+        self._known = asyncio.Event()
         call.add_done_callback(self._note)
 
     def _note(self, call: Any) -> None:
-        """At once: in a moment another status may stand there."""
-        code, details = _known(call.code()), _known(call.details())
-        if not self._text and details != OWN:
+        """Read the status at once: grpc.aio may replace it soon."""
+        code, details = _result(call.code()), _result(call.details())
+        if not self._text and details != GRPC_OWN:
             self._text = f"{code.name.lower().replace('_', ' ')}: {details or 'the collector ended the stream'}"
-            self._came.set()
+            self._known.set()
 
-    async def why(self) -> str:
-        """Of a call that has ended, or is about to."""
+    async def text(self) -> str:
+        """Return why the call ended; wait LATE_S for that at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LATE_S):
-                await self._came.wait()
-        return self._text or "the stream broke while it was written to"
+                await self._known.wait()
+        return self._text or "the stream broke during a write"
 
 
-def _known(asked: Coroutine[Any, Any, T]) -> T:
-    """The answer of a coroutine that need not wait for it."""
+def _result(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that does not need to wait."""
     try:
-        asked.send(None)
-    except StopIteration as answer:
-        found: T = answer.value
-        return found
-    asked.close()
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
     raise RuntimeError("a call that has ended has no status")

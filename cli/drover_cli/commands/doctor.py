@@ -103,7 +103,7 @@ def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Fin
 def clock() -> list[Finding]:
     """Whether something keeps this machine's clock in step."""
     from drover_agent.commands.check import node as check_node
-    from drover_agent.commands.check.line import CheckState
+    from drover_agent.commands.check.result import CheckState
     from drover_cli.doctor.finding import ok, warn
 
     (line,) = check_node.clock()

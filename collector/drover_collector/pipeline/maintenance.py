@@ -18,7 +18,6 @@ log = logging.getLogger(__name__)
 
 PASS_S = 30.0  # at 5 million samples/s less than 100 MB come in meanwhile
 TRIMS = 3  # in that time: as often as buckets are judged
-TEXT_S = 600.0  # as agents do; the first time at the start
 
 
 class Maintenance:
@@ -46,7 +45,6 @@ class Maintenance:
         self._store, self._config, self._active, self._now_ms = store, config, active, now_ms
         self._troubles = {} if troubles is None else troubles
         self.expiring = ClockGuardedExpiry(store, votes, nodes, self._troubles)
-        self._text_at = time.monotonic() - TEXT_S
         self.passes = self.dropped = self.failures = 0
 
     async def run(self) -> None:
@@ -89,9 +87,6 @@ class Maintenance:
         try:
             memory.give_back()
             self._store.release_memory()
-            if time.monotonic() - self._text_at >= TEXT_S:
-                self._text_at = time.monotonic()
-                memory.give_back_text()
         except StoreError as error:
             log.warning("memory of the store: %s", error)
         except Exception:  # the disk would run full if a defect ended the passes

@@ -10,8 +10,6 @@ import contextlib
 import ctypes
 import gc
 
-from drover_core import program_text
-
 ARENAS = 2  # of small things, for all threads
 MAPPED_BYTES = 512 << 10  # arrays from this size on are the system's own pages, and go back when they are freed
 KEPT_BYTES = 4 << 20  # at the end of an arena, when all behind it is free
@@ -40,12 +38,6 @@ def settled() -> None:
     """What lives now lives to the end: it is not looked through any more."""
     gc.collect()
     gc.freeze()
-
-
-def give_back_text() -> None:
-    """Once started, and seldom: half of what a collector takes at rest is the engine's program, most of which only its
-    start needed."""
-    program_text.unmap()
 
 
 def give_back() -> None:

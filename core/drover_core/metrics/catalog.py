@@ -1,9 +1,9 @@
-"""The metric table: one row per metric, and everything else follows from it.
+"""The metric catalog: one row for each metric.
 
-The wire (field types), the store (columns), the detectors (ranges), the console and docs (label, unit, help) all read
-this table. Adding a metric is one row here, plus a reader line where NVML's field values do not cover it.
+The wire (field types), the store (columns), the detectors (ranges), the console and docs (label, unit, help) all use
+these rows. A new metric needs one row in `catalog_rows.py`, and a line in a source unless NVML's field values have it.
 
-Values travel and rest as fixed-point integers: ``stored = round(value / step)``. A step of 0 means IEEE float64.
+Values are sent and stored as fixed-point integers: ``stored = round(value / step)``. A step of 0 means IEEE float64.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Kind(StrEnum):
     """How values of a metric behave in time."""
 
     GAUGE = "gauge"
-    COUNTER = "counter"  # only grows until its owner restarts
+    COUNTER = "counter"  # grows until its owner restarts
     STATE = "state"  # a code, flag or bitmask: never averaged
 
 
 class Scope(StrEnum):
-    """What a value describes; one samples table and one kind of block per scope."""
+    """The kind of entity that a value belongs to; each has its table of samples and its kind of block."""
 
     GPU = "gpu"
     NODE = "node"
@@ -40,7 +40,7 @@ class Scope(StrEnum):
 
 
 class Absent(StrEnum):
-    """Why a value is not there. Absence is data: never 0, -1 or NaN in its place."""
+    """Why a value is absent. Absence is stored as such, never as 0, -1 or NaN."""
 
     UNSUPPORTED = "unsupported"  # this device, driver or kernel does not have it
     LOST = "lost"  # the device has gone
@@ -66,7 +66,7 @@ STORAGE: Mapping[str, tuple[str, float, float]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one reader finds a metric, and the factor from its unit to ours."""
+    """Where one source finds a metric, and the factor from its unit to the catalog's."""
 
     key: str
     scale: float = 1.0
@@ -74,7 +74,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row. `low` and `high` bound what can be true, in `unit`; the collector rejects what lies outside."""
+    """One row. `low` and `high`, in `unit`, bound what is possible; the collector rejects other values."""
 
     id: int
     name: str
@@ -90,7 +90,7 @@ class Metric:
     sources: Mapping[str, Source]
 
     def encode(self, value: float) -> int | float:
-        """The stored form of `value`.
+        """Return the stored form of `value`.
 
         Raises:
             ValueError: the value is not finite or lies outside [low, high].
@@ -100,7 +100,7 @@ class Metric:
         return float(value) if self.step == 0 else round(value / self.step)
 
     def decode(self, stored: float) -> float:
-        """The value in `unit` of a stored number."""
+        """Return the value, in `unit`, of a stored number."""
         return stored if self.step == 0 else stored * self.step
 
 
@@ -139,7 +139,7 @@ BY_NAME: Mapping[str, Metric] = MappingProxyType({m.name: m for m in METRICS})
 
 
 def of_scope(scope: Scope) -> tuple[Metric, ...]:
-    """All rows of one scope, in table order."""
+    """Return all rows of one scope, in order."""
     return tuple(m for m in METRICS if m.scope is scope)
 
 
@@ -174,7 +174,7 @@ _ENUMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def describe(metric: Metric, value: float) -> str:
-    """A value as an operator reads it: `1,410 MHz`, `software power cap`, `93.4 %`."""
+    """Return a value as text: `1,410 MHz`, `software power cap`, `93.4 %`."""
     if metric.name == "clock_event_reasons":
         names = [text for bit, text in CLOCK_EVENT_REASONS.items() if int(value) & bit]
         return ", ".join(names) or "none"

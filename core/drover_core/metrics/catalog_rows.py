@@ -1,9 +1,9 @@
-"""The rows of the catalog; `catalog.py` gives them their types.
+"""The rows of the catalog; `catalog.py` makes them `Metric` values.
 
 Columns: id (never reused), name, unit, kind, storage (struct code), step in unit, low, high, label, help, sources.
-Sources: reader -> (key there, factor to our unit). The factors come from nvml.h, dcgm_fields.h and the kernel's
-documentation, because NVML, DCGM and sysfs give the same thing in different units (mW and W, ns and us, % and ratio).
-Ranges are physical bounds, wide on purpose: they catch garbage, not faults.
+Sources: source -> (key there, factor to the catalog's unit). The factors are from nvml.h, dcgm_fields.h and the
+kernel's documentation: NVML, DCGM and sysfs use different units (mW and W, ns and us, % and ratio).
+Ranges are physical bounds, wide on purpose: they reject garbage, not faults.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Mapping
 Row = tuple[int, str, str, str, str, float, float, float, str, str, Mapping[str, tuple[str, float]]]
 
 MIB = 1048576.0
-COUNT = 2.0**63  # no counter of the field runs past a signed 64-bit integer
+COUNT = 2.0**63  # real counters stay below a signed 64-bit integer
 
 
 def _n(key: str, scale: float = 1.0, dcgm: str = "", dcgm_scale: float = 1.0) -> dict[str, tuple[str, float]]:
-    """Sources of a GPU row: NVML (or GPM, by the key's prefix) and DCGM."""
+    """Return the sources of a GPU row: NVML (or GPM, by the key's prefix) and DCGM."""
     found = {"gpm" if key.startswith("GPM_") else "nvml": (key, scale)}
     if dcgm:
         found["dcgm"] = (dcgm, dcgm_scale)

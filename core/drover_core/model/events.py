@@ -1,6 +1,6 @@
-"""What happens to a fleet, as frozen values: Event, Finding, Incident, Decision, Action, ProbeResult.
+"""What happens to a fleet, as frozen dataclasses: Event, Finding, Incident, Decision, Action, ProbeResult.
 
-They are stored and sent as JSON through `to_json` and `from_json`; unknown keys from a newer version are ignored.
+They are stored and sent as JSON by `to_json` and `from_json`, which ignore unknown keys of newer versions.
 All times are milliseconds since the epoch, UTC.
 """
 
@@ -39,7 +39,7 @@ class IncidentKind(StrEnum):
 
 
 class RecommendedAction(StrEnum):
-    """What a finding asks for, before the guard; in order of strength."""
+    """What a finding asks for, before policy and guard; in order of strength."""
 
     NONE = "none"
     WATCH = "watch"
@@ -50,7 +50,7 @@ class RecommendedAction(StrEnum):
 
 
 class Health(StrEnum):
-    """Health of a GPU or node. UNKNOWN (nothing heard) is never shown as healthy."""
+    """Health of a GPU or node. UNKNOWN (it does not report) is never shown as healthy."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -66,19 +66,19 @@ class WaitsFor(StrEnum):
     """What the return of a drained node waits for."""
 
     NOTHING = ""
-    TELEMETRY = "telemetry"  # values of every GPU that the fleet file gives the node
+    TELEMETRY = "telemetry"  # values of each GPU that the node has in the fleet file
     FINDING = "finding"  # the end of a condition that a detector still reports
     RESET = "reset"  # a reset of the GPU, or a boot, newer than the fault
     REBOOT = "reboot"  # a boot newer than the fault
-    PERSON = "person"  # the agent reports no boots: only a person knows
+    PERSON = "person"  # the agent reports no boots, so a person must confirm
 
 
 class Withheld(StrEnum):
-    """Why a drained node does not come back although nothing that it waits for is missing."""
+    """Why a drained node does not return to service although nothing is missing that it waits for."""
 
     NO = ""
-    QUIET = "quiet"  # it passed its probes, and faults came since: probed once more when no more come
-    REVIEW = "review"  # a person must look: probes could not judge it, and do not run again by themselves
+    QUIET = "quiet"  # it passed its probes and had faults since: probed again when the faults end
+    REVIEW = "review"  # probes could not judge it and do not run again by themselves: a person must decide
 
 
 class NoteKind(StrEnum):
@@ -87,28 +87,28 @@ class NoteKind(StrEnum):
     OTHER = ""
     OPENED = "opened"
     JOINED = "joined"  # another detector found it too
-    CAME_BACK = "came_back"  # after it was closed
+    CAME_BACK = "came_back"  # reported again after it was closed
     AGAIN = "again"  # reported again, after a pause
     ENDED = "ended"  # for one detector; others may still report it
     CLOSED = "closed"
     REFUTED = "refuted"  # closed: a probe found the hardware healthy
-    ABSORBED = "absorbed"  # closed: it goes on as part of another incident
+    ABSORBED = "absorbed"  # closed: it is part of another incident now
     NO_LONGER_WANTED = "no_longer_wanted"  # closed: no node of a mass event is to leave service
 
 
 class DecisionCause(StrEnum):
-    """What holds a decision back, or why it expired."""
+    """Why a decision is held back or has expired."""
 
     NONE = ""
     MAINTENANCE = "maintenance"
-    UNKNOWN = "unknown"  # a scheduler has not answered yet: who is out of service is not known
-    RECOVERED = "recovered"  # the node or GPU answers again since the fault
+    UNKNOWN = "unknown"  # a scheduler has not answered yet, so it is not known which nodes are out of service
+    RECOVERED = "recovered"  # the node or GPU has answered since the fault
     GUARD = "guard"  # a cap, the pace or the circuit breaker
     UNANSWERED = "unanswered"  # nobody answered in time
 
 
 class Act(StrEnum):
-    """What is done to a node's service."""
+    """What Drover does to a node."""
 
     ADVISE = "advise"
     UNADVISE = "unadvise"
@@ -121,7 +121,7 @@ class Act(StrEnum):
 
 
 class ActionState(StrEnum):
-    """INTENDED is stored before anything is done; DONE is verified; UNDONE: somebody else has undone it since."""
+    """INTENDED is stored before the act. DONE is verified. UNDONE: somebody else has undone it."""
 
     INTENDED = "intended"
     DONE = "done"
@@ -130,14 +130,14 @@ class ActionState(StrEnum):
 
 
 class ProbeReason(StrEnum):
-    """Why probes were asked for."""
+    """Why probes were requested."""
 
     CONFIRM = "confirm"  # a suspicion
-    VALIDATE = "validate"  # after a drain, before its end
+    VALIDATE = "validate"  # of a drained node, before its return
     REPAIRED = "repaired"
     BASELINE = "baseline"  # driver or firmware changed
-    ADMIT = "admit"  # before a node first serves
-    IDLE = "idle"  # by a budget, on nodes that nothing uses
+    ADMIT = "admit"  # before a node is first in service
+    IDLE = "idle"  # by a budget, on unused nodes
     PERSON = "person"
 
 
@@ -162,34 +162,34 @@ class Event:
     node: str
     gpu: int | None
     kind: EventKind
-    code: str  # the number of an XID or SXid; else a word
+    code: str  # the number of an XID or SXid; otherwise a word
     message: str
     source: str = ""  # nvml, kmsg, agent, simulation, case
-    backlog: bool = False  # history: of before the agent's start or the node's boot, or too old to be acted on
-    count: int = 1  # equal lines collapsed into this one
+    backlog: bool = False  # from before the agent's start or the node's boot, or too old to act on
+    count: int = 1  # equal lines that this one stands for
     received_ms: int | None = None  # the collector's clock at receipt
     clock_suspect: bool = False  # ts_ms and received_ms disagree
-    forgeable: bool = False  # came from a place that user space can write (kept, never acted on)
-    boot: str = ""  # of its node, in which it happened; empty: not known
+    forgeable: bool = False  # from a place that user space can write: stored, never acted on
+    boot: str = ""  # id of the node's boot in which it happened; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One fact behind a finding: a value against what was expected of it, or a line of a log."""
+    """One fact behind a finding: a value and what was expected, or a line of a log."""
 
     text: str  # a full sentence for the operator
     metric: str | None = None  # catalog name; the console draws it with its peers
     value: float | None = None
     expected: float | None = None  # the peers' median, or the limit
     spread: float | None = None  # robust standard deviation of the peers
-    peers: int | None = None  # how many there were
+    peers: int | None = None  # number of peers
     from_ms: int | None = None
     to_ms: int | None = None
-    port: str = ""  # the network port that it is about
-    key: str = ""  # of what has no metric and a changing value: the newest of a key replaces the older ones
+    port: str = ""  # the network port, if it is about one
+    key: str = ""  # of evidence without a metric: the newest with a key replaces the older ones
 
     def __post_init__(self) -> None:
-        """A number that is none (NaN of an absent value) is unknown: JSON has no form for it."""
+        """Make NaN and infinity unknown: JSON has no form for them."""
         for name in ("value", "expected", "spread"):
             number = getattr(self, name)
             if number is not None and not math.isfinite(number):
@@ -217,9 +217,9 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     job: str | None = None
     cleared: bool = False  # the condition has ended: closes what it opened
-    lost_gpus: float | None = None  # GPUs' worth of work lost to the fault itself, now; None when it cannot be told
-    waiting_gpus: float | None = None  # GPUs' worth of work lost by peers that wait for it, now
-    snapshot: Mapping[str, Any] = field(default_factory=dict)  # what its detector needs to go on after a restart: JSON
+    lost_gpus: float | None = None  # work that the fault costs now, in GPUs; None: not known
+    waiting_gpus: float | None = None  # work that peers lose now by waiting, in GPUs
+    snapshot: Mapping[str, Any] = field(default_factory=dict)  # JSON that its detector needs after a restart
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +229,14 @@ class Note:
     ts_ms: int
     text: str
     kind: NoteKind = NoteKind.OTHER
-    detector: str = ""  # that said it
-    incident: str = ""  # the id of another one that it is about
-    why: str = ""  # of a line that closes the incident
+    detector: str = ""  # the detector that reported it
+    incident: str = ""  # id of another incident that it is about
+    why: str = ""  # why the incident was closed, if this line closes it
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Findings about the same thing, with a cause. Stored as an append-only history of versions."""
+    """Findings that belong together, with a cause. Stored as an append-only history of versions."""
 
     id: str
     kind: IncidentKind
@@ -257,27 +257,27 @@ class Incident:
     timeline: tuple[Note, ...] = ()
     detectors: tuple[str, ...] = ()
     job: str | None = None
-    gpu_hours_lost: float | None = None  # by the fault itself; None when it cannot be told
-    gpu_hours_waited: float | None = None  # by peers that waited for it
+    gpu_hours_lost: float | None = None  # by the fault itself; None: not known
+    gpu_hours_waited: float | None = None  # by peers that waited
     version: int = 1
     updated_ms: int = 0
-    asked: RecommendedAction | None = None  # what its detectors ask for, whatever the policy wants; None: not noted
-    worsened: bool = False  # `summary` begins with something worse than the root cause, which follows
-    snapshots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # detector -> what its findings carried
+    asked: RecommendedAction | None = None  # what its detectors ask for, before policy; None: not stored
+    worsened: bool = False  # `summary` begins with something worse than the root cause, which is named after it
+    snapshots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # detector -> snapshot of its findings
 
     def snapshot_of(self, detector: str) -> Mapping[str, Any]:
-        """What its findings of a detector carried; empty where they carried nothing."""
+        """Return the snapshot of a detector's findings, empty if there is none."""
         return self.snapshots.get(detector, {})
 
     @property
     def end(self) -> Note | None:
-        """The line that closed it; None: it is open."""
+        """The line that closed the incident; None: it is open."""
         return self.timeline[-1] if self.closed_ms is not None and self.timeline else None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the policy wants for an incident, and what became of the wish. Held-back ones are stored too."""
+    """What the policy made of a recommendation. Decisions that are held back are stored too."""
 
     id: str
     incident_id: str
@@ -288,16 +288,16 @@ class Decision:
     outcome: str  # would_act, held, pending_approval, act
     rule: str
     reason: str
-    takes: bool = True  # its node leaves service by it; False: it was out already, for something else
-    cause: DecisionCause = DecisionCause.NONE  # of one that is held or has expired
+    takes: bool = True  # it takes its node out of service; False: the node was out already
+    cause: DecisionCause = DecisionCause.NONE  # why it is held or has expired
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One effect on the scheduler: the intent is stored first, then its outcome. The newest version counts."""
+    """One act on one node: the intent is stored first, then its outcome. The newest version counts."""
 
     id: str
-    decision_id: str  # "" of what a person asked for by hand
+    decision_id: str  # "": a person asked for it
     incident_id: str
     node: str
     action: Act
@@ -305,13 +305,13 @@ class Action:
     state: ActionState
     ts_ms: int
     detail: str = ""  # a sentence for the operator: what was done, or why not
-    by: str = "drover"  # or the person, as the certificate names them
+    by: str = "drover"  # or the person, by the name in the certificate
     attempts: int = 0
-    why: str = ""  # the cause, as it stands in the scheduler's reason
-    before: str = ""  # of an advice: what there was, to be put back (Slurm: the node's weight)
-    forced: bool = False  # a person wants it past the guard, and a reset where jobs may run
-    running: bool = False  # its command was started, and has not ended as far as is known
-    foreign: bool = False  # it failed because somebody else has the node out, and was left alone
+    why: str = ""  # the cause, as written in the scheduler's reason
+    before: str = ""  # of an advice: the old value, to be restored (Slurm: the node's weight)
+    forced: bool = False  # a person overrides the guard, and allows a reset where jobs may run
+    running: bool = False  # its command was started, and is not known to have ended
+    foreign: bool = False  # it failed because somebody else has the node out of service
 
 
 # Stages in which a node is out of service.
@@ -320,7 +320,7 @@ OUT_STAGES = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Heal
 
 @dataclass(frozen=True, slots=True)
 class NodeOutage:
-    """How far a node is that Drover took out of service. An append-only history; the newest of a node counts."""
+    """The stage of a node that Drover took out of service. An append-only history; the newest of a node counts."""
 
     node: str
     stage: Health  # draining, drained, validating, repair; healthy: back in service
@@ -328,17 +328,17 @@ class NodeOutage:
     incident_id: str
     reason: str
     by: str = "drover"
-    returns: int = 0  # how often it had come back before, and failed again
-    asked_ms: int = 0  # when the probes were asked for that validate it, or did; 0: none, as when a person puts it back
-    waits_for: WaitsFor = WaitsFor.NOTHING  # of a drained node: what its return waits for; `reason` says it in words
+    returns: int = 0  # how often it had returned before and failed again
+    asked_ms: int = 0  # when the validating probes were requested; 0: none, as when a person returns it
+    waits_for: WaitsFor = WaitsFor.NOTHING  # of a drained node: what its return waits for; `reason` explains it
     withheld: Withheld = Withheld.NO
     passed_before: bool = False  # its return was withheld in this outage although it had passed its probes
-    incidents: tuple[str, ...] = ()  # ids of other incidents that keep it out
+    incidents: tuple[str, ...] = ()  # ids of other incidents that keep it out of service
 
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """A person's answer to a decision that waited for one."""
+    """A person's answer to a decision that needs approval."""
 
     decision_id: str
     ts_ms: int
@@ -349,7 +349,7 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One line of who did what, when and why: approvals, silences, actions by hand, changes of the policy."""
+    """Who did what, when and why: approvals, silences, actions by a person, changes of the policy."""
 
     id: str
     ts_ms: int
@@ -358,14 +358,14 @@ class Audit:
     subject: str  # incident, node or decision
     why: str
     detail: str = ""
-    state: str = ""  # of a policy: all of it, by which the next start tells what has changed; of a clock: its step, ms
+    state: str = ""  # of a policy: its text, with which the next start compares; of a clock: its step in ms
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """Nobody is told of the incidents that it covers, from a moment to another. The newest version of an id counts.
+    """Holds back notifications of the incidents that it covers. The newest version of an id counts.
 
-    Each list that is not empty has to fit. An incident on several nodes is covered when each of them is, so that a
+    Each list that is not empty must match. An incident on several nodes is covered only if each of them is, so a
     silence of one node hides nothing of its neighbours.
     """
 
@@ -382,85 +382,85 @@ class Silence:
     pool: tuple[str, ...] = ()
     kind: tuple[str, ...] = ()
     incident: tuple[str, ...] = ()  # ids
-    maintenance: bool = False  # nothing is done to its nodes meanwhile, either
-    ended_by: str = ""  # who ended it before its time
+    maintenance: bool = False  # a maintenance window: Drover does nothing to its nodes either
+    ended_by: str = ""  # who ended it early
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """A request for probes and how far it is. An append-only history; the newest version counts."""
+    """A request for probes and its state. An append-only history; the newest version counts."""
 
     id: str  # the ProbeRequest's
     node: str
-    gpus: tuple[int, ...]  # none: all that no process holds
+    gpus: tuple[int, ...]  # empty: all that no process holds
     level: str
-    probes: tuple[str, ...]  # none: all of the level
+    probes: tuple[str, ...]  # empty: all of the level
     why: ProbeReason
     state: str  # asked, sent, done, failed (refused, not taken, expired, hung...: `detail` says)
     ts_ms: int
     incident_id: str = ""
     by: str = "drover"
     detail: str = ""
-    group: str = ""  # of several nodes that are probed together: one order each
-    members: tuple[str, ...] = ()  # of the group, by number
-    addresses: tuple[str, ...] = ()  # likewise, where each is reached; known once they are sent
-    port: int = 0  # at which the first one listens, likewise
-    protection: str = ""  # once it is sent: drained, job, hand, none (no scheduler known)
+    group: str = ""  # id of the nodes that are probed together; each has an order
+    members: tuple[str, ...] = ()  # nodes of the group, by number
+    addresses: tuple[str, ...] = ()  # of the members, by number; known once the orders are sent
+    port: int = 0  # at which the first member listens; known once the orders are sent
+    protection: str = ""  # set when it is sent: drained, job, hand, none (no scheduler known)
     job: str = ""  # the scheduler's job that protects it
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeVerdict:
-    """What a finished request proves of a node (gpu None) or of one of its GPUs."""
+    """How a finished request judges a node (gpu None) or one of its GPUs."""
 
     request: str
     node: str
     gpu: int | None
-    passed: bool | None  # None: cannot be told, `text` says why
-    probe: str  # that decided it; "" when all passed
-    text: str  # a sentence with figure and expectation
+    passed: bool | None  # None: not known, `text` says why
+    probe: str  # the probe that decided; "": all passed
+    text: str  # a sentence with the figure and what was expected
     ts_ms: int
     why: ProbeReason
     incident_id: str = ""
     value: float | None = None  # of `probe`
-    expected: float | None = None  # likewise: what its configuration gives, or what is published
-    peers: int | None = None  # boards it was held against
-    good: tuple[str, ...] = ()  # figures that were judged to be as they should
-    drift: str = ""  # a sentence where it has become worse than it was itself; no proof against it
+    expected: float | None = None  # of `probe`: by its configuration, or as published
+    peers: int | None = None  # boards that it was compared with
+    good: tuple[str, ...] = ()  # figures that were judged good
+    drift: str = ""  # a sentence if it is worse than its own past; not a fault by itself
     drift_since_ms: int | None = None
-    end: str = ""  # hung, crashed, wrong: what `probe` did; "" where its figure decided
+    end: str = ""  # hung, crashed, wrong: how `probe` ended; "": its figure decided
     measured: tuple[str, ...] = ()  # of a node: figures, each with its configuration
-    shifts: tuple[str, ...] = ()  # what a whole configuration has lost with its driver, a sentence each
-    shifted: tuple[str, ...] = ()  # the figures of `measured` that `shifts` are about, in the same order
+    shifts: tuple[str, ...] = ()  # a sentence for each configuration that became slower with its driver
+    shifted: tuple[str, ...] = ()  # the figures of `measured` that `shifts` describes, in the same order
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One figure of a micro-benchmark, or how a request for some ended: then `end` is set, and there is no value.
+    """One figure of a probe, or the closing result of a request: then `end` is set, and there is no value.
 
-    A request ends in exactly one such result. `end`: done, stopped (gave way to a job, or was told to), hung, crashed,
-    timeout, memory (took too much of the host's), refused, not_taken (no probe service runs there), expired (it waited
-    for too long); `probe` and `gpu` then say in what, where that is known.
+    A request has exactly one closing result. `end`: done, stopped (for a job, or on request), hung, crashed, timeout,
+    memory (took too much of the host's), refused, not_taken (no probe service runs there), expired (it waited too
+    long). `probe` and `gpu` then say where, if that is known.
     """
 
-    id: str  # stable over resends: REQUEST/NUMBER, and REQUEST/end
+    id: str  # the same when it is sent again: REQUEST/NUMBER, and REQUEST/end
     node: str
     gpu: int | None  # slot; None: the node's
     probe: str
     ts_ms: int
-    ok: bool | None  # of probes that only one answer is right of; None of all others
+    ok: bool | None  # for probes with one right result; None for all others
     value: float | None  # None: `detail` says why it could not be measured
     unit: str
     detail: str = ""
     request: str = ""
-    peer: int | None = None  # the other GPU of a pair
+    peer: int | None = None  # slot of the other GPU of a pair
     spread: float | None = None  # coefficient of variation over `repeats`
     repeats: int = 1
     level: str = ""
     end: str = ""
-    seconds: float | None = None  # that the request took, of the closing result
-    device: str = ""  # model of what was probed; "cpu" where there is no NVIDIA driver: no figure of a GPU then
-    tries: int = 1  # of a closing result: how often what it names was run, each time with the same end
+    seconds: float | None = None  # of a closing result: how long the request took
+    device: str = ""  # model of the probed device; "cpu": there is no NVIDIA driver
+    tries: int = 1  # of a closing result: how often its probe was run, each time with the same end
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,7 +478,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A job that holds a GPU from a moment on; job None frees it."""
+    """A job that holds a GPU from `from_ms` on; job None frees it."""
 
     node: str
     gpu: int

@@ -1,6 +1,6 @@
 """The fleet that should exist: nodes and their topology, from `fleet.toml` or a case's `fleet.json`.
 
-What agents claim never overrides it. A node named here that never reports is a finding.
+Reports of agents never override it. A node in it that never reports is a finding.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from drover_core.times import from_iso, iso
 
 
 class FleetError(ValueError):
-    """A fleet file that cannot be used; the message names the file, the place and the mend."""
+    """A fleet file cannot be used. The message names the file and the place, and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """A NIC port: its name, the GPU slot it serves, the leaf switch it hangs on.
+    """A network port: its name, the slot of the GPU that it serves, its leaf switch.
 
-    `gpu`: None: not said here, so the node's PCI bus says it; -1: none.
+    `gpu`: None: not given here, so the node's PCI bus decides; -1: it serves no GPU.
     """
 
     link: str
@@ -45,7 +45,7 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class RackSpec:
-    """What is known of a rack beside its nodes: the row of the room it stands in, and the power it may draw."""
+    """A rack: the row of the room that it is in, and the power that it may draw."""
 
     name: str
     row: str = ""
@@ -54,7 +54,7 @@ class RackSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job and the GPUs it holds, each as (node, slot). `end_ms` None: still running."""
+    """A job and the GPUs that it holds, each as (node, slot). `end_ms` None: it still runs."""
 
     id: str
     start_ms: int
@@ -74,7 +74,7 @@ class FleetSpec:
         by_name: dict[str, NodeSpec] = {}
         for node in self.nodes:
             if node.name in by_name:
-                raise FleetError(f"node {node.name!r} is listed twice; a name stands for one node")
+                raise FleetError(f"node {node.name!r} is listed twice; give each node one entry")
             by_name[node.name] = node
         object.__setattr__(self, "by_name", by_name)
 
@@ -88,7 +88,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")  # a host 
 
 
 def expand(pattern: str) -> Iterator[str]:
-    """Names of a Slurm host list: `r01n[01-04,07]` gives r01n01 .. r01n04, r01n07.
+    """Yield the names of a Slurm host list: `r01n[01-04,07]` gives r01n01 .. r01n04, r01n07.
 
     Raises:
         FleetError: the pattern is malformed, or would give more than 200,000 names.
@@ -105,7 +105,7 @@ def expand(pattern: str) -> Iterator[str]:
             raise FleetError(f"{pattern!r}: {part!r} is not a number or a range such as 01-16")
         first, last = int(low), int(high or low)
         if not 0 <= last - first < 200_000:
-            raise FleetError(f"{pattern!r}: the range {part} runs backwards or is too long")
+            raise FleetError(f"{pattern!r}: the range {part} has its end before its start, or is too long")
         for number in range(first, last + 1):
             yield from expand(f"{pattern[: found.start()]}{number:0{len(low)}d}{pattern[found.end() :]}")
 
@@ -143,9 +143,9 @@ def load_toml(path: Path) -> FleetSpec:
     for number, entry in enumerate(_list(path, "racks", data.get("racks", [])), 1):
         for rack in _racks(f"{path}: [[racks]] number {number}", entry):
             if rack.name not in known:
-                raise FleetError(f"{path}: [[racks]] number {number}: no node stands in rack {rack.name!r}")
+                raise FleetError(f"{path}: [[racks]] number {number}: no node is in rack {rack.name!r}")
             if rack.name in racks:
-                raise FleetError(f"{path}: [[racks]] number {number}: rack {rack.name!r} is told of twice")
+                raise FleetError(f"{path}: [[racks]] number {number}: rack {rack.name!r} has two entries")
             racks[rack.name] = rack
     return _spec(path, tuple(nodes), (), data.get("name", ""), tuple(racks.values()))
 
@@ -174,7 +174,7 @@ def load_json(path: Path) -> FleetSpec:
 
 
 def dump_json(spec: FleetSpec) -> str:
-    """The `fleet.json` of a case."""
+    """Return the `fleet.json` of a case."""
     nodes = []
     for node in spec.nodes:
         entry: dict[str, Any] = {
@@ -197,7 +197,7 @@ def dump_json(spec: FleetSpec) -> str:
 
 
 def dump_toml(spec: FleetSpec) -> str:
-    """A `fleet.toml` with one entry per node."""
+    """Return a `fleet.toml` with one entry for each node."""
     lines = [f"name = {json.dumps(spec.name)}", ""]
     for rack in spec.racks:
         lines += ["[[racks]]", f"names = {json.dumps(rack.name)}", f"row = {json.dumps(rack.row)}"]

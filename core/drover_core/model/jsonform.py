@@ -1,4 +1,4 @@
-"""The form in which the frozen values of `events` are stored and sent: JSON, by their own fields."""
+"""Convert the dataclasses of `events` to and from the JSON in which they are stored and sent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def to_dict(value: Any) -> dict[str, Any]:
-    """A plain dict of a dataclass above, ready for `json`."""
+    """Return a dict of a dataclass, ready for `json`."""
     return dataclasses.asdict(value)
 
 
@@ -26,7 +26,7 @@ def to_json(value: Any) -> str:
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:
-    """The reverse of `to_json`. Keys this version does not know are ignored.
+    """Read what `to_json` wrote. Unknown keys are ignored.
 
     Raises:
         ValueError: not JSON, a missing field, or a value of the wrong type.
@@ -38,7 +38,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
 
 
 def from_dict(kind: type[T], data: dict[str, Any]) -> T:
-    """A dataclass above out of a plain dict.
+    """Return a dataclass from a dict.
 
     Raises:
         ValueError: a missing field or a value of the wrong type.

@@ -1,7 +1,7 @@
-"""What kinds of events there are, how bad they can be, and the codes of those that are no NVIDIA number.
+"""Kinds of events, their severity, and the codes of events without an NVIDIA number.
 
-Apart from `events.py`, which gives these names too: an agent needs nothing else of it, and its values take a fiftieth
-of a second to import.
+Separate from `events.py`, which exports these names too: an agent needs nothing else of it, and importing it takes a
+fiftieth of a second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EventKind(StrEnum):
     LIFECYCLE = "lifecycle"  # code: one of LIFECYCLE_CODES
 
 
-BOOT_ID = "host.boot_id"  # in a stored inventory: the boot that the node was in when it reported
+BOOT_ID = "host.boot_id"  # key in a stored inventory: the boot of the node when it reported
 
 LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
     {
@@ -33,16 +33,16 @@ LIFECYCLE_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "gpu_lost": "a GPU no longer answers",
         "gpu_back": "a lost GPU answers again",
         "driver_hung": "calls into the driver do not return",
-        "driver_back": "a driver that hung, was missing or was let go answers again",
+        "driver_back": "a driver that hung, was missing or was released answers again",
         "driver_missing": "there is no usable NVIDIA driver",
-        "driver_released": "the agent let go of the NVIDIA driver for a while, at an operator's request",
-        "spool_dropped": "the agent dropped stored data for want of space or age",
+        "driver_released": "the agent released the NVIDIA driver for a while, at an operator's request",
+        "spool_dropped": "the agent dropped stored data because of its size or age",
         "spool_unwritable": "the agent cannot write its spool and keeps data in memory",
         "batch_rejected": "the collector refused data of this agent",
         "kmsg_overrun": "kernel log lines were lost before they were read",
-        "kmsg_unreadable": "the kernel log cannot be read, so XIDs come from NVML alone",
+        "kmsg_unreadable": "the kernel log cannot be read, so XIDs are reported by NVML only",
         "kmsg_back": "the kernel log can be read again",
-        "source_failing": "a source of the agent has given nothing three times in a row",
+        "source_failing": "a source of the agent failed three times in a row",
         "source_back": "a source that failed has answered for a minute",
         "clock_wrong": "the node's clock differs from the collector's",
     }
@@ -54,13 +54,13 @@ KERNEL_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "pcie": "a PCIe slot lost its link or device, or was cut off after an error (DPC, hot-plug)",
         "mce": "the CPU or firmware reported a hardware error (machine check)",
         "edac": "the memory controller reported errors of host memory (EDAC)",
-        "oom": "a process was killed for want of memory",
+        "oom": "a process was killed because memory ran out",
         "hung_task": "a task was blocked for minutes",
         "lockup": "a CPU was stuck in the kernel",
-        "rcu_stall": "a CPU did not let the kernel's bookkeeping go on (RCU stall)",
+        "rcu_stall": "a CPU blocked the kernel's bookkeeping (RCU stall)",
         "panic": "the kernel failed (panic, oops, BUG)",
-        "nvrm": "the NVIDIA driver reported trouble that is no XID",
-        "nvlink": "the NVLink or NVSwitch driver reported trouble that is no SXid",
+        "nvrm": "the NVIDIA driver reported trouble without an XID",
+        "nvlink": "the NVLink or NVSwitch driver reported trouble without an SXid",
         "nic_link": "a network port's link went down or came up",
         "nic_error": "a network adapter or its firmware failed",
         "nic_module": "a network cable or module was plugged, unplugged or is faulty",

@@ -1,7 +1,7 @@
 """Reads what releases before 0.2 stored: they kept some state in the sentences that they showed to people.
 
 `jsonform.from_dict` calls the function of a kind of record before it reads one. A record of today has the fields
-already, and is returned as it is. To be removed in the release after 0.2, with the sentences in it.
+already, and is returned unchanged. To be removed in the release after 0.2, with the sentences in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The figures that probes give: one row each, with unit and which way is better.
+"""The figures that probes measure: one row each, with its unit and which way is better.
 
-Agent and collector import neither each other, so what both must agree on stands here; a test holds the agent's own
-table (what runs, at which level, how long) against it.
+Agent and collector do not import each other, so both use this table. A test compares the agent's own table (what runs,
+at which level, how long) with it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Better(StrEnum):
 
     HIGHER = "higher"
     LOWER = "lower"
-    EXACT = "exact"  # a wrong answer is a fault, whatever its size; the node itself judges it
-    NEITHER = "neither"  # explains another figure, and is not judged
+    EXACT = "exact"  # a wrong result is a fault, however small; the node itself judges it
+    NEITHER = "neither"  # explains another figure and is not judged
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row. `name` as ProbeResult.probe has it; `unit` as ProbeResult.unit."""
+    """One row. `name` is that of ProbeResult.probe, `unit` that of ProbeResult.unit."""
 
     name: str
     unit: str
@@ -61,16 +61,16 @@ _ROWS: tuple[Figure, ...] = (
     Figure("soak", "degC/W", Better.LOWER),
     Figure("soak_sm_clock_mhz", "MHz", Better.HIGHER),
     Figure("soak_power_w", "W", Better.NEITHER),
-    Figure("soak_gpu_temp_c", "degC", Better.NEITHER),  # says little without the inlet's; `soak` has both
+    Figure("soak_gpu_temp_c", "degC", Better.NEITHER),  # says little without the inlet temperature; `soak` uses both
 )
 
 FIGURES: Mapping[str, Figure] = MappingProxyType({figure.name: figure for figure in _ROWS})
 
-# Over several nodes together: of no node alone, and in no level.
+# Measured over several nodes together: not a figure of one node, and in no level.
 GROUP_FIGURES = tuple(name for name in FIGURES if name.endswith("_group"))
 
-# Each has all figures of those before it -> how long a request for it may take on its node, s.
+# Level -> how long a request may take on its node, in s. Each level has all figures of those before it.
 LEVELS: Mapping[str, int] = MappingProxyType({"quick": 600, "standard": 1800, "deep": 4 * 3600})
 
-WRONG = "wrong"  # ProbeVerdict.end of what gave a wrong answer
-LOST = "lost"  # ProbeVerdict.end of a node whose driver answered for none of its GPUs
+WRONG = "wrong"  # ProbeVerdict.end after a wrong result
+LOST = "lost"  # ProbeVerdict.end if the node's driver answered for none of its GPUs

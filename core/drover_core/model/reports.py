@@ -1,6 +1,6 @@
-"""Incidents and events as the outside world reads them: one JSON object, times in ISO 8601 UTC.
+"""Reports of incidents and events: one JSON object each, times in ISO 8601 UTC.
 
-`drover replay` prints it, an export keeps it in incidents.jsonl, a webhook carries it.
+Used by `drover replay`, exports (incidents.jsonl) and webhooks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from drover_core.times import iso
 
 
 def job_label(name: str) -> str:
-    """`job 812`; a name that says so itself stands alone: `job-1001`."""
+    """Return `job 812`, or only the name if it begins with "job": `job-1001`."""
     return name if name.lower().startswith("job") else f"job {name}"
 
 
 def incident_report(incident: Incident) -> dict[str, Any]:
-    """The report of one incident; evidence entries leave out what they do not have."""
+    """Return the report of one incident. Empty fields of evidence are left out."""
     return {
         "id": incident.id,
         "kind": str(incident.kind),
@@ -47,7 +47,7 @@ def incident_report(incident: Incident) -> dict[str, Any]:
 
 
 def _joined(incident: Incident) -> Iterator[tuple[int, str]]:
-    """When something more was seen of it after it opened, and by which detector; "": the same once more."""
+    """Yield when an open incident was reported again, and by which new detector; "": by the same."""
     for note in incident.timeline[1:]:
         if note.kind in (NoteKind.JOINED, NoteKind.ENDED):
             yield note.ts_ms, note.detector
@@ -56,7 +56,7 @@ def _joined(incident: Incident) -> Iterator[tuple[int, str]]:
 
 
 def event_report(event: Event) -> dict[str, Any]:
-    """A line of a case's events.jsonl. What a replay judges by (receipt, backlog, forgeable) comes along."""
+    """Return a line of a case's events.jsonl, with what a replay needs (receipt, backlog, forgeable)."""
     row = dataclasses.asdict(event)
     row["ts"] = iso(row.pop("ts_ms"))
     received_ms = row.pop("received_ms")

@@ -1,4 +1,4 @@
-"""Where a person reads what to do: one page for each kind of incident (docs/runbooks), relative to the checkout."""
+"""Find the runbook of an incident: one page of docs/runbooks for each kind."""
 
 from __future__ import annotations
 
@@ -6,4 +6,5 @@ from drover_core.model.events import IncidentKind
 
 
 def runbook_path(kind: IncidentKind | str) -> str:
+    """Return the page's path, relative to the checkout."""
     return f"docs/runbooks/{kind}.md"

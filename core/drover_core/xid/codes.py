@@ -1,6 +1,6 @@
-"""XID and SXid: what the error numbers of NVIDIA's driver mean, which follow from which, what their text adds.
+"""XID and SXid: what the error numbers of NVIDIA's driver mean, which cause which, and what their text adds.
 
-The rows stand in `xid_table`, the actions in `xid_actions`, the registers of 144-150 in `xids_nvlink5`.
+The rows are in `table.py`, the actions in `actions.py`, the registers of 144-150 in `nvlink5.py`.
 Source: NVIDIA XID catalog, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
 """
 
@@ -32,7 +32,7 @@ XIDS: Mapping[int, Xid] = MappingProxyType({row.code: row for row in ROWS})
 
 
 def lookup(code: int) -> Xid | None:
-    """The row of a code, or None for one that the catalog does not know (newer drivers add codes)."""
+    """Return the row of a code, None if the catalog does not know it (newer drivers add codes)."""
     return XIDS.get(code)
 
 
@@ -47,14 +47,14 @@ _NEEDS_RECOVERY = {
 
 
 _FAULTS = frozenset(row.code for row in ROWS if row.in_use and row.category is not XidCategory.INFORMATIONAL)
-# Besides the codes that ask for a reset, the catalog links four milder ones to XID 154.
+# The catalog links four milder codes to XID 154 in addition to those that ask for a reset.
 _RAISES_154 = frozenset(code for code in _FAULTS if XIDS[code].action in _NEEDS_RECOVERY) | {63, 94, 160, 161}
 
-# Code -> the codes that may be its cause, when they are seen shortly before or beside it. Same GPU, except where noted.
+# Code -> the codes that may be its cause if they are seen shortly before or with it. On the same GPU unless noted.
 # Sources: [C] NVIDIA XID catalog, trigger conditions and guidance; [D] its decode of 144-150, local and remote effects;
 # [L] the driver's own lines ("caused by previous Xid ..."); [M] NVIDIA GPU Memory Error Management;
 # [S] Cui et al., Characterizing GPU Resilience and Impact on AI/HPC Systems, arXiv:2503.11901;
-# [F] published kernel logs of the field (among them NVIDIA/open-gpu-kernel-modules issues 461 and 1150).
+# [F] published kernel logs (such as NVIDIA/open-gpu-kernel-modules issues 461 and 1150).
 SYMPATHETIC: Mapping[int, frozenset[int]] = MappingProxyType(
     {
         31: frozenset({122, 123}),  # [S] a failing power controller shows up as page faults
@@ -62,16 +62,16 @@ SYMPATHETIC: Mapping[int, frozenset[int]] = MappingProxyType(
         45: _FAULTS - {45},  # [C] [L] any error that ends a channel
         48: frozenset({144, 145, 146}),  # [D] an uncorrectable error in the link's buffers
         63: frozenset({48, 92, 171}),  # [C] [M] the row is replaced because of the error
-        64: frozenset({48, 92, 171}),  # [C] [M] likewise, and the replacement failed
+        64: frozenset({48, 92, 171}),  # [C] [M] the same, and the replacement failed
         74: frozenset({79}),  # [C] on a peer GPU: the link fell with the GPU at its far end
         94: frozenset({48, 144, 146, 171, 172}),  # [C] [D] [M] poison from the error reached a program
-        95: frozenset({48, 144, 146, 171, 172}),  # [C] [D] [M] likewise, not contained
+        95: frozenset({48, 144, 146, 171, 172}),  # [C] [D] [M] the same, not contained
         119: frozenset({79}),  # [F] a GPU that left the bus cannot answer
-        120: frozenset({79}),  # [F] likewise
+        120: frozenset({79}),  # [F] the same
         145: frozenset({149, 155}),  # [C] [F] also on a peer GPU: requests lost with a link that went down
         154: _RAISES_154,  # [C] the driver sums the others up
-        171: frozenset({48}),  # [C] tells where a 48 happened
-        172: frozenset({48}),  # [C] likewise
+        171: frozenset({48}),  # [C] says where a 48 happened
+        172: frozenset({48}),  # [C] the same
     }
 )
 
@@ -79,7 +79,7 @@ _PREVIOUS_XID = re.compile(r"caused by previous Xid (\d{1,4})\b")
 
 
 def previous_xid_from_message(message: str) -> int | None:
-    """The cause that the driver itself names, mostly in an XID 45: "... caused by previous Xid 149"."""
+    """Return the cause that the driver names, mostly in an XID 45: "... caused by previous Xid 149"."""
     found = _PREVIOUS_XID.search(message)
     return int(found[1]) if found else None
 
@@ -111,9 +111,9 @@ _RECOVERY_BY_NUMBER = MappingProxyType(dict(enumerate(RecoveryAction)))
 
 
 def recovery_action_from_message(message: str) -> str | None:
-    """The action that an XID 154 changed to: a `RecoveryAction`, the driver's words for a new one, or None.
+    """Return the action that an XID 154 changed to: a `RecoveryAction`, or the driver's text for a new one.
 
-    None also for a line that is no XID 154 or was cut short. "None" (the text) means that the GPU has recovered.
+    None for a line that is not an XID 154 or was cut short. The text "None" means that the GPU has recovered.
     """
     found = _RECOVERY.search(message)
     if found is None:
@@ -122,12 +122,12 @@ def recovery_action_from_message(message: str) -> str | None:
 
 
 # "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 ..."; the lines that follow it with the same
-# number ("Severity 0 Engine instance ...", "Data {...}") carry no such word.
+# number ("Severity 0 Engine instance ...", "Data {...}") have no such word.
 _SXID = re.compile(r"SXid \([^)]{1,40}\): \d+, (Non-?fatal|Fatal)\b", re.IGNORECASE)
 
 
 def sxid_is_fatal(message: str) -> bool | None:
-    """Whether an NVSwitch error is fatal by the word that its driver prints; None where it prints none.
+    """Return whether an NVSwitch error is fatal by the word that its driver prints, None if it prints none.
 
     NVSwitch numbers (SXid) exist up to Hopper; from Blackwell on the switches report elsewhere.
     """

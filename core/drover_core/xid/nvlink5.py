@@ -1,4 +1,4 @@
-"""Decode of XID 144-150: what an NVLink 5 error (Blackwell) is, from the registers in its kernel-log line.
+"""Decode XID 144-150: what an NVLink 5 error (Blackwell) is, from the registers in its kernel-log line.
 
     NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 ...)
                                      unit           |     |   |  link     interrupt  error
@@ -12,8 +12,8 @@ Source: NVIDIA XID catalog, sheets "XID 144-150 Decode" and "Fault Resolution Bu
     < R575   reason (149)    10 fatal  unit   engine
     >= R575  reason (149)     7 fatal                  unit
 
-The engine is the XID less 144 plus 1. Lines seen in the field from R570 and on factory testers carry the first layout.
-No word of one layout fits a row of the same XID in the other (a test proves it), so the driver's version is not asked.
+The engine is the XID minus 143. Lines seen in the field from R570 and on factory testers have the first layout. No
+value of one layout fits a row of the same XID in the other (a test proves it), so the driver's version is not needed.
 """
 
 import re
@@ -26,14 +26,14 @@ from drover_core.model.events import Severity
 from drover_core.xid.actions import XidAction
 
 Reach: TypeAlias = Literal["none", "link", "gpu"]
-"""How far a fatal error reaches: nothing is lost, one link is (the GPU drains, then needs a reset), or the GPU is."""
+"""What a fatal error costs: nothing, one link (the GPU drains, then needs a reset), or the GPU."""
 
 Origin: TypeAlias = Literal["hardware", "software", "firmware", "undecided"]
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterLine:
-    """The fields of a kernel-log line of XID 144-150, before any table is asked."""
+    """The fields of a kernel-log line of XID 144-150."""
 
     unit: str
     fatal: bool
@@ -46,7 +46,7 @@ class RegisterLine:
 
 @dataclass(frozen=True, slots=True)
 class Nvlink5Error:
-    """A decoded XID 144-150. `link` is None where the error belongs to no single link."""
+    """A decoded XID 144-150. `link` is None if the error does not belong to one link."""
 
     code: int
     unit: str
@@ -62,12 +62,12 @@ class Nvlink5Error:
 
     @property
     def hardware(self) -> bool | None:
-        """As in `Xid.hardware`: None where the source does not decide."""
+        """As `Xid.hardware`: None if the source does not decide."""
         return {"hardware": True, "software": False}.get(self.origin)
 
 
 class Row(NamedTuple):
-    """One case: `status` and `promoted` are None where they do not matter."""
+    """One case. `status` and `promoted` are None if they do not matter."""
 
     reason: int
     status: int | None
@@ -79,7 +79,7 @@ class Row(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A part of the NVLink hardware, as each layout names and numbers it."""
+    """A part of the NVLink hardware, with its name and number in each layout."""
 
     code: int
     old_name: str
@@ -89,7 +89,7 @@ class Unit(NamedTuple):
     rows: tuple[Row, ...]
 
     def old_low_bits(self) -> int:
-        """Bits 9:0 of the interrupt info before R575: unit and engine. MSE (150) leaves both at zero."""
+        """Return bits 9:0 of the interrupt info before R575: unit and engine. MSE (150) leaves both at zero."""
         return 0 if self.code == 150 else self.old_bits << 5 | (self.code - 143)
 
 
@@ -115,7 +115,7 @@ def _software(status: int, action: XidAction = _A.IGNORE, followup: XidAction = 
 
 
 def _promotable(status: int) -> tuple[Row, Row]:
-    """The driver may raise these to fatal: the catalog's "action 2", told by the fatal bit."""
+    """Return the rows of an error that the driver may raise to fatal: the catalog's "action 2", by the fatal bit."""
     return (
         Row(0, status, False, "none", "software", *_IGNORE_SUPPORT),
         Row(0, status, True, "gpu", "software", *_RESET_SUPPORT),
@@ -126,7 +126,7 @@ def _link_down(reason: int, origin: Origin, followup: XidAction, action: XidActi
     return Row(reason, None, None, "link", origin, action, followup)
 
 
-_TOP_BIT = 0x80000000  # the same software error in every unit that has it
+_TOP_BIT = 0x80000000  # the same software error in each unit
 _TLW = (_minor(1), _nonfatal(2), _gpu_fatal(4), _software(_TOP_BIT))
 _LOST_REQUEST = (_A.XID_154_OR_RESTART_APP, _A.CHECK_LINK_DOWN)
 
@@ -284,7 +284,7 @@ LINK_DOWN_REASONS: Mapping[int, str] = MappingProxyType(
         16: "taken down from outside the GPU, with too many bit errors",
         17: "taken down over the link while healthy",
         18: "taken down over the link, with too many bit errors",
-        21: "the far end began to train the link anew",
+        21: "the far end began to train the link again",
         22: "taken down by a management command",
         32: "the far end went to sleep",
         33: "the far end was disabled",
@@ -306,7 +306,7 @@ _LINE = re.compile(
 
 
 def parse_line(message: str) -> RegisterLine | None:
-    """Read the fields of a line of XID 144-150; None where it has another form or was cut before its registers."""
+    """Read the fields of a line of XID 144-150; None if it has another form or was cut before its registers."""
     found = _LINE.search(message)
     if found is None:
         return None
@@ -331,7 +331,7 @@ def _matches(row: Row, reason: int, status: int, promoted: bool) -> bool:
 
 
 def matching_rows(code: int, intr_info: int, error_status: int) -> list[tuple[str, Row]]:
-    """Every (unit name, row) that fits the registers, in the layout since R575 first, then in the older one."""
+    """Return each (unit name, row) that fits the registers: in the layout since R575, else in the older one."""
     reason = intr_info >> 20 & 0x3F
     units = [unit for unit in UNITS if unit.code == code]
     found = [
@@ -354,16 +354,16 @@ def _severity(row: Row, fatal: bool) -> Severity:
     if row.action is XidAction.RESET_GPU:
         return Severity.CRITICAL
     if row.reach == "none" and fatal:
-        return Severity.CRITICAL  # the driver knows better than a table that calls the same bits harmless
+        return Severity.CRITICAL  # the driver says so, although the table calls the same bits harmless
     if row.action is XidAction.IGNORE and row.followup is XidAction.IGNORE:
         return Severity.INFO
     return Severity.WARNING
 
 
 def decode(code: int, message: str) -> Nvlink5Error | None:
-    """Say what an XID 144-150 is; None where the line cannot be read or its registers stand in no row.
+    """Return what an XID 144-150 is; None if the line cannot be read or no row has its registers.
 
-    `parse_line` still tells the unit, the link and the driver's own word "Fatal" of a line whose registers are unknown.
+    `parse_line` gives unit, link and the driver's word "Fatal" also for unknown registers.
     """
     line = parse_line(message)
     if line is None:

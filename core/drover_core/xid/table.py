@@ -1,13 +1,13 @@
-"""One row per XID code: the NVIDIA XID catalog in our own words, with Drover's default severity.
+"""One row for each XID code: the NVIDIA XID catalog in our own words, with Drover's default severity.
 
 Source of code, mnemonic, GPU families and actions: NVIDIA XID catalog,
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (codes 1 to 172).
 
-Severity follows the immediate action NVIDIA asks for: a reset or reboot is critical, a restart of the application or
-nothing is not. Where the follow-up points at the application it is info, else a warning. Codes without an action
-are rated by what they say. A policy may rate any code otherwise.
+Severity follows the immediate action that NVIDIA asks for. A reset or reboot is critical. Without one, it is info if
+the follow-up points at the application, else a warning. Codes without an action are rated by their meaning. A policy
+may rate any code differently.
 
-The catalog does not describe the codes that no data-centre GPU uses; their sentence is read from the mnemonic.
+The catalog does not describe the codes that no data-centre GPU uses; their sentence is from the mnemonic.
 """
 
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class XidCategory(StrEnum):
 class Xid:
     """What one XID code means and what NVIDIA says to do about it.
 
-    `hardware` is True where the code points at hardware, False where it points at software or its user, and None
-    where it cannot tell. `used_on` names GPU families: "h100" stands for H200 too, "b100" for B200 and B300.
+    `hardware` is True if the code points at hardware, False if it points at software or its user, None if it does not
+    decide. `used_on` names GPU families: "h100" includes H200, "b100" includes B200 and B300.
     """
 
     code: int

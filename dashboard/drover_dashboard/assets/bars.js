@@ -48,7 +48,7 @@ function line(row, data) {
     part.title = `${kind.label}: ${value.toLocaleString()} ${data.unit}`;
     track.append(part);
   });
-  made.append(label, track, element("div", "told", row.told));
+  made.append(label, track, element("div", "value", row.value));
   return made;
 }
 

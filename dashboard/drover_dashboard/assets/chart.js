@@ -172,7 +172,7 @@ function moments(plot, marks, theme) {
     paint.lineTo(x, top + height);
     paint.stroke();
     // The first mark's word stands before its line, the others' behind theirs, where they fit: so no word is read as
-    // that of the line beside it.
+    // that of the line next to it.
     const wide = paint.measureText(mark.text).width + 4 * ratio;
     const before = line === 0 ? x - wide > left : x + wide > left + width;
     paint.textAlign = before ? "right" : "left";

@@ -14,7 +14,7 @@
   for (const module of given.modules) {
     document.head.append(Object.assign(document.createElement("link"), { rel: "modulepreload", crossOrigin: "", href: at(module) }));
   }
-  const shown = import(at(given.modules[0])).then((found) => found.show(early)).catch(() => undefined); // the page tells what is wrong
+  const shown = import(at(given.modules[0])).then((found) => found.show(early)).catch(() => undefined); // the page says what is wrong
   const long = new Promise((next) => { setTimeout(next, LONG_MS); });
   const parsed = new Promise((next) => { document.addEventListener("DOMContentLoaded", next); });
   Promise.all([Promise.race([shown, long]), parsed]).then(() => import(at(given.entry)));

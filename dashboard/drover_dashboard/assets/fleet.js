@@ -7,8 +7,8 @@ import { fillPixels, fits, pixelMap, pixelOf } from "./fleet_pixels.js";
 const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 156, 116], [210, 193, 95], [255, 233, 69]]; // cividis
 const HEALTHY = "healthy";
 const UNKNOWN = "unknown";
-const JOBS_MS = 20_000; // how often it is asked anew who holds what
-const EARLY_MS = 5_000; // a picture older than a refresh is asked for anew
+const JOBS_MS = 20_000; // how often the browser asks again which job holds what
+const EARLY_MS = 5_000; // a picture older than this is fetched again
 const pictures = new WeakMap();
 
 export function render({ data, parentElement, setTriggerValue }) {
@@ -86,7 +86,7 @@ async function poll(picture) {
       const { group } = picture.data;
       const moves = group === "job" && Date.now() - picture.arrangedMs > JOBS_MS; // jobs come and go
       const lacking = !picture.layout || picture.layout.group !== group || moves;
-      const arranged = lacking ? fetchLayout(group) : null; // at once, beside the frame
+      const arranged = lacking ? fetchLayout(group) : null; // at once, together with the frame
       arranged?.catch(() => undefined);
       const frame = await fetchFrame(picture.data.color_by);
       if (round !== picture.round) return;
@@ -99,7 +99,7 @@ async function poll(picture) {
       picture.trouble = frame.trouble;
     } catch (error) {
       if (round !== picture.round) return;
-      picture.trouble = error.told || "The console's own server does not answer: is drover-dashboard running?";
+      picture.trouble = error.trouble || "The console's own server does not answer: is drover-dashboard running?";
     }
     draw(picture);
   }
@@ -121,7 +121,7 @@ async function ask(path, asked) {
   const reply = await (asked || fetch(new URL(path, document.baseURI), { cache: "no-store" }));
   if (reply.ok) return reply;
   const error = new Error(path);
-  error.told = (await reply.json()).trouble;
+  error.trouble = (await reply.json()).trouble;
   throw error;
 }
 
@@ -241,7 +241,7 @@ function steer(picture, event) {
   picture.at = at;
   draw(picture);
   const cell = cells[at];
-  tell(picture, cell, cell.x + plan.cellWidth, picture.canvas.offsetTop + cell.y);
+  showTip(picture, cell, cell.x + plan.cellWidth, picture.canvas.offsetTop + cell.y);
 }
 
 function left(picture) {
@@ -251,7 +251,7 @@ function left(picture) {
   draw(picture);
 }
 
-// A state is told by its sign where a cell has room for one, else by a ring that no single small cell can hide behind.
+// A state is shown by its sign where a cell has room for one, else by a ring that no single small cell can hide behind.
 function mark(paint, plan, cell, look, shade, onRamp, gap) {
   const [width, height] = [plan.cellWidth - gap, plan.cellHeight - gap];
   if (onRamp || height < 11) {
@@ -351,15 +351,15 @@ function hover(picture, event) {
   picture.canvas.style.cursor = cell ? "pointer" : "default";
   if (!cell) return;
   const box = picture.root.getBoundingClientRect();
-  tell(picture, cell, event.clientX - box.left, event.clientY - box.top);
+  showTip(picture, cell, event.clientX - box.left, event.clientY - box.top);
 }
 
-// What a cell is, beside (x, y) of the picture.
-function tell(picture, cell, x, y) {
+// Show what a cell is, next to (x, y) of the picture.
+function showTip(picture, cell, x, y) {
   const { frame, tip, root } = picture;
   tip.hidden = false;
   const health = frame.legend[frame.health[cell.index]] || UNKNOWN;
-  tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "", health === UNKNOWN ? "unknown: nothing heard" : health));
+  tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "", health === UNKNOWN ? "unknown: no data received" : health));
   if (frame.metric) tip.append(element("div", "", `${frame.label}: ${valueText(frame, cell.index)}`));
   const group = cell.group && cell.group !== cell.rack ? ` · ${cell.group}` : "";
   tip.append(element("div", "faint", `${cell.rack}${group} · click to open`));
@@ -367,7 +367,7 @@ function tell(picture, cell, x, y) {
   tip.style.top = `${y > root.clientHeight / 2 ? y - tip.offsetHeight - 10 : y + 14}px`;
 }
 
-// Without exact values (a very large fleet) the colour's own step is told, marked as about.
+// Without exact values (a very large fleet) the colour's own step is shown, marked as about.
 function valueText(frame, index) {
   const step = frame.cells[index];
   if (step === 0) return "absent";

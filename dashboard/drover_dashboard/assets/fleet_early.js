@@ -16,7 +16,7 @@ const STYLE = `
 export async function show(early) {
   if (!expected()) return;
   const answers = await Promise.all([early.frame, early.layout]);
-  if (!answers.every((answer) => answer.ok) || !early.frame || !early.layout) return; // the component tells why, or has them
+  if (!answers.every((answer) => answer.ok) || !early.frame || !early.layout) return; // the component says why, or has them
   while (!document.body) await new Promise((next) => { setTimeout(next); });
   const { data, rem, themes } = early.given;
   const host = document.createElement("div");

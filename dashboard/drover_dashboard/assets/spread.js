@@ -55,7 +55,7 @@ function draw(root, state) {
 function bars(svg, data, x, colors) {
   const highest = Math.max(1, ...data.bins.map((bin) => bin.pass + bin.fail + bin.unknown));
   const step = (x(data.high) - x(data.low)) / data.bins.length;
-  // A single board must be seen beside hundreds: by the square root, and never less than 3 px.
+  // A single board must be seen among hundreds: by the square root, and never less than 3 px.
   const tall = (count) => (count ? Math.max(3, Math.sqrt(count / highest) * (HEIGHT - 24)) : 0);
   data.bins.forEach((bin, at) => {
     const total = bin.pass + bin.fail + bin.unknown;
@@ -138,7 +138,7 @@ function legend(data, colors) {
     sample.style.background = colors[kind];
     line.append(sample, element("span", "", text));
   }
-  if (data.lines.length) line.append(element("span", "rule"), element("span", "", "centre"), element("span", "rule limit"), element("span", "", "told as worse from here on"));
+  if (data.lines.length) line.append(element("span", "rule"), element("span", "", "centre"), element("span", "rule limit"), element("span", "", "judged worse from here on"));
   line.append(element("span", "", "bar heights: square root of the count"));
   return line;
 }

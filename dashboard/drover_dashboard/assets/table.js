@@ -1,4 +1,4 @@
-// Rows of text, some of which open something. Every text goes in as text, never as HTML: much of it comes from logs.
+// Rows of text; some open something. Every text goes in as text, never as HTML: much of it comes from logs.
 import { element, themeOf, worded } from "./common.js";
 
 const tables = new WeakMap();

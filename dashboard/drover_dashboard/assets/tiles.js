@@ -63,14 +63,14 @@ function made(tile, data, setTriggerValue) {
   return box;
 }
 
-function legend(told) {
+function legend(scale) {
   const line = element("div", "legend");
-  if (told.low) {
+  if (scale.low) {
     const bar = element("span", "bar");
     bar.style.background = rampBar();
-    line.append(element("span", "", told.low), bar, element("span", "", told.high));
+    line.append(element("span", "", scale.low), bar, element("span", "", scale.high));
   }
-  for (const [state, text] of told.cells) {
+  for (const [state, text] of scale.cells) {
     const item = element("span", "item");
     item.append(element("span", `cell ${state}`, state === "trouble" ? "!" : ""), element("span", "", text));
     line.append(item);

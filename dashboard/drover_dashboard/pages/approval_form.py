@@ -32,20 +32,20 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
         if waiting:
             view.notice("viewer", "remark", "An operator is to answer what waits here; you may look.")
         return
-    told = st.session_state.pop("answered", None)
-    if told:
-        view.notice("answered", "remark", told)
+    answer = st.session_state.pop("answered", None)
+    if answer:
+        view.notice("answered", "remark", answer)
     for decision in waiting:
         what = "" if decision.node else "Go on with this mass event? "
         with st.form(f"answer_{decision.id}", border=True):
             wrong = (about or {}).get(decision.incident_id, "")
             asked = f"{wrong}\n" if wrong else "Waits for a person: "
-            view.notice(f"asks_{decision.id}", "remark", view.viewer().told(f"{asked}{what}{decision.reason}"))
+            view.notice(f"asks_{decision.id}", "remark", view.viewer().localize(f"{asked}{what}{decision.reason}"))
             if about is not None and decision.incident_id:
                 link = {"id": decision.incident_id, "state": "all"}
                 st.page_link(view.INCIDENTS, label="Its incident", icon=":material/arrow_forward:", query_params=link)
             _before(decision)
-            fields, below = (st.container(), st.container()) if about is None else _beside()
+            fields, below = (st.container(), st.container()) if about is None else _side_by_side()
             with fields:
                 who, why = person_and_why(decision.id, person)
             yes = no = below.container(horizontal=True)  # columns cut the words where the form is narrow
@@ -70,7 +70,7 @@ def _before(decision: Decision) -> None:
         view.notice(f"guard_{decision.id}", "remark", "The guard has nothing against it.")
 
 
-def _beside() -> tuple[Any, Any]:
+def _side_by_side() -> tuple[Any, Any]:
     fields, buttons = st.columns([4, 1], vertical_alignment="bottom")
     return fields, buttons
 

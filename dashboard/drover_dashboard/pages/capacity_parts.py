@@ -17,11 +17,11 @@ from drover_dashboard.widgets.table import (
 from drover_proto import fleet_pb2 as pb
 
 USES = (
-    Kind("busy", "at work", "held by a job and busy, or idle for too short a time to tell"),
+    Kind("busy", "at work", "held by a job and busy, or idle for too short a time to judge"),
     Kind("idle", "held, idle", "held by a job: no kernel, power near rest, no traffic, without a break"),
     Kind("free", "free", "in service, held by no job"),
     Kind("out", "out of service", "drained, under validation or in repair"),
-    Kind("unknown", "unknown", "nothing is heard of it"),
+    Kind("unknown", "unknown", "no data received from it"),
 )
 PIECES = (
     Kind("whole", "on whole free nodes"),
@@ -75,7 +75,7 @@ def tiles(reply: pb.Capacity) -> None:
         (
             "Held and idle",
             fmt.number(sum(known)) if known else "not known",
-            f"{fmt.hours(idle_hours)} GPU-hours so far" if known else "no GPU use is told",
+            f"{fmt.hours(idle_hours)} GPU-hours so far" if known else "no GPU use is reported",
         ),
         (
             "Free",
@@ -240,14 +240,14 @@ def services(reply: pb.Capacity, who: view.Viewer) -> None:
         Column("Tokens", "right", help="all servers together"),
         Column("Waiting", "right", help="requests in the queue"),
     )
-    empty = "No inference server tells of itself (inference_urls of the agents)."
+    empty = "No inference server is read (setting inference_urls of the agents)."
     if reply.services_trouble:
-        empty = f"What services do is not known: {who.told(reply.services_trouble)}"
+        empty = f"What services do is not known: {who.localize(reply.services_trouble)}"
     table("services", columns, rows, empty=empty, link_column=-1)
 
 
 def _remarks(reply: pb.Capacity) -> None:
-    """What is told apart from faults, and what is not known."""
+    """What is counted separately from faults, and what is not known."""
     for row in reply.lost:
         if row.kind == SERVICE:
             text = (

@@ -67,10 +67,10 @@ def _ports(reply: pb.Fabric, leaf: str, node: str, who: view.Viewer) -> None:
         view.notice("nvlinks", "remark", f"NVLinks of {node}")
         view.go(fabric_parts.show_nvlinks("nvlinks", reply, node))
     with right:
-        told = client.fleet().probes(probe_parts.PAIRS, node)
-        view.trouble("matrix", told.trouble, told.as_of_ms, who)
-        if told.value is not None:
-            probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(told.value.figures), None)))
+        pairs = client.fleet().probes(probe_parts.PAIRS, node)
+        view.trouble("matrix", pairs.trouble, pairs.as_of_ms, who)
+        if pairs.value is not None:
+            probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(pairs.value.figures), None)))
 
 
 leaf, node = choose()

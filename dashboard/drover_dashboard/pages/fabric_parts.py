@@ -63,13 +63,17 @@ def _leaf(row: pb.LeafRow, who: view.Viewer, chosen: str) -> dict[str, Any]:
     busy = f"in use: median {_share(row.saturation_median)}, busiest {_share(row.saturation_max)}"
     use = busy if row.HasField("saturation_max") else "use not known"
     cells = [
-        [node.state, f"{node.node}: {who.told(node.why) or 'no trouble'}", *(["chosen"] if node.node == chosen else [])]
+        [
+            node.state,
+            f"{node.node}: {who.localize(node.why) or 'no trouble'}",
+            *(["chosen"] if node.node == chosen else []),
+        ]
         for node in row.nodes
     ]
     return {
         "id": row.name, "name": row.name, "mark": mark, "tone": tone, "value": "", "share": None, "cells": cells,
         "subs": [", ".join(ports), f"{errors}, {downs}", use], "href": view.href(view.FABRIC, leaf=row.name),
-        "title": who.told(row.verdict) or f"{row.name}: no trouble",
+        "title": who.localize(row.verdict) or f"{row.name}: no trouble",
     }  # fmt: skip
 
 
@@ -90,12 +94,12 @@ def verdict(reply: pb.Fabric, who: view.Viewer) -> tuple[str, str]:
         )
     switches = [row for row in bad if row.switch]
     if switches:
-        return "summary", who.told(switches[0].verdict)
+        return "summary", who.localize(switches[0].verdict)
     worst = bad[0]
     others = (
         f" {len(bad) - 1} more {'leafs have' if len(bad) > 2 else 'leaf has'} trouble on nodes." if len(bad) > 1 else ""
     )
-    return "summary", f"{worst.name}: {who.told(worst.verdict)}{others}"
+    return "summary", f"{worst.name}: {who.localize(worst.verdict)}{others}"
 
 
 def port_rows(ports: Iterable[pb.PortRow], who: view.Viewer) -> list[Row]:
@@ -106,13 +110,13 @@ def port_rows(ports: Iterable[pb.PortRow], who: view.Viewer) -> list[Row]:
         if port.HasField("saturation"):
             mark = Mark(_share(port.saturation), "warn") if port.saturation >= BUSY else None
             busy = Cell("" if mark else _share(port.saturation), mark=mark)
-        told = who.told(port.trouble)
+        trouble = who.localize(port.trouble)
         rows.append(
             Row(
                 (
                     Cell(f"{port.node} {port.link}", sub=f"{port.leaf or 'no leaf'} · {serves}", kind="strong"),
                     Cell(port.state, badge=STATES.get(port.state, "unknown")),
-                    Cell(told or "none", kind="" if told else "faint"),
+                    Cell(trouble or "none", kind="" if trouble else "faint"),
                     busy,
                     _flow(port),
                     Cell(f"{port.rate_gbps:g} Gb/s") if port.HasField("rate_gbps") else ABSENT,

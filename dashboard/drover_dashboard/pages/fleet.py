@@ -70,7 +70,7 @@ def _line(status: pb.Status, who: view.Viewer) -> str:
 def _tiles(status: pb.Status) -> None:
     health, opened = status.gpus_by_health, status.open_incidents_by_severity
     total = sum(opened[severity] for severity in Severity)
-    # The worst alone: a tile has no room for more, and the list beside the picture has all.
+    # The worst alone: a tile has no room for more, and the list next to the picture has all.
     by_severity = next((f"{severity}: {opened[severity]}" for severity in reversed(Severity) if opened[severity]), "")
     away = sum(health[h] for h in (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR))
     silent = status.nodes_expected - status.nodes_reporting
@@ -99,8 +99,10 @@ def _tiles(status: pb.Status) -> None:
         ("Fleet MFU", f"{100 * status.mfu_ratio:.0f} %" if status.HasField("mfu_ratio") else "-", _mfu(status)),
         ("Held, idle", _idle_share(status), _idle_of(status)),
     )
-    told = [(label, value if isinstance(value, str) else fmt.number(value), context) for label, value, context in tiles]
-    view.tiles("fleet", told)
+    shown = [
+        (label, value if isinstance(value, str) else fmt.number(value), context) for label, value, context in tiles
+    ]
+    view.tiles("fleet", shown)
 
 
 def _mfu(status: pb.Status) -> str:

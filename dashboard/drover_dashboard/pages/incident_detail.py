@@ -46,7 +46,7 @@ def show(incident_id: str) -> None:
     answer = client.fleet().incident(incident_id)
     if answer.value is None:
         view.trouble("incident", answer.trouble, answer.as_of_ms, who)
-        return  # an old answer is shown as it is: the list beside it says that the collector is away
+        return  # an old answer stays on the screen: the list next to it says that the collector is away
     detail = answer.value
     incident = from_json(Incident, detail.incident_json)
     decisions = [from_json(Decision, text) for text in detail.decisions_json]
@@ -57,7 +57,7 @@ def show(incident_id: str) -> None:
 
 
 def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
-    view.notice("what", "summary", who.told(incident.summary))
+    view.notice("what", "summary", who.localize(incident.summary))
     facts, todo = st.columns([1.1, 1], gap="medium")
     with facts:
         links = _links(incident)
@@ -71,7 +71,7 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         if clicked in links:
             st.switch_page(links[clicked][0], query_params=dict(links[clicked][1]))
     with todo:
-        view.notice("advice", "todo", who.told(f"What to do: {fmt.action(incident.action)}\n{incident.advice}"))
+        view.notice("advice", "todo", who.localize(f"What to do: {fmt.action(incident.action)}\n{incident.advice}"))
         view.notice("policy", "remark", _policy(decisions, who))
         if detail.may_answer:
             answering.ask(waiting(decisions))
@@ -113,7 +113,7 @@ def _links(incident: Incident) -> dict[str, Link]:
 
 def waiting(decisions: Sequence[Decision]) -> list[Decision]:
     """What a person is asked: how the newest decision of each node stands. One before it, for something else that was
-    wanted then, waits no more."""
+    wanted then, no longer waits."""
     newest = {d.node: d for d in sorted(decisions, key=lambda d: d.ts_ms)}
     return [d for d in newest.values() if d.outcome == "pending_approval"]
 
@@ -154,7 +154,7 @@ def _policy(decisions: Sequence[Decision], who: view.Viewer) -> str:
     said = f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}."
     rule = fmt.rule(newest.rule)
     said += f" Rule {rule}: " if rule == newest.rule else f" {fmt.capital(rule)}: "
-    return said + who.told(newest.reason)
+    return said + who.localize(newest.reason)
 
 
 def _evidence(incident: Incident, who: view.Viewer) -> None:
@@ -170,7 +170,8 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
         with columns[number % 2]:
             _chart(incident, name, who)
     rows = [
-        Row((Cell(who.told(fmt.capital(item.text))), Cell(_numbers(item), kind="faint"))) for item in incident.evidence
+        Row((Cell(who.localize(fmt.capital(item.text))), Cell(_numbers(item), kind="faint")))
+        for item in incident.evidence
     ]
     table("evidence", (Column("Evidence", wrap=True), Column(align="right")), rows, empty="")
 
@@ -179,7 +180,7 @@ def _numbers(item: Evidence) -> str:
     """The figures that do not stand in its sentence."""
     metric = catalog.BY_NAME.get(item.metric or "")
     if metric is None or item.value is None or metric.unit == "us":
-        return ""  # time held down: what was judged is its share of the time, which the sentence tells
+        return ""  # time held down: what was judged is its share of the time, which the sentence gives
     text, expected = fmt.value(metric, item.value), None
     if item.expected is not None:
         expected = fmt.value(metric, item.expected)
@@ -201,7 +202,7 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
     from_ms, to_ms = charts.window(*whole)
     targets = _targets(incident, metric.scope)
     if not targets:
-        return  # of a port or workload that the evidence does not name: the sentence below tells the value
+        return  # of a port or workload that the evidence does not name: the sentence below gives the value
     request = pb.SeriesRequest(
         scope=metric.scope,
         targets=targets,
@@ -267,12 +268,17 @@ def _history(detail: pb.IncidentDetail, who: view.Viewer) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         rows = [
-            Row((Cell(who.clock(moment.ts_ms), kind="faint"), Cell(who.told(moment.text), sub=_source(moment.source))))
+            Row(
+                (
+                    Cell(who.clock(moment.ts_ms), kind="faint"),
+                    Cell(who.localize(moment.text), sub=_source(moment.source)),
+                )
+            )
             for moment in build_timeline(detail)
         ]
-        rows += [Row((Cell("Health", kind="faint"), Cell(who.told(text)))) for text in detail.health_history]
+        rows += [Row((Cell("Health", kind="faint"), Cell(who.localize(text)))) for text in detail.health_history]
         table("timeline", (Column("Timeline"), Column(wrap=True)), rows, empty="Nothing noted yet.")
-        sent = [Row((Cell(who.told(text)),)) for text in detail.notifications]
+        sent = [Row((Cell(who.localize(text)),)) for text in detail.notifications]
         empty = "Nobody was notified: no receiver is set for it in the collector's settings."
         if detail.HasField("silence"):
             muted = f"Nobody is notified: it is {silencing.words(detail.silence, who)}."
@@ -290,7 +296,7 @@ def _history(detail: pb.IncidentDetail, who: view.Viewer) -> None:
 
 
 def event_rows(events: Sequence[Event], who: view.Viewer) -> list[Row]:
-    """Events as they were told, newest first as they come."""
+    """Events as they were reported, newest first."""
     return [
         Row(
             (

@@ -46,7 +46,7 @@ def rows(
             (
                 view.severity_cell(incident.severity),
                 Cell(
-                    who.told(incident.summary),
+                    who.localize(incident.summary),
                     sub=place(incident, racks),
                     mark=silencing.mark(silences.get(incident.id), who),
                 ),

@@ -18,7 +18,7 @@ NOW_S, CHARTS_S = 5, 10
 STATES = ("running", "ended too")
 SPAN_MS, POINTS, MARKS = 1_800_000, 300, 3
 NO_JOBS = (
-    "No GPU is held by a job. Agents tell holdings where they find Slurm or Kubernetes on the node:"
+    "No GPU is held by a job. Agents report holdings where they find Slurm or Kubernetes on the node:"
     " `drover-agent sources` there says why not."
 )
 
@@ -80,8 +80,8 @@ def now(name: str) -> None:
     view.notice("what", "summary", _head(detail, who))
     view.numbers(job_parts.tiles(detail, who))
     with view.place():
-        if told := job_parts.culprit(found, who):
-            view.notice("slow", "todo", told)
+        if slowest := job_parts.culprit(found, who):
+            view.notice("slow", "todo", slowest)
         elif not detail.row.HasField("ended_ms"):
             view.notice("slow_none", "remark", "No open incident names a GPU or node that slows this job.")
     named = {incident.id: incident.summary for incident in found}

@@ -45,7 +45,7 @@ NO_STEPS = (
 )
 NONE = Cell("not reported", kind="absent", title="nothing on its nodes reports it")
 ABSENT = "unknown"  # in large letters
-UNTOLD = "none known"  # of what incidents alone tell
+NONE_KNOWN = "none known"  # of what only incidents report
 
 
 def share(value: float) -> str:
@@ -70,7 +70,7 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
         Cell(fmt.number(job.gpus), sub=fmt.several(job.nodes, "node")),
         Cell(who.clock(job.since_ms), sub=_span(job, who)),
         _waits(job),
-        Cell(fmt.hours(job.gpu_hours_waited)) if waited else Cell(UNTOLD, kind="faint"),
+        Cell(fmt.hours(job.gpu_hours_waited)) if waited else Cell(NONE_KNOWN, kind="faint"),
     )
     if not with_steps:
         return cells
@@ -83,7 +83,7 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
 
 
 def reports(reply: pb.JobList) -> bool:
-    """Whether any of the jobs tells of its steps or tokens."""
+    """Return True if any of the jobs reports steps or tokens."""
     return any(job.HasField("step_time_s") or job.HasField("tokens_per_s") for job in reply.jobs)
 
 
@@ -107,7 +107,7 @@ def death(job: pb.JobRow, who: view.Viewer) -> str:
 def _about(job: pb.JobRow, who: view.Viewer) -> str:
     if job.HasField("died"):
         return death(job, who)
-    return who.told(job.hurt) or " · ".join((*job.pools, *job.skus))
+    return who.localize(job.hurt) or " · ".join((*job.pools, *job.skus))
 
 
 def _span(job: pb.JobRow, who: view.Viewer) -> str:
@@ -118,7 +118,7 @@ def _span(job: pb.JobRow, who: view.Viewer) -> str:
 
 def _waits(job: pb.JobRow) -> Cell:
     if not job.HasField("waiting_share"):
-        return Cell(UNTOLD, kind="faint")
+        return Cell(NONE_KNOWN, kind="faint")
     waits = job.waiting_share
     tone = "bad" if waits >= BAD_SHARE else "warn"
     text = share(waits)
@@ -139,12 +139,12 @@ def tiles(detail: pb.JobDetail, who: view.Viewer) -> list[tuple[str, str, str]]:
         ("GPUs", fmt.number(job.gpus), fmt.several(job.nodes, "node")),
         (
             "Waits",
-            share(job.waiting_share) if job.HasField("waiting_share") else UNTOLD,
+            share(job.waiting_share) if job.HasField("waiting_share") else NONE_KNOWN,
             _waits_since(detail, who),
         ),
         (
             "GPU-hours waited",
-            fmt.hours(job.gpu_hours_waited) if job.HasField("gpu_hours_waited") else UNTOLD,
+            fmt.hours(job.gpu_hours_waited) if job.HasField("gpu_hours_waited") else NONE_KNOWN,
             f"7 d; lost {lost}",
         ),
         ("Step time", seconds(job.step_time_s) if job.HasField("step_time_s") else ABSENT, by),
@@ -159,7 +159,7 @@ def tiles(detail: pb.JobDetail, who: view.Viewer) -> list[tuple[str, str, str]]:
 
 
 def _waits_since(detail: pb.JobDetail, who: view.Viewer) -> str:
-    """What the share is a mean of: an incident's own sentence tells that of a step as it is now, which is another."""
+    """What the share is a mean of. An incident's own sentence has that of the newest step, which differs."""
     costs = [i for i in incidents(detail) if i.closed_ms is None and i.gpu_hours_waited and i.since_ms < detail.ts_ms]
     if not costs:
         return "of its GPUs' time"
@@ -176,7 +176,7 @@ def culprit(found: Sequence[Incident], who: view.Viewer) -> str:
     named = [i for i in found if i.closed_ms is None and i.job is not None and i.node is not None]
     if not named:
         return ""
-    named.sort(key=lambda i: -(i.gpu_hours_waited or 0.0))  # stable: the worst one first where no cost is told
+    named.sort(key=lambda i: -(i.gpu_hours_waited or 0.0))  # stable: the worst one first where no cost is known
     worst, costs = named[0], []
     if worst.gpu_hours_waited is not None:
         costs.append(f"peers waited {fmt.hours(worst.gpu_hours_waited)} GPU-hours for it")
@@ -184,7 +184,7 @@ def culprit(found: Sequence[Incident], who: view.Viewer) -> str:
         costs.append(f"it lost {fmt.hours(worst.gpu_hours_lost)} itself")
     cost = ", ".join(costs) or "what it costs is not known"
     more = f" Other open incidents of the job: {len(named) - 1}." if len(named) > 1 else ""
-    return f"{who.told(worst.summary)}\n{fmt.capital(who.since(worst.since_ms))}; {cost}.{more}"
+    return f"{who.localize(worst.summary)}\n{fmt.capital(who.since(worst.since_ms))}; {cost}.{more}"
 
 
 def slowest(detail: pb.JobDetail) -> tuple[str, int] | None:
@@ -200,7 +200,7 @@ def dots(detail: pb.JobDetail, named: dict[str, str], who: view.Viewer) -> dict[
     gpus = [
         {
             "name": f"{gpu.node} GPU {gpu.gpu}", "id": f"{gpu.node}/{gpu.gpu}", "named": bool(gpu.incident),
-            "why": who.told(named.get(gpu.incident, "")),
+            "why": who.localize(named.get(gpu.incident, "")),
         }
         for gpu in detail.gpus
     ]  # fmt: skip
@@ -252,11 +252,11 @@ def show_dots(key: str, data: dict[str, Any]) -> str | None:
 
 
 def show_list(key: str, reply: pb.JobList, who: view.Viewer, empty: str) -> str | None:
-    told = reports(reply)
-    lines = rows(reply.jobs, who, told)
+    reported = reports(reply)
+    lines = rows(reply.jobs, who, reported)
     return table(
         key,
-        COLUMNS + REPORTED if told else COLUMNS,
+        COLUMNS + REPORTED if reported else COLUMNS,
         lines,
         empty=empty,
         link_column=1,

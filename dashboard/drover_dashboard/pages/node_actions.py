@@ -30,9 +30,9 @@ NO_FORCE = " This console's certificate acts within the guard; past it acts an a
 
 def buttons(node: str) -> None:
     """For operators; a press opens the form below, another press closes it."""
-    told = st.session_state.pop(SAID, None)
-    if told:
-        view.notice("acted", "remark", told)
+    result = st.session_state.pop(SAID, None)
+    if result:
+        view.notice("acted", "remark", result)
     person = signin.person()
     if person is None or not person.may_act:
         return
@@ -97,7 +97,7 @@ def _form(node: str, act: str, person: Person) -> None:
 def safe(look: pb.ActPreview, who: view.Viewer, key: str = "form") -> None:
     """Is it safe to give it back, and how does anybody know. `key`: of the place on the page."""
     if not look.grounds:
-        return  # it serves, or a collector of before does not tell
+        return  # it serves, or an older collector does not say
     verdict = "Nothing proves that it is safe to give back."
     if look.HasField("safe"):
         verdict = "It is safe to give back, by all that is known." if look.safe else "It is not safe to give back."
@@ -105,7 +105,7 @@ def safe(look: pb.ActPreview, who: view.Viewer, key: str = "form") -> None:
         f"It has to pass its {look.validates} probes first." if look.validates else "It gets jobs at once: no probes."
     )
     kind = "todo" if look.HasField("safe") and look.safe else "trouble"
-    view.notice(f"safe_{key}", kind, "\n".join([f"{verdict} {gate}", *(who.told(text) for text in look.grounds)]))
+    view.notice(f"safe_{key}", kind, "\n".join([f"{verdict} {gate}", *(who.localize(text) for text in look.grounds)]))
 
 
 def _jobs(look: pb.ActPreview) -> None:
@@ -121,16 +121,16 @@ def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> No
     if act == "probe":
         asked = client.fleet().act(REQUEST_PROBE, pb.ProbeAsk(node=node, level=level, why=why, who=name))
         done = asked.value is not None
-        told = f"Probes of {node} were asked for; the Probes page says what becomes of them."
+        result = f"Probes of {node} were asked for; the Probes page says what becomes of them."
         trouble = asked.trouble
     else:
         answer = client.fleet().act(ACT_ON_NODE, pb.ActRequest(node=node, act=act, why=why, force=force, who=name))
         done, trouble = answer.value is not None, answer.trouble
         reply = answer.value or pb.ActReply()
         state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
-        told = f"{act.capitalize()} {node}: {state}{f': {reply.detail}' if reply.detail else ''} (by {name.strip()})."
+        result = f"{act.capitalize()} {node}: {state}{f': {reply.detail}' if reply.detail else ''} (by {name.strip()})."
     if not done:
         view.trouble(f"act_{act}", trouble, 0, view.viewer())
         return
-    st.session_state[SAID], st.session_state[OPEN] = told, None
+    st.session_state[SAID], st.session_state[OPEN] = result, None
     st.rerun()

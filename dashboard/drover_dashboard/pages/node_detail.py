@@ -54,7 +54,7 @@ class _Values:
     who: view.Viewer
 
     def absent(self, found: pb.Value | None) -> Cell:
-        return Cell(self.who.told(fmt.absent(found.reason if found else "")), kind="absent")
+        return Cell(self.who.localize(fmt.absent(found.reason if found else "")), kind="absent")
 
     def cell(self, name: str) -> Cell:
         """A value with its remark against the peers; absent and old ones hatched, with the reason or their age."""
@@ -124,8 +124,8 @@ class _Values:
         sent = self.by_metric.get(flow)
         if self.who.now_ms - of.ts_ms > OLD_MS:
             return Cell(text, sub=f"{self.who.ago(of.ts_ms)} ago", kind="absent")
-        told = bytes_per_s(sent.value) if sent and sent.present else "absent"
-        return Cell(text, sub="" if told == "absent" else told, mark=mark, title=f"sent: {told}")
+        detail_text = bytes_per_s(sent.value) if sent and sent.present else "absent"
+        return Cell(text, sub="" if detail_text == "absent" else detail_text, mark=mark, title=f"sent: {detail_text}")
 
     def memory(self) -> Cell:
         """Uncorrected errors, remapped rows and the driver's remap flags."""
@@ -172,11 +172,13 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
 
 def _head(row: pb.NodeRow, who: view.Viewer) -> Row:
     seen_ms = row.last_seen_ms
-    seen = f"last heard {who.clock(seen_ms)} {who.zone_name()} ({who.ago(seen_ms)} ago)" if seen_ms else "never heard"
+    seen = (
+        f"last report {who.clock(seen_ms)} {who.zone_name()} ({who.ago(seen_ms)} ago)" if seen_ms else "never reported"
+    )
     named = (("rack ", row.rack), ("leaf ", row.leaf), ("pool ", row.pool), ("", row.sku))
     place = " · ".join(name + value for name, value in named if value)
     more = f"{len(row.jobs)} jobs" if len(row.jobs) > SHOWN_JOBS else "" if row.jobs else "no job"
-    about = " · ".join(part for part in (who.told(row.reason), seen, more) if part)
+    about = " · ".join(part for part in (who.localize(row.reason), seen, more) if part)
     return Row((view.health_cell(row.health), Cell(row.name, sub=about, kind="strong"), Cell(place, sub=_agent(row))))
 
 
@@ -247,7 +249,7 @@ def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, further: str, who
 
 
 def compared(detail: pb.NodeDetail, gpu: int | None) -> int | None:
-    """Whose peers stand beside the lines: the GPU asked for, else the first, of those that hold a job. An idle one
+    """Whose peers are drawn with the lines: the GPU asked for, else the first, of those that hold a job. An idle one
     differs from the busy ones of its model, and nothing is wrong."""
     held = [item.gpu for item in detail.gpus if item.job]
     return gpu if gpu in held else next(iter(held), None)
@@ -257,8 +259,10 @@ def _charts(
     detail: pb.NodeDetail, gpu: int | None, strong: frozenset[int], span_ms: int, further: str,
     who: view.Viewer,
 ) -> None:  # fmt: skip
-    heard_ms = detail.row.last_seen_ms
-    end_ms = heard_ms if heard_ms and who.now_ms - heard_ms > SILENT_MS else who.now_ms  # a silent node's last values
+    reported_ms = detail.row.last_seen_ms
+    end_ms = (
+        reported_ms if reported_ms and who.now_ms - reported_ms > SILENT_MS else who.now_ms
+    )  # a silent node's last values
     from_ms, to_ms = charts.window(end_ms - span_ms, end_ms)
     of = compared(detail, gpu)
     charted = (further, *CHARTED) if further else CHARTED
@@ -301,7 +305,7 @@ def _band(lines: Sequence[charts.Line], of: int | None) -> str:
 
 
 def moments(events: Sequence[Event], from_ms: int, to_ms: int) -> list[tuple[int, str]]:
-    """What the charts tell of the log: when each kind of event came first in this time, the newest kinds."""
+    """What the charts show of the log: when each kind of event was first seen in this time, the newest kinds."""
     first: dict[str, int] = {}
     for event in events:
         if from_ms <= event.ts_ms <= to_ms:
@@ -315,7 +319,7 @@ def moments(events: Sequence[Event], from_ms: int, to_ms: int) -> list[tuple[int
 def _why_absent(detail: pb.NodeDetail, name: str, who: view.Viewer) -> str:
     values = [value for item in detail.gpus for value in item.values if value.metric == name]
     reasons = sorted({fmt.absent(value.reason) for value in values if not value.present and value.reason})
-    return who.told(f"absent: {', '.join(reasons)}") if reasons else "no value in this time"
+    return who.localize(f"absent: {', '.join(reasons)}") if reasons else "no value in this time"
 
 
 def further_metrics() -> list[str]:
@@ -330,7 +334,7 @@ def _inventory(detail: pb.NodeDetail, who: view.Viewer) -> None:
         found = values.get(metric.name)
         if found is None:
             continue
-        why = who.told(fmt.absent(found.reason))
+        why = who.localize(fmt.absent(found.reason))
         cell = Cell(fmt.value(metric, found.value)) if found.present else Cell(why, kind="absent")
         rows.append(Row((Cell(fmt.capital(metric.label), kind="faint"), cell)))
     table("host", (Column("Host"), Column()), rows, empty="Nothing is known of the host.", height=200)
@@ -345,8 +349,8 @@ def inventory_rows(detail: pb.NodeDetail) -> list[Row]:
     for key, text in sorted(detail.inventory.items(), key=lambda item: (not _differs(peers, *item), item)):
         found, cell = peers.get(key), Cell(text)
         if found and _differs(peers, key, text):
-            told = f"{fmt.number(found.having)} of {fmt.number(found.peers)} peers: {found.usual}"
-            cell = Cell(text, mark=Mark(told, "warn"))
+            detail_text = f"{fmt.number(found.having)} of {fmt.number(found.peers)} peers: {found.usual}"
+            cell = Cell(text, mark=Mark(detail_text, "warn"))
         elif found:
             cell = Cell(text, title=f"as {fmt.number(found.having)} of {fmt.number(found.peers)} peers")
         rows.append(Row((Cell(key, kind="faint"), cell)))

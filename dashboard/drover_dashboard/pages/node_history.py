@@ -22,7 +22,7 @@ NOT_KNOWN = "What was done to it is not known."
 LIST_PX, FIT = 320, 7
 DID = {
     "drain": "drained", "isolate": "isolated", "resume": "put back", "reset": "reset", "reboot": "rebooted",
-    "advise": "advised against", "unadvise": "advised against no more", "repair": "ticket",
+    "advise": "advised against", "unadvise": "no longer advised against", "repair": "ticket",
 }  # fmt: skip
 
 
@@ -43,22 +43,22 @@ def show(node: str, who: view.Viewer) -> str | None:
 
 def rows(done: pb.ActionList | None, found: list[Incident], who: view.Viewer) -> list[Row]:
     """Pure."""
-    told: list[tuple[int, Row]] = []
+    moments: list[tuple[int, Row]] = []
     for line in done.actions if done else ():
         by = "" if line.by == "drover" else f" by {line.by}"
         did = DID.get(line.act, line.act) if line.state == "done" else f"{line.act}: {line.state}"
-        told.append((line.ts_ms, _row(line.ts_ms, f"{did}{by}", line.why, line.detail, line.incident_id, who)))
+        moments.append((line.ts_ms, _row(line.ts_ms, f"{did}{by}", line.why, line.detail, line.incident_id, who)))
     for incident in found:
         if incident.closed_ms is not None:
             over = f"{incident.severity} incident, over after {fmt.duration(incident.closed_ms - incident.since_ms)}"
-            told.append((incident.since_ms, _row(incident.since_ms, over, incident.summary, "", incident.id, who)))
-    return [row for _, row in sorted(told, key=lambda item: -item[0])]
+            moments.append((incident.since_ms, _row(incident.since_ms, over, incident.summary, "", incident.id, who)))
+    return [row for _, row in sorted(moments, key=lambda item: -item[0])]
 
 
 def _row(ts_ms: int, what: str, why: str, more: str, incident: str, who: view.Viewer) -> Row:
     day = datetime.fromtimestamp(ts_ms / 1000, who.where).strftime("%a")
     return Row(
-        (Cell(f"{day} {who.clock(ts_ms)}", kind="faint"), Cell(what, kind="strong"), Cell(who.told(why), sub=more)),
+        (Cell(f"{day} {who.clock(ts_ms)}", kind="faint"), Cell(what, kind="strong"), Cell(who.localize(why), sub=more)),
         id=incident,
         href=view.href(view.INCIDENTS, id=incident, state="all") if incident else "",
     )

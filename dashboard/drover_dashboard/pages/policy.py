@@ -93,16 +93,16 @@ def show() -> None:
         backtest_parts.show(who)
     st.subheader("Limits and rules")
     left, right = st.columns(2, gap="medium")
-    told: dict[str, Any] = json.loads(state.policy_json or "{}")
+    policy: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:
         _out(state, who)
-        _guard(told.get("guard", {}))
+        _guard(policy.get("guard", {}))
     with right:
-        if "rules" in told:
-            _rules(told["rules"], state.mode)
-            _overrides(told.get("overrides", ()))
+        if "rules" in policy:
+            _rules(policy["rules"], state.mode)
+            _overrides(policy.get("overrides", ()))
         else:
-            view.notice("untold", "remark", "This collector does not tell its rules (an older version).")
+            view.notice("no_rules", "remark", "This collector does not report its rules (an older version).")
 
 
 def _breaker(event: Incident, who: view.Viewer) -> None:
@@ -158,7 +158,7 @@ def _wish(wanted: RecommendedAction) -> str:
 
 
 def _why(wrong: str, reason: str, who: view.Viewer) -> Cell:
-    return Cell(who.told(wrong), sub=who.told(reason)) if wrong else Cell(who.told(reason))
+    return Cell(who.localize(wrong), sub=who.localize(reason)) if wrong else Cell(who.localize(reason))
 
 
 def _summaries() -> dict[str, str]:
@@ -183,7 +183,7 @@ def _held(held: Sequence[Decision], who: view.Viewer) -> None:
             (
                 Cell(who.clock(found[0].ts_ms), kind="faint"),
                 Cell(f"{_wish(wanted)} {_some([d.node for d in found])}", sub=fmt.rule(rule)),
-                Cell(who.told(reason)),
+                Cell(who.localize(reason)),
             ),
             id=found[0].incident_id,
             href=view.href(view.INCIDENTS, id=found[0].incident_id, state="all"),
@@ -224,7 +224,7 @@ def _out(state: pb.PolicyState, who: view.Viewer) -> None:
         duty = duties.get(node)
         stage = view.health_cell(duty.stage) if duty else Cell("would be out", kind="faint")
         why = (
-            f"{who.clock(duty.ts_ms)} {who.told(duty.reason)}"
+            f"{who.clock(duty.ts_ms)} {who.localize(duty.reason)}"
             if duty
             else "by a decision, in observe mode or about to be done"
         )

@@ -29,8 +29,8 @@ COLUMNS = (
 
 
 def show(who: view.Viewer) -> None:
-    """A button, as each policy decides all of it anew in the collector; what it found stays until it is asked again."""
-    if st.button("Decide the last 7 days again: this policy beside each preset"):
+    """A button, because the collector decides it all again for each policy. The result stays until the next press."""
+    if st.button("Decide the last 7 days again: this policy next to each preset"):
         st.session_state[KEY] = client.fleet().backtest()
     answer: client.Answer[pb.BacktestReply] | None = st.session_state.get(KEY)
     if answer is None:

@@ -51,7 +51,7 @@ def fleet(figure: str, node: str) -> None:
         go(probe_parts.show_spread(f"spread_{number}", probe_parts.spread(one, node, _asked_gpu())))
         with view.place():
             for note_number, text in enumerate(one.notes):
-                view.notice(f"note_{number}_{note_number}", "remark", who.told(text))
+                view.notice(f"note_{number}_{note_number}", "remark", who.localize(text))
     if not answer.value.figures:
         return
     rows = [row for one in found for row in probe_parts.worst_rows(one, who)]
@@ -63,7 +63,7 @@ def fleet(figure: str, node: str) -> None:
 
 
 @st.fragment(run_every=REFRESH_S)
-def beside(node: str) -> None:
+def node_parts(node: str) -> None:
     """Orders; of a node also the bandwidth between its GPUs."""
     who = view.viewer()
     answer = client.fleet().probe_orders(node)
@@ -74,10 +74,10 @@ def beside(node: str) -> None:
     st.caption("Ask for one with `drover probe NODE`.")
     if not node:
         return
-    told = client.fleet().probes(probe_parts.PAIRS, node)
-    view.trouble("matrix", told.trouble, told.as_of_ms, who)
-    if told.value is not None:
-        probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(told.value.figures), None)))
+    reply = client.fleet().probes(probe_parts.PAIRS, node)
+    view.trouble("matrix", reply.trouble, reply.as_of_ms, who)
+    if reply.value is not None:
+        probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(reply.value.figures), None)))
 
 
 @st.fragment(run_every=REFRESH_S)
@@ -123,6 +123,6 @@ left, right = st.columns([1.35, 1], gap="medium")
 with left:
     fleet(figure, node)
 with right:
-    beside(node)
+    node_parts(node)
 if node:
     of_node(figure, node)

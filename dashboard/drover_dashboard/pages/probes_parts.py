@@ -1,6 +1,6 @@
 """Probes on the screen: the fleet's distribution with a node marked, figures of a node, its NVLink matrix, orders.
 
-All but `show_*` are pure: what the collector told -> what the browser draws.
+All but `show_*` are pure: the collector's answer -> what the browser draws.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PLAIN = ("pass", "fail")  # the other verdicts are drawn as unknown
 RANK = {"fail": 0, "doubtful": 1, "unknown": 2, "pass": 3}
 BADGES = {"fail": "confirmed", "doubtful": "suspect", "unknown": "unknown", "pass": "healthy"}
 WORDS = {"fail": "failed", "doubtful": "look again", "unknown": "not judged", "pass": "passed"}
-STATES = {"asked": "waits", "sent": "under way", "done": "ended", "failed": "came to nothing"}
+STATES = {"asked": "waits", "sent": "under way", "done": "ended", "failed": "no result"}
 REASONS = {
     "confirm": "confirm a suspicion", "validate": "before it returns", "repaired": "after repair",
     "baseline": "new driver or firmware", "admit": "before it first serves", "idle": "routine", "person": "asked for",
 }  # fmt: skip
-LIST_PX, LONG_PX = 320, 640  # beside the parts of a chosen node, and without one
+LIST_PX, LONG_PX = 320, 640  # next to the parts of a chosen node, and without one
 
 
 def number(value: float) -> str:
@@ -102,7 +102,7 @@ def _bounds(values: np.ndarray) -> tuple[float, float]:
 
 
 def _lines(figure: pb.ProbeFigure) -> list[dict[str, Any]]:
-    """Centre of each configuration, and from where on a board would be told to be worse."""
+    """Centre of each configuration, and the limit from which a board is judged worse."""
     if len(figure.groups) > MOST_GROUPS:
         return []
     worse = 1 if figure.better == "lower" else -1
@@ -111,8 +111,8 @@ def _lines(figure: pb.ProbeFigure) -> list[dict[str, Any]]:
         about = f"{group.configuration}: {fmt.number(group.size)} boards"
         found.append({"value": group.centre, "text": number(group.centre), "kind": "centre", "title": about})
         limit = group.centre * (1 + worse * group.detectable)
-        told = f"a board beyond {number(limit)} is told nine times in ten"
-        found.append({"value": limit, "text": "", "kind": "limit", "title": f"{about}; {told}"})
+        limit_text = f"a board beyond {number(limit)} is found nine times in ten"
+        found.append({"value": limit, "text": "", "kind": "limit", "title": f"{about}; {limit_text}"})
     return found
 
 
@@ -158,7 +158,7 @@ def worst_rows(figure: pb.ProbeFigure, who: view.Viewer) -> list[Row]:
                 verdict_cell(v.verdict),
                 Cell(f"{v.node} {where(v)}", kind="strong"),
                 _value_cell(v, figure.unit),
-                Cell(who.told(v.text), sub=f"measured {who.clock(v.ts_ms)}"),
+                Cell(who.localize(v.text), sub=f"measured {who.clock(v.ts_ms)}"),
             ),
             id=place(v),
             href=_link(figure.figure, v.node, v.gpu if v.HasField("gpu") else None),
@@ -194,11 +194,11 @@ def node_rows(figures: Iterable[pb.ProbeFigure], slots: Sequence[int], who: view
             continue
         by_slot = {v.gpu if v.HasField("gpu") else None: v for v in figure.values}
         centres = [v.expected for v in figure.values if v.HasField("expected")]
-        told = f"{number(centres[0])} {unit(figure.unit)}" if centres else "not known"
+        limit_text = f"{number(centres[0])} {unit(figure.unit)}" if centres else "not known"
         newest_ms = max(v.ts_ms for v in figure.values)
         cells = [
             Cell(figure.figure, kind="strong"),
-            Cell("exact" if figure.better == "exact" else told, kind="faint"),
+            Cell("exact" if figure.better == "exact" else limit_text, kind="faint"),
             *(_slot_cell(by_slot.get(slot), figure) for slot in slots),
             _slot_cell(by_slot[None], figure) if None in by_slot else Cell(""),
             Cell(f"{who.ago(newest_ms)} ago", kind="faint", title=who.clock(newest_ms)),
@@ -263,7 +263,7 @@ def history(reply: pb.ProbeHistoryReply, what: str, slot: int, to_ms: int, who: 
     marks = [(reply.since_ms, "worse since")] if reply.HasField("since_ms") else []
     absent = "" if len(times) and np.isfinite(values).any() else "no run has measured it"
     lines = [Line(what, "value", values, slot, strong=True)]
-    return Chart(metric, times, lines, first - room, to_ms + room // 4, marks, who.told(reply.drift), absent, 170)
+    return Chart(metric, times, lines, first - room, to_ms + room // 4, marks, who.localize(reply.drift), absent, 170)
 
 
 def show_history(key: str, chart: Chart) -> None:
@@ -286,7 +286,7 @@ def order_rows(rows: Iterable[pb.ProbeOrderRow], who: view.Viewer) -> list[Row]:
                 (
                     _outcome(order, verdicts),
                     Cell(order.node, sub=f"{slots} · {what}", kind="strong"),
-                    Cell(f"{REASONS.get(order.why, order.why)}{by}", sub=who.told(_told(order, verdicts))),
+                    Cell(f"{REASONS.get(order.why, order.why)}{by}", sub=who.localize(_explanation(order, verdicts))),
                     Cell(who.clock(order.ts_ms), sub=f"{who.ago(order.ts_ms)} ago"),
                 ),
                 id=f"{order.node}/",
@@ -306,7 +306,7 @@ def _outcome(order: ProbeOrder, verdicts: Sequence[ProbeVerdict]) -> Cell:
     return Cell("not proved" if order.state == "done" else STATES.get(order.state, order.state), badge="unknown")
 
 
-def _told(order: ProbeOrder, verdicts: Sequence[ProbeVerdict]) -> str:
+def _explanation(order: ProbeOrder, verdicts: Sequence[ProbeVerdict]) -> str:
     for wanted in (False, None):
         for verdict in verdicts:
             if verdict.passed is wanted:
@@ -317,7 +317,7 @@ def _told(order: ProbeOrder, verdicts: Sequence[ProbeVerdict]) -> str:
 def show_orders(
     key: str, answer: client.Answer[pb.ProbeOrderList], who: view.Viewer, empty: str, height: int
 ) -> str | None:
-    columns = (Column("Outcome"), Column("Node"), Column("Why, and what came of it", wrap=True), Column("Changed"))
+    columns = (Column("Outcome"), Column("Node"), Column("Why, and the result", wrap=True), Column("Changed"))
     rows = order_rows(answer.value.orders, who) if answer.value is not None else []
     if answer.value is None:
         empty = "Orders are not known while the collector does not answer."

@@ -75,7 +75,7 @@ def in_trouble(reply: pb.RiskList, racks: dict[str, str], who: view.Viewer) -> N
             (
                 Cell(node.severity.upper(), badge=node.severity),
                 Cell(node.node, sub=f"rack {racks[node.node]}" if node.node in racks else "", kind="strong"),
-                Cell(who.told(node.summary), sub=who.since(node.since_ms)),
+                Cell(who.localize(node.summary), sub=who.since(node.since_ms)),
             ),
             id=node.incident_id,
             href=view.href(view.INCIDENTS, id=node.incident_id),
@@ -98,7 +98,7 @@ def _row(number: int, risk: pb.RiskRow, racks: dict[str, str], who: view.Viewer)
             Cell(str(number), kind="faint"),
             Cell(risk.node, sub=f"rack {rack}" if rack else "", kind="strong", mark=dealt_with),
             Cell(f"{risk.chance * 100:.1f} %"),
-            Cell(who.told("; ".join(risk.reasons))),
+            Cell(who.localize("; ".join(risk.reasons))),
         ),
         id=risk.node,
         href=view.href(view.NODE, node=risk.node),
@@ -106,7 +106,7 @@ def _row(number: int, risk: pb.RiskRow, racks: dict[str, str], who: view.Viewer)
 
 
 def trust(reply: pb.RiskList) -> None:
-    """What was measured of it, beside what it is to be held against."""
+    """What was measured of it, next to what it is compared with."""
     text = (
         "A ranking, not a prophecy: most failures come without a forerunner. Use it to choose where to look, test or"
         " repair first, never to take a node out by itself."
@@ -114,27 +114,27 @@ def trust(reply: pb.RiskList) -> None:
     view.notice("no_prophecy", "todo", text)
     measured = reply.measured
     if not measured.trace:
-        view.notice("unmeasured", "remark", "How good it is is not told by this collector (an older version).")
+        view.notice("unmeasured", "remark", "This older collector does not report how good the ranking is.")
         return
     top = f"{measured.top_share * 100:g} %"
     rows = [
         Row((Cell("this ranking", kind="strong"), Cell(_percent(measured.captured)))),
         Row((Cell("who came back from repair last"), Cell(_percent(measured.recency)))),
-        Row((Cell("no ranking at all", kind="faint"), Cell(_percent(measured.chance)))),
+        Row((Cell("no ranking", kind="faint"), Cell(_percent(measured.chance)))),
     ]
     columns = (
         Column(f"Of the next {reply.days} days' failures, found in the top {top}", wrap=True),
         Column("share", "right"),
     )
     table("measured", columns, rows, empty="")
-    told = (
+    basis = (
         f"Measured on a public trace, {measured.trace}: {fmt.number(measured.servers)} servers,"
-        f" {fmt.number(measured.faults)} faults, ranked anew on each of {measured.days} days that it had not seen."
+        f" {fmt.number(measured.faults)} faults, ranked again on each of {measured.days} days that it had not seen."
         f" The chance that a node that failed stood above one that did not was {measured.auc:.3f} (0.5: by luck)."
         f" {_percent(1 - measured.failed_before)} of the failures befell nodes that had not failed before: no history"
         " knows of these. Your fleet may differ."
     )
-    view.notice("measured_on", "remark", told)
+    view.notice("measured_on", "remark", basis)
 
 
 def _percent(share: float) -> str:

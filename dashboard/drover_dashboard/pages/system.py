@@ -1,4 +1,4 @@
-"""Drover itself: is it well, does it hear every node, does it keep up, and are people told."""
+"""Drover itself: is it healthy, does every node report, does it keep up, are people notified."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def show() -> None:
         return
     with view.place():
         for number, text in enumerate(system.troubles):
-            view.notice(f"own_{number}", "trouble", who.told(text))
+            view.notice(f"own_{number}", "trouble", who.localize(text))
     system_parts.tiles(system, who)
     left, right = st.columns(2, gap="medium")
     with left:

@@ -19,7 +19,7 @@ from drover_dashboard.widgets.table import (
 from drover_proto import fleet_pb2 as pb
 
 ROLES = {
-    "active": "active: it detects and tells",
+    "active": "active: it detects and notifies",
     "standby": "standby: it takes in and answers; another one detects",
     "ingest": "ingest: it takes in and answers, and never detects",
 }
@@ -65,7 +65,7 @@ def tiles(system: pb.System, who: view.Viewer) -> None:
         ),
         (
             "Worst clock",
-            f"{agents.clock_worst_s:+.3f} s" if agents.HasField("clock_worst_s") else "not told",
+            f"{agents.clock_worst_s:+.3f} s" if agents.HasField("clock_worst_s") else "not reported",
             "off the collector's",
         ),
     )
@@ -98,7 +98,7 @@ def _left(store: pb.StoreState) -> str:
     if not store.answers:
         return "sizes not known"
     if not store.HasField("days_left"):
-        return "too young to tell for how long"
+        return "too young to say for how long"
     if store.days_left >= FOREVER_DAYS:
         return "room for all that is kept"
     return f"full in {fmt.duration(store.days_left * 86_400_000)}"
@@ -109,7 +109,9 @@ def agents(system: pb.System, who: view.Viewer) -> None:
     lag = "not known"
     if state.HasField("lag_median_s"):
         lag = f"median {state.lag_median_s:.1f} s, worst {state.lag_max_s:.1f} s"
-    versions = ", ".join(f"{v.version or 'not told'}: {fmt.number(v.nodes)}" for v in state.versions) or "none is known"
+    versions = (
+        ", ".join(f"{v.version or 'not reported'}: {fmt.number(v.nodes)}" for v in state.versions) or "none is known"
+    )
     ours = {v.version for v in state.versions} - {system.version, ""}
     facts = [
         ("Connected now", Cell(f"{fmt.number(state.connected)} agents")),
@@ -122,7 +124,7 @@ def agents(system: pb.System, who: view.Viewer) -> None:
             (
                 Cell(KINDS.get(t.kind, (t.kind, "info"))[0], badge=KINDS.get(t.kind, (t.kind, "info"))[1]),
                 Cell(t.node, kind="strong"),
-                Cell(who.told(t.text), sub=who.since(t.since_ms) if t.since_ms else ""),
+                Cell(who.localize(t.text), sub=who.since(t.since_ms) if t.since_ms else ""),
             ),
             id=t.node,
             href="" if t.kind == "unknown" else view.href(view.NODE, node=t.node),
@@ -178,8 +180,8 @@ def ingest(state: pb.IngestState) -> None:
 
 
 def _counts(counts: Mapping[str, int]) -> Cell:
-    told = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    text = ", ".join(f"{name} {fmt.number(count)}" for name, count in told)
+    sorted_counts = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    text = ", ".join(f"{name} {fmt.number(count)}" for name, count in sorted_counts)
     return Cell(text) if text else Cell("none", kind="faint")
 
 
@@ -189,7 +191,7 @@ def _warned(count: int) -> Cell:
 
 def detection(system: pb.System, who: view.Viewer) -> None:
     state = system.detection
-    role = Cell(ROLES.get(state.role, state.role or "not told"), sub=_lease(state))
+    role = Cell(ROLES.get(state.role, state.role or "not reported"), sub=_lease(state))
     late_ms = system.ts_ms - state.newest_tick_ms
     late = state.role == "active" and state.newest_tick_ms and late_ms > LATE_TICKS * 1000 * max(state.interval_s, 1)
     newest = "nothing judged yet" if state.role == "active" else "not by this collector"

@@ -107,15 +107,15 @@ def power(rack: pb.RackHeat) -> str:
     if not rack.HasField("power_w"):
         return "power absent"
     drawn = f"{rack.power_w / 1000:.1f}"
-    told = f" ({rack.power_known} of {rack.gpus} GPUs)" if rack.power_known < rack.gpus else ""
+    known = f" ({rack.power_known} of {rack.gpus} GPUs)" if rack.power_known < rack.gpus else ""
     if rack.HasField("budget_w"):
         over = "OVER: " if rack.power_w > rack.budget_w else ""
-        return f"{over}{drawn} of {rack.budget_w / 1000:.1f} kW{told}"
-    return f"{drawn} kW{told}"
+        return f"{over}{drawn} of {rack.budget_w / 1000:.1f} kW{known}"
+    return f"{drawn} kW{known}"
 
 
-def held_told(reply: pb.Thermals) -> bool:
-    """Whether any GPU tells what heat holds it down: else none counted is no good news."""
+def held_known(reply: pb.Thermals) -> bool:
+    """Return True if any GPU reports whether heat holds it down; otherwise a count of none says nothing."""
     return bool(reply.ts_ms) and (reply.held_known > 0 or not reply.HasField("held_known"))
 
 
@@ -135,7 +135,7 @@ def numbers(reply: pb.Thermals) -> list[tuple[str, str, str]]:
         ("Warmest inlet", *((f"{warmest.inlet_c:.1f} °C", f"rack {warmest.name}") if warmest else NOTHING)),
         ("Hottest GPU", *((f"{core.gpu_max_c:.0f} °C", core.gpu_max_at) if core else NOTHING)),
         ("Least margin", *((f"{least.margin_min_c:.0f} °C", f"rack {least.name}") if least else NOTHING)),
-        ("Held by heat", *((fmt.number(held), "GPUs, now") if held_told(reply) else NOTHING)),
+        ("Held by heat", *((fmt.number(held), "GPUs, now") if held_known(reply) else NOTHING)),
         ("Poorly cooled", fmt.number(poor), "open incidents"),
         (
             "GPU power",
@@ -155,11 +155,11 @@ def verdict(reply: pb.Thermals, who: view.Viewer) -> str:
             if len(rooms) + len(others) > 1
             else ""
         )
-        return who.told(rooms[0].summary) + more
+        return who.localize(rooms[0].summary) + more
     if others:
         where = f"poor cooling in {fmt.members([(rack.name, None) for rack in others])}."
-        told = any(rack.HasField("inlet_c") for rack in reply.racks)
-        return f"No incident of hot air; {where}" if told else f"{fmt.capital(where)} Inlets are not known."
+        known = any(rack.HasField("inlet_c") for rack in reply.racks)
+        return f"No incident of hot air; {where}" if known else f"{fmt.capital(where)} Inlets are not known."
     return "No open incident of heat." if any(rack.HasField("gpu_max_c") for rack in reply.racks) else ""
 
 
@@ -177,7 +177,7 @@ def hot_rows(found: Sequence[pb.HotGpu], who: view.Viewer) -> list[Row]:
             else view.href(view.NODE, node=gpu.node, gpu=gpu.gpu)
         )
         cells = (
-            Cell(f"{gpu.node} GPU {gpu.gpu}", sub=f"{where}. {who.told(gpu.summary)}", kind="strong"),
+            Cell(f"{gpu.node} GPU {gpu.gpu}", sub=f"{where}. {who.localize(gpu.summary)}", kind="strong"),
             Cell(f"{gpu.temp_c:.0f} °C") if gpu.HasField("temp_c") else ABSENT,
             Cell(f"{gpu.margin_c:.0f} °C") if gpu.HasField("margin_c") else ABSENT,
             held,
@@ -190,7 +190,7 @@ def hot_rows(found: Sequence[pb.HotGpu], who: view.Viewer) -> list[Row]:
 
 def _resistance(gpu: pb.HotGpu) -> Cell:
     if not gpu.HasField("resistance"):
-        return Cell("absent", kind="absent", title="told while the load is steady, and above half of the power limit")
+        return Cell("absent", kind="absent", title="reported at a steady load above half of the power limit")
     own = f"{gpu.resistance:.3f} °C/W"
     if not gpu.HasField("expected") or not gpu.expected:
         return Cell(own)
@@ -202,11 +202,11 @@ def _resistance(gpu: pb.HotGpu) -> Cell:
     )
 
 
-def node_rows(found: Sequence[pb.NodeHeat], held_told: bool = True) -> list[Row]:
+def node_rows(found: Sequence[pb.NodeHeat], held_known: bool = True) -> list[Row]:
     rows = []
     for node in found:
         silent = not (node.HasField("gpu_median_c") or node.HasField("power_w"))
-        held = ABSENT if silent or not held_told else Cell("0", kind="faint")
+        held = ABSENT if silent or not held_known else Cell("0", kind="faint")
         if node.throttled:
             held = Cell("", mark=Mark(fmt.several(node.throttled, "GPU"), "bad"))
         cells = (
@@ -225,11 +225,11 @@ def node_rows(found: Sequence[pb.NodeHeat], held_told: bool = True) -> list[Row]
 
 def show_hot(key: str, reply: pb.Thermals, who: view.Viewer) -> str | None:
     lines = hot_rows(reply.hot, who)
-    empty = "No GPU is held down by heat, and no incident tells of poor cooling."
-    if not held_told(reply):
-        empty = "No incident tells of heat. Which GPUs heat holds down is not known."
+    empty = "No GPU is held down by heat, and no incident is about poor cooling."
+    if not held_known(reply):
+        empty = "No incident is about heat. Which GPUs heat holds down is not known."
     return table(key, HOT_COLUMNS, lines, empty=empty, link_column=0, height=380 if len(lines) > 7 else None)
 
 
 def show_nodes(key: str, reply: pb.Thermals) -> str | None:
-    return table(key, NODE_COLUMNS, node_rows(reply.nodes, held_told(reply)), empty="", link_column=0)
+    return table(key, NODE_COLUMNS, node_rows(reply.nodes, held_known(reply)), empty="", link_column=0)

@@ -1,6 +1,6 @@
 """The Streamlit script: navigation and the page's frame. Started by app.py, never by hand.
 
-It lies in a folder of its own: Streamlit takes a `pages/` beside its script for pages that run without this frame."""
+It lies in a folder of its own: Streamlit takes a `pages/` next to its script for pages that run without this frame."""
 
 from __future__ import annotations
 

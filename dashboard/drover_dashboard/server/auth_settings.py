@@ -27,7 +27,7 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """How people are known. Without header and `oidc` nobody is asked: whoever reaches the console may do all."""
+    """How people are known. Without header and `oidc` nobody signs in: anyone who reaches the console may do all."""
 
     header: str = ""
     groups_header: str = ""
@@ -68,16 +68,16 @@ class SignIn:
         """The person whom the provider vouches for; None: nobody is signed in."""
         if not claims.get("is_logged_in"):
             return None
-        told = {key: _clean(str(claims[key])) for key in OIDC_NAMES if claims.get(key)}
-        if str(claims.get("email_verified", True)).lower() != "true":  # anybody may have typed it; some tell "false"
-            told.pop("email", None)
-            if "@" in told.get("preferred_username", ""):  # the same address, where people register with it
-                del told["preferred_username"]
+        named = {key: _clean(str(claims[key])) for key in OIDC_NAMES if claims.get(key)}
+        if str(claims.get("email_verified", True)).lower() != "true":  # anybody may have typed it; some send "false"
+            named.pop("email", None)
+            if "@" in named.get("preferred_username", ""):  # the same address, where people register with it
+                del named["preferred_username"]
         groups = claims.get(self.groups_claim)
         listed = [groups] if isinstance(groups, str) else [str(g) for g in groups] if isinstance(groups, list) else []
         # A display name may be anybody's choice: it is shown, and nobody is an operator by it.
-        sure = [told[key] for key in ("email", "preferred_username", "sub") if key in told]
-        shown = next((name for name in (*sure, *told.values()) if name), "")  # it is kept with what they do
+        sure = [named[key] for key in ("email", "preferred_username", "sub") if key in named]
+        shown = next((name for name in (*sure, *named.values()) if name), "")  # it is kept with what they do
         person = self._person(sure, listed) if shown else None
         return Person(shown, person.may_act) if person else None
 

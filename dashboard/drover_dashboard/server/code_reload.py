@@ -1,4 +1,4 @@
-"""Whether the console's files were replaced under it: its modules are those of its start, its pages are read anew."""
+"""Detect that the console's files were replaced while it runs: modules stay as loaded, pages are read again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Streamlit's own files as browsers get them: packed once, and the page names at once what it will need in the end.
 
-Streamlit sends its scripts as they lie on the disk, 2.9 MB for a first visit, because it would pack them anew for each
+Streamlit sends its scripts as they lie on the disk, 2.9 MB for a first visit, because it would pack them again for each
 (`starlette_gzip_middleware.py`): here each is packed once and kept. And its page learns only from the server, part by
-part, which of its scripts a page of ours needs: a chain of questions, each as long as the way to the server. Which
+part, which of its scripts one of our pages needs: a chain of questions, each as long as the way to the server. Which
 files those are stands in the manifest of its build (Vite's; https://vite.dev/guide/backend-integration.html), so they
 and our own are named in the page's head (`modulepreload`), and the fleet's picture is asked for before any script runs.
 
@@ -52,7 +52,7 @@ ENTRY = re.compile(r'<script type="module" crossorigin src="([^"<>]+)"></script>
 MODULE = re.compile(r'<link rel="modulepreload" crossorigin href="([^"<>]+)">\s*')
 OWN = "./drover/assets/"
 
-# Streamlit's parts and files of ours that a page shows first; a page that is not named here gets those of all.
+# The parts of Streamlit and our files that a page shows first; a page that is not named here gets those of all.
 PARTS = ("Html", "BidiComponent")
 FIRST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "/": (
@@ -139,7 +139,10 @@ class Frontend:
                 plain = plain.replace(HEAD_END, f"{tags}{HEAD_END}")
                 made[path] = plain.encode(), (_early(plain) if path == "/" else plain).encode()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("this Streamlit's page is not as expected (%s): it is sent as it is, and opens later", error)
+            log.warning(
+                "Streamlit's index.html has an unknown layout (%s); serving it unmodified, first paint will be slower",
+                error,
+            )
             return {}
         return made
 

@@ -2,7 +2,7 @@
 
 A page asks 5 s after it drew the last answer (assets/fleet.js), so each answer foretells a question. What would be too
 old for it by then is asked of the collector a little before, by one thread, hence about as often as the pages would
-have it asked themselves, and no more once they are gone. A page that comes sooner or later asks as if this were not.
+have it asked themselves, and stops once they are gone. A page that comes sooner or later asks as if this were not.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PicturePrefetcher:
     def make(self, color_by: str) -> None:
         try:
             self._make(color_by, LEAD_S + LATE_S)
-        except Exception:  # the page that asks for it then is told what is wrong
+        except Exception:  # the page that asks for it gets the error
             log.exception("a picture by %s could not be made before it is asked for", color_by)
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-HEALTH = "/_stcore/health"  # load balancers ask it; it tells nothing of the fleet
+HEALTH = "/_stcore/health"  # load balancers ask it; it reveals nothing about the fleet
 OURS = "/drover/"
 STYLES = "/drover/assets/"
 REFUSED = "This console is reached through its proxy only, which says who you are."
@@ -54,10 +54,10 @@ class TrustedProxyMiddleware:
             if not way.trusts(str((scope.get("client") or ("",))[0])):
                 return REFUSED
             headers: list[tuple[bytes, bytes]] = scope["headers"]
-            told = [[value for name, value in headers if name.lower() == word] for word in way.words]
-            if any(len(values) > 1 for values in told):
+            found = [[value for name, value in headers if name.lower() == word] for word in way.words]
+            if any(len(values) > 1 for values in found):
                 return TWICE
-            return "" if told[0] and told[0][0].strip() else REFUSED
+            return "" if found[0] and found[0][0].strip() else REFUSED
         if way.oidc and OURS in path and STYLES not in path and not signed_in(HTTPConnection(scope)):
             return UNKNOWN
         return ""

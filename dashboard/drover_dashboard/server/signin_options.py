@@ -19,7 +19,9 @@ CALLBACK = "/oauth2callback"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("people", "how they are known; without, whoever reaches the console may do all")
+    group = parser.add_argument_group(
+        "people", "how they are known; without, anyone who reaches the console may do all"
+    )
     group.add_argument("--user-header", default="", metavar="NAME", help="header in which a reverse proxy names them")
     group.add_argument("--groups-header", default="", metavar="NAME", help="and their groups, parted by commas")
     group.add_argument(

@@ -11,7 +11,7 @@ GONE = 1006  # RFC 6455: closed without a word
 
 
 def mend() -> None:
-    """Apply them all; more than once does no more."""
+    """Apply all patches. Calling it again has no effect."""
     ForwardMsgQueue.clear = clear  # type: ignore[method-assign, assignment]  # a method is replaced, on purpose
     WebSocket.receive_bytes = receive_bytes  # type: ignore[method-assign, assignment]  # a method is replaced, on purpose
 
@@ -19,7 +19,7 @@ def mend() -> None:
 def clear(
     queue: ForwardMsgQueue, retain_lifecycle_msgs: bool = False, fragment_ids_this_run: list[str] | None = None
 ) -> None:
-    """What a fragment sent is delivered although the same fragment begins anew.
+    """Deliver what a fragment sent although the same fragment starts again.
 
     Streamlit drops what of a fragment's run is not sent yet when its next run begins, but for references to what the
     browser has already (`ref_hash`): these name no fragment. A page whose server is busy then got "put this at place

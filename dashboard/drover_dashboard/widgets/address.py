@@ -5,7 +5,7 @@ key a widget is known by its default, and one whose default was read from the ad
 written was another widget in the next run, which dropped what the browser sent. The address is written from the state;
 it leads the state where something else changed it: a link, a row, Back.
 
-Streamlit's own `bind="query-params"` does not fit: it writes the labels of options where links of ours have names
+Streamlit's own `bind="query-params"` does not fit: it writes the labels of options where our links have names
 (`color=power_w`), a widget's key would be the name for all pages, and it adds no entry to the browser's history.
 A step of a person is one entry there: assets/steps.js.
 """
@@ -26,7 +26,7 @@ LATE_S, LATE_MOST = 3.0, 8
 
 
 def settle(page: str) -> None:
-    """Before a page runs: the address that it wrote itself holds until the browser has heard of it.
+    """Before a page runs: the address that it wrote itself holds until the browser has received it.
 
     Who clicks on two selectors within a moment sends the second choice with the address of before the first.
     """

@@ -19,11 +19,11 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`values`: one for each kind, in `unit`; `told` stands behind the bar."""
+    """`values`: one for each kind, in `unit`; `value` stands behind the bar."""
 
     label: str
     values: tuple[float, ...]
-    told: str = ""
+    value: str = ""
     sub: str = ""
 
 

@@ -143,7 +143,9 @@ def _shares(chart: Chart) -> Chart:
         if line.role == "value" and len(line.values) == len(chart.times_ms) > 0:
             grown = np.diff(line.values.astype("f8"))
             with np.errstate(divide="ignore", invalid="ignore"):
-                share = np.where((grown >= 0) & (spans_us > 0), 100 * grown / spans_us, np.nan)  # less: begun anew
+                share = np.where(
+                    (grown >= 0) & (spans_us > 0), 100 * grown / spans_us, np.nan
+                )  # less: the counter restarted
             values = np.concatenate(([np.nan], np.minimum(share, 100.0))).astype("f4")
             lines.append(replace(line, values=values))
     return replace(chart, lines=lines)
@@ -178,8 +180,8 @@ def window(from_ms: int, to_ms: int) -> tuple[int, int]:
 
 def _open(key: str) -> None:
     """In place of the coarser data of before the next run asks for this time alone; a double click ends it."""
-    told = st.session_state[key].zoom
-    from_s, to_s = math.floor(told["from_s"]), math.ceil(told["to_s"])
+    zoom = st.session_state[key].zoom
+    from_s, to_s = math.floor(zoom["from_s"]), math.ceil(zoom["to_s"])
     address.write(**{OPEN: f"{from_s}-{max(to_s, from_s + LEAST_S)}" if to_s else None})
 
 

@@ -20,7 +20,7 @@ from drover_dashboard.widgets import theme
 from drover_dashboard.widgets.components import component
 
 EXACT_VALUES = (
-    16_384  # GPUs up to which the exact values travel too (64 kB); beyond, a hover tells the colour's own step
+    16_384  # GPUs up to which the exact values travel too (64 kB); beyond, a hover shows the colour's own step
 )
 REFRESH_S = 5
 PICTURE_PX = 575  # its height with the legend
@@ -40,25 +40,25 @@ def metrics() -> list[Metric]:
     return [m for m in catalog.of_scope(Scope.GPU) if m.unit not in STATE_UNITS]
 
 
-def _told() -> dict[str, Any]:
+def _theme_data() -> dict[str, Any]:
     return {"every_s": REFRESH_S, "height": PICTURE_PX, "palette": theme.palette()}
 
 
 def early() -> dict[str, Any]:
     """What assets/fleet_early.js draws it with while nothing of Streamlit is there yet."""
-    return {"data": _told(), "rem": theme.STREAMLIT["theme.baseFontSize"], "themes": theme.css()}
+    return {"data": _theme_data(), "rem": theme.STREAMLIT["theme.baseFontSize"], "themes": theme.css()}
 
 
 def canvas(color_by: str, group: str) -> Clicked | None:
     """Draw the picture; the GPU just clicked, else None."""
-    data = _told() | {"color_by": color_by, "group": group}
+    data = _theme_data() | {"color_by": color_by, "group": group}
     shown = component("fleet")(key="fleet_picture", data=data, on_open_change=lambda: None, height=PICTURE_PX)
     opened: dict[str, Any] | None = shown.open
     return Clicked(opened["node"], opened["gpu"]) if opened else None
 
 
 def trouble_line(trouble: Trouble) -> str:
-    """Without the time: the browser tells its own beside it."""
+    """Without the time: the browser shows its own next to it."""
     return f"{trouble.what} ({trouble.reason}): {trouble.advice}"
 
 

@@ -89,7 +89,7 @@ def in_words(text: str) -> str:
 
 
 def local_times(text: str, where: tzinfo, now_ms: int) -> str:
-    """`text` with its ISO times, which the collector tells in UTC, as the viewer's clock."""
+    """`text` with its ISO times, which the collector sends in UTC, as the viewer's clock."""
     return ISO_TIME.sub(lambda found: clock(from_iso(found[0]), where, now_ms), text)
 
 
@@ -108,7 +108,7 @@ def duration(ms: float) -> str:
 
 
 def unit(metric: Metric) -> str:
-    """The unit beside a value: ratios are told in percent, plain counts have none."""
+    """Return the unit next to a value: ratios are in percent, plain counts have none."""
     if metric.unit == "ratio" and metric.high <= 1:
         return "%"
     return {"degC": "°C", "count": "", "bool": "", "bitmask": "", "enum": "", "us": "µs"}.get(metric.unit, metric.unit)

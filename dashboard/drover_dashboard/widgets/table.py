@@ -1,4 +1,4 @@
-"""Rows of text, some of which open an incident or a node when clicked.
+"""Rows of text; some open an incident or a node when clicked.
 
 Texts come from logs of the fleet: the browser puts every one of them in as text, never as HTML or Markdown.
 """
@@ -59,9 +59,9 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    told: dict[str, Any] = {"text": cell.text}
-    told |= {name: value for name in ("sub", "badge", "kind", "title") if (value := getattr(cell, name))}
-    return told | {name: asdict(value) for name in ("mark", "line") if (value := getattr(cell, name)) is not None}
+    data: dict[str, Any] = {"text": cell.text}
+    data |= {name: value for name in ("sub", "badge", "kind", "title") if (value := getattr(cell, name))}
+    return data | {name: asdict(value) for name in ("mark", "line") if (value := getattr(cell, name)) is not None}
 
 
 def table(

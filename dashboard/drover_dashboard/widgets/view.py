@@ -30,7 +30,7 @@ ALL_PAGES = (FLEET, INCIDENTS, NODE, JOB, FABRIC, THERMALS, PROBES, RISK, CAPACI
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """The moment and time zone in which a page tells its times."""
+    """The moment and time zone in which a page shows its times."""
 
     where: tzinfo
     now_ms: int
@@ -45,7 +45,7 @@ class Viewer:
         """`since 03:12:09 CET (14 min)`."""
         return f"since {self.clock(ts_ms)} {self.zone_name()} ({self.ago(ts_ms)})"
 
-    def told(self, text: str) -> str:
+    def localize(self, text: str) -> str:
         """A sentence of the collector: its times as the viewer's clock, words for codes, units as elsewhere here."""
         return fmt.in_words(fmt.local_times(text, self.where, self.now_ms)).replace("degC", "°C").replace("+- ", "± ")
 
@@ -61,23 +61,23 @@ def trouble(key: str, found: Trouble | None, as_of_ms: int, who: Viewer) -> None
     """Say why a page is old or empty; nothing when all is well. `key` is unique on the page."""
     with place():
         if found is not None:
-            _tell(key, found, as_of_ms, who)
+            _show_trouble(key, found, as_of_ms, who)
 
 
 def place() -> Any:
     """Around what comes and goes. What stands below it keeps its position, by which the browser knows it: its scroll
-    and zoom stay, and it is not built anew. Empty it takes no room."""
+    and zoom stay, and it is not rebuilt. Empty it takes no room."""
     return st.container()
 
 
-def _tell(key: str, found: Trouble, as_of_ms: int, who: Viewer) -> None:
+def _show_trouble(key: str, found: Trouble, as_of_ms: int, who: Viewer) -> None:
     line = f"{found.what} since {who.clock(found.since_ms)} ({found.reason}): {found.advice}"
     if found.not_found:
         line = f"{fmt.capital(found.reason.partition('; `')[0])}: {found.advice}"  # the rest names a command
     stale = bool(as_of_ms) and not found.slow
     if as_of_ms:
         line += f"{'' if line.endswith(('?', '.')) else '.'} Shown is the last answer, of {who.clock(as_of_ms)}."
-    notice(key, "trouble_stale" if stale else "trouble", line)  # what stands beside it loses its colours: page.css
+    notice(key, "trouble_stale" if stale else "trouble", line)  # what is next to it loses its colours: page.css
 
 
 def notice(key: str, kind: str, text: str) -> None:

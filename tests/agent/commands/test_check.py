@@ -22,8 +22,8 @@ from drover_agent.commands.check import (
 from drover_agent.commands.check import (
     sources as check_sources,
 )
-from drover_agent.commands.check.line import CheckState, Line
-from drover_agent.commands.read_all import SourceReading, look
+from drover_agent.commands.check.result import CheckResult, CheckState
+from drover_agent.commands.read_all import SourceReading, read_all_sources
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.facts import FACTS, JOBS_UNKNOWN
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 LINK = Entity(Scope.LINK, "n1/mlx5_0/1", link="mlx5_0/1")
 
 
-def by_name(lines: list[Line]) -> dict[str, Line]:
+def by_name(lines: list[CheckResult]) -> dict[str, CheckResult]:
     return {line.name: line for line in lines}
 
 
@@ -45,14 +45,14 @@ def by_name(lines: list[Line]) -> dict[str, Line]:
 def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_go_on() -> None:
     released = threading.Event()
 
-    def hangs() -> list[Line]:
+    def hangs() -> list[CheckResult]:
         released.wait()
         return []
 
-    def fails() -> list[Line]:
+    def fails() -> list[CheckResult]:
         raise RuntimeError("a defect")
 
-    fine = Line("fine", CheckState.OK, "as it should be")
+    fine = CheckResult("fine", CheckState.OK, "as it should be")
     lines = check.run_all({"hung": hangs, "failing": fails, "fine": lambda: [fine]}, 0.2)
     released.set()
     assert [(line.name, line.state) for line in lines] == [
@@ -65,7 +65,7 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_go_on() -> None
 
 
 def test_text_and_json_tell_the_same() -> None:
-    lines = [Line("a", CheckState.OK, "fine"), Line("bb", CheckState.BROKEN, "not fine", "mend it")]
+    lines = [CheckResult("a", CheckState.OK, "fine"), CheckResult("bb", CheckState.BROKEN, "not fine", "mend it")]
     assert check.as_text(lines).splitlines() == [
         "ok       a   fine",
         "broken   bb  not fine",
@@ -119,9 +119,9 @@ def test_bad_settings_end_with_2(tmp_path: Path) -> None:
     ("folder", "max_bytes", "state", "text"),
     [
         ("spool", 2**20, CheckState.OK, "used of"),
-        ("not/yet", 2**20, CheckState.OK, "will be made"),
-        ("spool", 2**40, CheckState.LIMITED, "the disk is full before"),
-        ("file", 2**20, CheckState.BROKEN, "is no folder"),
+        ("not/yet", 2**20, CheckState.OK, "will be created"),
+        ("spool", 2**40, CheckState.LIMITED, "the disk will be full before"),
+        ("file", 2**20, CheckState.BROKEN, "is not a folder"),
     ],
 )
 def test_the_spool_has_a_folder_and_room(
@@ -293,10 +293,10 @@ def pci(sys_root: Path, *devices: tuple[str, str]) -> None:
         (folder / "class").write_text(kind + "\n")
 
 
-def gpus(tmp_path: Path, *devices: tuple[str, str]) -> dict[str, Line]:
+def gpus(tmp_path: Path, *devices: tuple[str, str]) -> dict[str, CheckResult]:
     pci(tmp_path / "sys", *devices)
     config = AgentConfig(node="n1", hardware="nvml", sys_root=str(tmp_path / "sys"), dcgm_url="", steps_socket="")
-    return by_name(check_sources.sources(config, asyncio.run(look(config))))
+    return by_name(check_sources.sources(config, asyncio.run(read_all_sources(config))))
 
 
 def test_healthy_gpus_are_ok(tmp_path: Path, fake_nvml: FakeNvml) -> None:

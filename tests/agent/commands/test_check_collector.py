@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from drover_agent.commands.check import collector as check_collector
-from drover_agent.commands.check.line import CheckState, Line
+from drover_agent.commands.check.result import CheckResult, CheckState
 from drover_agent.config import AgentConfig, TlsConfig
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.tls import ServerTls
@@ -58,8 +58,8 @@ async def collector(files: Files | None) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-def ask(server: Files | None, client: Files | None) -> Line:
-    async def scenario() -> Line:
+def ask(server: Files | None, client: Files | None) -> CheckResult:
+    async def scenario() -> CheckResult:
         async with collector(server) as address:
             [line] = await asyncio.to_thread(check_collector.collector, config_of(client, address), address)
             return line
@@ -88,9 +88,9 @@ def test_a_collector_whose_certificate_ends_soon(fleet: Fleet) -> None:
     ("case", "text"),
     [
         ("other role", "drover://viewer/n1"),
-        ("other authority", "is of another authority"),
+        ("other authority", "is signed by another authority"),
         ("no certificate", "does it want certificates?"),
-        ("plain server", "speaks no TLS"),
+        ("plain server", "does not use TLS"),
         ("ended", "has ended"),
     ],
 )

@@ -15,9 +15,9 @@ from drover_agent.commands.once import (
     NOT_READ,
     WHY,
     as_json,
+    as_text,
     kernel_log,
 )
-from drover_agent.commands.once_text import as_text
 from drover_agent.commands.read_all import SourceReading
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import Entity, NodeEvent, Reading
@@ -119,7 +119,10 @@ def test_mig_instances_ports_and_workloads_are_entities_of_their_own() -> None:
         ("link", "n1/mlx5_0/1"),
         ("workload", "n1/vllm"),
     ]
-    assert report["entities"][1]["why"]["power_w"] == "not told of MIG instances; the whole GPU's row may have it"
+    assert (
+        report["entities"][1]["why"]["power_w"]
+        == "not available for MIG instances; the row of the whole GPU may have it"
+    )
     assert (
         report["entities"][3]["why"]["step_time_s"] == "this workload does not report it, or has nothing to report now"
     )
@@ -173,7 +176,7 @@ def test_sixteen_gpus_stand_eight_beside_each_other() -> None:
     [
         ("log", True, True, ""),
         ("nowhere", True, False, "No such file or directory"),
-        ("log", False, False, "switched off (kmsg_enabled)"),
+        ("log", False, False, "turned off (kmsg_enabled)"),
     ],
 )
 def test_whether_the_kernel_log_can_be_read(tmp_path: Path, name: str, enabled: bool, readable: bool, why: str) -> None:

@@ -52,7 +52,7 @@ def test_on_a_node_without_a_gpu_the_cpu_is_measured_and_that_is_said(
     assert probe("--only", "gemm_bf16", "launch") == 0
     shown = capsys.readouterr()
     assert "no NVIDIA driver is in use here" in shown.err
-    assert "the CPU is probed, which shows that the probes work and nothing of a GPU" in shown.err
+    assert "the CPU is probed, which shows that the probes work but says nothing about a GPU" in shown.err
     assert [line.split("s  ")[1] for line in shown.err.splitlines()[1:]] == ["launch", "  cpu: bf16 128"]
     heads, row = shown.out.splitlines()
     assert heads.split() == ["probe", "on", "value", "spread", "what"]
@@ -86,7 +86,7 @@ def free(fake_nvml: FakeNvml) -> FakeNvml:
         (["--gpus", "8"], "GPU 8: there is no such GPU: this node has 8"),
         (["--timeout", "0"], "--timeout 0: must be more than 0 seconds"),
         (["--timeout", "nan"], "--timeout nan: must be more than 0 seconds"),
-        (["--folder", "/no/such"], "--folder /no/such: is no folder"),
+        (["--folder", "/no/such"], "--folder /no/such: is not a folder"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.commands.check import probes as check_probes
-from drover_agent.commands.check.line import CheckState
+from drover_agent.commands.check.result import CheckState
 
 ACTIVE = {"LoadState": "loaded", "ActiveState": "active"}
 GPUS = ("nvidiactl", "nvidia-uvm")
@@ -56,7 +56,7 @@ def test_what_stands_in_the_way_of_probes(
 ) -> None:  # fmt: skip
     for name in devices:
         (tmp_path / name).touch()
-    line = check_probes.of(torch, tmp_path, unit)
+    line = check_probes.check_setup(torch, tmp_path, unit)
     assert (line.name, line.state) == ("probes", state)
     assert text in line.text
     assert remedy in line.remedy
@@ -68,7 +68,7 @@ def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name).touch()
     asked: list[Path] = []
     monkeypatch.setattr(check_probes.os, "access", lambda path, mode: asked.append(path) or mode != os.R_OK | os.W_OK)
-    line = check_probes.of("2.9.0", tmp_path, ACTIVE)
+    line = check_probes.check_setup("2.9.0", tmp_path, ACTIVE)
     assert (line.state, asked) == (CheckState.BROKEN, [tmp_path / "nvidia-uvm"])
     assert "cannot be opened by this user" in line.text
 

@@ -24,7 +24,7 @@ from drover_agent.probes.relay import (
     TOO_MANY,
     ProbeRelay,
 )
-from drover_agent.runtime.agent import PROBES_ASKED, Agent
+from drover_agent.runtime.agent import MAX_PROBE_REQUESTS, Agent
 from drover_core.model.events import ProbeResult, from_json
 from drover_proto import telemetry_pb2 as pb
 from testbed.loop import in_loop
@@ -309,8 +309,8 @@ async def test_the_streams_reader_never_waits_and_keeps_so_many(
 ) -> None:
     """Nobody reads the agent's queue here, as when its disk hangs."""
     whole = Agent(AgentConfig(spool=SpoolConfig(dir=str(tmp_path / "spool"))), "n1")
-    for number in range(PROBES_ASKED + 2):
-        whole.probe_asked(pb.ProbeRequest(id=f"r{number}"))
+    for number in range(MAX_PROBE_REQUESTS + 2):
+        whole.add_probe_request(pb.ProbeRequest(id=f"r{number}"))
     whole.spool.close()
     assert sum("is dropped" in message for message in caplog.messages) == 2
 

@@ -21,7 +21,7 @@ from drover_agent.runtime.driver_release import (
     MAX_S,
     ReleaseError,
     ReleaseRequests,
-    ask,
+    request_release,
 )
 from drover_agent.sampling.scheduler import Sampler
 from drover_agent.sources.nvml import source as nvml
@@ -43,7 +43,7 @@ AGENT = (
 
 @pytest.fixture(autouse=True)
 def looks_and_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml_runtime, "LOOK_MS", 1_000)
+    monkeypatch.setattr(nvml_runtime, "REQUEST_MS", 1_000)
     monkeypatch.setattr(nvml_runtime, "READ_LIMIT_S", HANG_S)
     monkeypatch.setattr(runtime, "Sampler", functools.partial(Sampler, limit_s=HANG_S))
 
@@ -51,8 +51,8 @@ def looks_and_gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def codes(node: NodeRuntime) -> list[str]:
     found, after = [], 0
     while record := node.agent.spool.next(pb.EVENTS, after):
-        after = record[0]
-        found.append(record[1].record.event.code)
+        after = record.seq
+        found.append(pb.Record.FromString(record.body).event.code)
     return found
 
 
@@ -90,13 +90,13 @@ def test_an_operator_has_the_driver_let_go_and_given_back(tmp_path: Path, fake_n
         async with running(tmp_path) as node:
             await until(lambda: len(node.gpus.pids()) == 8, "the GPUs")
             assert opened(fake_nvml) == 1
-            text = await asyncio.to_thread(ask, tmp_path / "spool", 60)
-            assert text.startswith("the agent holds nothing of the NVIDIA driver until ")
+            text = await asyncio.to_thread(request_release, tmp_path / "spool", 60)
+            assert text.startswith("the agent has released the NVIDIA driver until ")
             assert opened(fake_nvml) == 0
             assert node.gpus.pids() == {}
             assert len(node.gpus.all()) == 8  # the kernel log's lines still find their GPUs
             await until(lambda: "driver_released" in codes(node), "the event")
-            await asyncio.to_thread(ask, tmp_path / "spool", 0)
+            await asyncio.to_thread(request_release, tmp_path / "spool", 0)
             await until(lambda: "driver_back" in codes(node), "the end of it")
             await until(lambda: len(node.gpus.pids()) == 8, "the GPUs again")
             assert opened(fake_nvml) == 1
@@ -118,7 +118,7 @@ def test_a_driver_in_which_a_call_hangs_is_not_let_go_and_the_operator_is_told_w
             fake_nvml.block(2, "nvmlDeviceGetFieldValues")
             await until(lambda: "driver_hung" in codes(node), "the hang")
             with pytest.raises(ReleaseError, match="a call for GPU 2 does not return from the driver"):
-                await asyncio.to_thread(ask, tmp_path / "spool", 60, 4.0)
+                await asyncio.to_thread(request_release, tmp_path / "spool", 60, 4.0)
             assert opened(fake_nvml) == 1
             fake_nvml.unblock(2, "nvmlDeviceGetFieldValues")
             await until(lambda: "driver_back" in codes(node), "its return")
@@ -164,11 +164,11 @@ def test_a_disk_that_hangs_under_the_requests_holds_up_nothing_else(
 ) -> None:
     hangs, asked = threading.Event(), threading.Event()
 
-    def wanted(self: ReleaseRequests, now_ms: int) -> None:
+    def read(self: ReleaseRequests, now_ms: int) -> None:
         asked.set()
         hangs.wait(60)
 
-    monkeypatch.setattr(ReleaseRequests, "wanted", wanted)
+    monkeypatch.setattr(ReleaseRequests, "read", read)
 
     async def scenario() -> None:
         async with running(tmp_path) as node:
@@ -182,19 +182,19 @@ def test_a_disk_that_hangs_under_the_requests_holds_up_nothing_else(
 
 def test_a_request_without_an_agent_is_taken_back(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="is drover-agent running with its spool in"):
-        ask(tmp_path, 60, wait_s=0.3)
+        request_release(tmp_path, 60, wait_s=0.3)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("seconds", [-1, MAX_S + 1])
 def test_a_release_has_an_end(tmp_path: Path, seconds: float) -> None:
     with pytest.raises(ReleaseError, match=f"must be between 0 and {MAX_S}"):
-        ask(tmp_path, seconds)
+        request_release(tmp_path, seconds)
 
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="run this as root or as the agent's user"):
-        ask(tmp_path / "none", 60)
+        request_release(tmp_path / "none", 60)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 )
 def test_a_request_that_is_none_is_removed(tmp_path: Path, text: str) -> None:
     (tmp_path / "nvml-release.json").write_text(text)
-    assert ReleaseRequests(tmp_path).wanted(1_700_000_000_000) is None
+    assert ReleaseRequests(tmp_path).read(1_700_000_000_000) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -257,7 +257,7 @@ def test_an_agent_whose_library_was_replaced_starts_again_in_place(
         agent.terminate()
         _, errors = await asyncio.wait_for(agent.communicate(), 20)
         assert agent.returncode == 0, errors.decode()
-        assert "starting again: the NVIDIA library was replaced by" in errors.decode()
+        assert "Starting again: the NVIDIA library was replaced by" in errors.decode()
 
     play(scenario())
 
@@ -288,7 +288,7 @@ def test_a_new_start_that_changes_nothing_is_not_made_again(
             agent = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "drover_agent.main", "run", *words, env=fake.env(), stderr=errors
             )
-        await until(lambda: "a new start changed nothing: the NVIDIA library was" in log.read_text(), "its giving up")
+        await until(lambda: "A restart did not help: the NVIDIA library was" in log.read_text(), "that it gives up")
         await until(lambda: server.codes().count("agent_started") == 2, "both starts")
         assert "differ in version" in server.hellos[-1].inventory["no_gpu_reason"]
         agent.terminate()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import app as runtime_module
 from drover_agent.app import NodeRuntime
 from drover_agent.config import AgentConfig, SpoolConfig
+from drover_agent.runtime import kernel_log as runtime_module
 from drover_proto import telemetry_pb2 as pb
 from testbed.waiting import until
 
@@ -25,8 +25,8 @@ def kernel_line(seq: int, code: int) -> str:
 def codes(node: NodeRuntime) -> list[str]:
     found, after = [], 0
     while record := node.agent.spool.next(pb.EVENTS, after):
-        after = record[0]
-        found.append(record[1].record.event.code)
+        after = record.seq
+        found.append(pb.Record.FromString(record.body).event.code)
     return found
 
 
@@ -65,7 +65,7 @@ def test_the_kernel_log_is_read_on_after_the_agent_stood_still(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow disk or a paused machine stops the event loop; the reader's thread waits for it."""
-    monkeypatch.setattr(runtime_module, "DELIVER_LOOK_S", 0.05)
+    monkeypatch.setattr(runtime_module, "STOP_CHECK_S", 0.05)
 
     async def scenario() -> None:
         async with running(tmp_path, log) as node:
@@ -100,12 +100,12 @@ def test_an_unforeseen_error_in_the_reader_is_told(tmp_path: Path, log: Path, mo
     monkeypatch.setattr(runtime_module, "RETRY_S", 0.05)
     broken = True
 
-    def slot_of(self: NodeRuntime, pci: str, uuid: str) -> int | None:
+    def slot_of(self: runtime_module.KernelLogWatcher, pci: str, uuid: str) -> int | None:
         if broken:
             raise RuntimeError("devices changed while they were looked at")
         return 0
 
-    monkeypatch.setattr(NodeRuntime, "slot_of", slot_of)
+    monkeypatch.setattr(runtime_module.KernelLogWatcher, "slot_of", slot_of)
 
     async def scenario() -> None:
         nonlocal broken

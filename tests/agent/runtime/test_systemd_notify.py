@@ -1,4 +1,4 @@
-"""What systemd hears of the agent, on a real datagram socket."""
+"""What systemd receives from the agent, on a real datagram socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drover_agent.runtime.systemd_notify import (
     READY_S,
     STALE_S,
     Notifier,
-    Tender,
+    SystemdReporter,
 )
 from testbed.clock import ManualClock, settle
 
@@ -29,7 +29,7 @@ class Systemd:
         self._socket.bind("\0" + path[1:] if path.startswith("@") else path)
         self._socket.setblocking(False)
 
-    def heard(self) -> list[list[str]]:
+    def received(self) -> list[list[str]]:
         """Messages since the last call, each as its lines."""
         found = []
         with contextlib.suppress(BlockingIOError):
@@ -55,13 +55,15 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def tending(systemd: Systemd, node: Node, clock: ManualClock, interval_s: float = 1.0) -> AsyncIterator[Tender]:
+async def reporting(
+    systemd: Systemd, node: Node, clock: ManualClock, interval_s: float = 1.0
+) -> AsyncIterator[SystemdReporter]:
     notifier = Notifier({"NOTIFY_SOCKET": systemd.path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
-    tender = Tender(notifier, clock, interval_s, lambda: node.ticks, lambda: node.status)
-    task = asyncio.create_task(tender.run())
+    reporter = SystemdReporter(notifier, clock, interval_s, lambda: node.ticks, lambda: node.status)
+    task = asyncio.create_task(reporter.run())
     await settle()
     try:
-        yield tender
+        yield reporter
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -74,19 +76,19 @@ def words(messages: list[list[str]]) -> set[str]:
 def test_an_agent_is_ready_after_its_first_tick_and_says_how_it_stands(systemd: Systemd) -> None:
     async def scenario() -> None:
         node, clock = Node(), ManualClock()
-        async with tending(systemd, node, clock) as tender:
+        async with reporting(systemd, node, clock) as reporter:
             await clock.advance(1)
-            assert systemd.heard() == []
+            assert systemd.received() == []
             node.ticks = 1
             await clock.advance(1)
-            assert systemd.heard()[0] == ["READY=1", "STATUS=8 GPUs"]
+            assert systemd.received()[0] == ["READY=1", "STATUS=8 GPUs"]
             node.status = "two\nlines"
             await clock.advance(30)
-            heard = systemd.heard()
+            heard = systemd.received()
             assert ["STATUS=two lines", "WATCHDOG=1"] in heard
             assert not any("READY=1" in message for message in heard)
-            tender.stopping()
-            assert systemd.heard() == [["STOPPING=1", "STATUS=stopping"]]
+            reporter.report_stopping()
+            assert systemd.received() == [["STOPPING=1", "STATUS=stopping"]]
 
     asyncio.run(scenario())
 
@@ -94,13 +96,13 @@ def test_an_agent_is_ready_after_its_first_tick_and_says_how_it_stands(systemd: 
 def test_an_agent_with_a_long_interval_does_not_hold_up_the_boot(systemd: Systemd) -> None:
     async def scenario() -> None:
         clock = ManualClock()
-        async with tending(systemd, Node(), clock, 600):
+        async with reporting(systemd, Node(), clock, 600):
             await clock.advance(READY_S - 1)
-            assert systemd.heard() == []
+            assert systemd.received() == []
             await clock.advance(2)
-            assert "READY=1" in words(systemd.heard())
+            assert "READY=1" in words(systemd.received())
             await clock.advance(600)
-            assert "WATCHDOG=1" in words(systemd.heard())
+            assert "WATCHDOG=1" in words(systemd.received())
 
     asyncio.run(scenario())
 
@@ -109,16 +111,16 @@ def test_the_keep_alive_stops_with_the_ticks_and_comes_back_with_them(systemd: S
     async def scenario() -> None:
         node, clock = Node(), ManualClock()
         node.ticks = 1
-        async with tending(systemd, node, clock):
+        async with reporting(systemd, node, clock):
             await clock.advance(STALE_S)
-            assert "WATCHDOG=1" in words(systemd.heard())
+            assert "WATCHDOG=1" in words(systemd.received())
             await clock.advance(20)
-            systemd.heard()
+            systemd.received()
             await clock.advance(60)
-            assert words(systemd.heard()) == {"STATUS=8 GPUs"}
+            assert words(systemd.received()) == {"STATUS=8 GPUs"}
             node.ticks = 2
             await clock.advance(11)
-            assert "WATCHDOG=1" in words(systemd.heard())
+            assert "WATCHDOG=1" in words(systemd.received())
 
     asyncio.run(scenario())
 
@@ -126,7 +128,7 @@ def test_the_keep_alive_stops_with_the_ticks_and_comes_back_with_them(systemd: S
 def test_an_abstract_address_is_understood() -> None:
     systemd = Systemd(f"@drover-test-{os.getpid()}")
     assert Notifier({"NOTIFY_SOCKET": systemd.path}).send("READY=1")
-    assert systemd.heard() == [["READY=1"]]
+    assert systemd.received() == [["READY=1"]]
     systemd.close()
 
 
@@ -135,7 +137,7 @@ def test_outside_systemd_nothing_is_sent_and_nothing_runs() -> None:
         notifier = Notifier({})
         assert not notifier.on
         assert not notifier.send("READY=1")
-        await Tender(notifier, ManualClock(), 1.0, lambda: 0, lambda: "").run()  # returns at once
+        await SystemdReporter(notifier, ManualClock(), 1.0, lambda: 0, lambda: "").run()  # returns at once
 
     asyncio.run(scenario())
 
@@ -146,7 +148,7 @@ def test_a_manager_that_went_away_is_logged_once_and_stops_nothing(
     notifier = Notifier({"NOTIFY_SOCKET": systemd.path + "-gone"})
     assert [notifier.send("WATCHDOG=1") for _ in range(3)] == [False] * 3
     assert [record.message for record in caplog.records] == [
-        "systemd at NOTIFY_SOCKET could not be told: No such file or directory"
+        "Reporting to systemd at NOTIFY_SOCKET failed: No such file or directory"
     ]
 
 

@@ -164,7 +164,7 @@ def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -
         bench = Bench(host, jobs, *gpus, node="n1")
         bench.sampler.add(Off("dcgm"))
         state: list[int | None] = [None]
-        bench.sampler.beside["kmsg"] = lambda: state[0]
+        bench.sampler.unscheduled["kmsg"] = lambda: state[0]
         await bench.tick(0)
         jobs.error = RuntimeError("x")
         await bench.tick(1)

@@ -79,7 +79,7 @@ def test_disk_full(tmp_path: Path, disk: BadDisk) -> None:
             await until(lambda: "spool_unwritable" in server.codes())
             disk.mend()
             one.agent.flush()
-            await until(lambda: one.agent.spool.trouble is None, "the disk takes data again")
+            await until(lambda: one.agent.spool.status.trouble is None, "the disk takes data again")
         assert server.codes().count("spool_unwritable") == 1
         text = next(e.message for e in server.events.values() if e.code == "spool_unwritable")
         assert "No space left on device" in text
@@ -100,18 +100,18 @@ def test_disk_full_on_a_real_file_system(tmp_path: Path) -> None:
         filler = tmp_path / "filler"
         async with one.running():
             one.second()
-            await one.agent.spool.kept()
+            await one.agent.spool.wait_stored()
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
                 while file.write(b"x" * 4096):
                     pass
             for _ in range(60):
                 one.second()
             told = one.xid()
-            await until(lambda: one.agent.spool.trouble)
-            assert "No space left" in str(one.agent.spool.trouble)
+            await until(lambda: one.agent.spool.status.trouble)
+            assert "No space left" in str(one.agent.spool.status.trouble)
             filler.unlink()
             one.agent.flush()
-            await until(lambda: one.agent.spool.trouble is None)
+            await until(lambda: one.agent.spool.status.trouble is None)
         told_before = one.told
         two = node(tmp_path / "spool", address, clock=one.clock)
         two.told = told_before
@@ -155,7 +155,7 @@ def test_disk_that_hangs_for_ever(tmp_path: Path, disk: BadDisk, monkeypatch: py
             await start_at(address, fresh)
             await one.delivered(fresh)
             disk.mend()
-            await until(lambda: not one.agent.spool.hangs)
+            await until(lambda: not one.agent.spool.is_hung)
         assert fresh.repeated_rows == 0
         text = next(e.message for e in server.events.values() if e.code == "spool_unwritable")
         assert "does not answer" in text
@@ -196,7 +196,7 @@ def test_spool_file_damaged(tmp_path: Path, harm: str) -> None:
             one.second()
         codes = [one.xid() for _ in range(20)]
         one.agent.flush()
-        await one.agent.spool.kept()
+        await one.agent.spool.wait_stored()
         one.agent.spool.close()  # without a goodbye, as a power cut
         _damage(tmp_path, harm)
         two = node(tmp_path, address, clock=one.clock)
@@ -250,7 +250,9 @@ def test_spool_damaged_in_hundreds_of_places(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = TelemetryServer()
         one = node(tmp_path, await server.start())
-        one.agent.spool._losses.damage = tuple(f"telemetry-{number:020}.seg: {'x' * 100}" for number in range(500))
+        one.agent.spool._counts.losses.damage = tuple(
+            f"telemetry-{number:020}.seg: {'x' * 100}" for number in range(500)
+        )
         async with one.running():
             one.second()
             one.agent.flush()
@@ -269,7 +271,7 @@ def test_event_with_a_text_that_is_none(tmp_path: Path) -> None:
         server = TelemetryServer()
         one = node(tmp_path, await server.start())
         async with one.running():
-            one.agent.tell("kmsg_unreadable", "/dev/\udcff" + "x" * 100_000)
+            one.agent.report("kmsg_unreadable", "/dev/\udcff" + "x" * 100_000)
             await until(lambda: "kmsg_unreadable" in server.codes())
         text = next(event.message for event in server.events.values() if event.code == "kmsg_unreadable")
         assert text.startswith("/dev/?xxx")
@@ -289,7 +291,7 @@ def test_state_file_of_another_version_or_damaged(tmp_path: Path, name: str) -> 
             one.second()
         told = one.xid()
         one.agent.flush()
-        await one.agent.spool.kept()
+        await one.agent.spool.wait_stored()
         one.agent.spool.close()
         (tmp_path / name).write_text('{"version": 99, "more": [1, 2')
         two = node(tmp_path, address, clock=one.clock)
@@ -331,7 +333,7 @@ def test_clock_jumps_an_hour_back_and_forward(tmp_path: Path) -> None:
                 await seconds(30)
                 await until(lambda wrong=wrong: server.codes().count("clock_wrong") == wrong, f"{wrong} told")
         assert server.repeated_rows == 0
-        assert one.agent.packer.late_rows == 0
+        assert one.agent.batcher.late_rows == 0
         assert server.codes().count("clock_wrong") == 3
         assert "-3600" in next(e.message for e in server.events.values() if e.code == "clock_wrong")
         assert len(one.told) > len(set(one.told)), "times came a second time"

@@ -40,7 +40,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The uplink's limits, short enough to wait for."""
-    for name in ("ANSWER_LIMIT_S", "WELCOME_LIMIT_S", "ACK_LIMIT_S", "LOOK_S"):
+    for name in ("ANSWER_LIMIT_S", "WELCOME_LIMIT_S", "ACK_LIMIT_S", "CHECK_S"):
         monkeypatch.setattr(uplink, name, 0.3)
 
 
@@ -62,7 +62,7 @@ def test_collector_away_for_an_hour(tmp_path: Path) -> None:
                 if second % 600 == 300:
                     codes.append(one.xid())
                 if second % 60 == 0:
-                    await one.agent.spool.kept()
+                    await one.agent.spool.wait_stored()
                 assert one.agent.spool.telemetry.size <= outbox.CACHE_BYTES
             back = TelemetryServer(held=server.held, rows=server.rows)
             await start_at(address, back)
@@ -237,11 +237,11 @@ def test_a_collector_whose_store_was_replaced(tmp_path: Path) -> None:
             one.second()
             await one.delivered(server)
             await until(lambda: (len(server.absences), len(server.holdings)) == (1, 3))
-            while one.agent.spool.has_all_events:  # what is acknowledged goes in the end
+            while one.agent.spool.status.has_all_events:  # what is acknowledged goes in the end
                 one.clock.pass_time(600)
                 one.xid()
                 one.agent.flush()
-                await one.agent.spool.kept()
+                await one.agent.spool.wait_stored()
                 await until(lambda: one.agent.spool.pending()[0] == 0)
             await server.stop()
             fresh = TelemetryServer()

@@ -17,7 +17,7 @@ from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.http_page import Page, PageError
 from drover_agent.sources.listeners import SYSTEM_USERS, user_listening
 from drover_agent.sources.nvml.source import NvmlSource
-from drover_agent.urls import url_trouble
+from drover_agent.urls import url_error
 from drover_core.metrics.catalog import Absent, Scope
 from drover_core.model.events import EventKind
 from testbed.nvml import FakeNvml
@@ -169,7 +169,7 @@ def test_auto_is_quiet_where_nothing_listens(caplog: pytest.LogCaptureFixture, m
     for tick in range(20):
         assert dcgm.read(T + tick * 10_000) == Reading()
     assert not caplog.records
-    assert url_trouble(AUTO_URL) is None
+    assert url_error(AUTO_URL) is None
 
 
 @pytest.mark.parametrize(

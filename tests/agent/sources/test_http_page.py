@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from drover_agent.sources.http_page import Page, PageError
-from drover_agent.urls import url_trouble
+from drover_agent.urls import url_error
 from drover_core.metrics.catalog import Absent
 from testbed.pages import serving
 
@@ -175,7 +175,7 @@ def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("url", ["http://h:8000/metrics", "http://10.0.0.1", "http://[::1]:9400/metrics?a=b"])
 def test_addresses_that_are_right(url: str) -> None:
-    assert url_trouble(url) is None
+    assert url_error(url) is None
     Page(url)
 
 
@@ -184,6 +184,6 @@ def test_addresses_that_are_right(url: str) -> None:
     ["", "h:8000", "https://h/metrics", "http://", "http://h:0/", "http://h:70000/", "http://a b/", "http://u:p@h/"],
 )
 def test_addresses_that_are_wrong(url: str) -> None:
-    assert "http://127.0.0.1:8000/metrics" in str(url_trouble(url))
+    assert "http://127.0.0.1:8000/metrics" in str(url_error(url))
     with pytest.raises(ValueError, match="must be an address"):
         Page(url)

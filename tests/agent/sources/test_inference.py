@@ -20,8 +20,8 @@ from drover_agent.sources.base import Reading
 from drover_agent.sources.workloads.inference import MAX_MODELS, NAMES, SIT_OUT, InferenceSource, quantile
 from drover_agent.telemetry.absences import Absences
 from drover_agent.telemetry.batcher import Batcher
-from drover_agent.telemetry.schema_registry import Dictionary
-from drover_agent.urls import urls_trouble
+from drover_agent.telemetry.schema_registry import SchemaRegistry
+from drover_agent.urls import urls_error
 from drover_core.metrics.catalog import Scope
 from drover_core.settings import SettingsError
 from testbed.pages import Served, serving
@@ -104,7 +104,7 @@ def test_a_server_that_goes_is_lost_and_noticed_when_it_is_back(caplog: pytest.L
 
 def kept(tmp_path: Path) -> tuple[Batcher, Absences]:
     absences = Absences(tmp_path / "absences.json")
-    return Batcher(Dictionary.load(tmp_path / "dictionary.json", None), absences, 10_000), absences
+    return Batcher(SchemaRegistry.load(tmp_path / "dictionary.json", None), absences, 10_000), absences
 
 
 def test_a_server_that_is_back_and_idle_is_lost_no_more(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_server_that_is_back_and_idle_is_lost_no_more(tmp_path: Path) -> None:
     for tick in range(3):
         packer.add(T + tick * 10_000, inference.read(T))
         packer.take(T + tick * 10_000)
-        told += [(a.metric, a.reason, a.HasField("to_ms")) for a in absences.changes(tick * 10.0)]
+        told += [(a.metric, a.reason, a.HasField("to_ms")) for a in absences.take_changes(tick * 10.0)]
         if tick == 0:
             assert sorted(told) == sorted((name, "lost", False) for name in NAMES)
             later.enter_context(serving(page.port)).body = idle.encode()
@@ -137,7 +137,7 @@ def test_two_servers_of_one_model_are_lost_each_for_itself(tmp_path: Path, page:
         packer.add(T, inference.read(T))
     packer.add(T + 10_000, inference.read(T))
     packer.take(T + 10_000)
-    lost = {a.link for a in absences.changes(10.0) if (a.metric, a.reason) == ("requests_waiting", "lost")}
+    lost = {a.link for a in absences.take_changes(10.0) if (a.metric, a.reason) == ("requests_waiting", "lost")}
     assert lost == {"code:org/llama"}
 
 
@@ -148,12 +148,12 @@ def test_what_was_lost_of_a_server_ends_when_its_models_are_known(tmp_path: Path
     inference = source(page)
     packer.add(T, inference.read(T))
     packer.take(T)
-    assert {a.link for a in absences.changes(0.0)} == {"chat"}
+    assert {a.link for a in absences.take_changes(0.0)} == {"chat"}
     with serving(page.port) as again:
         again.body = b'nv_inference_pending_request_count{model="a",version="1"} 1\n'
         packer.add(T + 10_000, inference.read(T))
     packer.take(T + 10_000)
-    ended = {a.metric for a in absences.changes(10.0) if a.link == "chat" and a.HasField("to_ms")}
+    ended = {a.metric for a in absences.take_changes(10.0) if a.link == "chat" and a.HasField("to_ms")}
     assert ended == set(NAMES)
 
 
@@ -265,11 +265,11 @@ def test_counts_that_changed_while_they_were_written_give_a_quantile_still() -> 
     ],
 )
 def test_settings_that_are_wrong(urls: tuple[str, ...], message: str) -> None:
-    assert message in str(urls_trouble(urls))
+    assert message in str(urls_error(urls))
 
 
 def test_settings_that_are_right() -> None:
-    assert urls_trouble(("chat=http://127.0.0.1:8000/metrics", "embed.2=http://[::1]:8002/metrics?a=b")) is None
+    assert urls_error(("chat=http://127.0.0.1:8000/metrics", "embed.2=http://[::1]:8002/metrics?a=b")) is None
     assert InferenceSource("n1", []).read(T) == Reading()
 
 

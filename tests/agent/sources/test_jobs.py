@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from drover_agent.commands.check import sources as check_sources
-from drover_agent.commands.check.line import CheckState
+from drover_agent.commands.check.result import CheckState
 from drover_agent.commands.read_all import SourceReading
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import Entity, Reading

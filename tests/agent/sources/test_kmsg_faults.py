@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent import app as runtime_module
 from drover_agent.config import SpoolConfig
+from drover_agent.runtime import kernel_log as runtime_module
 from drover_agent.sources.base import NodeEvent
 from drover_agent.sources.kmsg import reader as kmsg
 from drover_agent.sources.kmsg.clock import system_clocks
@@ -123,7 +123,7 @@ def test_a_storm_of_ten_thousand_lines_in_a_second_keeps_every_distinct_event_an
             def told() -> set[tuple[str, int]]:
                 return {(e.code, e.gpu) for e in events_of(found.agent.spool) if e.kind == "xid" and e.HasField("gpu")}
 
-            await found.agent.spool.kept()  # a thread writes them
+            await found.agent.spool.wait_stored()  # a thread writes them
             assert told() == wanted
 
     asyncio.run(scenario())
@@ -198,8 +198,8 @@ def test_an_overrun_is_told_with_the_number_of_lost_lines_and_its_going_on_in_su
             seen = told()
             assert [event.code for event in seen] == ["48", "kmsg_overrun", "79", "94", "95", "31"]
             assert (seen[1].count, "50 kernel log lines" in seen[1].message) == (50, True)
-            assert found._kmsg
-            found._kmsg._tell_lost_at = 0.0  # the ten seconds are over
+            assert found._kernel_log and found._kernel_log._reader
+            found._kernel_log._reader._tell_lost_at = 0.0  # the ten seconds are over
             await until(lambda: len(told()) == 7, "the sum")
             assert (told()[6].code, told()[6].count) == ("kmsg_overrun", 9 + 7)
 
@@ -276,4 +276,4 @@ def test_a_log_that_may_not_be_read_is_an_error_that_says_what_helps(tmp_path: P
             reader.run()
     finally:
         os.seteuid(user)
-    assert runtime_module._why(caught.value) == "Permission denied; give the agent CAP_SYSLOG"
+    assert runtime_module.describe_error(caught.value) == "Permission denied; give the agent CAP_SYSLOG"

@@ -11,7 +11,7 @@ import pytest
 
 from drover_agent.client.training_steps import Reporter
 from drover_agent.config import AgentConfig, load_config
-from drover_agent.polled_sources import POLLED, polled
+from drover_agent.polled_sources import POLLED, build_sources
 from drover_agent.runtime.agent import Agent
 from drover_agent.sources.base import Entity
 from drover_agent.sources.gpus import Gpus
@@ -49,7 +49,7 @@ async def test_rows_of_workloads_reach_the_store_with_their_absences(store: Stor
         page.body = b'vllm:num_requests_running{model_name="m"} 12\nvllm:num_requests_waiting{model_name="m"} 3\n'
         async with Collector(store, now_ms=now_ms) as collector:
             config = settings(Path(name), collector.port, page.url)
-            sources = [one for one in polled(config, gpus) if one.name in ("inference", "steps")]
+            sources = [one for one in build_sources(config, gpus) if one.name in ("inference", "steps")]
             agent = Agent(config, config.node_name)
             running = asyncio.create_task(agent.run())
 

@@ -13,6 +13,7 @@ import pytest
 
 from drover_agent.config import SpoolConfig
 from drover_agent.spool.backfill import BackfillPlan
+from drover_agent.spool.messages import agent_message
 from drover_agent.spool.record_format import frame
 from drover_agent.spool.segment_log import SegmentLog
 from drover_agent.spool.spool import Spool, SpoolError
@@ -42,7 +43,7 @@ def drain(spool: Spool, lane: int) -> list[tuple[int, str]]:
     """(sequence, schema number or event code) of all that a lane has to send, in order."""
     found, after = [], 0
     while sent := spool.next(lane, after):
-        after, message, _ = sent
+        after, message = sent.seq, pb.AgentMessage.FromString(agent_message(lane, [sent.body]))
         if lane == pb.EVENTS:
             assert message.record.seq == after
             found.append((after, message.record.event.code))
@@ -397,8 +398,8 @@ spool.sync_events()
 def live():
     after, found = 0, []
     while sent := spool.next(pb.LIVE, after):
-        after = sent[0]
-        found.append(sent[1].batch.blocks[0].schema)
+        after = sent.seq
+        found.append(pb.Batch.FromString(sent.body).blocks[0].schema)
     return found
 assert live() == list(range(30)), live()
 for number in range(30, 2000):
@@ -412,7 +413,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 spool.tidy(0)
 assert spool.trouble is None
 assert live() == found
-assert spool.next(pb.EVENTS, 0)[1].record.event.code == "79"
+assert pb.Record.FromString(spool.next(pb.EVENTS, 0).body).event.code == "79"
 spool.close()
 spool = Spool(SpoolConfig(dir=sys.argv[1]), 0)
 assert live() == found, "what was kept in memory is on disk now"

@@ -16,7 +16,7 @@ from drover_agent.spool import record_format as frames
 from drover_agent.spool import segment_log as segments
 from drover_agent.spool.segment_log import SegmentLog
 from drover_agent.spool.spool import Spool
-from drover_agent.telemetry.schema_registry import Dictionary
+from drover_agent.telemetry.schema_registry import SchemaRegistry
 from drover_core.metrics.catalog import Scope
 from drover_proto import telemetry_pb2 as pb
 
@@ -152,7 +152,7 @@ def test_batches_that_cannot_be_read_now_keep_the_meaning_of_their_numbers(tmp_p
     """They may be read after the next start; numbers given out anew would make them somebody else's."""
     spool = open_spool(tmp_path)
     batch(spool)
-    dictionary = Dictionary(tmp_path / "dictionary.json")
+    dictionary = SchemaRegistry(tmp_path / "dictionary.json")
     dictionary.index_of(Entity(Scope.GPU, "SN0", 0), NOW)
     (tmp_path / "dictionary.json").write_bytes(dictionary.dump())
     spool.close()
@@ -161,7 +161,7 @@ def test_batches_that_cannot_be_read_now_keep_the_meaning_of_their_numbers(tmp_p
     file.unlink()
     file.mkdir()
     meanwhile = open_spool(tmp_path, NOW + 10 * HOUR)
-    dictionary = Dictionary.load(tmp_path / "dictionary.json", meanwhile.oldest_batch_ms())
+    dictionary = SchemaRegistry.load(tmp_path / "dictionary.json", meanwhile.oldest_batch_ms())
     assert dictionary.index_of(Entity(Scope.GPU, "SN1", 0), NOW + 10 * HOUR) == 1
     meanwhile.close()
     file.rmdir()
@@ -209,16 +209,16 @@ def test_only_the_agents_user_can_look_into_the_spool(tmp_path: Path) -> None:
 def test_entities_in_use_for_days_keep_their_numbers_over_a_restart(tmp_path: Path) -> None:
     """The dictionary's file is written when it changes, which may be long before the oldest batch that waits."""
     path, gpu = tmp_path / "dictionary.json", Entity(Scope.GPU, "SN0", 0)
-    dictionary = Dictionary.load(path, None)
+    dictionary = SchemaRegistry.load(path, None)
     for hour in range(100):
         dictionary.index_of(gpu, NOW + hour * HOUR)
         dictionary.schema_of(Scope.GPU, ["power_w"], NOW + hour * HOUR)
         if dictionary.due:
             path.write_bytes(dictionary.dump())
-    again = Dictionary.load(path, NOW + 99 * HOUR - 1)
+    again = SchemaRegistry.load(path, NOW + 99 * HOUR - 1)
     assert again.entities == {gpu: 0}
     assert list(again.schemas) == [1]
-    assert Dictionary.load(path, NOW + 200 * HOUR).entities == {}
+    assert SchemaRegistry.load(path, NOW + 200 * HOUR).entities == {}
 
 
 def test_an_id_is_kept_only_once_a_file_says_which_sequences_were_given_out(

@@ -39,8 +39,8 @@ async def test_after_an_outage_the_backlog_is_read_newest_first_while_live_goes_
     for number in range(200):
         batch(outbox, number, NOW - (200 - number) * MINUTE)
     batch(outbox, 1000, NOW - 2_000)
-    await outbox.kept()
-    assert await outbox.welcome({})
+    await outbox.wait_stored()
+    assert await outbox.apply_welcome({})
     assert ready(outbox, pb.LIVE) == ["1000"]
     sent = await drain(outbox, pb.BACKFILL, 200)
     assert names(sent) == [str(number) for number in range(199, -1, -1)]
@@ -55,7 +55,7 @@ async def test_a_refused_batch_is_not_sent_again(tmp_path: Path) -> None:
     outbox = open_outbox(tmp_path)
     for number in range(3):
         batch(outbox, number)
-    await outbox.kept()
+    await outbox.wait_stored()
     outbox.reject(pb.LIVE, 2)
     assert ready(outbox, pb.LIVE) == ["0", "2"]
     outbox.close()
@@ -65,11 +65,11 @@ async def test_a_refused_batch_is_not_sent_again(tmp_path: Path) -> None:
 async def test_a_copied_spool_gets_a_new_id_and_sends_all(tmp_path: Path) -> None:
     outbox = open_outbox(tmp_path)
     batch(outbox, 1)
-    await outbox.kept()
+    await outbox.wait_stored()
     copied = outbox.id
-    assert not await outbox.welcome({pb.LIVE: 17})
+    assert not await outbox.apply_welcome({pb.LIVE: 17})
     assert outbox.id != copied
-    assert await outbox.welcome({})
+    assert await outbox.apply_welcome({})
     assert names(await drain(outbox, pb.LIVE, 1)) == ["1"]
     outbox.close()
     again = open_outbox(tmp_path)
@@ -82,13 +82,13 @@ async def test_a_clock_that_jumps_ahead_makes_nothing_too_old(tmp_path: Path) ->
     clock = ManualClock(NOW)
     outbox = open_outbox(tmp_path, clock, max_age_s=3600)
     batch(outbox, 1)
-    await outbox.kept()
+    await outbox.wait_stored()
     clock.jump(365 * 86_400_000)
     for _ in range(3):
         outbox.tidy()
         await clock.advance(700)  # files are closed by age
         batch(outbox, 2, clock.now_ms())
-        await outbox.kept()
+        await outbox.wait_stored()
     assert names(await drain(outbox, pb.LIVE, 4))[0] == "1"
     assert outbox.take_losses() is None
     outbox.close()
@@ -114,9 +114,9 @@ async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_ord
     async def close(outbox: AsyncSpool) -> None:
         disk.mend()
         monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 20.0)  # a slow machine is no disk that hangs
-        await until(lambda: not outbox.hangs)
-        await outbox.kept()
-        await until(lambda: not outbox.hangs)
+        await until(lambda: not outbox.is_hung)
+        await outbox.wait_stored()
+        await until(lambda: not outbox.is_hung)
         outbox.close()
         monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.02)
 
@@ -128,8 +128,8 @@ async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_ord
                 if not (found := outbox.next(lane, after)):
                     break
                 at[lane] = after = found[0]
-                known = arrived[lane].setdefault(after, name(found[1]))
-                assert known == name(found[1]), "a sequence means one thing"
+                known = arrived[lane].setdefault(after, name(lane, found))
+                assert known == name(lane, found), "a sequence means one thing"
 
     for number in range(400):
         now_ms = SystemClock().now_ms()
@@ -149,7 +149,7 @@ async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_ord
                         held[lane] = chance.randint(held.get(lane, 0), seq)
                         outbox.ack(lane, held[lane])
             case "stream":
-                assert await outbox.welcome(held)
+                assert await outbox.apply_welcome(held)
                 at |= {lane: held.get(lane, 0) for lane in at}
             case "hang" if chance.random() < 0.3:
                 disk.hang()
@@ -158,10 +158,10 @@ async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_ord
             case "restart" if chance.random() < 0.3:
                 await close(outbox)
                 outbox = restart()
-                assert await outbox.welcome(held)
+                assert await outbox.apply_welcome(held)
                 at |= {lane: held.get(lane, 0) for lane in at}
     disk.mend()
-    await outbox.kept()
+    await outbox.wait_stored()
 
     def all_sent() -> bool:
         send(1_000)
@@ -188,16 +188,16 @@ async def test_no_batch_is_on_disk_before_the_file_that_says_what_its_numbers_me
     """The log has room in its file, and the dictionary cannot be replaced: then the agent is killed."""
     outbox = open_outbox(tmp_path)
     (tmp_path / "dictionary.json.new").mkdir()
-    outbox.keep_file("dictionary.json", b"new", first=True)
+    outbox.write_file("dictionary.json", b"new", before_records=True)
     batch(outbox, 1)
     outbox.tidy()
-    await outbox.kept()
-    assert "Is a directory" in str(outbox.trouble)
+    await outbox.wait_stored()
+    assert "Is a directory" in str(outbox.status.trouble)
     assert ready(outbox, pb.LIVE) == ["1"], "memory sends it"
     assert log_sizes(tmp_path) == [0]
     (tmp_path / "dictionary.json.new").rmdir()
     outbox.tidy()
-    await until(lambda: outbox.trouble is None)
+    await until(lambda: outbox.status.trouble is None)
     assert (tmp_path / "dictionary.json").read_bytes() == b"new"
     assert [size > 0 for size in log_sizes(tmp_path)] == [True]
     outbox.close()
@@ -228,12 +228,12 @@ async def test_a_collector_that_lost_some_gets_it_whatever_is_being_written_mean
     outbox = AsyncSpool(SpoolConfig(dir=str(tmp_path)), ManualClock(NOW), thread)
     for number in range(6):
         batch(outbox, number)
-    await outbox.kept()
+    await outbox.wait_stored()
     assert outbox.ack(pb.LIVE, 6)
     await until(lambda: outbox.pending()[0] == 0)
-    await outbox.kept()
+    await outbox.wait_stored()
     thread.kept = []
-    welcome = asyncio.create_task(outbox.welcome({pb.LIVE: 2}))
+    welcome = asyncio.create_task(outbox.apply_welcome({pb.LIVE: 2}))
     await until(lambda: thread.kept)
     batch(outbox, 6)  # of before the Welcome, as far as the thread can know
     await until(lambda: thread.kept is not None and len(thread.kept) == 2)
@@ -257,7 +257,7 @@ async def test_a_plan_that_comes_late_is_followed_by_the_stream_that_began_witho
     for number in range(20):
         batch(outbox, number, NOW - (30 - number) * MINUTE, size=1_000)
     batch(outbox, 20)
-    await outbox.kept()
+    await outbox.wait_stored()
     answers, save = threading.Event(), BackfillPlan.save
 
     def slow(plan: BackfillPlan, path: Path) -> None:
@@ -266,8 +266,8 @@ async def test_a_plan_that_comes_late_is_followed_by_the_stream_that_began_witho
 
     monkeypatch.setattr(BackfillPlan, "save", slow)
     monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
-    assert await outbox.welcome({})
-    assert not outbox.plan.ranges
+    assert await outbox.apply_welcome({})
+    assert not outbox._lanes.plan.ranges
     monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 20.0)
     answers.set()
     assert names(await drain(outbox, pb.BACKFILL, 20)) == [str(number) for number in range(19, -1, -1)]
@@ -280,10 +280,10 @@ async def test_an_ack_for_what_was_never_given_out_holds_nothing(tmp_path: Path)
     outbox = open_outbox(tmp_path)
     batch(outbox, 1)
     event(outbox, "79")
-    await outbox.kept()
+    await outbox.wait_stored()
     for lane in (pb.EVENTS, pb.LIVE, pb.BACKFILL):
         assert not outbox.ack(lane, 1_000)
     batch(outbox, 2)
-    await outbox.kept()
+    await outbox.wait_stored()
     assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == (["1", "2"], ["79"])
     outbox.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.spool import async_spool as outbox_module
-from drover_agent.spool.disk_jobs import Sendable
+from drover_agent.spool.messages import Outgoing
 from drover_proto import telemetry_pb2 as pb
 from testbed.disks import BadDisk
 from testbed.loop import in_loop
@@ -34,7 +34,7 @@ async def test_nothing_may_be_sent_before_it_is_on_disk(tmp_path: Path, disk: Ba
     await until(lambda: disk.waiting, "the write")
     assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == ([], [])
     disk.mend()
-    await outbox.kept()
+    await outbox.wait_stored()
     assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == (["1"], ["79"])
     outbox.close()
 
@@ -44,31 +44,30 @@ async def test_a_disk_that_hangs_holds_one_thread_and_nothing_back(
     tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
-    outbox = open_outbox(tmp_path)
     woken: list[int] = []
-    outbox.on_ready = lambda: woken.append(1)
+    outbox = open_outbox(tmp_path, on_ready=lambda: woken.append(1))
     disk.hang()
     before = threading.active_count()
     batch(outbox, 0)
     event(outbox, "0")
-    await until(lambda: outbox.hangs)
+    await until(lambda: outbox.is_hung)
     for number in range(1, 20):
         batch(outbox, number)
         event(outbox, str(number))
         outbox.tidy()
-        await outbox.kept()
+        await outbox.wait_stored()
     everything = [str(number) for number in range(20)]
     assert ready(outbox, pb.LIVE) == everything
     assert ready(outbox, pb.EVENTS) == everything
-    assert outbox.trouble
-    assert "does not answer" in outbox.trouble
-    assert await outbox.welcome({pb.LIVE: 3}), "a stream can begin"
+    assert outbox.status.trouble
+    assert "does not answer" in outbox.status.trouble
+    assert await outbox.apply_welcome({pb.LIVE: 3}), "a stream can begin"
     assert ready(outbox, pb.LIVE) == everything[3:]
     assert threading.active_count() == before + 1
     assert disk.waiting == 1
     disk.mend()
-    await until(lambda: outbox.trouble is None and not outbox.hangs, "it answers again")
-    await outbox.kept()
+    await until(lambda: outbox.status.trouble is None and not outbox.is_hung, "it answers again")
+    await outbox.wait_stored()
     outbox.close()
     again = open_outbox(tmp_path)
     assert names(await drain(again, pb.LIVE, 20)) == everything
@@ -85,7 +84,7 @@ async def test_while_the_disk_hangs_memory_is_bounded_and_what_nobody_holds_is_c
     outbox = open_outbox(tmp_path)
     disk.hang()
     batch(outbox, 0)
-    await until(lambda: outbox.hangs)
+    await until(lambda: outbox.is_hung)
     for number in range(1, 500):
         batch(outbox, number, size=1_000)
         if number < 200:
@@ -97,7 +96,7 @@ async def test_while_the_disk_hangs_memory_is_bounded_and_what_nobody_holds_is_c
     assert losses.telemetry == 300 - len(left) > 0
     assert left[-1] == "499"
     disk.mend()
-    await until(lambda: not outbox.hangs)
+    await until(lambda: not outbox.is_hung)
     outbox.close()
 
 
@@ -110,17 +109,17 @@ async def test_a_stream_that_begins_while_the_disk_hangs_gets_what_memory_has(
     monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 10_000)
     outbox = open_outbox(tmp_path)
     batch(outbox, 0)
-    await outbox.kept()
+    await outbox.wait_stored()
     disk.hang()
     for number in range(1, 50):
         batch(outbox, number, size=1_000)
-    await until(lambda: outbox.hangs)
-    assert await outbox.welcome({pb.LIVE: 1})
+    await until(lambda: outbox.is_hung)
+    assert await outbox.apply_welcome({pb.LIVE: 1})
     left = ready(outbox, pb.LIVE)
     assert left == [str(number) for number in range(50 - len(left), 50)]
     assert len(left) > 5
     disk.mend()
-    await until(lambda: not outbox.hangs)
+    await until(lambda: not outbox.is_hung)
     outbox.close()
 
 
@@ -132,7 +131,7 @@ async def test_a_disk_that_hangs_for_ever_does_not_keep_the_agent_from_ending(
     outbox = open_outbox(tmp_path)
     disk.hang()
     event(outbox, "79")
-    await until(lambda: outbox.hangs)
+    await until(lambda: outbox.is_hung)
     outbox.close()
     assert disk.waiting == 1, "it returned although the disk did not"
 
@@ -143,11 +142,11 @@ async def test_a_file_of_state_that_is_refused_is_tried_again_and_is_there_befor
 ) -> None:
     outbox = open_outbox(tmp_path)
     disk.refuse(errno.ENOSPC, "No space left on device")
-    outbox.keep_file("dictionary.json", b"old", first=True)
+    outbox.write_file("dictionary.json", b"old", before_records=True)
     batch(outbox, 1)
-    await outbox.kept()
+    await outbox.wait_stored()
     assert not (tmp_path / "dictionary.json").exists()
-    outbox.keep_file("dictionary.json", b"new", first=True)
+    outbox.write_file("dictionary.json", b"new", before_records=True)
     disk.mend()
     outbox.tidy()
     await until(lambda: (tmp_path / "dictionary.json").exists())
@@ -168,15 +167,15 @@ async def test_a_fault_in_the_writing_itself_holds_nothing_back(
     monkeypatch.setattr(outbox_module, "write", broken)
     event(outbox, "79")
     batch(outbox, 1)
-    await outbox.kept()
+    await outbox.wait_stored()
     assert (ready(outbox, pb.EVENTS), ready(outbox, pb.LIVE)) == (["79"], ["1"])
-    assert "a fault" in str(outbox.trouble)
+    assert "a fault" in str(outbox.status.trouble)
     assert "a fault" in caplog.text
     monkeypatch.setattr(outbox_module, "write", write)
     event(outbox, "31")
-    await outbox.kept()
+    await outbox.wait_stored()
     assert ready(outbox, pb.EVENTS) == ["79", "31"]
-    assert outbox.trouble is None
+    assert outbox.status.trouble is None
     outbox.close()
     again = open_outbox(tmp_path)
     assert names(await drain(again, pb.EVENTS, 2)) == ["79", "31"], "written when it works again"
@@ -190,12 +189,12 @@ async def test_a_fault_in_the_reading_stops_no_lane_for_good(
 ) -> None:
     before = open_outbox(tmp_path)
     event(before, "79")
-    await before.kept()
+    await before.wait_stored()
     before.close()
     outbox = open_outbox(tmp_path)
     read = outbox_module.read
 
-    def broken(*_: object) -> list[Sendable]:
+    def broken(*_: object) -> list[Outgoing]:
         raise ZeroDivisionError("a fault")
 
     monkeypatch.setattr(outbox_module, "read", broken)
@@ -214,7 +213,7 @@ async def test_what_memory_has_no_room_for_is_read_from_the_disk(
     outbox = open_outbox(tmp_path)
     for number in range(300):
         batch(outbox, number, size=1_000)
-    await outbox.kept()
+    await outbox.wait_stored()
     assert len(outbox.telemetry.records) < 6
     assert outbox.pending()[0] == 300
     first = await drain(outbox, pb.LIVE, 300)
@@ -223,6 +222,6 @@ async def test_what_memory_has_no_room_for_is_read_from_the_disk(
     await until(lambda: outbox.pending()[0] == 100, "what is held is counted no more")
     outbox.ack(pb.LIVE, first[-1][0])
     await until(lambda: outbox.pending()[0] == 0)
-    assert await outbox.welcome({pb.LIVE: first[149][0]}), "a collector that lost some"
+    assert await outbox.apply_welcome({pb.LIVE: first[149][0]}), "a collector that lost some"
     assert names(await drain(outbox, pb.LIVE, 150)) == [str(number) for number in range(150, 300)]
     outbox.close()

@@ -22,7 +22,7 @@ from drover_agent.telemetry.schema_registry import (
     MAX_ENTITIES,
     MAX_INDEX,
     SAVE_MS,
-    Dictionary,
+    SchemaRegistry,
 )
 from drover_core.metrics.catalog import Absent, Scope, of_scope
 from drover_core.model.events import EventKind
@@ -37,7 +37,7 @@ NODE = Entity(Scope.NODE, "n1")
 
 
 def packer(folder: Path, late_ms: float = 10_000) -> Batcher:
-    return Batcher(Dictionary(folder / "dictionary.json"), Absences(folder / "absences.json"), late_ms)
+    return Batcher(SchemaRegistry(folder / "dictionary.json"), Absences(folder / "absences.json"), late_ms)
 
 
 def rows(block: pb.Block, names: list[str], types: str) -> list[tuple[int, int, dict[str, float]]]:
@@ -99,7 +99,7 @@ def test_readings_of_several_sources_are_one_row_and_what_one_has_is_not_absent(
     one.add(T, Reading(rows=[(GPU, {"gpu_temp_c": 40.0})], absent=[(GPU, "memory_temp_c", Absent.ERROR)]))
     blocks, newest_ms = one.take(T)
     assert ([block.rows for block in blocks], newest_ms) == ([1], T)
-    changes = one._absences.changes(0.0)
+    changes = one._absences.take_changes(0.0)
     assert [(c.metric, c.reason) for c in changes] == [("memory_temp_c", "error")]
 
 
@@ -136,7 +136,7 @@ def test_hundreds_of_parts_ports_and_workloads_are_told_over_one_stream(tmp_path
         await until(lambda: len(server.rows) == 12 * len(things), "all rows")
         for at, thing in enumerate(things):
             assert server.rows[thing.key, start][name[thing.scope]] == at
-        assert (server.broken, server.repeated_rows, agent.packer.unknown_metrics) == ([], 0, set())
+        assert (server.broken, server.repeated_rows, agent.batcher.unknown_metrics) == ([], 0, set())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -146,11 +146,12 @@ def test_hundreds_of_parts_ports_and_workloads_are_told_over_one_stream(tmp_path
 def test_what_a_part_or_a_workload_lacks_is_not_told_of_the_whole(tmp_path: Path) -> None:
     absences = Absences(tmp_path / "absences.json")
     part = Entity(Scope.GPU, "SN0/1", 0, mig="1g.10gb/1")
-    absences.missing(part, "power_w", Absent.UNSUPPORTED, T)
-    absences.present(GPU, {"power_w": 100.0}, T)
-    absences.missing(Entity(Scope.WORKLOAD, "n1/vllm"), "ttft_p50_s", Absent.UNSUPPORTED, T)
+    absences.add_missing(part, "power_w", Absent.UNSUPPORTED, T)
+    absences.add_present(GPU, {"power_w": 100.0}, T)
+    absences.add_missing(Entity(Scope.WORKLOAD, "n1/vllm"), "ttft_p50_s", Absent.UNSUPPORTED, T)
     told = {
-        (c.gpu if c.HasField("gpu") else None, c.link, c.metric, c.HasField("to_ms")) for c in absences.changes(0.0)
+        (c.gpu if c.HasField("gpu") else None, c.link, c.metric, c.HasField("to_ms"))
+        for c in absences.take_changes(0.0)
     }
     assert told == {(0, "1g.10gb/1", "power_w", False), (None, "vllm", "ttft_p50_s", False)}
 
@@ -162,14 +163,14 @@ def test_absences_of_things_that_come_and_go_are_bounded(tmp_path: Path, monkeyp
     for port in range(1_000):
         link = Entity(Scope.LINK, f"n1/veth{port}", link=f"veth{port}")
         for metric in ("rate_gbps", "tx_wait"):
-            absences.missing(link, metric, Absent.UNSUPPORTED, T + port)
-        absences.changes(0.0)
+            absences.add_missing(link, metric, Absent.UNSUPPORTED, T + port)
+        absences.take_changes(0.0)
     assert len(json.loads(absences.dump())) <= 100
     path.write_bytes(absences.dump())
     newest = Entity(Scope.LINK, "n1/veth999", link="veth999")
     again = Absences(path)
-    again.present(newest, {"tx_wait": 1.0}, T + 5_000)
-    assert [(c.link, c.metric, c.from_ms, c.to_ms) for c in again.changes(0.0)] == [
+    again.add_present(newest, {"tx_wait": 1.0}, T + 5_000)
+    assert [(c.link, c.metric, c.from_ms, c.to_ms) for c in again.take_changes(0.0)] == [
         ("veth999", "tx_wait", T + 999, T + 5_000)
     ]
 
@@ -189,15 +190,15 @@ def test_absences_of_jobs_and_mig_instances_that_are_gone_end(tmp_path: Path) ->
         (port, "tx_wait"),
         (GPU, "power_w"),
     ):
-        absences.missing(thing, metric, Absent.LOST, T)
-    assert len(absences.changes(100.0)) == 5
+        absences.add_missing(thing, metric, Absent.LOST, T)
+    assert len(absences.take_changes(100.0)) == 5
     path.write_bytes(absences.dump())
     hours = 3600.0
     for run, began_s in ((absences, 100.0), (Absences(path, 5_000_000.0), 5_000_000.0)):
         ended = []
         for hour in range(10):
-            run.missing(live, "power_w", Absent.LOST, T + hour)
-            ended += run.changes(began_s + hour * hours)
+            run.add_missing(live, "power_w", Absent.LOST, T + hour)
+            ended += run.take_changes(began_s + hour * hours)
         assert {(c.link, c.metric, c.HasField("to_ms")) for c in ended} == {
             ("MIG-1", "power_w", True),
             ("job 7", "step_time_s", True),
@@ -246,20 +247,20 @@ def test_spans_of_times_stay_few_however_often_the_clock_leaps(tmp_path: Path) -
             one.add(at_ms, Reading(rows=[(GPU, {"power_w": 1.0})]))
             one.take(at_ms)
         one.clock_set_back()
-    assert max(len(one._told), len(one._before)) <= packing.MAX_SPANS
+    assert max(len(one._sent), len(one._sent_before)) <= packing.MAX_SPANS
 
 
 def test_an_absence_over_a_clock_set_back_does_not_end_before_it_begins(tmp_path: Path) -> None:
     absences = Absences(tmp_path / "absences.json")
-    absences.missing(GPU, "power_w", Absent.ERROR, T)
-    absences.present(GPU, {"power_w": 1.0}, T - 3_600_000)
-    told = absences.changes(0.0)
+    absences.add_missing(GPU, "power_w", Absent.ERROR, T)
+    absences.add_present(GPU, {"power_w": 1.0}, T - 3_600_000)
+    told = absences.take_changes(0.0)
     assert [(c.from_ms, c.to_ms) for c in told] == [(T, T)]
 
 
 def test_numbers_of_things_that_are_gone_are_given_out_again_only_when_nothing_waits_of_them(tmp_path: Path) -> None:
     """A node on which pods come and go for years: a Hello stays small, and no number means two things at once."""
-    dictionary = Dictionary(tmp_path / "dictionary.json")
+    dictionary = SchemaRegistry(tmp_path / "dictionary.json")
     spooled: list[tuple[int, int, Entity]] = []  # (time, number, what it meant) of batches that may still be sent
     kept_ms = 10 * SAVE_MS
     told: set[int] = set()
@@ -290,8 +291,8 @@ def test_too_many_things_at_once_are_dropped_with_one_line_and_the_rest_goes_on(
     one.add(T, Reading(rows=[(GPU, {"power_w": 1.0}), *((pod, {"requests_running": 1.0}) for pod in pods)]))
     blocks, _ = one.take(T)
     assert sum(block.rows for block in blocks) == MAX_ENTITIES
-    assert len([m for m in caplog.messages if "no more can be told" in m]) == 1
-    one._dictionary.forget(T + 3 * SAVE_MS)
+    assert len([m for m in caplog.messages if "which is the limit" in m]) == 1
+    one._registry.forget(T + 3 * SAVE_MS)
     one.add(T + 1, Reading(rows=[(pods[-1], {"requests_running": 1.0})]))
     assert one.take(T + 1)[0][0].rows == 1
 
@@ -305,7 +306,7 @@ def test_a_dictionary_of_an_earlier_version_is_read(tmp_path: Path) -> None:
         "schemas": [{"id": 3, "scope": "gpu", "columns": [[1, "H", "power_w"]], "used_ms": T}],
     }
     path.write_text(json.dumps(data))
-    found = Dictionary.load(path, T)
+    found = SchemaRegistry.load(path, T)
     assert found.index_of(GPU, T) == 7
     assert list(found.schemas) == [3]
     assert found.index_of(NODE, T) == 8
@@ -320,12 +321,13 @@ def test_an_event_before_the_clock_was_right_and_after_is_told_as_it_came(tmp_pa
         for code, ts_ms in (("79", T), ("31", T - 3_600_000)):
             event = NodeEvent(ts_ms, 0, EventKind.XID, code, code, "kmsg")
             agent.accept(ts_ms, Reading(events=[event]))
-        await agent.spool.kept()
+        await agent.spool.wait_stored()
         first = agent.spool.next(pb.EVENTS, 0)
         assert first
-        second = agent.spool.next(pb.EVENTS, first[0])
+        second = agent.spool.next(pb.EVENTS, first.seq)
         assert second
-        assert [m[1].record.event.ts_ms for m in (first, second)] == [T, T - 3_600_000]
+        sent = [pb.Record.FromString(record.body).event.ts_ms for record in (first, second)]
+        assert sent == [T, T - 3_600_000]
         agent.spool.close()
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from drover_agent.uplink import close_reason as call_end
-from drover_agent.uplink.close_reason import OWN, CloseReason
+from drover_agent.uplink.close_reason import GRPC_OWN, CloseReason
 
 LARGE = bytes(2 << 20)  # more than any window: it is being written when the answer comes
 
@@ -37,10 +37,10 @@ def test_the_collector_s_reason_is_known_though_a_write_failed() -> None:
                 call = channel.stream_stream("/e")()
                 end = CloseReason(call)
                 await call.write(b"x")
-                with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):  # most often of OWN
+                with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):  # most often of GRPC_OWN
                     while True:
                         await call.write(LARGE)
-                assert await end.why() == "permission denied: not you"
+                assert await end.text() == "permission denied: not you"
         await server.stop(None)
 
     asyncio.run(call_it())
@@ -70,14 +70,14 @@ def test_a_reason_may_come_behind_the_error_of_a_write_or_not_at_all(monkeypatch
     async def ask() -> None:
         call = Call()
         end = CloseReason(call)
-        call.end(grpc.StatusCode.INTERNAL, OWN)
-        asked = asyncio.create_task(end.why())
+        call.end(grpc.StatusCode.INTERNAL, GRPC_OWN)
+        asked = asyncio.create_task(end.text())
         await asyncio.sleep(0)
         assert not asked.done()
         call.end(grpc.StatusCode.UNAVAILABLE, "")
         call.end(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
         assert await asked == "unavailable: the collector ended the stream"
         monkeypatch.setattr(call_end, "LATE_S", 0.01)
-        assert await CloseReason(Call()).why() == "the stream broke while it was written to"
+        assert await CloseReason(Call()).text() == "the stream broke during a write"
 
     asyncio.run(ask())

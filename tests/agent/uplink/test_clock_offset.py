@@ -21,7 +21,7 @@ class Exchange:
         self.pass_s(there_s)
         theirs_ms = self.clock.now_ms() - round(1000 * self.wrong_s)
         self.pass_s(back_s)
-        self.offset.answered(sent_s, theirs_ms)
+        self.offset.add_exchange(sent_s, theirs_ms)
         assert self.offset.seconds is not None
         return self.offset.seconds
 
@@ -72,7 +72,7 @@ def test_a_clock_that_drifts_is_followed() -> None:
 def test_an_answer_to_nothing_bounds_it_from_above_alone() -> None:
     node = Exchange()
     node.pass_s(30)
-    node.offset.answered(None, node.clock.now_ms() - 9_000)
+    node.offset.add_exchange(None, node.clock.now_ms() - 9_000)
     assert node.offset.seconds == 0.0
-    node.offset.answered(None, node.clock.now_ms() + 60_000)
+    node.offset.add_exchange(None, node.clock.now_ms() + 60_000)
     assert node.offset.seconds == pytest.approx(-60)

@@ -35,7 +35,7 @@ class Node:
 
     def reading(self) -> set[str]:
         """Sources in whose reads threads are now, and those that wait behind them."""
-        return {name for name, one in self.runtime.sampler._sampled.items() if one.busy}
+        return {name for name, one in self.runtime.sampler._scheduled.items() if one.busy}
 
     async def pass_until(self, condition: Callable[[], object], what: str, hanging: int = 0) -> None:
         """Turn the clock until it is so. Between two steps it stands still until threads are back from their reads (all

@@ -155,7 +155,7 @@ def test_backoff_is_honoured_and_ends(tmp_path: Path) -> None:
         server = TelemetryServer(after_welcome=[backoff], acks=False)
         lanes = lambda: {lane for lane, *_ in server.order}  # noqa: E731  # short, and used only here
         async with running(Agent(settings(tmp_path, await server.start()), "n1", clock=clock)) as agent:
-            await until(lambda: agent._uplink._pause_until > 0, "the backoff")
+            await until(lambda: agent._uplink._pause_until_s > 0, "the backoff")
             agent.accept(now_ms(), Reading(rows=[(Entity(Scope.GPU, "SN1", 0), {"power_w": 1.0})]))
             agent.accept(now_ms(), xid("79"))
             agent.flush()
@@ -204,7 +204,7 @@ def test_who_is_told_to_wait_for_its_turn_keeps_its_stream(tmp_path: Path, monke
         limited = uplink._limited
 
         async def noted(waiting: Awaitable[object], otherwise: str, limit_s: float) -> object:
-            if otherwise == "no Welcome came":
+            if otherwise == "no Welcome":
                 limits.append(limit_s)
             return await limited(waiting, otherwise, max(limit_s, 10.0))
 

@@ -50,8 +50,8 @@ def settings(folder: Path, *addresses: str) -> AgentConfig:
 @contextlib.asynccontextmanager
 async def uplink(config: AgentConfig, clock: PausesNoted):  # type: ignore[no-untyped-def]  # a generator of nothing
     agent = Agent(config, "n1")
-    agent.tell("agent_started", "for something to send")
-    await agent.spool.kept()
+    agent.report("agent_started", "for something to send")
+    await agent.spool.wait_stored()
     task = asyncio.create_task(Uplink(config, agent.spool, agent, clock).run())
     try:
         yield
@@ -141,7 +141,7 @@ def test_a_clock_that_is_set_back_does_not_silence_reports(tmp_path: Path) -> No
         for moved_ms in (365 * DAY_MS, 0):
             clock.moved_ms = moved_ms
             clock.moved_s += 60.0
-            agent.rejected(pb.LIVE, 1, "impossible")
+            agent.count_rejection(pb.LIVE, 1, "impossible")
             agent.flush()
         assert agent.spool.events.next_seq - 1 == 2
         agent.spool.close()
@@ -153,7 +153,7 @@ def test_a_refused_backlog_is_one_line_in_the_log(tmp_path: Path, caplog: pytest
     async def scenario() -> None:
         agent = Agent(settings(tmp_path, "127.0.0.1:1"), "n1")
         for seq in range(1, 1001):
-            agent.rejected(pb.BACKFILL, seq, "unknown node n1")
+            agent.count_rejection(pb.BACKFILL, seq, "unknown node n1")
         agent.spool.close()
 
     asyncio.run(scenario())
@@ -163,12 +163,12 @@ def test_a_refused_backlog_is_one_line_in_the_log(tmp_path: Path, caplog: pytest
 def test_an_absence_that_was_not_kept_before_the_end_is_told_by_the_next_run(tmp_path: Path) -> None:
     path, gpu = tmp_path / "absences.json", Entity(Scope.GPU, "SN0", 0)
     killed = Absences(path)
-    killed.missing(gpu, "power_w", Absent.LOST, 1)
-    assert len(killed.changes(0.0)) == 1  # and the power goes before the records of it are written
+    killed.add_missing(gpu, "power_w", Absent.LOST, 1)
+    assert len(killed.take_changes(0.0)) == 1  # and the power goes before the records of it are written
     again = Absences(path)
-    again.missing(gpu, "power_w", Absent.LOST, 2)
-    assert len(again.changes(0.0)) == 1
+    again.add_missing(gpu, "power_w", Absent.LOST, 2)
+    assert len(again.take_changes(0.0)) == 1
     path.write_bytes(again.dump())
     third = Absences(path)
-    third.missing(gpu, "power_w", Absent.LOST, 3)
-    assert third.changes(0.0) == []
+    third.add_missing(gpu, "power_w", Absent.LOST, 3)
+    assert third.take_changes(0.0) == []

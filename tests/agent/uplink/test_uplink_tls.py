@@ -48,7 +48,7 @@ def test_mutual_tls(tmp_path: Path) -> None:
 def test_a_renewed_certificate_is_taken_without_losing_or_resending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("drover_agent.uplink.stream.RENEWED_LOOK_S", 0.01)
+    monkeypatch.setattr("drover_agent.uplink.stream.RENEWAL_CHECK_S", 0.01)
     caplog.set_level("INFO")
     fleet = Fleet(tmp_path / "ca")
     files, newer = fleet.issue("agent", "n1"), fleet.issue("agent", "n1")
@@ -91,7 +91,7 @@ def test_a_renewed_certificate_is_taken_without_losing_or_resending(
 
 
 def test_a_renewal_waits_for_the_acks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_agent.uplink.stream.RENEWED_LOOK_S", 0.01)
+    monkeypatch.setattr("drover_agent.uplink.stream.RENEWAL_CHECK_S", 0.01)
     fleet = Fleet(tmp_path / "ca")
     files = fleet.issue("agent", "n1")
     seen: list[bool] = []
@@ -130,8 +130,8 @@ def test_a_renewal_waits_for_the_acks(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ("own ended", "tls.cert: the certificate in {} ended at 20"),
         ("collector ended", "the other side's certificate, or its authority's, has ended"),
-        ("other authority", "the other side's certificate is of another authority than"),
-        ("plain collector", "the other side speaks no TLS"),
+        ("other authority", "the other side's certificate is signed by another authority than"),
+        ("plain collector", "the other side does not use TLS"),
         ("pair", "does not belong to"),
     ],
 )
@@ -155,13 +155,13 @@ def test_a_wrong_certificate_is_one_clear_line_and_nothing_is_lost(
         config = with_tls(settings(tmp_path, await server.start(credentials=credentials)), files)
         async with running(Agent(config, "n1")) as agent:
             agent.accept(now_ms(), xid("79"))
-            await until(lambda: "no collector" in caplog.text)
+            await until(lambda: "No connection to a collector" in caplog.text)
             if wrong in ("own ended", "pair"):
                 files.renew_from(good)
                 await until(lambda: "79" in server.codes(), "the event comes with the renewed certificate")
 
     play(scenario())
-    lines = [record.getMessage() for record in caplog.records if "no collector" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "No connection to a collector" in record.getMessage()]
     assert says.format(files.cert) in lines[0], lines
     assert "\n" not in lines[0]
 

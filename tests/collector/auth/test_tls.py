@@ -123,12 +123,12 @@ def test_what_each_wrong_peer_gets(
             assert await explained(good) == ""
             # In the handshake: gRPC tells the collector nothing of it, but it counts.
             before = server.tls.connections[listener]
-            assert "is cert.pem of the authority" in await explained(None, grpc.ssl_channel_credentials(ca))
+            assert "the authority of cert.pem" in await explained(None, grpc.ssl_channel_credentials(ca))
             stranger = other.issue(role, "console")
             mixed = grpc.ssl_channel_credentials(ca, stranger.key.read_bytes(), stranger.cert.read_bytes())
-            assert "is cert.pem of the authority" in await explained(None, mixed)
+            assert "the authority of cert.pem" in await explained(None, mixed)
             ended = fleet.issue(role, "console", ends_in=timedelta(days=-1))
-            assert "is cert.pem of the authority" in await explained(ended)
+            assert "the authority of cert.pem" in await explained(ended)
             assert (await server.ask(path, None)).startswith("UNAVAILABLE")
             assert server.tls.connections[listener] >= before + 4
             assert server.gate.calls[path.split("/")[1]] == 1
@@ -141,7 +141,7 @@ def test_what_each_wrong_peer_gets(
                 assert says in await server.ask(path, fleet.odd(uris))
             assert server.gate.refused["no identity"] == 3
             # The client looks too.
-            assert "is of another authority than ca.pem" in await explained(stranger)
+            assert "is signed by another authority than ca.pem" in await explained(stranger)
         async with Server(fleet.issue("collector", "c1", ends_in=timedelta(days=-1))) as server:
             answer = x509.explain_failure(await server.ask(path, good), [], "ca.pem", "cert.pem")
             assert "the other side's certificate, or its authority's, has ended" in answer

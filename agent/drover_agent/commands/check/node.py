@@ -1,4 +1,4 @@
-"""Checks of the node itself: settings, rights, kernel log, spool, clock, service."""
+"""Check the node itself: settings, rights, kernel log, spool, clock, service."""
 
 from __future__ import annotations
 
@@ -9,36 +9,38 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from drover_agent.commands.check.line import CheckState, Line
+from drover_agent.commands.check.result import CheckResult, CheckState
 from drover_agent.commands.once import kernel_log
 from drover_agent.config import DEFAULT_PATH, AgentConfig
 
 UNIT = "drover-agent.service"
 SYSTEMCTL_S = 5.0
 CAPABILITIES = {"CAP_DAC_OVERRIDE": 1, "CAP_SYS_PTRACE": 19, "CAP_SYSLOG": 34}  # linux/capability.h
-TIME_ERROR = 5  # sys/timex.h: nothing keeps the clock in step
-TIMEX_BYTES = 1024  # struct timex has 208 on 64-bit machines; all zeros asks and changes nothing
+TIME_ERROR = 5  # sys/timex.h: the clock is not synchronized
+TIMEX_BYTES = 1024  # struct timex has 208 on 64-bit machines; all zeros changes nothing
 AS_THE_SERVICE = (
     "systemd-run --pipe --wait -p User=drover -p AmbientCapabilities=CAP_SYSLOG /opt/drover/bin/drover-agent check"
 )
 
 
-def settings(file: str) -> list[Line]:
-    """That they can be used was found before; bad ones end the command."""
+def settings(file: str) -> list[CheckResult]:
+    """Report the settings file. Invalid settings have ended the command before."""
     text = f"{file}: all keys known" if file else f"none at {DEFAULT_PATH}: defaults"
-    return [Line("settings", CheckState.OK, text)]
+    return [CheckResult("settings", CheckState.OK, text)]
 
 
-def user() -> list[Line]:
+def user() -> list[CheckResult]:
     if os.geteuid() == 0:
-        text = "this is root; the service runs as a user who may be allowed less"
-        return [Line("user", CheckState.LIMITED, text, f"for the service's view: {AS_THE_SERVICE}")]
+        text = "this is root; the service runs as a user with fewer rights"
+        return [
+            CheckResult("user", CheckState.LIMITED, text, f"to check with the rights of the service: {AS_THE_SERVICE}")
+        ]
     try:
         name = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         name = str(os.geteuid())
     held = [name for name, bit in CAPABILITIES.items() if _effective() >> bit & 1]
-    return [Line("user", CheckState.OK, f"{name}, with {', '.join(held) or 'no capability'}")]
+    return [CheckResult("user", CheckState.OK, f"{name}, with {', '.join(held) or 'no capability'}")]
 
 
 def _effective() -> int:
@@ -48,41 +50,51 @@ def _effective() -> int:
     return 0
 
 
-def kernel_log_readable(config: AgentConfig) -> list[Line]:
+def kernel_log_readable(config: AgentConfig) -> list[CheckResult]:
     if not config.kmsg_enabled:
-        return [Line("kernel log", CheckState.MISSING, "switched off: no XIDs come from it", "kmsg_enabled = true")]
+        return [
+            CheckResult("kernel log", CheckState.MISSING, "turned off: no XIDs are read from it", "kmsg_enabled = true")
+        ]
     found = kernel_log(config)
     if found["readable"]:
-        return [Line("kernel log", CheckState.OK, f"{config.kmsg_path} can be read")]
-    remedy = "AmbientCapabilities=CAP_SYSLOG in the unit, as the one that Drover ships has"
+        return [CheckResult("kernel log", CheckState.OK, f"{config.kmsg_path} can be read")]
+    remedy = "AmbientCapabilities=CAP_SYSLOG in the unit, as in the one that Drover ships"
     if "not allowed" not in found["why"]:
         remedy = "check kmsg_path; a container needs the device passed in"
-    return [Line("kernel log", CheckState.BROKEN, f"{config.kmsg_path}: {found['why']}", remedy)]
+    return [CheckResult("kernel log", CheckState.BROKEN, f"{config.kmsg_path}: {found['why']}", remedy)]
 
 
-def spool(config: AgentConfig) -> list[Line]:
+def spool(config: AgentConfig) -> list[CheckResult]:
     folder = Path(config.spool.dir)
     above = next(path for path in (folder, *folder.parents) if path.exists())
     owner = f"mkdir -p {folder} && chown drover: {folder} (StateDirectory= in the unit does it)"
     try:
         if not above.is_dir():
-            return [Line("spool", CheckState.BROKEN, f"{above} is no folder", "set spool.dir")]
+            return [CheckResult("spool", CheckState.BROKEN, f"{above} is not a folder", "set spool.dir")]
         if above == folder:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         elif not os.access(above, os.W_OK | os.X_OK):
-            return [Line("spool", CheckState.BROKEN, f"{folder} is not there, nor may this user make it", owner)]
+            return [
+                CheckResult(
+                    "spool", CheckState.BROKEN, f"{folder} does not exist, and this user may not create it", owner
+                )
+            ]
         room = os.statvfs(above)
     except OSError as error:
-        return [Line("spool", CheckState.BROKEN, f"{folder}: {error.strerror}", owner)]
+        return [CheckResult("spool", CheckState.BROKEN, f"{folder}: {error.strerror}", owner)]
     free, used = room.f_bavail * room.f_frsize, _size(folder)
     wanted = max(config.spool.max_bytes - used, 0)
     text = f"{folder}: {free / 1e6:,.0f} MB free, {used / 1e6:,.1f} MB used of {config.spool.max_bytes / 1e6:,.0f}"
     if above != folder:
-        text = f"{folder} will be made at the first start; {free / 1e6:,.0f} MB free"
+        text = f"{folder} will be created at the first start; {free / 1e6:,.0f} MB free"
     if free < wanted:
-        return [Line("spool", CheckState.LIMITED, f"{text}: the disk is full before the spool is", "spool.max_bytes")]
-    return [Line("spool", CheckState.OK, text)]
+        return [
+            CheckResult(
+                "spool", CheckState.LIMITED, f"{text}: the disk will be full before the spool is", "spool.max_bytes"
+            )
+        ]
+    return [CheckResult("spool", CheckState.OK, text)]
 
 
 def _size(folder: Path) -> int:
@@ -90,31 +102,27 @@ def _size(folder: Path) -> int:
     for path in folder.glob("**/*"):
         try:
             total += path.lstat().st_size
-        except FileNotFoundError:  # a segment that a running agent dropped meanwhile
+        except FileNotFoundError:  # a running agent removed it meanwhile
             continue
     return total
 
 
-def clock() -> list[Line]:
-    """Whether something keeps the clock in step, as the kernel knows it (adjtimex(2))."""
+def clock() -> list[CheckResult]:
+    """Check whether the kernel reports a synchronized clock (adjtimex(2))."""
     libc = ctypes.CDLL(None, use_errno=True)
     state = int(libc.adjtimex(ctypes.create_string_buffer(TIMEX_BYTES)))
     if state < 0:
-        return [Line("clock", CheckState.LIMITED, f"cannot be asked: {os.strerror(ctypes.get_errno())}")]
+        return [CheckResult("clock", CheckState.LIMITED, f"cannot be read: {os.strerror(ctypes.get_errno())}")]
     if state == TIME_ERROR:
-        text = "nothing keeps it in step (no NTP); collectors mark what comes from a wrong clock"
-        return [Line("clock", CheckState.LIMITED, text, "timedatectl set-ntp true, or chrony")]
-    return [Line("clock", CheckState.OK, "kept in step by a time service")]
+        text = "not synchronized (no NTP); collectors mark events of a wrong clock"
+        return [CheckResult("clock", CheckState.LIMITED, text, "timedatectl set-ntp true, or chrony")]
+    return [CheckResult("clock", CheckState.OK, "synchronized by a time service")]
 
 
-def service() -> list[Line]:
-    """The unit as systemd knows it, and what the running agent says of itself."""
+def service() -> list[CheckResult]:
+    """Check the unit, and show the status line of the running agent."""
     if not Path("/run/systemd/system").exists():
-        return [
-            Line(
-                "service", CheckState.MISSING, "systemd does not run here: nothing restarts an agent that stands still"
-            )
-        ]
+        return [CheckResult("service", CheckState.MISSING, "systemd does not run here: nothing restarts a hung agent")]
     properties = "LoadState,ActiveState,Type,User,WatchdogUSec,StatusText"
     try:
         shown = subprocess.run(
@@ -122,26 +130,26 @@ def service() -> list[Line]:
             capture_output=True, text=True, timeout=SYSTEMCTL_S, check=False,
         ).stdout  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [Line("service", CheckState.LIMITED, f"systemctl does not answer: {error}")]
+        return [CheckResult("service", CheckState.LIMITED, f"systemctl does not answer: {error}")]
     return [of_unit(dict(line.partition("=")[::2] for line in shown.splitlines()))]
 
 
-def of_unit(unit: dict[str, str]) -> Line:
+def of_unit(unit: dict[str, str]) -> CheckResult:
     """`unit`: properties as `systemctl show` prints them."""
     if unit.get("LoadState") != "loaded":
         text = f"no {UNIT}: nothing starts the agent at boot"
-        return Line(
-            "service", CheckState.MISSING, text, "docs/how-to/install.md: the unit lies in share/drover/systemd"
+        return CheckResult(
+            "service", CheckState.MISSING, text, "docs/how-to/install.md: the unit is in share/drover/systemd"
         )
     active = unit.get("ActiveState", "?")
     if active == "failed":
-        return Line("service", CheckState.BROKEN, f"{UNIT} has failed", f"journalctl -u {UNIT}")
+        return CheckResult("service", CheckState.BROKEN, f"{UNIT} has failed", f"journalctl -u {UNIT}")
     text = f"{UNIT} is {active}, user {unit.get('User') or 'root'}"
     if unit.get("StatusText"):
         text += f": {unit['StatusText']}"
     if unit.get("Type") != "notify" or unit.get("WatchdogUSec", "0") in ("0", "infinity"):
-        text += "; no watchdog: an agent that stands still is not restarted"
-        return Line(
+        text += "; no watchdog: a hung agent is not restarted"
+        return CheckResult(
             "service", CheckState.LIMITED, text, "Type=notify and WatchdogSec=60, as in the unit that Drover ships"
         )
-    return Line("service", CheckState.OK, f"{text}; watchdog {unit['WatchdogUSec']}")
+    return CheckResult("service", CheckState.OK, f"{text}; watchdog {unit['WatchdogUSec']}")

@@ -1,7 +1,7 @@
-"""`drover-agent check`: what can be read on this node and what cannot, why, and how to mend it.
+"""`drover-agent check`: print what can be read on this node, what cannot, why, and what to do.
 
-Each check runs in a thread that is left behind when it does not return: a driver, a file system or a name server may
-hang for ever.
+Each check runs in a thread that is left behind if it does not return: a driver, a file system or a name server may hang
+for ever.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from drover_agent.commands.check import (
 from drover_agent.commands.check import (
     sources as check_sources,
 )
-from drover_agent.commands.check.line import CheckState, Line
-from drover_agent.commands.read_all import LIMIT_S as LOOK_LIMIT_S
-from drover_agent.commands.read_all import look
+from drover_agent.commands.check.result import CheckResult, CheckState
+from drover_agent.commands.read_all import LIMIT_S as READ_LIMIT_S
+from drover_agent.commands.read_all import read_all_sources
 from drover_agent.config import AgentConfig
 
-LIMIT_S = LOOK_LIMIT_S + 2.0
+LIMIT_S = READ_LIMIT_S + 2.0
 
-Check = Callable[[], list[Line]]
+Check = Callable[[], list[CheckResult]]
 
 
-def check(config: AgentConfig, settings_file: str) -> list[Line]:
-    """All findings, within LIMIT_S; `settings_file` is where the settings came from, "" for none."""
+def check(config: AgentConfig, settings_file: str) -> list[CheckResult]:
+    """Run all checks within LIMIT_S. `settings_file`: the file with the settings, "" for none."""
     checks: dict[str, Check] = {
         "settings": partial(check_node.settings, settings_file),
         "user": check_node.user,
-        "sources": lambda: check_sources.sources(config, asyncio.run(look(config))),
+        "sources": lambda: check_sources.sources(config, asyncio.run(read_all_sources(config))),
         "kernel log": partial(check_node.kernel_log_readable, config),
         "spool": partial(check_node.spool, config),
         "certificate": partial(check_collector.own_certificate, config),
@@ -53,12 +53,12 @@ def check(config: AgentConfig, settings_file: str) -> list[Line]:
     return run_all(checks, LIMIT_S)
 
 
-def run_all(checks: Mapping[str, Check], limit_s: float) -> list[Line]:
-    """The findings in the order of `checks`; one that does not return, or raises, is a finding itself."""
-    done: queue.SimpleQueue[tuple[str, list[Line]]] = queue.SimpleQueue()
+def run_all(checks: Mapping[str, Check], limit_s: float) -> list[CheckResult]:
+    """Return the results in the order of `checks`. One that does not return or raises is a result too."""
+    done: queue.SimpleQueue[tuple[str, list[CheckResult]]] = queue.SimpleQueue()
     for name, one in checks.items():
         threading.Thread(target=_run, args=(name, one, done), name=f"check {name}", daemon=True).start()
-    found: dict[str, list[Line]] = {}
+    found: dict[str, list[CheckResult]] = {}
     deadline = time.monotonic() + limit_s
     while len(found) < len(checks):
         try:
@@ -71,26 +71,28 @@ def run_all(checks: Mapping[str, Check], limit_s: float) -> list[Line]:
         line
         for name in checks
         for line in found.get(
-            name, [Line(name, CheckState.BROKEN, hung, "look for processes in state D (ps -eo stat,comm)")]
+            name, [CheckResult(name, CheckState.BROKEN, hung, "look for processes in state D (ps -eo stat,comm)")]
         )
     ]
 
 
-def _run(name: str, one: Check, done: queue.SimpleQueue[tuple[str, list[Line]]]) -> None:
+def _run(name: str, one: Check, done: queue.SimpleQueue[tuple[str, list[CheckResult]]]) -> None:
     try:
         lines = one()
-    except Exception as error:  # noqa: BLE001  # whatever a check raises is its finding
+    except Exception as error:  # noqa: BLE001  # what a check raises is its result
         lines = [
-            Line(name, CheckState.BROKEN, f"the check itself failed: {type(error).__name__}: {error}", "report this")
+            CheckResult(
+                name, CheckState.BROKEN, f"the check itself failed: {type(error).__name__}: {error}", "report this"
+            )
         ]
     done.put((name, lines))
 
 
-def as_json(node: str, lines: Sequence[Line]) -> dict[str, Any]:
+def as_json(node: str, lines: Sequence[CheckResult]) -> dict[str, Any]:
     return {"node": node, "broken": is_broken(lines), "checks": [asdict(line) for line in lines]}
 
 
-def as_text(lines: Sequence[Line]) -> str:
+def as_text(lines: Sequence[CheckResult]) -> str:
     width = max(len(line.name) for line in lines)
     out = []
     for line in lines:
@@ -101,5 +103,5 @@ def as_text(lines: Sequence[Line]) -> str:
     return "\n".join([*out, "", ", ".join(f"{number} {state}" for state, number in count.items() if number)])
 
 
-def is_broken(lines: Sequence[Line]) -> bool:
+def is_broken(lines: Sequence[CheckResult]) -> bool:
     return any(line.state is CheckState.BROKEN for line in lines)

@@ -1,4 +1,4 @@
-"""What a check finds."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class CheckState(StrEnum):
-    """`missing` is not there, which may be as it should be; `broken` is asked for and does not work."""
+    """`missing`: it is not there, which may be intended. `broken`: it is wanted and does not work."""
 
     OK = "ok"
     LIMITED = "limited"
@@ -16,8 +16,8 @@ class CheckState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One finding; `remedy` is empty when nothing is to be done."""
+class CheckResult:
+    """What one check found; `remedy` is empty if nothing needs to be done."""
 
     name: str
     state: CheckState
