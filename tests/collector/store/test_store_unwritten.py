@@ -98,16 +98,16 @@ def test_what_was_not_written_is_not_stored_and_a_merge_that_was_not_costs_nothi
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_part_is_whole_when_every_file_has_the_size_that_is_told(store: Store, tmp_path: Path) -> None:
+def test_a_part_is_whole_when_every_file_has_the_listed_size(store: Store, tmp_path: Path) -> None:
     store.entities.write(everything())
     store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
     row = store.clients.rows("SELECT path FROM system.parts WHERE active AND table = 'gpu_samples'")[0]
     part = Path(shutil.copytree(row["path"], tmp_path / "part"))
     assert whole(part)
     assert whole(tmp_path / "merged and gone")
-    told = listed((part / "checksums.txt").read_bytes())
-    assert told["data.bin"] == (part / "data.bin").stat().st_size
-    for name in (*told, "checksums.txt", "columns.txt"):
+    sizes = listed((part / "checksums.txt").read_bytes())
+    assert sizes["data.bin"] == (part / "data.bin").stat().st_size
+    for name in (*sizes, "checksums.txt", "columns.txt"):
         data = (part / name).read_bytes()
         (part / name).write_bytes(b"" if name == "columns.txt" else data[:-1])
         assert not whole(part), name
@@ -116,6 +116,6 @@ def test_a_part_is_whole_when_every_file_has_the_size_that_is_told(store: Store,
     assert not whole(part)
 
 
-def test_a_list_of_another_form_tells_nothing() -> None:
+def test_a_list_of_another_format_is_empty() -> None:
     assert listed(b"checksums format version: 5\n" + bytes(40)) == {}
     assert listed(b"checksums format version: 4\n" + bytes(16) + b"\x02" + bytes(40)) == {}
