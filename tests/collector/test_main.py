@@ -186,7 +186,7 @@ def test_a_denied_certificate_is_refused_and_its_open_stream_ends(tmp_path: Path
             assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
             denied.write_text("not a number\n")
             status = FleetStub(operator).GetStatus(pb.StatusRequest(), timeout=20)
-            assert any("is no serial number" in trouble for trouble in status.troubles)
+            assert any("is not a serial number" in trouble for trouble in status.troubles)
             with pytest.raises(grpc.RpcError):
                 FleetStub(viewer).GetStatus(pb.StatusRequest(), timeout=20)
         assert running.stop() == 0

@@ -1,10 +1,10 @@
 """The Fleet API's port: it bounds the connections, and passes their bytes on to gRPC, which listens on a socket file.
 
-gRPC accepts whoever comes and cannot give a place to another: unbounded, connections of nobody take all files of the
-process; bounded (`grpc.max_allowed_incoming_connections`), they keep operators out. Here who comes when all places are
-taken gets that of the oldest connection that has said nothing, else of one that has shown no certificate yet, of the
+gRPC accepts every connection and cannot give a place to another. Unbounded, anonymous connections take all files of the
+process; bounded (`grpc.max_allowed_incoming_connections`), they keep operators out. Here, when all places are taken, a
+new connection replaces the oldest one that has sent nothing, or else one that has shown no certificate yet, of the
 address that has most of these.
-TLS goes through as it is: certificates, roles and calls are gRPC's and the gate's matter (decision 31).
+TLS passes through unchanged: certificates, roles and calls are checked by gRPC and the gate (decision 31).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 ACCEPT_MOST = 16  # in one turn of the event loop
 BACKLOG = 1024
-FULL_S = 1.0  # no more files can be opened: before the next try
-HANDSHAKE_S = 10.0  # gRPC ends a connection without a certificate by then, and so is one ended that says nothing
+FULL_S = 1.0  # before the next try when no file can be opened
+HANDSHAKE_S = 10.0  # gRPC ends a connection without a certificate by then; one that sends nothing ends too
 MARGIN_S = 2.0
-CARE_S = 1.0
+CHECK_S = 1.0
 CLOSE_S = 10.0  # for a peer to take the last bytes
-# gRPC speaks twice at most (a hello to be repeated, its own) before it has seen a certificate; then it ends or goes on.
+# gRPC sends at most twice (a request to repeat the hello, its own hello) before it has seen a certificate.
 ANSWERS = 3
 BUFFER_BYTES = 65_536
 
@@ -39,7 +39,7 @@ class _Side(asyncio.Protocol):
     def __init__(self, passage: _Passage, *, inner: bool) -> None:
         self.other: _Side | None = None
         self._passage, self._inner = passage, inner
-        self._early = bytearray()  # came before the other end was there
+        self._early = bytearray()  # received before the other end was connected
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -75,22 +75,22 @@ class _Side(asyncio.Protocol):
         self._passage.lost()
 
     def close(self) -> None:
-        """After its last bytes."""
+        """Close once the last bytes are sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> bool:
-        """Whether there was something."""
+        """Drop the connection. Return True if there was one."""
         if self._transport is not None:
             self._transport.abort()
         return self._transport is not None
 
 
 class _Passage:
-    """A connection, and its way to gRPC once it has said something.
+    """A connection, joined to one to gRPC once it has sent something.
 
     Attributes:
-        task: leads it there; None: it has said nothing yet. ended_s: when one end was lost; 0: both are there.
+        task: joins it; None: it has sent nothing yet. ended_s: when one end was lost; 0: both are connected.
     """
 
     def __init__(self, front: Front, sock: socket.socket, address: str, now_s: float) -> None:
@@ -102,7 +102,7 @@ class _Passage:
         self.task: asyncio.Task[None] | None = None
 
     async def join(self, path: str) -> None:
-        """Lead it to gRPC."""
+        """Connect to gRPC and join the two connections."""
         loop = asyncio.get_running_loop()
         outer, inner = _Side(self, inner=False), _Side(self, inner=True)
         try:
@@ -131,7 +131,7 @@ class _Passage:
                 self._front.settle(self)
 
     def lost(self) -> None:
-        """One end is gone: the other goes once it has sent what it has."""
+        """One end is lost: close the other once it has sent what it has."""
         if self.ended_s:
             self._front.forget(self)
             return
@@ -141,12 +141,12 @@ class _Passage:
             side.close()
 
     def cut(self) -> None:
-        """At once, whatever it has yet to send."""
+        """Close both ends now, whatever they have yet to send."""
         if self.task is None:
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
             self._sock.close()
         elif not self._sides:
-            self.task.cancel()  # it closes what there is
+            self.task.cancel()  # it closes what is open
         for side in self._sides:
             side.abort()
         self._front.forget(self)
@@ -164,19 +164,19 @@ class Front:
         self._most, self._on_crowded = most, on_crowded
         self._path = ""
         self._listening: list[socket.socket] = []
-        # Those that have said nothing, that have shown no certificate yet, and that have.
+        # Those that have sent nothing, that have shown no certificate yet, and that have.
         self._silent: ConnectionLimit[_Passage] = ConnectionLimit()
         self._new: ConnectionLimit[_Passage] = ConnectionLimit()
         self._settled: ConnectionLimit[_Passage] = ConnectionLimit()
         self._ending: dict[_Passage, None] = {}
-        self._carer: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._warned = False
 
     def listen(self, host: str, port: int) -> int:
         """Take the address; connections wait until `start`.
 
         Returns:
-            The port, which 0 has become.
+            The port, also where `port` is 0.
         Raises:
             OSError: it cannot be listened on.
         """
@@ -199,15 +199,15 @@ class Front:
         return port
 
     async def start(self, path: str) -> None:
-        """`path`: the file on which gRPC listens."""
+        """Accept connections. `path`: the socket file on which gRPC listens."""
         self._path = path
         loop = asyncio.get_running_loop()
         for sock in self._listening:
             loop.add_reader(sock.fileno(), self._accept, sock)
-        self._carer = loop.create_task(self._care())
+        self._watch = loop.create_task(self._run_watch())
 
     def close(self) -> None:
-        """Take nobody new. Connections go on until gRPC ends them."""
+        """Accept no new connection. Open ones continue until gRPC ends them."""
         loop = asyncio.get_running_loop()
         for sock in self._listening:
             loop.remove_reader(sock.fileno())
@@ -215,12 +215,12 @@ class Front:
         self._listening.clear()
 
     async def stop(self) -> None:
-        """After gRPC has stopped."""
+        """Close all connections, after gRPC has stopped."""
         self.close()
-        if self._carer is not None:
-            self._carer.cancel()
-        for crowd in (self._silent, self._new, self._settled):
-            while (passage := crowd.spare()) is not None:
+        if self._watch is not None:
+            self._watch.cancel()
+        for group in (self._silent, self._new, self._settled):
+            while (passage := group.spare()) is not None:
                 passage.cut()
         for passage in list(self._ending):
             passage.cut()
@@ -228,7 +228,7 @@ class Front:
     # ---- for passages
 
     def settle(self, passage: _Passage) -> None:
-        """It has shown a certificate, as gRPC has answered it for so long or so often."""
+        """Count it as one with a certificate: gRPC has answered it long or often enough."""
         if passage in self._new:
             self._new.leave(passage)
             self._settled.join(passage, passage.address)
@@ -238,8 +238,8 @@ class Front:
         self._ending[passage] = None
 
     def forget(self, passage: _Passage) -> None:
-        for crowd in (self._silent, self._new, self._settled):
-            crowd.leave(passage)
+        for group in (self._silent, self._new, self._settled):
+            group.leave(passage)
         self._ending.pop(passage, None)
 
     # ---- connections
@@ -264,7 +264,7 @@ class Front:
             loop.add_reader(own.fileno(), self._begin, own, passage)
 
     def _begin(self, own: socket.socket, passage: _Passage) -> None:
-        """It has said something, or has left."""
+        """Handle the first bytes, or the end, of a connection."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(own.fileno())
         try:
@@ -292,31 +292,31 @@ class Front:
                 self._warned = True
                 log.warning(
                     "%d connections to the Fleet API are open: the oldest without a certificate make room; most are"
-                    " of %s", self._most, spare.address,
+                    " from %s", self._most, spare.address,
                 )  # fmt: skip
 
     def _full(self, sock: socket.socket, error: OSError) -> None:
-        """No files, or no memory: who comes waits in the kernel's queue."""
-        log.error("the Fleet API takes no connection for %g s: %s", FULL_S, error)
+        """Pause accepting: no file or memory is left. New connections wait in the kernel's queue."""
+        log.error("the Fleet API accepts no connection for %g s: %s", FULL_S, error)
         loop = asyncio.get_running_loop()
         loop.remove_reader(sock.fileno())
 
-        def go_on() -> None:
+        def resume() -> None:
             if sock in self._listening:
                 loop.add_reader(sock.fileno(), self._accept, sock)
 
-        loop.call_later(FULL_S, go_on)
+        loop.call_later(FULL_S, resume)
 
-    async def _care(self) -> None:
+    async def _run_watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(CARE_S)
+            await asyncio.sleep(CHECK_S)
             try:
-                self._look(loop.time())
-            except Exception:  # a defect of ours must not end this
-                log.exception("looking after connections to the Fleet API")
+                self._close_overdue(loop.time())
+            except Exception:  # a defect must not end this watch
+                log.exception("checking connections to the Fleet API failed")
 
-    def _look(self, now_s: float) -> None:
+    def _close_overdue(self, now_s: float) -> None:
         if not (self._silent or self._new):
             self._warned = False
         for passage in [each for each in self._ending if now_s - each.ended_s > CLOSE_S]:

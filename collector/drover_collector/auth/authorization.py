@@ -1,6 +1,6 @@
-"""Who may call what. One gate before every method of both services: a method that is not in ROLES is refused.
+"""Authorize every call of both services by the role of its certificate. A method that is not in ROLES is refused.
 
-Without TLS, which the settings allow on loopback only, every local user may do all: there is nobody to tell apart.
+Without TLS, which the settings allow on loopback only, every local user may do everything: no caller is identified.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ ROLES: Mapping[str, frozenset[Role]] = {
     **{method.path: frozenset(map(Role, method.roles)) for method in fleet_methods.METHODS.values()},
 }
 PAGE = READERS  # of /metrics
-LOOK_S = 2.0  # how often open streams are looked at
+CHECK_S = 2.0  # between checks of open streams
 LOGGED = 1000  # refused peers that are named in the log, each once
-SHOWN = 3
-# Calls of one certificate whose request is read and held, and calls that wait for their turn before it is read. A
-# request of 64 KiB takes 2 MiB once it is parsed; the console's certificate stands for all who sit before it.
+SHOWN = 3  # certificates that expire soon, by name
+# Calls of one certificate whose request is in memory, and calls that wait before theirs is read. A request of 64 KiB
+# takes 2 MiB once it is parsed; the console's certificate stands for all its users.
 CALLS_EACH, WAITING_EACH = 8, 256
-# Calls of all viewers together: who takes no answer holds its call until its connection ends, and gRPC has places for
-# main.CALLS_MOST calls. The others are left to who may act.
+# Calls of all viewers together. A client that reads no answer holds its call until its connection ends, and gRPC has
+# app.CALLS_MOST places: the rest is for callers who may act.
 VIEWERS_MOST = 384
-HEAR_S = 10.0  # from a call's turn until its request is here
+REQUEST_S = 10.0  # from a call's turn until its request has arrived
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
@@ -59,8 +59,8 @@ class _Open:
     """A call under way.
 
     Attributes:
-        sending: one of its answers is on its way. Cancelled then, gRPC never ends the call: who asked would wait for
-            good. It ends itself when that answer has left.
+        sending: one of its answers is on its way. If the task were cancelled then, gRPC would never end the call and
+            its caller would wait forever. It ends itself when that answer has left.
     """
 
     __slots__ = ("end", "peer", "refusal", "sending", "task")
@@ -78,7 +78,7 @@ class _Open:
 
 
 class _Turns:
-    """Of one certificate: its calls that are served or wait."""
+    """The calls of one certificate that are served or wait."""
 
     __slots__ = ("asked", "free")
 
@@ -90,21 +90,21 @@ _CALL: ContextVar[_Open | None] = ContextVar("_CALL", default=None)
 
 
 def may_force() -> bool:
-    """From within a call: whether its caller may act past the guard; without TLS every local user may."""
+    """Return True if the caller of the current call may act past the guard; without TLS every local user may."""
     who = caller()
     return who is None or who.role is Role.ADMIN
 
 
 def caller() -> Identity | None:
-    """From within a call: who calls; None where there is no gate, or no TLS."""
+    """Return the caller of the current call; None without a gate or without TLS."""
     call = _CALL.get()
     return None if call is None else call.peer.identity
 
 
 def when_ended(end: Callable[[str], None]) -> None:
-    """From within a call: how it ends when its certificate does, with the reason; else its task is cancelled.
+    """When the current call's certificate expires or is denied, call `end` with the reason; do not cancel the task.
 
-    For a call whose answers leave from several tasks: gRPC ends none while an answer is on its way.
+    For a call whose answers leave from several tasks: gRPC ends no call while an answer is on its way.
     """
     call = _CALL.get()
     if call is not None:
@@ -112,7 +112,7 @@ def when_ended(end: Callable[[str], None]) -> None:
 
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Stands before both servers. Used in their event loop; `troubles` and `refusal` from any thread."""
+    """Checks each call before both servers. Event loop only, but `troubles` and `refusal` are for any thread."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class Gate(grpc.aio.ServerInterceptor):
         self.calls: Counter[str] = Counter()  # admitted, by service
         self.refused: Counter[str] = Counter()  # by reason
         self._secure, self._roles, self._now_s = secure, roles, now_s
-        self._behind: dict[str, tuple[Handler, Handler]] = {}  # method -> its handler, and the same behind the gate
+        self._handlers: dict[str, tuple[Handler, Handler]] = {}  # method -> its handler, and the same behind the gate
         self._open: set[_Open] = set()
         self._turns: dict[tuple[Identity, bool], _Turns] = {}
-        self._of_viewers = 0  # calls that are served or wait
-        self._soon: dict[Identity, x509.Certificate] = {}
+        self._viewer_calls = 0  # that are served or wait
+        self._expiring: dict[Identity, x509.Certificate] = {}
         self._logged: set[tuple[str, str]] = set()
-        self._looked_for: frozenset[int] | None = None  # denied serials when all open calls were looked at
-        self._again_s = 0.0  # when the next of their certificates ends, or ends soon
+        self._checked_serials: frozenset[int] | None = None  # denied when all open calls were last checked
+        self._next_check_s = 0.0  # when the next of their certificates expires, or enters its last days
 
     async def intercept_service(
         self,
@@ -142,19 +142,19 @@ class Gate(grpc.aio.ServerInterceptor):
     ) -> Handler:
         handler = await continuation(handler_call_details)
         if handler is None or not self._secure:
-            return handler  # None: gRPC says that there is no such method
+            return handler  # None: gRPC answers that there is no such method
         method = str(handler_call_details.method)
-        held = self._behind.get(method)
+        held = self._handlers.get(method)
         if held is None or held[0] is not handler:  # made once: thousands of streams share it
-            held = self._behind[method] = handler, self._guarded(method, handler)
+            held = self._handlers[method] = handler, self._guarded(method, handler)
         return held[1]
 
     def guarded(self, method: str, behaviour: Behaviour) -> Behaviour:
-        """What serves a method of the agents' server, behind the gate."""
+        """Return the behaviour of a method of the agents' server, behind the gate."""
         return self._answering(method, behaviour) if self._secure else behaviour
 
     def refusal(self, peer: Peer | None, allowed: frozenset[Role]) -> tuple[str, str] | None:
-        """(reason, text) why this peer may not have what `allowed` may, or None when it may."""
+        """Return (reason, text) why this peer is none of `allowed`, or None if it is."""
         if peer is None:
             return "no certificate", "there is no certificate; this needs " + _names(allowed)
         if ended := self._ended(peer, self.denied.serials()):
@@ -164,33 +164,37 @@ class Gate(grpc.aio.ServerInterceptor):
         return None
 
     def refusal_of(self, auth_context: Mapping[str, Sequence[bytes]], allowed: frozenset[Role]) -> str:
-        """The same of a gRPC peer: the text, or "". Counted and logged."""
+        """Return why a gRPC peer is none of `allowed`, or "". The refusal is counted and logged."""
         peer, found = self._judge(auth_context, allowed)
         return "" if found is None else self._count(peer, *found)
 
     async def watch(self) -> None:
-        """Ends open streams whose certificate has ended or come to be denied, until cancelled."""
+        """End open streams whose certificate has expired or is denied, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
-                self.look()
-            except Exception:  # a defect of ours must not end this watch
-                log.exception("looking after open calls")
+                self.check_open_calls()
+            except Exception:  # a defect must not end this watch
+                log.exception("checking open calls failed")
 
-    def look(self) -> None:
+    def check_open_calls(self) -> None:
         serials = self.denied.serials()
-        if serials is self._looked_for and self._now_s() < self._again_s:
+        if serials is self._checked_serials and self._now_s() < self._next_check_s:
             return  # nothing can have changed, and there may be thousands
-        self._looked_for, self._again_s = serials, math.inf
+        self._checked_serials, self._next_check_s = serials, math.inf
         for call in list(self._open):
             self._note(call.peer)
             if not call.refusal and (found := self._ended(call.peer, serials)) is not None:
                 call.stop(self._count(call.peer, *found))
 
     def troubles(self) -> list[str]:
-        """Certificates of peers that are here and end soon, and a list of denied ones that cannot be read."""
+        """Return sentences about peers' certificates that expire soon, and about an unreadable list of denied ones."""
         now_s = self._now_s()
-        soon = {who: certificate for who, certificate in list(self._soon.items()) if not _long_ago(certificate, now_s)}
+        soon = {
+            who: certificate
+            for who, certificate in list(self._expiring.items())
+            if not _expired_long_ago(certificate, now_s)
+        }
         found = []
         if soon:
             first = sorted(soon, key=lambda who: soon[who].ends_s)
@@ -200,19 +204,19 @@ class Gate(grpc.aio.ServerInterceptor):
                 f"Certificates end within {x509.WARN_DAYS} days, or have ended: {named}{more}: drover certs renew."
             )
         if self.denied.trouble:
-            found.append(f"The list of denied certificates as it was before is in force: {self.denied.trouble}.")
+            found.append(f"The previous list of denied certificates is in force: {self.denied.trouble}.")
         return found
 
     def _note(self, peer: Peer) -> None:
-        """Remember a certificate that ends soon until its owner comes with a newer one; and when to look again."""
+        """Remember a certificate that expires soon until its owner shows a newer one, and when to check again."""
         now_s, ends_s = self._now_s(), peer.certificate.ends_s
         for turn_s in (ends_s - x509.WARN_DAYS * x509.DAY_S, ends_s):
             if turn_s >= now_s:
-                self._again_s = min(self._again_s, turn_s)
+                self._next_check_s = min(self._next_check_s, turn_s)
         if peer.certificate.days_left(now_s) < x509.WARN_DAYS:
-            self._soon[peer.identity] = peer.certificate
+            self._expiring[peer.identity] = peer.certificate
         else:
-            self._soon.pop(peer.identity, None)
+            self._expiring.pop(peer.identity, None)
 
     def _ended(self, peer: Peer, denied: frozenset[int]) -> tuple[str, str] | None:
         if peer.certificate.serial in denied:
@@ -260,7 +264,7 @@ class Gate(grpc.aio.ServerInterceptor):
             try:
                 return await inner(request, context)
             except asyncio.CancelledError:
-                await _told(call, context)
+                await _abort_if_refused(call, context)
                 raise
             finally:
                 self._open.discard(call)
@@ -270,8 +274,8 @@ class Gate(grpc.aio.ServerInterceptor):
     def _guarded(self, method: str, handler: Handler) -> Handler:
         """`handler`, of one request, behind the gate.
 
-        Made as one of a stream of requests: of such a call gRPC reads no message before it is asked to. So the role is
-        looked at before the request is received, inflated and parsed, which takes 30 times its size, or 30,000 times.
+        It is registered as a stream of requests, because gRPC reads no message of such a call before it is asked to. So
+        the role is checked before the request is received, inflated and parsed, into 30 to 30,000 times its size.
         """
         if handler.request_streaming:
             raise TypeError(f"{method}: calls of this server have one request")
@@ -287,12 +291,12 @@ class Gate(grpc.aio.ServerInterceptor):
                         call.sending = True
                         await context.write(item)
                         call.sending = False
-                        await _told(call, context)
+                        await _abort_if_refused(call, context)
             except asyncio.CancelledError:
-                await _told(call, context)
+                await _abort_if_refused(call, context)
                 raise
             except grpc.aio.AbortError as error:
-                _let_go(error)
+                _drop_frames(error)
                 raise
             finally:
                 request = None
@@ -302,34 +306,34 @@ class Gate(grpc.aio.ServerInterceptor):
 
     @contextlib.asynccontextmanager
     async def _turn(self, method: str, call: _Open, context: Context) -> AsyncIterator[None]:
-        """One of the turns of the caller's certificate; acts have turns apart from questions."""
+        """Wait for one of the turns of the caller's certificate. Acts have turns of their own."""
         who = call.peer.identity
-        key = who, self._roles[method] == OPERATORS  # or a drain would wait behind eight slow questions
-        of_viewer = who.role not in OPERATORS
-        if of_viewer and self._of_viewers >= VIEWERS_MOST:
+        key = who, self._roles[method] == OPERATORS  # otherwise a drain would wait behind eight slow questions
+        is_viewer = who.role not in OPERATORS
+        if is_viewer and self._viewer_calls >= VIEWERS_MOST:
             self.refused["too many calls"] += 1
-            text = f"all viewers have {VIEWERS_MOST} calls under way; try again when some of them have ended"
+            text = f"all viewers have {VIEWERS_MOST} calls under way; try again when some have ended"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         turns = self._turns.setdefault(key, _Turns())
         if turns.asked >= CALLS_EACH + WAITING_EACH:
             self.refused["too many calls"] += 1
-            text = f"{who} has {turns.asked} calls under way; try again when some of them have ended"
+            text = f"{who} has {turns.asked} calls under way; try again when some have ended"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         turns.asked += 1
-        self._of_viewers += of_viewer
+        self._viewer_calls += is_viewer
         try:
             async with turns.free:
                 yield
         finally:
             turns.asked -= 1
-            self._of_viewers -= of_viewer
+            self._viewer_calls -= is_viewer
             if not turns.asked:
                 del self._turns[key]
 
 
-def _let_go(error: BaseException | None) -> None:
-    """Of the frames of an error, its causes too, that has become an answer: they form a ring with it, which would hold
-    the request until Python looks for rings. A hundred requests that were parsed to 2 MiB each would be 200 MiB.
+def _drop_frames(error: BaseException | None) -> None:
+    """Drop the frames of an error that was answered, and of its causes. They form a reference cycle with it, which
+    would keep the request until Python's next collection: a hundred requests of 2 MiB parsed are 200 MiB.
     """
     while error is not None:
         error.__traceback__ = None
@@ -341,32 +345,32 @@ async def _once(answer: Awaitable[Any]) -> AsyncIterator[Any]:
 
 
 async def _request(parse: Callable[[bytes], Any] | None, context: Any) -> Any:
-    """The one request of a call."""
+    """Read and parse the request of a call."""
     try:
-        async with asyncio.timeout(HEAR_S):
+        async with asyncio.timeout(REQUEST_S):
             raw = await context.read()
     except TimeoutError:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request came within {HEAR_S:g} s of the call")
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no request arrived within {REQUEST_S:g} s of the call")
     if raw is grpc.aio.EOF:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
     if parse is None:
         return raw
     try:
         return parse(raw)
-    except Exception:  # noqa: BLE001  # of hostile bytes the library may raise anything
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is no message of fleet.proto")
+    except Exception:  # noqa: BLE001  # the library may raise anything for hostile bytes
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is not a message of fleet.proto")
 
 
-async def _told(call: _Open, context: Context) -> None:
-    """A call that we ended is told why; one that its peer left is not."""
+async def _abort_if_refused(call: _Open, context: Context) -> None:
+    """Send the reason to a call that the gate ended; one that its peer left gets none."""
     if call.refusal:
         if call.task is not None:
             call.task.uncancel()
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, call.refusal)
 
 
-def _long_ago(certificate: x509.Certificate, now_s: float) -> bool:
-    """Its owner has not come back for a day: it may be gone for good."""
+def _expired_long_ago(certificate: x509.Certificate, now_s: float) -> bool:
+    """Return True if it expired a day ago: its owner may be gone for good."""
     return now_s > certificate.ends_s + x509.DAY_S
 
 

@@ -1,4 +1,4 @@
-"""Who has to go when there is no place for another connection."""
+"""Choose which connection is closed when there is no place for another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ConnectionLimit(Generic[T]):
         self._address[one] = address
 
     def leave(self, one: T) -> None:
-        """It need not be there."""
+        """Remove a connection, if it is there."""
         address = self._address.pop(one, None)
         if address is not None:
             del self._of[address][one]
@@ -36,6 +36,6 @@ class ConnectionLimit(Generic[T]):
                 del self._of[address]
 
     def spare(self) -> T | None:
-        """The oldest of the address that has most: who floods pays, and not who comes from elsewhere. None: empty."""
+        """Return the oldest connection of the address that has most, so that a flood closes its own. None: empty."""
         most = max(self._of.values(), key=lambda held: len(held), default=None)
         return None if most is None else next(iter(most))

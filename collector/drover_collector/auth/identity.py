@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, by its certificate: a URI name `drover://ROLE/NAME`."""
+"""Identify the peer of a connection by its certificate's URI name `drover://ROLE/NAME`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Identity:
 
 
 class IdentityError(Exception):
-    """A certificate that names nobody, or several; the message says what it should name."""
+    """A certificate that names no identity, or several; the message says what it should name."""
 
 
 def parse(uri: str) -> Identity:
-    """`drover://agent/r01n01`.
+    """Parse a name such as `drover://agent/r01n01`.
 
     Raises:
         IdentityError: another form.
@@ -52,13 +52,13 @@ def parse(uri: str) -> Identity:
 
 
 def peer(auth_context: Mapping[str, Sequence[bytes]]) -> Identity | None:
-    """The identity of a gRPC peer; None on a connection without TLS (loopback only, as the settings see to).
+    """Return the identity of a gRPC peer; None on a connection without TLS (loopback only: the settings check it).
 
     Args:
-        auth_context: what `ServicerContext.auth_context()` gives.
+        auth_context: from `ServicerContext.auth_context()`.
 
     Raises:
-        IdentityError: TLS, but not exactly one name of ours.
+        IdentityError: TLS, but not exactly one `drover://` name.
     """
     if not any(kind in (b"ssl", b"tls") for kind in auth_context.get("transport_security_type", ())):
         return None
@@ -79,10 +79,10 @@ class Peer:
 
 
 def peer_of(auth_context: Mapping[str, Sequence[bytes]]) -> Peer | None:
-    """Who it is, with its certificate; None on a connection without TLS.
+    """Return the identity of a gRPC peer with its certificate; None on a connection without TLS.
 
     Raises:
-        IdentityError: see `peer`; or gRPC does not tell the certificate.
+        IdentityError: see `peer`; or gRPC does not give the certificate.
     """
     identity = peer(auth_context)
     if identity is None:
@@ -96,7 +96,7 @@ def peer_of(auth_context: Mapping[str, Sequence[bytes]]) -> Peer | None:
 
 
 def refusal(identity: Identity | None, node: str) -> str | None:
-    """Why this peer may not speak for `node`, or None when it may."""
+    """Return why this peer may not send data of `node`, or None if it may."""
     if identity is None or (identity.role is Role.AGENT and identity.name == node):
         return None
     return f"the certificate is for {identity}; data of node {node!r} needs one for {SCHEME}agent/{node}"
@@ -107,7 +107,7 @@ class DeniedError(ValueError):
 
 
 class Denied:
-    """Serial numbers of certificates that are not accepted any more, from a file that may change at any time.
+    """Serial numbers of certificates that are no longer accepted, from a file that may change at any time.
 
     A file that becomes unreadable leaves the last list in force, with `trouble`.
     """
@@ -126,7 +126,7 @@ class Denied:
             self._read(path)
 
     def serials(self) -> frozenset[int]:
-        """Those that are denied; reads the file when it changed."""
+        """Return the denied serials; read the file again if it changed."""
         if self._path is None:
             return self._serials
         with self._lock:
@@ -135,12 +135,12 @@ class Denied:
                 self.trouble = ""
             except DeniedError as error:
                 if self.trouble != str(error):
-                    log.error("%s; the list as it was before stays in force", error)
+                    log.error("%s; the previous list stays in force", error)
                 self.trouble = str(error)
         return self._serials
 
     def refusal(self, auth_context: Mapping[str, Sequence[bytes]]) -> str | None:
-        """Why the certificate of this gRPC peer is not accepted, or None when it is."""
+        """Return why the certificate of this gRPC peer is not accepted, or None if it is."""
         for pem in auth_context.get("x509_pem_cert", ()):
             number = x509.parse_pem(pem)[0].serial
             if number in self.serials():
@@ -165,7 +165,7 @@ class Denied:
                     found.add(int(text, 16))
             except ValueError:
                 raise DeniedError(
-                    f"tls.denied_serials_file: {path}, line {number}: {line[:80]!r} is no serial number; write what"
+                    f"tls.denied_serials_file: {path}, line {number}: {line[:80]!r} is not a serial number; write what"
                     " `openssl x509 -noout -serial` prints"
                 ) from None
         self._stamp, self._serials = stamp, frozenset(found)

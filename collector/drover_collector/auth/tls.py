@@ -1,7 +1,7 @@
-"""The collector's certificate in service: renewed files are taken at the next handshake; open streams go on.
+"""Serve TLS with the collector's certificate. Renewed files are used from the next handshake on; open streams continue.
 
-Each handshake looks at the three files' times, three calls of stat. What cannot be used, such as a key that is
-written before its certificate, changes nothing: the pair before it stays in force, and Status says so.
+Each handshake checks the three files' times (three calls of stat). Files that cannot be used, such as a key written
+before its certificate, change nothing: the previous pair stays in force, and Status says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drover_core.settings import SettingsError, setting
 
 log = logging.getLogger(__name__)
 
-_AGENTS = ("h2",)  # what their server speaks
+_AGENTS = ("h2",)  # the protocol of the agents' server
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,16 @@ class TlsConfig:
 
 
 class ServerTls:
-    """ca, cert and key of the settings. Used from the event loop, gRPC's threads, the metrics page's and the API's.
+    """The settings' ca, cert and key. Safe from the event loop and from the threads of gRPC, metrics page and API.
 
-    `connections` counts TLS handshakes begun, by listener: those that no stream or call follows have failed.
+    `connections` counts the TLS handshakes begun, by listener. One that no stream or call follows has failed.
     """
 
     def __init__(self, ca: Path | str, cert: Path | str, key: Path | str) -> None:
         """
         Raises:
-            SettingsError: files that cannot be used, in one line. Ended ones can: nobody will trust them, but what is
-                written in their place is taken without a restart.
+            SettingsError: files that cannot be used, in one line. Expired ones can: no peer trusts them, but files
+                written in their place are used without a restart.
         """
         self.trouble = ""  # why files that changed are not in force
         self.connections: Counter[str] = Counter()
@@ -66,53 +66,53 @@ class ServerTls:
         return self._files.own
 
     def credentials(self, listener: str) -> grpc.ServerCredentials:
-        """For one gRPC server; only peers with a certificate of the authority come through."""
-        self._look()
+        """Return credentials for one gRPC server. Only peers with a certificate of the authority pass."""
+        self._reload()
         with self._lock:
             first, given = self._configuration(), [self._version]
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            """Called by gRPC at each handshake; None: go on with what you have."""
+            """Return the files if they changed. gRPC calls this at each handshake; None: keep the current ones."""
             self.connections[listener] += 1
-            self._look()
+            self._reload()
             with self._lock:
                 if self._version == given[0]:
                     return None
                 given[0] = self._version
                 return self._configuration()
 
-        # The types leave out None, which the documentation has.
+        # The stubs lack None, which gRPC documents.
         fetcher = cast("Callable[[], grpc.ServerCertificateConfiguration]", fetch)
         return grpc.dynamic_ssl_server_credentials(first, fetcher, require_client_authentication=True)
 
     def contexts(self, listener: str) -> Callable[[], ssl.SSLContext]:
-        """For the agents' server, which calls it at each handshake."""
+        """Return a function for the agents' server, which calls it at each handshake."""
 
         def context() -> ssl.SSLContext:
             self.connections[listener] += 1
-            self._look()
+            self._reload()
             with self._lock:
                 return self._agents_context
 
         return context
 
     def context(self) -> ssl.SSLContext:
-        """For one connection of the metrics page."""
-        self._look()
+        """Return the context for one connection of the metrics page."""
+        self._reload()
         with self._lock:
             return self._context
 
     def troubles(self, now_s: float | None = None) -> list[str]:
-        """What is wrong with the files, or soon will be."""
-        self._look()
+        """Return sentences about files that are wrong or expire soon."""
+        self._reload()
         with self._lock:
             found = x509.expiry_warnings(self._files, self._paths[0], self._paths[1], now_s)
             if self.trouble:
-                found.append(f"{self.trouble}; the files as they were before are in force")
+                found.append(f"{self.trouble}; the previous files stay in force")
         return found
 
-    def _look(self) -> None:
-        """Take the files in when they changed."""
+    def _reload(self) -> None:
+        """Load the files if they changed."""
         stamp = x509.file_versions(*self._paths)
         with self._lock:
             if stamp == self._stamp:
@@ -122,9 +122,9 @@ class ServerTls:
                 context, agents_context = self._new_context(), self._new_context(_AGENTS)
             except x509.CertificateError as error:
                 if self.trouble != str(error):
-                    log.error("%s; the files as they were before stay in force", error)
+                    log.error("%s; the previous files stay in force", error)
                 self.trouble = str(error)
-                return  # looked at again next time: the stamp is still the old one
+                return  # read again at the next handshake: the stamp is still the old one
             self._stamp, self.trouble = stamp, ""
             if files != self._files:
                 self._files, self._context, self._agents_context = files, context, agents_context
@@ -147,7 +147,7 @@ class ServerTls:
         if protocols:
             context.set_alpn_protocols(list(protocols))
             context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
-            context.num_tickets = 0  # gRPC's clients resume nothing
+            context.num_tickets = 0  # gRPC's clients resume no session
         try:
             context.load_cert_chain(cert, key)
             context.load_verify_locations(ca)
@@ -157,7 +157,7 @@ class ServerTls:
 
 
 def server_tls(config: TlsConfig) -> ServerTls | None:
-    """None without tls settings: plain connections, which settings allow on loopback only.
+    """Return the TLS of the settings; None: plain connections, which settings allow on loopback only.
 
     Raises:
         SettingsError: files that cannot be used.

@@ -1,1 +1,1 @@
-"""Drover about itself: the metrics page, its self check, the dead man's switch."""
+"""Drover's own health: the metrics page, the self check, the dead man's switch."""

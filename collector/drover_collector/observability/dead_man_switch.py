@@ -1,8 +1,8 @@
-"""The dead-man's switch: a sign of life at a steady interval while Drover sees, judges and can tell, so that silence
-alarms. What takes it must be elsewhere, and alarm by itself: healthchecks.io, Dead Man's Snitch and the like.
+"""The dead man's switch: ping a service at a steady interval while Drover works, so that silence raises an alarm.
 
-The ping is a GET, as https://healthchecks.io/docs/http_api/ has it: any answer of 2xx counts. `fail_url`, as its
-/fail, is asked while Drover is blind and can still say so, so that nobody waits for the silence to be noticed.
+The service must run elsewhere and alarm by itself, such as healthchecks.io or Dead Man's Snitch. A ping is a GET, as in
+https://healthchecks.io/docs/http_api/: any 2xx answer counts. While Drover is blind, `fail_url` (its /fail) is pinged
+instead, so that the alarm does not wait for the silence.
 """
 
 from __future__ import annotations
@@ -17,76 +17,77 @@ from urllib.parse import urlsplit
 from drover_collector.api.snapshot import HeartbeatStatus
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
 from drover_collector.notify.http import Bounded, Http, HttpAnswer
-from drover_collector.observability.self_check import HealthSignals, beats, self_check
+from drover_collector.observability.self_check import HealthSignals, self_check, works
 from drover_collector.store import StoreError
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0  # how often it is looked, so that status and metrics tell of blindness soon
-ASK_S = 8.0  # for the figures; what takes longer hangs in the store
-SUBJECT = "blind"  # its place among the troubles of detection
+CHECK_S = 10.0  # between checks, so that status and metrics show blindness soon
+SIGNALS_S = 8.0  # for reading the signals; a longer read hangs in the store
+SUBJECT = "blind"  # its key among the troubles of detection
 
 
 class DeadManSwitch:
-    """
+    """Pings at its interval and reports blindness. One thread at a time.
+
     Args:
-        look: gives the figures; may block.
-        troubles: where a sentence is put while Drover is blind, under SUBJECT.
+        read_signals: may block.
+        troubles: gets a sentence under SUBJECT while Drover is blind.
     """
 
     def __init__(
         self,
         config: HeartbeatConfig,
-        look: Callable[[], HealthSignals],
+        read_signals: Callable[[], HealthSignals],
         troubles: MutableMapping[str, str],
         *,
         environment: Mapping[str, str] = os.environ,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._config, self._look, self._troubles, self._monotonic = config, look, troubles, monotonic
+        self._config, self._read_signals, self._troubles, self._monotonic = config, read_signals, troubles, monotonic
         self._url, self._fail_url = ping_urls(config, environment)
         self._http = Http(config.timeout_s, config.ca_file, config.proxy)
-        self._figures: Bounded[HealthSignals] = Bounded("signs", ASK_S)
+        self._signals: Bounded[HealthSignals] = Bounded("signs", SIGNALS_S)
         self._pings: Bounded[HttpAnswer] = Bounded("heartbeat", 3 * config.timeout_s)
         self._next_s = 0.0
-        self.beats = HeartbeatStatus()
+        self.status = HeartbeatStatus()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Check until cancelled."""
         while True:
             try:
-                await asyncio.to_thread(self.look)
-            except Exception:  # a defect of ours must not end this watch; the silence then tells
-                log.exception("looking whether Drover is blind")
-            await asyncio.sleep(min(LOOK_S, self._config.interval_s))
+                await asyncio.to_thread(self.check)
+            except Exception:  # a defect must not end this watch; the silence then raises the alarm
+                log.exception("checking whether Drover is blind failed")
+            await asyncio.sleep(min(CHECK_S, self._config.interval_s))
 
-    def look(self) -> None:
-        """Once: tell of blindness, and give the sign of life when it is due."""
-        figures, reasons = self._judge()
-        self._tell(reasons)
+    def check(self) -> None:
+        """Check once: report blindness, and ping if a ping is due."""
+        signals, reasons = self._judge()
+        self._report(reasons)
         if self._monotonic() < self._next_s:
             return
-        if figures is not None and beats(figures, reasons):
+        if signals is not None and works(signals, reasons):
             self._ping(self._url)
         elif reasons:
             self._ping(self._fail_url)
         else:
-            return  # it stands by, or begins: the sign is another's, or not due yet
+            return  # another collector detects and pings, or this one has not begun yet
         self._next_s = self._monotonic() + self._config.interval_s
 
     def _judge(self) -> tuple[HealthSignals | None, list[str]]:
         try:
-            figures = self._figures.call(self._look)
+            signals = self._signals.call(self._read_signals)
         except StoreError as error:
             return None, [f"the store does not answer ({error})"]
-        if figures is None:
-            return None, [f"the store does not answer within {ASK_S:g} s"]
-        return figures, self_check(figures, self._config.silent_ratio)
+        if signals is None:
+            return None, [f"the store does not answer within {SIGNALS_S:g} s"]
+        return signals, self_check(signals, self._config.silent_ratio)
 
-    def _tell(self, reasons: list[str]) -> None:
+    def _report(self, reasons: list[str]) -> None:
         text = f"Drover is blind: {'; '.join(reasons)}." if reasons else ""
         if bool(text) != (SUBJECT in self._troubles):
-            log.log(logging.ERROR if text else logging.WARNING, "%s", text or "Drover sees again")
+            log.log(logging.ERROR if text else logging.WARNING, "%s", text or "Drover is no longer blind")
         if text:
             self._troubles[SUBJECT] = text
         else:
@@ -96,11 +97,11 @@ class DeadManSwitch:
         if url is None:
             return
         answer = self._pings.call(lambda: self._http.request("GET", url, {}, read=False))
-        trouble = "it does not end" if answer is None else "" if answer.good else answer.told()
-        if trouble and trouble != self.beats.trouble:
-            log.warning("the sign of life did not arrive at %s: %s", urlsplit(url).hostname, trouble)
-        self.beats.trouble = trouble
+        trouble = "it does not return" if answer is None else "" if answer.good else answer.told()
+        if trouble and trouble != self.status.trouble:
+            log.warning("the heartbeat did not reach %s: %s", urlsplit(url).hostname, trouble)
+        self.status.trouble = trouble
         if trouble:
-            self.beats.failed += 1
+            self.status.failed += 1
         else:
-            self.beats.sent += 1
+            self.status.sent += 1

@@ -1,4 +1,4 @@
-"""What the metrics page says of the fleet, of ingest, detection, notifications and the process: all of it in memory."""
+"""The metrics page's families about fleet, ingest, detection, notifications and the process, all from memory."""
 
 from __future__ import annotations
 
@@ -35,12 +35,16 @@ def fleet(page: Page, facts: ApiSnapshot) -> None:
     page.gauge(
         "drover_nodes_unknown", "nodes that report and are not in the fleet file", len(facts.stats.unknown_nodes)
     )
-    severities = {"info": 0, "warning": 0, "critical": 0}  # a rule's expression needs the series of none open too
+    severities = {
+        "info": 0,
+        "warning": 0,
+        "critical": 0,
+    }  # an alert needs the series also when none is open
     severities |= Counter(str(i.severity) for i in incidents)
     page.gauge("drover_open_incidents", "open incidents by severity", severities, "severity")
     kinds = Counter(str(i.kind) for i in incidents)
     page.gauge("drover_open_incidents_by_kind", "open incidents by kind", kinds, "kind")
-    incidents = [i for i in incidents if i.kind is not IncidentKind.IDLE]  # GPUs held idle are no fault's cost
+    incidents = [i for i in incidents if i.kind is not IncidentKind.IDLE]  # idle GPUs cost nothing that a fault caused
     page.gauge("drover_jobs_hurt", "jobs that open incidents hurt", len(jobs_hurt(incidents)))
     lost = sum(i.gpu_hours_lost or 0 for i in incidents)
     waited = sum(i.gpu_hours_waited or 0 for i in incidents)
@@ -57,7 +61,7 @@ def _reporting(page: Page, facts: ApiSnapshot) -> None:
         seen = facts.last_seen()
         stored = facts.once("stored last seen", LONG_S, lambda: facts.store.entities.last_seen(facts.index))
     except StoreError:
-        return  # not known; `drover_store_answers` says why
+        return  # not known; `drover_store_answers` shows why
     page.gauge(
         "drover_nodes_reporting",
         "nodes of the fleet file whose data came within 30 s",
@@ -73,14 +77,20 @@ def _reporting(page: Page, facts: ApiSnapshot) -> None:
             "age of the newest stored sample of each reporting node, the median; it is read every 5 s",
             float(np.median(ages)),
         )
-        page.gauge("drover_newest_sample_age_max_seconds", "likewise, the oldest of them", float(ages.max()))
+        page.gauge(
+            "drover_newest_sample_age_max_seconds",
+            "age of the newest stored sample of each reporting node, the oldest",
+            float(ages.max()),
+        )
 
 
 def ingest(page: Page, facts: ApiSnapshot) -> None:
     stats = facts.stats
     page.gauge("drover_agents_connected", "agents with an open stream", stats.connected)
     page.gauge("drover_openings_waiting", "agents that have connected and wait for their turn", stats.openings_waiting)
-    page.counter("drover_openings_turned_away_total", "agents that were told to connect again later", stats.turned_away)
+    page.counter(
+        "drover_openings_turned_away_total", "agents that were asked to connect again later", stats.turned_away
+    )
     page.counter("drover_batches_total", "batches stored", stats.batches)
     page.counter("drover_rows_total", "rows stored: one entity at one moment", stats.rows)
     page.counter("drover_samples_total", "samples stored: values that were present", stats.samples)
@@ -103,7 +113,7 @@ def ingest(page: Page, facts: ApiSnapshot) -> None:
     page.counter("drover_slowed_total", "times an agent was read later, for sending more than its share", stats.slowed)
     page.counter("drover_left_with_agents_total", "messages left in agents' spools as the store failed", stats.dropped)
     page.counter("drover_streams_replaced_total", "streams ended as a newer one came for their node", stats.replaced)
-    page.gauge("drover_unstored_events", "events judged and told, but not stored yet", stats.unstored_events)
+    page.gauge("drover_unstored_events", "events judged and notified, but not stored yet", stats.unstored_events)
     page.gauge("drover_waiting_bytes", "bytes taken in and not stored yet", stats.waiting_bytes)
     limits = stats.limits
     limit = limits.waiting_bytes + limits.record_bytes
@@ -150,7 +160,7 @@ def detection(page: Page, facts: ApiSnapshot) -> None:
         "results that wait for a store that does not take them",
         pipeline.waiting_outcomes,
     )
-    # A standby judges nothing, so nothing of its own can be late.
+    # A standby judges nothing, so it cannot be late.
     if pipeline.leading:
         page.gauge(
             "drover_blind",
@@ -180,7 +190,7 @@ def notifications(page: Page, facts: ApiSnapshot) -> None:
 
 
 def process(page: Page, facts: ApiSnapshot) -> None:
-    """The names that Prometheus' own client libraries have."""
+    """Add the process' families, named as in Prometheus' client libraries."""
     me = psutil.Process()
     with me.oneshot():
         cpu = me.cpu_times()

@@ -1,4 +1,8 @@
-"""The collector's own figures in Prometheus' text format, on an optional listener."""
+"""Serve the collector's own metrics in Prometheus' text format, on an optional listener.
+
+prometheus_client writes the page. Its HTTP server has no bound on connections and none on slow readers, so the
+listener is ours.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,7 @@ from drover_collector.api.store import StoreWatch
 from drover_collector.auth.authorization import PAGE
 from drover_collector.auth.connection_limit import ConnectionLimit
 from drover_collector.auth.tls import Contexts
-from drover_collector.observability import families
-from drover_collector.observability import store_metrics as metrics_store
+from drover_collector.observability import families, store_metrics
 from drover_collector.observability.page import CONTENT_TYPE, Page
 from drover_core import x509
 
@@ -27,13 +30,13 @@ BACKLOG = 128
 
 
 def exposition(facts: ApiSnapshot, watch: StoreWatch) -> str:
-    """The page. It does not wait for a store that hangs: what only the store can tell is left out then."""
+    """Return the page. While the store hangs, its families are left out and the page does not wait."""
     page = Page()
     families.fleet(page, facts)
     families.ingest(page, facts)
     families.detection(page, facts)
     families.notifications(page, facts)
-    metrics_store.add(page, facts, watch.look())
+    store_metrics.add(page, facts, watch.look())
     families.process(page, facts)
     return page.text()
 
@@ -44,7 +47,7 @@ class MetricsServer:
     def __init__(self, facts: ApiSnapshot, host: str, port: int, tls: Contexts | None = None, most: int = 64) -> None:
         """
         Args:
-            most: connections at once, each with a thread; then the oldest of the address that has most is cut off.
+            most: connections at once, each with a thread. One more closes the oldest of the address that has most.
         Raises:
             OSError: the address cannot be listened on.
         """
@@ -60,8 +63,8 @@ class MetricsServer:
 
 def _server(facts: ApiSnapshot, host: str, port: int, tls: Contexts | None, most: int) -> ThreadingHTTPServer:
     watch = StoreWatch(facts)
-    crowd: ConnectionLimit[socket.socket] = ConnectionLimit()
-    lock = threading.Lock()  # of the crowd
+    limit: ConnectionLimit[socket.socket] = ConnectionLimit()
+    lock = threading.Lock()  # of the limit
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_S
@@ -99,18 +102,18 @@ def _server(facts: ApiSnapshot, host: str, port: int, tls: Contexts | None, most
 
         def process_request(self, request: Any, client_address: Any) -> None:
             with lock:
-                if len(crowd) >= most and (spare := crowd.spare()) is not None:
-                    crowd.leave(spare)
+                if len(limit) >= most and (spare := limit.spare()) is not None:
+                    limit.leave(spare)
                     _cut(spare)
-                crowd.join(request, str(client_address[0]))
+                limit.join(request, str(client_address[0]))
             try:
                 super().process_request(request, client_address)
-            except RuntimeError:  # no thread more
+            except RuntimeError:  # no more threads
                 self.shutdown_request(request)
                 raise
 
         def process_request_thread(self, request: Any, client_address: Any) -> None:
-            # Each read has its own timeout, and a peer that sends a byte now and then would have for ever.
+            # Each read has its own timeout, so a peer that sends a byte now and then would never end.
             end = threading.Timer(REQUEST_S, _cut, [request])
             end.daemon = True
             end.start()
@@ -120,8 +123,8 @@ def _server(facts: ApiSnapshot, host: str, port: int, tls: Contexts | None, most
                 end.cancel()
 
         def shutdown_request(self, request: Any) -> None:
-            with lock:  # before it is closed: another may have its number then
-                crowd.leave(request)
+            with lock:  # before it is closed: afterwards another may have its file number
+                limit.leave(request)
             super().shutdown_request(request)
 
         def handle_error(self, _request: Any, client_address: Any) -> None:
@@ -131,13 +134,13 @@ def _server(facts: ApiSnapshot, host: str, port: int, tls: Contexts | None, most
 
 
 def _cut(connection: socket.socket) -> None:
-    """Its thread is in the midst of a read, which ends then."""
-    with contextlib.suppress(OSError):  # it has gone by itself
+    """Close a connection under its thread, whose read then ends."""
+    with contextlib.suppress(OSError):  # it has closed by itself
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not TLS's own
 
 
 def _tls_of(connection: ssl.SSLSocket) -> dict[str, list[bytes]]:
-    """What gRPC would tell of this peer."""
+    """Return the peer's authentication as gRPC gives it."""
     der = connection.getpeercert(True) or b""
     names = [name.encode() for name in x509.parse(der).uris] if der else []
     pem = [ssl.DER_cert_to_PEM_cert(der).encode()] if der else []

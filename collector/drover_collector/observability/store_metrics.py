@@ -1,4 +1,4 @@
-"""What the metrics page says of the store."""
+"""The metrics page's families about the store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from drover_collector.observability.page import Page
 
 
 def add(page: Page, facts: ApiSnapshot, figures: StoreFigures | None) -> None:
-    """The families about the store. Figures that it does not tell are left out, never 0."""
+    """Add the families. Figures that the store does not give are left out, never 0."""
     page.gauge("drover_store_answers", "1 while the store says how it stands, else 0", int(figures is not None))
     page.gauge(
         "drover_store_retention_seconds", "raw samples older than this are deleted", facts.store.retention_days * DAY_S

@@ -1,7 +1,7 @@
-"""Memory that was freed goes back to the system: a collector that took in much at once must not keep it for ever.
+"""Return freed memory to the system, so that a collector that received much at once does not keep it.
 
-What glibc would else do: an arena for each of dozens of threads, each keeping the large arrays that were made there.
-By calls, not through the environment, so that it holds however the collector is started.
+Otherwise glibc has an arena for each of dozens of threads, and each keeps the large arrays made there. Set by calls,
+not by environment, so that it holds however the collector is started.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import ctypes
 import gc
 
 ARENAS = 2  # of small things, for all threads
-MAPPED_BYTES = 512 << 10  # arrays from this size on are the system's own pages, and go back when they are freed
-KEPT_BYTES = 4 << 20  # at the end of an arena, when all behind it is free
+MAPPED_BYTES = 512 << 10  # larger arrays are mapped pages, which go back when they are freed
+KEPT_BYTES = 4 << 20  # free bytes kept at the end of an arena
 
-# Python looks for rings of dead objects after every 700 new ones, and through all objects whenever there are a quarter
-# more: with thousands of streams that open at once a sixth of the event loop's time. Here all are looked through by
-# `give_back` only.
+# Python's collector runs after every 700 new objects, and over all objects whenever there are a quarter more: with
+# thousands of streams that open at once it takes a sixth of the event loop's time. Here only `give_back` runs it fully.
 YOUNG, MIDDLE, NEVER = 10_000, 20, 1_000_000
 
 # glibc's malloc.h
@@ -24,7 +23,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 
 def settle() -> None:
-    """At the start. Leaves the C library alone where it has no such settings."""
+    """Set the limits, at the start. A C library without such settings is left alone."""
     gc.set_threshold(YOUNG, MIDDLE, NEVER)
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -35,19 +34,19 @@ def settle() -> None:
 
 
 def settled() -> None:
-    """What lives now lives to the end: it is not looked through any more."""
+    """Exclude all present objects from later collections: they live to the end."""
     gc.collect()
     gc.freeze()
 
 
 def give_back() -> None:
-    """Now and then: what nothing leads to is freed, and what was freed goes back. All Python stands still for the
-    first, some tenths of a second for a million objects."""
+    """Collect unreachable objects and return freed memory, now and then. The collection stops all Python threads for
+    some tenths of a second with a million objects."""
     gc.collect()
     trim()
 
 
 def trim() -> None:
-    """What was freed between things that are in use goes back too: columns of a tick between thousands of streams."""
+    """Return also what was freed between objects in use, such as a tick's columns between thousands of streams."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

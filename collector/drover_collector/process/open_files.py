@@ -1,4 +1,4 @@
-"""How many files and connections this process may open: each agent's stream takes one."""
+"""Limits of open files and connections: each agent's stream takes one file."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import resource
 
 log = logging.getLogger(__name__)
 
-OTHERS = 2_000  # files that the store has open at most, as ClickHouse keeps them; people's connections, logs
+OTHERS = 2_000  # files for the store (ClickHouse's limit), people's connections and logs
 
 PEOPLE, LEAST = 256, 16  # connections to the Fleet API: consoles, commands; fewer where few files may be open
 
 
 def raise_limit() -> None:
-    """The soft limit up to the hard one, which only the system's owner may raise."""
+    """Raise the soft limit to the hard one, which only root may raise."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -23,30 +23,30 @@ def raise_limit() -> None:
 
 
 def agents_that_fit() -> int | None:
-    """How many streams may be open at once; None: any number."""
+    """Return how many streams may be open at once; None: any number."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else max(0, soft - OTHERS)
 
 
 def connections() -> int | None:
-    """How many the agents' server may have at once, so that the store can still open its files; None: any number."""
+    """Return how many connections the agents' server may have, so that the store can still open files; None: any."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else max(soft - OTHERS, soft // 2)
 
 
 def people() -> int:
-    """Connections to the Fleet API at once. Each takes up to three files: its own, and both ends of its way to gRPC."""
+    """Return the limit of connections to the Fleet API. Each takes up to three files: its own and two to gRPC."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return PEOPLE if soft == resource.RLIM_INFINITY else max(LEAST, min(PEOPLE, soft // 16))
 
 
 def scrapers() -> int:
-    """Connections to the metrics page at once, a file and a thread each."""
+    """Return the limit of connections to the metrics page, each a file and a thread."""
     return people() // 4
 
 
 def troubles(nodes: int) -> list[str]:
-    """Whether the agents of a fleet of so many nodes fit, as a sentence when they don't."""
+    """Return a sentence if the agents of `nodes` nodes do not fit."""
     fit = agents_that_fit()
     if fit is None or nodes <= fit:
         return []

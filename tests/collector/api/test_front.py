@@ -117,7 +117,7 @@ async def test_one_that_says_nothing_ends_and_one_that_leaves_gives_its_place_ba
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(front, "HANDSHAKE_S", 0.2)
-    monkeypatch.setattr(front, "CARE_S", 0.05)
+    monkeypatch.setattr(front, "CHECK_S", 0.05)
     async with echoing(tmp_path) as (port, crowded):
         assert await ended(await asyncio.open_connection("127.0.0.1", port))
         for _ in range(3 * PLACES):

@@ -122,7 +122,7 @@ async def test_a_role_is_looked_at_before_the_request_is_received(fleet: Fleet) 
 
 @in_loop
 async def test_a_call_without_a_request_ends(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "HEAR_S", 0.1)
+    monkeypatch.setattr(gate, "REQUEST_S", 0.1)
     async with Server(fleet.issue("collector", "c2")) as server, server.channel(fleet.issue("viewer", "v1")) as made:
         silent = made.stream_stream(STATUS)()
         assert await asyncio.wait_for(silent.code(), WAIT_S) is grpc.StatusCode.DEADLINE_EXCEEDED

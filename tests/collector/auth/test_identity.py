@@ -59,7 +59,7 @@ def test_an_agent_speaks_for_its_node_only() -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("0A1B\nxyz\n", "line 2: 'xyz' is no serial number"), (None, "No such file"), ("\u00e9", "is not plain text")],
+    [("0A1B\nxyz\n", "line 2: 'xyz' is not a serial number"), (None, "No such file"), ("\u00e9", "is not plain text")],
 )
 def test_a_list_of_serials_that_cannot_be_used(tmp_path: Path, text: str | None, says: str) -> None:
     path = tmp_path / "denied"

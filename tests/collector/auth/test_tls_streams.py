@@ -48,10 +48,10 @@ def test_open_streams_of_both_services_end_when_denied(fleet: Fleet, collector: 
         ):
             export = channel.unary_stream(EXPORT)(b"x")
             assert await export.read() == b"x"
-            server.gate.look()
+            server.gate.check_open_calls()
             await echo(stream)
             deny(denied, f"{agent.serial:X}  # n0\n{viewer.serial:x}\n")
-            server.gate.look()
+            server.gate.check_open_calls()
             for call, files in ((stream, agent), (export, viewer)):
                 assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.PERMISSION_DENIED
                 assert f"with serial {files.serial:X} is denied" in (await call.details() or "")
@@ -60,7 +60,7 @@ def test_open_streams_of_both_services_end_when_denied(fleet: Fleet, collector: 
             await echo(bystander)
             # A broken list leaves the last good one in force.
             deny(denied, "not a number\n")
-            server.gate.look()
+            server.gate.check_open_calls()
             assert "is denied" in await server.ask(STATUS, viewer)
             await echo(bystander)
             assert any("line 1: 'not a number'" in line for line in server.gate.troubles())
@@ -75,12 +75,12 @@ def test_who_is_denied_while_an_answer_is_on_its_way_hears_it(fleet: Fleet, coll
     async def scenario() -> None:
         viewer = fleet.issue("viewer", "wall")
         async with Server(collector, denied=Denied(denied)) as server, server.channel(viewer) as channel:
-            server.gate.look()
+            server.gate.check_open_calls()
             export = channel.unary_stream(EXPORT)(b"x" * (3 << 20))  # more than leaves before it is read
             await server.answering.wait()
             await asyncio.sleep(0)  # the answer is handed on
             deny(denied, f"{viewer.serial:X}\n")
-            server.gate.look()
+            server.gate.check_open_calls()
             while await asyncio.wait_for(export.read(), WAIT_S) is not grpc.aio.EOF:
                 pass
 
@@ -98,16 +98,16 @@ def test_an_open_stream_ends_with_its_certificate_which_is_told_days_before(flee
             open_stream(server, agent) as call,
             open_stream(server, other) as bystander,
         ):
-            server.gate.look()
+            server.gate.check_open_calls()
             assert server.gate.troubles() == []
             now[0] = begin + 7 * x509.DAY_S
-            server.gate.look()
+            server.gate.check_open_calls()
             (line,) = server.gate.troubles()
             assert "drover://agent/n0 at 20" in line
             assert "n1" not in line
             await echo(call)
             now[0] = begin + 20 * x509.DAY_S + 1
-            server.gate.look()
+            server.gate.check_open_calls()
             assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.PERMISSION_DENIED
             assert (await call.details()).startswith("the certificate of drover://agent/n0 ended at 20")
             await echo(bystander)

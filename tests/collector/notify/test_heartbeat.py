@@ -14,11 +14,11 @@ from drover_collector.observability.self_check import (
     JUDGED_S,
     STARTING_S,
     STUCK_S,
-    UNTOLD_S,
+    UNDELIVERED_S,
     HealthSignals,
-    beats,
+    read_signals,
     self_check,
-    signs_of,
+    works,
 )
 from drover_collector.store import Store, StoreError
 from drover_core.settings import SettingsError
@@ -26,7 +26,7 @@ from testbed.monitoring import facts_of
 from testbed.receivers import HttpReceiver, Reply, http_receiver
 
 WELL = HealthSignals(
-    leading=True, up_s=3600, expected=100, known=100, reporting=99, judged_s=17, untold_s={"ops": 0, "am": 3}
+    leading=True, up_s=3600, expected=100, known=100, reporting=99, judged_s=17, undelivered_s={"ops": 0, "am": 3}
 )
 HALF = 0.5
 
@@ -36,16 +36,19 @@ HALF = 0.5
     [
         ({}, None),
         ({"reporting": 50}, None),
-        ({"reporting": 49}, "nothing comes from 51 of 100 nodes"),
+        ({"reporting": 49}, "nothing arrives from 51 of 100 nodes"),
         ({"reporting": 0, "known": 0}, "no agent of 100 nodes has ever reported"),
         ({"expected": 0, "known": 0, "reporting": 0}, None),
         ({"judged_s": JUDGED_S}, None),
         ({"judged_s": JUDGED_S + 1}, "nothing was judged for 91 s"),
         ({"refused": "no space left"}, "the store takes no telemetry (no space left)"),
         ({"write_s": STUCK_S + 1}, "a write to the store has not returned for 61 s"),
-        ({"untold_s": {"ops": UNTOLD_S + 60, "am": 0}}, None),  # the other one is told
-        ({"untold_s": {"ops": UNTOLD_S + 60, "am": UNTOLD_S + 1}}, "no receiver takes messages, the oldest waits"),
-        ({"untold_s": {}}, None),
+        ({"undelivered_s": {"ops": UNDELIVERED_S + 60, "am": 0}}, None),  # the other one is told
+        (
+            {"undelivered_s": {"ops": UNDELIVERED_S + 60, "am": UNDELIVERED_S + 1}},
+            "no receiver takes messages, the oldest waits",
+        ),
+        ({"undelivered_s": {}}, None),
         ({"up_s": STARTING_S - 1, "reporting": 0, "judged_s": 999}, None),
         ({"leading": False, "reporting": 0, "judged_s": 999}, None),
     ],
@@ -56,11 +59,11 @@ def test_what_is_blind(changed: dict[str, object], says: str | None) -> None:
 
 
 def test_nobody_gives_a_sign_that_does_not_detect_or_has_not_begun() -> None:
-    assert beats(WELL, [])
-    assert not beats(WELL, ["nothing was judged"])
-    assert not beats(replace(WELL, leading=False), [])
-    assert not beats(replace(WELL, up_s=5, judged_s=JUDGED_S + 1), []), "it begins: nothing is judged yet"
-    assert not beats(replace(WELL, up_s=5, reporting=0), []), "it begins: no agent is back yet"
+    assert works(WELL, [])
+    assert not works(WELL, ["nothing was judged"])
+    assert not works(replace(WELL, leading=False), [])
+    assert not works(replace(WELL, up_s=5, judged_s=JUDGED_S + 1), []), "it begins: nothing is judged yet"
+    assert not works(replace(WELL, up_s=5, reporting=0), []), "it begins: no agent is back yet"
 
 
 class Watched:
@@ -88,7 +91,7 @@ class Watched:
 
     def after(self, seconds: float) -> None:
         self.now_s += seconds
-        self.heartbeat.look()
+        self.heartbeat.check()
 
 
 @pytest.fixture
@@ -127,7 +130,7 @@ def test_silence_alarms_and_blindness_is_said(tmp_path: Path, receiver: HttpRece
     watched.figures = WELL
     watched.after(60)
     assert paths() == ["/secret-id"]
-    assert (watched.heartbeat.beats.sent, watched.heartbeat.beats.failed) == (5, 0)
+    assert (watched.heartbeat.status.sent, watched.heartbeat.status.failed) == (5, 0)
 
 
 def test_without_a_second_address_blindness_is_silence(tmp_path: Path, receiver: HttpReceiver) -> None:
@@ -136,7 +139,7 @@ def test_without_a_second_address_blindness_is_silence(tmp_path: Path, receiver:
     watched.after(0)
     watched.after(60)
     assert receiver.got == []
-    assert "nothing comes from 99 of 100 nodes" in watched.troubles[SUBJECT]
+    assert "nothing arrives from 99 of 100 nodes" in watched.troubles[SUBJECT]
 
 
 def test_a_sign_that_does_not_arrive_is_counted_and_told_without_its_address(
@@ -146,21 +149,21 @@ def test_a_sign_that_does_not_arrive_is_counted_and_told_without_its_address(
     receiver.usual = Reply(status=404)
     watched.after(0)
     watched.after(60)
-    assert (watched.heartbeat.beats.sent, watched.heartbeat.beats.failed) == (0, 2)
+    assert (watched.heartbeat.status.sent, watched.heartbeat.status.failed) == (0, 2)
     assert [r.message for r in caplog.records if "sign of life" in r.message] == [
-        "the sign of life did not arrive at 127.0.0.1: answered 404"
+        "the heartbeat did not reach 127.0.0.1: answered 404"
     ]
     assert "secret-id" not in caplog.text
     receiver.usual = Reply()
     watched.after(60)
-    assert watched.heartbeat.beats.trouble == ""
+    assert watched.heartbeat.status.trouble == ""
 
 
 def test_a_store_that_hangs_is_blindness(
     tmp_path: Path, receiver: HttpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watched = Watched(tmp_path, f"{receiver.url}/id")
-    monkeypatch.setattr(watched.heartbeat._figures, "_limit_s", 0.05)
+    monkeypatch.setattr(watched.heartbeat._signals, "_limit_s", 0.05)
     receiver.usual = Reply(how="hang")  # stands for the store: whatever does not return
 
     def hangs() -> HealthSignals:
@@ -200,6 +203,6 @@ def test_the_figures_of_a_collector(store: Store) -> None:
     facts.pipeline.leading = True
     facts.stats.last_seen = {node.name: facts.now_ms() for node in facts.index.nodes[:3]}
     facts.stats.troubles["telemetry"] = "no space left"
-    found = signs_of(facts)
+    found = read_signals(facts)
     assert (found.leading, found.expected, found.known, found.reporting) == (True, 4, 3, 3)
-    assert (found.refused, found.untold_s) == ("no space left", {"ops": 0.0})
+    assert (found.refused, found.undelivered_s) == ("no space left", {"ops": 0.0})
