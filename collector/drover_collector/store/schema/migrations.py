@@ -193,7 +193,7 @@ def _written(clients: Clients, copy: str) -> None:
     parts = clients.rows(f"SELECT name, path, level FROM {clients.parts} WHERE table = '{copy}'")
     broken = [row for row in parts if not whole(Path(row["path"]))]
     if broken:
-        sources.clear(clients, copy, untold={row["name"] for row in broken if not row["level"]})
+        sources.clear(clients, copy, unacknowledged={row["name"] for row in broken if not row["level"]})
         raise StoreError(f"{copy}: what was copied is not on the disk; make room on it, and start again")
     os.sync()  # nor does it wait for the disk, and a power cut must find one of the two there
 
