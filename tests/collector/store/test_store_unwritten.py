@@ -19,7 +19,7 @@ UNWRITTEN = """
 import contextlib, resource, sys
 sys.path.insert(0, sys.argv[2])
 from drover_collector.store import Store, StoreError
-from drover_collector.store.durability.verify_insert import Whole
+from drover_collector.store.durability.verify_insert import InsertVerifier
 from drover_core.metrics.catalog import Scope
 from testbed.fleets import T0, everything, gpu_row, samples
 
@@ -36,15 +36,15 @@ def refused(sql):
     raise StoreError("the disk takes nothing")
 
 def unwritten(second):
-    before = Whole.before
+    before = InsertVerifier.before
 
     def none(self, *words):
-        Whole.before = before
+        InsertVerifier.before = before
         found = before(self, *words)
         may_write(0)
         return found
 
-    Whole.before = none
+    InsertVerifier.before = none
     try:
         write(second)
     except StoreError as error:
