@@ -211,13 +211,7 @@ def restore(
     Raises:
         StoreError: one line. The store is unchanged.
     """
-    parts = urlsplit(url)
-    if parts.scheme != "chdb":
-        raise StoreError(
-            f"{server.redacted(url)}: only an embedded store, chdb:///PATH, can be restored here;"
-            " on a server use RESTORE of ClickHouse"
-        )
-    path = Path(unquote(parts.path))
+    path, database = _address(url)
     manifest = _manifest(backup)
     there = path.is_dir() and any(path.iterdir())
     if there and not force:
@@ -231,7 +225,6 @@ def restore(
     with contextlib.ExitStack() as stack:
         if there:
             stack.enter_context(embedded.lock_file(path, 0))
-        database = parse_qs(parts.query).get("database", [engine.DATABASE])[0]
         clients = engine.connect(f"chdb://{quote(str(new))}?database={database}", 0)
         try:
             whole = parts_of_backup.without(backup, damaged, new / "whole") if damaged else backup
@@ -247,6 +240,16 @@ def restore(
             say(f"not restored, because it is damaged in the backup: {each}")
         _put_in_place(new, path, there, say)
     return copied
+
+
+def _address(url: str) -> tuple[Path, str]:
+    parts = urlsplit(url)
+    if parts.scheme != "chdb":
+        raise StoreError(
+            f"{server.redacted(url)}: only an embedded store, chdb:///PATH, can be restored here;"
+            " on a server use RESTORE of ClickHouse"
+        )
+    return Path(unquote(parts.path)), parse_qs(parts.query).get("database", [engine.DATABASE])[0]
 
 
 def _fill(
