@@ -45,12 +45,12 @@ from drover_collector.ingest.context import IngestContext, IngestListeners
 from drover_collector.ingest.limits import MESSAGE_BYTES
 from drover_collector.ingest.service import IngestService
 from drover_collector.listeners import AddressError, listen, listen_for_agents, metrics_server, socket_folder
-from drover_collector.notify import Outbox
+from drover_collector.notify import Outbox, OutboxOptions
 from drover_collector.notify.factory import notifiers
 from drover_collector.notify.maintenance_windows import validate_window_places
 from drover_collector.notify.routes import Routes, validate_places
 from drover_collector.notify.silences import Silences
-from drover_collector.notify.test_command import chosen, try_out
+from drover_collector.notify.test_command import choose, send_test
 from drover_collector.observability import self_check as blindness
 from drover_collector.observability.dead_man_switch import DeadManSwitch
 from drover_collector.pipeline.action_review import ActionReview
@@ -112,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "check":
             return _check(args.config, config, spec, policy)
         if args.command == "notify-test":
-            made = chosen(notifiers(config.notify, config.webhooks, spec), args.names)
-            return 0 if try_out(made, Severity(args.severity), config.console.url, over=args.over) else 1
+            made = choose(notifiers(config.notify, config.webhooks, spec), args.names)
+            return 0 if send_test(made, Severity(args.severity), config.console.url, over=args.over) else 1
         asyncio.run(serve(config, spec, policy))
     except (SettingsError, FleetError, StoreError, AddressError) as error:
         print(f"drover-collector: {error}", file=sys.stderr)
@@ -208,11 +208,24 @@ def _clock_remark(written_s: float | None, now_s: float) -> list[str]:
     ]
 
 
-def _unstored(url: str) -> Path | None:
-    """The file for what receivers are told while the store fails; systemd names the folder where that is a server."""
+def _fallback_file(url: str) -> Path | None:
+    """Return the file for messages that the store cannot keep. For a database server systemd names its folder."""
     kind, _, place = url.partition("://")
     folder = place.partition("?")[0] if kind == "chdb" else os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     return Path(folder) / "told-unstored.jsonl" if folder else None
+
+
+def _outbox(config: CollectorConfig, spec: FleetSpec, store: Store) -> Outbox:
+    """
+    Raises:
+        SettingsError: a receiver's secret cannot be read.
+    """
+    receivers = notifiers(config.notify, config.webhooks, spec)
+    options = OutboxOptions(
+        Routes(receivers, config.notify.route, spec.by_name), Silences(spec.by_name, config.maintenance),
+        fallback_file=_fallback_file(config.store.url),
+    )  # fmt: skip
+    return Outbox(store, receivers, config.console.url, options)
 
 
 async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> None:
@@ -243,11 +256,7 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
     )
     try:
         check_disk(config.store, store.sizes.disk())
-        receivers = notifiers(config.notify, config.webhooks, spec)
-        outbox = Outbox(
-            store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
-            silences=Silences(spec.by_name, config.maintenance), unstored=_unstored(config.store.url),
-        )  # fmt: skip
+        outbox = _outbox(config, spec, store)
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
         store.fence.use(leader.fence)
@@ -308,7 +317,7 @@ async def _serve(
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
     gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
-    listeners = IngestListeners(pipeline.take_events, pipeline.take_unstored, probing.desk.take_results)
+    listeners = IngestListeners(pipeline.take_events, pipeline.take_unstored, probing.desk.orders.take_results)
     ingest = IngestService(IngestContext(pipeline.store, pipeline.index, listeners))
     pipeline.buckets.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from drover_collector.actions.settings import ActConfig, used
 from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.context import NodeAccess, ProbeRuntime, Stream
 from drover_collector.probes.scheduling.group_orders import address_of
 from drover_collector.probes.scheduling.protection import Protection, Unprotected
 from drover_collector.probes.scheduling.requests import Asking, held_nodes
 from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
-from drover_collector.probes.service import ProbeOrderService, Stream
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import StoreError
 from drover_core.model.events import ProbeVerdict
@@ -23,22 +24,26 @@ class Probing:
         """`act`: which schedulers there are; None: none."""
         self._pipeline = pipeline
         self.stream: Callable[[str], Stream | None] = lambda _: None
+        nodes = NodeAccess(
+            lambda node: self.stream(node),
+            busy=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()),
+            address=self._address,
+            maintained=lambda: pipeline.outbox.silences.held(pipeline.now_ms()),
+        )
         self.desk = ProbeOrderService(
-            pipeline.store, pipeline.index, config, stream=lambda node: self.stream(node),
-            leading=lambda: pipeline.leading, now_ms=pipeline.now_ms, troubles=pipeline.ticks.troubles,
-            held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()), address=self._address,
-            protection=_protection(pipeline, config, act or ActConfig()),
+            pipeline.store, pipeline.index, config, nodes,
+            ProbeRuntime(lambda: pipeline.leading, pipeline.now_ms, pipeline.ticks.troubles),
+            _protection(pipeline, config, act or ActConfig()),
         )  # fmt: skip
-        self.desk.maintained = lambda: pipeline.outbox.silences.held(pipeline.now_ms())
         self.asking = Asking(
             pipeline.store, pipeline.index, config, self.desk, lambda: pipeline.leading, lambda: pipeline.incidents,
             pipeline.now_ms, lambda: {risk.node: risk.chance for risk in pipeline.engine.risks},
-            maintained=self.desk.maintained,
+            maintained=nodes.maintained,
         )  # fmt: skip
         self.desk.on_verdicts.append(self._judge)
         pipeline.saving.takers.append(self.asking.take)
         if pipeline.dispatcher is not None:
-            pipeline.dispatcher.returns.validator = self.desk
+            pipeline.dispatcher.returns.validator = self.desk.orders
             self.desk.on_verdicts.append(pipeline.dispatcher.on_verdicts)
 
     @property

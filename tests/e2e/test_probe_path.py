@@ -70,8 +70,8 @@ class Site:
         )
         self.probing = Probing(self.pipeline, CONFIG)
         self.probing.stream = collector.ingest.stream
-        self.probing.desk._poll_s = 0.05
-        collector.on_probes = self.probing.desk.take_results
+        self.probing.desk.runtime.poll_s = 0.05
+        collector.on_probes = self.probing.desk.orders.take_results
 
     async def judged(self) -> Incident:
         await self.pipeline.start()
@@ -150,7 +150,9 @@ async def test_an_innocent_gpu_is_cleared_and_not_drained(
     async with site(store, ran) as at:
         suspect = await at.judged()
         async with agents(at, tmp_path, Prober(healthy, 1001), NODE):
-            order = await asyncio.to_thread(at.probing.desk.ask, NODE, ProbeReason.CONFIRM, incident_id=suspect.id)
+            order = await asyncio.to_thread(
+                at.probing.desk.orders.ask, NODE, ProbeReason.CONFIRM, incident_id=suspect.id
+            )
             await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         cleared = at.incident()
         assert cleared.closed_ms is not None

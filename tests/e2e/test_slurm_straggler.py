@@ -142,8 +142,8 @@ class Site:
         actuator.observe_all = counted  # type: ignore[method-assign]  # the same, and counted
         self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4))
         self.probing.stream = collector.ingest.stream
-        self.probing.desk._poll_s = 0.05
-        collector.on_probes = self.probing.desk.take_results
+        self.probing.desk.runtime.poll_s = 0.05
+        collector.on_probes = self.probing.desk.orders.take_results
 
     async def judged(self) -> Incident:
         await self.pipeline.start()

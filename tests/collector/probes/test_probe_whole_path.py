@@ -136,11 +136,11 @@ class Site:
         )  # fmt: skip
         self.probing = Probing(self.pipeline, ProbesConfig())
         self.probing.stream = collector.ingest.stream
-        self.probing.desk._poll_s = 0.02
-        collector.on_probes = self.probing.desk.take_results
+        self.probing.desk.runtime.poll_s = 0.02
+        collector.on_probes = self.probing.desk.orders.take_results
 
     async def order(self) -> str:
-        return await asyncio.to_thread(lambda: self.probing.desk.ask("n0", ProbeReason.PERSON, by="ann"))
+        return await asyncio.to_thread(lambda: self.probing.desk.orders.ask("n0", ProbeReason.PERSON, by="ann"))
 
     async def over(self, order: str) -> str:
         await until(lambda: self.store.probes.orders.versions(order)[-1].state in ("done", "failed"), "the order's end")
