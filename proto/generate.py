@@ -1,4 +1,4 @@
-"""Generate `drover_proto/*_pb2*` from the .proto files; `tests/proto/test_generated.py` checks that it was done."""
+"""Generate `drover_proto/*_pb2*` from the .proto files. `tests/proto/test_generated.py` checks the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROTOS = ("telemetry.proto", "fleet.proto", "podresources.proto")
 
 
 def generate(out: Path) -> int:
-    """Write the generated modules under `out`/drover_proto; returns protoc's exit code."""
+    """Write the generated modules under `out`/drover_proto, and return protoc's exit code."""
     scripts = Path(sys.executable).parent
     return int(
         protoc.main(

@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from drover_collector.ingest import service as ingest
+from drover_collector import main as program
+from drover_collector.ingest.context import IngestContext
 from drover_collector.ingest.limits import Limits
 from drover_collector.main import main
 from drover_collector.pipeline import engine_thread as pipeline_judging
@@ -58,7 +59,8 @@ def arm(point: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    vars(ingest)["Limits"] = functools.partial(Limits, seqs_every_s=0.5)  # else these points come every 5 s
+    limits = Limits(seqs_every_s=0.5)  # else these points come every 5 s
+    vars(program)["IngestContext"] = functools.partial(IngestContext, limits=limits)
     if sys.argv[1]:
         arm(sys.argv[1], int(sys.argv[2]))
     if sys.argv[4:]:

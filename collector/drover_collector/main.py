@@ -39,8 +39,9 @@ from drover_collector.config import (
 )
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.grpc_h2 import GrpcServer, ServerOptions
+from drover_collector.ingest.context import IngestContext, IngestListeners
 from drover_collector.ingest.limits import MESSAGE_BYTES
-from drover_collector.ingest.service import Ingest
+from drover_collector.ingest.service import IngestService
 from drover_collector.listeners import AddressError, listen, listen_for_agents, metrics_server, socket_folder
 from drover_collector.notify import Outbox
 from drover_collector.notify.factory import notifiers
@@ -307,10 +308,8 @@ async def _serve(
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
     gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
-    ingest = Ingest(
-        pipeline.store, pipeline.index, pipeline.take_events, on_unstored=pipeline.take_unstored,
-        on_probes=probing.desk.take_results,
-    )  # fmt: skip
+    listeners = IngestListeners(pipeline.take_events, pipeline.take_unstored, probing.desk.take_results)
+    ingest = IngestService(IngestContext(pipeline.store, pipeline.index, listeners))
     pipeline.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream
     facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls)

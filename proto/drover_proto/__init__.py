@@ -1,1 +1,1 @@
-"""The wire: the .proto files, what is generated of them, and the packing of blocks."""
+"""The wire: the .proto files, the modules generated from them, and the packing of blocks."""

@@ -142,7 +142,7 @@ class Status(_message.Message):
     store_free_bytes: _builtins.int
     """of its disk; absent: not known (a server)"""
     store_days_left: _builtins.float
-    """until old samples must go for room, at the present rate; absent: not known"""
+    """until old samples must be deleted for space, at the present rate; absent: not known"""
     retention_days: _builtins.int
     """of raw samples"""
     role: _builtins.str
@@ -154,9 +154,9 @@ class Status(_message.Message):
     gpus_held: _builtins.int
     """by jobs"""
     gpus_idle: _builtins.int
-    """of those, idle for half an hour or longer; absent: cannot be told"""
+    """of those, idle for half an hour or longer; absent: not known"""
     gpus_free: _builtins.int
-    """in service and held by nobody; absent: cannot be told"""
+    """in service and held by no job; absent: not known"""
     pending: _builtins.int
     """decisions that wait for a person"""
     receivers: _builtins.int
@@ -321,7 +321,7 @@ class Layout(_message.Message):
     def racks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rack]: ...
     @_builtins.property
     def job_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """only where jobs were asked for; likewise"""
+        """only if jobs were requested; the same"""
 
     def __init__(
         self,
@@ -584,7 +584,7 @@ class NodeRequest(_message.Message):
     HEALTH_TO_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     health_from_ms: _builtins.int
-    """changes of health from then on; 0: none are told"""
+    """changes of health from then on; 0: none are sent"""
     health_to_ms: _builtins.int
     """until then; 0: until now"""
     def __init__(
@@ -657,7 +657,7 @@ class NodeDetail(_message.Message):
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkDetail]: ...
     @_builtins.property
     def inventory_peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___InventoryPeers]:
-        """of what of `inventory` is compared; a standby tells none"""
+        """for the entries of `inventory` that are compared; a standby sends none"""
 
     @_builtins.property
     def health(self) -> _containers.RepeatedCompositeFieldContainer[Global___HealthMoment]:
@@ -734,7 +734,7 @@ class InventoryPeers(_message.Message):
     having: _builtins.int
     """how many of them have it"""
     peers: _builtins.int
-    """how many told anything"""
+    """how many reported it"""
     def __init__(
         self,
         *,
@@ -1065,7 +1065,7 @@ class IncidentDetail(_message.Message):
     incident_json: _builtins.str
     health: _builtins.str
     may_answer: _builtins.bool
-    """whoever asks may approve and reject"""
+    """the caller may approve and reject"""
     silenced: _builtins.str
     """"silenced by anna until ...: why"; empty: it is not"""
     @_builtins.property
@@ -1335,7 +1335,7 @@ class ExportRequest(_message.Message):
     inventory: _builtins.bool
     """inventory.jsonl too, which the first clients do not take"""
     instances: _builtins.bool
-    """mig.parquet likewise"""
+    """mig.parquet too"""
     def __init__(
         self,
         *,
@@ -1565,7 +1565,7 @@ class ProbeValue(_message.Message):
     worse: _builtins.float
     """share by which it is worse than expected, negative: better"""
     detectable: _builtins.float
-    """the smallest such share that would be told"""
+    """the smallest such share that would be noticed"""
     spread: _builtins.float
     """coefficient of variation over its repeats"""
     order: _builtins.str
@@ -1709,9 +1709,9 @@ class ProbeHistoryReply(_message.Message):
     figure: _builtins.str
     unit: _builtins.str
     drift: _builtins.str
-    """a sentence: whether it has become worse, or why that cannot be told"""
+    """a sentence: whether it has become worse, or why that is not known"""
     steady: _builtins.bool
-    """absent: cannot be told"""
+    """absent: not known"""
     since_ms: _builtins.int
     """of a drift"""
     @_builtins.property
@@ -2082,9 +2082,9 @@ class RiskMeasured(_message.Message):
     captured: _builtins.float
     """share of the next days' faults that befell these"""
     recency: _builtins.float
-    """likewise by a plain rule: who came back from repair last"""
+    """the same by a simple rule: nodes by their last return from repair"""
     chance: _builtins.float
-    """likewise by no ranking"""
+    """the same without a ranking"""
     auc: _builtins.float
     failed_before: _builtins.float
     """share of the faults on nodes that had failed before: no history knows of the others"""
@@ -2396,7 +2396,7 @@ class DecisionList(_message.Message):
     DECISIONS_JSON_FIELD_NUMBER: _builtins.int
     MAY_ANSWER_FIELD_NUMBER: _builtins.int
     may_answer: _builtins.bool
-    """whoever asks may approve and reject"""
+    """the caller may approve and reject"""
     @_builtins.property
     def decisions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """drover_core.model.events.Decision"""
@@ -2450,7 +2450,7 @@ class Answered(_message.Message):
     DECISIONS_JSON_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def decisions_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what came of it: the answer, and what follows"""
+        """its outcome: the answer, and what follows"""
 
     def __init__(
         self,
@@ -2575,7 +2575,7 @@ class PolicyState(_message.Message):
 
     @_builtins.property
     def held_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """likewise that the guard holds back"""
+        """the same, of those that the guard holds back"""
 
     @_builtins.property
     def duties_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -2698,7 +2698,7 @@ class JobRow(_message.Message):
     waiting_share: _builtins.float
     """0..1: mean share of its GPUs' time that peers waited for the slowest, since then"""
     gpu_hours_waited: _builtins.float
-    """by incidents of the last 7 days that name it; absent: not told"""
+    """by incidents of the last 7 days that name it; absent: not known"""
     gpu_hours_lost: _builtins.float
     step_time_s: _builtins.float
     """of the loop that reports on its nodes; absent: none reports"""
@@ -2877,7 +2877,7 @@ class JobDetail(_message.Message):
 
     @_builtins.property
     def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what is not known, and what would tell it; a sentence each"""
+        """what is not known, and which source would report it; a sentence each"""
 
     def __init__(
         self,
@@ -3209,7 +3209,7 @@ class Fabric(_message.Message):
 
     @_builtins.property
     def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what is not known, and what would tell it; a sentence each"""
+        """what is not known, and which source would report it; a sentence each"""
 
     def __init__(
         self,
@@ -3467,7 +3467,7 @@ class Thermals(_message.Message):
 
     @_builtins.property
     def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """what is not known, and what would tell it; a sentence each"""
+        """what is not known, and which source would report it; a sentence each"""
 
     def __init__(
         self,
@@ -3529,7 +3529,7 @@ class RackHeat(_message.Message):
     margin_min_c: _builtins.float
     """least left to slowdown"""
     power_w: _builtins.float
-    """of its GPUs that tell it"""
+    """of its GPUs that report it"""
     power_known: _builtins.int
     """how many these are"""
     limit_w: _builtins.float
@@ -3926,7 +3926,7 @@ class AgentVersion(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """empty: not told"""
+    """empty: not known"""
     nodes: _builtins.int
     def __init__(
         self,
@@ -4056,7 +4056,7 @@ class IngestState(_message.Message):
     bytes_per_s: _builtins.float
     records_per_s: _builtins.float
     samples: _builtins.int
-    """since the start; likewise those below"""
+    """since the start, as are those below"""
     left_with_agents: _builtins.int
     """messages, as the store failed"""
     backoffs: _builtins.int
@@ -4380,13 +4380,13 @@ class Capacity(_message.Message):
     from_ms: _builtins.int
     to_ms: _builtins.int
     judged_ms: _builtins.int
-    """end of the bucket that idle and silent are told from; 0: none of the last minute"""
+    """end of the bucket that idle and silent are from; 0: none of the last minute"""
     currency: _builtins.str
     """of prices; empty: no price is set"""
     idle_after_s: _builtins.float
     """from when on a held GPU counts as idle"""
     untold: _builtins.int
-    """incidents of this time whose cost cannot be told"""
+    """incidents of this time whose cost is not known"""
     services_trouble: _builtins.str
     """why services are not known"""
     @_builtins.property
@@ -4454,9 +4454,9 @@ class PoolCapacity(_message.Message):
     held: _builtins.int
     """by a job"""
     idle: _builtins.int
-    """of those: idle for `idle_after_s` or longer; absent: cannot be told"""
+    """of those: idle for `idle_after_s` or longer; absent: not known"""
     unknown: _builtins.int
-    """nothing heard"""
+    """do not report"""
     out: _builtins.int
     """out of service"""
     free: _builtins.int
@@ -4705,9 +4705,9 @@ class ActPreview(_message.Message):
     VALIDATES_FIELD_NUMBER: _builtins.int
     NO_FORCE_FIELD_NUMBER: _builtins.int
     may_act: _builtins.bool
-    """whoever asks is an operator"""
+    """the caller is an operator"""
     hindrance: _builtins.str
-    """why it cannot be done at all; force does not help"""
+    """why it cannot be done; force does not help"""
     guard: _builtins.str
     """what the guard says against it; force passes it"""
     stage: _builtins.str
@@ -4721,7 +4721,7 @@ class ActPreview(_message.Message):
     validates: _builtins.str
     """resume: level of the probes that it has to pass first; empty: it is put back at once"""
     no_force: _builtins.bool
-    """whoever asks may neither pass the guard nor leave out probes: that takes an admin's certificate"""
+    """the caller may neither override the guard nor skip probes: that needs an admin's certificate"""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobThere]:
         """on the node"""
@@ -4785,7 +4785,7 @@ Global___JobThere: _TypeAlias = JobThere  # noqa: Y015
 
 @_typing.final
 class SilencesRequest(_message.Message):
-    """Of which incidents nobody is told, now and later; of the maintenance windows of the settings those that are open."""
+    """Silences in force and planned, and open maintenance windows of the settings."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -4817,7 +4817,7 @@ class SilenceList(_message.Message):
     MAY_CHANGE_FIELD_NUMBER: _builtins.int
     MAX_HOURS_FIELD_NUMBER: _builtins.int
     may_change: _builtins.bool
-    """whoever asks may make and end them"""
+    """the caller may create and end them"""
     max_hours: _builtins.float
     @_builtins.property
     def silences_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

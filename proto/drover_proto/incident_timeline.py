@@ -1,4 +1,4 @@
-"""The life of an incident in one timeline: what was seen, decided, answered, done and proven, in order of time."""
+"""The timeline of an incident: what was seen, decided, answered, done and proven, in order of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drover_proto import fleet_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """`source`: incident, policy, action, node, probe or person."""
+    """One line. `source`: incident, policy, action, node, probe or person."""
 
     ts_ms: int
     source: str
@@ -28,29 +28,29 @@ class TimelineEntry:
 
 
 def build_timeline(detail: pb.IncidentDetail) -> list[TimelineEntry]:
-    """All moments of an incident as the Fleet API tells it, oldest first."""
+    """Return the timeline of an incident from the Fleet API, oldest entry first."""
     incident = from_json(Incident, detail.incident_json)
     found = [TimelineEntry(note.ts_ms, "incident", note.text) for note in incident.timeline]
     found += _decisions([from_json(Decision, text) for text in detail.decisions_json])
     for action in [from_json(Action, text) for text in detail.actions_json]:
         by = "" if action.by == "drover" else f" by {action.by}"
         tries = f", {action.attempts} attempts" if action.attempts > 1 else ""
-        said = f"{action.action} {action.node} through {action.actuator}: {action.state}{by}{tries}"
-        found.append(TimelineEntry(action.ts_ms, "action", _with(said, action.detail)))
-    for duty in [from_json(NodeOutage, text) for text in detail.duties_json]:
-        stage = "back in service" if duty.stage == "healthy" else str(duty.stage)
-        by = "" if duty.by == "drover" else f" by {duty.by}"
-        found.append(TimelineEntry(duty.ts_ms, "node", _with(f"{duty.node} {stage}{by}", duty.reason)))
+        text = f"{action.action} {action.node} through {action.actuator}: {action.state}{by}{tries}"
+        found.append(TimelineEntry(action.ts_ms, "action", _with(text, action.detail)))
+    for outage in [from_json(NodeOutage, text) for text in detail.duties_json]:
+        stage = "back in service" if outage.stage == "healthy" else str(outage.stage)
+        by = "" if outage.by == "drover" else f" by {outage.by}"
+        found.append(TimelineEntry(outage.ts_ms, "node", _with(f"{outage.node} {stage}{by}", outage.reason)))
     for order in [from_json(ProbeOrder, text) for text in detail.probe_orders_json]:
-        said = f"{order.level} probes of {order.node} to {order.why}: {order.state}"
-        found.append(TimelineEntry(order.ts_ms, "probe", _with(said, order.detail)))
+        text = f"{order.level} probes of {order.node} to {order.why}: {order.state}"
+        found.append(TimelineEntry(order.ts_ms, "probe", _with(text, order.detail)))
     for verdict in [from_json(ProbeVerdict, text) for text in detail.probe_verdicts_json]:
-        said = {True: "passed", False: "failed", None: "cannot be told"}[verdict.passed]
+        text = {True: "passed", False: "failed", None: "not known"}[verdict.passed]
         place = verdict.node if verdict.gpu is None else f"{verdict.node} GPU {verdict.gpu}"
-        found.append(TimelineEntry(verdict.ts_ms, "probe", _with(f"{place} {said}", verdict.text)))
+        found.append(TimelineEntry(verdict.ts_ms, "probe", _with(f"{place} {text}", verdict.text)))
     for line in [from_json(Audit, text) for text in detail.audit_json]:
         found.append(TimelineEntry(line.ts_ms, "person", _with(f"{line.what} by {line.by}", line.why)))
-    return sorted(found, key=lambda moment: moment.ts_ms)
+    return sorted(found, key=lambda entry: entry.ts_ms)
 
 
 def _decisions(decisions: Iterable[Decision]) -> list[TimelineEntry]:
@@ -65,9 +65,9 @@ def _decisions(decisions: Iterable[Decision]) -> list[TimelineEntry]:
 
 
 def _asked(decision: Decision) -> str:
-    """Of a mass event no node is named: a person is asked whether Drover goes on."""
+    """Return what is decided. A mass event has no node: a person decides whether Drover goes on."""
     return f"{decision.wanted} {decision.node}" if decision.node else "go on with a mass event"
 
 
-def _with(said: str, more: str) -> str:
-    return f"{said}: {more}" if more else said
+def _with(text: str, more: str) -> str:
+    return f"{text}: {more}" if more else text

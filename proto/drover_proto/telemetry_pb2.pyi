@@ -241,7 +241,7 @@ Global___Entity: _TypeAlias = Entity  # noqa: Y015
 
 @_typing.final
 class Schema(_message.Message):
-    """Columns of a block, told once in Hello; may differ from agent to agent."""
+    """Columns of a block, sent once in Hello; may differ from agent to agent."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -358,7 +358,7 @@ Global___Batch: _TypeAlias = Batch  # noqa: Y015
 
 @_typing.final
 class Record(_message.Message):
-    """One thing told on the events lane."""
+    """One record of the events lane."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -397,7 +397,7 @@ Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
 class Records(_message.Message):
-    """In order of their sequences. A new agent tells dozens of things at once; a message costs as much as what is in it."""
+    """In order of their sequences. A new agent sends dozens of records at once; each message costs as much as its content."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -444,7 +444,7 @@ class Event(_message.Message):
     count: _builtins.int
     forgeable: _builtins.bool
     told_ms: _builtins.int
-    """the agent's clock when it was told: long after ts_ms where its reader stood still; 0: not known"""
+    """the agent's clock when it was stored: long after ts_ms if its reader stood still; 0: not known"""
     boot_id: _builtins.str
     """of the boot in which it happened; empty: not known"""
     up_ms: _builtins.int
@@ -696,7 +696,7 @@ Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
 @_typing.final
 class Rejection(_message.Message):
-    """The agent drops what is rejected, counts it and tells it as an event."""
+    """The agent drops what is rejected, counts it and reports it as an event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -807,7 +807,7 @@ class ProbeGroup(_message.Message):
 
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """likewise; no other may connect"""
+        """the same; no other may connect"""
 
     def __init__(
         self,
@@ -841,7 +841,7 @@ class Backoff(_message.Message):
     wait_ms: _builtins.int
     reason: _builtins.str
     turn: _builtins.bool
-    """The stream waits for its turn to be welcomed, for about `wait_ms`. Told only to agents that began their stream
+    """The stream waits for its turn to be welcomed, for about `wait_ms`. Sent only to agents that began their stream
     with metadata `drover-turn: 1`; others take any Backoff before a Welcome as the end of the stream.
     """
     def __init__(

@@ -59,7 +59,7 @@ def test_a_file_and_overrides(tmp_path: Path) -> None:
         ("node = [", "not valid TOML"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_is_reported_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "agent.toml"
     path.write_text(text)
     with pytest.raises(SettingsError) as caught:

@@ -118,7 +118,7 @@ def test_a_node_without_a_gpu_streams_its_host_until_sigterm(tmp_path: Path) -> 
     play(scenario())
 
 
-def test_a_node_with_gpus_tells_one_event_for_an_xid_from_both_sides(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+def test_a_node_with_gpus_sends_one_event_for_an_xid_from_both_sides(tmp_path: Path, fake_nvml: FakeNvml) -> None:
     async def scenario() -> None:
         server = TelemetryServer()
         log = tmp_path / "kmsg"
@@ -195,7 +195,7 @@ def test_simulated_hardware_streams_gpus(tmp_path: Path) -> None:
     play(scenario())
 
 
-def test_the_version_an_agent_tells_is_the_installed_one() -> None:
+def test_the_version_an_agent_sends_is_the_installed_one() -> None:
     assert importlib.metadata.version("drover") == VERSION
 
 
@@ -207,39 +207,45 @@ def test_an_agent_loads_no_module_that_only_costs_memory() -> None:
     assert not {"importlib.metadata", "email.message", "numpy", "drover_simulator"} & set(loaded.split())
 
 
-def test_systemd_is_told_that_it_is_ready_and_goes_on_while_a_gpu_hangs(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+def test_systemd_is_reported_that_it_is_ready_and_goes_on_while_a_gpu_hangs(
+    tmp_path: Path, fake_nvml: FakeNvml
+) -> None:
     async def scenario() -> None:
         server = TelemetryServer()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
             systemd.bind(str(tmp_path / "notify"))
             systemd.setblocking(False)
-            heard: list[str] = []
+            received: list[str] = []
 
-            def has_heard(line: str) -> bool:
+            def has_received(line: str) -> bool:
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        heard.extend(systemd.recv(65536).decode().split("\n"))
-                return any(one.startswith(line) for one in heard)
+                        received.extend(systemd.recv(65536).decode().split("\n"))
+                return any(one.startswith(line) for one in received)
 
             words = overrides(tmp_path, await server.start(), interval_s="0.5", batch_s="1", kmsg_enabled="false")
             env = {**fake_nvml.env(), "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
             agent = await start(*words, env=env)
-            await until(lambda: has_heard("READY=1"), "ready")
-            await until(lambda: has_heard(f"STATUS=8 GPUs; sending to 127.0.0.1:{server.port}"), "how it stands")
+            await until(lambda: has_received("READY=1"), "ready")
+            await until(lambda: has_received(f"STATUS=8 GPUs; sending to 127.0.0.1:{server.port}"), "how it stands")
             fake_nvml.block(2, "nvmlDeviceGetFieldValues")
             await until(lambda: "driver_hung" in server.codes(), "the silence as an event")
-            heard.clear()
-            await until(lambda: has_heard("WATCHDOG=1"), "a keep-alive while the driver hangs")
-            await until(lambda: any("s from the collector's" in one for one in heard), "its clock")
-            await until(lambda: has_heard("") and any("no answer from nvml:2" in one for one in heard), "who hangs")
+            received.clear()
+            await until(lambda: has_received("WATCHDOG=1"), "a keep-alive while the driver hangs")
+            await until(lambda: any("s from the collector's" in one for one in received), "its clock")
+            await until(
+                lambda: has_received("") and any("no answer from nvml:2" in one for one in received), "who hangs"
+            )
             fake_nvml.unblock(2, "nvmlDeviceGetFieldValues")
             await until(lambda: "driver_back" in server.codes(), "its answer")
             done = await asyncio.to_thread(drover_agent, "release", *overrides(tmp_path))
             assert done.returncode == 0, done.stderr
-            heard.clear()
-            await until(lambda: has_heard("STATUS=8 GPUs, none of them read: NVML is not open; "), "who has the driver")
+            received.clear()
+            await until(
+                lambda: has_received("STATUS=8 GPUs, none of them read: NVML is not open; "), "who has the driver"
+            )
             await stop(agent)
-            assert has_heard("STOPPING=1")
+            assert has_received("STOPPING=1")
 
     play(scenario())
 

@@ -70,7 +70,7 @@ def test_what_comes_from_outside_adds_no_fields(logger: logging.Logger, journal:
     assert found["MESSAGE"] == "bad name x\nPRIORITY=0\nMESSAGE=all is well?"
 
 
-def test_an_exception_is_told_whole_and_a_long_line_is_cut(logger: logging.Logger, journal: socket.socket) -> None:
+def test_an_exception_is_reported_whole_and_a_long_line_is_cut(logger: logging.Logger, journal: socket.socket) -> None:
     try:
         raise ValueError("inner")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The life of an incident: everything that happened to it, in order, whoever did it."""
+"""The timeline of an incident: everything that happened to it, in order, whether Drover or a person did it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from drover_collector.api import actions as api_actions
 from drover_collector.detectors._lib.examples import START_MS, training_bucket
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.ingest.parse_records import take_record
+from drover_collector.ingest.parse_records import RecordSource, parse_record
 from drover_collector.notify.silences import Silences
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.policy.policy import Policy
@@ -329,10 +329,8 @@ class World:
                 event = pb.Event(ts_ms=ts_ms, kind=kind, code=code, boot_id=f"{node.name}-{boot}", gpu=gpu)
                 now_ms = self.now_ms()
                 age_ms = self.true_ms - true_ms if boot == node.boot else None
-                taken = take_record(
-                    pb.Record(seq=self.seq, event=event), node.name, "s", now_ms, now_ms, 0,
-                    f"{node.name}-{node.boot}", age_ms,
-                )  # fmt: skip
+                source = RecordSource(node.name, "s", now_ms, now_ms, 0, f"{node.name}-{node.boot}", age_ms)
+                taken = parse_record(pb.Record(seq=self.seq, event=event), source)
                 assert not isinstance(taken, str)
                 events.append(taken.event)  # type: ignore[union-attr,arg-type]  # it is one
                 for fault in node.faults:

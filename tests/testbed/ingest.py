@@ -12,7 +12,9 @@ import grpc
 
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.grpc_h2 import GrpcServer
-from drover_collector.ingest.service import Ingest, Limits
+from drover_collector.ingest.context import IngestContext, IngestListeners
+from drover_collector.ingest.limits import Limits
+from drover_collector.ingest.service import IngestService
 from drover_collector.store import Store
 from drover_core.model.events import Event, ProbeResult
 from drover_proto import telemetry_pb2 as pb
@@ -35,10 +37,9 @@ class Collector:
     on_probes: Callable[[list[ProbeResult]], None] = lambda _: None
 
     async def __aenter__(self) -> Collector:
-        self.ingest = Ingest(
-            self.store, self.index, self.events.extend, on_probes=self._probed, limits=self.limits,
-            now_ms=lambda: self.now_ms,
-        )  # fmt: skip
+        listeners = IngestListeners(self.events.extend, on_probes=self._probed)
+        context = IngestContext(self.store, self.index, listeners, self.limits, lambda: self.now_ms)
+        self.ingest = IngestService(context)
         self.server = GrpcServer(self.ingest.methods())
         self.port = self.server.listen("127.0.0.1", 0, None)
         await self.server.start()

@@ -60,7 +60,7 @@ def facts_of(store: Store) -> ApiSnapshot:
     stats = IngestStats(connected=3, batches=17)
     stats.rejected['a "bad"\nbatch'] += 2
     for seconds in (0.2, 99.0):
-        stats.wrote("telemetry", seconds)
+        stats.count_write("telemetry", seconds)
     stats.insert_rows.observe(800)
     return ApiSnapshot(pipeline, stats, CollectorConfig())
 

@@ -46,8 +46,8 @@ class Bench:
 
     def __init__(self, *parts: Part, node: str | None = None) -> None:
         self.clock = ManualClock(T)
-        self.heard: list[tuple[int, Reading]] = []
-        self.sampler = Sampler(lambda ts, reading: self.heard.append((ts, reading)), 1.0, self.clock, node=node)
+        self.received: list[tuple[int, Reading]] = []
+        self.sampler = Sampler(lambda ts, reading: self.received.append((ts, reading)), 1.0, self.clock, node=node)
         self.parts = parts
         for part in parts:
             self.sampler.add(part)
@@ -59,10 +59,10 @@ class Bench:
 
     def have(self, name: str) -> list[int]:
         """Seconds at which this source gave values."""
-        return [(ts - T) // 1000 for ts, r in self.heard for e, _ in r.rows if e.key == name]
+        return [(ts - T) // 1000 for ts, r in self.received for e, _ in r.rows if e.key == name]
 
     def events(self) -> list[tuple[str, int | None]]:
-        return [(event.code, event.gpu) for _, r in self.heard for event in r.events]
+        return [(event.code, event.gpu) for _, r in self.received for event in r.events]
 
 
 def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:

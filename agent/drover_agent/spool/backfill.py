@@ -1,8 +1,8 @@
-"""Which telemetry goes out on the BACKFILL lane, in which order, under which sequences.
+"""Plan which telemetry is sent on the BACKFILL lane, in which order, under which sequences.
 
 After an outage the backlog is moved from LIVE to BACKFILL, the newest first. A record's place in the plan gives its
-sequence, and a new plan begins above all sequences of the one before, so that cumulative acknowledgements work and
-sequences only grow. The plan is on disk before its first record is sent.
+sequence. A new plan begins above all sequences of the last one, so that acknowledgements stay cumulative. The plan is
+on disk before its first record is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drover_agent.atomic_file import write_whole
 
-Range = tuple[int, int]  # record numbers low .. high, both in it
+Range = tuple[int, int]  # record numbers low .. high, both included
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class BackfillPlan:
 
     base: int = 1
     ranges: tuple[Range, ...] = ()
-    through: int = 0  # records up to here are in a plan or were held when it was made: none of them goes out on LIVE
-    floor: int = 0  # what was held of LIVE when the plan was made; a collector that holds less has forgotten
+    through: int = 0  # records up to here are in a plan or were held when it was made: none is sent on LIVE
+    floor: int = 0  # what was held of LIVE when the plan was made; a collector that holds less has lost data
 
     @property
     def next_base(self) -> int:
         return self.base + sum(high - low + 1 for low, high in self.ranges)
 
     def seq_of(self, number: int) -> int:
-        """The lane sequence of a record that the plan covers."""
+        """Return the BACKFILL sequence of a record in the plan."""
         at = self.base
         for low, high in self.ranges:
             if low <= number <= high:
@@ -40,7 +40,7 @@ class BackfillPlan:
         raise ValueError(f"record {number} is not in the plan")
 
     def after(self, seq: int) -> tuple[Range, ...]:
-        """What is left when everything up to `seq` is held, in order."""
+        """Return what remains if everything up to `seq` is held, in order."""
         left: list[Range] = []
         at = self.base
         for low, high in self.ranges:
@@ -51,7 +51,7 @@ class BackfillPlan:
         return tuple(left)
 
     def replaced_by(self, ranges: Sequence[Range], held: int) -> BackfillPlan:
-        """A new plan for these ranges (they may overlap), above all sequences of this one. `held`: of LIVE."""
+        """Return a plan for these ranges, which may overlap, above all sequences of this one. `held`: of LIVE."""
         joined: list[Range] = []
         for low, high in sorted(ranges):
             if joined and low <= joined[-1][1]:
@@ -61,12 +61,16 @@ class BackfillPlan:
         return BackfillPlan(self.next_base, tuple(joined[::-1]), max(self.through, joined[-1][1]), held)
 
     def save(self, path: Path) -> None:
-        """Raises OSError when the disk refuses."""
+        """Write the plan.
+
+        Raises:
+            OSError: the disk refuses.
+        """
         write_whole(path, json.dumps(asdict(self)).encode())
 
     @classmethod
     def load(cls, path: Path) -> BackfillPlan:
-        """The plan in a file; an empty one when there is no file.
+        """Read the plan from a file; an empty one if there is no file.
 
         Raises:
             ValueError: the file is damaged.

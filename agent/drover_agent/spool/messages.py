@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor
 
 from drover_proto import telemetry_pb2 as pb
 
-_LENGTH_DELIMITED = 2  # wire type of bytes and messages
+_VARINT, _LENGTH_DELIMITED = 0, 2  # wire types of numbers, and of bytes and messages
 
 
 class Outgoing(NamedTuple):
@@ -32,9 +32,8 @@ class Outgoing(NamedTuple):
 def outgoing(lane: int, seq: int, payload: bytes) -> Outgoing:
     """Return a stored payload with its sequence, and with its lane if it is a batch."""
     if lane == pb.EVENTS:
-        return Outgoing(seq, payload + pb.Record(seq=seq).SerializeToString())
-    batch_lane = pb.LIVE if lane == pb.LIVE else pb.BACKFILL
-    return Outgoing(seq, payload + pb.Batch(lane=batch_lane, seq=seq).SerializeToString())
+        return Outgoing(seq, payload + _RECORD_SEQ + _varint(seq))
+    return Outgoing(seq, payload + (_LIVE if lane == pb.LIVE else _BACKFILL) + _BATCH_SEQ + _varint(seq))
 
 
 def agent_message(lane: int, bodies: Sequence[bytes]) -> bytes:
@@ -57,11 +56,14 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _tag(message: Descriptor, field: str) -> bytes:
-    return _varint(message.fields_by_name[field].number << 3 | _LENGTH_DELIMITED)
+def _tag(message: Descriptor, field: str, wire_type: int = _LENGTH_DELIMITED) -> bytes:
+    return _varint(message.fields_by_name[field].number << 3 | wire_type)
 
 
 _BATCH = _tag(pb.AgentMessage.DESCRIPTOR, "batch")
 _RECORD = _tag(pb.AgentMessage.DESCRIPTOR, "record")
 _RECORDS = _tag(pb.AgentMessage.DESCRIPTOR, "records")
 _RECORDS_ITEM = _tag(pb.Records.DESCRIPTOR, "records")
+_RECORD_SEQ = _tag(pb.Record.DESCRIPTOR, "seq", _VARINT)
+_BATCH_SEQ = _tag(pb.Batch.DESCRIPTOR, "seq", _VARINT)
+_LIVE, _BACKFILL = (_tag(pb.Batch.DESCRIPTOR, "lane", _VARINT) + _varint(lane) for lane in (pb.LIVE, pb.BACKFILL))

@@ -1,6 +1,6 @@
 """The files of a log: frames of magic, payload length, CRC32, sequence, time and payload.
 
-A frame is whole or it is skipped: after damage the reader looks for the next magic whose checksum fits.
+An incomplete or damaged frame is skipped: the reader searches for the next magic whose checksum fits.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Segment:
-    """What is known of a file without opening it."""
+    """What is known of a file without reading it."""
 
     path: Path
     first: int  # first reserved sequence
-    seqs: list[int] | None = None  # index: sequence and offset of every whole frame; None where not loaded
+    seqs: list[int] | None = None  # index: sequence and offset of every frame; None: not loaded
     offsets: list[int] = field(default_factory=list)
     count: int = 0
     last: int = 0  # highest sequence in it, 0 when empty
     bytes: int = 0
     oldest_ms: int = 0
     newest_ms: int = 0
-    closed_ms: int = 0  # from when on its age counts, 0: not closed yet
+    closed_ms: int = 0  # its age counts from then; 0: not closed yet
 
     def add(self, seq: int, ts_ms: int, offset: int, size: int) -> None:
         assert self.seqs is not None
@@ -57,7 +57,7 @@ def frame(seq: int, ts_ms: int, payload: bytes) -> bytes:
 
 
 def scan(path: Path, first: int) -> tuple[Segment, int]:
-    """Index every whole frame of a file; also the number of bytes that belong to none."""
+    """Index every intact frame of a file; return also the number of bytes outside of them."""
     data = path.read_bytes()
     segment = Segment(path, first, seqs=[])
     at = damaged = 0
@@ -77,7 +77,7 @@ def scan(path: Path, first: int) -> tuple[Segment, int]:
 
 
 def frame_end(data: bytes, at: int) -> int:
-    """Where the frame at `at` ends, 0 if there is no whole one."""
+    """Return where the frame at `at` ends, 0 if there is no intact one."""
     if at + FRAME.size > len(data):
         return 0
     magic, length, crc, _, _ = FRAME.unpack_from(data, at)

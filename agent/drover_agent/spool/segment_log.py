@@ -32,6 +32,29 @@ RESERVED = 2**20  # sequences of a file, far more than it can hold
 CACHED_INDEXES = 4
 
 
+class RefusedRecords:
+    """Records in memory that the disk has refused, oldest first. Above `limit_bytes` the oldest are dropped."""
+
+    def __init__(self, limit_bytes: int, is_held: Callable[[int], bool]) -> None:
+        self._limit_bytes = limit_bytes
+        self._is_held = is_held
+        self.records: deque[Stored] = deque()
+        self._size = 0
+        self.lost = 0  # dropped so far that no collector held
+
+    def add(self, record: Stored) -> None:
+        self.records.append(record)
+        self._size += len(record.payload)
+        while self._size > self._limit_bytes and len(self.records) > 1:
+            self.lost += not self._is_held(self.pop().seq)
+
+    def pop(self) -> Stored:
+        """Remove the oldest record and return it."""
+        record = self.records.popleft()
+        self._size -= len(record.payload)
+        return record
+
+
 class SegmentLog:
     """The files of one prefix in a folder. Not thread-safe.
 
@@ -48,14 +71,11 @@ class SegmentLog:
         is_held: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """`is_held`: returns whether a collector holds a sequence, so that dropping it loses nothing."""
-        self._folder, self._prefix, self._is_held = folder, prefix, is_held
-        self._segment_bytes, self._memory_bytes = segment_bytes, memory_bytes
+        self._folder, self._prefix, self._segment_bytes = folder, prefix, segment_bytes
         self.segments: list[Segment] = []  # ascending; the last one is open for appending when `_fd` is set
         self.damaged: list[str] = []  # damage found and not yet reported
         self._known_damage: set[tuple[Path, int]] = set()  # records reported as damaged
-        self.memory: deque[Stored] = deque()
-        self.memory_size = 0
-        self.overflowed = 0  # records dropped from memory that no collector held
+        self.refused = RefusedRecords(memory_bytes, is_held)
         self.trouble: str | None = None  # why the disk refuses data, None if it takes it
         self.barred: str | None = None  # why nothing may be written, although the disk takes data
         self.unreadable = False  # at the start a file could not be read
@@ -95,12 +115,12 @@ class SegmentLog:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            self._refused(error)
+            self._set_trouble(error)
             return False
         try:
             sync_folder(self._folder)
         except OSError as error:
-            self._refused(error)
+            self._set_trouble(error)
             with contextlib.suppress(OSError):  # the next attempt may use the same name
                 path.unlink()
             self._close(descriptor)
@@ -115,7 +135,7 @@ class SegmentLog:
         try:
             os.fdatasync(self._fd)
         except OSError as error:
-            self._refused(error)
+            self._set_trouble(error)
         descriptor, self._fd = self._fd, None
         self._close(descriptor)
         self.segments[-1].seqs, self.segments[-1].offsets = None, []
@@ -125,9 +145,9 @@ class SegmentLog:
         try:
             os.close(descriptor)
         except OSError as error:
-            self._refused(error)
+            self._set_trouble(error)
 
-    def _refused(self, why: OSError | str) -> None:
+    def _set_trouble(self, why: OSError | str) -> None:
         text = why if isinstance(why, str) else f"{self._folder}: {why.strerror}"
         if self.trouble != text:
             log.error("The spool cannot be written: %s. Data is kept in memory.", text)
@@ -151,31 +171,26 @@ class SegmentLog:
         seq = self.next_seq if seq is None else seq
         self.next_seq = seq + 1
         record = Stored(seq, ts_ms, payload)
-        if self.memory or not self._write(record):
-            self.memory.append(record)
-            self.memory_size += len(payload)
-            while self.memory_size > self._memory_bytes and len(self.memory) > 1:
-                dropped = self.memory.popleft()
-                self.memory_size -= len(dropped.payload)
-                self.overflowed += not self._is_held(dropped.seq)
+        if self.refused.records or not self._write(record):
+            self.refused.add(record)
         return seq
 
     def retry(self) -> None:
         """Write what waits in memory if the disk takes it now."""
-        while self.memory and self._write(self.memory[0]):
-            self.memory_size -= len(self.memory.popleft().payload)
-        if self._fd is None and not self.memory:
+        while self.refused.records and self._write(self.refused.records[0]):
+            self.refused.pop()
+        if self._fd is None and not self.refused.records:
             self._start_file()
         if self._unsynced:
             with contextlib.suppress(OSError):  # `trouble` says why
                 self.sync()
-        if self.is_open and self.trouble and not (self.memory or self.barred or self._unsynced):
+        if self.is_open and self.trouble and not (self.refused.records or self.barred or self._unsynced):
             log.warning("The spool can be written again: %s", self._folder)
             self.trouble = None
 
     def _write(self, record: Stored) -> bool:
         if self.barred:
-            self._refused(self.barred)
+            self._set_trouble(self.barred)
             return False
         data = frame(record.seq, record.ts_ms, record.payload)
         full = self._fd is not None and self.segments[-1].bytes + len(data) > self._segment_bytes
@@ -193,7 +208,7 @@ class SegmentLog:
             while written < len(data):
                 written += os.write(self._fd, data[written:])
         except OSError as error:
-            self._refused(error)
+            self._set_trouble(error)
             self._undo(segment)
             return False
         segment.add(record.seq, record.ts_ms, offset, len(data))
@@ -225,7 +240,7 @@ class SegmentLog:
             os.fdatasync(self._fd)
         except OSError as error:
             self._unsynced = True
-            self._refused(error)
+            self._set_trouble(error)
             raise
         self._unsynced = False
 
@@ -238,11 +253,11 @@ class SegmentLog:
                     if found := self._read(segment, at):
                         return found
                 seq = max(seq, segment.last)
-        return next((record for record in self.memory if record.seq > seq), None)
+        return next((record for record in self.refused.records if record.seq > seq), None)
 
     def at_or_before(self, seq: int) -> Stored | None:
         """Return the record with the highest sequence not above `seq`."""
-        for record in reversed(self.memory):
+        for record in reversed(self.refused.records):
             if record.seq <= seq:
                 return record
         for segment in reversed(self.segments):
@@ -269,7 +284,7 @@ class SegmentLog:
             ends = [*segment.offsets, segment.bytes]
             records += end - begin
             size += ends[end] - ends[begin]
-        waiting = [len(r.payload) for r in self.memory if low < r.seq <= high]
+        waiting = [len(r.payload) for r in self.refused.records if low < r.seq <= high]
         return records + len(waiting), size + sum(waiting)
 
     def _index(self, segment: Segment) -> list[int]:
@@ -335,6 +350,6 @@ class SegmentLog:
     def close(self) -> None:
         """Write and sync what the disk takes."""
         self.retry()
-        if self.memory:
-            log.error("%s: %d records were never written: %s", self._folder, len(self.memory), self.trouble)
+        if self.refused.records:
+            log.error("%s: %d records were never written: %s", self._folder, len(self.refused.records), self.trouble)
         self._seal()

@@ -81,7 +81,7 @@ class Spool:
         self._losses = Losses()
         self._tidied_ms = now_ms
         self._id_due = False
-        self._seen_overflow = {id(self.events): 0, id(self.telemetry): 0}
+        self._counted_losses = {id(self.events): 0, id(self.telemetry): 0}
         damaged = self._take_damage()
         self._open_identity(damaged)
         self._losses.damage = tuple(damaged)
@@ -227,7 +227,7 @@ class Spool:
             if now_ms >= self._rotate_at[id(log_)]:
                 self._rotate_at[id(log_)] = now_ms + ROTATE_MS
                 log_.rotate()
-            self._count_overflow(log_)
+            self._count_refused(log_)
             for segment in log_.closed():
                 kept_until = (segment.closed_ms or now_ms) + self._config.keep_acked_s * 1000
                 if now_ms >= kept_until and self._pending(log_, segment) == 0:
@@ -270,9 +270,9 @@ class Spool:
             self._losses.events += lost
         self._losses.reason = reason
 
-    def _count_overflow(self, log_: SegmentLog) -> None:
-        lost = log_.overflowed - self._seen_overflow[id(log_)]
-        self._seen_overflow[id(log_)] = log_.overflowed
+    def _count_refused(self, log_: SegmentLog) -> None:
+        lost = log_.refused.lost - self._counted_losses[id(log_)]
+        self._counted_losses[id(log_)] = log_.refused.lost
         self._count(log_, lost, f"the disk refuses data ({log_.trouble}) and memory for it is full")
 
     def _pending(self, log_: SegmentLog, segment: Segment) -> int:

@@ -121,7 +121,7 @@ def troubles(facts: ApiSnapshot) -> list[str]:
         found.append(f"The store does not answer; counts are older: {facts.away}.")
     if stats.trouble:
         found.append(f"Data of agents waits, in memory and in their spools: {stats.trouble}.")
-    found += stats.sentences()
+    found += stats.notices()
     for what, since in stats.writing.copy().items():
         seconds = int(time.monotonic() - since)
         if seconds >= STUCK_S:

@@ -16,7 +16,7 @@ from drover_collector.api.snapshot import AHEAD_MS, REPORTING_MS, ApiSnapshot
 from drover_collector.api.store import DAY_S, StoreWatch
 from drover_collector.detectors.liveness.detector import CLOCK_WRONG_S
 from drover_collector.fleet.buckets import BUCKET_MS
-from drover_collector.ingest.stats import RIVALS_S, capped
+from drover_collector.ingest.stats import CONFLICTS_S, capped
 from drover_collector.pipeline.stats import Rate
 from drover_core.metrics.catalog import Scope, describe, of_scope
 from drover_proto import fleet_pb2 as pb
@@ -68,7 +68,7 @@ def get_system(watch: SystemWatch) -> pb.System:
 
 def _troubles(facts: ApiSnapshot) -> list[str]:
     """Those of Status that are known without asking the store."""
-    found = facts.pipeline.troubles() + facts.stats.sentences() + facts.gate.troubles()
+    found = facts.pipeline.troubles() + facts.stats.notices() + facts.gate.troubles()
     if facts.stats.trouble:
         found.append(f"Data of agents waits, in memory and in their spools: {facts.stats.trouble}.")
     if facts.tls is not None:
@@ -112,7 +112,7 @@ def _agent_troubles(
     late = sorted((last, n) for n, last in enumerate(stored) if known[n] and last < now_ms - LAG_MS)
     found_kinds = {
         "refused": _recent(facts, facts.stats.refusals.items(), "refused"),
-        "rival": _recent(facts, facts.stats.rivals.items(), "rival"),
+        "rival": _recent(facts, facts.stats.conflicts.items(), "rival"),
         "silent": [_trouble(names[n], "silent", "nothing has come from its agent", last) for last, n in silent],
         "never": [
             _trouble(name, "never", "its agent has never reported", 0)
@@ -147,7 +147,7 @@ def _recent(facts: ApiSnapshot, noted: Iterable[tuple[str, tuple[float, str]]], 
     """What was noted of nodes within the last minutes, the newest first."""
     now, found = time.monotonic(), []
     for node, (at, text) in noted:
-        if now - at < RIVALS_S:
+        if now - at < CONFLICTS_S:
             found.append(_trouble(node, kind, text, facts.now_ms() - round((now - at) * 1000)))
     return sorted(found, key=lambda t: -t.since_ms)
 

@@ -1,8 +1,8 @@
-"""Whose clock is wrong, an agent's or the collector's.
+"""Decide whose clock is wrong: an agent's or the collector's.
 
-Telemetry of a time that cannot be is refused, and its agent drops it. Where most agents say that it is another day the
-collector's own clock is likelier wrong, as of a machine that starts before its time service: then telemetry stays with
-the agents until it is set.
+Telemetry with an impossible time is refused, and its agent drops it. Where most agents report another day, the
+collector's own clock is more likely wrong, as on a machine that starts before its time service: then telemetry stays
+with the agents until the clock is set.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from drover_collector.ingest.stats import IngestStats
 
 log = logging.getLogger(__name__)
 
-AGREE_MS = 3_600_000  # agents whose clocks are this near vouch for ours: what is deleted by age goes by it
-ANEW_S = 600.0  # one that differs tells its time anew after so long: it may have been set meanwhile
-ANEW = 5  # at a time
-STEP_MS = 10_000  # between two looks the wall clock went so much more, or less, than the time since boot: it was set
+AGREEMENT_MS = 3_600_000  # agents whose clocks are this close confirm ours: data is deleted by its age
+REPORT_AGAIN_S = 600.0  # an agent whose clock differs reconnects after this: its clock may have been set
+REPORT_AGAIN = 5  # agents at a time
+STEP_MS = 10_000  # a difference between wall clock and steady clock, between two ticks: the wall clock was set
 
 
-class Clocks:
-    """Used in the event loop."""
+class ClockMonitor:
+    """The clocks of all agents compared with ours. Event loop only."""
 
     def __init__(
         self,
@@ -34,62 +34,62 @@ class Clocks:
         boot_s: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
     ) -> None:
         self._stats, self._now_ms, self._boot_s = stats, now_ms, boot_s
-        self._told: dict[Session, None] = {}  # streams with a Hello
-        self._far: dict[Session, None] = {}  # of them, those of another day
-        self._apart: dict[Session, float] = {}  # those beyond AGREE_MS -> since when, `boot_s`
+        self._reported: dict[Session, None] = {}
+        self._another_day: dict[Session, None] = {}
+        self._differing: dict[Session, float] = {}  # beyond AGREEMENT_MS -> since when, `boot_s`
         self._before = now_ms(), boot_s()
 
     @property
-    def doubted(self) -> str:
-        """Why no telemetry is taken in; "": it is."""
+    def doubt(self) -> str:
+        """Why no telemetry is accepted; "" while it is."""
         return self._stats.clock_doubt
 
-    def note(self, session: Session) -> None:
-        """It has told the time of its node."""
-        self._told[session] = None
-        self._judge(session)
-        self._tell()
+    def add(self, session: Session) -> None:
+        """Note the time that the agent's Hello reported."""
+        self._reported[session] = None
+        self._compare(session)
+        self._update_doubt()
 
-    def forget(self, session: Session) -> None:
-        self._told.pop(session, None)
-        self._far.pop(session, None)
-        self._apart.pop(session, None)
-        self._tell()
+    def remove(self, session: Session) -> None:
+        self._reported.pop(session, None)
+        self._another_day.pop(session, None)
+        self._differing.pop(session, None)
+        self._update_doubt()
 
-    def differing(self) -> list[Session]:
-        """A few streams to end, so that their agents tell their time anew: those that differ and told it long ago."""
-        before_s = self._boot_s() - ANEW_S
-        return [session for session, at_s in islice(self._apart.items(), ANEW) if at_s <= before_s]
+    def outdated(self) -> list[Session]:
+        """Return a few streams to close, so that agents whose clock differed long ago report their time again."""
+        before_s = self._boot_s() - REPORT_AGAIN_S
+        return [session for session, at_s in islice(self._differing.items(), REPORT_AGAIN) if at_s <= before_s]
 
     def tick(self) -> None:
-        """Now and then: a clock that was set is another one, also for streams that are open."""
+        """Correct the offsets of open streams if our clock was set. Call twice a second or so."""
         before, self._before = self._before, (self._now_ms(), self._boot_s())
         step_ms = self._before[0] - before[0] - round(1000 * (self._before[1] - before[1]))
         if abs(step_ms) < STEP_MS:
             return
         log.warning("the clock of this machine was set by %+.0f s", step_ms / 1000)
-        for session in self._told:
-            session.clock_offset_ms += step_ms
-            self._judge(session)
-        self._tell()
+        for session in self._reported:
+            session.clock.offset_ms += step_ms
+            self._compare(session)
+        self._update_doubt()
 
-    def _judge(self, session: Session) -> None:
-        offset_ms = abs(session.clock_offset_ms)
-        self._far.pop(session, None)
-        self._apart.pop(session, None)
+    def _compare(self, session: Session) -> None:
+        offset_ms = abs(session.clock.offset_ms)
+        self._another_day.pop(session, None)
+        self._differing.pop(session, None)
         if offset_ms > FUTURE_MS:
-            self._far[session] = None
-        if offset_ms > AGREE_MS:
-            self._apart[session] = self._boot_s()  # the newest at the end
+            self._another_day[session] = None
+        if offset_ms > AGREEMENT_MS:
+            self._differing[session] = self._boot_s()  # newest last
 
-    def _tell(self) -> None:
-        doubt = ""
-        if 2 * len(self._far) > len(self._told):
+    def _update_doubt(self) -> None:
+        doubt, reported = "", len(self._reported)
+        if 2 * len(self._another_day) > reported:
             doubt = (
-                f"{len(self._far)} of {len(self._told)} agents say that it is another day: this collector's clock may"
-                " be wrong; set it (timedatectl). Their telemetry waits with them; events are judged"
+                f"{len(self._another_day)} of {reported} agents report another day: this collector's clock may be"
+                " wrong. Set it (timedatectl). Their telemetry waits in their spools; events are judged"
             )
             if not self._stats.clock_doubt:
                 log.error("%s", doubt)
         self._stats.clock_doubt = doubt
-        self._stats.clock_votes = len(self._told), len(self._told) - len(self._apart)
+        self._stats.clock_votes = reported, reported - len(self._differing)

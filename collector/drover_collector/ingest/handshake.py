@@ -1,34 +1,23 @@
-"""A Hello: who the agent is, whether it may speak, what its numbers mean; and the Welcome it gets."""
+"""The handshake: check an agent's Hello, read its schemas and entities, and answer with the Welcome."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import socket
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Generator
 
 import grpc
 
 from drover_collector.auth import identity
 from drover_collector.auth.authorization import caller
-from drover_collector.fleet.index import FleetIndex
-from drover_collector.ingest.limits import (
-    Accounts,
-    Bucket,
-    Limits,
-    RateLimitedLogger,
-)
+from drover_collector.ingest.context import IngestContext
+from drover_collector.ingest.limits import AllowanceTable, TokenBucket
 from drover_collector.ingest.ownership import GpuOwnership, NodeOwnership
-from drover_collector.ingest.schema_registry import Dictionary, Refusal, reading_hello
-from drover_collector.ingest.session import (
-    EndError,
-    Session,
-    boot_s,
-    lane_seqs,
-)
-from drover_collector.ingest.stats import IngestStats
+from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry, reading_hello
+from drover_collector.ingest.session import Session, StreamClosed, boot_s, lane_seqs
 from drover_collector.ingest.telemetry_writer import TelemetryWriter
+from drover_collector.store.records import Ids
 from drover_core.model.kinds import BOOT_ID
 from drover_proto import telemetry_pb2 as pb
 
@@ -36,137 +25,134 @@ PROTOCOL = 1
 MAX_NAME = 253  # of a host
 MAX_VERSION = 64
 MAX_IGNORED = 1000  # unknown metrics that are named in logs, in the Welcome and in Status
-MAX_INVENTORY = 65_536  # bytes that are stored of a Hello's inventory
+MAX_INVENTORY = 65_536  # characters of a Hello's inventory
 
 
 class HandshakeHandler:
-    """Who speaks for which node. Used in the event loop.
+    """Welcomes agents. Event loop only."""
 
-    Args:
-        count: notes something refused of a node.
-        shared: other collectors write to the same store, and the agent may come from one of them.
-    """
+    def __init__(self, context: IngestContext, writer: TelemetryWriter) -> None:
+        self._context, self._writer = context, writer
+        self.nodes, self.gpus = NodeOwnership(context), GpuOwnership()
+        self._allowances = AllowanceTable(context.limits)
+        # Of nodes that are not in the fleet file, together.
+        self._fresh_entities = TokenBucket(context.limits.fresh_per_s, 4 * context.limits.fresh_entities)
 
-    def __init__(
-        self,
-        index: FleetIndex,
-        stats: IngestStats,
-        limits: Limits,
-        now_ms: Callable[[], int],
-        teller: RateLimitedLogger,
-        writers: TelemetryWriter,
-        count: Callable[[str, Refusal], None],
-        shared: bool,
-        gpu_id: Callable[[str, str, str], int],
-    ) -> None:
-        self._index, self._stats, self._limits, self._now_ms, self._teller = index, stats, limits, now_ms, teller
-        self._writers, self._count, self._shared, self._gpu_id = writers, count, shared, gpu_id
-        self._claims = NodeOwnership(stats, limits, teller)
-        self._things = GpuOwnership()
-        self._accounts = Accounts(limits)
-        self._strangers = Bucket(limits.fresh_per_s, 4 * limits.fresh_entities)
+    def welcomed(self, node: str) -> Session | None:
+        """Return the stream that reports for a node and has its Welcome."""
+        session = self.nodes.owner_of(node)
+        return session if session is not None and session.welcomed and session.closed is None else None
 
-    def stream(self, node: str) -> Session | None:
-        """The stream that speaks for a node and has its Welcome."""
-        session = self._claims.of(node)
-        return session if session is not None and session.welcomed and session.end is None else None
+    def release(self, session: Session) -> None:
+        """Forget a stream that has ended."""
+        self.gpus.release(session)
+        if self.nodes.release(session):
+            self._allowances.deactivate(session.node)
 
-    def leave(self, session: Session) -> None:
-        """Its stream has ended."""
-        self._things.leave(session)
-        if self._claims.leave(session):
-            self._accounts.leave(session.node)
+    async def handle(self, session: Session, hello: pb.Hello, size: int) -> None:
+        """Make the session the owner of its node, and answer with the Welcome.
 
-    async def take(self, session: Session, hello: pb.Hello, size: int) -> None:
-        """Who it is, what its numbers mean; answers with what is held of it."""
+        Raises:
+            StreamClosed: the Hello is invalid, not allowed, or beyond a limit.
+        """
         self._check(hello, size)
-        self._may_speak(session, hello.node)
+        self._authorize(session, hello.node)
         if session.node and session.node != hello.node:
-            session.dictionary = None
-            session.no_dictionary = Refusal(
-                "another node", f"data for node {hello.node!r} on the stream of {session.node!r}; use one stream a node"
-            )
+            session.registry = None
+            text = f"data for node {hello.node!r} on the stream of {session.node!r}; use one stream for each node"
+            session.no_registry = Refusal("another node", text)
             return
         self._admit(hello.node)
-        now_ms = self._now_ms()
-        self._claims.take(session, hello.node, hello.spool_id, hello.boot_id[:MAX_NAME])
-        session.account = self._accounts.open(hello.node)
+        now_ms = self._context.now_ms()
+        self.nodes.claim(session, hello.node, hello.spool_id, hello.boot_id[:MAX_NAME])
+        session.account = self._allowances.activate(hello.node)
         if wait_s := session.account.hellos.take(1):
-            self._stats.slowed += 1
-            await asyncio.sleep(min(wait_s, self._limits.pause_s))
-        near = self._index.near(hello.node)
-        dictionary = await _in_turns(reading_hello(hello, lambda key: self._gpu_id(key, hello.node, near)))
-        self._check_entities(session, dictionary.known)
-        self._things.leave(session)  # it may not have all that it had before
-        self._things.take(session, dictionary)
-        came_ms = now_ms if session.welcomed else session.hello_came_ms or now_ms  # not what it waited for its turn
-        session.clock_offset_ms = came_ms - hello.ts_ms
-        session.up_ms, session.up_s = hello.up_ms, boot_s() - max(0, now_ms - came_ms) / 1000
-        session.dictionary = dictionary
-        session.hello_bytes = size
-        self._note(session, hello, now_ms)
-        self._note_inventory(session, _with_boot(hello), now_ms)
-        if self._shared:
-            await self._writers.positions.look(session.key)
-        # The agent's clock now: what it told while it waited for its turn came late, and is of no wrong clock.
-        session.hello_ms = hello.ts_ms + max(0, self._now_ms() - came_ms)
+            self._context.stats.slowed += 1
+            await asyncio.sleep(min(wait_s, self._context.limits.pause_s))
+        registry = await self._read(hello)
+        self._check_entities(session, registry.known)
+        self.gpus.release(session)  # a later Hello may have fewer
+        self.gpus.claim(session, registry)
+        # A Hello that waited for its turn does not count its wait as a difference of clocks.
+        received_ms = now_ms if session.welcomed else session.opening.hello_ms or now_ms
+        session.clock.offset_ms = received_ms - hello.ts_ms
+        session.clock.up_ms, session.clock.up_s = hello.up_ms, boot_s() - max(0, now_ms - received_ms) / 1000
+        session.registry = registry
+        session.opening.hello_bytes = size
+        self._note(registry, hello, now_ms)
+        self._store_inventory(session, _with_boot(hello), now_ms)
+        if self._context.store.shared:  # the agent may have been connected to another collector
+            await self._writer.offsets.refresh(session.key)
+        # The agent's clock now. Events from the wait are late, which does not make the clock suspect.
+        session.clock.hello_ms = hello.ts_ms + max(0, self._context.now_ms() - received_ms)
+        await self._welcome(session, registry)
+
+    async def _read(self, hello: pb.Hello) -> SchemaRegistry:
+        """Read a Hello in portions. Other tasks run in between."""
+        near, gpu_id = self._context.index.near(hello.node), self._context.store.entities.gpu_id
+        reading: Generator[None, None, SchemaRegistry] = reading_hello(hello, lambda key: gpu_id(key, hello.node, near))
+        while True:
+            try:
+                next(reading)
+            except StopIteration as done:
+                registry: SchemaRegistry = done.value
+                return registry
+            await asyncio.sleep(0)
+
+    async def _welcome(self, session: Session, registry: SchemaRegistry) -> None:
         welcome = pb.Welcome(
-            held=lane_seqs(self._writers.positions.of(session.key)),
-            ts_ms=self._now_ms(),
+            held=lane_seqs(self._writer.offsets.get(session.key)),
+            ts_ms=self._context.now_ms(),
             collector=socket.gethostname(),
             protocol=PROTOCOL,
-            ignored=sorted(set(dictionary.ignored))[:MAX_IGNORED],
+            ignored=sorted(set(registry.ignored))[:MAX_IGNORED],
             records=True,
         )
         await session.send(pb.CollectorMessage(welcome=welcome))
         session.welcomed = True
 
-    def _check(self, hello: pb.Hello, size: int) -> None:
-        if size > self._limits.hello_bytes:
-            raise EndError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"a Hello of {size} bytes; up to {self._limits.hello_bytes} are right",
-            )
-        if hello.protocol != PROTOCOL:
-            raise EndError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"this collector speaks protocol {PROTOCOL}, the agent {hello.protocol}; update the older",
-            )
-        if not (_is_name(hello.node) and _is_name(hello.spool_id)):
-            raise EndError(
-                grpc.StatusCode.INVALID_ARGUMENT, f"{hello.node!r} with spool {hello.spool_id!r} is no node of ours"
-            )
-        if len(hello.entities) > self._limits.entities:
-            raise EndError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"a Hello with {len(hello.entities)} entities; up to {self._limits.entities} are right",
-            )
+    # ---- checks
 
-    def _may_speak(self, session: Session, node: str) -> None:
+    def _check(self, hello: pb.Hello, size: int) -> None:
+        limits, invalid = self._context.limits, grpc.StatusCode.INVALID_ARGUMENT
+        if size > limits.hello_bytes:
+            raise StreamClosed(invalid, f"a Hello of {size} bytes; at most {limits.hello_bytes} are allowed")
+        if hello.protocol != PROTOCOL:
+            text = f"this collector speaks protocol {PROTOCOL}, the agent {hello.protocol}; update the older"
+            raise StreamClosed(grpc.StatusCode.FAILED_PRECONDITION, text)
+        if not (_is_name(hello.node) and _is_name(hello.spool_id)):
+            text = (
+                f"node name {hello.node!r} or spool id {hello.spool_id!r} is invalid: 1 to {MAX_NAME} printable"
+                " characters without spaces and slashes"
+            )
+            raise StreamClosed(invalid, text)
+        if len(hello.entities) > limits.entities:
+            text = f"a Hello with {len(hello.entities)} entities; at most {limits.entities} are allowed"
+            raise StreamClosed(invalid, text)
+
+    def _authorize(self, session: Session, node: str) -> None:
         try:
-            refusal = identity.refusal(caller() or identity.peer(session.context.auth_context()), node)
+            refusal = identity.refusal(caller() or identity.peer(session.stream.call.auth_context()), node)
         except identity.IdentityError as error:
             refusal = str(error)
         if refusal is not None:
-            self._count(node, Refusal("not allowed", refusal))
-            raise EndError(grpc.StatusCode.PERMISSION_DENIED, refusal)
+            self._context.count_refusal(node, Refusal("not allowed", refusal))
+            raise StreamClosed(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
     def _admit(self, node: str) -> None:
-        """A node that the fleet file does not have is taken too, but not too many of them."""
-        stats = self._stats
-        if node in self._index.node_number or node in stats.unknown_nodes:
+        """Accept nodes that are not in the fleet file too, up to a limit."""
+        stats, limit = self._context.stats, self._context.limits.unknown_nodes
+        if node in self._context.index.node_number or node in stats.unknown_nodes:
             return
-        if len(stats.unknown_nodes) >= self._limits.unknown_nodes and not self._forget_strangers():
-            self._stats.rejected["unknown node"] += 1
-            raise EndError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"fleet.toml has no node {node!r}, nor {self._limits.unknown_nodes} others that report; add it",
-            )
+        if len(stats.unknown_nodes) >= limit and not self._forget_unknown_nodes():
+            stats.rejected["unknown node"] += 1
+            text = f"fleet.toml has neither node {node!r} nor {limit} others that report; add it"
+            raise StreamClosed(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
-    def _forget_strangers(self) -> bool:
-        """Of unknown nodes, those without a stream. Whether there were any."""
-        stats = self._stats
-        present = {session.node for session in self._claims.all()}
+    def _forget_unknown_nodes(self) -> bool:
+        """Forget unknown nodes without a stream. Return whether there were any."""
+        stats = self._context.stats
+        present = {session.node for session in self.nodes.owners()}
         gone = stats.unknown_nodes - present
         stats.unknown_nodes -= gone
         for node in gone:
@@ -174,60 +160,46 @@ class HandshakeHandler:
             stats.agent_versions.pop(node, None)
         return bool(gone)
 
-    def _check_entities(self, session: Session, ids: Any) -> None:
-        """What a node is made of changes seldom: one that tells thing after thing would fill memory and store."""
-        account = session.account
-        may = account.may_have(ids)
-        if may and session.node not in self._index.node_number:
-            may = self._strangers.may(len(ids))
-        if not may:
-            self._count(session.node, Refusal("too many entities", f"node {session.node!r} tells thing after thing"))
-            raise EndError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"node {session.node!r} has told of too many different GPUs, links and workloads; come again later",
-            )
+    def _check_entities(self, session: Session, ids: Ids) -> None:
+        """Limit new entities, which would fill memory and store: hardware changes seldom."""
+        accepted = session.account.register_entities(ids)
+        if accepted and session.node not in self._context.index.node_number:
+            accepted = self._fresh_entities.take_if_available(len(ids))
+        if not accepted:
+            node, limit = session.node, self._context.limits.fresh_entities
+            text = f"node {node} registers new GPUs, links and workloads too fast (limit {limit}); come again later"
+            self._context.count_refusal(node, Refusal("too many entities", text))
+            raise StreamClosed(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
-    def _note(self, session: Session, hello: pb.Hello, now_ms: int) -> None:
-        stats, node = self._stats, hello.node
+    def _note(self, registry: SchemaRegistry, hello: pb.Hello, now_ms: int) -> None:
+        stats, node = self._context.stats, hello.node
         stats.last_seen[node] = now_ms
         stats.agent_versions[node] = hello.agent_version[:MAX_VERSION]
-        if node not in self._index.node_number and node not in stats.unknown_nodes:
+        if node not in self._context.index.node_number and node not in stats.unknown_nodes:
             stats.unknown_nodes = stats.unknown_nodes | {node}
-            text = "%s reports, but fleet.toml does not have it; its data is kept, not judged: add it there"
-            self._teller.warn((node, "unknown"), text, node)
-        assert session.dictionary is not None
-        fresh = sorted(set(session.dictionary.ignored) - stats.unknown_metrics)
+            text = "%s reports, but is not in fleet.toml; its data is stored, not judged: add it there"
+            self._context.logger.warning((node, "unknown"), text, node)
+        fresh = sorted(set(registry.ignored) - stats.unknown_metrics)
         for name in fresh[: max(0, MAX_IGNORED - len(stats.unknown_metrics))]:
             stats.unknown_metrics = stats.unknown_metrics | {name}
-            text = "%s: metric %r is not known here and is left out; update the collector"
-            self._teller.warn(("metric", name), text, node, name)
+            text = "%s: metric %r is unknown and not stored; update the collector"
+            self._context.logger.warning(("metric", name), text, node, name)
 
-    def _note_inventory(self, session: Session, inventory: dict[str, str], now_ms: int) -> None:
+    def _store_inventory(self, session: Session, inventory: dict[str, str], now_ms: int) -> None:
         if not inventory:
             return
         if sum(len(key) + len(value) for key, value in inventory.items()) > MAX_INVENTORY:
             text = f"an inventory of more than {MAX_INVENTORY} characters; it is not stored"
-            self._count(session.node, Refusal("oversize", text))
+            self._context.count_refusal(session.node, Refusal("oversize", text))
             return
         digest = hashlib.blake2b(repr(sorted(inventory.items())).encode(), digest_size=16).digest()
         if session.account.inventory != digest:
             session.account.inventory = digest
-            self._writers.put_inventory(session.node, now_ms, inventory)
-
-
-async def _in_turns(reading: Generator[None, None, Dictionary]) -> Dictionary:
-    """Others have their turns meanwhile."""
-    while True:
-        try:
-            next(reading)
-        except StopIteration as done:
-            found: Dictionary = done.value
-            return found
-        await asyncio.sleep(0)
+            self._writer.put_inventory(session.node, now_ms, inventory)
 
 
 def _with_boot(hello: pb.Hello) -> dict[str, str]:
-    """Its inventory with the boot it runs in: a return to service may need a newer one."""
+    """Return the inventory plus the boot id: a return to service may require a newer boot."""
     found = dict(hello.inventory)
     if hello.boot_id:
         found[BOOT_ID] = hello.boot_id[:MAX_NAME]
@@ -235,5 +207,5 @@ def _with_boot(hello: pb.Hello) -> dict[str, str]:
 
 
 def _is_name(text: str) -> bool:
-    """Of a node or spool: it becomes part of ids, which are split at slashes, and of lines that people read."""
+    """Return whether text may name a node or spool: it becomes part of ids, which are split at slashes, and of logs."""
     return 0 < len(text) <= MAX_NAME and text.isprintable() and not set(text) & {"/", " "}

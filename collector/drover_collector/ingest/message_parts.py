@@ -1,7 +1,7 @@
-"""How many parts a message of an agent has, counted before it is parsed.
+"""Count the parts of an agent's message before it is parsed.
 
-A part of two bytes becomes an object of 30 to 75 times that when protobuf parses it, so 5 kB of gzip could take
-hundreds of MiB. Counting reads the tags only, and stops at the first part too many.
+protobuf turns a part of two bytes into an object of 30 to 75 times that size, so 5 kB of gzip could take hundreds of
+MiB. Counting reads only tags, and stops at the first part beyond a limit.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from collections.abc import Mapping
 from drover_collector.ingest.decode import MAX_BLOCKS
 from drover_collector.ingest.schema_registry import Refusal
 
-# A message of so few bytes is parsed without a count: whatever is in it takes some 6 MiB. Most are shorter: 30 s of 8
-# GPUs. The count of a longer one takes 7 us, where its parsing takes 100 us or more.
+# Shorter messages are parsed without counting: any content takes some 6 MiB at most. 30 s of 8 GPUs are shorter.
+# Counting a longer one takes 7 us, and parsing it 100 us or more.
 UNCOUNTED_BYTES = 65_536
-RECORDS = 256  # of one message; agents put 64 together
-SCHEMAS, COLUMNS = 1024, 16_384  # of one Hello; agents have a dozen schemas of up to 51 columns
-TEXTS = 4096  # entries of a Hello's inventory, and its capabilities; agents have a few dozen
-FIELDS = 128  # beyond the counted ones: those of one value, and those of newer agents
-SHIFTS = 63  # a varint has ten bytes of seven bits at most
+RECORDS = 256  # of one message; agents send 64 together
+SCHEMAS, COLUMNS = 1024, 16_384  # of one Hello; agents send a dozen schemas of up to 51 columns
+TEXTS = 4096  # entries of a Hello's inventory, and its capabilities; agents send a few dozen
+FIELDS = 128  # not counted by themselves: single values, and fields of newer agents
+MAX_SHIFT = 63  # a varint has at most ten bytes of seven bits
+
+_Most = Mapping[int, tuple[str, int]]  # number of a field -> its name, and its limit
+_Bodies = dict[int, list[tuple[int, int]]]  # number of a field -> begin and end of each
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _HELLO, _BATCH, _RECORD, _RECORDS = 1, 2, 3, 5  # fields of AgentMessage
@@ -28,14 +31,14 @@ _COLUMNS = 3  # of Schema
 _OF_RECORDS = 1
 
 HELLO_TAG = _HELLO << 3 | _BYTES
-JUNK = Refusal("junk", "a message that is none of ours")
+INVALID = Refusal("junk", "not a valid AgentMessage")
 
 
 class PartsError(Exception):
-    """A message that is not parsed.
+    """A message must not be parsed.
 
     Attributes:
-        lane, seq: of a batch; 0 where they are not known.
+        lane, seq: of a batch; 0 if they are unknown.
     """
 
     def __init__(self, refusal: Refusal, lane: int = 0, seq: int = 0) -> None:
@@ -43,22 +46,22 @@ class PartsError(Exception):
         self.refusal, self.lane, self.seq = refusal, lane, seq
 
 
-def check(raw: bytes, entities: int) -> None:
-    """Find out whether a message may be parsed. Cheap for all that agents send.
+def check_parts(raw: bytes, entities: int) -> None:
+    """Check that a message may be parsed.
 
     Args:
-        entities: the most that one Hello may have.
+        entities: limit of one Hello.
     Raises:
-        PartsError: it has too many parts, or is no message.
+        PartsError: it has too many parts, or is invalid.
     """
     if len(raw) > UNCOUNTED_BYTES:
         try:
-            _Count(raw).message(entities)
+            _PartCounter(raw).check(entities)
         except IndexError:  # it ends within a tag or a length
-            raise PartsError(JUNK) from None
+            raise PartsError(INVALID) from None
 
 
-class _Count:
+class _PartCounter:
     """Counts the parts of one message."""
 
     def __init__(self, raw: bytes) -> None:
@@ -66,13 +69,13 @@ class _Count:
         self._columns = 0
         self._values: dict[int, int] = {}
 
-    def message(self, entities: int) -> None:
-        bodies: dict[int, list[tuple[int, int]]] = {_HELLO: [], _BATCH: [], _RECORD: [], _RECORDS: []}
+    def check(self, entities: int) -> None:
+        bodies: _Bodies = {_HELLO: [], _BATCH: [], _RECORD: [], _RECORDS: []}
         self._walk(0, len(self._raw), dict.fromkeys(bodies, ("parts", 1)), bodies)
-        if sum(map(len, bodies.values())) > 1:  # protobuf takes the last, or joins them, and parses all
-            raise PartsError(JUNK)
+        if sum(map(len, bodies.values())) > 1:  # protobuf parses all of them
+            raise PartsError(INVALID)
         for at, end in bodies[_HELLO]:
-            schemas: dict[int, list[tuple[int, int]]] = {_SCHEMAS: []}
+            schemas: _Bodies = {_SCHEMAS: []}
             most = {
                 _ENTITIES: ("entities", entities),
                 _SCHEMAS: ("schemas", SCHEMAS),
@@ -85,29 +88,21 @@ class _Count:
                 left -= self._walk(begin, until, {_COLUMNS: ("columns", left)})
         for at, end in bodies[_BATCH]:
             self._walk(at, end, {_BLOCKS: ("blocks", MAX_BLOCKS)}, seen=(_LANE, _SEQ))
-        records = {_OF_RECORDS: bodies[_RECORD]}  # each a record, which holds one thing: of several, all are parsed
+        records = {_OF_RECORDS: bodies[_RECORD]}
         for at, end in bodies[_RECORDS]:
             self._walk(at, end, {_OF_RECORDS: ("records", RECORDS)}, records)
         for at, end in records[_OF_RECORDS]:
             self._walk(at, end, {})
 
-    def _walk(
-        self,
-        at: int,
-        end: int,
-        most: Mapping[int, tuple[str, int]],
-        bodies: dict[int, list[tuple[int, int]]] | None = None,
-        seen: tuple[int, ...] = (),
-    ) -> int:
-        """Count the fields between two places.
+    def _walk(self, at: int, end: int, most: _Most, bodies: _Bodies | None = None, seen: tuple[int, ...] = ()) -> int:
+        """Count the fields between two offsets.
 
         Args:
-            most: number of a field -> its name, and how many of it there may be. bodies: is given where these begin
-                and end. seen: varints that are noted.
+            bodies: receives the begin and end of these fields. seen: varints whose values are kept.
         Returns:
-            How many of the fields in `most` there are.
+            How many fields of `most` there are.
         Raises:
-            PartsError: too many, or it is no message. IndexError: it ends too early.
+            PartsError: too many, or invalid. IndexError: it ends within a field.
         """
         raw, counts, others = self._raw, dict.fromkeys(most, 0), 0
         while at < end:
@@ -123,7 +118,7 @@ class _Count:
             else:
                 others += 1
                 if others > FIELDS:
-                    self._refuse("fields that are not known here", FIELDS)
+                    self._refuse("unknown fields", FIELDS)
             if kind == _BYTES:
                 size = raw[at]
                 at += 1
@@ -139,9 +134,9 @@ class _Count:
             elif kind in (_FIXED32, _FIXED64):
                 at += 4 if kind == _FIXED32 else 8
             else:
-                raise PartsError(JUNK)  # groups, which nobody uses
+                raise PartsError(INVALID)  # groups, which no agent sends
         if at != end:
-            raise PartsError(JUNK)
+            raise PartsError(INVALID)
         return sum(counts.values())
 
     def _varint(self, at: int) -> tuple[int, int]:
@@ -153,9 +148,9 @@ class _Count:
             if byte < 128:
                 return value, at
             shift += 7
-            if shift > SHIFTS:
-                raise PartsError(JUNK)
+            if shift > MAX_SHIFT:
+                raise PartsError(INVALID)
 
     def _refuse(self, name: str, most: int) -> None:
-        text = f"a message with too many {name}; up to {most} are right"
+        text = f"a message with too many {name}; at most {most} are allowed"
         raise PartsError(Refusal("too many parts", text), self._values.get(_LANE, 0), self._values.get(_SEQ, 0))

@@ -1,7 +1,8 @@
-"""Who speaks for a node: one agent at a time.
+"""Node and GPU ownership: which agent stream may report for a node, and which node for a GPU.
 
-An agent is known by its spool and its boot. The same agent on a second stream has lost the first, which is ended at
-once. Another one is refused while the first still speaks: two that replaced each other for ever would store half each.
+An agent is identified by its spool and boot ids. When the same agent opens a second stream, the first has lost its
+connection and is closed. A different agent is refused while the current owner is alive: two agents that keep replacing
+each other would each store half of the node's data.
 """
 
 from __future__ import annotations
@@ -11,108 +12,120 @@ import time
 import grpc
 import numpy as np
 
-from drover_collector.ingest.limits import Limits, RateLimitedLogger, Recent
-from drover_collector.ingest.schema_registry import Dictionary
-from drover_collector.ingest.session import EndError, Session
-from drover_collector.ingest.stats import IngestStats
+from drover_collector.ingest.context import IngestContext
+from drover_collector.ingest.limits import RecentlyUsed
+from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry
+from drover_collector.ingest.session import Session, StreamClosed
 
-FLAPS, FLAPS_S = 6, 60.0  # so many new streams of one agent in so long are two agents with one spool
+MAX_RECONNECTS = 6  # within RECONNECT_WINDOW_S: two agents probably share one spool
+RECONNECT_WINDOW_S = 60.0
 
 
 class NodeOwnership:
-    """The open streams by node. Used in the event loop."""
+    """The stream that owns each node. Event loop only."""
 
-    def __init__(self, stats: IngestStats, limits: Limits, teller: RateLimitedLogger) -> None:
-        self._stats, self._limits, self._teller = stats, limits, teller
-        self._sessions: dict[str, Session] = {}
-        self._flaps: Recent[str, tuple[float, int]] = Recent(1_000)
+    def __init__(self, context: IngestContext) -> None:
+        self._context = context
+        self._owners: dict[str, Session] = {}
+        self._reconnects: RecentlyUsed[str, tuple[float, int]] = RecentlyUsed(1_000)
 
-    def take(self, session: Session, node: str, spool: str, boot: str) -> None:
-        """`session` speaks for `node` from here on.
+    def claim(self, session: Session, node: str, spool: str, boot: str) -> None:
+        """Make `session` the owner of `node` and close the previous owner's stream.
 
         Raises:
-            EndError: another agent does.
+            StreamClosed: a different agent owns the node and is alive.
         """
-        older = self._sessions.get(node)
-        if older is not None and older is not session:
-            same = older.identity == (spool, boot)
-            silent_s = time.monotonic() - older.heard_s
-            if not same and silent_s < self._limits.alive_s and older.end is None:
-                self._refuse(older, node, spool, boot)
-            self._stats.replaced += 1
-            if same:
-                self._note_flap(node)
-                why = f"a newer stream of the same agent speaks for node {node!r}"
-            else:
-                self._teller.warn((node, "replaced"), "%s: another agent takes over; the first was silent", node)
-                why = f"another agent speaks for node {node!r}; this one was silent for {silent_s:.0f} s"
-            older.stop(EndError(grpc.StatusCode.ABORTED, why))
+        owner = self._owners.get(node)
+        if owner is not None and owner is not session:
+            self._replace(owner, node, spool, boot)
         session.node, session.spool, session.boot = node, spool, boot
-        self._sessions[node] = session
+        self._owners[node] = session
 
-    def leave(self, session: Session) -> bool:
-        """Whether nobody speaks for its node any more."""
-        if self._sessions.get(session.node) is not session:
+    def release(self, session: Session) -> bool:
+        """Remove the session. Return True if its node has no owner now."""
+        if self._owners.get(session.node) is not session:
             return False
-        del self._sessions[session.node]
+        del self._owners[session.node]
         return True
 
-    def of(self, node: str) -> Session | None:
-        """Who speaks for it."""
-        return self._sessions.get(node)
+    def owner_of(self, node: str) -> Session | None:
+        return self._owners.get(node)
 
-    def all(self) -> list[Session]:
-        return list(self._sessions.values())
+    def owners(self) -> list[Session]:
+        return list(self._owners.values())
 
-    def _refuse(self, older: Session, node: str, spool: str, boot: str) -> None:
-        text = (
-            f"another agent speaks for node {node!r} (spool {older.spool!r}, boot {older.boot!r}; this one has"
-            f" {spool!r}, {boot!r}); stop one of the two, or give it a node name of its own"
+    def _replace(self, owner: Session, node: str, spool: str, boot: str) -> None:
+        same_agent = owner.identity == (spool, boot)
+        idle_s = time.monotonic() - owner.last_message_s
+        if not same_agent and idle_s < self._context.limits.alive_s and owner.closed is None:
+            self._refuse(owner, node, spool, boot)
+        self._context.stats.replaced += 1
+        if same_agent:
+            self._count_reconnect(node)
+            reason = f"the same agent opened a newer stream for node {node!r}"
+        else:
+            reason = f"another agent took over node {node!r}; this one had sent nothing for {idle_s:.0f} s"
+            self._context.logger.warning((node, "replaced"), "%s: %s", node, reason)
+        owner.close(grpc.StatusCode.ABORTED, reason)
+
+    def _refuse(self, owner: Session, node: str, spool: str, boot: str) -> None:
+        reason = (
+            f"node {node!r} is already reported by another agent (spool {owner.spool!r}, boot {owner.boot!r}; yours:"
+            f" {spool!r}, {boot!r}). Stop one of the two agents, or set a different node name."
         )
-        self._stats.rejected["second agent"] += 1
-        self._stats.rivals[node] = (time.monotonic(), f"Two agents claim to be node {node}; one is refused.")
-        self._teller.warn((node, "second agent"), "%s: refused: %s", node, text[:500])
-        raise EndError(grpc.StatusCode.ALREADY_EXISTS, text)
+        stats = self._context.stats
+        stats.rejected["second agent"] += 1
+        stats.conflicts[node] = (time.monotonic(), f"Two agents report as node {node}. The newer one is refused.")
+        self._context.logger.warning((node, "second agent"), "%s: stream refused: %s", node, reason[:500])
+        raise StreamClosed(grpc.StatusCode.ALREADY_EXISTS, reason)
 
-    def _note_flap(self, node: str) -> None:
+    def _count_reconnect(self, node: str) -> None:
         now = time.monotonic()
-        since, count = self._flaps.get(node) or (now, 0)
-        since, count = (now, 1) if now - since > FLAPS_S else (since, count + 1)
-        self._flaps[node] = (since, count)
-        if count >= FLAPS:
-            text = f"Streams of node {node} replace each other; do two agents share one spool?"
-            self._stats.rivals[node] = (now, text)
-            self._teller.warn((node, "flaps"), "%s", text)
+        since, count = self._reconnects.get(node) or (now, 0)
+        since, count = (now, 1) if now - since > RECONNECT_WINDOW_S else (since, count + 1)
+        self._reconnects[node] = (since, count)
+        if count >= MAX_RECONNECTS:
+            text = f"Node {node} reconnects every few seconds. Check whether two agents share one spool folder."
+            self._context.stats.conflicts[node] = (now, text)
+            self._context.logger.warning((node, "reconnects"), "%s", text)
 
 
 class GpuOwnership:
-    """Which stream tells of which GPU. A GPU is in one node at a time: another that claims it while its node sends
-    samples of it would take it, and its history, away. A card that moves is silent in between."""
+    """The node that reports each GPU.
+
+    A second node that claims a GPU while the first still sends its samples is refused, so that the GPU keeps its
+    history. A board that was moved is silent in between, so its new node gets it.
+    """
 
     def __init__(self) -> None:
-        self._told: dict[int, Session] = {}
+        self._owners: dict[int, Session] = {}  # entity id -> stream
 
-    def take(self, session: Session, dictionary: Dictionary) -> None:
-        """Marks in `dictionary` what another node is sending; the rest belongs to `session`."""
-        for index, row in list(dictionary.rows.items()):
-            name = int(dictionary.names[index])
-            other = self._told.get(name)
-            if other is not None and other.node != session.node and _sends(other, name):
-                dictionary.refuse(index, f"{row.key!r} belongs to another node: {other.node!r} reports it now")
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def claim(self, session: Session, registry: SchemaRegistry) -> None:
+        """Give the registry's GPUs to `session`; refuse in it those that another node is sending."""
+        for index, row in list(registry.rows.items()):
+            entity = int(registry.ids[index])
+            owner = self._owners.get(entity)
+            if owner is not None and owner.node != session.node and _is_sending(owner, entity):
+                text = f"{row.key!r} belongs to another node: {owner.node!r} reports it now"
+                registry.refuse(index, Refusal("another node", text))
             else:
-                self._told[name] = session
+                self._owners[entity] = session
 
-    def leave(self, session: Session) -> None:
-        if session.dictionary is not None:
-            for name in session.dictionary.known.tolist():
-                if self._told.get(name) is session:
-                    del self._told[name]
+    def release(self, session: Session) -> None:
+        if session.registry is None:
+            return
+        for entity in session.registry.known.tolist():
+            if self._owners.get(entity) is session:
+                del self._owners[entity]
 
 
-def _sends(session: Session, name: int) -> bool:
-    """Whether samples of this entity came on a stream."""
-    dictionary = session.dictionary
-    if dictionary is None or session.end is not None:
+def _is_sending(session: Session, entity: int) -> bool:
+    """Return True if samples of the entity arrived on an open stream."""
+    registry = session.registry
+    if registry is None or session.closed is not None:
         return False
-    at = np.flatnonzero(dictionary.names == np.uint64(name))
-    return bool(dictionary.placed[at].any())
+    at = np.flatnonzero(registry.ids == np.uint64(entity))
+    return bool(registry.has_samples[at].any())

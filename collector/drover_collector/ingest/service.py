@@ -1,7 +1,7 @@
-"""The gRPC server for agents: who they are, what they may send, and what they are told.
+"""The Telemetry service: streams of agents, from their handshake to queued batches and records.
 
-Bad input is refused in the Ack with its reason, counted, logged once per node and reason, and ends no stream. Memory is
-bounded: a stream is not read on while too much waits for the store, and its agent is asked to hold back.
+Invalid input is refused in the Ack with its reason, counted, and logged once for each node and reason; it ends no
+stream. Memory is bounded: a stream is not read while too much waits for the store, and its agent is asked to wait.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,449 +16,383 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from drover_collector.auth.authorization import caller, when_ended
-from drover_collector.auth.identity import Identity
-from drover_collector.fleet.index import FleetIndex
 from drover_collector.grpc_h2 import Handler
-from drover_collector.ingest.admission import Admission, ComeAgainError
-from drover_collector.ingest.clock_skew import Clocks
+from drover_collector.ingest.admission import Admission, PendingStreams, RetryLaterError
+from drover_collector.ingest.clock_skew import ClockMonitor
+from drover_collector.ingest.context import IngestContext
 from drover_collector.ingest.handshake import HandshakeHandler
-from drover_collector.ingest.limits import (
-    MESSAGE_BYTES,
-    AgentAllowance,
-    Limits,
-    MemoryBudget,
-    RateLimitedLogger,
-)
+from drover_collector.ingest.limits import MESSAGE_BYTES, AgentAllowance, MemoryBudget
 from drover_collector.ingest.message_parts import (
     HELLO_TAG,
-    JUNK,
+    INVALID,
     RECORDS,
     UNCOUNTED_BYTES,
     PartsError,
-    check,
+    check_parts,
 )
-from drover_collector.ingest.parse_records import Taken, take_record
-from drover_collector.ingest.schema_registry import Dictionary, Refusal
-from drover_collector.ingest.session import (
-    NO_HELLO,
-    EndError,
-    Session,
-    Waiting,
-)
+from drover_collector.ingest.parse_records import ParsedRecord, RecordSource, parse_record
+from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry
+from drover_collector.ingest.session import NO_HELLO, PendingMessage, Session, StreamClosed
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.ingest.telemetry_writer import TelemetryWriter
-from drover_collector.store import Store
-from drover_core.model.events import Event, ProbeResult
 from drover_proto import telemetry_pb2 as pb
 
-__all__ = ["Ingest", "IngestStats", "Limits"]
+__all__ = ["IngestService"]
 
 log = logging.getLogger(__name__)
 
-OVERHEAD = 512  # bytes of memory that a message takes beside its own
+OVERHEAD = 512  # bytes of memory that a message takes in addition to its own
 TELEMETRY = (pb.LIVE, pb.BACKFILL)
-HELLO_SLACK_BYTES = 1 << 20  # a Hello that is a little too long is told so in our words
-RECORDS_IN_A_ROW = 64  # before others have their turn: as many as agents put into one message
-BACKOFF_S = 1.0  # an agent that must wait for longer is told so
+RECORDS_PER_TURN = 64  # before others have their turn: as many as agents put into one message
+NOTIFY_S = 1.0  # an agent that is slowed for longer is asked to wait
+OVERLOADED = "the collector has more to store than it can"
 
 
-class Ingest:
-    """The Telemetry service. Give its `methods` to a server; `close` it after the server's stop.
+class IngestService:
+    """Give its `methods` to a server. Call `close` after the server has stopped.
 
-    Args:
-        on_events: is told of events that are stored, from the event loop; returns at once.
-        on_unstored: of events that the store keeps waiting, likewise (default: the same). Each event is told once.
-        on_probes: of results of probes that are stored, likewise.
+    Raises:
+        StoreError: the store cannot be read.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        index: FleetIndex,
-        on_events: Callable[[list[Event]], None],
-        *,
-        on_unstored: Callable[[list[Event]], None] | None = None,
-        on_probes: Callable[[list[ProbeResult]], None] = lambda _: None,
-        limits: Limits | None = None,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-    ) -> None:
-        """
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        self._limits = limits or Limits()
-        self.stats = IngestStats(limits=self._limits)
-        self._now_ms = now_ms
-        self._teller = RateLimitedLogger()
-        self._writers = TelemetryWriter(
-            store, index.node_number, self.stats, self._limits, now_ms, self._teller, self._refuse, on_events,
-            on_unstored or on_events, on_probes,
-        )  # fmt: skip
-        self._hellos = HandshakeHandler(
-            index, self.stats, self._limits, now_ms, self._teller, self._writers, self._count, store.shared,
-            store.entities.gpu_id,
-        )  # fmt: skip
-        self._admission = Admission(self.stats, self._limits)
-        self._clocks = Clocks(self.stats, now_ms)
-        self._sessions: dict[Session, None] = {}
-        self._nameless: dict[Session, Identity | None] = {}  # those that have not said who they are, oldest first
-        self._nameless_of: Counter[Identity] = Counter()
-        self._gapped: dict[Session, None] = {}  # those of which something was left with the agent
-        self._carer: asyncio.Task[None] | None = None
+    def __init__(self, context: IngestContext) -> None:
+        self._context = context
+        self._writer = TelemetryWriter(context)
+        self._handshakes = HandshakeHandler(context, self._writer)
+        self._admission = Admission(context.stats, context.limits)
+        self._clocks = ClockMonitor(context.stats, context.now_ms)
+        self._sessions: set[Session] = set()
+        self._pending = PendingStreams(context)
+        self._gapped: dict[Session, None] = {}  # streams from which a message was dropped
+        self._checker: asyncio.Task[None] | None = None
+
+    @property
+    def stats(self) -> IngestStats:
+        return self._context.stats
 
     def methods(self) -> dict[str, Handler]:
-        """For the agents' server. Messages come as bytes, so that one that cannot be parsed does not end its stream."""
-        return {f"/{pb.DESCRIPTOR.services_by_name['Telemetry'].full_name}/Stream": self._stream}
+        """Return path -> handler. Messages arrive as bytes, so that one that cannot be parsed ends no stream."""
+        return {f"/{pb.DESCRIPTOR.services_by_name['Telemetry'].full_name}/Stream": self._serve}
 
     def stream(self, node: str) -> Session | None:
-        """The stream that speaks for a node, once it is welcomed; for what a collector has to ask of it."""
-        return self._hellos.stream(node)
+        """Return the stream that reports for a node, after its Welcome, to send requests on."""
+        return self._handshakes.welcomed(node)
 
     async def close(self) -> None:
-        """Stores what was taken in, and where each lane stands. A store that fails now loses nothing: agents resend."""
-        if self._carer is not None:
-            self._carer.cancel()
-        await self._writers.close()
+        """Store what was received, and the lane offsets. If the store fails now, agents resend: nothing is lost."""
+        if self._checker is not None:
+            self._checker.cancel()
+        await self._writer.close()
 
     # ---- streams
 
-    async def _stream(self, _messages: object, context: Any) -> None:
-        """One agent, until it leaves, is replaced by a newer stream of its node, or may not speak for it."""
-        session = Session(context, AgentAllowance(self._limits))
-        when_ended(lambda why: session.stop(EndError(grpc.StatusCode.PERMISSION_DENIED, why)))
-        self._sessions[session] = None
+    async def _serve(self, _messages: object, call: Any) -> None:
+        """Serve one stream until its agent leaves or the collector ends it.
+
+        This task ends the stream by raising StreamClosed. Other tasks call `Session.close`, which cancels this one.
+        """
+        session = Session(call, AgentAllowance(self._context.limits))
+        when_ended(lambda why: session.close(grpc.StatusCode.PERMISSION_DENIED, why))
+        self._sessions.add(session)
         self.stats.connected = len(self._sessions)
-        if self._carer is None:
-            self._carer = asyncio.create_task(self._care())
+        if self._checker is None:
+            self._checker = asyncio.create_task(self._check_forever())
         try:
-            self._begin(session)
-            more = await self._open(session, await context.read())
-            context.on_message = partial(self._take_at_once, session)
-            while more:
-                more = await self._take(session, await context.read())  # no name for it: it would stay until the next
-            await self._last_words(session)
+            await self._read_all(session, call)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if session.end is None or task is None:
+            if session.closed is None or task is None:
                 raise  # the agent has left
             task.uncancel()
-            await session.abort(session.end)
-        except EndError as error:
-            await session.abort(error)
+            await session.stream.abort(session.closed)
+        except StreamClosed as error:
+            await session.stream.abort(error)
         finally:
-            context.on_message = None
-            del self._sessions[session]
-            self._named(session)
-            self._gapped.pop(session, None)
-            self._clocks.forget(session)
-            self.stats.connected = len(self._sessions)
-            self._writers.acks.forget(session)
-            self._hellos.leave(session)
+            call.on_message = None
+            self._forget(session)
 
-    def _begin(self, session: Session) -> None:
-        """
-        Raises:
-            EndError: too many streams of this peer say nothing; one that opens stream after stream would fill memory.
-        """
-        who = caller()
-        if who is not None and self._nameless_of[who] >= self._limits.nameless:
-            self._count(str(who), Refusal("no hello", f"{self._limits.nameless} streams of {who} say nothing"))
-            text = f"{self._limits.nameless} other streams of {who} have not begun with a Hello; use one stream a node"
-            raise EndError(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        large = who is None or not self._nameless_of[who]
-        session.context.max_message_bytes = (
-            self._limits.hello_bytes + HELLO_SLACK_BYTES if large else self._limits.nameless_bytes
-        )
-        self._nameless[session] = who
-        if who is not None:
-            self._nameless_of[who] += 1
+    async def _read_all(self, session: Session, call: Any) -> None:
+        self._pending.add(session)
+        first = await call.read()
+        if first is not grpc.aio.EOF:
+            await self._open(session, first)
+            del first
+            call.on_message = partial(self._take_if_free, session)
+            # No variable holds the message: it would keep the memory until the next one.
+            while await self._take(session, await call.read()):
+                pass
+        if session.acks.unacked and not session.acks.sending:
+            await self._writer.acks.send(session)
+        await session.acks.wait_settled()  # the agent may wait for its last Ack
 
-    def _named(self, session: Session) -> None:
-        """It has said who it is, or has ended."""
-        who = self._nameless.pop(session, None)
-        if who is not None:
-            self._nameless_of[who] -= 1
-            if not self._nameless_of[who]:
-                del self._nameless_of[who]
+    def _forget(self, session: Session) -> None:
+        self._sessions.discard(session)
+        self._pending.remove(session)
+        self._gapped.pop(session, None)
+        self._clocks.remove(session)
+        self.stats.connected = len(self._sessions)
+        self._writer.acks.forget(session)
+        self._handshakes.release(session)
 
-    async def _last_words(self, session: Session) -> None:
-        """The agent has said its last, and may wait for the Ack."""
-        if session.unacked and not session.sending:
-            await self._writers.acks.acknowledge(session)
-        await session.settled()
-
-    async def _open(self, session: Session, raw: Any) -> bool:
-        """The first message, in its turn.
+    async def _open(self, session: Session, raw: bytes) -> None:
+        """Process the first message in its turn.
 
         Raises:
-            EndError: it is no Hello, and was not parsed.
+            StreamClosed: it is not a Hello, and was not parsed; or the Hello is refused.
         """
-        if raw is grpc.aio.EOF:
-            return False
         if not raw or raw[0] != HELLO_TAG:
-            raise self._unread(NO_HELLO)
+            raise self._refuse_opening(NO_HELLO)
         try:
-            check(raw, self._limits.entities)
+            check_parts(raw, self._context.limits.entities)
         except PartsError as error:
-            raise self._unread(error.refusal) from None
-        session.hello_came_ms, session.queued = self._now_ms(), True
+            raise self._refuse_opening(error.refusal) from None
+        session.opening.hello_ms, session.opening.queued = self._context.now_ms(), True
         try:
             await self._admission.enter(session, len(raw))
-            session.queued, session.due_s = False, time.monotonic()
+            session.opening.queued, session.opening.due_s = False, time.monotonic()
             await self._take(session, raw)
             if not session.node:
-                raise self._unread(NO_HELLO)
-            return True
-        except ComeAgainError as error:
-            back = pb.Backoff(wait_ms=round(1000 * error.wait_s), reason=str(error))
-            await session.send(pb.CollectorMessage(backoff=back))
+                raise self._refuse_opening(NO_HELLO)
+        except RetryLaterError as error:
+            backoff = pb.Backoff(wait_ms=round(1000 * error.wait_s), reason=str(error))
+            await session.send(pb.CollectorMessage(backoff=backoff))
             raise
         finally:
             self._admission.leave(session)
 
-    def _unread(self, refusal: Refusal) -> EndError:
-        """How a stream ends that did not begin with a Hello."""
-        who = caller()
-        self._count("an agent before its Hello" if who is None else str(who), refusal)
-        return EndError(grpc.StatusCode.INVALID_ARGUMENT, refusal.text)
+    def _refuse_opening(self, refusal: Refusal) -> StreamClosed:
+        """Count a stream that does not begin with a Hello. Return how it ends."""
+        certificate = caller()
+        self._context.count_refusal("an agent before its Hello" if certificate is None else str(certificate), refusal)
+        return StreamClosed(grpc.StatusCode.INVALID_ARGUMENT, refusal.text)
+
+    # ---- messages
 
     async def _take(self, session: Session, raw: Any) -> bool:
-        """Whether there was a message: bytes, else EOF."""
+        """Process a message. Return False for the end of the stream."""
         if raw is grpc.aio.EOF:
             return False
-        session.heard_s = time.monotonic()
-        message, kind = pb.AgentMessage(), "refused"
-        try:
-            check(raw, self._limits.entities)
-            message = pb.AgentMessage.FromString(raw)
-            kind = message.WhichOneof("kind") or "unknown"
-        except PartsError as error:
-            await self._refuse_unread(session, error)
-        except DecodeError:
-            self._refuse(session, pb.LANE_UNSPECIFIED, 0, JUNK)
+        session.last_message_s = time.monotonic()
+        message = await self._parse(session, raw)
         if session.node:
-            self.stats.last_seen[session.node] = self._now_ms()
-        size, rows, events = len(raw), 0, 0
-        del raw  # twice what waits for room, else
-        match kind:
-            case "refused":
-                pass  # counted; and against its share, below
-            case "hello":
-                await self._hellos.take(session, message.hello, size)
-                session.context.max_message_bytes = MESSAGE_BYTES
-                if message.hello.ts_ms:
-                    self._clocks.note(session)
-                self._named(session)
-            case "batch":
-                rows = _rows(message.batch, size)
-                await self._batch(session, message.batch, size)
-            case "record":
-                events = 1
-                await self._record(session, message.record, size)
-            case "records":
-                events = len(message.records.records)
-                await self._records(session, message.records)
-            case _:
-                self.stats.skipped[kind] += 1  # from a newer agent
-        await self._writers.acks.piggyback(session)
-        wait_s = session.account.take_message(size, rows, events)
-        if wait_s:
-            await self._slow_down(session, min(wait_s, self._limits.pause_s))
+            self.stats.last_seen[session.node] = self._context.now_ms()
+        size = len(raw)
+        del raw  # else the memory is used twice while the message waits for room
+        rows = events = 0
+        if message is not None:
+            rows, events = await self._dispatch(session, message, size)
+        await self._writer.acks.send_if_soon(session)
+        if wait_s := session.account.take_message(size, rows, events):
+            await self._slow_down(session, min(wait_s, self._context.limits.pause_s))
         return True
 
-    def _take_at_once(self, session: Session, raw: bytes) -> bool:
-        """A batch that nothing stands in the way of, without waking the stream's task; False: nothing was taken in."""
-        size, room, account = len(raw), self._writers.room, session.account
-        if session.dictionary is None or size > self._limits.batch_bytes:
+    async def _dispatch(self, session: Session, message: pb.AgentMessage, size: int) -> tuple[int, int]:
+        """Process a message by its kind. Return its rows and events, for the agent's allowance."""
+        match message.WhichOneof("kind"):
+            case "hello":
+                await self._take_hello(session, message.hello, size)
+            case "batch":
+                await self._take_batch(session, message.batch, size)
+                return _max_rows(message.batch, size), 0
+            case "record":
+                await self._take_record(session, message.record, size)
+                return 0, 1
+            case "records":
+                await self._take_records(session, message.records)
+                return 0, len(message.records.records)
+            case kind:
+                self.stats.skipped[kind or "unknown"] += 1  # from a newer agent
+        return 0, 0
+
+    async def _parse(self, session: Session, raw: bytes) -> pb.AgentMessage | None:
+        """Return the message; None if it was refused."""
+        try:
+            check_parts(raw, self._context.limits.entities)
+            return pb.AgentMessage.FromString(raw)
+        except PartsError as error:
+            await self._refuse_unparsed(session, error)
+        except DecodeError:
+            self._context.refuse(session, pb.LANE_UNSPECIFIED, 0, INVALID)
+        return None
+
+    def _take_if_free(self, session: Session, raw: bytes) -> bool:
+        """Queue a batch that need not wait, without waking the stream's task. Return whether it was queued."""
+        size, room, account = len(raw), self._writer.room, session.account
+        if session.registry is None or size > self._context.limits.batch_bytes:
             return False
         try:
             if size > UNCOUNTED_BYTES:
-                check(raw, self._limits.entities)
+                check_parts(raw, self._context.limits.entities)
             batch = pb.AgentMessage.FromString(raw).batch
         except (DecodeError, PartsError):
             return False
         lane = batch.lane
-        if lane not in TELEMETRY or lane in session.gapped or self._clocks.doubted:  # also what is no batch
+        if lane not in TELEMETRY or lane in session.gapped or self._clocks.doubt:  # also any other kind of message
             return False
         now_s = time.monotonic()
-        if room.filling or not room.fits(account) or not account.take_at_once(size, _rows(batch, size), now_s):
+        if room.filling or not room.fits(account) or not account.take_if_free(size, _max_rows(batch, size), now_s):
             return False
-        session.heard_s = now_s
-        self.stats.last_seen[session.node] = self._now_ms()
-        self._put(session, session.dictionary, batch, size)
-        self._writers.acks.piggyback_at_once(session)
+        session.last_message_s = now_s
+        self.stats.last_seen[session.node] = self._context.now_ms()
+        self._put(session, session.registry, batch, size)
+        self._writer.acks.try_send_if_soon(session)
         return True
 
-    async def _slow_down(self, session: Session, wait_s: float) -> None:
-        """An agent that sends more than its share is read later; nobody else is."""
-        self.stats.slowed += 1
-        self._teller.warn(
-            (session.node, "slowed"), "%s sends more than an agent should; it is slowed down", session.node
-        )
-        if wait_s >= BACKOFF_S:
-            await self._hold_back(session, "this agent sends more than its share", round(wait_s * 1000))
-        await asyncio.sleep(wait_s)
+    async def _take_hello(self, session: Session, hello: pb.Hello, size: int) -> None:
+        await self._handshakes.handle(session, hello, size)
+        session.stream.call.max_message_bytes = MESSAGE_BYTES
+        if hello.ts_ms:
+            self._clocks.add(session)
+        self._pending.remove(session)
 
-    async def _care(self) -> None:
-        """One task for all streams: what is due by time."""
-        while True:
-            await asyncio.sleep(self._limits.care_s)
-            try:
-                self._writers.tick()
-                self._admission.tick()
-                self._clocks.tick()
-                self._end_late_ones()
-            except Exception:  # a defect of ours must not end this task
-                log.exception("looking after the streams")
-                self.stats.defects += 1
-                self.stats.defect = "looking after the streams"
-
-    def _end_late_ones(self) -> None:
-        """Streams without a Hello, and those that must send again what was left with them."""
-        now = time.monotonic()
-        waits = self._writers.storing.failing or self._clocks.doubted
-        again = 0 if waits else round(self._limits.ends_per_s * self._limits.care_s)
-        for session in list(self._nameless):
-            if now - session.opened_s <= self._limits.hello_s:
-                break  # all after it are younger
-            if not session.queued and now - session.due_s > self._limits.hello_s:
-                what = "its Hello took more than" if session.hello_came_ms else "no Hello came within"
-                text = f"{what} {self._limits.hello_s:g} s"
-                session.stop(EndError(grpc.StatusCode.DEADLINE_EXCEEDED, text))
-        self._bound_unread()
-        for session in self._clocks.differing():
-            session.stop(EndError(grpc.StatusCode.UNAVAILABLE, "come again: this node had another time than here"))
-        for session in list(self._gapped)[:again] if not self._writers.room.filling else ():
-            text = "the store takes data again; what was not acknowledged is to be sent again"
-            session.stop(EndError(grpc.StatusCode.UNAVAILABLE, text))
-
-    def _bound_unread(self) -> None:
-        """Of streams that have not said who they are, let those go that hold most where all hold too much."""
-        held = {session: session.context.partial_bytes for session in self._nameless}
-        total = sum(held.values())
-        if total <= self._limits.openings_bytes:
-            return
-        for session in sorted(held, key=held.__getitem__, reverse=True):
-            text = "Hellos that are not there whole take too much; come again"
-            session.stop(EndError(grpc.StatusCode.RESOURCE_EXHAUSTED, text))
-            total -= held[session]
-            if total <= self._limits.openings_bytes:
-                return
-
-    # ---- batches and records
-
-    async def _refuse_unread(self, session: Session, error: PartsError) -> None:
-        """A message that was not parsed. That of a batch is known, so its agent can drop it."""
+    async def _refuse_unparsed(self, session: Session, error: PartsError) -> None:
+        """Refuse a message that was not parsed. Of a batch the sequence is known, so its agent can drop it."""
         lane = pb.Lane.ValueType(error.lane)
-        if lane not in TELEMETRY or session.dictionary is None:
-            self._refuse(session, pb.LANE_UNSPECIFIED, 0, error.refusal)
-        elif await self._may_wait(session, lane, self._writers.room):
-            self._refuse(session, lane, error.seq, error.refusal)
-            self._writers.put(Waiting(session, session.key, lane, error.seq, OVERHEAD))
+        if lane not in TELEMETRY or session.registry is None:
+            self._context.refuse(session, pb.LANE_UNSPECIFIED, 0, error.refusal)
+        elif await self._wait_for_room(session, lane, self._writer.room):
+            self._put_refused(session, lane, error.seq, error.refusal)
 
-    async def _batch(self, session: Session, batch: pb.Batch, size: int) -> None:
-        if not await self._may_wait(session, batch.lane, self._writers.room):
+    async def _take_batch(self, session: Session, batch: pb.Batch, size: int) -> None:
+        if not await self._wait_for_room(session, batch.lane, self._writer.room):
             return
+        limit = self._context.limits.batch_bytes
         if batch.lane not in TELEMETRY:
-            refusal = Refusal("bad lane", f"a batch on lane {batch.lane}; LIVE and BACKFILL are right")
-        elif session.dictionary is None:
-            refusal = session.no_dictionary
-        elif size <= self._limits.batch_bytes:
-            self._put(session, session.dictionary, batch, size)
+            refusal = Refusal("bad lane", f"a batch on lane {batch.lane}; LIVE and BACKFILL are allowed")
+        elif session.registry is None:
+            refusal = session.no_registry
+        elif size <= limit:
+            self._put(session, session.registry, batch, size)
             return
         else:
-            refusal = Refusal("oversize", f"a batch of {size} bytes; up to {self._limits.batch_bytes} are right")
-        self._refuse(session, batch.lane, batch.seq, refusal)
-        self._writers.put(Waiting(session, session.key, batch.lane, batch.seq, OVERHEAD))
+            refusal = Refusal("oversize", f"a batch of {size} bytes; at most {limit} are allowed")
+        self._put_refused(session, batch.lane, batch.seq, refusal)
 
-    def _put(self, session: Session, dictionary: Dictionary, batch: pb.Batch, size: int) -> None:
-        size, session.hello_bytes = size + session.hello_bytes, 0  # what waits holds its dictionary too
-        self._writers.put(
-            Waiting(session, session.key, batch.lane, batch.seq, OVERHEAD + size, batch=(dictionary, batch))
-        )
+    def _put(self, session: Session, registry: SchemaRegistry, batch: pb.Batch, size: int) -> None:
+        size += OVERHEAD + session.opening.hello_bytes  # what waits holds its registry too
+        session.opening.hello_bytes = 0
+        self._writer.put(PendingMessage(session, session.key, batch.lane, batch.seq, size, batch=(registry, batch)))
 
-    async def _records(self, session: Session, records: pb.Records) -> None:
+    def _put_refused(self, session: Session, lane: pb.Lane.ValueType, seq: int, refusal: Refusal) -> None:
+        self._context.refuse(session, lane, seq, refusal)
+        self._writer.put(PendingMessage(session, session.key, lane, seq, OVERHEAD))
+
+    async def _take_records(self, session: Session, records: pb.Records) -> None:
         if len(records.records) > RECORDS:
-            text = f"{len(records.records)} records in a message; up to {RECORDS} are right"
-            self._refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("too many parts", text))
+            text = f"{len(records.records)} records in a message; at most {RECORDS} are allowed"
+            self._context.refuse(session, pb.LANE_UNSPECIFIED, 0, Refusal("too many parts", text))
             return
         for number, record in enumerate(records.records, 1):
-            await self._record(session, record, record.ByteSize())
-            if number % RECORDS_IN_A_ROW == 0:
+            await self._take_record(session, record, record.ByteSize())
+            if number % RECORDS_PER_TURN == 0:
                 await asyncio.sleep(0)
 
-    async def _record(self, session: Session, record: pb.Record, size: int) -> None:
-        taken: Taken | Refusal = session.no_dictionary
-        if session.dictionary is not None:
-            taken = take_record(
-                record, session.node, session.spool, self._now_ms(), session.hello_ms, session.clock_offset_ms,
-                session.boot, session.age_ms(record.event.boot_id, record.event.up_ms),
-            )  # fmt: skip
-        held = None if isinstance(taken, Refusal) else taken
-        waiting = Waiting(session, session.key, pb.EVENTS, record.seq, OVERHEAD + size, record=held)
-        records = self._writers.records
-        if pb.EVENTS in session.gapped or not records.room.fits(session.account):
-            records.judge_early([waiting])
-        if not await self._may_wait(session, pb.EVENTS, records.room):
+    async def _take_record(self, session: Session, record: pb.Record, size: int) -> None:
+        parsed: ParsedRecord | Refusal = session.no_registry
+        if session.registry is not None:
+            parsed = parse_record(record, self._source(session, record.event))
+        held = None if isinstance(parsed, Refusal) else parsed
+        message = PendingMessage(session, session.key, pb.EVENTS, record.seq, OVERHEAD + size, record=held)
+        events = self._writer.events
+        if pb.EVENTS in session.gapped or not events.room.fits(session.account):
+            events.judge_early([message])
+        if not await self._wait_for_room(session, pb.EVENTS, events.room):
             return
-        if isinstance(taken, Refusal):
-            self._refuse(session, pb.EVENTS, record.seq, taken)
-        self._writers.put(waiting)
+        if isinstance(parsed, Refusal):
+            self._context.refuse(session, pb.EVENTS, record.seq, parsed)
+        self._writer.put(message)
 
-    async def _may_wait(self, session: Session, lane: pb.Lane.ValueType, room: MemoryBudget) -> bool:
-        """Whether a message may be taken in; returns when there is room for it.
+    def _source(self, session: Session, event: pb.Event) -> RecordSource:
+        clock = session.clock
+        same_boot = event.boot_id and event.boot_id == session.boot
+        return RecordSource(
+            node=session.node,
+            spool=session.spool,
+            received_ms=self._context.now_ms(),
+            hello_ms=clock.hello_ms,
+            clock_offset_ms=clock.offset_ms,
+            boot=session.boot,
+            age_ms=clock.age_ms(event.up_ms) if same_boot else None,
+        )
 
-        False: the store takes nothing, and to wait in vain would keep the stream's events back. The message stays with
-        its agent, as does all of its lane after it, until the stream ends and another begins.
+    # ---- waiting
+
+    async def _wait_for_room(self, session: Session, lane: pb.Lane.ValueType, room: MemoryBudget) -> bool:
+        """Wait until a message fits. Return False if it is dropped: the store accepts nothing.
+
+        Waiting in vain would hold up the stream's events. A dropped message stays in its agent's spool, with all later
+        ones of its lane, until the stream is closed and the agent resends them on a new one.
         """
-        writers = self._writers
-        while lane not in session.gapped and not (self._clocks.doubted and lane in TELEMETRY):
+        while lane not in session.gapped and not (self._clocks.doubt and lane in TELEMETRY):
             if room.filling:
-                await self._hold_back(session, "the collector has more to store than it can")
-            if room.fits(session.account):  # others may have come meanwhile: nothing is waited for from here on
+                await self._ask_to_wait(session, OVERLOADED)
+            if room.fits(session.account):  # checked after the wait; nothing is awaited from here on
                 return True
-            if writers.storing.failing:
+            if self._writer.retrier.failing:
                 break
-            await self._hold_back(session, "the collector has more to store than it can")
-            writers.freed.clear()
+            await self._ask_to_wait(session, OVERLOADED)
+            self._writer.room_freed.clear()
             try:
-                async with asyncio.timeout(self._limits.care_s):
-                    await writers.freed.wait()
+                async with asyncio.timeout(self._context.limits.check_s):
+                    await self._writer.room_freed.wait()
             except TimeoutError:
                 continue  # the store may have begun to fail
-        await self._leave_with_agent(session, lane)
-        return False
-
-    async def _leave_with_agent(self, session: Session, lane: pb.Lane.ValueType) -> None:
         session.gapped.add(lane)
         self._gapped[session] = None
         self.stats.dropped += 1
-        await self._hold_back(session, self.stats.trouble or self._clocks.doubted or "the store takes nothing")
+        await self._ask_to_wait(session, self.stats.trouble or self._clocks.doubt or "the store accepts nothing")
+        return False
 
-    async def _hold_back(self, session: Session, reason: str, wait_ms: int = 0) -> None:
-        """Ask an agent to wait, not more often than it does."""
-        now, wait_ms = time.monotonic(), wait_ms or self._limits.backoff_ms
-        if now - session.told_back_s < wait_ms / 2000:
+    async def _slow_down(self, session: Session, wait_s: float) -> None:
+        """Read an agent that sends too much later. Other streams go on."""
+        self.stats.slowed += 1
+        text = "%s sends more than an agent should; it is slowed down. Check its settings."
+        self._context.logger.warning((session.node, "slowed"), text, session.node)
+        if wait_s >= NOTIFY_S:
+            await self._ask_to_wait(session, "this agent sends more than its share", round(wait_s * 1000))
+        await asyncio.sleep(wait_s)
+
+    async def _ask_to_wait(self, session: Session, reason: str, wait_ms: int = 0) -> None:
+        """Send a Backoff, unless the agent still waits after the last one."""
+        now, wait_ms = time.monotonic(), wait_ms or self._context.limits.backoff_ms
+        if now - session.backoff_s < wait_ms / 2000:
             return
-        session.told_back_s = now
+        session.backoff_s = now
         self.stats.backoffs += 1
         reason = self.stats.trouble or reason
         await session.send(pb.CollectorMessage(backoff=pb.Backoff(wait_ms=wait_ms, reason=reason[:200])))
 
-    # ---- counts
+    # ---- checks
 
-    def _refuse(self, session: Session, lane: pb.Lane.ValueType, seq: int, refusal: Refusal) -> None:
-        self._count(session.node or "an agent before its Hello", refusal)
-        if lane != pb.LANE_UNSPECIFIED:  # else there is nothing that the agent could drop
-            session.refuse(lane, seq, refusal)
+    async def _check_forever(self) -> None:
+        """Run what is due by time, for all streams in one task."""
+        while True:
+            await asyncio.sleep(self._context.limits.check_s)
+            try:
+                self._writer.tick()
+                self._admission.tick()
+                self._clocks.tick()
+                self._pending.close_late()
+                self._close_outdated()
+            except Exception:  # a defect must not end this task
+                log.exception("the check of the streams failed")
+                self.stats.count_defect("check of the streams")
 
-    def _count(self, node: str, refusal: Refusal) -> None:
-        self.stats.refused(node, refusal.code, refusal.text)
-        self._teller.warn((node, refusal.code), "%s: refused: %s", node, refusal.text[:500])
+    def _close_outdated(self) -> None:
+        """Close streams whose agents must report their clock again, and those that must resend what was dropped."""
+        for session in self._clocks.outdated():
+            text = "the clocks of this node and of the collector differed; reconnect to compare them again"
+            session.close(grpc.StatusCode.UNAVAILABLE, text)
+        if self._writer.retrier.failing or self._clocks.doubt or self._writer.room.filling:
+            return
+        limits = self._context.limits
+        for session in list(self._gapped)[: round(limits.ends_per_s * limits.check_s)]:
+            text = "the store accepts data again; reconnect and resend what was not acknowledged"
+            session.close(grpc.StatusCode.UNAVAILABLE, text)
 
 
-def _rows(batch: pb.Batch, size: int) -> int:
-    """As many as a message of so many bytes can have, at most."""
+def _max_rows(batch: pb.Batch, size: int) -> int:
+    """Return how many rows a batch declares, at most as many as its bytes can hold."""
     rows = 0
     for block in batch.blocks:
         rows += block.rows

@@ -1,4 +1,4 @@
-"""One stream of one agent, and what is taken from it on its way into the store."""
+"""The state of one agent's stream, and its messages on their way into the store."""
 
 from __future__ import annotations
 
@@ -13,187 +13,257 @@ import grpc
 
 from drover_collector.grpc_h2 import CallEndedError
 from drover_collector.ingest.limits import AgentAllowance
-from drover_collector.ingest.parse_records import Taken
-from drover_collector.ingest.schema_registry import Dictionary, Refusal
+from drover_collector.ingest.parse_records import ParsedRecord
+from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry
 from drover_proto import telemetry_pb2 as pb
 
 log = logging.getLogger(__name__)
 
 LANES = (pb.EVENTS, pb.LIVE, pb.BACKFILL)
-SEND_S = 30.0  # how long an agent may leave an answer unread; its stream ends then
-MAX_REFUSALS = 1000  # told with one Ack
+SEND_S = 30.0  # an agent may leave an answer unread so long; then its stream ends
+MAX_REFUSALS = 1000  # in one Ack
 NO_HELLO = Refusal("no hello", "the stream did not begin with a Hello")
 
 
 def boot_s() -> float:
-    """Of this machine's steady clock, the time it slept too."""
+    """Return this machine's steady clock, which runs during sleep too, seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class EndError(Exception):
-    """The stream cannot go on: `code` and the message go to the agent."""
+class StreamClosed(Exception):  # noqa: N818  # a reason, which is raised in the stream's task and stored elsewhere
+    """The stream ends: `code` and the message go to the agent.
+
+    The stream's own task raises it. Other tasks pass it to `AgentStream.close`, which cancels that task.
+    """
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-class Session:
-    """State of a stream. Used in the event loop only; made in the task that reads the stream.
+class AgentStream:
+    """Sends on a stream, and ends it. Made in the task that serves the stream.
 
-    There may be many thousands: no task, lock or event of its own waits for each of them.
+    Attributes:
+        closed: why the collector ends the stream.
     """
 
-    __slots__ = (
-        "_refusals", "_settled", "_task", "_writing", "account", "acked_s", "boot", "clock_offset_ms", "context",
-        "dictionary", "due_s", "end", "gapped", "heard_s", "hello_bytes", "hello_came_ms", "hello_ms", "no_dictionary",
-        "node", "opened_s", "queued", "sending", "spool", "told_back_s", "unacked", "up_ms",
-        "up_s", "waiting", "welcomed",
-    )  # fmt: skip
+    __slots__ = ("_lock", "_task", "call", "closed")
 
-    def __init__(self, context: Any, account: AgentAllowance) -> None:
-        self.context = context
-        self.account = account
-        self.node = ""  # before Hello
-        self.spool = ""
-        self.boot = ""
-        self.dictionary: Dictionary | None = None  # None: before Hello, or after one that was refused
-        self.no_dictionary = NO_HELLO
-        self.hello_ms = 0  # the agent's clock at its Hello's answer
-        self.clock_offset_ms = 0  # the collector's clock minus the agent's, when the Hello came
-        self.up_ms = 0  # of its node, as of `up_s`; 0: its agent does not say
-        self.up_s = 0.0
-        self.hello_came_ms = 0  # when the first Hello was there, which may have waited for its turn; 0: not yet
-        self.hello_bytes = 0  # of the newest Hello, until the first batch that needs it is counted
-        self.end: EndError | None = None  # why we end this stream
-        self.opened_s = self.heard_s = time.monotonic()
-        self.due_s = self.opened_s  # since when its Hello is due, or worked on
-        self.queued = False  # its Hello waits for its turn, which takes as long as it takes
-        self.waiting = 0  # messages that are neither durable nor given up
-        self.unacked = 0  # those that are durable since the last Ack
-        self.acked_s = 0.0  # when the last Ack left
-        self.told_back_s = 0.0  # when the agent was asked to hold back last
-        self.gapped: set[int] = set()  # lanes of which something was dropped: nothing after it may be acknowledged
-        self.sending = False  # an Ack is on its way
-        self.welcomed = False
-        self._refusals: list[pb.Rejection] = []  # for the next Ack
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.closed: StreamClosed | None = None
         self._task = asyncio.current_task()
-        self._settled: asyncio.Event | None = None
-        self._writing: asyncio.Lock | None = None
+        self._lock: asyncio.Lock | None = None  # held while a send waits
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """Whose sequences these are; ("", "") while the stream speaks for nobody."""
-        return (self.node, self.spool) if self.dictionary is not None else ("", "")
+    def close(self, why: StreamClosed) -> None:
+        """End the stream from any task, by cancelling its own."""
+        if self.closed is None:
+            self.closed = why
+            if self._task is not None:
+                self._task.cancel()
 
-    def age_ms(self, boot: str, up_ms: int) -> int | None:
-        """How long ago it was that its node was up for `up_ms` in this boot, whatever any wall clock says; None: not
-        known, or of another boot."""
-        if not boot or boot != self.boot or not up_ms or not self.up_ms:
+    async def abort(self, why: StreamClosed) -> None:
+        """End the stream from its own task. Waits for a send: gRPC refuses to abort during one."""
+        self._lock = self._lock or asyncio.Lock()
+        async with self._lock:
+            await self.call.abort(why.code, str(why))
+
+    def try_send(self, data: bytes) -> bool:
+        """Send a message if that needs no waiting. Return whether it was sent."""
+        return (self._lock is None or not self._lock.locked()) and bool(self.call.try_write(data))
+
+    async def send(self, data: bytes) -> None:
+        """Send a message. Ignored if the stream has ended: its agent asks again."""
+        if self.try_send(data):
+            return
+        self._lock = self._lock or asyncio.Lock()
+        try:
+            async with asyncio.timeout(SEND_S), self._lock:
+                await self.call.write(data)
+        except TimeoutError:
+            text = f"the agent did not read an answer for {SEND_S:g} s; check its network"
+            self.close(StreamClosed(grpc.StatusCode.ABORTED, text))
+        except CallEndedError as error:
+            log.debug("%s: not sent: %s", self.call.peer(), error)
+
+
+@dataclass(slots=True)
+class Opening:
+    """The time and size of a stream's handshake.
+
+    Attributes:
+        due_s: since when the Hello is due, or processed; monotonic.
+        hello_ms: when the first Hello arrived, which may then wait for its turn; 0: not yet.
+        queued: the Hello waits for its turn, which may take long.
+        hello_bytes: of the newest Hello, until the first batch that needs it is counted.
+    """
+
+    opened_s: float = field(default_factory=time.monotonic)
+    due_s: float = field(default_factory=time.monotonic)
+    hello_ms: int = 0
+    queued: bool = False
+    hello_bytes: int = 0
+
+
+@dataclass(slots=True)
+class NodeClock:
+    """The clocks of an agent's node, as of its Hello.
+
+    Attributes:
+        hello_ms: the node's wall clock when the Hello was answered.
+        offset_ms: the collector's wall clock minus the node's when the Hello arrived.
+        up_ms: how long the node was up at `up_s` of our steady clock; 0: not reported.
+    """
+
+    hello_ms: int = 0
+    offset_ms: int = 0
+    up_ms: int = 0
+    up_s: float = 0.0
+
+    def age_ms(self, up_ms: int) -> int | None:
+        """Return how long ago the node was up for `up_ms`, whatever any wall clock says; None: not known."""
+        if not up_ms or not self.up_ms:
             return None
         return max(0, self.up_ms + round(1000 * (boot_s() - self.up_s)) - up_ms)
 
-    @property
-    def identity(self) -> tuple[str, str]:
-        """Which agent this is, among several that claim a node."""
-        return self.spool, self.boot
+
+class AckState:
+    """What the next Ack of a stream reports.
+
+    Attributes:
+        waiting: messages that are neither durable nor given up.
+        unacked: messages that became durable since the last Ack.
+        sent_s: when the last Ack left. sending: an Ack waits to be sent.
+    """
+
+    __slots__ = ("_refusals", "_settled", "sending", "sent_s", "unacked", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = self.unacked = 0
+        self.sent_s, self.sending = 0.0, False
+        self._refusals: list[pb.Rejection] = []
+        self._settled: asyncio.Event | None = None
 
     @property
-    def pressing(self) -> bool:
-        """Whether an Ack must not wait: it tells of something refused."""
+    def urgent(self) -> bool:
+        """Whether the Ack must not wait: it reports a refusal, or the agent waits for it to leave."""
         return bool(self._refusals) or self._settled is not None
 
     def refuse(self, lane: pb.Lane.ValueType, seq: int, refusal: Refusal) -> None:
-        """To be told with the next Ack."""
-        if len(self._refusals) < MAX_REFUSALS:  # the Ack alone makes the agent drop it too
+        """Report a refusal with the next Ack."""
+        if len(self._refusals) < MAX_REFUSALS:  # beyond, the Ack alone makes the agent drop the message
             self._refusals.append(pb.Rejection(lane=lane, seq=seq, reason=refusal.text[:500]))
 
     def settle(self, done: int, acknowledged: bool) -> None:
-        """`done` messages are durable, or else given up: the agent sends them again."""
+        """Count `done` messages as durable, or else given up: then the agent resends them."""
         self.waiting -= done
         if acknowledged:
             self.unacked += done
-        self._tell_settled()
+        self._check_settled()
 
-    def acknowledge_at_once(self, held: Mapping[int, int], now_ms: int) -> bool:
-        """As `acknowledge`, where nothing stands in its way; False: nothing was told."""
-        if not self._said_at_once(ack(held, now_ms, self._refusals)):
+    def try_send(self, stream: AgentStream, held: Mapping[int, int], now_ms: int) -> bool:
+        """Send the Ack if that needs no waiting. Return whether it was sent."""
+        if not stream.try_send(encode_ack(held, now_ms, self._refusals)):
             return False
         self._refusals.clear()
-        self.unacked, self.acked_s = 0, time.monotonic()
-        self._tell_settled()
+        self.unacked, self.sent_s = 0, time.monotonic()
+        self._check_settled()
         return True
 
-    async def acknowledge(self, held: Mapping[int, int], now_ms: int) -> None:
-        """Tell how far all is durable, and what was refused; the newest Ack stands for those before it."""
+    async def send(self, stream: AgentStream, held: Mapping[int, int], now_ms: int) -> None:
+        """Send the Ack. It replaces all earlier ones."""
         refused, self._refusals = self._refusals, []
-        self.unacked, self.acked_s, self.sending = 0, time.monotonic(), True
+        self.unacked, self.sent_s, self.sending = 0, time.monotonic(), True
         try:
-            await self._send(ack(held, now_ms, refused))
+            await stream.send(encode_ack(held, now_ms, refused))
         finally:
             self.sending = False
-            self._tell_settled()
+            self._check_settled()
 
-    async def settled(self) -> None:
-        """Returns when all that came is acknowledged."""
+    async def wait_settled(self) -> None:
+        """Return when every message is acknowledged or given up."""
         while self.waiting or self.unacked or self.sending:
             self._settled = asyncio.Event()
             await self._settled.wait()
 
-    def _tell_settled(self) -> None:
+    def _check_settled(self) -> None:
         if self._settled is not None and not (self.waiting or self.unacked or self.sending):
             self._settled.set()
 
-    def stop(self, why: EndError) -> None:
-        """End the stream."""
-        if self.end is None:
-            self.end = why
-            if self._task is not None:
-                self._task.cancel()
 
-    async def abort(self, why: EndError) -> None:
-        """End the stream from its own task. Not while an answer is on its way: gRPC would refuse, and leave it open."""
-        self._writing = self._writing or asyncio.Lock()
-        async with self._writing:
-            await self.context.abort(why.code, str(why))
+class Session:
+    """State of one stream. Event loop only; made in the task that serves the stream.
+
+    There may be thousands: no task, lock or event waits for each of them.
+
+    Attributes:
+        account: what the agent has used of its limits.
+        node, spool, boot: the agent's; "" before its Hello.
+        registry: None before a Hello, or after one that was refused; `no_registry` says why.
+        last_message_s, backoff_s: when the last message arrived, and when the agent was last asked to wait; monotonic.
+        gapped: lanes from which a message was dropped: later ones must not be acknowledged.
+    """
+
+    __slots__ = (
+        "account", "acks", "backoff_s", "boot", "clock", "gapped", "last_message_s", "no_registry", "node", "opening",
+        "registry", "spool", "stream", "welcomed",
+    )  # fmt: skip
+
+    def __init__(self, call: Any, account: AgentAllowance) -> None:
+        self.stream = AgentStream(call)
+        self.account = account
+        self.node = self.spool = self.boot = ""
+        self.registry: SchemaRegistry | None = None
+        self.no_registry = NO_HELLO
+        self.opening, self.clock, self.acks = Opening(), NodeClock(), AckState()
+        self.last_message_s = self.opening.opened_s
+        self.backoff_s = 0.0
+        self.gapped: set[int] = set()
+        self.welcomed = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Node and spool that the stream's sequences belong to; ("", "") without a registry."""
+        return (self.node, self.spool) if self.registry is not None else ("", "")
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What distinguishes agents that claim the same node."""
+        return self.spool, self.boot
+
+    @property
+    def closed(self) -> StreamClosed | None:
+        return self.stream.closed
 
     @property
     def peer(self) -> str:
-        """Whence it comes, as gRPC names it: "ipv4:10.0.0.7:43210"."""
-        return str(self.context.peer())
+        """The agent's address as gRPC writes it: "ipv4:10.0.0.7:43210"."""
+        return str(self.stream.call.peer())
+
+    def metadata(self) -> Sequence[tuple[str, str]]:
+        return self.stream.call.invocation_metadata() or ()
+
+    def close(self, code: grpc.StatusCode, text: str) -> None:
+        """End the stream from any task."""
+        self.stream.close(StreamClosed(code, text))
 
     async def send(self, message: pb.CollectorMessage) -> None:
-        """A stream that has ended meanwhile gets nothing; its agent will ask again."""
-        await self._send(message.SerializeToString())
-
-    def _said_at_once(self, said: bytes) -> bool:
-        return (self._writing is None or not self._writing.locked()) and bool(self.context.try_write(said))
-
-    async def _send(self, said: bytes) -> None:
-        if self._said_at_once(said):
-            return
-        self._writing = self._writing or asyncio.Lock()
-        try:
-            async with asyncio.timeout(SEND_S), self._writing:
-                await self.context.write(said)
-        except TimeoutError:
-            self.stop(EndError(grpc.StatusCode.ABORTED, f"the agent did not take an answer for {SEND_S:g} s"))
-        except CallEndedError as error:
-            log.debug("%s: not told: %s", self.node, error)
+        await self.stream.send(message.SerializeToString())
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A message on its way into the store. Without batch and record: refused or known, only to be acknowledged."""
+class PendingMessage:
+    """A message on its way into the store. Without batch and record it is only acknowledged."""
 
     session: Session
     key: tuple[str, str]  # node, spool id
     lane: pb.Lane.ValueType
     seq: int
-    size: int
-    batch: tuple[Dictionary, pb.Batch] | None = None
-    record: Taken | None = None
-    came_s: float = field(default_factory=time.monotonic)
+    size: int  # bytes of memory
+    batch: tuple[SchemaRegistry, pb.Batch] | None = None
+    record: ParsedRecord | None = None
+    received_s: float = field(default_factory=time.monotonic)
     account: AgentAllowance = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +271,7 @@ class Waiting:
 
     @property
     def urgent(self) -> bool:
-        """Whether its agent, or whoever judges, waits for it: what is refused, events and results of probes."""
+        """Whether its agent or the detectors wait for it: refusals, events and probe results."""
         record = self.record
         return self.lane == pb.EVENTS and (record is None or (record.absence is None and record.holding is None))
 
@@ -210,11 +280,11 @@ def lane_seqs(held: Mapping[int, int]) -> list[pb.LaneSeq]:
     return [pb.LaneSeq(lane=lane, seq=held.get(lane, 0)) for lane in LANES]
 
 
-_ACK = pb.CollectorMessage(ack=pb.Ack(held=lane_seqs({})))  # one for all: to make one costs more than to write it
+_ACK = pb.CollectorMessage(ack=pb.Ack(held=lane_seqs({})))  # reused: making one costs more than serializing it
 _SEQS = {place.lane: place for place in _ACK.ack.held}
 
 
-def ack(held: Mapping[int, int], now_ms: int, refused: Sequence[pb.Rejection]) -> bytes:
+def encode_ack(held: Mapping[int, int], now_ms: int, refused: Sequence[pb.Rejection]) -> bytes:
     for lane, place in _SEQS.items():
         place.seq = held.get(lane, 0)
     del _ACK.ack.rejected[:]

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, MutableMapping
 
-from drover_collector.ingest.clock_skew import AGREE_MS
+from drover_collector.ingest.clock_skew import AGREEMENT_MS
 from drover_collector.store import Part, Store
 from drover_core.times import iso
 
@@ -66,7 +66,7 @@ class ClockGuardedExpiry:
         if 2 * agree < told:  # with this machine's own, most clocks are against it
             return (
                 f"{told - agree} of {told} connected agents have a time that differs from this machine's by more than"
-                f" {AGREE_MS // 60_000} min; set the clocks that are wrong (timedatectl)"
+                f" {AGREEMENT_MS // 60_000} min; set the clocks that are wrong (timedatectl)"
             )
         if agree < needed:
             return (

@@ -1,4 +1,4 @@
-"""What a training loop tells by drover_steps, as the agent's source hears it."""
+"""What a training loop reports, as the agent's source receives it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_time_that_is_none_is_left_out(listening: Listening, wrong: float) -> 
     assert row(listening.after(lambda: (reporter.step(wrong), reporter.step(2.0))))["step_time_s"] == 2.0
 
 
-def test_without_an_agent_the_loop_goes_on_and_its_steps_are_told_later(
+def test_without_an_agent_the_loop_goes_on_and_its_steps_are_reported_later(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Ticks()
@@ -99,7 +99,7 @@ def test_without_an_agent_the_loop_goes_on_and_its_steps_are_told_later(
     listening.source.close()
 
 
-def test_an_agent_that_begins_anew_is_found_again(path: Path) -> None:
+def test_an_agent_that_restarts_is_found_again(path: Path) -> None:
     first = Listening(path)
     reporter = Reporter("pretrain", socket_path=str(path))
     first.after(lambda: reporter.step(1.0))
@@ -169,7 +169,7 @@ def test_many_ranks_in_processes_of_their_own_are_one_row(listening: Listening) 
 
 
 def test_its_file_stands_alone(tmp_path: Path) -> None:
-    """Copied beside a training loop it imports nothing but the standard library."""
+    """Copied next to a training loop it imports nothing but the standard library."""
     copy = tmp_path / "reporter.py"
     shutil.copy(drover_agent.client.training_steps.__file__, copy)
     program = (

@@ -64,7 +64,7 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_the_others_go_on() -> None
     assert "RuntimeError: a defect" in lines[1].text
 
 
-def test_text_and_json_tell_the_same() -> None:
+def test_text_and_json_report_the_same() -> None:
     lines = [CheckResult("a", CheckState.OK, "fine"), CheckResult("bb", CheckState.BROKEN, "not fine", "mend it")]
     assert check.as_text(lines).splitlines() == [
         "ok       a   fine",
@@ -181,7 +181,7 @@ def test_the_service_as_systemd_shows_it(unit: dict[str, str], state: CheckState
     assert text in line.text
 
 
-def test_the_clock_is_told_by_the_kernel() -> None:
+def test_the_clock_is_reported_by_the_kernel() -> None:
     [line] = check_node.clock()
     assert line.state in (CheckState.OK, CheckState.LIMITED)
     assert bool(line.remedy) is ("NTP" in line.text)
@@ -251,7 +251,7 @@ def test_a_source_that_has_nothing_here_is_missing() -> None:
     )
 
 
-def test_gpus_of_which_no_job_is_known_are_no_node_without_gpus() -> None:
+def test_gpus_without_a_known_job_do_not_look_like_a_node_without_gpus() -> None:
     gpus = [SourceReading(f"nvml:{slot}", 1.0, slot, readings=[Reading()]) for slot in range(8)]
     jobs = SourceReading("jobs", 5.0, readings=[Reading(), Reading()])
     line = by_name(check_sources.sources(AgentConfig(hardware="none"), [*gpus, jobs]))["jobs"]
@@ -312,7 +312,7 @@ def test_each_gpu_in_trouble_is_named(tmp_path: Path, fake_nvml: FakeNvml) -> No
     fake_nvml.error(1, "nvmlDeviceGetCurrPcieLinkWidth", "NO_PERMISSION")
     found = gpus(tmp_path, *[("0x10de", "0x030200")] * 9)
     fake_nvml.unblock(2, "nvmlDeviceGetFieldValues")
-    pynvml.nvmlShutdown()  # what hangs is left as it is, and other tests want to see no driver
+    pynvml.nvmlShutdown()  # the hung call stays, and other tests need a state without a driver
     assert found["nvml"].state is CheckState.LIMITED
     assert "8 GPUs; 9 are on the PCI bus" in found["nvml"].text
     assert (found["nvml:2"].state, found["nvml:2"].text) == (CheckState.BROKEN, "did not answer within 3 s")

@@ -94,7 +94,7 @@ def test_a_reading_may_take_an_earlier_one_back() -> None:
     assert (entity["absent"]["power_w"], entity["why"]["power_w"]) == ("out-of-range", WHY["out-of-range"])
 
 
-def test_a_gpu_that_told_its_name_only_later_stands_once() -> None:
+def test_a_gpu_that_reported_its_name_only_later_is_listed_once() -> None:
     nameless = Entity(Scope.GPU, "n1/gpu0", 0)
     report = report_of(Reading(rows=[(nameless, {"power_w": 1.0})]), Reading(rows=[(GPU, {"power_w": 2.0})]))
     assert [(e["key"], e["values"]["power_w"]) for e in report["entities"]] == [("S0", 2.0)]
@@ -161,7 +161,7 @@ def test_gpus_whose_job_is_not_known_are_not_left_out() -> None:
     assert report_of(reading)["holdings_unknown"] == [], "nobody was asked"
 
 
-def test_sixteen_gpus_stand_eight_beside_each_other() -> None:
+def test_sixteen_gpus_are_listed_eight_in_a_row() -> None:
     entities = [Entity(Scope.GPU, f"S{slot}", slot) for slot in range(16)]
     text = as_text(report_of(Reading(rows=[(entity, {"power_w": 100.0 + entity.gpu}) for entity in entities])))
     headers = [line.split("GPU ")[1:] for line in text.splitlines() if line.startswith("GPUs")]

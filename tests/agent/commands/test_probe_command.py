@@ -62,10 +62,10 @@ def test_on_a_node_without_a_gpu_the_cpu_is_measured_and_that_is_said(
 def test_json_has_all_of_it(probe: Call, free: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
     free.mig(1, [0])
     assert probe("--only", "gemm_bf16", "--json", "--level", "standard") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert (told["level"], told["end"], told["detail"], told["probe"]) == ("standard", "done", "", None)
-    assert told["left_out"] == [{"gpu": 1, "why": "it is split into MIG instances, which are not probed"}]
-    assert told["results"][0]["value"] == 1.0
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["level"], reported["end"], reported["detail"], reported["probe"]) == ("standard", "done", "", None)
+    assert reported["left_out"] == [{"gpu": 1, "why": "it is split into MIG instances, which are not probed"}]
+    assert reported["results"][0]["value"] == 1.0
 
 
 @pytest.fixture
@@ -198,10 +198,10 @@ def test_an_interrupt_ends_it_with_what_it_has(tmp_path: Path, number: int, code
         assert any("soak: " in line for line in process.stderr)
         process.send_signal(number)
         out, _ = process.communicate(timeout=30)
-    told: dict[str, Any] = json.loads(out)
+    reported: dict[str, Any] = json.loads(out)
     assert process.returncode == code
-    assert told["end"] == "stopped"
-    assert told["detail"].startswith("gave way during soak, soak: ")
-    assert told["detail"].endswith(": it was interrupted")
-    assert [result["probe"] for result in told["results"]] == ["launch"]
+    assert reported["end"] == "stopped"
+    assert reported["detail"].startswith("gave way during soak, soak: ")
+    assert reported["detail"].endswith(": it was interrupted")
+    assert [result["probe"] for result in reported["results"]] == ["launch"]
     assert list(tmp_path.iterdir()) == [], "its folder is empty again"

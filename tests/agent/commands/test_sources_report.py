@@ -39,7 +39,7 @@ def test_every_source_has_its_rows_in_the_catalog(name: str) -> None:
     assert name in READ_ROWS or name == "kmsg"  # which waits for lines
 
 
-def test_what_is_on_is_read_twice_and_its_cost_told(tmp_path: Path) -> None:
+def test_what_is_on_is_read_twice_and_its_cost_reported(tmp_path: Path) -> None:
     host = rows(tmp_path)["host"]
     assert host["on"]
     assert host["error"] == ""
@@ -86,7 +86,7 @@ def test_the_steps_socket_is_left_to_the_running_agent(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_command_tells_a_gpu_that_hangs(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+def test_the_command_reports_a_gpu_that_hangs(tmp_path: Path, fake_nvml: FakeNvml) -> None:
     fake_nvml.block(2, "nvmlDeviceGetFieldValues")
     command = [sys.executable, "-m", "drover_agent.main", "sources", "--json", "--set", "hardware=nvml"]
     env = {**os.environ, **fake_nvml.env()}

@@ -106,7 +106,7 @@ def test_an_operator_has_the_driver_let_go_and_given_back(tmp_path: Path, fake_n
     asyncio.run(scenario())
 
 
-def test_a_driver_in_which_a_call_hangs_is_not_let_go_and_the_operator_is_told_why(
+def test_a_driver_in_which_a_call_hangs_is_not_let_go_and_the_operator_is_reported_why(
     tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "CLOSE_LIMIT_S", 0.2)
@@ -126,7 +126,7 @@ def test_a_driver_in_which_a_call_hangs_is_not_let_go_and_the_operator_is_told_w
     asyncio.run(scenario())
 
 
-def test_an_opening_that_hangs_is_told_and_waited_for(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+def test_an_opening_that_hangs_is_reported_and_waited_for(tmp_path: Path, fake_nvml: FakeNvml) -> None:
     fake_nvml.block(0, "nvmlInitWithFlags")
 
     async def scenario() -> None:
@@ -143,7 +143,7 @@ def test_an_opening_that_hangs_is_told_and_waited_for(tmp_path: Path, fake_nvml:
 def test_an_opening_that_hung_and_then_fails_leaves_the_driver_missing(
     tmp_path: Path, fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of the hang is told as `driver_back`, after which a collector holds the driver for well."""
+    """The end of the hang is reported as `driver_back`, after which a collector takes the driver for healthy."""
     monkeypatch.setattr(nvml, "RETRY_MS", 500)
     fake_nvml.down()
 

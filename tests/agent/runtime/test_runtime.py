@@ -79,7 +79,7 @@ def test_the_kernel_log_is_read_on_after_the_agent_stood_still(
     asyncio.run(scenario())
 
 
-def test_a_reader_of_the_kernel_log_that_fails_is_told_and_tried_again(
+def test_a_reader_of_the_kernel_log_that_fails_is_reported_and_tried_again(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_module, "RETRY_S", 0.05)
@@ -96,7 +96,9 @@ def test_a_reader_of_the_kernel_log_that_fails_is_told_and_tried_again(
     asyncio.run(scenario())
 
 
-def test_an_unforeseen_error_in_the_reader_is_told(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unforeseen_error_in_the_reader_is_reported(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runtime_module, "RETRY_S", 0.05)
     broken = True
 

@@ -84,9 +84,9 @@ def test_an_agent_is_ready_after_its_first_tick_and_says_how_it_stands(systemd: 
             assert systemd.received()[0] == ["READY=1", "STATUS=8 GPUs"]
             node.status = "two\nlines"
             await clock.advance(30)
-            heard = systemd.received()
-            assert ["STATUS=two lines", "WATCHDOG=1"] in heard
-            assert not any("READY=1" in message for message in heard)
+            received = systemd.received()
+            assert ["STATUS=two lines", "WATCHDOG=1"] in received
+            assert not any("READY=1" in message for message in received)
             reporter.report_stopping()
             assert systemd.received() == [["STOPPING=1", "STATUS=stopping"]]
 

@@ -48,7 +48,7 @@ def test_the_unit_bounds_what_the_agent_may_take_and_is_watched() -> None:
         "LimitCORE": ["0"],
     }
     assert (unit["Type"], unit["Restart"], unit["User"]) == (["notify"], ["always"], ["drover"])
-    # What is told to the watchdog while all is well comes three times in its time, and later than a stale tick.
+    # Keep-alives are sent three times in the watchdog's time, and stop later than a stale tick.
     assert float(unit["WatchdogSec"][0]) >= 3 * STATUS_S
     assert float(unit["WatchdogSec"][0]) > STALE_S
     assert float(unit["TimeoutStopSec"][0]) > GOODBYE_S + CLOSE_LIMIT_S

@@ -44,7 +44,7 @@ class Device:
         self.free.set()
 
 
-class Heard:
+class Received:
     """What the sampler delivered."""
 
     def __init__(self) -> None:
@@ -67,41 +67,41 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(scenario)
 
 
-def test_a_hung_gpu_costs_itself_alone_and_is_told_and_comes_back() -> None:
+def test_a_hung_gpu_costs_itself_alone_and_is_reported_and_comes_back() -> None:
     async def scenario() -> None:
-        heard, devices = Heard(), [Device(0), Device(1)]
-        sampler = Sampler(heard, 1.0, SystemClock(), limit_s=0.2)
+        received, devices = Received(), [Device(0), Device(1)]
+        sampler = Sampler(received, 1.0, SystemClock(), limit_s=0.2)
         for device in devices:
             sampler.add(device)
         await sampler.tick(T)
         devices[0].free.clear()
         for second in range(1, 5):
             await sampler.tick(T + second * 1000)
-        assert heard.values(0) == [T]
-        assert heard.values(1) == [T + second * 1000 for second in range(5)]
-        assert heard.absent(0) == [(T + second * 1000, "power_w", Absent.TIMEOUT) for second in range(1, 5)]
-        assert heard.codes() == [("driver_hung", 0)]
+        assert received.values(0) == [T]
+        assert received.values(1) == [T + second * 1000 for second in range(5)]
+        assert received.absent(0) == [(T + second * 1000, "power_w", Absent.TIMEOUT) for second in range(1, 5)]
+        assert received.codes() == [("driver_hung", 0)]
         assert (devices[0].reads, len(devices[0].threads)) == (2, 1)
         assert (sampler.stats["nvml:0"].timeouts, sampler.stats["nvml:0"].skipped) == (1, 3)
         devices[0].free.set()
-        await until(lambda: ("driver_back", 0) in heard.codes())
+        await until(lambda: ("driver_back", 0) in received.codes())
         await sampler.tick(T + 9_000)
-        assert heard.values(0) == [T, T + 9_000]
+        assert received.values(0) == [T, T + 9_000]
         sampler.close()
 
     play(scenario())
 
 
-def test_a_gpu_that_hangs_in_its_first_read_is_told_by_its_slot() -> None:
+def test_a_gpu_that_hangs_in_its_first_read_is_reported_by_its_slot() -> None:
     async def scenario() -> None:
-        heard, device = Heard(), Device(3)
+        received, device = Received(), Device(3)
         device.free.clear()
-        sampler = Sampler(heard, 1.0, SystemClock(), limit_s=0.05)
+        sampler = Sampler(received, 1.0, SystemClock(), limit_s=0.05)
         sampler.add(device)
         await sampler.tick(T)
-        assert heard.codes() == [("driver_hung", 3)]
+        assert received.codes() == [("driver_hung", 3)]
         device.free.set()
-        await until(lambda: ("driver_back", 3) in heard.codes())
+        await until(lambda: ("driver_back", 3) in received.codes())
         sampler.close()
 
     play(scenario())
@@ -109,8 +109,8 @@ def test_a_gpu_that_hangs_in_its_first_read_is_told_by_its_slot() -> None:
 
 def test_a_failing_source_is_absent_with_error_and_the_others_go_on() -> None:
     async def scenario() -> None:
-        heard, devices = Heard(), [Device(0), Device(1)]
-        sampler = Sampler(heard, 1.0, SystemClock())
+        received, devices = Received(), [Device(0), Device(1)]
+        sampler = Sampler(received, 1.0, SystemClock())
         for device in devices:
             sampler.add(device)
         await sampler.tick(T)
@@ -118,9 +118,9 @@ def test_a_failing_source_is_absent_with_error_and_the_others_go_on() -> None:
         await sampler.tick(T + 1_000)
         devices[0].error = None
         await sampler.tick(T + 2_000)
-        assert heard.absent(0) == [(T + 1_000, "power_w", Absent.ERROR)]
-        assert heard.values(0) == [T, T + 2_000]
-        assert heard.values(1) == [T, T + 1_000, T + 2_000]
+        assert received.absent(0) == [(T + 1_000, "power_w", Absent.ERROR)]
+        assert received.values(0) == [T, T + 2_000]
+        assert received.values(1) == [T, T + 1_000, T + 2_000]
         assert sampler.stats["nvml:0"].failures == 1
         sampler.close()
 
@@ -140,14 +140,14 @@ def test_a_hung_host_source_is_no_event_of_the_driver() -> None:
             return Reading(rows=[(self.entity, {"load1": 1.0})])
 
     async def scenario() -> None:
-        heard, host = Heard(), Host()
-        sampler = Sampler(heard, 1.0, SystemClock(), limit_s=0.05)
+        received, host = Received(), Host()
+        sampler = Sampler(received, 1.0, SystemClock(), limit_s=0.05)
         sampler.add(host)
         await sampler.tick(T)
         host.free.clear()
         await sampler.tick(T + 1_000)
-        assert heard.codes() == []
-        assert [(ts, name, why) for ts, r in heard.readings for _, name, why in r.absent] == [
+        assert received.codes() == []
+        assert [(ts, name, why) for ts, r in received.readings for _, name, why in r.absent] == [
             (T + 1_000, "load1", Absent.TIMEOUT)
         ]
         host.free.set()
@@ -205,22 +205,22 @@ def test_a_suspended_machine_makes_up_for_nothing() -> None:
 
 def test_slow_sources_sit_out_ticks() -> None:
     async def scenario() -> None:
-        heard, device = Heard(), Device(0)
+        received, device = Received(), Device(0)
         device.interval_s = 5.0
-        sampler = Sampler(heard, 1.0, SystemClock())
+        sampler = Sampler(received, 1.0, SystemClock())
         sampler.add(device)
         for second in range(11):
             await sampler.tick(T + second * 1_000)
-        assert heard.values(0) == [T, T + 5_000, T + 10_000]
+        assert received.values(0) == [T, T + 5_000, T + 10_000]
         sampler.close()
 
     play(scenario())
 
 
-def test_a_gpu_that_tells_its_serial_later_leaves_no_ghost() -> None:
+def test_a_gpu_that_reports_its_serial_later_leaves_no_ghost() -> None:
     async def scenario() -> None:
-        heard, device = Heard(), Device(0)
-        sampler = Sampler(heard, 1.0, SystemClock())
+        received, device = Received(), Device(0)
+        sampler = Sampler(received, 1.0, SystemClock())
         sampler.add(device)
         device.entity = Entity(Scope.GPU, "n1/gpu0", 0)
         await sampler.tick(T)
@@ -228,7 +228,7 @@ def test_a_gpu_that_tells_its_serial_later_leaves_no_ghost() -> None:
         await sampler.tick(T + 1_000)
         device.error = RuntimeError("broken")
         await sampler.tick(T + 2_000)
-        keys = {e.key for ts, r in heard.readings for e, _, _ in r.absent if ts == T + 2_000}
+        keys = {e.key for ts, r in received.readings for e, _, _ in r.absent if ts == T + 2_000}
         assert keys == {"SN0"}
         sampler.close()
 

@@ -1,4 +1,4 @@
-"""Sources that share one thread: what one that hangs, fails or is slow costs the others, and what is told of it."""
+"""Sources that share one thread: what one that hangs, fails or is slow costs the others, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_sources_behind_one_that_hangs_are_read_in_the_same_tick_when_patience_e
         for second in (2, 3):
             await bench.tick(second)
         assert all(bench.have(part.name) == [0, 1, 2, 3] for part in others)
-        absent = [(ts - T, name, why) for ts, r in bench.heard for _, name, why in r.absent]
+        absent = [(ts - T, name, why) for ts, r in bench.received for _, name, why in r.absent]
         assert absent == [(second * 1000, "power_w", Absent.TIMEOUT) for second in (1, 2, 3)]
         bench.parts[3].free.set()
         await until(lambda: ("driver_back", 3) in bench.events())
@@ -53,7 +53,7 @@ def test_sources_behind_one_that_hangs_are_read_in_the_same_tick_when_patience_e
     play(scenario)
 
 
-def test_a_driver_that_hangs_for_all_gpus_is_told_of_each_within_one_limit() -> None:
+def test_a_driver_that_hangs_for_all_gpus_is_reported_of_each_within_one_limit() -> None:
     async def scenario() -> None:
         bench = Bench(Part("host"), *(Part(f"nvml:{slot}") for slot in range(8)))
         await bench.tick(0)
@@ -110,7 +110,7 @@ def test_a_slow_source_is_read_apart_until_it_is_quick_again(monkeypatch: pytest
 
 
 class Steps:
-    """Stands for `time` in the watchdog: what it is told, then no time passes any more."""
+    """Stands for `time` in the watchdog: the given times, then no time passes."""
 
     def __init__(self, times: Any) -> None:
         self._times = times

@@ -260,8 +260,8 @@ def test_counts_that_changed_while_they_were_written_give_a_quantile_still() -> 
         (("http://h/",), "must be names and addresses"),
         (("a b=http://h/",), "must be names and addresses"),
         (("a/b=http://h/",), "must be names and addresses"),
-        (("a=h:8000",), "must be an address as in http://"),
-        (("a=http://h/", "a=http://i/"), "a is there twice"),
+        (("a=h:8000",), "must be an address such as http://"),
+        (("a=http://h/", "a=http://i/"), "a is used twice"),
     ],
 )
 def test_settings_that_are_wrong(urls: tuple[str, ...], message: str) -> None:

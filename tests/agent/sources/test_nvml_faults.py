@@ -60,7 +60,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_a_call_that_blocks_for_ever(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     """The GPU's own values stop; the seven others and the wait for XIDs go on, and NVML is not closed under the call.
-    (That the agent tells `driver_hung` within 5 s: test_told_in_time.py.)"""
+    (That the agent tells `driver_hung` within 5 s: test_report_delay.py.)"""
     fake_nvml.block(2, "nvmlDeviceGetFieldValues")
     held: list[Reading] = []
     stuck = threading.Thread(target=lambda: held.append(source.devices[2].read(START + 1000)), daemon=True)

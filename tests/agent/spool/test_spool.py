@@ -93,13 +93,13 @@ def test_a_sequence_that_a_power_cut_took_from_the_disk_is_not_given_out_again(t
     spool = open_spool(tmp_path)
     for number in range(20):
         batch(spool, number)
-    told = drain(spool, pb.LIVE)[-1][0]
+    reported = drain(spool, pb.LIVE)[-1][0]
     spool.close()
     newest = max(tmp_path.glob("telemetry-*.seg"))
     os.truncate(newest, 0)  # nothing of it had reached the disk
     again = open_spool(tmp_path)
     batch(again, 99)
-    assert drain(again, pb.LIVE)[0][0] > told
+    assert drain(again, pb.LIVE)[0][0] > reported
     again.close()
 
 
@@ -148,7 +148,7 @@ def test_a_corrupt_byte_anywhere_costs_at_most_the_record_it_is_in(tmp_path: Pat
         log.close()
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_damage_is_reported(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     batch(spool, 1)
     batch(spool, 2)
@@ -388,7 +388,7 @@ from drover_proto import telemetry_pb2 as pb
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 spool = Spool(SpoolConfig(dir=sys.argv[1]), 0)
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))  # the disk takes no more from here on
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))  # from here the disk is full
 for number in range(30):
     spool.add_batch(number, [pb.Block(schema=number, body=b"x" * 3000)])
 spool.add_record(0, pb.Record(event=pb.Event(kind="xid", code="79")))

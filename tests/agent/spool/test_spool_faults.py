@@ -59,7 +59,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return refuses
 
 
-def test_what_a_collector_holds_is_not_told_as_lost_when_memory_is_full(
+def test_what_a_collector_holds_is_not_reported_as_lost_when_memory_is_full(
     tmp_path: Path, refusing: threading.Event
 ) -> None:
     spool = open_spool(tmp_path)
@@ -73,7 +73,7 @@ def test_what_a_collector_holds_is_not_told_as_lost_when_memory_is_full(
         batch(spool, size=2**20)
     spool.tidy(NOW)
     losses = spool.take_losses()
-    assert losses and losses.telemetry == 12 - len(spool.telemetry.memory)
+    assert losses and losses.telemetry == 12 - len(spool.telemetry.refused.records)
     refusing.clear()
     spool.close()
 
@@ -92,12 +92,12 @@ def test_a_folder_that_cannot_be_synced_does_not_break_the_log(tmp_path: Path, m
     assert log.trouble
     monkeypatch.setattr(segments, "sync_folder", files.sync_folder)
     log.retry()
-    assert (log.trouble, len(log.memory)) == (None, 0)
+    assert (log.trouble, len(log.refused.records)) == (None, 0)
     log.close()
     assert payloads(SegmentLog(tmp_path, "events", 2**20, 2**20)) == [b"one", b"two", b"three"]
 
 
-def test_a_record_damaged_under_a_running_agent_costs_itself_alone_and_is_told(tmp_path: Path) -> None:
+def test_a_record_damaged_under_a_running_agent_costs_itself_alone_and_is_reported(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     for code in ("1", "2", "3", "4"):
         event(spool, code)
@@ -114,7 +114,7 @@ def test_a_record_damaged_under_a_running_agent_costs_itself_alone_and_is_told(t
     spool.close()
 
 
-def test_records_damaged_in_a_closed_file_are_told(tmp_path: Path) -> None:
+def test_records_damaged_in_a_closed_file_are_reported(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     event(spool, "1")
     event(spool, "2")
@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read_does_not_keep_the_agent_from_starting(tmp_pa
 
 
 def test_batches_that_cannot_be_read_now_keep_the_meaning_of_their_numbers(tmp_path: Path) -> None:
-    """They may be read after the next start; numbers given out anew would make them somebody else's."""
+    """They may be read after the next start; reused numbers would give them another meaning."""
     spool = open_spool(tmp_path)
     batch(spool)
     dictionary = SchemaRegistry(tmp_path / "dictionary.json")
@@ -278,7 +278,7 @@ def test_where_no_file_can_be_begun_those_that_say_what_was_given_out_stay(
 
 
 def test_a_file_that_cannot_be_closed_is_not_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS tells at the close what it could not write; the descriptor is another file's from then on."""
+    """NFS reports failed writes at the close; then the descriptor may belong to another file."""
     log = SegmentLog(tmp_path, "events", 2**20, 2**20)
     log.append(NOW, b"one")
     closing = os.close
@@ -299,7 +299,7 @@ def test_a_file_that_cannot_be_closed_is_not_written_to_again(tmp_path: Path, mo
     assert payloads(SegmentLog(tmp_path, "events", 2**20, 2**20)) == [b"one", b"two"]
 
 
-def test_events_that_cannot_be_synced_are_a_trouble_that_is_told(
+def test_events_that_cannot_be_synced_are_a_trouble_that_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = open_spool(tmp_path)

@@ -36,7 +36,7 @@ def test_a_quick_answer_says_it_to_its_way(wrong_s: float) -> None:
 
 
 def test_answers_that_wait_for_seconds_make_no_clock_wrong() -> None:
-    """Of 256 nodes on a busy machine 200 were told to have a wrong clock."""
+    """Of 256 nodes on a busy machine 200 were reported to have a wrong clock."""
     node = Exchange()
     assert node.answer(0.5, 9.0) == 0.0
     assert node.answer(12.0, 7.0) == 0.0
@@ -65,8 +65,8 @@ def test_a_clock_that_drifts_is_followed() -> None:
     for k in range(5 * KEPT):
         node.wrong_s = 0.01 * k
         node.clock._now_ms += 10
-        told = node.answer(0.1, 0.02)
-    assert told == pytest.approx(node.wrong_s + 0.02, abs=0.01 * KEPT)
+        reported = node.answer(0.1, 0.02)
+    assert reported == pytest.approx(node.wrong_s + 0.02, abs=0.01 * KEPT)
 
 
 def test_an_answer_to_nothing_bounds_it_from_above_alone() -> None:

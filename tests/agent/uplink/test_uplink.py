@@ -48,8 +48,8 @@ def test_everything_arrives_once_and_the_spool_is_empty(tmp_path: Path) -> None:
             assert all(abs(hello.up_ms - event.up_ms) < 60_000 for event in server.events.values()), (
                 "of the same seconds"
             )
-            told = {e.key: e for e in hello.entities}
-            assert (told["SN0"].gpu, told["SN0"].pci, told["SN0"].scope) == (0, "0000:3b:00.0", pb.GPU)
+            reported = {e.key: e for e in hello.entities}
+            assert (reported["SN0"].gpu, reported["SN0"].pci, reported["SN0"].scope) == (0, "0000:3b:00.0", pb.GPU)
         await until(lambda: server.codes()[-1] == "agent_stopped", "the last word")
         assert (server.repeated_rows, server.broken) == (0, [])
 
@@ -118,7 +118,7 @@ def test_the_next_collector_is_used_when_one_is_gone(tmp_path: Path) -> None:
     play(scenario())
 
 
-def test_what_is_refused_is_dropped_counted_and_told(tmp_path: Path) -> None:
+def test_what_is_refused_is_dropped_counted_and_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = TelemetryServer(refuse=lambda lane, seq: "impossible" if (lane, seq) == (pb.LIVE, 2) else "")
         async with running(Agent(settings(tmp_path, await server.start()), "n1")) as agent:
@@ -192,7 +192,7 @@ def test_a_backoff_in_place_of_a_welcome_and_a_foreign_server_are_survived(
     play(scenario())
 
 
-def test_who_is_told_to_wait_for_its_turn_keeps_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_asked_to_wait_for_its_turn_keeps_its_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A try given up would cost the collector another handshake when it has least time for it."""
     monkeypatch.setattr(uplink, "WELCOME_LIMIT_S", 0.02)
 
@@ -268,15 +268,15 @@ def test_records_that_wait_leave_together_where_the_collector_takes_that(tmp_pat
         async with running(agent):
             await until(lambda: len(server.holdings) == 100, "all of them")
             await until(lambda: agent.spool.pending()[0] == 0, "all acknowledged")
-        told = [kind for kind in server.messages if kind.startswith("record")]
+        reported = [kind for kind in server.messages if kind.startswith("record")]
         assert sorted((h.gpu, h.job) for h in server.holdings) == [(gpu, f"job-{gpu}") for gpu in range(100)]
-        assert len(told) < 20 if together else told == ["record"] * len(told)
+        assert len(reported) < 20 if together else reported == ["record"] * len(reported)
         assert server.broken == []
 
     play(scenario())
 
 
-def test_new_columns_and_entities_are_told_before_they_are_used(tmp_path: Path) -> None:
+def test_new_columns_and_entities_are_reported_before_they_are_used(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = TelemetryServer()
         async with running(Agent(settings(tmp_path, await server.start()), "n1")) as agent:
@@ -288,7 +288,7 @@ def test_new_columns_and_entities_are_told_before_they_are_used(tmp_path: Path) 
                 agent.accept(start + number, Reading(rows=[(late, some)]))
                 agent.flush()
                 if number == 4:
-                    await until(lambda: server.hellos, "the first of them are told")
+                    await until(lambda: server.hellos, "the first of them are reported")
             await until(lambda: len(server.rows) == 12)
         assert server.broken == []
         assert server.rows["SN2", start + 2] == {"power_w": 1.0, "gpu_temp_c": 40.0, "sm_clock_mhz": 1980.0}
@@ -322,7 +322,7 @@ def test_batches_of_an_earlier_run_keep_their_meaning(tmp_path: Path) -> None:
     play(scenario())
 
 
-def test_absence_is_told_as_intervals_also_over_a_restart(tmp_path: Path) -> None:
+def test_absence_is_reported_as_intervals_also_over_a_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = TelemetryServer()
         address = await server.start()
@@ -343,11 +343,11 @@ def test_absence_is_told_as_intervals_also_over_a_restart(tmp_path: Path) -> Non
             agent.accept(start + 5, Reading(rows=[(GPU, {"power_w": 2.0, "memory_temp_c": 60.0})]))
             agent.flush()
             await until(lambda: len(server.absences) == 5)
-        told = {
+        reported = {
             (a.metric, a.reason, a.from_ms - start, a.to_ms - start if a.HasField("to_ms") else None)
             for a in server.absences
         }
-        assert told == {
+        assert reported == {
             ("memory_temp_c", "error", 0, 2),
             ("memory_temp_c", "lost", 2, None),
             ("power_w", "out-of-range", 3, None),
@@ -394,7 +394,7 @@ def test_a_collector_that_holds_more_than_was_sent_leads_to_a_new_spool_id(tmp_p
     play(scenario())
 
 
-def test_the_clock_offset_is_measured_and_a_wrong_clock_is_told(tmp_path: Path) -> None:
+def test_the_clock_offset_is_measured_and_a_wrong_clock_is_reported(tmp_path: Path) -> None:
     async def scenario() -> None:
         server = TelemetryServer(clock_ahead_ms=3_600_000)
         async with running(Agent(settings(tmp_path, await server.start()), "n1")) as agent:

@@ -123,7 +123,7 @@ def test_a_connection_that_is_cut_is_no_matter_of_certificates(
             await until(lambda: server.events, "the stream is open")
             for writer in open_:
                 writer.close()
-            await until(lambda: caplog.messages, "its end is told")
+            await until(lambda: caplog.messages, "its end is reported")
         between.close()
         await asyncio.gather(*passing)
 
@@ -160,7 +160,7 @@ def test_a_refused_backlog_is_one_line_in_the_log(tmp_path: Path, caplog: pytest
     assert len(caplog.messages) == 1
 
 
-def test_an_absence_that_was_not_kept_before_the_end_is_told_by_the_next_run(tmp_path: Path) -> None:
+def test_an_absence_that_was_not_kept_before_the_end_is_reported_by_the_next_run(tmp_path: Path) -> None:
     path, gpu = tmp_path / "absences.json", Entity(Scope.GPU, "SN0", 0)
     killed = Absences(path)
     killed.add_missing(gpu, "power_w", Absent.LOST, 1)

@@ -22,8 +22,9 @@ from drover_collector.api.system import SystemWatch, get_system
 from drover_collector.cost import CostConfig, PoolPrice
 from drover_collector.detectors import idle
 from drover_collector.engine.node_state import Survey
+from drover_collector.ingest.context import IngestContext, IngestListeners
 from drover_collector.ingest.limits import Limits
-from drover_collector.ingest.service import Ingest
+from drover_collector.ingest.service import IngestService
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.observability import families as metrics_families
 from drover_collector.observability.page import Page
@@ -56,7 +57,7 @@ def test_the_system_tells_of_every_part(against: Against) -> None:
     async def check(fleet: Served) -> None:
         stats = fleet.facts.stats
         stats.agent_versions.update({"n0": "0.2.0", "n1": "0.1.0", "n2": "0.2.0"})
-        stats.refused("n2", "impossible", "a batch with a time of 1970")
+        stats.count_refusal("n2", "impossible", "a batch with a time of 1970")
         system = await fleet.stub.GetSystem(pb.SystemRequest())
         assert (system.agents.expected, system.agents.reporting) == (4, 3)
         assert [(v.version, v.nodes) for v in system.agents.versions] == [("0.2.0", 2), ("0.1.0", 1)]
@@ -284,7 +285,8 @@ def test_the_limits_shown_are_those_in_force(against: Against, monkeypatch: pyte
         metrics_families.ingest(page, fleet.facts)
         assert "\ndrover_waiting_limit_bytes 1234.0\n" in page.text()
         assert (await fleet.stub.GetSystem(pb.SystemRequest())).ingest.waiting_limit_bytes == 1234
-        ingest = Ingest(fleet.store, fleet.facts.index, lambda _: None, limits=limits)
+        context = IngestContext(fleet.store, fleet.facts.index, IngestListeners(lambda _: None), limits)
+        ingest = IngestService(context)
         assert ingest.stats.limits is limits
 
     against(check)

@@ -143,12 +143,12 @@ POWER = BY_NAME["power_w"].id
 @pytest.mark.parametrize(
     ("message", "code", "words"),
     [
-        (schema_of((POWER, "I")), "wrong type", "metric 9 (power_w) came as gpu 'I', but is gpu 'H' here"),
+        (schema_of((POWER, "I")), "wrong type", "metric 9 (power_w) is sent as gpu 'I', but is gpu 'H' here"),
         (schema_of((BY_NAME["load1"].id, "I")), "wrong type", "is node 'I' here"),
         (schema_of((POWER, "H"), (POWER, "H")), "bad schema", "power_w twice"),
-        (schema_of((60_001, "x")), "bad schema", "type 'x', which is none"),
+        (schema_of((60_001, "x")), "bad schema", "the invalid type 'x'"),
         (schema_of(), "bad schema", "has 0 columns"),
-        (schema_of((POWER, "H"), scope=99), "bad schema", "a scope that this collector does not know"),
+        (schema_of((POWER, "H"), scope=99), "bad schema", "a scope that is unknown to this collector"),
     ],
 )
 def test_schemas_that_cannot_be(message: pb.Hello, code: str, words: str) -> None:
@@ -166,21 +166,21 @@ def broken(**fields) -> pb.Block:
 @pytest.mark.parametrize(
     ("made", "code", "words"),
     [
-        (broken(schema=7), "unknown schema", "schema 7 was not told"),
-        (broken(rows=3), "bad size", "3 rows of schema 1 take 14 + 1 bytes each, but 28 + 2 came"),
-        (broken(rows=2**32 - 1), "bad size", "but 28 + 2 came"),
-        (broken(body=b"junk"), "bad size", "but 4 + 2 came"),
-        (broken(presence=b""), "bad size", "but 28"),
+        (broken(schema=7), "unknown schema", "schema 7 is not in the Hello"),
+        (broken(rows=3), "bad size", "3 rows of schema 1 take 14 + 1 bytes each, but the block has 28 + 2"),
+        (broken(rows=2**32 - 1), "bad size", "the block has 28 + 2"),
+        (broken(body=b"junk"), "bad size", "the block has 4 + 2"),
+        (broken(presence=b""), "bad size", "block has 28"),
         (block([(T0, 0, (1.0, 1.0))]), "bad entity", "entity 0 is a node, not a gpu"),
-        (block([(T0, 9, (1.0, 1.0))]), "bad entity", "entity 9 was not told in Hello"),
-        (block([(T0, 65_535, (1.0, 1.0))]), "bad entity", "entity 65535 was not told"),
-        (block([(T0 + 10_000 + FUTURE_MS + 1, 1, (1.0, 1.0))]), "bad time", "is the clock right?"),
-        (block([(OLDEST - 1, 1, (1.0, 1.0))]), "bad time", "older than what is kept"),
+        (block([(T0, 9, (1.0, 1.0))]), "bad entity", "entity 9 is not in the Hello"),
+        (block([(T0, 65_535, (1.0, 1.0))]), "bad entity", "entity 65535 is not in the Hello"),
+        (block([(T0 + 10_000 + FUTURE_MS + 1, 1, (1.0, 1.0))]), "bad time", "check the node's clock"),
+        (block([(OLDEST - 1, 1, (1.0, 1.0))]), "bad time", "older than the retention"),
         (block([(-(2**62), 1, (1.0, 1.0))]), "bad time", "ms is older"),
     ],
 )
 def test_one_bad_batch_costs_itself_only(made: pb.Block, code: str, words: str) -> None:
-    if made.presence == block([(T0, 1, (1.0, 1.0))]).presence * 2 and words == "but 28":
+    if made.presence == block([(T0, 1, (1.0, 1.0))]).presence * 2 and words == "block has 28":
         made = pb.Block(schema=1, rows=2, body=made.body, presence=b"")
     dictionary, other = read_hello(hello("n0")), read_hello(hello("n1"))
     good = block([(T0, 2, (200.0, 40.0))])
@@ -251,7 +251,7 @@ def test_places_are_told_once_with_the_time_of_the_data() -> None:
     ]
     again = run((dictionary, batch(2, block(rows))))
     assert len(again.entities) == 2  # the store may have failed: told until it is marked
-    again.mark_placed()
+    again.mark_stored()
     assert run((dictionary, batch(3, block([*rows, (T0, 1, (1.0, 1.0))])))).entities[0].gpu == 0
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from drover_collector.ingest.parse_records import Taken, take_record
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.limits import Limits
+from drover_collector.ingest.parse_records import ParsedRecord, RecordSource, parse_record
 from drover_collector.store import ProbeRow, Store, StoreError
 from drover_collector.store.repositories.probes import Key
 from drover_core.metrics.catalog import Scope
@@ -110,10 +110,10 @@ async def test_bad_batches_are_refused_with_their_reason_and_the_stream_goes_on(
             await agent.read()
         reasons = {seq: reason for (_, seq), reason in agent.rejected.items()}
         assert reasons[1].startswith("3 rows of schema 1 take")
-        assert "up to 4000 are right" in reasons[2]
-        assert reasons[3] == "schema 44 was not told in Hello"
-        assert reasons[4] == "entity 44 was not told in Hello"
-        assert "LIVE and BACKFILL are right" in reasons[5]
+        assert "at most 4000 are allowed" in reasons[2]
+        assert reasons[3] == "schema 44 is not in the Hello"
+        assert reasons[4] == "entity 44 is not in the Hello"
+        assert "LIVE and BACKFILL are allowed" in reasons[5]
         stats = collector.ingest.stats
         assert dict(stats.rejected) == {
             "junk": 1, "bad size": 1, "oversize": 1, "unknown schema": 2, "bad entity": 1, "bad lane": 1,
@@ -131,7 +131,9 @@ async def test_a_batch_for_another_node(store: Store) -> None:
         await agent.send(record=event(51))
         while len(agent.rejected) < 2:
             await agent.read()
-        assert set(agent.rejected.values()) == {"data for node 'n1' on the stream of 'n0'; use one stream a node"}
+        assert set(agent.rejected.values()) == {
+            "data for node 'n1' on the stream of 'n0'; use one stream for each node"
+        }
         assert agent.held == {EVENTS: 0, LIVE: 0, BACKFILL: 0}  # the other's numbers move nothing
         await agent.send(hello=hello("n0"))
         await agent.send(batch=batch(1, GOOD))
@@ -160,7 +162,7 @@ async def test_before_hello(store: Store) -> None:
     ("message", "code", "words"),
     [
         (hello(protocol=2), grpc.StatusCode.FAILED_PRECONDITION, "speaks protocol 1, the agent 2; update the older"),
-        (hello(spool_id="a/b"), grpc.StatusCode.INVALID_ARGUMENT, "is no node of ours"),
+        (hello(spool_id="a/b"), grpc.StatusCode.INVALID_ARGUMENT, "is invalid"),
     ],
 )
 @in_loop
@@ -178,7 +180,7 @@ async def test_the_newer_stream_of_a_node_wins(store: Store) -> None:
         async with collector.agent(hello()) as newer:
             code, details = await older.ended()
             assert code is grpc.StatusCode.ABORTED
-            assert "a newer stream of the same agent speaks for node 'n0'" in details
+            assert "the same agent opened a newer stream for node 'n0'" in details
             await newer.send(batch=batch(1, GOOD))
             await newer.until_held(LIVE, 1)
         assert collector.ingest.stats.replaced == 1
@@ -217,7 +219,7 @@ async def test_records_are_stored_and_events_handed_on(store: Store) -> None:
     async with Collector(store) as collector, collector.agent(hello(inventory={"driver": "580"})) as agent:
         stored_first: list[int] = []
         collector.events = _Checked(lambda e: stored_first.append(len(store.events.read(0, T0 * 2, limit=99))))
-        collector.ingest._writers.records.on_events = collector.events.extend
+        collector.ingest._context.listeners.on_stored = collector.events.extend
         await agent.send(record=event(1, gpu=3, message="Xid"))
         await agent.send(
             record=pb.Record(seq=2, absence=pb.Absence(gpu=3, metric="power_w", reason="lost", from_ms=T0))
@@ -267,7 +269,7 @@ async def test_a_probes_result_is_stored_with_what_its_gpu_was(store: Store) -> 
         await agent.until_held(EVENTS, 3)
         while len(agent.rejected) < 2:
             await agent.read()
-        assert "no probe's result: ProbeResult" in agent.rejected[EVENTS, 2]
+        assert "an invalid probe result: ProbeResult" in agent.rejected[EVENTS, 2]
         assert "of GPU 999" in agent.rejected[EVENTS, 3]
         told = replace(result, node="n0")
         assert collector.probes == [told]
@@ -277,8 +279,8 @@ async def test_a_probes_result_is_stored_with_what_its_gpu_was(store: Store) -> 
 
 def test_an_agent_tells_results_of_its_own_node_alone() -> None:
     told = to_json(ProbeResult("r1/0", "n7", 3, "gemm_bf16", -5, None, 790.0, "TFLOP/s"))
-    taken = take_record(pb.Record(seq=1, probe_result=pb.ProbeResult(json=told)), "n0", "s1", T0, T0, 0)
-    assert isinstance(taken, Taken) and taken.probe
+    taken = parse_record(pb.Record(seq=1, probe_result=pb.ProbeResult(json=told)), RecordSource("n0", "s1", T0, T0, 0))
+    assert isinstance(taken, ParsedRecord) and taken.probe
     assert (taken.probe.node, taken.probe.ts_ms, taken.probe.value) == ("n0", T0, 790.0)
 
 
@@ -336,8 +338,8 @@ def test_an_event_that_is_told_late_is_not_one_of_a_wrong_clock(ts_ms: int, told
     """Of a stream that began at T0 with the right time; now is 10 minutes later. What counts as of a wrong clock counts
     as of now, and would take a node out again that was mended meanwhile."""
     record = event(1, T0 + ts_ms, **({"told_ms": T0 + told_ms} if told_ms else {}))
-    taken = take_record(record, "n0", "s1", T0 + 10 * MINUTES, T0, 0)
-    assert isinstance(taken, Taken)
+    taken = parse_record(record, RecordSource("n0", "s1", T0 + 10 * MINUTES, T0, 0))
+    assert isinstance(taken, ParsedRecord)
     assert taken.event is not None
     assert (taken.event.ts_ms, taken.event.clock_suspect) == (T0 + ts_ms, suspect)
 
@@ -407,7 +409,7 @@ async def test_a_failing_store_loses_nothing_and_holds_agents_back(
         write(samples)
 
     monkeypatch.setattr(store.samples, "write", sometimes)
-    limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, waiting_bytes=2000)
+    limits = Limits(flush_s=0.01, retry_s=0.01, check_s=0.01, waiting_bytes=2000)
     async with Collector(store, limits) as collector:
         async with collector.agent(hello()) as agent:
             for seq in range(1, 9):
@@ -420,7 +422,7 @@ async def test_a_failing_store_loses_nothing_and_holds_agents_back(
             broken = False
             code, details = await agent.ended()  # what was left with the agent is sent again on a new stream
             assert code is grpc.StatusCode.UNAVAILABLE
-            assert "the store takes data again" in details
+            assert "the store accepts data again" in details
         async with collector.agent(hello()) as agent:
             assert agent.held[LIVE] < 8  # nothing is acknowledged that came after a batch that was dropped
             for seq in range(agent.held[LIVE] + 1, 9):
@@ -447,7 +449,7 @@ async def test_what_cannot_be_stored_is_refused_alone(store: Store, monkeypatch:
         await agent.send(batch=batch(2, block([(T0, 2, (66.6, 50.0))])))
         await agent.send(batch=batch(3, block([(T0, 3, (100.0, 50.0))])))
         await agent.until_held(LIVE, 3)
-        assert agent.rejected == {(LIVE, 2): "this collector failed on it (RuntimeError); its log says how"}
+        assert agent.rejected == {(LIVE, 2): "this collector failed on it (RuntimeError); see its log"}
         assert store.buckets.read(index_of(), T0).gpu_rows[:3].tolist() == [1, 0, 1]
         assert collector.ingest.stats.rejected == {"collector error": 1}
 

@@ -9,17 +9,17 @@ from typing import cast
 import grpc
 import pytest
 
-from drover_collector.ingest import admission as ingest_admission
+from drover_collector.ingest import admission as admission
 from drover_collector.ingest.admission import (
     FIRST_PER_S,
-    INSIDE_S,
-    OLD_S,
-    TOLD_S,
+    MAX_WAIT_S,
+    NOTIFY_S,
+    STUCK_S,
     TURN,
     Admission,
-    ComeAgainError,
+    RetryLaterError,
 )
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.limits import Limits
 from drover_collector.ingest.session import Session
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.store import Store
@@ -39,11 +39,7 @@ class Waiter:
     patient: bool = True
     told: list[pb.Backoff] = field(default_factory=list)
 
-    @property
-    def context(self) -> Waiter:
-        return self
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+    def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("user-agent", "x"), *(((TURN, "1"),) if self.patient else ()))
 
     async def send(self, message: pb.CollectorMessage) -> None:
@@ -125,27 +121,27 @@ async def test_one_whose_turn_came_as_it_left_makes_room_for_the_next() -> None:
 @in_loop
 async def test_who_will_wait_for_long_is_told_and_who_cannot_wait_is_to_come_again() -> None:
     queue = Queue(openings=1)
-    first, many = Waiter(), [Waiter() for _ in range(round(FIRST_PER_S * (OLD_S + 10)))]
+    first, many = Waiter(), [Waiter() for _ in range(round(FIRST_PER_S * (MAX_WAIT_S + 10)))]
     for waiter in (first, *many):
         queue.come(waiter)
     await settle()
     told = [n for n, waiter in enumerate(many) if waiter.told]
-    assert min(told) / FIRST_PER_S == pytest.approx(TOLD_S, rel=0.02)
+    assert min(told) / FIRST_PER_S == pytest.approx(NOTIFY_S, rel=0.02)
     assert told == list(range(min(told), len(many)))
     backoff = many[-1].told[0]
-    assert (backoff.turn, backoff.wait_ms / 1000) == (True, pytest.approx(OLD_S + 10, rel=0.02))
+    assert (backoff.turn, backoff.wait_ms / 1000) == (True, pytest.approx(MAX_WAIT_S + 10, rel=0.02))
     old = queue.come(Waiter(patient=False))
     await settle()
     error = old.exception()
-    assert isinstance(error, ComeAgainError)
-    assert error.wait_s == pytest.approx(OLD_S + 10, rel=0.02)  # within half of it more or less
+    assert isinstance(error, RetryLaterError)
+    assert error.wait_s == pytest.approx(MAX_WAIT_S + 10, rel=0.02)  # within half of it more or less
     assert queue.stats.turned_away == 1
 
 
 @in_loop
 async def test_who_waits_for_longer_than_was_expected_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start the rate is a guess: an agent that is told nothing gives up within a minute."""
-    monkeypatch.setattr(ingest_admission, "TOLD_S", 0.05)
+    monkeypatch.setattr(admission, "NOTIFY_S", 0.05)
     queue, second = Queue(openings=1), Waiter()
     queue.come(Waiter())
     waiting = queue.come(second)
@@ -164,10 +160,10 @@ async def test_those_that_take_long_count_in_the_rate() -> None:
         queue.come(Waiter())
     await settle()
     for _ in range(30):
-        queue.now_s += INSIDE_S + 0.5
+        queue.now_s += STUCK_S + 0.5
         queue.admission.tick()
         await settle()
-    assert queue.stats.openings_per_s == pytest.approx(8 / (INSIDE_S + 0.5), rel=0.05)
+    assert queue.stats.openings_per_s == pytest.approx(8 / (STUCK_S + 0.5), rel=0.05)
 
 
 @in_loop
@@ -192,7 +188,7 @@ async def test_what_waits_is_bounded() -> None:
     queue = Queue(openings=1, openings_waiting=3)
     tasks = [queue.come(Waiter()) for _ in range(5)]
     await settle()
-    assert [isinstance(t.exception(), ComeAgainError) if t.done() else None for t in tasks] == [
+    assert [isinstance(t.exception(), RetryLaterError) if t.done() else None for t in tasks] == [
         False, None, None, None, True,
     ]  # fmt: skip
     small = Queue(openings=1, openings_bytes=2 * SIZE)
@@ -207,7 +203,7 @@ async def test_one_that_takes_long_holds_nobody_else_up() -> None:
     queue.come(slow)
     queue.come(other)
     await settle()
-    queue.now_s += INSIDE_S + 1
+    queue.now_s += STUCK_S + 1
     queue.admission.tick()
     await settle()
     assert queue.entered == [slow, other]
@@ -274,12 +270,12 @@ async def test_a_hello_that_waited_makes_no_wrong_clock(store: Store) -> None:
 async def test_the_time_for_a_hello_goes_on_while_it_is_worked_on(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Collector(store, Limits(hello_s=0.05, care_s=0.02)) as collector, collector.agent() as agent:
+    async with Collector(store, Limits(hello_s=0.05, check_s=0.02)) as collector, collector.agent() as agent:
 
         async def stuck(*_: object) -> None:
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(collector.ingest._hellos, "take", stuck)
+        monkeypatch.setattr(collector.ingest._handshakes, "handle", stuck)
         await agent.send(hello=hello())
         code, text = await agent.ended()
         assert (code, text) == (grpc.StatusCode.DEADLINE_EXCEEDED, "its Hello took more than 0.05 s")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from drover_collector.ingest.clock_skew import ANEW_S
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.clock_skew import REPORT_AGAIN_S
+from drover_collector.ingest.limits import Limits
 from drover_collector.store import Store
 from testbed.fleets import T0, batch, block, hello, index_of
 from testbed.ingest import EVENTS, GOOD, LIVE, Collector, event
@@ -13,7 +13,7 @@ from testbed.loop import in_loop
 from testbed.waiting import until
 
 DAY_MS = 86_400_000
-QUICK = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, backoff_ms=10)
+QUICK = Limits(flush_s=0.01, retry_s=0.01, check_s=0.01, backoff_ms=10)
 
 
 @pytest.mark.parametrize("days", [-2, 4000])
@@ -28,11 +28,11 @@ async def test_nothing_is_lost_to_a_collector_whose_clock_is_wrong_until_it_is_s
             await agent.until_held(EVENTS, 1)
             assert (agent.held[LIVE], agent.rejected) == (0, {})
             assert [e.clock_suspect for e in collector.events] == [True]
-            assert any("1 of 1 agents say that it is another day" in text for text in stats.sentences())
+            assert any("1 of 1 agents report another day" in text for text in stats.notices())
             collector.now_ms = T0 + 2000
             await until(lambda: not stats.clock_doubt, "it is set")
             code, text = await agent.ended()
-            assert (code.name, "sent again" in text) == ("UNAVAILABLE", True)
+            assert (code.name, "resend" in text) == ("UNAVAILABLE", True)
         async with collector.agent(hello(ts_ms=T0 + 2000)) as agent:
             await agent.send(batch=batch(1, GOOD))
             await agent.until_held(LIVE, 1)
@@ -50,7 +50,7 @@ async def test_an_agent_of_another_day_among_others_is_refused_alone(store: Stor
     ):
         await other.send(batch=batch(1, block([(wrong, 1, (300.0, 50.0))])))
         await other.until_held(LIVE, 1)
-        assert "is the clock right?" in other.rejected[LIVE, 1]
+        assert "check the node's clock" in other.rejected[LIVE, 1]
         await right.send(batch=batch(1, GOOD))
         await right.until_held(LIVE, 1)
         assert collector.ingest.stats.clock_doubt == ""
@@ -67,7 +67,7 @@ async def test_events_of_streams_that_were_open_when_the_clock_was_set_are_not_s
         collector.now_ms = T0 + 2000
         session = collector.ingest.stream("n0")
         assert session is not None
-        await until(lambda: abs(session.clock_offset_ms) < 60_000, "it is noticed")
+        await until(lambda: abs(session.clock.offset_ms) < 60_000, "it is noticed")
         await agent.send(record=event(2, T0 + 1500))
         await agent.until_held(EVENTS, 2)
     assert [e.clock_suspect for e in collector.events] == [True, False]
@@ -84,10 +84,10 @@ async def test_an_agent_that_had_another_time_is_asked_again(store: Store) -> No
         stats, clocks = collector.ingest.stats, collector.ingest._clocks
         assert stats.clock_votes == (2, 1)
         boot_s = clocks._boot_s
-        clocks._boot_s = lambda: boot_s() + ANEW_S
-        collector.now_ms += round(ANEW_S * 1000)  # nobody set it
+        clocks._boot_s = lambda: boot_s() + REPORT_AGAIN_S
+        collector.now_ms += round(REPORT_AGAIN_S * 1000)  # nobody set it
         code, text = await wrong.ended()
-        assert (code.name, "another time" in text) == ("UNAVAILABLE", True)
+        assert (code.name, "compare them again" in text) == ("UNAVAILABLE", True)
         await until(lambda: stats.clock_votes == (1, 1), "it is gone")
         async with collector.agent(hello("n1", "s2", ts_ms=collector.now_ms)):
             assert stats.clock_votes == (2, 2)

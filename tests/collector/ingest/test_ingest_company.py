@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from drover_collector.ingest import telemetry_writer as ingest_writers
+from drover_collector.ingest import telemetry_writer as telemetry_writer
 from drover_collector.ingest.limits import Limits
-from drover_collector.ingest.telemetry_writer import LITTLE_BYTES, waits_s
+from drover_collector.ingest.telemetry_writer import LITTLE_BYTES, batching_s
 from drover_collector.store import Store
 from drover_collector.store.rollups.dirty_ranges import SLACK_MS
 from testbed.fleets import T0, batch, hello, index_of
@@ -31,7 +31,7 @@ READS = [round(0.1 * n, 1) for n in range(100)]  # in so many seconds
 def test_little_waits_three_times_as_long_and_until_the_read_when_nobody_looks(
     size: int, seen: bool, lasts_s: float
 ) -> None:
-    assert waits_s(size, 9.5, 0.0, seen, False, LIMITS) == pytest.approx(lasts_s)
+    assert batching_s(size, 9.5, 0.0, seen, False, LIMITS) == pytest.approx(lasts_s)
 
 
 @pytest.mark.parametrize(("shared", "seen"), [(False, False), (False, True), (True, True)])
@@ -39,7 +39,7 @@ def test_little_waits_three_times_as_long_and_until_the_read_when_nobody_looks(
 def test_what_came_a_second_before_a_read_is_stored_by_then(reads_in_s: float, shared: bool, seen: bool) -> None:
     """A wait that began `reads_in_s` before it. What came in the last second may miss it, as it always might; of a
     server, what is stored within its slack."""
-    lasts_s, slack_s = waits_s(10, reads_in_s, 0.0, seen, shared, LIMITS), SLACK_MS / 1000 if shared else 0.0
+    lasts_s, slack_s = batching_s(10, reads_in_s, 0.0, seen, shared, LIMITS), SLACK_MS / 1000 if shared else 0.0
     before = lasts_s <= reads_in_s - slack_s or lasts_s == LIMITS.flush_s
     assert before or (reads_in_s < LIMITS.flush_s and lasts_s <= reads_in_s + 9 - slack_s)
 
@@ -48,13 +48,13 @@ def test_what_came_a_second_before_a_read_is_stored_by_then(reads_in_s: float, s
 @pytest.mark.parametrize("reads_in_s", READS[10:])
 def test_where_inserts_take_long_a_read_is_given_three_times_that(reads_in_s: float, took_s: float) -> None:
     """Else a collector with little CPU would judge buckets without what waited for them."""
-    lasts_s = waits_s(10, reads_in_s, took_s, False, False, LIMITS)
+    lasts_s = batching_s(10, reads_in_s, took_s, False, False, LIMITS)
     assert lasts_s == LIMITS.flush_s or reads_in_s - lasts_s >= min(3 * took_s, reads_in_s - LIMITS.flush_s)
 
 
 def test_a_read_is_met_once_where_nobody_looks() -> None:
     """What comes too late for a read waits for the next one, and not for a second."""
-    assert waits_s(10, 0.9, 0.0, False, False, LIMITS) == pytest.approx(9.85)
+    assert batching_s(10, 0.9, 0.0, False, False, LIMITS) == pytest.approx(9.85)
 
 
 @in_loop
@@ -65,7 +65,7 @@ async def test_who_asks_for_newest_values_is_seen(store: Store, monkeypatch: pyt
         told.append(seen)
         return 0.0
 
-    monkeypatch.setattr(ingest_writers, "waits_s", lasts_s)
+    monkeypatch.setattr(telemetry_writer, "batching_s", lasts_s)
     async with Collector(store) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, GOOD))
         await agent.until_held(LIVE, 1)
@@ -78,7 +78,7 @@ async def test_who_asks_for_newest_values_is_seen(store: Store, monkeypatch: pyt
 @in_loop
 async def test_a_collector_that_is_stopped_waits_for_no_company(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it holds is stored before it ends, and nothing of it was acknowledged before."""
-    monkeypatch.setattr(ingest_writers, "waits_s", lambda *_: 1e6)
+    monkeypatch.setattr(telemetry_writer, "batching_s", lambda *_: 1e6)
     limits = Limits(flush_s=1e6)
     async with Collector(store, limits) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, GOOD))

@@ -11,12 +11,11 @@ import grpc
 import pytest
 
 from drover_collector.auth.identity import Identity, Role
-from drover_collector.ingest import service as ingest
-from drover_collector.ingest import session as ingest_session
+from drover_collector.ingest import admission
+from drover_collector.ingest import session as session_module
 from drover_collector.ingest.decode import MAX_BLOCKS
-from drover_collector.ingest.limits import MESSAGE_BYTES, AgentAllowance
+from drover_collector.ingest.limits import MESSAGE_BYTES, AgentAllowance, Limits
 from drover_collector.ingest.offsets import SPOOLS
-from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, hello, index_of
@@ -52,7 +51,7 @@ async def test_an_agent_that_reads_nothing_keeps_nobody_waiting(store: Store) ->
 
 @in_loop
 async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_session, "SEND_S", 0.05)
+    monkeypatch.setattr(session_module, "SEND_S", 0.05)
     written = asyncio.Event()
 
     class Mute:
@@ -63,48 +62,48 @@ async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.M
             written.set()
             await asyncio.Event().wait()
 
-    made: list[ingest_session.Session] = []
+    made: list[session_module.Session] = []
 
     async def stream() -> None:
-        made.append(ingest_session.Session(Mute(), AgentAllowance(Limits())))
+        made.append(session_module.Session(Mute(), AgentAllowance(Limits())))
         await asyncio.Event().wait()
 
     reader = asyncio.create_task(stream())
     await until(lambda: made)
-    sender = asyncio.create_task(made[0].acknowledge({LIVE: 1}, T0))
+    sender = asyncio.create_task(made[0].acks.send(made[0].stream, {LIVE: 1}, T0))
     await asyncio.wait_for(written.wait(), 20)
     await asyncio.wait_for(asyncio.wait({reader, sender}), 20)
     assert reader.cancelled()
-    assert "did not take an answer" in str(made[0].end)
+    assert "did not read an answer" in str(made[0].closed)
 
 
 @in_loop
 async def test_a_stream_without_a_hello_ends(store: Store) -> None:
-    async with Collector(store, Limits(hello_s=0.05, care_s=0.01)) as collector, collector.agent() as agent:
+    async with Collector(store, Limits(hello_s=0.05, check_s=0.01)) as collector, collector.agent() as agent:
         code, details = await agent.ended()
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert details == "no Hello came within 0.05 s"
+        assert details == "no Hello arrived within 0.05 s"
 
 
 @in_loop
 async def test_streams_of_one_certificate_that_say_nothing_are_bounded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest, "caller", lambda: Identity(Role.AGENT, "n0"))
-    async with Collector(store, Limits(nameless=2)) as collector, contextlib.AsyncExitStack() as stack:
+    monkeypatch.setattr(admission, "caller", lambda: Identity(Role.AGENT, "n0"))
+    async with Collector(store, Limits(pending_streams=2)) as collector, contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(collector.agent(hello()))  # one that has spoken does not count
         mute = [await stack.enter_async_context(collector.agent()) for _ in range(2)]
-        await until(lambda: len(collector.ingest._nameless) == 2)
+        await until(lambda: len(collector.ingest._pending) == 2)
         async with collector.agent() as third:
             code, details = await third.ended()
             assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert details.startswith("2 other streams of drover://agent/n0 have not begun with a Hello")
+            assert details.startswith("2 streams of drover://agent/n0 have not begun with a Hello")
         mute[0].call.cancel()
-        await until(lambda: len(collector.ingest._nameless) == 1)
+        await until(lambda: len(collector.ingest._pending) == 1)
         await stack.enter_async_context(collector.agent(hello()))
         mute[1].call.cancel()
-        await until(lambda: not collector.ingest._nameless)
-        assert not collector.ingest._nameless_of
+        await until(lambda: not collector.ingest._pending)
+        assert not collector.ingest._pending._by_certificate
 
 
 @in_loop
@@ -152,7 +151,7 @@ async def test_nodes_that_nobody_knows_are_bounded(store: Store) -> None:
                 await third.send(hello=named("x3"))
                 code, details = await third.ended()
                 assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-                assert "fleet.toml has no node 'x3'" in details
+                assert "fleet.toml has neither node 'x3'" in details
             async with collector.agent(hello("n0")):
                 pass
             assert collector.ingest.stats.unknown_nodes == {"x1", "x2"}
@@ -179,7 +178,7 @@ async def test_a_batch_of_countless_blocks_is_refused(store: Store) -> None:
         await agent.send(batch=batch(1, *[pb.Block(schema=1)] * (MAX_BLOCKS + 1)))
         await agent.send(batch=batch(2, GOOD))
         await agent.until_held(LIVE, 2)
-        assert "up to 4096 are right" in agent.rejected[LIVE, 1]
+        assert "at most 4096 are allowed" in agent.rejected[LIVE, 1]
 
 
 @in_loop
@@ -202,7 +201,7 @@ async def test_spool_after_spool_is_forgotten(store: Store) -> None:
                 await agent.send(batch=batch(1, GOOD))
                 await agent.until_held(LIVE, 1)
             await until(lambda: not collector.ingest.stats.connected)  # else the next one is a rival of this one
-        assert collector.ingest._writers.positions.keys() == [("n0", f"s{n}") for n in range(5, SPOOLS + 5)]
+        assert collector.ingest._writer.offsets.keys() == [("n0", f"s{n}") for n in range(5, SPOOLS + 5)]
 
 
 @in_loop
@@ -235,19 +234,19 @@ async def test_a_resent_event_that_fails_us_takes_no_other_with_it(
         await until(lambda: collector.ingest.stats.defects > 0)
         await agent.send(record=event(3, gpu=2))
         await agent.until_held(EVENTS, 3)
-        assert agent.rejected == {(EVENTS, 1): "this collector failed on it (RuntimeError); its log says how"}
+        assert agent.rejected == {(EVENTS, 1): "this collector failed on it (RuntimeError); see its log"}
     monkeypatch.setattr(store.events, "read", asked)
     assert {e.id for e in store.events.read(0, T0 * 2)} == {"n0/s1/1", "n0/s1/2", "n0/s1/3"}
 
 
-@pytest.mark.parametrize("where", ["positions.advance", "_note_decoded", "_note_seqs", "records._hand_on"])
+@pytest.mark.parametrize("where", ["offsets.advance", "_count", "_save_offsets", "events._hand_on"])
 @in_loop
 async def test_a_defect_of_ours_ends_no_writer_and_is_told(
     store: Store, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     limits = Limits(flush_s=0.01, retry_s=0.01, seqs_every_s=0)
     async with Collector(store, limits) as collector:
-        writers: Any = collector.ingest._writers
+        writers: Any = collector.ingest._writer
         part, _, where = where.rpartition(".")
         writers = getattr(writers, part) if part else writers
         right = getattr(writers, where)

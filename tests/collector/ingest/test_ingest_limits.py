@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from drover_collector.ingest.limits import (
-    ACCOUNTS,
-    Accounts,
+    ALLOWANCES,
     AgentAllowance,
-    Bucket,
+    AllowanceTable,
+    Limits,
     MemoryBudget,
     RateLimitedLogger,
-    Recent,
+    RecentlyUsed,
+    TokenBucket,
 )
-from drover_collector.ingest.offsets import SPOOLS, STRANGERS, LaneOffsets
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.offsets import SPOOLS, UNKNOWN_SPOOLS, LaneOffsets
 from drover_collector.store import Store, StoreError
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, hello, index_of
@@ -62,10 +62,10 @@ def test_who_sends_more_than_it_should_must_wait() -> None:
 
 
 def test_a_bucket_pays_back_at_its_rate() -> None:
-    bucket = Bucket(10, 20)
+    bucket = TokenBucket(10, 20)
     assert bucket.take(20) == 0
     assert 0 < bucket.take(10) <= 1
-    assert not bucket.may(1)
+    assert not bucket.take_if_available(1)
 
 
 @in_loop
@@ -134,7 +134,7 @@ async def test_a_hello_with_too_many_things(store: Store) -> None:
         await agent.send(hello=message)
         code, details = await agent.ended()
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert details == "a Hello with 2005 entities; up to 1000 are right"
+        assert details == "a Hello with 2005 entities; at most 1000 are allowed"
 
 
 @in_loop
@@ -170,13 +170,13 @@ async def test_many_hellos_are_slowed(store: Store) -> None:
 
 
 def test_accounts_of_invented_names_are_forgotten() -> None:
-    accounts = Accounts(Limits())
-    kept = accounts.open("kept")
+    accounts = AllowanceTable(Limits())
+    kept = accounts.activate("kept")
     for number in range(NAMES):
-        accounts.open(f"x{number}")
-        accounts.leave(f"x{number}")
-    assert len(accounts) == ACCOUNTS + 1
-    assert accounts.open("kept") is kept
+        accounts.activate(f"x{number}")
+        accounts.deactivate(f"x{number}")
+    assert len(accounts) == ALLOWANCES + 1
+    assert accounts.activate("kept") is kept
 
 
 def test_positions_of_invented_names_are_forgotten(store: Store) -> None:
@@ -186,10 +186,10 @@ def test_positions_of_invented_names_are_forgotten(store: Store) -> None:
         positions.advance((f"x{number}", "s"), LIVE, 1)
     for number in range(100):
         positions.advance(("n0", f"t{number}"), EVENTS, 1)
-    assert len(positions) == STRANGERS + SPOOLS
-    assert len(positions._spools) == STRANGERS + 1
-    assert len(positions.take_unsaved()) == STRANGERS + SPOOLS
-    assert positions.of(("n0", "t99")) == {EVENTS: 1}
+    assert len(positions) == UNKNOWN_SPOOLS + SPOOLS
+    assert len(positions._spools) == UNKNOWN_SPOOLS + 1
+    assert len(positions.take_unsaved()) == UNKNOWN_SPOOLS + SPOOLS
+    assert positions.get(("n0", "t99")) == {EVENTS: 1}
 
 
 def test_what_could_not_be_noted_is_noted_the_next_time(store: Store) -> None:
@@ -202,16 +202,16 @@ def test_what_could_not_be_noted_is_noted_the_next_time(store: Store) -> None:
 
 
 def test_log_lines_about_invented_names_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
-    teller = RateLimitedLogger()
+    logger = RateLimitedLogger()
     for number in range(NAMES):
-        teller.warn((f"x{number}", "not allowed"), "%s: refused", f"x{number}")
-        teller.warn((f"x{number}", "not allowed"), "%s: refused", f"x{number}")
+        logger.warning((f"x{number}", "not allowed"), "%s: refused", f"x{number}")
+        logger.warning((f"x{number}", "not allowed"), "%s: refused", f"x{number}")
     assert 100 < len(caplog.records) < 1000
-    assert len(teller._told) <= 20_000
+    assert len(logger._logged) <= 20_000
 
 
 def test_recent_forgets_the_oldest() -> None:
-    recent: Recent[int, int] = Recent(3)
+    recent: RecentlyUsed[int, int] = RecentlyUsed(3)
     for number in (1, 2, 3, 1, 4):
         recent[number] = number
     assert [key for key, _ in recent.items()] == [3, 1, 4]
@@ -247,14 +247,14 @@ async def test_refused_messages_count_as_waiting_too(store: Store, monkeypatch: 
         raise StoreError("no space left on device")
 
     monkeypatch.setattr(store.samples, "write", full)
-    limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, backoff_ms=10, waiting_bytes=50_000)
+    limits = Limits(flush_s=0.01, retry_s=0.01, check_s=0.01, backoff_ms=10, waiting_bytes=50_000)
     async with Collector(store, limits) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, GOOD))
         await until(lambda: collector.ingest.stats.trouble != "")
         for seq in range(2, 1000):
             await agent.send(batch=batch(seq, pb.Block(schema=44)))
         await until(lambda: collector.ingest.stats.dropped > 100)
-        assert len(collector.ingest._writers._telemetry) <= 50_000 / 512
+        assert len(collector.ingest._writer._queue) <= 50_000 / 512
         assert agent.held.get(BACKFILL, 0) == 0
         monkeypatch.undo()
 
@@ -262,7 +262,7 @@ async def test_refused_messages_count_as_waiting_too(store: Store, monkeypatch: 
 def test_entities_are_counted_when_they_are_new() -> None:
     account = AgentAllowance(Limits(fresh_entities=10, fresh_per_s=0.001))
     ids = np.arange(8, dtype=np.uint64)
-    assert account.may_have(ids)
-    assert account.may_have(ids)
-    assert account.may_have(ids[:2])
-    assert not account.may_have(ids + np.uint64(100))
+    assert account.register_entities(ids)
+    assert account.register_entities(ids)
+    assert account.register_entities(ids[:2])
+    assert not account.register_entities(ids + np.uint64(100))

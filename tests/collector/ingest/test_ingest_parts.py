@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from drover_collector.ingest.decode import MAX_BLOCKS
+from drover_collector.ingest.limits import Limits
 from drover_collector.ingest.message_parts import (
     COLUMNS,
     FIELDS,
@@ -15,9 +16,8 @@ from drover_collector.ingest.message_parts import (
     TEXTS,
     UNCOUNTED_BYTES,
     PartsError,
-    check,
+    check_parts,
 )
-from drover_collector.ingest.service import Limits
 from drover_collector.store import Store
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_proto import telemetry_pb2 as pb
@@ -64,17 +64,17 @@ def test_one_part_too_many_is_refused(name: str) -> None:
     make, most = LISTS[name]
     right, more = make(most), make(most + 64)
     assert min(len(right), len(more)) > UNCOUNTED_BYTES
-    check(right, ENTITIES)
+    check_parts(right, ENTITIES)
     pb.AgentMessage.FromString(right)
     with pytest.raises(PartsError) as raised:
-        check(more, ENTITIES)
+        check_parts(more, ENTITIES)
     assert raised.value.refusal.code == "too many parts"
 
 
 @pytest.mark.parametrize("kind", ["records", "blocks", "entities", "schemas", "columns", "inventory", "capabilities"])
 def test_bombs_are_refused(kind: str) -> None:
     with pytest.raises(PartsError):
-        check(empty_parts(kind, 1_000_000), ENTITIES)
+        check_parts(empty_parts(kind, 1_000_000), ENTITIES)
 
 
 def test_a_record_that_is_one_thing_and_then_another_is_refused() -> None:
@@ -82,7 +82,7 @@ def test_a_record_that_is_one_thing_and_then_another_is_refused() -> None:
     changing = b"\x12\x00\x1a\x00" * 40_000
     for raw in (nested(RECORD, changing), nested(SEVERAL, nested(b"\x0a", changing))):
         with pytest.raises(PartsError):
-            check(raw, ENTITIES)
+            check_parts(raw, ENTITIES)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_record_that_is_one_thing_and_then_another_is_refused() -> None:
 )
 def test_what_is_no_message_is_refused(raw: bytes) -> None:
     with pytest.raises(PartsError) as raised:
-        check(raw, ENTITIES)
+        check_parts(raw, ENTITIES)
     assert raised.value.refusal.code in ("junk", "too many parts")
 
 
@@ -125,7 +125,7 @@ def test_the_largest_that_agents_send_is_not_refused() -> None:
     ):
         raw = message.SerializeToString()
         assert len(raw) > UNCOUNTED_BYTES or message.HasField("record")
-        check(raw, ENTITIES)
+        check_parts(raw, ENTITIES)
 
 
 @in_loop
@@ -146,7 +146,7 @@ async def test_what_was_not_parsed_is_refused_once_and_ends_no_stream(store: Sto
         await agent.send(record=event(1))
         await agent.until_held(LIVE, 8)
         await agent.until_held(EVENTS, 1)
-        assert agent.rejected == {(LIVE, 7): f"a message with too many blocks; up to {MAX_BLOCKS} are right"}
+        assert agent.rejected == {(LIVE, 7): f"a message with too many blocks; at most {MAX_BLOCKS} are allowed"}
         assert dict(collector.ingest.stats.rejected) == {"too many parts": 3}
 
 
@@ -154,5 +154,5 @@ def test_a_varint_is_read_as_protobuf_reads_it() -> None:
     seq = 2**64 - 1
     raw = nested(BATCH, b"\x08\x02\x10" + varint(seq) + b"\x1a\x00" * (MAX_BLOCKS * 16))
     with pytest.raises(PartsError) as raised:
-        check(raw, ENTITIES)
+        check_parts(raw, ENTITIES)
     assert (raised.value.lane, raised.value.seq) == (pb.LIVE, seq)

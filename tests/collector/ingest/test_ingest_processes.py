@@ -16,7 +16,8 @@ import pytest
 
 from drover_collector.auth.tls import ServerTls
 from drover_collector.grpc_h2 import GrpcServer
-from drover_collector.ingest.service import Ingest
+from drover_collector.ingest.context import IngestContext, IngestListeners
+from drover_collector.ingest.service import IngestService
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from drover_proto import telemetry_pb2_grpc as rpc
@@ -28,13 +29,16 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from testbed.fleets import T0, index_of
 from drover_collector.grpc_h2 import GrpcServer
-from drover_collector.ingest.service import Ingest, Limits
+from drover_collector.ingest.context import IngestContext, IngestListeners
+from drover_collector.ingest.limits import Limits
+from drover_collector.ingest.service import IngestService
 from drover_collector.store import Store
 
 async def main():
     store = Store.open(sys.argv[1], wait_s=20, retention_days=3650)
     now = lambda: T0 + 3_600_000
-    ingest = Ingest(store, index_of(), lambda events: None, limits=Limits(flush_s=0.01), now_ms=now)
+    listeners = IngestListeners(lambda events: None)
+    ingest = IngestService(IngestContext(store, index_of(), listeners, Limits(flush_s=0.01), now))
     server = GrpcServer(ingest.methods())
     print(server.listen("127.0.0.1", 0, None), flush=True)
     await server.start()
@@ -157,7 +161,8 @@ async def test_a_certificate_speaks_for_its_node_only(
     store: Store, certificates: Path, name: str, node: str, words: str
 ) -> None:
     read = lambda file: (certificates / file).read_bytes()  # noqa: E731  # short, and used once below
-    ingest = Ingest(store, index_of(), lambda events: None, now_ms=lambda: T0)
+    listeners = IngestListeners(lambda events: None)
+    ingest = IngestService(IngestContext(store, index_of(), listeners, now_ms=lambda: T0))
     server = GrpcServer(ingest.methods())
     tls = ServerTls(*(certificates / file for file in ("ca.pem", "collector.pem", "collector.key")))
     port = server.listen("localhost", 0, tls.contexts("ingest.listen"))

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.limits import Limits
 from drover_collector.store import Store, StoreError
 from drover_core.metrics.catalog import BY_NAME
 from drover_proto import telemetry_pb2 as pb
@@ -35,8 +35,8 @@ WRITES = {
 REFUSED = [f"{name} {when}" for name in WRITES for when in ("before", "after")]  # it is done
 STEPS = ("telemetry", "event", "telemetry", "event", "cut", "killed", "started anew", "turn", *REFUSED)
 LIMITS = Limits(
-    flush_s=0.005, retry_s=0.005, care_s=0.01, seqs_every_s=0.02, backoff_ms=1, waiting_bytes=6_000, record_bytes=6_000,
-    ends_per_s=1_000,
+    flush_s=0.005, retry_s=0.005, check_s=0.01, seqs_every_s=0.02, backoff_ms=1, waiting_bytes=6_000,
+    record_bytes=6_000, ends_per_s=1_000,
 )  # fmt: skip
 WINDOW_MS = 100_000  # of one example
 _examples = itertools.count(1)
@@ -147,7 +147,7 @@ def had_its_turn(collector: Collector, faults: Faults) -> bool:
 async def killed(collector: Collector) -> None:
     """As little as can be done of its stop."""
     ingest = collector.ingest
-    for task in (*ingest._writers._tasks, *([ingest._carer] if ingest._carer else ())):
+    for task in (*ingest._writer._tasks, *([ingest._checker] if ingest._checker else ())):
         task.cancel()
     await collector.server.stop(0)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from drover_collector.ingest import offsets as ingest_positions
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest import offsets as offsets
+from drover_collector.ingest.limits import Limits
 from drover_collector.store import Store
 from drover_collector.store.repositories.offsets import OffsetTable
 from drover_core.metrics.catalog import BY_NAME, Scope
@@ -194,7 +194,7 @@ async def test_schemas_that_change_in_midstream(store: Store) -> None:
         await agent.send(batch=batch(4, block([(T0 + 3000, 1, (301.0,))], ("power_w",))))
         await agent.until_held(LIVE, 4)
         assert list(agent.rejected) == [(LIVE, 3)]
-        assert f"metric {power.id} (power_w) came as gpu 'q'" in agent.rejected[LIVE, 3]
+        assert f"metric {power.id} (power_w) is sent as gpu 'q'" in agent.rejected[LIVE, 3]
         assert store.samples.latest_values("n0", T0 + 4000)[Scope.GPU, 0, None] == {
             "power_w": (301.0, T0 + 3000), "gpu_temp_c": (50.0, T0), clock.name: (1410.0, T0 + 1000),
         }  # fmt: skip
@@ -216,7 +216,7 @@ async def test_an_agent_that_comes_from_another_collector_of_the_store_is_told_w
 @in_loop
 async def test_a_store_that_hangs_keeps_no_agent_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "shared", True)
-    monkeypatch.setattr(ingest_positions, "LOOK_S", 0.05)
+    monkeypatch.setattr(offsets, "REFRESH_S", 0.05)
     answers_now, asked = threading.Event(), []
 
     def hang(_table: OffsetTable, keys: set[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
@@ -231,9 +231,9 @@ async def test_a_store_that_hangs_keeps_no_agent_out(store: Store, monkeypatch: 
                 assert agent.held[LIVE] == other.held[LIVE] == 0
                 assert len(asked) == 1, "one thread hangs, not one for each agent"
                 answers_now.set()
-                positions = collector.ingest._writers.positions
+                positions = collector.ingest._writer.offsets
                 await until(
-                    lambda: [positions.of(key).get(LIVE) for key in (("n0", "s1"), ("n1", "s1"))] == [7, 7],
+                    lambda: [positions.get(key).get(LIVE) for key in (("n0", "s1"), ("n1", "s1"))] == [7, 7],
                     "both are known",
                 )
         finally:

@@ -7,8 +7,8 @@ import time
 import grpc
 import pytest
 
-from drover_collector.ingest import ownership as ingest_claims
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest import ownership as ownership
+from drover_collector.ingest.limits import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, gpu_key, hello, index_of
@@ -32,13 +32,13 @@ async def test_a_second_agent_is_refused_while_the_first_speaks(store: Store, ca
                 await second.send(hello=told(spool, boot))
                 code, details = await second.ended()
                 assert code is grpc.StatusCode.ALREADY_EXISTS
-                assert "another agent speaks for node 'n0'" in details
-                assert "stop one of the two" in details
+                assert "node 'n0' is already reported by another agent" in details
+                assert "Stop one of the two" in details
         stats = collector.ingest.stats
         assert stats.rejected["second agent"] == 4
         assert stats.replaced == 0
-        assert stats.sentences() == ["Two agents claim to be node n0; one is refused."]
-        assert sum("another agent speaks" in record.getMessage() for record in caplog.records) == 1
+        assert stats.notices() == ["Two agents report as node n0. The newer one is refused."]
+        assert sum("another agent" in record.getMessage() for record in caplog.records) == 1
         await first.send(batch=batch(2, GOOD))  # the first never noticed
         await first.until_held(LIVE, 2)
         after = store.buckets.read(index_of(), T0)
@@ -50,16 +50,16 @@ async def test_a_second_agent_is_refused_while_the_first_speaks(store: Store, ca
 @in_loop
 async def test_the_second_agent_takes_over_when_the_first_is_silent(store: Store) -> None:
     async with Collector(store) as collector, collector.agent(told("s1", "b1")) as first:
-        (session,) = collector.ingest._hellos._claims.all()
-        session.heard_s = time.monotonic() - Limits().alive_s - 1  # as after a power cut: nothing came, nor a goodbye
+        (session,) = collector.ingest._handshakes.nodes.owners()
+        session.last_message_s = time.monotonic() - Limits().alive_s - 1  # as after a power cut
         async with collector.agent(told("s2", "b2")) as second:
             code, details = await first.ended()
             assert code is grpc.StatusCode.ABORTED
-            assert "this one was silent for 41 s" in details
+            assert "this one had sent nothing for 41 s" in details
             await second.send(batch=batch(1, GOOD))
             await second.until_held(LIVE, 1)
         assert collector.ingest.stats.replaced == 1
-        assert collector.ingest.stats.sentences() == []
+        assert collector.ingest.stats.notices() == []
 
 
 @in_loop
@@ -88,13 +88,13 @@ async def test_the_same_agent_replaces_its_older_stream_and_resends_once(store: 
 
 @in_loop
 async def test_two_agents_with_one_spool_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest_claims, "FLAPS", 3)
+    monkeypatch.setattr(ownership, "MAX_RECONNECTS", 3)
     async with Collector(store, QUICK) as collector:
         async with collector.agent(told("s1", "b1")), collector.agent(told("s1", "b1")):
-            assert collector.ingest.stats.sentences() == []
+            assert collector.ingest.stats.notices() == []
             async with collector.agent(told("s1", "b1")), collector.agent(told("s1", "b1")):
-                (text,) = collector.ingest.stats.sentences()
-        assert "do two agents share one spool?" in text
+                (text,) = collector.ingest.stats.notices()
+        assert "two agents share one spool" in text
 
 
 @in_loop
@@ -110,7 +110,7 @@ async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: S
                 await other.send(batch=batch(2, block([(T0, 2, (200.0, 40.0))])))
                 await other.until_held(LIVE, 2)
                 assert "belongs to another node: 'n0' reports it now" in other.rejected[LIVE, 1]
-                (told_of,) = collector.ingest.stats.sentences()
+                (told_of,) = collector.ingest.stats.notices()
                 assert told_of.startswith("Data was refused within 5 min, of n1: entity 1:")
             await owner.send(hello=hello("n0"))  # told anew, it is the owner's still
             await owner.send(batch=batch(2, block([(T0 + 2000, 1, (320.0, 50.0))])))
@@ -126,4 +126,4 @@ async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: S
             assert mover.rejected == {}
         assert store.buckets.read(index_of(), T0 + 10_000).gpu_rows[[0, 4]].tolist() == [0, 1]
         await until(lambda: collector.ingest.stats.connected == 0)
-        assert collector.ingest._hellos._things._told == {}
+        assert collector.ingest._handshakes.gpus._owners == {}

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.limits import Limits
 from drover_collector.ingest.session import Session
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.limits import Limits
 from drover_collector.notify import Outbox
 from drover_collector.notify import delivery_recorder as clerk
 from drover_collector.notify.receivers.webhook import Delivery
@@ -25,7 +25,7 @@ from testbed.ingest import EVENTS, GOOD, LIVE, Collector, event
 from testbed.loop import in_loop
 from testbed.waiting import until
 
-QUICK = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, judge_s=0.05, backoff_ms=10)
+QUICK = Limits(flush_s=0.01, retry_s=0.01, check_s=0.01, judge_s=0.05, backoff_ms=10)
 
 
 class Disk:
@@ -74,8 +74,8 @@ async def judging(collector: Collector, webhook: Webhook) -> AsyncIterator[Pipel
         index_of(), collector.store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: collector.now_ms, wake_s=0.005
     )
     await pipeline.start()
-    records = collector.ingest._writers.records
-    records.on_events, records._on_unstored = pipeline.take_events, pipeline.take_unstored
+    listeners = collector.ingest._context.listeners
+    listeners.on_stored, listeners.on_unstored = pipeline.take_events, pipeline.take_unstored
     task = asyncio.create_task(pipeline.run())
     try:
         yield pipeline
@@ -91,7 +91,7 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
     disk, webhook = Disk(store, monkeypatch), Webhook()
     for module in (pipeline_saving, clerk):
         monkeypatch.setattr(module, "RETRY_S", 0.02)
-    limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, judge_s=0.05, backoff_ms=10, waiting_bytes=5000)
+    limits = Limits(flush_s=0.01, retry_s=0.01, check_s=0.01, judge_s=0.05, backoff_ms=10, waiting_bytes=5000)
     async with Collector(store, limits) as collector, judging(collector, webhook) as pipeline:
         judged: list[str] = []
         judge = pipeline.engine.on_events
@@ -114,7 +114,7 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
             assert store.incidents.newest("open") == []
             assert store.events.read(0, T0 * 2) == []
             assert agent.held == {EVENTS: 0, LIVE: 0, pb.BACKFILL: 0}  # nothing is acknowledged that is not stored
-            assert any("1 events are judged and told, but not stored yet" in text for text in stats.sentences())
+            assert any("1 events are judged, but not stored yet" in text for text in stats.notices())
             assert any("no space left" in text for text in pipeline.troubles())
             async with collector.agent(hello()) as again:  # as an agent does that gets no Ack
                 await again.send(record=event(1, gpu=1))
@@ -134,7 +134,7 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
 
         # The courier notes a delivery after it; the caretaker forgets a trouble in its next round.
         await until(lambda: told() == dict.fromkeys(webhook.ids, "delivered"), "the deliveries are noted")
-        await until(lambda: stats.sentences() == [], "no trouble is left")
+        await until(lambda: stats.notices() == [], "no trouble is left")
 
 
 @in_loop
@@ -220,7 +220,7 @@ async def test_alarms_beyond_the_room_are_judged_and_left_with_their_agents(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(store, monkeypatch)
-    limits = Limits(flush_s=0.01, retry_s=0.01, care_s=0.01, backoff_ms=10, record_bytes=20_000)
+    limits = Limits(flush_s=0.01, retry_s=0.01, check_s=0.01, backoff_ms=10, record_bytes=20_000)
     async with Collector(store, limits) as collector:
         disk.full = True
         async with collector.agent(hello()) as agent:

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drover_collector.ingest.service import Limits
+from drover_collector.ingest.limits import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, block, everything, gpu_key, hello, index_of
@@ -220,7 +220,7 @@ class Bench:
 
     def check(self) -> None:
         ingest = self.collector.ingest
-        stats, limits = ingest.stats, ingest._limits
+        stats, limits = ingest.stats, ingest._context.limits
         assert self.agent.rejected == {}
         assert stats.defects == 0, stats.defect
         assert stats.store_failures == 0, stats.troubles
@@ -231,7 +231,7 @@ class Bench:
         assert len(stats.unknown_metrics) <= 1000
         assert len(stats.last_seen) <= limits.unknown_nodes + 3
         assert len(stats.agent_versions) <= limits.unknown_nodes + 3
-        assert len(ingest._writers.positions) <= 16 * 3 + 20_000
+        assert len(ingest._writer.offsets) <= 16 * 3 + 20_000
         assert len(stats.rejected) <= 40  # reasons are a few words of ours, not what agents say
         assert len(stats.skipped) <= 10
 

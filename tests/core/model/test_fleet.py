@@ -1,4 +1,4 @@
-"""fleet.toml and fleet.json: what is right is read, what is wrong is told with its place and mend."""
+"""fleet.toml and fleet.json: valid files are read, errors name the place and what to do."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def test_json_round_trip(tmp_path: Path) -> None:
         ("[[nodes]]\nnames = 'a'\ngpus = -1", "gpus must be"),
         ("[[nodes]]\nnames = 'a'\ngpus = true", "gpus must be"),
         ("[[nodes]]\nnames = 'a'\nrack = 7", "rack must be a string"),
-        ("[[nodes]]\nnames = 'a[3-1]'", "runs backwards"),
+        ("[[nodes]]\nnames = 'a[3-1]'", "has its end before its start"),
         ("[[nodes]]\nnames = 'a[x]'", "not a number"),
         ("[[nodes]]\nnames = 'a; rm'", "not a node name"),
         ("[[nodes]]\nnames = 'a'\n[[nodes]]\nnames = 'a'", "listed twice"),
         ("[[nodes]\n", "not valid TOML"),
-        (f"{RACKS}names = 'r2'", "no node stands in rack 'r2'"),
-        (f"{RACKS}names = 'r1'\n[[racks]]\nnames = 'r1'", "told of twice"),
+        (f"{RACKS}names = 'r2'", "no node is in rack 'r2'"),
+        (f"{RACKS}names = 'r1'\n[[racks]]\nnames = 'r1'", "has two entries"),
         (f"{RACKS}row = 'A'", "names is missing"),
         (f"{RACKS}names = 'r1'\npower_budget_w = 0", "watts above 0, found 0"),
         (f"{RACKS}names = 'r1'\npower_budget_kw = 4", "unknown key 'power_budget_kw'"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:
+def test_what_is_wrong_is_reported(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(text)
     with pytest.raises(FleetError) as error:
@@ -105,7 +105,7 @@ def test_missing_file(tmp_path: Path) -> None:
         ('{"nodes": [{"name": "a"}], "jobs": [{"id": "1", "start": 0, "end": null, "members": [["a", 8]]}]}', "GPU 8"),
     ],
 )
-def test_wrong_json_is_told(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_json_is_reported(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "fleet.json"
     path.write_text(text)
     with pytest.raises(FleetError, match=said):

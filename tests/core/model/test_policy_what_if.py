@@ -10,7 +10,7 @@ def decision(node: str, wanted: RecommendedAction, outcome: str, ts_ms: int = 1)
     return Decision(f"d{node}{ts_ms}", "i1", ts_ms, node, wanted, "approve", outcome, "rule", "why")
 
 
-def test_what_is_done_held_and_rejected_is_told() -> None:
+def test_what_is_done_held_and_rejected_is_reported() -> None:
     said, about = describe_enforcement(
         [
             decision("n1", RecommendedAction.DRAIN, "would_act", 1),

@@ -67,7 +67,7 @@ def test_severity_follows_the_action(xid: Xid) -> None:
 
 
 @every_xid
-def test_follow_up_tells_application_from_machine(xid: Xid) -> None:
+def test_follow_up_distinguishes_application_from_machine(xid: Xid) -> None:
     if xid.action is A.IGNORE and xid.followup is A.IGNORE:
         assert xid.severity is INFO
     if xid.action is A.RESTART_APP and xid.followup is A.CONTACT_SUPPORT:

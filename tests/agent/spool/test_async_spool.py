@@ -169,8 +169,8 @@ async def test_whatever_happens_all_that_was_kept_is_sent_and_events_stay_in_ord
         return through and all(set(given[lane]) == set(arrived[lane].values()) for lane in given)
 
     await until(all_sent, "all of it")
-    for lane, told in given.items():
-        assert [one for _, one in sorted(arrived[lane].items())] == told
+    for lane, reported in given.items():
+        assert [one for _, one in sorted(arrived[lane].items())] == reported
     for lane, seq in at.items():
         outbox.ack(lane, seq)
     await until(lambda: outbox.pending()[0] == 0, "nothing waits")

@@ -219,7 +219,7 @@ async def test_what_memory_has_no_room_for_is_read_from_the_disk(
     first = await drain(outbox, pb.LIVE, 300)
     assert names(first) == [str(number) for number in range(300)]
     outbox.ack(pb.LIVE, first[199][0])
-    await until(lambda: outbox.pending()[0] == 100, "what is held is counted no more")
+    await until(lambda: outbox.pending()[0] == 100, "what is held is no longer counted")
     outbox.ack(pb.LIVE, first[-1][0])
     await until(lambda: outbox.pending()[0] == 0)
     assert await outbox.apply_welcome({pb.LIVE: first[149][0]}), "a collector that lost some"

@@ -1,4 +1,4 @@
-"""How soon a collector hears of a driver that hangs or a GPU that vanishes, by a clock that is turned by hand.
+"""How soon a collector receives that a driver hangs or a GPU vanishes, by a clock that the test moves.
 
 The whole agent: nvidia-ml-py on the C stand-in, its threads, the spool on disk, a stream. Threads, disk and stream take
 what they take of real time while the clock stands still; limits and ticks go by the clock.
@@ -39,7 +39,7 @@ class Node:
 
     async def pass_until(self, condition: Callable[[], object], what: str, hanging: int = 0) -> None:
         """Turn the clock until it is so. Between two steps it stands still until threads are back from their reads (all
-        but so many that hang) and all that was told has arrived."""
+        but so many that hang) and all that was reported has arrived."""
         spool = self.runtime.agent.spool
         for _ in range(int(60 / STEP_S)):
             if condition():
@@ -48,10 +48,10 @@ class Node:
             with contextlib.suppress(AssertionError):  # behind a call that hangs they wait for the clock
                 await until(lambda: len(self.reading()) <= hanging, "reads", 0.1 if hanging else 20)
             if self.runtime.agent.connected_to:
-                await until(lambda: spool.pending()[0] == 0, "what was told arrives")
+                await until(lambda: spool.pending()[0] == 0, "what was reported arrives")
         raise AssertionError(what)
 
-    def told(self, code: str) -> dict[int | None, pb.Event]:
+    def reported(self, code: str) -> dict[int | None, pb.Event]:
         events = self.server.events.values()
         return {event.gpu if event.HasField("gpu") else None: event for event in events if event.code == code}
 
@@ -85,7 +85,7 @@ async def running(folder: Path) -> AsyncIterator[Node]:
 
 
 @pytest.mark.parametrize("slots", [(3,), tuple(range(GPUS))], ids=["one", "all"])
-def test_a_call_that_hangs_is_told_within_five_seconds_of_the_drivers_last_answer(
+def test_a_call_that_hangs_is_reported_within_five_seconds_of_the_drivers_last_answer(
     tmp_path: Path, fake_nvml: FakeNvml, slots: tuple[int, ...]
 ) -> None:
     """It begins to hang right after a tick's reads, so that the next tick meets it: the longest way there is."""
@@ -96,18 +96,18 @@ def test_a_call_that_hangs_is_told_within_five_seconds_of_the_drivers_last_answe
             with fake_nvml.batch():
                 for slot in slots:
                     fake_nvml.block(slot, "nvmlDeviceGetFieldValues")
-            hung = lambda: set(node.told("driver_hung")) == set(slots)  # noqa: E731  # short, and used only here
-            await node.pass_until(hung, "it is told", len(slots))
+            hung = lambda: set(node.reported("driver_hung")) == set(slots)  # noqa: E731  # short, and used only here
+            await node.pass_until(hung, "it is reported", len(slots))
             assert READ_LIMIT_S * 1000 <= node.clock.now_ms() - began_ms <= WITHIN_MS
             with fake_nvml.batch():
                 for slot in slots:
                     fake_nvml.unblock(slot, "nvmlDeviceGetFieldValues")
-            await until(lambda: set(node.told("driver_back")) == set(slots), "its answer")
+            await until(lambda: set(node.reported("driver_back")) == set(slots), "its answer")
 
     play(scenario())
 
 
-def test_a_gpu_that_vanishes_is_told_within_five_seconds_and_its_return_too(
+def test_a_gpu_that_vanishes_is_reported_within_five_seconds_and_its_return_too(
     tmp_path: Path, fake_nvml: FakeNvml
 ) -> None:
     async def scenario() -> None:
@@ -115,28 +115,30 @@ def test_a_gpu_that_vanishes_is_told_within_five_seconds_and_its_return_too(
             for code, change in (("gpu_lost", fake_nvml.lose), ("gpu_back", fake_nvml.recover)):
                 changed_ms = node.clock.now_ms()
                 change(5)
-                await node.pass_until(lambda code=code: set(node.told(code)) == {5}, "it is told")
+                await node.pass_until(lambda code=code: set(node.reported(code)) == {5}, "it is reported")
                 assert node.clock.now_ms() - changed_ms <= WITHIN_MS
 
     play(scenario())
 
 
-def test_a_driver_that_hangs_as_it_is_opened_is_told_within_five_seconds(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+def test_a_driver_that_hangs_as_it_is_opened_is_reported_within_five_seconds(
+    tmp_path: Path, fake_nvml: FakeNvml
+) -> None:
     """The driver is away, and its next start hangs: from then on."""
 
     async def scenario() -> None:
         async with running(tmp_path) as node:
             fake_nvml.down()
-            await node.pass_until(lambda: node.told("driver_missing"), "the driver is gone")
+            await node.pass_until(lambda: node.reported("driver_missing"), "the driver is gone")
             fake_nvml.count_calls(tmp_path / "calls")
             with fake_nvml.batch():
                 fake_nvml.up()
                 fake_nvml.block(0, "nvmlInitWithFlags")
-            await node.pass_until(lambda: "nvmlInitWithFlags" in fake_nvml.calls(), "it is opened anew")
+            await node.pass_until(lambda: "nvmlInitWithFlags" in fake_nvml.calls(), "it is opened again")
             began_ms = node.clock.now_ms()
-            await node.pass_until(lambda: node.told("driver_hung"), "it is told")
+            await node.pass_until(lambda: node.reported("driver_hung"), "it is reported")
             assert node.clock.now_ms() - began_ms <= WITHIN_MS
             fake_nvml.unblock(0, "nvmlInitWithFlags")
-            await until(lambda: len(node.told("driver_back")) == 1, "its answer")
+            await until(lambda: len(node.reported("driver_back")) == 1, "its answer")
 
     play(scenario())

@@ -1,4 +1,4 @@
-"""One event for what two sources and many lines tell."""
+"""One event for reports of two sources and many lines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def line(ms: int, source: str, code: str = "79", gpu: int | None = 0, **more: ob
     return NodeEvent(T + ms, gpu, EventKind.XID, code, str(message), source, **more)  # type: ignore[arg-type]  # flags
 
 
-def told(events: list[NodeEvent]) -> list[tuple[str, str, int]]:
+def reported(events: list[NodeEvent]) -> list[tuple[str, str, int]]:
     return [(e.code, e.source, e.count) for e in events]
 
 
 def test_the_kernels_line_leaves_at_once_and_swallows_nvmls() -> None:
     merger = EventMerger(expect_kernel_log=True)
-    assert told(merger.offer(line(0, "kmsg"))) == [("79", "kmsg", 1)]
+    assert reported(merger.offer(line(0, "kmsg"))) == [("79", "kmsg", 1)]
     assert merger.offer(line(40, "nvml")) == []
     assert merger.due(T + WINDOW_MS) == []
     assert merger.merged == 1
@@ -45,14 +45,14 @@ def test_nvmls_report_waits_a_moment_for_the_text() -> None:
 def test_without_a_kernel_line_nvmls_report_leaves_alone_and_its_late_twin_is_swallowed() -> None:
     merger = EventMerger(expect_kernel_log=True)
     assert merger.offer(line(0, "nvml")) == []
-    assert told(merger.due(T + HOLD_MS)) == [("79", "nvml", 1)]
+    assert reported(merger.due(T + HOLD_MS)) == [("79", "nvml", 1)]
     assert merger.offer(line(3_000, "kmsg")) == []
     assert merger.due(T + 30_000) == []
 
 
 def test_without_the_kernel_log_nvml_does_not_wait() -> None:
     merger = EventMerger(expect_kernel_log=False)
-    assert told(merger.offer(line(0, "nvml"))) == [("79", "nvml", 1)]
+    assert reported(merger.offer(line(0, "nvml"))) == [("79", "nvml", 1)]
 
 
 def test_a_storm_is_one_event_at_once_and_a_sum_per_window() -> None:
@@ -62,16 +62,16 @@ def test_a_storm_is_one_event_at_once_and_a_sum_per_window() -> None:
         out += merger.offer(line(number, "kmsg", "13"))
         out += merger.offer(line(number, "nvml", "13"))
     out += merger.due(T + WINDOW_MS)
-    assert told(out) == [("13", "kmsg", 1), ("13", "kmsg", 999)]
+    assert reported(out) == [("13", "kmsg", 1), ("13", "kmsg", 999)]
     out = [event for number in range(5) for event in merger.offer(line(WINDOW_MS + number, "kmsg", "13"))]
     assert out == []
-    assert told(merger.due(T + 2 * WINDOW_MS)) == [("13", "kmsg", 5)]
+    assert reported(merger.due(T + 2 * WINDOW_MS)) == [("13", "kmsg", 5)]
     assert merger.due(T + 3 * WINDOW_MS) == []
     assert not merger.open
-    assert told(merger.offer(line(4 * WINDOW_MS, "kmsg", "13"))) == [("13", "kmsg", 1)]
+    assert reported(merger.offer(line(4 * WINDOW_MS, "kmsg", "13"))) == [("13", "kmsg", 1)]
 
 
-def test_a_reader_that_lags_behind_a_storm_tells_no_more_than_one_that_does_not() -> None:
+def test_a_reader_that_lags_behind_a_storm_sends_no_more_than_one_that_does_not() -> None:
     """Lines of a second come in six: their times fall ever further behind, while `due` goes by the time now."""
     merger = EventMerger(expect_kernel_log=True)
     out = []
@@ -87,7 +87,7 @@ def test_a_reader_that_lags_behind_a_storm_tells_no_more_than_one_that_does_not(
 def test_errors_of_an_old_log_keep_their_times_apart() -> None:
     merger = EventMerger(expect_kernel_log=True)
     old = [line(-3_600_000 + number * 60_000, "kmsg", "95", backlog=True) for number in range(30)]
-    out = [told for event in old for told in merger.offer(event, T)]
+    out = [reported for event in old for reported in merger.offer(event, T)]
     assert [event.ts_ms for event in out] == [event.ts_ms for event in old]
     assert merger.due(T + WINDOW_MS) == []
     assert not merger.open
@@ -123,7 +123,7 @@ def test_a_clock_set_back_does_not_hold_a_sum_for_ever() -> None:
     merger = EventMerger(expect_kernel_log=False)
     merger.offer(line(0, "kmsg"))
     merger.offer(line(1, "kmsg"))
-    assert told(merger.due(T - 3_600_000)) == [("79", "kmsg", 1)]
+    assert reported(merger.due(T - 3_600_000)) == [("79", "kmsg", 1)]
 
 
 def test_nothing_untold_is_left_at_the_end() -> None:
@@ -131,7 +131,7 @@ def test_nothing_untold_is_left_at_the_end() -> None:
     merger.offer(line(0, "nvml", "48"))
     merger.offer(line(0, "kmsg", "79"))
     merger.offer(line(1, "kmsg", "79"))
-    assert sorted(told(merger.flush())) == [("48", "nvml", 1), ("79", "kmsg", 1)]
+    assert sorted(reported(merger.flush())) == [("48", "nvml", 1), ("79", "kmsg", 1)]
 
 
 def test_lifecycle_events_pass() -> None:
@@ -144,7 +144,7 @@ def kernel(ms: int, code: str, where: str, **more: object) -> NodeEvent:
     return NodeEvent(T + ms, None, EventKind.KERNEL, code, f"{code} {where}", "kmsg", where=where, **more)  # type: ignore[arg-type]  # flags
 
 
-def test_the_same_trouble_of_other_devices_is_told_at_once() -> None:
+def test_the_same_trouble_of_other_devices_is_reported_at_once() -> None:
     merger = EventMerger(expect_kernel_log=True)
     for where in ("0000:5e:00 Corrected", "0000:5e:00 Uncorrected (Fatal)", "0000:86:00 Corrected"):
         assert [event.message for event in merger.offer(kernel(0, "aer", where))] == [f"aer {where}"]

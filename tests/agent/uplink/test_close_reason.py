@@ -1,4 +1,4 @@
-"""Why a stream ended, told by the collector while its agent was writing."""
+"""Why a stream ended, if the collector ends it while its agent writes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Call:
         self.callback(self)
 
 
-def test_a_reason_may_come_behind_the_error_of_a_write_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reason_may_come_behind_the_error_of_a_write_or_never(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
         call = Call()
         end = CloseReason(call)

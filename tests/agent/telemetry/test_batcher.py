@@ -87,7 +87,7 @@ def test_every_value_is_stored_as_the_catalog_says_whatever_came_before_it() -> 
     assert rows(block, [m.name for m in metrics], "".join(m.type for m in metrics)) == wanted
 
 
-def test_names_without_a_column_are_told() -> None:
+def test_names_without_a_column_are_reported() -> None:
     builder = BlockBuilder(1, of_scope(Scope.NODE))
     assert builder.add(T, 0, {"load1": 1.0}) == ([], True)
     assert builder.add(T, 0, {"load1": 1.0, "power_w": 1.0}) == ([], False)
@@ -113,7 +113,7 @@ def test_unknown_metrics_are_dropped_with_one_line_each(tmp_path: Path, caplog: 
     assert len(caplog.messages) == 2
 
 
-def test_hundreds_of_parts_ports_and_workloads_are_told_over_one_stream(tmp_path: Path) -> None:
+def test_hundreds_of_parts_ports_and_workloads_are_reported_over_one_stream(tmp_path: Path) -> None:
     """16 GPUs in seven parts each, 128 ports, 100 workloads: 360 things, each with its rows under its own name."""
     gpus = [Entity(Scope.GPU, f"SN{slot}", slot) for slot in range(16)]
     parts = [Entity(Scope.GPU, f"SN{slot}/{part}", slot, mig=str(part)) for slot in range(16) for part in range(7)]
@@ -143,17 +143,17 @@ def test_hundreds_of_parts_ports_and_workloads_are_told_over_one_stream(tmp_path
     play(scenario())
 
 
-def test_what_a_part_or_a_workload_lacks_is_not_told_of_the_whole(tmp_path: Path) -> None:
+def test_what_a_part_or_a_workload_lacks_is_not_reported_of_the_whole(tmp_path: Path) -> None:
     absences = Absences(tmp_path / "absences.json")
     part = Entity(Scope.GPU, "SN0/1", 0, mig="1g.10gb/1")
     absences.add_missing(part, "power_w", Absent.UNSUPPORTED, T)
     absences.add_present(GPU, {"power_w": 100.0}, T)
     absences.add_missing(Entity(Scope.WORKLOAD, "n1/vllm"), "ttft_p50_s", Absent.UNSUPPORTED, T)
-    told = {
+    reported = {
         (c.gpu if c.HasField("gpu") else None, c.link, c.metric, c.HasField("to_ms"))
         for c in absences.take_changes(0.0)
     }
-    assert told == {(0, "1g.10gb/1", "power_w", False), (None, "vllm", "ttft_p50_s", False)}
+    assert reported == {(0, "1g.10gb/1", "power_w", False), (None, "vllm", "ttft_p50_s", False)}
 
 
 def test_absences_of_things_that_come_and_go_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +220,11 @@ def test_absences_of_jobs_and_mig_instances_that_are_gone_end(tmp_path: Path) ->
     ],
     ids=["an hour ahead and right again", "until the hour has passed", "an hour behind and right again", "by a second"],
 )
-def test_after_a_clock_was_set_back_only_times_that_were_told_before_get_another(
+def test_after_a_clock_was_set_back_only_times_that_were_reported_before_get_another(
     tmp_path: Path, moments: list[int | str], shifted: list[int]
 ) -> None:
-    """A node whose clock was once an hour ahead does not tell all of the next hour at other times than it read."""
-    one, told, wanted, back = packer(tmp_path), [], [], False
+    """A node whose clock was once an hour ahead does not send all of the next hour with shifted times."""
+    one, reported, wanted, back = packer(tmp_path), [], [], False
     for moment in moments:
         if isinstance(moment, str):
             one.clock_set_back()
@@ -233,10 +233,10 @@ def test_after_a_clock_was_set_back_only_times_that_were_told_before_get_another
         at_ms = T + moment * 1000
         one.add(at_ms, Reading(rows=[(GPU, {"power_w": 1.0})]))
         blocks, _ = one.take(at_ms)
-        told += [ts_ms for block in blocks for ts_ms, _, _ in rows(block, ["power_w"], "H")]
+        reported += [ts_ms for block in blocks for ts_ms, _, _ in rows(block, ["power_w"], "H")]
         wanted.append(at_ms + (back and moment in shifted))
-    assert told == wanted
-    assert len(set(told)) == len(told)
+    assert reported == wanted
+    assert len(set(reported)) == len(reported)
 
 
 def test_spans_of_times_stay_few_however_often_the_clock_leaps(tmp_path: Path) -> None:
@@ -254,8 +254,8 @@ def test_an_absence_over_a_clock_set_back_does_not_end_before_it_begins(tmp_path
     absences = Absences(tmp_path / "absences.json")
     absences.add_missing(GPU, "power_w", Absent.ERROR, T)
     absences.add_present(GPU, {"power_w": 1.0}, T - 3_600_000)
-    told = absences.take_changes(0.0)
-    assert [(c.from_ms, c.to_ms) for c in told] == [(T, T)]
+    reported = absences.take_changes(0.0)
+    assert [(c.from_ms, c.to_ms) for c in reported] == [(T, T)]
 
 
 def test_numbers_of_things_that_are_gone_are_given_out_again_only_when_nothing_waits_of_them(tmp_path: Path) -> None:
@@ -263,14 +263,14 @@ def test_numbers_of_things_that_are_gone_are_given_out_again_only_when_nothing_w
     dictionary = SchemaRegistry(tmp_path / "dictionary.json")
     spooled: list[tuple[int, int, Entity]] = []  # (time, number, what it meant) of batches that may still be sent
     kept_ms = 10 * SAVE_MS
-    told: set[int] = set()
+    reported: set[int] = set()
     for number in range(90_000):
         now_ms = T + number * 10_000
         entity = Entity(Scope.WORKLOAD, f"n1/pod-{number}")
         index = dictionary.index_of(entity, now_ms)
         assert index is not None
         assert index <= MAX_INDEX
-        told.add(index)
+        reported.add(index)
         spooled.append((now_ms, index, entity))
         if number % 500 == 0:
             spooled = [one for one in spooled if one[0] > now_ms - kept_ms]
@@ -278,7 +278,7 @@ def test_numbers_of_things_that_are_gone_are_given_out_again_only_when_nothing_w
                 assert dictionary.entities[meant] == old
             gone = dictionary.forget(spooled[0][0])
             assert not {meant for _, _, meant in spooled} & set(gone)
-    assert len(told) == MAX_INDEX + 1, "all of them were given out, and some again"
+    assert len(reported) == MAX_INDEX + 1, "all of them were given out, and some again"
     assert len(dictionary.entities) < 2_000
     assert len(set(dictionary.entities.values())) == len(dictionary.entities)
 
@@ -312,7 +312,7 @@ def test_a_dictionary_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert found.index_of(NODE, T) == 8
 
 
-def test_an_event_before_the_clock_was_right_and_after_is_told_as_it_came(tmp_path: Path) -> None:
+def test_an_event_before_the_clock_was_right_and_after_is_reported_as_it_came(tmp_path: Path) -> None:
     """Events keep the times that their sources gave them: only rows need times of their own."""
 
     async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""What the sampler tells of its sources: failures, hangs, times, as events and as values of the node."""
+"""What the sampler reports of its sources: failures, hangs, times, as events and as values of the node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.sampler_bench import Bench, Part, T, hang, overrun, play
 from testbed.waiting import until
 
 
-def test_a_source_that_fails_is_told_once_and_its_return_once_it_lasted() -> None:
+def test_a_source_that_fails_is_reported_once_and_its_return_once_it_lasted() -> None:
     async def scenario() -> None:
         part = Part("jobs")
         bench = Bench(part)
@@ -48,7 +48,7 @@ def test_a_source_that_fails_is_told_once_and_its_return_once_it_lasted() -> Non
             await bench.clock.advance(1.0)
             second += 1
         assert bench.events() == [("source_failing", None)]
-        (event,) = [event for _, r in bench.heard for event in r.events]
+        (event,) = [event for _, r in bench.received for event in r.events]
         assert event.message == "3 reads of jobs in a row gave nothing: RuntimeError: squeue ended with 0"
         await bench.clock.advance(STABLE_S)
         await bench.tick(second)
@@ -71,10 +71,10 @@ def test_fewer_failures_in_a_row_are_no_event() -> None:
     play(scenario)
 
 
-def test_a_source_that_hangs_and_is_not_the_drivers_is_told_after_three_ticks() -> None:
+def test_a_source_that_hangs_and_is_not_the_drivers_is_reported_after_three_ticks() -> None:
     async def scenario() -> None:
         part, other = Part("dcgm"), Part("host")
-        part.entity = Entity(Scope.GPU, "SN0", 0)  # it tells of GPUs too, but is no driver
+        part.entity = Entity(Scope.GPU, "SN0", 0)  # it reads GPUs too, but is not the driver
         bench = Bench(part, other)
         await bench.tick(0)
         tick = await hang(bench, part, 1)
@@ -105,12 +105,12 @@ def test_failures_that_differ_each_time_do_not_fill_the_log(caplog: pytest.LogCa
     play(scenario)
 
 
-def test_how_the_ticks_went_is_told_as_values_of_the_node() -> None:
+def test_how_the_ticks_went_is_reported_as_values_of_the_node() -> None:
     async def scenario() -> None:
         good, bad = Part("host"), Part("jobs")
         bench = Bench(good, bad, Part("nvml:0"), node="n1")
         await bench.tick(0)
-        assert [values for _, r in bench.heard for _, values in r.rows if "agent_tick_s" in values] == []
+        assert [values for _, r in bench.received for _, values in r.rows if "agent_tick_s" in values] == []
         bad.error = RuntimeError("x")
         for second in (1, 2):
             await bench.tick(second)
@@ -119,9 +119,9 @@ def test_how_the_ticks_went_is_told_as_values_of_the_node() -> None:
         bench.sampler.missed_ticks = 4
         for second in range(4, 21):
             await bench.tick(second)
-        told = [(ts, v) for ts, r in bench.heard for e, v in r.rows if "agent_tick_s" in v and e.key == "n1"]
-        assert [ts for ts, _ in told] == [T + OWN_VALUES_MS, T + 2 * OWN_VALUES_MS]
-        assert {name: value for name, value in told[0][1].items() if not name.startswith("source_")} == {
+        reported = [(ts, v) for ts, r in bench.received for e, v in r.rows if "agent_tick_s" in v and e.key == "n1"]
+        assert [ts for ts, _ in reported] == [T + OWN_VALUES_MS, T + 2 * OWN_VALUES_MS]
+        assert {name: value for name, value in reported[0][1].items() if not name.startswith("source_")} == {
             "agent_tick_s": READ_LIMIT_S,
             "agent_slowest_read_s": READ_LIMIT_S,
             "agent_sources_failing": 1.0,
@@ -129,8 +129,8 @@ def test_how_the_ticks_went_is_told_as_values_of_the_node() -> None:
             "agent_read_failures": 10.0,  # nine of jobs before this tick, one that hung
             "agent_missed_ticks": 4.0,
         }
-        assert told[1][1]["agent_tick_s"] == 0.0  # of these ten seconds, not of all
-        assert all(BY_NAME[name].scope is Scope.NODE for name in told[0][1])
+        assert reported[1][1]["agent_tick_s"] == 0.0  # of these ten seconds, not of all
+        assert all(BY_NAME[name].scope is Scope.NODE for name in reported[0][1])
         bench.parts[2].free.set()
 
     play(scenario)
@@ -142,20 +142,20 @@ def test_a_read_that_hung_is_an_overrun_of_the_ten_seconds_in_which_it_returned_
         bench = Bench(gpu, node="n1")
         await bench.tick(0)
         await overrun(bench, await hang(bench, gpu, 1))
-        await bench.tick(10)  # tells of the first ten seconds
+        await bench.tick(10)  # reports the first ten seconds
         await bench.clock.advance(9.0)
         gpu.free.set()
         await until(lambda: not bench.sampler.stats["nvml:0"].hung)
         for second in (19, 20, 30):
             await bench.tick(second)
-        told = [v for _, r in bench.heard for _, v in r.rows if "source_nvml_outcome" in v]
-        assert [v["source_nvml_outcome"] for v in told] == [OVERRAN, OVERRAN, ANSWERED]
-        assert [v["source_nvml_read_s"] for v in told[:2]] == [READ_LIMIT_S, READ_LIMIT_S + 9.0]
+        reported = [v for _, r in bench.received for _, v in r.rows if "source_nvml_outcome" in v]
+        assert [v["source_nvml_outcome"] for v in reported] == [OVERRAN, OVERRAN, ANSWERED]
+        assert [v["source_nvml_read_s"] for v in reported[:2]] == [READ_LIMIT_S, READ_LIMIT_S + 9.0]
 
     play(scenario)
 
 
-def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -> None:
+def test_duration_and_outcome_of_every_source_are_reported_as_values_of_the_node() -> None:
     """The worst of ten seconds, so that no read that overran goes unseen; a read that hangs counts for as long as it
     does; a source that the settings turn off is absent, and so is one that has not been read."""
 
@@ -180,7 +180,7 @@ def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -
             await bench.tick(second)
         first, _, second_ = (
             (values, {name for _, name, why in r.absent if why is Absent.UNSUPPORTED})
-            for _, r in bench.heard
+            for _, r in bench.received
             for _, values in r.rows
             if "agent_tick_s" in values
         )
@@ -203,14 +203,14 @@ def test_duration_and_outcome_of_every_source_are_told_as_values_of_the_node() -
     play(scenario)
 
 
-def test_a_read_that_goes_on_hanging_is_told_with_its_time_so_far() -> None:
+def test_a_read_that_goes_on_hanging_is_reported_with_its_time_so_far() -> None:
     async def scenario() -> None:
         bench = Bench(Part("host"), Part("nvml:0"), node="n1")
         await bench.tick(0)
         await overrun(bench, await hang(bench, bench.parts[1], 1))
         await bench.clock.advance(3600.0)
         await bench.tick(3600)
-        [values] = [values for _, r in bench.heard for _, values in r.rows if "agent_tick_s" in values]
+        [values] = [values for _, r in bench.received for _, values in r.rows if "agent_tick_s" in values]
         assert values["source_nvml_read_s"] == 3600 + READ_LIMIT_S
         assert values["source_nvml_outcome"] == OVERRAN
         bench.parts[1].free.set()
@@ -218,7 +218,7 @@ def test_a_read_that_goes_on_hanging_is_told_with_its_time_so_far() -> None:
     play(scenario)
 
 
-def test_a_source_that_is_replaced_tells_no_more() -> None:
+def test_a_source_that_is_replaced_reports_nothing() -> None:
     async def scenario() -> None:
         old, new = Part("nvml:0"), Part("nvml:0")
         bench = Bench(old)
@@ -257,14 +257,14 @@ def test_threads_of_a_real_clock_do_the_same() -> None:
 
     async def scenario() -> None:
         parts = [Part(f"nvml:{slot}") for slot in range(3)]
-        heard: list[tuple[int, Reading]] = []
-        sampler = Sampler(lambda ts, reading: heard.append((ts, reading)), 1.0, SystemClock(), limit_s=0.1)
+        received: list[tuple[int, Reading]] = []
+        sampler = Sampler(lambda ts, reading: received.append((ts, reading)), 1.0, SystemClock(), limit_s=0.1)
         for part in parts:
             sampler.add(part)
         parts[0].free.clear()
         await sampler.tick(T)
-        assert {e.gpu for _, r in heard for e, _ in r.rows} == {1, 2}
-        assert [event.code for _, r in heard for event in r.events] == ["driver_hung"]
+        assert {e.gpu for _, r in received for e, _ in r.rows} == {1, 2}
+        assert [event.code for _, r in received for event in r.events] == ["driver_hung"]
         parts[0].free.set()
 
     play(scenario)
