@@ -105,38 +105,9 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
     newest = store.samples.latest_values(node.name, now_ms)
     reasons = _reasons(store.absences.current(node.name))
     inventory = store.inventories.newest(node.name)
-    entities = {e.gpu: e for e in store.entities.gpus_of(node.name)}
-    codes, job_names = facts.jobs()
-    first = int(index.first_gpu[n])
-    medians = GpuMedians(facts)
     seen_ms = int(facts.last_seen()[n])
-    lacking = (
-        NOT_REPORTED
-        if seen_ms > now_ms - SILENT_MS
-        else f"silent since {iso(seen_ms)}"
-        if seen_ms
-        else "never reported"
-    )
-    gpus = []
-    for slot in range(node.gpus):
-        g = first + slot
-        health, reason = facts.pipeline.engine.health_of(node.name, slot)
-        detail = pb.GpuDetail(
-            gpu=slot,
-            health=health,
-            reason=reason,
-            job=job_names[codes[g]] if codes[g] >= 0 else "",
-            values=_values(Scope.GPU, newest.get((Scope.GPU, slot, None), {}), reasons.get((slot, None), {}), lacking),
-        )
-        if entity := entities.get(slot):
-            detail.serial, detail.uuid, detail.pci, detail.model = (
-                entity.serial, entity.uuid, entity.pci, entity.model,
-            )  # fmt: skip
-        for value in detail.values:
-            value.peers_median, value.peers = medians.of(value.metric, g)
-            if (own_now := medians.own(value.metric, g)) is not None:
-                value.own = own_now
-        gpus.append(detail)
+    lacking = _absent_reason(seen_ms, now_ms)
+    gpus = _gpu_details(facts, n, newest, reasons, lacking)
     own = _values(Scope.NODE, newest.get((Scope.NODE, None, None), {}), reasons.get((None, None), {}), lacking)
     for value in own:
         value.peers_median, value.peers = _node_median(facts, value.metric, n)
@@ -162,6 +133,47 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
         inventory_peers=inventory_peers(facts.pipeline.engine.inventory, index, n, inventory),
         health=_health(facts, node.name, request),
     )
+
+
+def _absent_reason(seen_ms: int, now_ms: int) -> str:
+    """Return why a value without a reason of its own is absent."""
+    if seen_ms > now_ms - SILENT_MS:
+        return NOT_REPORTED
+    return f"silent since {iso(seen_ms)}" if seen_ms else "never reported"
+
+
+def _gpu_details(
+    facts: ApiSnapshot,
+    n: int,
+    newest: Mapping[tuple[Scope, int | None, str | None], Newest],
+    reasons: Mapping[tuple[int | None, str | None], Reasons],
+    lacking: str,
+) -> list[pb.GpuDetail]:
+    node, first = facts.index.nodes[n], int(facts.index.first_gpu[n])
+    entities = {e.gpu: e for e in facts.store.entities.gpus_of(node.name)}
+    codes, job_names = facts.jobs()
+    medians = GpuMedians(facts)
+    gpus = []
+    for slot in range(node.gpus):
+        g = first + slot
+        health, reason = facts.pipeline.engine.health_of(node.name, slot)
+        detail = pb.GpuDetail(
+            gpu=slot,
+            health=health,
+            reason=reason,
+            job=job_names[codes[g]] if codes[g] >= 0 else "",
+            values=_values(Scope.GPU, newest.get((Scope.GPU, slot, None), {}), reasons.get((slot, None), {}), lacking),
+        )
+        if entity := entities.get(slot):
+            detail.serial, detail.uuid, detail.pci, detail.model = (
+                entity.serial, entity.uuid, entity.pci, entity.model,
+            )  # fmt: skip
+        for value in detail.values:
+            value.peers_median, value.peers = medians.of(value.metric, g)
+            if (own_now := medians.own(value.metric, g)) is not None:
+                value.own = own_now
+        gpus.append(detail)
+    return gpus
 
 
 def _health(facts: ApiSnapshot, node: str, request: pb.NodeRequest) -> list[pb.HealthMoment]:
