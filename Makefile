@@ -36,7 +36,7 @@ ifneq ($(SYSTEM),)
 endif
 	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-unit: $(VENV)/dev.stamp ## the tests that start no process: three minutes on two cores
+test-unit: $(VENV)/dev.stamp ## the tests that start no process: for the loop while you work
 	@$(BIN)/python -m pytest -m unit -n $(WORKERS) --dist worksteal --ignore tests/e2e $(ARGS)
 
 test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; half an hour)

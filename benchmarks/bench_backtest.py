@@ -100,8 +100,8 @@ def make(case: Path, args: argparse.Namespace) -> None:
             incidents.update((i.id, i) for i in outcome.incidents)
         incidents.update((i.id, i) for i in engine.on_bucket(bucket, due_ms).incidents)
         events += arrived
-    if engine.troubles:
-        raise SystemExit(f"detectors failed: {engine.troubles}")
+    if engine.errors:
+        raise SystemExit(f"detectors failed: {engine.errors}")
     case.mkdir(parents=True)
     (case / "fleet.json").write_text(dump_json(fleet.spec))
     lines(case / "labels.jsonl", fleet.labels)

@@ -24,7 +24,7 @@ from load.fleet import Shape, name
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_collector.store.records import Ids, storage_dtype
@@ -112,10 +112,10 @@ async def restart(url: str, index: FleetIndex, now_ms: int) -> dict[str, Any]:
                 reading_s.append(time.monotonic() - at_s)
 
         store.buckets.read_past = timed  # type: ignore[method-assign]  # to tell its part of a start
-        pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now_ms)
+        pipeline = Pipeline(index, store, Policy.load(), outbox, PipelineOptions(lag_ms=7000, now_ms=lambda: now_ms))
         await pipeline.start()
         ready_s, ready_cpu_s = time.monotonic(), time.process_time()
-        taking = asyncio.create_task(pipeline.take_up_past())
+        taking = asyncio.create_task(pipeline.buckets.take_up_past(pipeline))
         waits_s = []
         while not taking.done():  # as an XID would wait that comes meanwhile
             at_s = time.monotonic()

@@ -198,7 +198,7 @@ def worst(nodes: int, ticks: int, part: str) -> dict[str, dict[str, float]]:
             "detectors": round(detecting, 2), dearest: round(dearest_s, 2), "tick": round(whole, 2),
             "open": sum(i.closed_ms is None for i in engine.incidents.values()),
         }  # fmt: skip
-        failed = {n: t.newest for n, t in engine.troubles.items()}
+        failed = {n: t.latest for n, t in engine.errors.items()}
         print(name, result[name], failed or "", file=sys.stderr, flush=True)
     if part in STORM:
         result[STORM] = storm(index, held)
@@ -276,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "detectors_max_s": {n: round(max(v[WARM_TICKS:]), 3) for n, v in seconds.items()},
                 "inventories_cpu_s": round(inventories_s, 2),
                 "open_incidents": sum(i.closed_ms is None for i in engine.incidents.values()),
-                "troubles": {name: trouble.newest for name, trouble in engine.troubles.items()},
+                "troubles": {name: trouble.latest for name, trouble in engine.errors.items()},
             }
         )
     )

@@ -119,7 +119,7 @@ class _Ours:
         self.incidents.update((incident.id, incident) for incident in incidents)
 
     def found(self) -> list[Found]:
-        troubles = self._engine.troubles
+        troubles = self._engine.errors
         if troubles:
             raise RuntimeError(f"detectors failed: {troubles}")
         return [found_of(incident_report(incident)) for incident in self.incidents.values()]

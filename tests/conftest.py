@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+from testbed.examples import register
 
 if TYPE_CHECKING:
     from drover_collector.store import Store
     from testbed.databases import Databases
     from testbed.front import Front
 
-pytest_plugins = ["testbed.system"]
+pytest_plugins = ["testbed.system", "testbed.kinds"]
 
-# A slow machine, or one with other work to do, is no failure of what is tested.
-settings.register_profile("drover", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("drover")
+register()
 
 EMBEDDED, SERVER, CLUSTER = "embedded", "server", "cluster"
 FORMS = {

@@ -19,7 +19,7 @@ from drover_collector import main as program
 from drover_collector.ingest.context import IngestContext
 from drover_collector.ingest.limits import Limits
 from drover_collector.main import main
-from drover_collector.pipeline import engine_thread as pipeline_judging
+from drover_collector.pipeline import pipeline as pipeline_judging
 from drover_collector.store.repositories.events import EventTable
 from drover_collector.store.repositories.offsets import OffsetTable
 from drover_collector.store.rollups.dirty_ranges import DirtyRanges

@@ -22,8 +22,10 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import grpc
 
+from drover_collector.actions.actuators import make_actuators
+from drover_collector.actions.context import ActionContext
 from drover_collector.actions.dispatcher import ActionDispatcher
-from drover_collector.actions.factory import actuators, by_pool
+from drover_collector.actions.outage_store import OutageStore
 from drover_collector.api.connection_front import Front
 from drover_collector.api.service import FleetApi
 from drover_collector.api.snapshot import ApiSnapshot
@@ -51,9 +53,11 @@ from drover_collector.notify.silences import Silences
 from drover_collector.notify.test_command import chosen, try_out
 from drover_collector.observability import self_check as blindness
 from drover_collector.observability.dead_man_switch import DeadManSwitch
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.leadership import Leadership, holder
+from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probing import Probing
@@ -244,26 +248,22 @@ async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> Non
             store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
             silences=Silences(spec.by_name, config.maintenance), unstored=_unstored(config.store.url),
         )  # fmt: skip
-        pipeline = Pipeline(
-            index, store, policy, outbox, lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
-            watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
-            boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
-        )  # fmt: skip
-        made = actuators(config.act)
-        pipeline.act_by(
-            ActionDispatcher(
-                store,
-                config.act,
-                made,
-                by_pool(config.act, made, spec),
-                incidents=lambda: pipeline.incidents,
-                nodes=[node.name for node in spec.nodes],
-                now_ms=pipeline.now_ms,
-            )
-        )
-        probing = Probing(pipeline, config.probes, config.act)
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
-        leadership = Leadership(pipeline, lease, may_lead=config.detect.role == "auto")
+        leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
+        store.fence.use(leader.fence)
+        pipeline = Pipeline(
+            index, store, policy, outbox,
+            PipelineOptions(lag_ms=round(config.detect.lag_s * 1000), ceiling=config.act.mode,
+            watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
+            boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000, lease=leader),
+        )  # fmt: skip
+        actuators = make_actuators(config.act, spec)
+        context = ActionContext(
+            store, config.act, actuators, OutageStore(store), ActionReview(pipeline), pipeline.now_ms
+        )
+        pipeline.act_by(ActionDispatcher(context))
+        probing = Probing(pipeline, config.probes, config.act)
+        leadership = Leadership(pipeline)
         await leadership.start()
         try:
             await _serve(config, pipeline, leadership, probing, stopping)
@@ -310,7 +310,7 @@ async def _serve(
     gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
     listeners = IngestListeners(pipeline.take_events, pipeline.take_unstored, probing.desk.take_results)
     ingest = IngestService(IngestContext(pipeline.store, pipeline.index, listeners))
-    pipeline.spoke_ms = lambda: ingest.stats.last_seen
+    pipeline.buckets.spoke_ms = lambda: ingest.stats.last_seen
     probing.stream = ingest.stream
     facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls)
     facts.probe_desk = probing.desk

@@ -37,9 +37,9 @@ class Probing:
         )  # fmt: skip
         self.desk.on_verdicts.append(self._judge)
         pipeline.saving.takers.append(self.asking.take)
-        if pipeline.desk is not None:
-            pipeline.desk.validator = self.desk
-            self.desk.on_verdicts.append(pipeline.desk.on_verdicts)
+        if pipeline.dispatcher is not None:
+            pipeline.dispatcher.returns.validator = self.desk
+            self.desk.on_verdicts.append(pipeline.dispatcher.on_verdicts)
 
     @property
     def works(self) -> tuple[Callable[[], Awaitable[None]], ...]:
@@ -73,7 +73,7 @@ def _protection(pipeline: Pipeline, config: ProbesConfig, act: ActConfig) -> Pro
         return any(not its or spec.by_name[node].pool in its for its in pools.values())
 
     return Protection(
-        pipeline.desk.actuator_of if pipeline.desk is not None else lambda _: None, of_scheduler,
+        pipeline.dispatcher.context.actuators.of if pipeline.dispatcher is not None else lambda _: None, of_scheduler,
         SlurmHolds(holds) if holds.on else None,
         lambda node: not holds.pools or spec.by_name[node].pool in holds.pools,
         holds, pipeline.store.fence, pipeline.now_ms,

@@ -23,7 +23,8 @@ from drover_collector.config import CollectorConfig
 from drover_collector.detectors._lib.examples import training_bucket
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
 from drover_core.model.events import (
     Health,
@@ -34,6 +35,7 @@ from drover_core.model.events import (
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.deciding import OPEN, fleet, policy
+from testbed.desks import dispatcher_of
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
@@ -63,12 +65,15 @@ def scene(store_root: Path) -> Iterator[Scene]:
     slurm = SlurmStandIn(*NODES)
     outbox = Outbox(store, [], "http://console", now_ms=lambda: T0)
     pipeline = Pipeline(
-        INDEX, store, policy("enforce", replace(OPEN, rack_ratio=0.25, job_ratio=0.25)), outbox, lag_ms=7000,
-        now_ms=lambda: T0, ceiling="enforce",
+        INDEX, store, policy("enforce", replace(OPEN, rack_ratio=0.25, job_ratio=0.25)), outbox,
+        PipelineOptions(lag_ms=7000,
+        now_ms=lambda: T0, ceiling="enforce"),
     )  # fmt: skip
     actuator = SlurmActuator(slurm, 10_000)
     config = ActConfig(mode="enforce", validate=False, reset_command=("/bin/sh", "-c", "cat; echo; echo all reset"))
-    desk = ActionDispatcher(store, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=0.02)
+    desk = dispatcher_of(
+        store, config, [actuator], lambda _: actuator, detection=ActionReview(pipeline), now_ms=lambda: T0, look_s=0.02
+    )
     pipeline.act_by(desk)
     pipeline.leading = True
     desk.start()
@@ -185,11 +190,11 @@ def test_a_reset_is_done_where_no_job_runs_and_a_reboot_that_nobody_set_up_is_no
     code, _, err = say("reset", "n005", "--why", "XID 119")
     assert (code, "jobs may run on n005: drain it first, or give --force" in err) == (1, True)
     assert say("drain", "n005", "--why", "XID 119", "--force")[0] == 0
-    wait_until(lambda: scene.desk.duties["n005"].stage is Health.DRAINED, "it is drained")
+    wait_until(lambda: scene.desk.context.outages.current["n005"].stage is Health.DRAINED, "it is drained")
     wait_until(lambda: scene.in_engine("n005", Health.DRAINED), "and known to be")
     assert say("reset", "n005", "--check")[:2] == (0, "reset n005: nothing is against it\n")
     assert say("reset", "n005", "--why", "XID 119")[:2] == (0, "reset n005: done: all reset\n")
-    assert scene.desk.duties["n005"].stage is Health.DRAINED, "it is out as before"
+    assert scene.desk.context.outages.current["n005"].stage is Health.DRAINED, "it is out as before"
     code, _, err = say("reboot", "n005", "--why", "XID 119", "--force")
     assert (code, "no command for it: set act.reboot_command in the collector's settings" in err) == (1, True)
     code, out, _ = say("reboot", "n005", "--check")
@@ -204,10 +209,10 @@ def test_a_reset_is_done_where_no_job_runs_and_a_reboot_that_nobody_set_up_is_no
 def test_a_drain_of_somebody_else_is_undone_by_no_force(scene: Scene, say: Say) -> None:
     scene.slurm.drain_by("n003", "ann", "new cables")
     code, out, _ = say("drain", "n003", "--why", "slow", "--force")
-    assert (code, out) == (1, "drain n003: failed: it is drained by ann (new cables): left as it is\n")
+    assert (code, out) == (1, "drain n003: failed: it is drained by ann (new cables): left unchanged\n")
     code, _, err = say("resume", "n003", "--why", "fast again", "--force")
     assert code == 1
-    assert "n003 was not taken out by Drover: whoever did it puts it back" in err
+    assert "n003 was not taken out by Drover: only the person who did can put it back" in err
     assert scene.slurm.held["n003"].reason == "new cables"
 
 

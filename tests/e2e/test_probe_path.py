@@ -15,7 +15,7 @@ import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
@@ -66,8 +66,7 @@ class Site:
             store,
             Policy.load(),
             Outbox(store, [], "http://127.0.0.1:8501"),
-            lag_ms=7000,
-            now_ms=lambda: collector.now_ms,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms),
         )
         self.probing = Probing(self.pipeline, CONFIG)
         self.probing.stream = collector.ingest.stream
@@ -178,4 +177,4 @@ async def test_a_node_that_never_answers_leaves_a_suspect(
         assert store.probes.orders.versions(order)[-1].detail == f"expired: not sent within 900 s, {NODE} has no stream"
         after = at.incident()
         assert (after.closed_ms, after.action, after.severity) == (None, RecommendedAction.PROBE, suspect.severity)
-        assert after.timeline[-1].text.startswith(f"a probe could not tell: {NODE}: not judged, expired")
+        assert after.timeline[-1].text.startswith(f"a probe gave no verdict: {NODE}: not judged, expired")

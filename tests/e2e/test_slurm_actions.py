@@ -143,7 +143,7 @@ def test_isolate_requeues_the_job_which_starts_elsewhere(scene: Scene) -> None:
 def test_a_drain_of_somebody_else_stays(scene: Scene) -> None:
     scene.slurm.command("scontrol", "update", "nodename=gpu05", "state=drain", "reason=new cables")
     reply = scene.active.act("drain", "gpu05", "it is slow")
-    assert (reply.state, reply.detail) == ("failed", "it is drained by root (new cables): left as it is")
+    assert (reply.state, reply.detail) == ("failed", "it is drained by root (new cables): left unchanged")
     with pytest.raises(grpc.RpcError) as refused:
         scene.active.act("resume", "gpu05", "it is fast again", force=True)
     assert "was not taken out by Drover" in (refused.value.details() or "")

@@ -20,7 +20,6 @@ from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.runtime.agent import Agent
 from drover_cli.doctor import probe_jobs
 from drover_cli.doctor.finding import FindingState
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol
@@ -28,7 +27,8 @@ from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.probes.scheduling.protection import Protection
 from drover_collector.probes.scheduling.slurm_holds import NAME, SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
@@ -54,6 +54,7 @@ from drover_simulator.live_fleet import NodeAgent
 from drover_simulator.probing import Prober
 from drover_simulator.readings import inventory
 from testbed.deciding import policy
+from testbed.desks import dispatcher_of
 from testbed.ingest import Collector
 from testbed.loop import in_loop
 from testbed.nvml import FakeNvml, build
@@ -218,6 +219,19 @@ class ProbedAgent(NodeAgent):
         Agent.add_probe_request(self, request)
 
 
+class Beyond(ActionReview):
+    """Knows values of every GPU after the end of the recording."""
+
+    def __init__(self, pipeline: Pipeline, collector: Collector) -> None:
+        super().__init__(pipeline)
+        self._collector = collector
+
+    def node_now(self, node: str) -> NodeNow:
+        del node
+        now_ms = self._collector.now_ms + 1
+        return NodeNow(now_ms, (now_ms,) * 8)
+
+
 class Acting:
     """A collector in enforce mode that has judged the recording."""
 
@@ -227,16 +241,15 @@ class Acting:
         self.slurm = Scontrol(SlurmConfig(conf=conf))
         self.pipeline = Pipeline(
             recording.index, self.store, policy("enforce"), Outbox(self.store, [], "http://127.0.0.1:8501"),
-            lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
+            PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce"),
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
         act = ActConfig(mode="enforce", validate_level="quick", slurm=SlurmConfig(enabled=True, conf=conf))
-        self.desk = ActionDispatcher(
+        self.desk = dispatcher_of(
             self.store, act, [actuator], lambda node: actuator if node == NODE else None,
-            incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
+            detection=Beyond(self.pipeline, collector), now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
-        self.desk.now_of = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # beyond the recording
         self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act)
         self.probing.stream = collector.ingest.stream
         self.probing.desk._poll_s = 0.2
@@ -260,7 +273,8 @@ class Acting:
         return "DRAIN" in self.slurm.nodes([NODE])[NODE].states
 
     async def stage(self, stage: Health) -> None:
-        await until(lambda: NODE in self.desk.duties and self.desk.duties[NODE].stage is stage, f"{stage}", SLOW_S)
+        outages = self.desk.context.outages
+        await until(lambda: NODE in outages.current and outages.current[NODE].stage is stage, f"{stage}", SLOW_S)
 
 
 @contextlib.asynccontextmanager

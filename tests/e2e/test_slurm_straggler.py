@@ -17,14 +17,14 @@ import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
 from drover_collector.actions.base import NodeState
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.node_outage import gpu_hours_lost
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
 from drover_collector.store import Store
@@ -49,6 +49,7 @@ from drover_simulator.live_fleet import NodeAgent
 from drover_simulator.probing import Prober
 from drover_simulator.readings import inventory
 from testbed.deciding import policy
+from testbed.desks import dispatcher_of
 from testbed.ingest import Collector
 from testbed.loop import in_loop
 from testbed.simulated_buckets import START_MS, Recording, record
@@ -101,6 +102,19 @@ class JobStarts(Prober):
         return found
 
 
+class Beyond(ActionReview):
+    """Knows values of every GPU after the end of the recording."""
+
+    def __init__(self, pipeline: Pipeline, collector: Collector) -> None:
+        super().__init__(pipeline)
+        self._collector = collector
+
+    def node_now(self, node: str) -> NodeNow:
+        del node
+        now_ms = self._collector.now_ms + 1
+        return NodeNow(now_ms, (now_ms,) * 8)
+
+
 class Site:
     """A collector in enforce mode that has judged the recording, and the agent of the suspected node."""
 
@@ -109,15 +123,14 @@ class Site:
         self.collector, self.recording, self.store = collector, recording, collector.store
         self.pipeline = Pipeline(
             recording.index, self.store, policy("enforce"), Outbox(self.store, [], "http://127.0.0.1:8501"),
-            lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce",
+            PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce"),
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
-        self.desk = ActionDispatcher(
+        self.desk = dispatcher_of(
             self.store, ActConfig(mode="enforce"), [actuator], lambda node: actuator if node == NODE else None,
-            incidents=lambda: self.pipeline.incidents, now_ms=lambda: collector.now_ms, look_s=0.2,
+            detection=Beyond(self.pipeline, collector), now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
-        self.desk.now_of = lambda _: NodeNow(collector.now_ms + 1, (collector.now_ms + 1,) * 8)  # beyond the recording
         self.looks = 0  # at what is out, that have ended
         look = actuator.observe_all
 
@@ -157,7 +170,8 @@ class Site:
         return self.slurm.nodes([NODE])[NODE]
 
     async def stage(self, stage: Health) -> None:
-        await until(lambda: NODE in self.desk.duties and self.desk.duties[NODE].stage is stage, f"{stage}", SLOW_S)
+        outages = self.desk.context.outages
+        await until(lambda: NODE in outages.current and outages.current[NODE].stage is stage, f"{stage}", SLOW_S)
 
 
 @contextlib.asynccontextmanager
@@ -215,7 +229,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         await until(lambda: at.looks >= looks + 5, "it is looked at again and again", SLOW_S)
         assert at.node().states >= {"DRAIN", "MIXED"}, "closed, with its job"
         assert slurm.states()[prober.job] == "RUNNING"
-        assert at.desk.duties[NODE].stage is Health.DRAINING
+        assert at.desk.context.outages.current[NODE].stage is Health.DRAINING
         assert [o.why for o in store.probes.orders.newest(NODE)] == [ProbeReason.CONFIRM], (
             "nothing is probed beside the job"
         )
@@ -228,7 +242,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         assert (proved.id, proved.severity, proved.action) == (suspect.id, Severity.CRITICAL, RecommendedAction.DRAIN)
         assert "DRAIN" in at.node().states
         assert at.node().reason.startswith(f"drover:{suspect.id}: ")
-        assert f"GPU {GPU} of {NODE}" in at.desk.duties[NODE].reason
+        assert f"GPU {GPU} of {NODE}" in at.desk.context.outages.current[NODE].reason
         stages = [duty.stage for duty in store.outages.history(NODE)]
         assert stages == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR]
         at.collector.now_ms += HOUR_MS  # the repair
@@ -236,13 +250,15 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         await asyncio.to_thread(at.desk.resume, NODE, "GPU replaced", "ann", False)
         await at.stage(Health.HEALTHY)
         assert "DRAIN" not in at.node().states
-        assert at.desk.duties[NODE].reason.startswith("passed its validation: ")
+        assert at.desk.context.outages.current[NODE].reason.startswith("passed its validation: ")
         await until(lambda: at.incident().closed_ms is not None, "its incident is over")
         lost = gpu_hours_lost(store.outages.history(NODE), 8, at.collector.now_ms)
         assert lost == pytest.approx(8.0, abs=0.5), "eight GPUs for the hour of the repair"
         at.collector.now_ms += 3 * HOUR_MS
         await at.fatal_xid()  # another fault of the same node, three hours later
-        await until(lambda: at.desk.duties[NODE].stage is not Health.HEALTHY, "it is out again", SLOW_S)
+        await until(
+            lambda: at.desk.context.outages.current[NODE].stage is not Health.HEALTHY, "it is out again", SLOW_S
+        )
         again = next(d for d in store.outages.history(NODE) if d.stage is Health.DRAINING and d.returns)
         assert again.returns == 1
         assert again.reason.startswith("out again 0.1 days after it came back: xid/xid_79: ")

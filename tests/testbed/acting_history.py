@@ -203,7 +203,7 @@ class Checked(World):
 
     def _rightly_refused(self, node: str, text: str) -> None:
         assert self.collector is not None
-        out = set(self.ours) | self.collector.desk.leaving
+        out = set(self.ours) | self.collector.desk.context.outages.leaving
         for one in self.schedulers:
             out |= {n for n in one.closed() if self.closed_ms.get(n, 0) <= self.true_ms}
         out |= {n.name for n in self.nodes.values() if not n.alive}

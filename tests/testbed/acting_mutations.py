@@ -15,7 +15,7 @@ from drover_collector.engine import engine
 from drover_collector.engine import warmup as recall
 from drover_collector.ingest import parse_records as records
 from drover_collector.policy.decider import Decider
-from drover_collector.policy.guard_clock import Steps
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_core.model.events import Health, NodeOutage
 
 
@@ -77,22 +77,22 @@ MUTATIONS: tuple[Mutation, ...] = (
         (engine, "dealt_with", as_it_came), (recall, "dealt_with", as_it_came), (records, "is_error", is_no_error),
     ]),
     Mutation("a return needs the boot or reset that its fault needs (A2)", "b", "fault",
-             [(returning.Returning, "_remedy_lack", nothing)]),
+             [(returning.NodeReturns, "_remedy_lack", nothing)]),
     Mutation("a return needs values of every GPU, and no finding against it (A2)", "b", "fault",
-             [(returning.Returning, "_present_lack", nothing)]),
+             [(returning.NodeReturns, "_present_lack", nothing)]),
     Mutation("caps are unknown until each scheduler has answered (5)", "c", "unheard",
              [(Decider, "away", none_closed())]),
     Mutation("caps are asked again right before the effect (5)", "c", "meanwhile",
-             [(worker.Worker, "_must_be_within_the_caps", nothing)]),
+             [(worker.Worker, "_wait_for_guard", nothing)]),
     Mutation("a silent node that its scheduler hears is not dead (10)", "a", "silent",
              [(Decider, "_is_dead", lambda *_: True)]),
     Mutation("what observe mode only said does not count against a person (A5)", "e", "trial",
              [(Decider, "census", counted_too)]),
     Mutation("a reset or reboot looks at the scheduler right before its effect (6)", "f", "job",
-             [(worker.Worker, "_must_be_idle", nothing)]),
+             [(worker.Worker, "_refuse_busy_node", nothing)]),
     Mutation("a person's drain is never made Drover's own (11)", "d", "lost", [
         (worker, "adopted", made_ours), (Decider, "away", none_closed()),  # else the first look has taken it up before
     ]),
     Mutation("a person who drains what is out keeps it", "d", "hand", [(worker, "drained_too", nothing)]),
-    Mutation("the guard's times survive a step of the clock (12)", "c", "pace", [(Steps, "note", nothing)]),
+    Mutation("the guard's times survive a step of the clock (12)", "c", "pace", [(ClockSteps, "note", nothing)]),
 )  # fmt: skip

@@ -20,10 +20,11 @@ from unittest import mock
 import numpy as np
 
 from drover_collector.actions import (
-    dispatcher as desk,
+    command as commands,
 )
 from drover_collector.actions import (
-    operator_commands as commands,
+    context,
+    worker,
 )
 from drover_collector.actions import (
     reconciler as looks,
@@ -31,12 +32,7 @@ from drover_collector.actions import (
 from drover_collector.actions import (
     return_to_service as returning,
 )
-from drover_collector.actions import (
-    worker,
-)
-from drover_collector.actions.base import Order, Result
-from drover_collector.actions.dispatcher import ActionDispatcher
-from drover_collector.actions.intents import Intents
+from drover_collector.actions.base import CheckLease, Result
 from drover_collector.actions.run_program import Ran
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
@@ -46,10 +42,11 @@ from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.parse_records import RecordSource, parse_record
 from drover_collector.notify.silences import Silences
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
-    Act,
+    Action,
     Event,
     ProbeOrder,
     ProbeReason,
@@ -57,6 +54,7 @@ from drover_core.model.events import (
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import telemetry_pb2 as pb
+from testbed.desks import dispatcher_of
 from testbed.kept_store import KeptStore, Lease
 from testbed.slurm_stand_in import SlurmStandIn
 
@@ -346,7 +344,7 @@ class World:
     @contextmanager
     def playing(self) -> Iterator[World]:
         clock = SimpleNamespace(monotonic=lambda: 1e6 + self.true_ms / 1000, time_ns=lambda: 0)
-        modules: tuple[ModuleType, ...] = (worker, looks, desk, returning)
+        modules: tuple[ModuleType, ...] = (worker, looks, context, returning)
         with ExitStack() as stack:
             for module in modules:
                 if hasattr(module, "time"):
@@ -355,7 +353,6 @@ class World:
             stack.enter_context(mock.patch.object(commands, "run", self.program))
             stack.enter_context(mock.patch.object(worker.Worker, "start", _begin))
             stack.enter_context(mock.patch.object(worker.Worker, "ask", lambda _, call: call()))
-            stack.enter_context(mock.patch.object(Intents, "start", _begin))
             logging.disable(logging.CRITICAL)  # thousands of lines of refusals that are meant
             stack.callback(logging.disable, logging.NOTSET)
             yield self
@@ -387,9 +384,9 @@ class Seen(SlurmActuator):
         super().__init__(scheduler, 10_000)
         self.name, self._world = scheduler.name, world
 
-    def do(self, act: Act, order: Order) -> Result:
-        self._world.actor = order.by
-        return super().do(act, order)
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        self._world.actor = action.by
+        return super().do(action, check_lease)
 
 
 class Collector:
@@ -398,8 +395,9 @@ class Collector:
         lease: Any = Lease(world.kept)
         outbox: Any = Quiet()
         self.pipeline = made = Pipeline(
-            INDEX, lease, world.policy, outbox, lag_ms=LAG_MS, now_ms=world.now_ms, ceiling=world.ceiling,
-            boot_ms=lambda: world.true_ms + 1,
+            INDEX, lease, world.policy, outbox,
+            PipelineOptions(lag_ms=LAG_MS, now_ms=world.now_ms, ceiling=world.ceiling,
+            boot_ms=lambda: world.true_ms + 1),
         )  # fmt: skip
         made._judge = judge = Judge()  # type: ignore[assignment]  # it is asked for no more than this
         self._judge = judge
@@ -413,23 +411,23 @@ class Collector:
 
         saving._changed = Saved()
         actuators = [Seen(world, scheduler) for scheduler in world.schedulers]
-        self.desk = ActionDispatcher(
+        self.desk = dispatcher_of(
             lease,
             ActConfig(mode=world.ceiling, give_up_s=600, reboot_command=("reboot",), reset_command=("reset",)),
-            actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], incidents=lambda: made.incidents,
+            actuators, lambda node: actuators[0 if node in NAMES[:6] else 1], detection=ActionReview(made),
             nodes=NAMES, now_ms=world.now_ms, look_s=5.0, step=world.step,
+            validator=self,
         )  # fmt: skip
-        self.desk.validator = self
         made.act_by(self.desk)
 
     def start(self) -> None:
         self._judge.submit(self.pipeline._restore).result()
         self.pipeline.leading = True
-        past = self.pipeline.past
+        past = self.pipeline.buckets.past
         while past is not None and past.steps:
             self._judge.submit(past.steps.popleft()(), self.pipeline.engine).result()
         assert past is not None
-        self.pipeline.newest, self.pipeline.past = past.newest, None
+        self.pipeline.buckets.newest, self.pipeline.buckets.past = past.newest, None
         self._judge.submit(self.pipeline.judge_events).result()
         self.turn()
 
@@ -441,8 +439,7 @@ class Collector:
     def turn(self) -> None:
         """What its threads would do now."""
         for _ in range(2):
-            intents = self.desk._intents
-            for thread in (*([intents] if intents else []), *self.desk._workers.values()):
+            for thread in self.desk._workers.values():
                 with suppress(Idle):
                     thread._run()
 

@@ -11,6 +11,12 @@ from testbed.browsing import SCREEN, Tab
 DRAWN_PX = 12  # between a line above the picture and the next
 
 
+def stable_summary(incident: Incident) -> str:
+    """Return what stays of an incident's summary while it is open. The rest is its newest values: they change between
+    the moment in which a test asks the collector and the one in which the page is drawn."""
+    return incident.summary.partition(":")[0]
+
+
 def red_gpu(tab: Tab, wanted: Incident, gpus: int, name: str) -> None:
     """On the Fleet page: from a confirmed GPU to its node. `gpus`: of the fleet; `name`: of the screenshots."""
     page, node, gpu = tab.page, wanted.node, wanted.gpu
@@ -19,7 +25,7 @@ def red_gpu(tab: Tab, wanted: Incident, gpus: int, name: str) -> None:
         ".some((c) => c.node === node && c.gpu === gpu && c.health === 'confirmed')",
         arg=[node, gpu],
     )
-    page.get_by_text(wanted.summary).first.wait_for()
+    page.get_by_text(stable_summary(wanted)).first.wait_for()
     page.get_by_text("Held, idle").wait_for()  # the numbers above are there: nothing moves the picture any more
     page.get_by_text(re.compile("times in CES?T")).wait_for()
     cells = page.evaluate("window.__drover_fleet.cells()")
@@ -43,11 +49,11 @@ def red_gpu(tab: Tab, wanted: Incident, gpus: int, name: str) -> None:
 def its_incident(tab: Tab, wanted: Incident) -> None:
     """From the node's page to the incident, without a mouse."""
     page = tab.page
-    page.locator("tr.opens a").get_by_text(wanted.summary).first.press("Enter")
+    page.locator("tr.opens a").get_by_text(stable_summary(wanted)).first.press("Enter")
     page.wait_for_url(re.compile(rf"/incidents\?.*id={wanted.id}"))
     page.get_by_text("What to do: ").wait_for()
     heading = page.locator(".st-key-summary_what").inner_text()
-    assert heading.startswith(wanted.summary.split(":")[0])
+    assert heading.startswith(stable_summary(wanted))
     advice = page.locator(".st-key-todo_advice").bounding_box()
     assert advice["y"] + advice["height"] < SCREEN["height"], "what to do is on the first screen"
     page.get_by_text("Evidence").first.wait_for()

@@ -1,16 +1,20 @@
-"""The desk of actions over a Slurm in memory: what outlives a collector, and what is decided."""
+"""A dispatcher of actions over a Slurm in memory: what outlives a collector, and what is decided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from drover_collector.actions.base import Actuator
+from drover_collector.actions.actuators import Actuators
+from drover_collector.actions.base import HAND, Actuator
+from drover_collector.actions.context import ActionContext, Detection
 from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.outage_store import OutageStore
+from drover_collector.actions.return_to_service import Validator
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
-from drover_collector.engine.node_state import NodeNow
+from drover_collector.engine.node_state import NodeNow, Survey
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -50,9 +54,70 @@ def decision(
     return Decision(id_, of, T0, node, wanted, "enforce", outcome, "xid", "the rule says so")
 
 
+def action_of(
+    act: Act, node: str = "n1", mark: str = "inc1", *, id_: str = "a1", before: str = "",
+    why: str = "xid/xid_79: GPU has fallen off the bus",
+) -> Action:  # fmt: skip
+    """Return an action of Drover's that waits. `mark`: an incident's id, or `hand`."""
+    incident = "" if mark == HAND else mark
+    return Action(id_, "d1", incident, node, act, "", ActionState.INTENDED, T0, by="drover", why=why, before=before)
+
+
+@dataclass
+class Detected:
+    """Detection that knows these incidents and nodes, wants every action, and whose guard holds none."""
+
+    known: Callable[[], Mapping[str, Incident]] = dict
+    now_of: Callable[[str], NodeNow | None] = lambda _: None
+    surveys: list[Survey] = field(default_factory=list)
+    failed: list[Action] = field(default_factory=list)
+
+    @property
+    def incidents(self) -> Mapping[str, Incident]:
+        return self.known()
+
+    def node_now(self, node: str) -> NodeNow | None:
+        return self.now_of(node)
+
+    def why_unwanted(self, _: Action) -> str:
+        return ""
+
+    def why_held(self, _: Action, _later: Set[str]) -> str:
+        return ""
+
+    def take_survey(self, survey: Survey) -> None:
+        self.surveys.append(survey)
+
+    def take_failed(self, actions: Sequence[Action]) -> None:
+        self.failed += actions
+
+
+def dispatcher_of(
+    store: Store,
+    config: ActConfig,
+    actuators: Sequence[Actuator],
+    actuator_of: Callable[[str], Actuator | None],
+    *,
+    detection: Detection | None = None,
+    nodes: Sequence[str] = (),
+    now_ms: Callable[[], int] | None = None,
+    look_s: float = 5.0,
+    step: Callable[[str], None] = lambda _: None,
+    validator: Validator | None = None,
+) -> ActionDispatcher:
+    """Return a dispatcher with an outage store of its own."""
+    of = Actuators(tuple(actuators), actuator_of, tuple(nodes))
+    context = ActionContext(
+        store, config, of, OutageStore(store), detection or Detected(), look_s=look_s, crash_test_hook=step
+    )
+    if now_ms is not None:
+        context.now_ms = now_ms
+    return ActionDispatcher(context, validator)
+
+
 @dataclass
 class Probes:
-    """Stands for the desk of probes: notes what is asked for."""
+    """Stands for the service that orders probes: notes what is asked for."""
 
     asked: list[tuple[str, ProbeReason, str]] = field(default_factory=list)
     refuses: str = ""
@@ -96,12 +161,11 @@ class Scene:
         mode: str = "enforce",
     ) -> Iterator[ActionDispatcher]:
         actuator = SlurmActuator(self.slurm, 10_000)
-        made = ActionDispatcher(
+        made = dispatcher_of(
             self.store, config, [actuator], self.has(dict.fromkeys(self.slurm.held, actuator)),
-            incidents=lambda: self.incidents, now_ms=lambda: self.now_ms, look_s=look_s, step=step,
+            detection=Detected(lambda: self.incidents, lambda _: self.now), now_ms=lambda: self.now_ms,
+            look_s=look_s, step=step, validator=self.probes,
         )  # fmt: skip
-        made.validator = self.probes
-        made.now_of = lambda _: self.now
         made.start(mode)
         try:
             yield made

@@ -14,7 +14,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -78,7 +78,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
     hook = Webhook("ops", "http://127.0.0.1:9/", bytes(32), Severity.WARNING, 1)
     outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
     now = [T0]
-    pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: now[0])
+    pipeline = Pipeline(index, store, Policy.load(), outbox, PipelineOptions(lag_ms=7000, now_ms=lambda: now[0]))
     for start in range(T0, END, BUCKET_MS):
         if start <= XID.ts_ms < start + BUCKET_MS:
             now[0] = XID.ts_ms + 50

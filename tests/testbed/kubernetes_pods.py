@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from drover_collector.actions.base import Order
+from drover_collector.actions.base import CheckLease
+from drover_core.model.events import Act, Action
+from testbed.desks import action_of
 
 MARK = "cf930c65f7571e88"
 
 
-def order(node: str, mark: str = MARK, may: Callable[[], object] = lambda: None) -> Order:
-    return Order("a1", node, mark, "xid/xid_79: GPU has fallen off the bus", "drover", may)
+def request(act: Act, node: str, mark: str = MARK, check_lease: CheckLease = lambda: None) -> tuple[Action, CheckLease]:
+    return action_of(act, node, mark), check_lease
 
 
 def pod(name: str, node: str, owner: str | None = "Job", gpus: int = 8, **labels: str) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus
 from drover_collector.api.store import StoreWatch
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
-from drover_collector.engine.engine import Trouble
+from drover_collector.engine.detector_runner import DetectorError
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.observability.metrics_server import exposition
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -56,7 +56,9 @@ def names_of(page: str) -> set[str]:
 def facts_of(store: Store) -> ApiSnapshot:
     """Four nodes of two GPUs; some things have been counted."""
     webhook = Webhook("ops", "http://127.0.0.1:9/", b"x" * 32, Severity.WARNING, 1.0)
-    pipeline = Pipeline(small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), lag_ms=7000)
+    pipeline = Pipeline(
+        small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), PipelineOptions(lag_ms=7000)
+    )
     stats = IngestStats(connected=3, batches=17)
     stats.rejected['a "bad"\nbatch'] += 2
     for seconds in (0.2, 99.0):
@@ -82,7 +84,7 @@ def whole_page(facts: ApiSnapshot, folder: Path) -> str:
     facts.beats, facts.expiring = HeartbeatStatus(sent=3), ClockGuardedExpiry(facts.store, None, 4, {})
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
-    pipeline.engine.troubles["xid"] = Trouble(1, "ValueError: x")
+    pipeline.engine.errors["xid"] = DetectorError(1, "ValueError: x")
     watch = StoreWatch(facts)
     watch._read()  # here: a scrape waits for it for two seconds only, which a busy machine may take
     return exposition(facts, watch)

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pauses import PAUSE_MS
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.bucket_loop import PAUSE_MS
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import Event, EventKind
@@ -30,7 +30,7 @@ class Clock:
 
 def pipeline_of(store: Store, index: FleetIndex, clock: Clock) -> Pipeline:
     outbox = Outbox(store, [], "http://console", now_ms=clock)
-    return Pipeline(index, store, Policy.load(), outbox, lag_ms=LAG_MS, now_ms=clock, wake_s=0.005)
+    return Pipeline(index, store, Policy.load(), outbox, PipelineOptions(lag_ms=LAG_MS, now_ms=clock, wake_s=0.005))
 
 
 @contextlib.asynccontextmanager
@@ -57,10 +57,10 @@ async def advance(pipeline: Pipeline, clock: Clock, to_ms: int) -> None:
     """Move the clock as real time does, in steps shorter than a pause, and let every bucket be judged."""
     while clock.now_ms < to_ms:
         clock.now_ms = min(to_ms, clock.now_ms + PAUSE_MS - 1000)
-        await until(lambda: pipeline.pauses.awake_ms == clock.now_ms, "the heartbeat saw the time")
+        await until(lambda: pipeline.buckets.pauses.awake_ms == clock.now_ms, "the heartbeat saw the time")
     due = (to_ms - LAG_MS) // BUCKET_MS * BUCKET_MS
     if due > T0:
-        await until(lambda: pipeline.next_ms >= due and not pipeline.busy, "all due buckets judged")
+        await until(lambda: pipeline.buckets.next_ms >= due and not pipeline.buckets.busy, "all due buckets judged")
 
 
 def xid(number: int, node: str = "n1", ts_ms: int = T0 + 1000) -> Event:

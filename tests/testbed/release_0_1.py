@@ -204,7 +204,6 @@ def again(store: Any, _folder: Path, node: str, foreign: bool | None) -> list[st
 
 def act(store: Any, folder: Path) -> dict[str, Any]:
     """The desk of actions goes on: a scheduler as it was left, and probes that are asked for."""
-    from drover_collector.actions.dispatcher import ActionDispatcher
     from drover_collector.actions.settings import ActConfig
     from drover_collector.actions.slurm.actuator import SlurmActuator
     from drover_collector.actions.slurm.scontrol import SlurmNode
@@ -216,6 +215,7 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
         ProbeReason,
         ProbeVerdict,
     )
+    from testbed.desks import Detected, dispatcher_of
     from testbed.slurm_stand_in import SlurmStandIn
     from testbed.waiting import wait_until
 
@@ -236,12 +236,12 @@ def act(store: Any, folder: Path) -> dict[str, Any]:
     config = ActConfig(
         mode="enforce", give_up_s=600, reboot_command=("/bin/sh", "-c", f"echo ran >> {folder}/ran"),
     )  # fmt: skip
-    desk = ActionDispatcher(
-        store, config, [actuator], dict.fromkeys(slurm.held, actuator).get, incidents=lambda: known,
+    desk = dispatcher_of(
+        store, config, [actuator], dict.fromkeys(slurm.held, actuator).get,
+        detection=Detected(lambda: known, lambda _: NodeNow(clock[0] + 1, (clock[0] + 1,) * 8)),
         nodes=tuple(slurm.held), now_ms=lambda: clock[0], look_s=0.02,
     )  # fmt: skip
-    desk.validator = Probes()
-    desk.now_of = lambda _: NodeNow(clock[0] + 1, (clock[0] + 1,) * 8)
+    desk.returns.validator = Probes()
     desk.start("enforce")
 
     def stage(node: str, wanted: Health) -> None:

@@ -111,6 +111,7 @@ class ProbeRelay:
         return ""
 
     def _folders(self) -> tuple[Path, Path, Path]:
+        """Return the folders through which a request moves, in that order."""
         return self._folder.requests, self._folder.taken, self._folder.results
 
     # ---- results
@@ -136,9 +137,12 @@ class ProbeRelay:
 
     def _read(self) -> tuple[list[ProbeAnswer], bool]:
         """(results, whether others are awaited). A result that was handed on before a kill is only removed."""
+        # List the folders in the order in which a request moves: one that moves meanwhile is found twice. In any other
+        # order it could be found in none, and the relay would stop looking for its result.
+        waiting, taken, finished = (self._folder.ids(folder) for folder in self._folders())
         answers = []
         done = self._read_done()
-        for id_ in self._folder.ids(self._folder.results):
+        for id_ in finished:
             if id_ in self._kept_ids:
                 continue
             if id_ in done or not is_id(id_):
@@ -152,14 +156,12 @@ class ProbeRelay:
                 answer if answer.id == id_ else ProbeAnswer(id_, Outcome.CRASHED, "another request's result")
             )
         found = {answer.id for answer in answers}
-        answers += [answer for answer in self._given_up(busy=bool(found)) if answer.id not in found]
+        answers += [answer for answer in self._given_up(waiting, taken, busy=bool(found)) if answer.id not in found]
         return answers, bool(self._since or self._taken_s)
 
-    def _given_up(self, *, busy: bool) -> list[ProbeAnswer]:
+    def _given_up(self, waiting: list[str], taken: list[str], *, busy: bool) -> list[ProbeAnswer]:
         """Requests that nobody takes, and those that were taken and came to nothing."""
         now_s = self._monotonic()
-        taken = self._folder.ids(self._folder.taken)
-        waiting = self._folder.ids(self._folder.requests)
         self._taken_s = {id_: self._taken_s.get(id_, now_s) for id_ in taken}
         self._since = {id_: now_s if taken or busy else self._since.get(id_, now_s) for id_ in waiting}
         answers = []

@@ -59,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"mass event, not among the JSON lines: {when(i.opened_ms)}: {i.summary}", file=sys.stderr)
     for note in [*case.notes, *replay.could_not_judge()]:
         print(f"could not judge: {note}", file=sys.stderr)
-    for detector, trouble in replay.engine.troubles.items() if replay.engine else ():
-        print(f"trouble: detector {detector} failed {trouble.count} times, last: {trouble.newest}", file=sys.stderr)
+    for detector, trouble in replay.engine.errors.items() if replay.engine else ():
+        print(f"trouble: detector {detector} failed {trouble.count} times, last: {trouble.latest}", file=sys.stderr)
     first, last = case.span
     days = case.spec.gpu_count * (last - first) / 86_400_000
     print(f"{days:.1f} GPU-days in {time.monotonic() - started:.1f} s, {len(found)} incidents", file=sys.stderr)

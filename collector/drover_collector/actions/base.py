@@ -1,4 +1,4 @@
-"""What an actuator is: the one that tells a scheduler to give a node no work, and to give it work again.
+"""Actuators: they make a scheduler stop giving work to a node, and start again.
 
     ActError            it cannot be done, and trying again would not help
       LaterError        not now: the node is not ready, or somebody changed the same thing; tried again
@@ -19,7 +19,9 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from drover_collector.engine.node_state import Survey
-from drover_core.model.events import Act
+from drover_core.model.events import Act, Action, NodeOutage
+
+CheckLease = Callable[[], object]  # raises StoreError when this collector is no longer the active one
 
 HAND = "hand"
 ACTS = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})  # that schedulers know
@@ -28,11 +30,11 @@ _MARK = re.compile(r"drover:([A-Za-z0-9._-]+):")
 
 
 class ActError(Exception):
-    """It cannot be done; a sentence for the operator."""
+    """It cannot be done. The text is a sentence for the operator."""
 
 
 class LaterError(ActError):
-    """Not now; it is worth trying again."""
+    """It cannot be done now; trying again may help."""
 
 
 class AwayError(LaterError):
@@ -40,11 +42,11 @@ class AwayError(LaterError):
 
 
 class ForeignError(ActError):
-    """Somebody else's doing stands in the way, and was left as it is."""
+    """Somebody else has changed the node. Nothing was done."""
 
 
 class Service(StrEnum):
-    """What the scheduler says of a node. DOWN: the scheduler itself gives it no work."""
+    """A node's state in its scheduler. DOWN: the scheduler itself gives it no work."""
 
     IN = "in"
     DRAINING = "draining"
@@ -59,14 +61,14 @@ class NodeState:
     node: str
     service: Service
     reason: str = ""  # of who closed it
-    by: str = ""  # who closed it, as far as the scheduler tells
+    by: str = ""  # who closed it, if the scheduler knows
     jobs: tuple[str, ...] | None = None  # that run there; None: not asked for
-    text: str = ""  # the scheduler's own word
-    lifted: bool = False  # somebody else has taken back a part of what closed it, and our mark still claims that part
+    text: str = ""  # the scheduler's own text
+    lifted: bool = False  # somebody else has undone a part of what closed it, and our mark still claims that part
 
     @property
     def mark(self) -> str | None:
-        """The mark of ours that closed it; None: it is open, or somebody else closed it."""
+        """Drover's mark that closed it; None: it is open, or somebody else closed it."""
         return None if self.service is Service.IN else mark_of(self.reason)
 
     @property
@@ -75,31 +77,8 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be done to a node, and on whose behalf.
-
-    Attributes:
-        id: the action's; a command may use it to tell a repetition.
-        may: called before each effect; raises StoreError when this collector is not the active one any more.
-        before: of an advice and its end: what `before` told.
-    """
-
-    id: str
-    node: str
-    mark: str
-    text: str
-    by: str
-    may: Callable[[], object]
-    before: str = ""
-
-    @property
-    def reason(self) -> str:
-        return reason(self.mark, self.text)
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
-    """What was done, as a sentence."""
+    """`detail`: what was done, as a sentence."""
 
     detail: str
 
@@ -112,11 +91,11 @@ class Actuator(Protocol):
     repeatable: bool  # an act may be done again after a stop, without an effect of its own
     surveys: bool  # `survey` has an answer: the caps wait for it
 
-    def do(self, act: Act, order: Order) -> Result:
-        """Carry it out."""
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        """Carry out `action.action`. Call `check_lease` before each effect."""
 
     def before(self, node: str) -> str:
-        """What an advice would replace, to be put back by `unadvise`; "" of a node that has the advice."""
+        """Return what an advice would replace, which `unadvise` puts back; "": the node has the advice already."""
 
     def observe(self, node: str) -> NodeState:
         """With the jobs that run there."""
@@ -132,7 +111,7 @@ class Actuator(Protocol):
 class Disowner(Protocol):
     """An actuator whose states may be `lifted`."""
 
-    def disown(self, node: str, mark: str, may: Callable[[], object]) -> bool:
+    def disown(self, node: str, check_lease: CheckLease) -> bool:
         """Withdraw our claim to what somebody else has lifted: were it closed so again, that would be theirs. Whether
         there was something to withdraw."""
 
@@ -146,44 +125,49 @@ class Scheduler(ABC):
     surveys = True
     acts = ACTS
 
-    def do(self, act: Act, order: Order) -> Result:
-        match act:
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        match action.action:
             case Act.ADVISE:
-                return self._advise(order)
+                return self._advise(action, check_lease)
             case Act.UNADVISE:
-                return self._unadvise(order)
+                return self._unadvise(action, check_lease)
             case Act.DRAIN:
-                return self._drain(order)
+                return self._drain(action, check_lease)
             case Act.ISOLATE:
-                return self._isolate(order)
+                return self._isolate(action, check_lease)
             case Act.RESUME:
-                return self._resume(order)
+                return self._resume(action, check_lease)
             case _:
-                raise ActError(f"{self.label} cannot {act} a node")
+                raise ActError(f"{self.label} cannot {action.action} a node")
 
     @abstractmethod
-    def _advise(self, order: Order) -> Result: ...
+    def _advise(self, action: Action, check_lease: CheckLease) -> Result: ...
 
     @abstractmethod
-    def _unadvise(self, order: Order) -> Result: ...
+    def _unadvise(self, action: Action, check_lease: CheckLease) -> Result: ...
 
     @abstractmethod
-    def _drain(self, order: Order) -> Result: ...
+    def _drain(self, action: Action, check_lease: CheckLease) -> Result: ...
 
     @abstractmethod
-    def _isolate(self, order: Order) -> Result: ...
+    def _isolate(self, action: Action, check_lease: CheckLease) -> Result: ...
 
     @abstractmethod
-    def _resume(self, order: Order) -> Result: ...
+    def _resume(self, action: Action, check_lease: CheckLease) -> Result: ...
 
 
-def reason(mark: str, text: str) -> str:
-    """One line of plain ASCII: not every scheduler keeps anything else."""
-    plain = " ".join(text.encode("ascii", "replace").decode().split())
-    return f"drover:{mark}: {plain}"[:REASON_CHARS].rstrip()
+def own_mark(of: Action | NodeOutage) -> str:
+    """Return the mark in the scheduler's reason for this action or outage."""
+    return of.incident_id or HAND
 
 
-def mark_of(text: str) -> str | None:
-    """The mark in a reason; None: not ours."""
-    found = _MARK.match(text)
+def reason_of(action: Action) -> str:
+    """Return the reason that a scheduler shows: one line of plain ASCII, as not every scheduler keeps anything else."""
+    plain = " ".join(action.why.encode("ascii", "replace").decode().split())
+    return f"drover:{own_mark(action)}: {plain}"[:REASON_CHARS].rstrip()
+
+
+def mark_of(reason: str) -> str | None:
+    """Return the mark in a reason; None: it is not Drover's."""
+    found = _MARK.match(reason)
     return found[1] if found else None

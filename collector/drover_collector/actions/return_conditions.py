@@ -5,9 +5,13 @@
     finding         a detector still says that something is wrong there
     person          the agent reports no boots: nobody but a person knows
 
-Pure. Times are those of receipt, by the collector's clock. An XID that says in which boot it happened is compared by
-that. One that does not, that was spooled before a boot and arrives after it, counts as newer than that boot: then the
-node waits for a person. Nothing is put back on a guess.
+Pure. Times are those of receipt, by the collector's clock. An XID that names its boot is compared by that. One that
+does not name it, was spooled before a boot and arrives after it counts as newer than that boot: then the node waits for
+a person. Nothing is put back on a guess.
+
+A pass of its probes speaks only for what was known when they were asked for. `new_evidence` finds what came since and
+speaks against an incident's node as strongly as a drain: an incident that opened, an XID (a burst is one finding, its
+later lines are none), and what a detector has reported again.
 """
 
 from __future__ import annotations
@@ -16,29 +20,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from drover_collector.actions.base import ActError
+from drover_collector.detectors.xid import detector as xid
 from drover_collector.detectors.xid.verdicts import Remedy, judge
 from drover_collector.engine.node_state import NodeNow
+from drover_collector.incidents.incident import was_cleared
 from drover_core.model.events import (
     Event,
     EventKind,
+    Finding,
+    Incident,
+    RecommendedAction,
     Severity,
     WaitsFor,
     Withheld,
 )
 from drover_core.times import iso
 
-SAID_MS = 60_000  # a condition that a detector repeats with each bucket was said this lately if it still holds
-# Detectors whose conditions show on a node without work. What shows only under load, probes refute.
+SAID_MS = 60_000  # a detector repeats a condition with each bucket; one that still holds was reported this lately
+# Detectors whose conditions show on a node without work. Probes refute what shows only under load.
 UNLOADED = frozenset({"liveness", "memory"})
-XID = "xid"
-# What a driver asks for (`catalog.RECOVERY_ACTIONS`), which probes that pass do not refute.
+# What a driver asks for (`catalog.RECOVERY_ACTIONS`). Probes that pass do not refute it.
 ASKS = {1: Remedy.RESET, 2: Remedy.REBOOT, 4: Remedy.RESET}
-NAMED = 3  # faults and GPUs in a sentence
+NAMED = 3  # faults, GPUs and incidents in a sentence
+CLOSES = frozenset({RecommendedAction.DRAIN, RecommendedAction.ISOLATE})
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a return waits for, and that as a sentence without its full stop. `incidents`: ids of those it is about."""
+    """What a return waits for. `text` says so, without a full stop; `incidents` are the ids of those it is about."""
 
     waits_for: WaitsFor
     text: str
@@ -47,7 +56,7 @@ class Lack:
 
 
 class LackError(ActError):
-    """A return is not done, as something is missing."""
+    """A return is refused, because something is missing."""
 
     def __init__(self, lack: Lack) -> None:
         super().__init__(lack.text)
@@ -71,9 +80,9 @@ class Fault:
 
 
 def faults_of(events: Iterable[Event]) -> list[Fault]:
-    """The newest fault of each GPU and code that needs a reset or a reboot, oldest first.
+    """Return the newest fault of each GPU and code that needs a reset or a reboot, oldest first.
 
-    A line "recovery action changed to None" (XID 154) ends what the same GPU had before it and a reset mends.
+    A line "recovery action changed to None" (XID 154) ends the GPU's earlier faults that a reset mends.
     """
     found: dict[tuple[int | None, str], Fault] = {}
     for event in sorted(events, key=_at):
@@ -98,11 +107,11 @@ def remedy_lack(
     boots: Sequence[tuple[int, str]],
     reset_ms: Mapping[int | None, int],
 ) -> Lack | None:
-    """What of a reboot or a reset is missing; None: nothing.
+    """Return which reboot or reset is missing; None: none.
 
     Args:
-        boots: (when, boot id) each time that the node reported one, oldest first; "" or none: its agent reports none.
-        reset_ms: GPU (None: all of the node) -> when it was last reset, where that is known.
+        boots: (when, boot id) of each boot that the node reported, oldest first; "" or none: its agent reports none.
+        reset_ms: GPU (None: all of the node) -> when it was last reset, where known.
     """
     waiting = []
     for fault in faults:
@@ -129,7 +138,7 @@ def remedy_lack(
 
 
 def asked_lack(asked: Mapping[int, int]) -> Lack | None:
-    """Whether the driver asks for a reset or a reboot now, be it that its XID was lost or came back."""
+    """Return which reset or reboot the driver asks for now; None: none. Its XID may have been lost, or come back."""
     asks = {gpu: ASKS[number] for gpu, number in sorted(asked.items()) if number in ASKS}
     if not asks:
         return None
@@ -142,27 +151,27 @@ def asked_lack(asked: Mapping[int, int]) -> Lack | None:
 
 
 def rebooted_since(boots: Sequence[tuple[int, str]], at_ms: int, boot: str = "") -> bool:
-    """Whether the node reported two boots, the newer of them after `at_ms`. An unknown boot proves nothing.
+    """Return whether the node reported two boots, the newer of them after `at_ms`. An unknown boot proves nothing.
 
     Args:
-        boot: the one it was in then, where that is known: whether another followed it.
+        boot: the boot it was in then, where known: the answer is then whether another followed it.
     """
-    known = [told for _, told in boots if told]
+    known = [id_ for _, id_ in boots if id_]
     if boot in known:
         return known[-1] != boot
     before = ""
-    for told_ms, told in boots:
-        if before and told and told != before and told_ms > at_ms:
+    for reported_ms, id_ in boots:
+        if before and id_ and id_ != before and reported_ms > at_ms:
             return True
-        before = told or before
+        before = id_ or before
     return False
 
 
 def telemetry_lack(now: NodeNow | None, now_ms: int, since_ms: int = 0) -> Lack | None:
-    """Which values are missing: of the node, or of a GPU that the fleet file gives it.
+    """Return which values are missing, of the node or of a GPU that the fleet file gives it; None: none.
 
     Args:
-        since_ms: values of before then prove nothing.
+        since_ms: older values prove nothing.
     """
     if now is None or not _fresh(now, now.heard_ms, now_ms, since_ms):
         return Lack(WaitsFor.TELEMETRY, "held for telemetry: the node reports no values now")
@@ -186,18 +195,18 @@ def finding_lack(
     since_ms: int | None = None,
     held: bool = False,
 ) -> Lack | None:
-    """Which open incidents of the node contradict a return.
+    """Return which open incidents of the node contradict a return; None: none.
 
     Args:
-        names: incidents that count -> what to call each.
-        since_ms: what any detector has said after then contradicts; None: only what shows on a node without work.
-        held: a finding has contradicted it before: what any detector has said lately contradicts, with or without work.
+        names: the incidents that count -> what to call each.
+        since_ms: what any detector has reported after this contradicts; None: only what shows without work.
+        held: a finding has contradicted it before: what any detector has reported lately contradicts too.
     """
     found: dict[str, str] = {}
     for incident in sorted(names):
         for detector, at_ms in said.get(incident, {}).items():
-            lasts = (detector in UNLOADED or (held and detector != XID)) and now_ms - at_ms <= SAID_MS
-            if lasts or (since_ms is not None and detector != XID and at_ms > since_ms):
+            lasts = (detector in UNLOADED or (held and detector != xid.NAME)) and now_ms - at_ms <= SAID_MS
+            if lasts or (since_ms is not None and detector != xid.NAME and at_ms > since_ms):
                 found[incident] = names[incident]
                 break
     if not found:
@@ -213,3 +222,63 @@ def _fresh(now: NodeNow, at_ms: int, now_ms: int, since_ms: int) -> bool:
 
 def _at(event: Event) -> int:
     return event.ts_ms if event.received_ms is None else event.received_ms
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvidence:
+    """What has come, as a part of a sentence, and the ids of the incidents that it is about."""
+
+    text: str
+    incidents: tuple[str, ...]
+
+
+def new_evidence(
+    node: str, since_ms: int, incidents: Iterable[Incident], events: Iterable[Event], findings: Iterable[Finding]
+) -> NewEvidence | None:
+    """Return what has come since `since_ms`; None: nothing.
+
+    Args:
+        incidents: open ones, and those that have just closed. events, findings: of the node, since then.
+    """
+    events, findings = list(events), list(findings)
+    found: dict[str, str] = {}
+    for incident in sorted(incidents, key=lambda i: (i.opened_ms, i.id)):
+        if incident.node != node or incident.action not in CLOSES or was_cleared(incident):
+            continue
+        if incident.opened_ms > since_ms:
+            found[incident.id] = f"{name_of(incident)} was found"
+        elif incident.closed_ms is None and (
+            any(_recurred(event, incident, since_ms) for event in events)
+            or any(f.ts_ms > since_ms and _repeats(f, incident) for f in findings)
+        ):
+            found[incident.id] = f"{name_of(incident)} was reported again"
+    if not found:
+        return None
+    more = f", and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return NewEvidence("; ".join(list(found.values())[:NAMED]) + more, tuple(found))
+
+
+def name_of(incident: Incident) -> str:
+    """Return what to call an incident in a sentence."""
+    gpu = "" if incident.gpu is None else f" of GPU {incident.gpu}"
+    return f"{incident.kind}/{incident.cause}{gpu} (incident {incident.id})"
+
+
+def _recurred(event: Event, incident: Incident, since_ms: int) -> bool:
+    """Return whether a critical XID of the incident's GPU came since. With a wrong clock its receipt counts."""
+    if event.kind not in (EventKind.XID, EventKind.SXID) or event.backlog or event.forgeable:
+        return False
+    at_ms = event.received_ms if event.clock_suspect and event.received_ms is not None else event.ts_ms
+    if at_ms <= since_ms or xid.NAME not in incident.detectors or incident.gpu not in (None, event.gpu):
+        return False
+    verdict = judge(event)
+    return verdict is not None and not verdict.recovered and verdict.severity is Severity.CRITICAL
+
+
+def _repeats(finding: Finding, incident: Incident) -> bool:
+    """Return whether a finding is about the incident, reported with each bucket or now and then."""
+    if finding.cleared or finding.severity is Severity.INFO or finding.detector not in incident.detectors:
+        return False
+    if (finding.scope, finding.node, finding.gpu) != (incident.scope, incident.node, incident.gpu):
+        return False
+    return finding.action in CLOSES or (finding.kind, finding.cause) == (incident.kind, incident.cause)

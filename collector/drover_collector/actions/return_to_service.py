@@ -1,51 +1,47 @@
-"""How a node comes back to service: validated, or by a person; and what holds a return back that has passed.
+"""How a node comes back to service: validated, or by a person; and what holds back a return that has passed.
 
-A pass speaks for what was known when its probes were asked for. What came since (`newer.py`) withholds the return: the
-node is probed once more when nothing has come for a while, and then waits for a person. All of it is told by stored
-duties, incidents, events and findings, so that a restart gives the same answer.
+A pass speaks for what was known when its probes were asked for. What came since (`return_conditions.new_evidence`)
+withholds the return: the node is probed once more when nothing has come for a while, and then waits for a person. All
+of it follows from stored outages, incidents, events and findings, so a restart gives the same answer.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Protocol
 
 from drover_collector.actions.base import ActError, LaterError
-from drover_collector.actions.newer_evidence import (
-    CLOSES,
-    Newer,
-    newer,
-    what,
-)
+from drover_collector.actions.context import ActionContext
 from drover_collector.actions.node_outage import (
+    CLOSINGS,
     ITSELF,
+    RESETS,
     is_out,
     judged,
     kept_by,
     moved,
     unjudged,
 )
-from drover_collector.actions.operator_commands import Commands
 from drover_collector.actions.return_conditions import (
-    XID,
+    CLOSES,
     Lack,
     LackError,
+    NewEvidence,
     asked_lack,
     faults_of,
     finding_lack,
+    name_of,
+    new_evidence,
     remedy_lack,
     telemetry_lack,
 )
-from drover_collector.actions.settings import ActConfig
-from drover_collector.actions.ticket import Ticket
-from drover_collector.engine.node_state import FRESH_MS, NodeNow
+from drover_collector.detectors.xid import detector as xid
+from drover_collector.engine.node_state import FRESH_MS
 from drover_collector.incidents.incident import was_absorbed
 from drover_collector.policy.guard import may_resume
-from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
     Action,
@@ -60,73 +56,64 @@ from drover_core.model.events import (
 )
 
 VALIDATIONS = (ProbeReason.VALIDATE, ProbeReason.REPAIRED)
-RESETS = (Act.RESET, Act.REBOOT)
-LOOKED_BACK_MS = 30 * 86_400_000  # for faults that need a reset or a reboot: no incident is looked at for longer
-BOOTS_MS = 7 * 86_400_000  # what a node says of its faults may wait so long in its spool
-BEFORE_MS = 60_000  # an incident's first event may have come so long before the incident's own time
-QUIET_MS = 60_000  # nothing more may have come for so long before a node whose return was withheld is probed again
+LOOKED_BACK_MS = 30 * 86_400_000  # for faults that need a reset or a reboot, however old their incident is
+BOOTS_MS = 7 * 86_400_000  # what a node reports of its faults may wait this long in its spool
+BEFORE_MS = 60_000  # an incident's first event may have come this long before the incident's own time
+QUIET_MS = 60_000  # a node whose return was withheld is probed again when nothing more has come for this long
+
+HELD_BEFORE = "probed after it was "  # how the reason of a node begins that no longer waits
 
 
-HELD_BEFORE = "probed after it was "  # begin of the reason of one that no longer waits
-
-
-def with_help(duty: NodeOutage, lack: Lack) -> str:
-    """What it waits for, and what ends that."""
-    by_hand = f"drover resume {duty.node} --why TEXT --force puts it back at once"
+def with_help(outage: NodeOutage, lack: Lack) -> str:
+    """Return what the node waits for, and what ends that."""
+    by_hand = f"drover resume {outage.node} --why TEXT --force puts it back at once"
     if lack.waits_for is WaitsFor.PERSON:
         return f"{lack.text}. When it has rebooted: {by_hand}"
     return f"{lack.text}. It is probed and put back when that has come; {by_hand}"
 
 
-def held(duty: NodeOutage, lack: Lack, now_ms: int) -> NodeOutage:
-    """A drained node whose return waits for something."""
+def held(outage: NodeOutage, lack: Lack, now_ms: int) -> NodeOutage:
+    """Return the outage of a drained node whose return waits for something."""
     return moved(
-        duty, Health.DRAINED, now_ms, with_help(duty, lack), waits_for=lack.waits_for, incidents=lack.incidents,
+        outage, Health.DRAINED, now_ms, with_help(outage, lack), waits_for=lack.waits_for, incidents=lack.incidents,
         asked_ms=0,
     )  # fmt: skip
 
 
 class Validator(Protocol):
-    """Asks for probes: `probes.desk.ProbeDesk`."""
+    """Orders probes: `probes.service.ProbeOrderService`."""
 
     def ask(
         self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
     ) -> str: ...
 
 
-class Returning:
-    """Part of `desk.ActionDesk`, which has the rest."""
+class Intend(Protocol):
+    """Stores an intent and queues it: `ActionDispatcher.intend`."""
 
-    store: Store
-    config: ActConfig
-    now_ms: Callable[[], int]
-    incidents: Callable[[], Mapping[str, Incident]]
-    step: Callable[[str], None]
-    duties: Mapping[str, NodeOutage]
-    validator: Validator | None
-    now_of: Callable[[str], NodeNow | None]
-    _recheck_s: float  # between looks at what a held node waits for
-    _rechecks: dict[str, float]  # node -> when it is looked at again, time.monotonic
-    _lock: threading.RLock
+    def __call__(self, node: str, act: Act, seed: str, incident: str, why: str, by: str) -> Action: ...
 
-    @property
-    def acting(self) -> bool:
-        raise NotImplementedError  # the desk has it
 
-    @property
-    def _own(self) -> tuple[Commands | Ticket, ...]:
-        raise NotImplementedError  # the desk has it
+class NodeReturns:
+    """Any thread may use it. The methods raise StoreError; then the same call may be made again.
 
-    def intend(
-        self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0, forced: bool = False
-    ) -> Action:
-        raise NotImplementedError  # the desk has it
+    Args:
+        repairs: whether a ticket or a command for repairs is configured.
+    Attributes:
+        validator: None: nodes are put back without probes.
+    """
 
-    def set_duty(self, duty: NodeOutage) -> None:
-        raise NotImplementedError  # the desk has it
+    def __init__(
+        self, context: ActionContext, intend: Intend, repairs: Callable[[], bool], validator: Validator | None = None
+    ) -> None:
+        self.validator = validator
+        self._context, self._intend, self._repairs = context, intend, repairs
+        self._recheck_s = 2 * context.look_s  # between two checks of what a held node waits for
+        self._rechecks: dict[str, float] = {}  # node -> when it is checked again, time.monotonic
 
-    def _must_act(self, node: str) -> None:
-        raise NotImplementedError  # the desk has it
+    def restart(self) -> None:
+        """Check at once what held nodes wait for."""
+        self._rechecks.clear()
 
     def resume(self, node: str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a node back that Drover took out: after probes, or at once by `force`.
@@ -136,180 +123,209 @@ class Returning:
         Raises:
             ActError: Drover did not take it out. StoreError.
         """
-        self._must_act(node)
-        if why_not := may_resume(node, self.duties.get(node)):
+        outages, now_ms = self._context.outages, self._context.now_ms
+        if why_not := may_resume(node, outages.current.get(node)):
             raise ActError(why_not)
-        duty = self.duties[node]
-        if force or self.validator is None or not self.config.validate:
-            made = self.intend(node, Act.RESUME, f"{by} {self.now_ms()}", duty.incident_id, why, by)
+        outage = outages.current[node]
+        if force or self.validator is None or not self._context.config.validate:
+            made = self._intend(node, Act.RESUME, f"{by} {now_ms()}", outage.incident_id, why, by)
             return made, "put back without validation"
-        if duty.stage is Health.DRAINING:
+        if outage.stage is Health.DRAINING:
             return None, "jobs still run there: it is validated and put back when they are gone; --force: at once"
-        if (lack := self._remedy_lack(duty)) is not None:
+        if (lack := self._remedy_lack(outage)) is not None:
             if lack.waits_for is WaitsFor.PERSON:
-                raise ActError(with_help(duty, lack))
-            self.set_duty(held(replace(duty, by=ITSELF), lack, self.now_ms()))
-            return None, with_help(duty, lack)
-        reason = ProbeReason.REPAIRED if duty.stage is Health.REPAIR else ProbeReason.VALIDATE
-        self._validate(
-            self.validator, replace(duty, withheld=Withheld.NO, passed_before=False, incidents=()), reason, by, why
-        )
+                raise ActError(with_help(outage, lack))
+            outages.write(held(replace(outage, by=ITSELF), lack, now_ms()))
+            return None, with_help(outage, lack)
+        reason = ProbeReason.REPAIRED if outage.stage is Health.REPAIR else ProbeReason.VALIDATE
+        asked = replace(outage, withheld=Withheld.NO, passed_before=False, incidents=())
+        self._order_probes(self.validator, asked, reason, by, why)
         return None, "probes were asked for; it is put back when it passes them"
 
-    def validate(self, duty: NodeOutage) -> None:
-        """Ask for the probes of a node whose jobs are gone. Raises StoreError."""
-        if self.validator is None or not self.config.validate or duty.withheld is Withheld.REVIEW or kept_by(duty):
+    def validate(self, outage: NodeOutage) -> None:
+        """Order the probes of a node whose jobs are gone, if nothing holds its return. Raises StoreError."""
+        if self.validator is None or not self._context.config.validate:
             return
-        if duty.withheld is Withheld.QUIET and self._newer(duty.node, self.now_ms() - QUIET_MS) is not None:
+        if outage.withheld is Withheld.REVIEW or kept_by(outage):
             return
-        if (at := self._rechecks.get(duty.node)) is not None and time.monotonic() < at:
+        since_ms = self._context.now_ms() - QUIET_MS
+        if outage.withheld is Withheld.QUIET and self._new_evidence(outage.node, since_ms) is not None:
             return
-        lack = self._remedy_lack(duty)
-        held_before = duty.waits_for is not WaitsFor.NOTHING
+        if (at := self._rechecks.get(outage.node)) is not None and time.monotonic() < at:
+            return
+        lack = self._remedy_lack(outage)
+        held_before = outage.waits_for is not WaitsFor.NOTHING
         if lack is None and held_before:
-            lack = self._present_lack(duty)
+            lack = self._present_lack(outage)
         if lack is None:
-            self._rechecks.pop(duty.node, None)
-            reason = f"{HELD_BEFORE}{duty.reason}" if held_before else duty.reason
-            self._validate(self.validator, duty, ProbeReason.VALIDATE, ITSELF, reason)
+            self._rechecks.pop(outage.node, None)
+            reason = f"{HELD_BEFORE}{outage.reason}" if held_before else outage.reason
+            self._order_probes(self.validator, outage, ProbeReason.VALIDATE, ITSELF, reason)
             return
-        self._rechecks[duty.node] = time.monotonic() + self._recheck_s
-        if (duty.waits_for, duty.reason) != (lack.waits_for, with_help(duty, lack)):
-            self.set_duty(held(duty, lack, self.now_ms()))
+        self._rechecks[outage.node] = time.monotonic() + self._recheck_s
+        if (outage.waits_for, outage.reason) != (lack.waits_for, with_help(outage, lack)):
+            self._context.outages.write(held(outage, lack, self._context.now_ms()))
 
-    def _validate(self, validator: Validator, duty: NodeOutage, why: ProbeReason, by: str, reason: str) -> None:
-        now_ms = self.now_ms()
+    def _order_probes(self, validator: Validator, outage: NodeOutage, why: ProbeReason, by: str, reason: str) -> None:
+        context = self._context
+        now_ms, level = context.now_ms(), context.config.validate_level
         try:
-            order = validator.ask(duty.node, why, level=self.config.validate_level, incident_id=duty.incident_id, by=by)
+            order = validator.ask(outage.node, why, level=level, incident_id=outage.incident_id, by=by)
         except ValueError as error:
-            self.set_duty(unjudged(duty, str(error), now_ms))
+            context.outages.write(unjudged(outage, str(error), now_ms))
             return
-        self.step("asked")
+        context.crash_test_hook("asked")
         first = next(
-            iter(self.store.probes.orders.versions(order)), None
+            iter(context.store.probes.orders.versions(order)), None
         )  # the same one may have been open for a while
         asked_ms = now_ms if first is None else first.ts_ms
-        self.set_duty(  # whoever asks for it, its return is Drover's matter from here on
+        context.outages.write(  # no matter who asks, from here on Drover decides on its return
             replace(
-                duty, ts_ms=self.now_ms(), stage=Health.VALIDATING, reason=reason, by=ITSELF, asked_ms=asked_ms,
+                outage, ts_ms=context.now_ms(), stage=Health.VALIDATING, reason=reason, by=ITSELF, asked_ms=asked_ms,
                 waits_for=WaitsFor.NOTHING, withheld=Withheld.NO,
             )
         )  # fmt: skip
 
-    def on_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
-        """What validation has shown. Raises StoreError: call again with the same ones."""
-        if not self.acting:
-            return
+    def take_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
+        """Put back, or send to repair, the nodes that were validated. Raises StoreError: call again with the same."""
+        outages, now_ms = self._context.outages, self._context.now_ms
         for node in dict.fromkeys(v.node for v in verdicts if v.why in VALIDATIONS):
-            with self._lock:
-                duty = self.duties.get(node)
-                if duty is None or duty.stage not in (Health.VALIDATING, Health.DRAINED, Health.REPAIR):
+            with outages.lock:
+                outage = outages.current.get(node)
+                if outage is None or outage.stage not in (Health.VALIDATING, Health.DRAINED, Health.REPAIR):
                     continue
-                # What was asked for another time that it was out proves nothing of this one.
-                mine = [v for v in verdicts if v.node == node and v.incident_id == duty.incident_id]
-                mine = [v for v in mine if v.why in VALIDATIONS]
-                if not mine:
+                # Probes that another outage asked for prove nothing about this one.
+                own = [v for v in verdicts if v.node == node and v.incident_id == outage.incident_id]
+                own = [v for v in own if v.why in VALIDATIONS]
+                if not own:
                     continue
-                after = judged(duty, mine, self.now_ms())
+                after = judged(outage, own, now_ms())
                 if after is None:
-                    passed = f"passed its validation: {mine[0].text}"
-                    self.intend(node, Act.RESUME, mine[0].request, duty.incident_id, passed, ITSELF)
+                    passed = f"passed its validation: {own[0].text}"
+                    self._intend(node, Act.RESUME, own[0].request, outage.incident_id, passed, ITSELF)
                     continue
-                if after.stage is Health.REPAIR and any(own.knows(Act.REPAIR) for own in self._own):
-                    self.intend(node, Act.REPAIR, mine[0].request, duty.incident_id, after.reason, ITSELF)
-                self.set_duty(after)
+                if after.stage is Health.REPAIR and self._repairs():
+                    self._intend(node, Act.REPAIR, own[0].request, outage.incident_id, after.reason, ITSELF)
+                outages.write(after)
 
-    def withheld(self, resume: Action, waiting: Sequence[Action]) -> Lack | None:
-        """Why a return of Drover's own, which has passed, is not to be: asked right before its effect. None: it is.
+    def why_withheld(self, resume: Action, waiting: Sequence[Action]) -> Lack | None:
+        """Return why Drover's own return of a node that has passed is withheld; None: it is not. Ask before the effect.
 
         Args:
-            waiting: what else is to be done to its node.
+            waiting: other actions on its node that have not ended.
         Raises:
             LackError: something is missing. LaterError: it may still come. StoreError.
         """
-        duty = self.duties.get(resume.node)
-        if resume.by != ITSELF or duty is None or not is_out(duty):
+        outage = self._context.outages.current.get(resume.node)
+        if resume.by != ITSELF or outage is None or not is_out(outage):
             return None
-        closing = next((a.by for a in waiting if a.action in (Act.DRAIN, Act.ISOLATE) and a.by != ITSELF), "")
-        if person := kept_by(duty) or closing:
+        closing = next((a.by for a in waiting if a.action in CLOSINGS and a.by != ITSELF), "")
+        if person := kept_by(outage) or closing:
             again = f"drover resume {resume.node} --why TEXT has it probed again"
             text = f"resume withheld: {person} drains it by hand; {again}"
             return Lack(WaitsFor.NOTHING, text, withheld=Withheld.QUIET)
-        self._must_lack_nothing(resume, duty)
-        if (found := self._newer(resume.node, duty.asked_ms or duty.ts_ms)) is None:
+        self._refuse_lack(resume, outage)
+        if (found := self._new_evidence(resume.node, outage.asked_ms or outage.ts_ms)) is None:
             return None
         since = f"it {resume.why}; but since its probes were asked for {found.text}"
-        if duty.passed_before:
+        if outage.passed_before:
             text = f"not validated: {since}, as after the time before: a person must look"
             return Lack(WaitsFor.NOTHING, text, found.incidents, Withheld.REVIEW)
         text = f"resume withheld: {since}. It is probed again when nothing more comes"
         return Lack(WaitsFor.NOTHING, text, found.incidents, Withheld.QUIET)
 
-    def _newer(self, node: str, since_ms: int) -> Newer | None:
-        """What a pass of probes that were asked for then does not speak for. Raises StoreError."""
-        mine = list(self._own_incidents(node).values())
-        if not mine:
-            return None
-        store, to_ms = self.store, max(self.now_ms(), since_ms) + 1
-        return newer(
-            node,
-            since_ms,
-            mine,
-            store.events.received(node, since_ms),
-            store.findings.between(since_ms, to_ms, node=node),
-        )
+    def after_refusal(self, outage: NodeOutage, why: str, lack: Lack | None) -> NodeOutage | None:
+        """Return the outage after a resume failed; None: it is as before. Raises StoreError.
 
-    def _must_lack_nothing(self, resume: Action, duty: NodeOutage) -> None:
-        """Raises LackError: what a return demands is missing. LaterError: values since the probes may still come."""
-        if (lack := self._remedy_lack(duty)) is not None:
+        A node that passed its probes must not look as if they ran for ever.
+        """
+        now_ms = self._context.now_ms()
+        withheld = lack is not None and lack.withheld is not Withheld.NO
+        if lack is not None and not withheld and is_out(outage) and not kept_by(outage):
+            finding = lack.waits_for is WaitsFor.FINDING
+            return self._contradicted(outage, lack) if finding else held(outage, lack, now_ms)
+        if outage.stage is not Health.VALIDATING and (not withheld or kept_by(outage)):
+            return None
+        if lack is None or not withheld:
+            return replace(unjudged(outage, f"it could not be put back: {why}", now_ms), asked_ms=0)
+        return moved(
+            outage, Health.DRAINED, now_ms, why, withheld=lack.withheld, incidents=lack.incidents, passed_before=True,
+            asked_ms=0,
+        )  # fmt: skip
+
+    def _contradicted(self, outage: NodeOutage, lack: Lack) -> NodeOutage:
+        """Return the outage after a finding contradicts a pass. Raises StoreError.
+
+        The second time in one outage a person must look, as it would be probed for ever.
+        """
+        now_ms = self._context.now_ms()
+        if not any(before.waits_for is WaitsFor.FINDING for before in self._stages(outage.node)):
+            return held(outage, lack, now_ms)
+        again = f"drover resume {outage.node} --why TEXT has it probed again"
+        why = f"it passed its validation twice, and was {lack.text} each time: a person must look; {again}"
+        return replace(unjudged(outage, why, now_ms), asked_ms=0, incidents=lack.incidents)
+
+    def _stages(self, node: str) -> list[NodeOutage]:
+        """Return the stages of a node's present outage, newest first. Raises StoreError."""
+        return list(takewhile(is_out, reversed(self._context.store.outages.history(node))))
+
+    def _new_evidence(self, node: str, since_ms: int) -> NewEvidence | None:
+        """Return what probes that were asked for at `since_ms` do not speak for. Raises StoreError."""
+        own = list(self._own_incidents(node).values())
+        if not own:
+            return None
+        store, to_ms = self._context.store, max(self._context.now_ms(), since_ms) + 1
+        findings = store.findings.between(since_ms, to_ms, node=node)
+        return new_evidence(node, since_ms, own, store.events.received(node, since_ms), findings)
+
+    def _refuse_lack(self, resume: Action, outage: NodeOutage) -> None:
+        """Raise LackError if a condition of the return is missing, LaterError if values may still come."""
+        if (lack := self._remedy_lack(outage)) is not None:
             raise LackError(lack)
-        since_ms = duty.asked_ms or duty.ts_ms
-        if (lack := self._present_lack(duty, since_ms)) is None:
+        since_ms = outage.asked_ms or outage.ts_ms
+        if (lack := self._present_lack(outage, since_ms)) is None:
             return
-        now = self.now_of(duty.node)
+        now = self._context.detection.node_now(outage.node)
         fresh_ms = FRESH_MS if now is None else now.fresh_ms
-        if lack.waits_for is WaitsFor.TELEMETRY and self.now_ms() - resume.ts_ms <= fresh_ms:
+        if lack.waits_for is WaitsFor.TELEMETRY and self._context.now_ms() - resume.ts_ms <= fresh_ms:
             raise LaterError(f"{lack.text}, since its probes were asked for")
         raise LackError(lack)
 
     def _own_incidents(self, node: str) -> dict[str, Incident]:
-        """Incidents about the node that want it out, open or just closed, without those that a person rejected."""
-        mine = [i for i in self.incidents().values() if i.node == node and i.action in CLOSES]
-        return {i.id: i for i in mine if not self._rejected(i)}
+        """Return incidents about the node that want it out, open or just closed, without those a person rejected."""
+        own = [i for i in self._context.detection.incidents.values() if i.node == node and i.action in CLOSES]
+        return {i.id: i for i in own if not self._is_rejected(i)}
 
-    def _present_lack(self, duty: NodeOutage, since_ms: int | None = None) -> Lack | None:
-        """Whether values and findings speak for a return now. `since_ms`: when its probes were asked for."""
-        now = self.now_of(duty.node)
-        if (lack := telemetry_lack(now, self.now_ms(), since_ms or 0)) is not None:
+    def _is_rejected(self, incident: Incident) -> bool:
+        """Return whether a person has decided that its node stays for it."""
+        decisions = self._context.store.decisions.of_incident(incident.id)
+        return bool(decisions) and decisions[-1].outcome == "rejected"
+
+    def _present_lack(self, outage: NodeOutage, since_ms: int | None = None) -> Lack | None:
+        """Return which values or findings speak against a return now; None: none.
+
+        `since_ms`: when its probes were asked for.
+        """
+        now, now_ms = self._context.detection.node_now(outage.node), self._context.now_ms()
+        if (lack := telemetry_lack(now, now_ms, since_ms or 0)) is not None:
             return lack
         assert now is not None
-        names = {id_: what(i) for id_, i in self._own_incidents(duty.node).items() if i.closed_ms is None}
-        return finding_lack(now.said, names, self.now_ms(), since_ms, duty.waits_for is WaitsFor.FINDING)
+        names = {id_: name_of(i) for id_, i in self._own_incidents(outage.node).items() if i.closed_ms is None}
+        return finding_lack(now.said, names, now_ms, since_ms, outage.waits_for is WaitsFor.FINDING)
 
-    def contradicted(self, duty: NodeOutage, lack: Lack) -> NodeOutage:
-        """One whose pass a finding contradicts: the second time in one outage a person must look, as it would be probed
-        for ever. Raises StoreError."""
-        out = list(takewhile(is_out, reversed(self.store.outages.history(duty.node))))
-        if not any(before.waits_for is WaitsFor.FINDING for before in out):
-            return held(duty, lack, self.now_ms())
-        again = f"drover resume {duty.node} --why TEXT has it probed again"
-        why = f"it passed its validation twice, and was {lack.text} each time: a person must look; {again}"
-        return replace(unjudged(duty, why, self.now_ms()), asked_ms=0, incidents=lack.incidents)
-
-    def _remedy_lack(self, duty: NodeOutage) -> Lack | None:
-        """Whether a boot or a reset that a fault needs is missing. Raises StoreError."""
-        node, now_ms = duty.node, self.now_ms()
-        now = self.now_of(node)
+    def _remedy_lack(self, outage: NodeOutage) -> Lack | None:
+        """Return which boot or reset that a fault needs is missing; None: none. Raises StoreError."""
+        store, node, now_ms = self._context.store, outage.node, self._context.now_ms()
+        now = self._context.detection.node_now(node)
         if now is not None and (lack := asked_lack(now.asked)) is not None:
             return lack
         own = self._own_incidents(node)
-        known = self.incidents().get(duty.incident_id)
-        if known is None and duty.incident_id:
-            known = next(iter(self.store.incidents.history(duty.incident_id)[-1:]), None)
-        out = list(takewhile(is_out, reversed(self.store.outages.history(node)))) or [duty]
+        known = self._context.detection.incidents.get(outage.incident_id)
+        if known is None and outage.incident_id:
+            known = next(iter(store.incidents.history(outage.incident_id)[-1:]), None)
         times = [i.since_ms for i in (*own.values(), *([] if known is None else [known]))]
-        since_ms = max(now_ms - LOOKED_BACK_MS, min([out[-1].ts_ms, *times]) - BEFORE_MS)
-        faults = faults_of(self.store.events.received(node, since_ms))
+        first_ms = min([(self._stages(node) or [outage])[-1].ts_ms, *times])
+        faults = faults_of(store.events.received(node, max(now_ms - LOOKED_BACK_MS, first_ms - BEFORE_MS)))
         if not faults:
             return None
         reset_ms: dict[int | None, int] = {}
@@ -317,17 +333,12 @@ class Returning:
         def note(gpu: int | None, at_ms: int) -> None:
             reset_ms[gpu] = max(at_ms, reset_ms.get(gpu, 0))
 
-        for action in self.store.actions.newest(node=node, acts=RESETS, since_ms=faults[0].at_ms):
+        for action in store.actions.newest(node=node, acts=tuple(sorted(RESETS)), since_ms=faults[0].at_ms):
             if action.state is ActionState.DONE:
                 note(None, action.ts_ms)
         for incident in own.values():  # its detector saw the GPU reset
-            if incident.closed_ms is not None and XID in incident.detectors and not was_absorbed(incident):
+            if incident.closed_ms is not None and xid.NAME in incident.detectors and not was_absorbed(incident):
                 note(incident.gpu, incident.closed_ms)
         for gpu, at_ms in ({} if now is None else now.reset_ms).items():
             note(gpu, at_ms)
-        return remedy_lack(faults, self.store.inventories.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
-
-    def _rejected(self, incident: Incident) -> bool:
-        """A person has said that its node is not to go for it."""
-        told = self.store.decisions.of_incident(incident.id)
-        return bool(told) and told[-1].outcome == "rejected"
+        return remedy_lack(faults, store.inventories.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)

@@ -10,12 +10,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Result
-from drover_collector.actions.operator_commands import payload
+from drover_collector.actions.base import ActError, CheckLease, LaterError, NodeState, Result
+from drover_collector.actions.command import payload
 from drover_collector.actions.settings import TicketConfig
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.settings import webhook_secret, webhook_url
-from drover_core.model.events import Act, Severity
+from drover_core.model.events import Act, Action, Severity
 from drover_core.times import iso
 
 KEY = "act.repair_webhook"
@@ -43,25 +43,25 @@ class Ticket:
     def knows(self, act: Act) -> bool:
         return act in self.acts
 
-    def do(self, act: Act, order: Order) -> Result:
-        if self._webhook is None or act is not Act.REPAIR:
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        if self._webhook is None or action.action is not Act.REPAIR:
             raise ActError(f"no webhook for it: set {KEY} in the collector's settings")
         now_ms = time.time_ns() // 1_000_000
-        body = json.dumps({"type": "node.repair", "timestamp": iso(now_ms), "data": payload(act, order)})
-        order.may()
-        told = self._webhook.deliver(f"ticket_{order.id}", body.encode(), now_ms)
-        if told.delivered:
+        body = json.dumps({"type": "node.repair", "timestamp": iso(now_ms), "data": payload(action)})
+        check_lease()
+        outcome = self._webhook.deliver(f"ticket_{action.id}", body.encode(), now_ms)
+        if outcome.delivered:
             return Result("the ticket's webhook took it")
-        raise (ActError if told.permanent else LaterError)(f"the ticket's webhook: {told.detail}")
+        raise (ActError if outcome.permanent else LaterError)(f"the ticket's webhook: {outcome.detail}")
 
     def before(self, node: str) -> str:  # noqa: ARG002  # nothing that could be put back
         return ""
 
     def observe(self, node: str) -> NodeState:
-        raise ActError(f"nobody can tell from a ticket how {node} is")
+        raise ActError(f"a ticket does not show the state of {node}")
 
-    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # likewise
+    def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:  # noqa: ARG002  # a ticket has no such question
         return {}
 
-    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # likewise
+    def survey(self, nodes: Sequence[str]) -> None:  # noqa: ARG002  # a ticket has no such question
         return None

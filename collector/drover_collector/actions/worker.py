@@ -1,4 +1,4 @@
-"""The thread of one actuator: its actions in order, and looks at the nodes that are out."""
+"""The thread of one actuator: it stores intents, carries out its actions in order, and reconciles what is out."""
 
 from __future__ import annotations
 
@@ -9,56 +9,43 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from drover_collector.actions.base import (
-    HAND,
     ActError,
     Actuator,
     AwayError,
     ForeignError,
     LaterError,
     NodeState,
-    Order,
     Service,
+    own_mark,
 )
+from drover_collector.actions.context import ActionContext
 from drover_collector.actions.node_outage import (
+    CLOSINGS,
     IDLE,
     ITSELF,
+    RESETS,
     adopted,
     drained_too,
     is_out,
-    kept_by,
-    mark_of_duty,
     moved,
     taken_out,
-    unjudged,
 )
 from drover_collector.actions.reconciler import SchedulerReconciler
 from drover_collector.actions.return_conditions import Lack, LackError
-from drover_collector.actions.return_to_service import held
+from drover_collector.actions.return_to_service import NodeReturns
 from drover_collector.store import StoreError
-from drover_core.model.events import (
-    Act,
-    Action,
-    ActionState,
-    Health,
-    WaitsFor,
-    Withheld,
-)
-
-if TYPE_CHECKING:
-    from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_core.model.events import Act, Action, ActionState, Decision, Health, NodeOutage
 
 log = logging.getLogger(__name__)
 
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and again
 STORE_WAIT_S = 1.0
 ASK_S = 30.0  # for the answer of another actuator's thread, which may be at a slow command
-SURVEY_S = 15.0  # a node is closed by a look at all nodes that is not older
-CLOSINGS = frozenset({Act.DRAIN, Act.ISOLATE})
-RESETS = frozenset({Act.RESET, Act.REBOOT})
-WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # not done any more when their incident has ended
+SURVEY_S = 15.0  # a node is closed on a survey of all nodes that is no older
+WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # dropped when their incident has ended
 
 
 @dataclass(slots=True)
@@ -67,25 +54,48 @@ class Job:
     due: float = 0.0  # time.monotonic
     tries: int = 0
     detail: str | None = None  # of what is done, and not stored yet
-    touched: bool = True  # something may have been done; of what a stop left nobody knows
+    touched: bool = True  # something may have been done; after a stop nobody knows
     lack: Lack | None = None  # of a return that failed: what it waits for
     foreign: bool = False  # it failed because somebody else has the node out
-    given_up: str = ""  # why; then it is only looked at whether it has closed its node
+    given_up: str = ""  # why; then the only question left is whether it has closed its node
+
+
+class Dispatcher(Protocol):
+    """What a worker asks of all workers together."""
+
+    def begin(self, decision: Decision, why: str) -> None:
+        """Store the intent of a decision to act, and queue it. Raises StoreError."""
+
+    def intend(self, node: str, act: Act, seed: str, incident: str, why: str, by: str) -> Action:
+        """Store an intent and queue it. Raises StoreError."""
+
+    def under_way(self, node: str) -> list[Action]:
+        """Return the actions on a node that have not ended, of all actuators."""
+
+    def observe(self, node: str) -> NodeState:
+        """Return a node as its scheduler sees it now. Raises LaterError, ActError."""
+
+    def end(self, action: Action) -> None:
+        """Publish the stored outcome of an action."""
 
 
 class Worker:
     """Runs until asked to stop."""
 
-    def __init__(self, desk: ActionDispatcher, actuator: Actuator, look_s: float) -> None:
+    def __init__(
+        self, context: ActionContext, actuator: Actuator, dispatcher: Dispatcher, returns: NodeReturns
+    ) -> None:
         self.actuator = actuator
-        self._desk, self._look_s = desk, look_s
+        self._context, self._dispatcher, self._returns = context, dispatcher, returns
+        self._decisions: deque[tuple[Decision, str]] = deque()  # whose intents are not stored yet, and why
+        self._begin_at = 0.0  # when the next intent is stored, time.monotonic
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
-        self._asks: deque[tuple[Callable[[], NodeState], Future[NodeState]]] = deque()
+        self._questions: deque[tuple[Callable[[], NodeState], Future[NodeState]]] = deque()
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
-        self._looks = SchedulerReconciler(desk, actuator)
+        self._reconciler = SchedulerReconciler(context, actuator, dispatcher.intend, returns.validate)
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
 
     def start(self) -> None:
@@ -100,72 +110,110 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def add(self, action: Action, fresh: bool = False) -> None:
-        """`fresh`: nothing was ever tried of it."""
+    def add_decision(self, decision: Decision, why: str) -> None:
+        """Queue a decision to act, whose intent this thread stores. Returns at once."""
         with self._changed:
-            self._jobs.setdefault(action.id, Job(action, touched=not fresh))
+            self._decisions.append((decision, why))
+            self._changed.notify_all()
+
+    @property
+    def waiting_decisions(self) -> int:
+        """How many wait for their intents to be stored."""
+        return len(self._decisions)
+
+    def add(self, action: Action, fresh: bool = False) -> None:
+        """Queue an action whose intent is stored. `fresh`: nothing of it was ever tried."""
+        with self._changed:
+            if action.id not in self._jobs:
+                self._jobs[action.id] = Job(action, touched=not fresh)
+                self._context.outages.add_closing(action)
             self._changed.notify_all()
 
     def ask(self, call: Callable[[], NodeState]) -> NodeState:
-        """What `call` finds at this actuator, in its thread: a client is not for several threads at once.
+        """Return what `call` finds, made in this actuator's thread: its client is not for several threads at once.
 
         Raises:
             LaterError: it does not answer, or is busy for too long. ActError.
         """
         answer: Future[NodeState] = Future()
         with self._changed:
-            self._asks.append((call, answer))
+            self._questions.append((call, answer))
             self._changed.notify_all()
         try:
             return answer.result(ASK_S)
         except (TimeoutError, CancelledError):
             raise LaterError(f"{self.actuator.name} was busy for {ASK_S:.0f} s") from None
 
-    def _answer_asks(self) -> None:
-        while self._asks:
-            call, answer = self._asks.popleft()
+    def _answer_questions(self) -> None:
+        while self._questions:
+            call, answer = self._questions.popleft()
             if not answer.set_running_or_notify_cancel():
                 continue
             try:
                 answer.set_result(call())
-            except Exception as error:  # noqa: BLE001  # it is the asker's
+            except Exception as error:  # noqa: BLE001  # it is raised where the question was asked
                 answer.set_exception(error)
 
     def waiting(self) -> list[Action]:
+        """Return the actions that have not ended."""
         with self._changed:
             return [job.action for job in self._jobs.values()]
 
     def _run(self) -> None:
-        look_at = 0.0
+        reconcile_at = 0.0
         while True:
             with self._changed:
                 if self._stopping:
-                    for _, answer in self._asks:
+                    for _, answer in self._questions:
                         answer.cancel()
                     return
                 now = time.monotonic()
-                job = self._next(now)
-                if job is None and now < look_at and not self._asks:
+                job, begins = self._next(now), bool(self._decisions) and now >= self._begin_at
+                if job is None and not begins and now < reconcile_at and not self._questions:
                     times = [max(j.due, self._away_until) for j in self._jobs.values()]
-                    self._changed.wait(max(0.0, min([look_at, *times]) - now))
+                    times += [self._begin_at] if self._decisions else []
+                    self._changed.wait(max(0.0, min([reconcile_at, *times]) - now))
                     continue
-            self._answer_asks()
+            self._answer_questions()
+            if begins:
+                self._begin()
             try:
-                if now >= self._away_until and self._looks.first:
+                if now >= self._away_until and self._reconciler.survey_first:
                     self._survey()
                 elif job is not None:
                     self._work(job)
-                else:
-                    look_at = time.monotonic() + self._look_s
-                    if now >= self._away_until and not self._look():
-                        look_at = 0.0  # it goes on when nothing is due
+                elif not begins:
+                    reconcile_at = time.monotonic() + self._context.look_s
+                    if now >= self._away_until and not self._reconcile():
+                        reconcile_at = 0.0  # it goes on when nothing is due
             except Exception as error:  # a defect must neither end the thread nor go unseen
                 log.exception("%s: a defect", self.actuator.name)
-                self._desk.troubles[self.actuator.name] = f"{self.actuator.name}: {type(error).__name__}: {error}."
-                if job is not None:
-                    self._later(job, f"a defect: {error}", known=self._needs_no_look(job))
-                elif self._looks.first:  # not at once: it would be all that this thread does
-                    self._away_until = time.monotonic() + STORE_WAIT_S
+                self._note_defect(error, job)
+
+    def _begin(self) -> None:
+        """Store the intent of the decision that waits longest. It stays first until that has succeeded."""
+        decision, why = self._decisions[0]
+        first, subject = f"{decision.wanted} {decision.node}", f"{self.actuator.name} intents"
+        try:
+            self._dispatcher.begin(decision, why)
+            self._context.troubles.pop(subject, None)
+        except StoreError as error:
+            if not self._stopping:
+                self._context.troubles[subject] = f"Decisions wait to be begun, {first} first: {error}."
+            self._begin_at = time.monotonic() + STORE_WAIT_S
+            return
+        except Exception as error:  # a defect must neither end the thread nor go unseen
+            log.exception("%s: a defect", first)
+            self._context.troubles[subject] = f"{first} was not begun: {type(error).__name__}: {error}."
+        self._decisions.popleft()
+
+    def _note_defect(self, error: Exception, job: Job | None) -> None:
+        name = self.actuator.name
+        self._context.troubles[name] = f"{name}: {type(error).__name__}: {error}."
+        if job is not None:
+            self._retry(job, f"a defect: {error}", known=self._cannot_have_closed(job))
+        elif self._reconciler.survey_first:  # not at once: it would be all that this thread does
+            self._away_until = time.monotonic() + STORE_WAIT_S
 
     def _next(self, now: float) -> Job | None:
         if now < self._away_until:
@@ -175,106 +223,112 @@ class Worker:
     # ---- one action
 
     def _work(self, job: Job) -> None:
-        desk = self._desk
         if job.given_up:
             self._end_given_up(job)
             return
         try:
             if job.detail is None:
                 job.detail = self._act(job)
-                self._back()
-                desk.step("acted")
+                self._note_answer()
+                self._context.crash_test_hook("acted")
             self._finish(job, ActionState.DONE, job.detail)
         except StoreError as error:
             log.warning("%s %s waits: %s", job.action.action, job.action.node, error)
             job.due = time.monotonic() + STORE_WAIT_S
         except LaterError as error:
             if isinstance(error, AwayError):
-                self._gone_away(str(error))
-            self._later(job, str(error), known=self._closed_so_far(job))
+                self._note_away(str(error))
+            self._retry(job, str(error), known=self._find_closed(job))
         except ActError as error:
             job.lack = error.lack if isinstance(error, LackError) else None
             job.foreign = isinstance(error, ForeignError)
-            if self._closed_so_far(job):
+            if self._find_closed(job):
                 self._fail(job, str(error))
             else:  # a node that it has closed must not be forgotten with it
-                self._later(job, str(error), known=False)
+                self._retry(job, str(error), known=False)
 
     def _act(self, job: Job) -> str:
-        """Carries it out. Raises ActError and its kind, StoreError."""
-        desk, action = self._desk, job.action
-        desk.store.fence()
-        if why := self._over(action):
-            state = self.actuator.observe_all([action.node]).get(action.node)
-            if state is None or state.mark != _mark(action):
+        """Carry it out. Raises ActError and its kinds, StoreError."""
+        context, action = self._context, job.action
+        context.store.fence()
+        if why := self._why_over(action):
+            state = self._observed(action.node)
+            if state is None or state.mark != own_mark(action):
                 raise ActError(f"not done: {why}")
         if self._has_closed(action):
-            state = self.actuator.observe_all([action.node]).get(action.node)
+            state = self._observed(action.node)
             if state is not None and state.service is Service.IN:
                 raise ActError("not done to its end: somebody else has put the node back since it was closed")
         if action.action in (Act.ADVISE, Act.UNADVISE) and not action.before:
-            before = self._before(action)
+            before = self._value_before(action)
             if before:
                 action = job.action = replace(action, before=before)
-                desk.store.actions.write([action])
-                desk.step("noted")
+                context.store.actions.write([action])
+                context.crash_test_hook("noted")
         if not self.actuator.repeatable:
             if action.running:
                 raise ActError("the collector was stopped while its command ran: nobody knows whether it was done")
             job.action = replace(action, running=True, detail="its command runs", attempts=job.tries + 1)
-            desk.store.actions.write([job.action])
-            desk.step("begun")
-        self._must_not_meet(job.action)
-        self._must_be_within_the_caps(job.action)
+            context.store.actions.write([job.action])
+            context.crash_test_hook("begun")
+        self._refuse_conflict(job.action)
+        self._wait_for_guard(job.action)
 
-        def may() -> None:
-            desk.store.fence()
+        def check_lease() -> None:
+            context.store.fence()
             job.touched = True
 
-        order = Order(action.id, action.node, _mark(action), action.why, action.by, may, action.before)
-        return self.actuator.do(action.action, order).detail
+        return self.actuator.do(job.action, check_lease).detail
 
-    def _must_not_meet(self, action: Action) -> None:
-        """A reset is asked for of a node without jobs, and may wait for those of others: not done when the node is back
-        since, or goes back now. A resume waits for a reset that runs: each is told before it looks for the other. One
-        that its probes have earned is not done where news came since.
+    def _observed(self, node: str) -> NodeState | None:
+        return self.actuator.observe_all([node]).get(node)
+
+    def _refuse_conflict(self, action: Action) -> None:
+        """Refuse a reset of a node that is back or goes back, a resume during a reset, and a return on old evidence.
+
+        A reset is asked for of a node without jobs, and may wait for the jobs of others. Each is queued before it
+        checks for the other.
 
         Raises:
             ActError, LaterError
         """
-        desk, node = self._desk, action.node
-        others = desk.under_way(node)  # before the duty: a resume that is not among them any more stands there
+        node = action.node
+        others = self._dispatcher.under_way(node)  # read before the outage, which shows a resume that has ended
         if action.action is Act.RESUME:
             if running := [a for a in others if a.action in RESETS and a.running]:
                 raise LaterError(f"its {running[0].action} runs")
-            if (lack := desk.withheld(action, others)) is not None:
+            if (lack := self._returns.why_withheld(action, others)) is not None:
                 raise LackError(lack)
         elif action.action in RESETS:
-            duty = desk.duties.get(node)
-            back = duty is not None and duty.stage not in IDLE and duty.ts_ms > action.ts_ms
+            outage = self._outage_of(action)
+            back = outage is not None and outage.stage not in IDLE and outage.ts_ms > action.ts_ms
             if back or any(a.action is Act.RESUME for a in others):
                 raise ActError(f"not done: {node} was put back since it was asked for, and jobs may run there")
-            self._must_be_idle(action)
+            self._refuse_busy_node(action)
 
-    def _must_be_within_the_caps(self, action: Action) -> None:
-        """Others may have closed nodes since it was decided. Raises LaterError: it waits, and counts as leaving."""
-        if action.action not in CLOSINGS or action.forced or self._has_closed(action):
-            return
-        self._looks.survey(SURVEY_S)
-        if why := self._desk.held(action, self._desk.later(action)):
-            raise LaterError(f"the guard holds it back: {why}")
-
-    def _must_be_idle(self, action: Action) -> None:
-        """A reset is not done to a node that its scheduler may give work: asked now, as what is stored is older.
+    def _wait_for_guard(self, action: Action) -> None:
+        """Ask the guard again: others may have closed nodes since it was decided.
 
         Raises:
-            LaterError: the scheduler does not answer. ActError: the node is not out by Drover, or jobs run there.
+            LaterError: it waits, and its node counts as leaving.
+        """
+        if action.action not in CLOSINGS or action.forced or self._has_closed(action):
+            return
+        self._reconciler.survey(SURVEY_S)
+        if why := self._context.detection.why_held(action, self._context.outages.leaving_after(action)):
+            raise LaterError(f"the guard holds it back: {why}")
+
+    def _refuse_busy_node(self, action: Action) -> None:
+        """Refuse a reset of a node that its scheduler may give work. Ask now: what is stored is older.
+
+        Raises:
+            LaterError: the scheduler does not answer. ActError: Drover does not have the node out, or jobs run there.
         """
         if action.forced:
             return
-        node, duty = action.node, self._desk.duties.get(action.node)
-        state = self._desk.observed(node)
-        if duty is None or not is_out(duty) or not state.out or state.mark != mark_of_duty(duty):
+        node, outage = action.node, self._outage_of(action)
+        state = self._dispatcher.observe(node)
+        if outage is None or not is_out(outage) or not state.out or state.mark != own_mark(outage):
             said = state.text or str(state.service)
             raise ActError(
                 f"not done: its scheduler does not have {node} as drained by Drover ({said}): jobs may run there"
@@ -283,149 +337,138 @@ class Worker:
             jobs = f": {', '.join(state.jobs)}" if state.jobs else ""
             raise ActError(f"not done: jobs run on {node}{jobs}; ask again when they have ended")
 
-    def _over(self, action: Action) -> str:
-        """Why it is not wanted any more; "": it is."""
+    def _why_over(self, action: Action) -> str:
+        """Return why it is no longer wanted; "": it is."""
+        context = self._context
         if action.action not in WANTED_STILL or not action.incident_id:
             return ""
-        incident = self._desk.incidents().get(action.incident_id)
+        incident = context.detection.incidents.get(action.incident_id)
         if incident is None:
-            over = self._desk.now_ms() - action.ts_ms > self._desk.config.give_up_s * 1000
+            over = context.now_ms() - action.ts_ms > context.config.give_up_s * 1000
         else:
             over = incident.closed_ms is not None
-        return "its incident ended before it could be" if over else self._desk.lowered(action)
+        return "its incident ended before it could be" if over else context.detection.why_unwanted(action)
+
+    def _outage_of(self, action: Action) -> NodeOutage | None:
+        return self._context.outages.current.get(action.node)
 
     def _has_closed(self, action: Action) -> bool:
-        """Whether it has closed its node before: an isolation that waits for its last pod, or what a stop broke off."""
-        duty = self._desk.duties.get(action.node)
-        if action.action not in CLOSINGS or duty is None or not is_out(duty):
+        """Return whether it has closed its node before: an isolation that waits for its last pod, or after a stop."""
+        outage = self._outage_of(action)
+        if action.action not in CLOSINGS or outage is None or not is_out(outage):
             return False
-        return mark_of_duty(duty) == _mark(action) and duty.ts_ms >= action.ts_ms
+        return own_mark(outage) == own_mark(action) and outage.ts_ms >= action.ts_ms
 
-    def _before(self, action: Action) -> str:
+    def _value_before(self, action: Action) -> str:
         if action.action is Act.ADVISE:
             return self.actuator.before(action.node)
-        return self._desk.before_advice(action.node)
+        return self._context.advices.value_before(action.node)
 
     def _finish(self, job: Job, state: ActionState, detail: str) -> None:
-        """The duty first: a stop in between leaves the intent, which is then found done."""
-        desk, action = self._desk, job.action
+        """Store the outage, then the outcome: after a stop in between, the intent is found done."""
+        context, action = self._context, job.action
         if state is ActionState.DONE:
-            self._move(action)
-            desk.step("moved")
+            self._set_outage(action)
+            context.crash_test_hook("moved")
             if action.action is Act.RESUME:
-                self._drop_closings(action)  # before it is stored as done: a stop in between does both again
+                self._drop_closings(action)  # before it is stored as done: after a stop in between both happen again
         elif action.action is Act.RESUME:
-            self._not_back(action, detail, job.lack)
+            outage = self._outage_of(action)
+            after = None if outage is None else self._returns.after_refusal(outage, detail, job.lack)
+            if after is not None:
+                context.outages.write(after)
         ended = replace(
-            action, state=state, detail=detail, ts_ms=desk.now_ms(), attempts=job.tries + 1, running=False,
+            action, state=state, detail=detail, ts_ms=context.now_ms(), attempts=job.tries + 1, running=False,
             foreign=state is ActionState.FAILED and job.foreign,
         )  # fmt: skip
-        desk.store.actions.write([ended])
+        context.store.actions.write([ended])
         with self._changed:
             self._jobs.pop(action.id, None)
-        desk.step("ended")
-        desk.end(ended)
+            if not self._stopping:  # else this action may be another worker's by now
+                context.outages.end_closing(action)
+        context.crash_test_hook("ended")
+        self._dispatcher.end(ended)
 
     def _drop_closings(self, resume: Action) -> None:
-        """What still waited to be done to a node before it was put back would close it again."""
+        """End older closings of a node that is back: they would close it again."""
         with self._changed:
             jobs = [j for j in self._jobs.values() if j.action.node == resume.node and j.action.action in CLOSINGS]
         for job in jobs:
             if job.action.ts_ms <= resume.ts_ms:
                 self._fail(job, f"not done to its end: {resume.by} has put the node back")
 
-    def _closed_so_far(self, job: Job) -> bool:
-        """An isolation that waits for its last pod, or fails there, has closed the node: that is out. So has a drain
-        that the scheduler took before it went away.
+    def _find_closed(self, job: Job) -> bool:
+        """Set the outage of a node that a job has closed, though it failed or waits; False: unknown, or not stored.
 
-        False: that cannot be told now, or not be kept.
+        An isolation that waits for its last pod, or fails there, has closed the node. So has a drain that the
+        scheduler took before it stopped answering.
         """
-        if self._needs_no_look(job):
+        if self._cannot_have_closed(job):
             return True
         action = job.action
         try:
-            state = self.actuator.observe_all([action.node]).get(action.node)
-            if state is not None and state.mark == _mark(action):
-                self._move(action)
+            state = self._observed(action.node)
+            if state is not None and state.mark == own_mark(action):
+                self._set_outage(action)
         except (ActError, StoreError) as error:
             log.debug("%s: not known whether it is closed: %s", action.node, error)  # the action's detail says it too
             return False
         return True
 
-    def _needs_no_look(self, job: Job) -> bool:
-        """Whether it cannot have closed a node that nobody knows to be out."""
+    def _cannot_have_closed(self, job: Job) -> bool:
+        """Return whether the job has closed no node that is not known to be out."""
         closes = job.action.action in CLOSINGS and job.touched
-        return not closes or is_out(self._desk.duties.get(job.action.node))
+        return not closes or is_out(self._outage_of(job.action))
 
     def _end_given_up(self, job: Job) -> None:
-        if self._closed_so_far(job):
-            self._back()
-            out = is_out(self._desk.duties.get(job.action.node))
+        if self._find_closed(job):
+            self._note_answer()
+            out = is_out(self._outage_of(job.action))
             self._fail(job, f"{job.given_up}{'; its node is closed' if out else ''}")
         else:
             self._put_off(job)
 
-    def _move(self, action: Action) -> None:
-        """The node's duty after an act that is done."""
-        desk, now_ms = self._desk, self._desk.now_ms()
-        duty = desk.duties.get(action.node)
-        if action.action in CLOSINGS and not is_out(duty):
-            state = self.actuator.observe_all([action.node]).get(action.node)
+    def _set_outage(self, action: Action) -> None:
+        """Set the outage of a node after an act that is done."""
+        context, outages = self._context, self._context.outages
+        outage, now_ms = self._outage_of(action), context.now_ms()
+        if action.action in CLOSINGS and not is_out(outage):
+            state = self._observed(action.node)
             found = None if state is None or not state.out else adopted(state, now_ms)
-            if found is not None and mark_of_duty(found) != _mark(action):
-                # Closed by a person, or for an incident that the store has lost: a pass proves nothing of that.
-                desk.set_duty(found if action.by == ITSELF else replace(found, by=action.by))
+            if found is not None and own_mark(found) != own_mark(action):
+                # Closed by a person, or for an incident that the store has lost: a pass proves nothing about that.
+                outages.write(found if action.by == ITSELF else replace(found, by=action.by))
                 return
-            mark = _mark(action)
-            desk.set_duty(taken_out(action.node, mark, action.why, action.by, duty, now_ms, desk.config.return_days))
-        elif action.action in CLOSINGS and action.by != ITSELF and duty is not None:
-            if kept := drained_too(duty, action.by, action.why, now_ms):
-                desk.set_duty(kept)
-        elif action.action is Act.RESUME and duty is not None and is_out(duty):
-            asked_ms = duty.asked_ms if action.by == ITSELF else 0
-            desk.set_duty(
-                moved(duty, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, passed_before=False)
+            outages.write(taken_out(action, outage, now_ms, context.config.return_days))
+        elif action.action in CLOSINGS and action.by != ITSELF and outage is not None:
+            if kept := drained_too(outage, action.by, action.why, now_ms):
+                outages.write(kept)
+        elif action.action is Act.RESUME and outage is not None and is_out(outage):
+            asked_ms = outage.asked_ms if action.by == ITSELF else 0
+            outages.write(
+                moved(outage, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, passed_before=False)
             )
 
-    def _not_back(self, action: Action, why: str, lack: Lack | None) -> None:
-        """One that passed and could not be put back is seen as such, not as one whose probes run for ever."""
-        duty = self._desk.duties.get(action.node)
-        now_ms, withheld = self._desk.now_ms(), lack is not None and lack.withheld is not Withheld.NO
-        if lack is not None and not withheld and duty is not None and is_out(duty) and not kept_by(duty):
-            finding = lack.waits_for is WaitsFor.FINDING
-            self._desk.set_duty(self._desk.contradicted(duty, lack) if finding else held(duty, lack, now_ms))
-        elif duty is not None and (duty.stage is Health.VALIDATING or (withheld and not kept_by(duty))):
-            if lack is not None and withheld:
-                after = moved(
-                    duty,
-                    Health.DRAINED,
-                    now_ms,
-                    why,
-                    withheld=lack.withheld,
-                    incidents=lack.incidents,
-                    passed_before=True,
-                )
-            else:
-                after = unjudged(duty, f"it could not be put back: {why}", now_ms)
-            self._desk.set_duty(replace(after, asked_ms=0))
-
-    def _later(self, job: Job, why: str, known: bool) -> None:
-        """`known`: whether it has closed its node: else it is looked at until that is, however long it takes."""
-        desk, action = self._desk, job.action
+    def _retry(self, job: Job, why: str, known: bool) -> None:
+        """Try again later. `known`: whether it has closed its node; else it is observed until that is known."""
+        context, action = self._context, job.action
         job.tries += 1
-        told = f"not yet, tried again: {why}"
-        if job.detail is None and desk.now_ms() - action.ts_ms > desk.config.give_up_s * 1000:
-            told = f"given up after {job.tries} tries: {why}"
+        text = f"not yet, tried again: {why}"
+        if job.detail is None and context.now_ms() - action.ts_ms > context.config.give_up_s * 1000:
+            text = f"given up after {job.tries} tries: {why}"
             if known:
-                self._fail(job, told)
+                self._fail(job, text)
                 return
-            job.given_up = told
-            told += "; whether the node was closed is not known, and looked at until it is"
+            job.given_up = text
+            text += "; whether the node was closed is not known, and looked at until it is"
         self._put_off(job)
-        if action.detail != told:
-            log.warning("%s %s: %s", action.action, action.node, told)
-            job.action = replace(action, running=False, detail=told, attempts=job.tries)
-            self._note(job.action)
+        if action.detail != text:
+            log.warning("%s %s: %s", action.action, action.node, text)
+            job.action = replace(action, running=False, detail=text, attempts=job.tries)
+            try:
+                context.store.actions.write([job.action])
+            except StoreError as error:
+                log.warning("the store: %s", error)
 
     def _put_off(self, job: Job) -> None:
         job.due = time.monotonic() + WAITS_S[min(job.tries, len(WAITS_S)) - 1]
@@ -441,54 +484,45 @@ class Worker:
             log.warning("the store: %s", error)
             job.due = time.monotonic() + STORE_WAIT_S
 
-    def _note(self, action: Action) -> None:
-        try:
-            self._desk.store.actions.write([action])
-        except StoreError as error:
-            log.warning("the store: %s", error)
+    # ---- the scheduler
 
-    def _gone_away(self, why: str) -> None:
-        self._looks.first = self.actuator.surveys
-        self._desk.note_stale()
+    def _note_away(self, why: str) -> None:
+        self._reconciler.survey_first = self.actuator.surveys
+        self._context.surveys.drop_stale()
         self._away += 1
         self._away_until = time.monotonic() + WAITS_S[min(self._away, len(WAITS_S)) - 1]
-        self._desk.troubles[self.actuator.name] = f"{why}; {len(self._jobs)} actions wait for it."
+        self._context.troubles[self.actuator.name] = f"{why}; {len(self._jobs)} actions wait for it."
 
-    def _back(self) -> None:
+    def _note_answer(self) -> None:
         self._away, self._away_until = 0, 0.0
-        self._desk.troubles.pop(self.actuator.name, None)
-
-    # ---- looks at what is out
+        self._context.troubles.pop(self.actuator.name, None)
 
     def _survey(self) -> None:
-        """Who is out, before anything is done: after a start, and when the scheduler was away."""
+        """Survey who is out before anything is done: after a start, and when the scheduler was away."""
         try:
-            self._desk.store.fence()
-            self._looks.survey()
-            self._back()
+            self._context.store.fence()
+            self._reconciler.survey()
+            self._note_answer()
         except StoreError as error:
-            log.debug("no look at all nodes: %s", error)
+            log.debug("no survey of all nodes: %s", error)
             self._away_until = time.monotonic() + STORE_WAIT_S
         except AwayError as error:
-            self._gone_away(str(error))
+            self._note_away(str(error))
 
-    def _look(self) -> bool:
-        """False: it was broken off, as an action has come meanwhile: many nodes may be out, and a store be slow."""
+    def _reconcile(self) -> bool:
+        """Return False if it was interrupted, because an action is due."""
+        nodes = {action.node for action in self.waiting()}
         try:
-            self._desk.store.fence()
-            return self._looks.look({a.node for a in self.waiting()}, self._back, self._has_come)
+            self._context.store.fence()
+            return self._reconciler.reconcile(nodes, self._note_answer, self._is_due)
         except StoreError as error:
-            log.debug("no look: %s", error)
+            log.debug("not reconciled: %s", error)
         except AwayError as error:
-            self._gone_away(str(error))
+            self._note_away(str(error))
         except ActError as error:
-            self._desk.troubles[self.actuator.name] = f"{self.actuator.name}: {error}."
+            self._context.troubles[self.actuator.name] = f"{self.actuator.name}: {error}."
         return True
 
-    def _has_come(self) -> bool:
+    def _is_due(self) -> bool:
         with self._changed:
             return self._stopping or self._next(time.monotonic()) is not None
-
-
-def _mark(action: Action) -> str:
-    return action.incident_id or HAND

@@ -78,9 +78,13 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
 def _done(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
     if not why:
         raise bad_argument("say why: it stands in the record and in the scheduler's reason")
-    desk = _desk(facts)
+    dispatcher = _dispatcher(facts)
     try:
-        return _resume(desk, request, why, by) if act is Act.RESUME else _take_out(facts, desk, request, act, why, by)
+        return (
+            _resume(dispatcher, request, why, by)
+            if act is Act.RESUME
+            else _take_out(facts, dispatcher, request, act, why, by)
+        )
     except ActError as error:
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
 
@@ -104,20 +108,21 @@ def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: b
     act = next((act for act in BY_HAND if act == request.act), None)
     if act is None:
         raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
-    desk = facts.pipeline.desk
-    duty = (desk.duties if desk is not None else facts.pipeline.engine.duties).get(request.node)
+    dispatcher = facts.pipeline.dispatcher
+    outages = facts.pipeline.engine.duties if dispatcher is None else dispatcher.context.outages.current
+    duty = outages.get(request.node)
     reply = pb.ActPreview(
         may_act=may, no_force=not forces, jobs=_jobs_on(facts, n), mode=facts.pipeline.ceiling,
         stage=str(duty.stage) if duty is not None and is_out(duty) else "",
     )  # fmt: skip
-    if desk is None or (why_not := desk.acts_not(request.node)):
-        reply.hindrance = OBSERVES if desk is None else why_not
+    if dispatcher is None or (why_not := dispatcher.acts_not(request.node)):
+        reply.hindrance = OBSERVES if dispatcher is None else why_not
     elif act is Act.RESUME:
         reply.hindrance = may_resume(request.node, duty) or ""
-        if desk.validator is not None and desk.config.validate:
-            reply.validates = desk.config.validate_level
+        if dispatcher.returns.validator is not None and dispatcher.context.config.validate:
+            reply.validates = dispatcher.context.config.validate_level
     elif act in (Act.RESET, Act.REBOOT):
-        reply.hindrance = desk.hindrance(act)
+        reply.hindrance = dispatcher.hindrance(act)
         if duty is None or duty.stage not in IDLE:
             reply.guard = f"jobs may run on {request.node}: drain it first"
     else:
@@ -161,37 +166,33 @@ def list_actions(facts: ApiSnapshot, request: pb.ActionsRequest) -> pb.ActionLis
     )
 
 
-def _desk(facts: ApiSnapshot) -> ActionDispatcher:
-    desk = facts.pipeline.desk
-    if desk is None:
+def _dispatcher(facts: ApiSnapshot) -> ActionDispatcher:
+    dispatcher = facts.pipeline.dispatcher
+    if dispatcher is None:
         raise RefusalError(grpc.StatusCode.FAILED_PRECONDITION, OBSERVES)
-    return desk
+    return dispatcher
 
 
-def _resume(desk: ActionDispatcher, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
-    action, said = desk.resume(request.node, why, by, request.force)
-    return pb.ActReply(detail=said) if action is None else _reply(desk.wait(action, WAIT_S))
+def _resume(dispatcher: ActionDispatcher, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
+    action, said = dispatcher.resume(request.node, why, by, request.force)
+    return pb.ActReply(detail=said) if action is None else _reply(dispatcher.wait(action, WAIT_S))
 
 
 def _take_out(
-    facts: ApiSnapshot, desk: ActionDispatcher, request: pb.ActRequest, act: Act, why: str, by: str
+    facts: ApiSnapshot, dispatcher: ActionDispatcher, request: pb.ActRequest, act: Act, why: str, by: str
 ) -> pb.ActReply:
-    duty = desk.duties.get(request.node)
+    outages = dispatcher.context.outages
+    duty = outages.current.get(request.node)
     if act in (Act.RESET, Act.REBOOT):
         if not request.force and (duty is None or duty.stage not in IDLE):
             raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
-        return _reply(desk.wait(desk.drain(request.node, act, why, by, request.force), WAIT_S))
-    desk.check(request.node)
-    # Counted before the guard is asked and until it waits among the others: of two that are asked for at once each
-    # would find room for one, as would what Drover decides meanwhile.
-    desk.asked[request.node] = None
-    try:
+        return _reply(dispatcher.wait(dispatcher.drain(request.node, act, why, by, request.force), WAIT_S))
+    dispatcher.check(request.node)
+    with outages.requested(request.node):
         if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
             raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
-        made = desk.drain(request.node, act, why, by, request.force)
-    finally:
-        desk.asked.pop(request.node, None)
-    return _reply(desk.wait(made, WAIT_S))
+        made = dispatcher.drain(request.node, act, why, by, request.force)
+    return _reply(dispatcher.wait(made, WAIT_S))
 
 
 def _held(node: str, engine: Engine) -> str | None:

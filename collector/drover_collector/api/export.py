@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from drover_collector.api.snapshot import ApiSnapshot, bad_argument
-from drover_collector.pipeline.inventories import BEFORE_MS, SLICE_NODES
+from drover_collector.pipeline.restore import BEFORE_MS, SLICE_NODES
 from drover_collector.store import ProbeRow
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import (

@@ -87,7 +87,7 @@ def get_status(facts: ApiSnapshot) -> pb.Status:
         pending=len(api_decisions.pending(facts)),
         receivers=facts.pipeline.outbox.receivers,
         policy=pipeline.policy.name,
-        role=pipeline.role(),
+        role=pipeline.lease.role(pipeline.leading),
     )
     api_store.fill(status, facts)
     _fill_use(status, facts)

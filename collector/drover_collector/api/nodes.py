@@ -215,7 +215,7 @@ def _values(scope: Scope, newest: Newest, reasons: Reasons, lacking: str) -> lis
 
 def newest_bucket(facts: ApiSnapshot) -> Bucket | None:
     """What peers did lately; None when nothing was judged lately, for then it is no measure."""
-    bucket = facts.pipeline.newest
+    bucket = facts.pipeline.buckets.newest
     return bucket if bucket is not None and bucket.end_ms > facts.now_ms() - SILENT_MS else None
 
 

@@ -206,11 +206,11 @@ def _whole(counts: Counter[str]) -> dict[str, int]:
 def _detection(facts: ApiSnapshot) -> pb.DetectionState:
     pipeline, ticks = facts.pipeline, facts.pipeline.ticks
     done = max(1, ticks.done)
-    failures = dict(pipeline.engine.troubles)
-    lease = pipeline.lease()
+    failures = dict(pipeline.engine.errors)
+    lease = pipeline.lease.state()
     slowest = sorted(dict(pipeline.engine.seconds).items(), key=lambda item: -item[1])
     return pb.DetectionState(
-        role=pipeline.role(),
+        role=pipeline.lease.role(pipeline.leading),
         holder=lease.holder,
         lease_left_s=lease.left_s,
         lease_s=lease.ttl_s,
@@ -228,7 +228,7 @@ def _detection(facts: ApiSnapshot) -> pb.DetectionState:
                 name=name,
                 seconds=seconds / done,
                 failures=failures[name].count if name in failures else 0,
-                newest_failure=str(failures[name].newest) if name in failures else "",
+                newest_failure=str(failures[name].latest) if name in failures else "",
             )
             for name, seconds in slowest
         ],

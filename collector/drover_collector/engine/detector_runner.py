@@ -1,10 +1,13 @@
-"""What the detectors know of a fleet: the newest buckets, who was heard when, and the state of each."""
+"""Run the detectors over the newest buckets and events, and keep each detector's state.
+
+Pure: no I/O; a clock is read for metrics only.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,107 +27,116 @@ from drover_core.model.events import (
     Member,
 )
 
-WINDOW_BUCKETS = 6  # kept in memory; what detectors must know for longer is in their state
+WINDOW_BUCKETS = 6  # in memory; a detector that needs more history keeps it in its state
 
 
 @dataclass(slots=True)
-class Trouble:
-    """A detector that raised; it is asked again at the next call."""
+class DetectorError:
+    """A detector raised. It runs again on the next call."""
 
     count: int = 0
-    newest: str = ""
+    latest: str = ""
+
+
+@dataclass(slots=True)
+class DetectorContext:
+    """What all detectors read and the engine updates.
+
+    Attributes:
+        inventory: what each node reported about its hardware and settings.
+        history: past failures of each node, for risk.
+        errors: detector -> what it raised, and how often.
+        seconds: detector -> time spent in it. Metrics only.
+    """
+
+    started_ms: int
+    inventory: Inventory
+    history: Troubles = field(default_factory=Troubles)
+    errors: dict[str, DetectorError] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class DetectorRunner:
-    """
-    Args:
-        inventory, past: what nodes told of themselves, and went through; others add to them.
+    """Buckets, detector states and reporting times of one fleet. One thread at a time, but for `late_ms`.
+
     Attributes:
-        states: detector -> what it keeps. troubles: detector -> what went wrong inside it, and how often.
-        seconds: detector -> time spent in it, for metrics; nothing is judged by it.
-        rhythm: how often each node reports.
+        states: detector -> its state.
+        report_interval: how often each node reports.
     """
 
-    def __init__(
-        self,
-        index: FleetIndex,
-        detectors: Sequence[Detector],
-        started_ms: int,
-        inventory: Inventory,
-        past: Troubles,
-        troubles: dict[str, Trouble],
-        seconds: dict[str, float],
-    ) -> None:
-        self.index, self.detectors, self.started_ms = index, detectors, started_ms
-        self.inventory, self.past, self.troubles, self.seconds = inventory, past, troubles, seconds
+    def __init__(self, index: FleetIndex, detectors: Sequence[Detector], context: DetectorContext) -> None:
+        self.index, self.detectors, self.context = index, detectors, context
         self.states: dict[str, object] = {}
         self.buckets = Buckets(WINDOW_BUCKETS)
-        self.rhythm = ReportInterval(index)
-        self._node_heard_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)
-        self._gpu_heard_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
+        self.report_interval = ReportInterval(index)
+        self._node_reported_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)  # 0: never
+        self._gpu_reported_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = self._newest_length_ms = 0
 
-    def afresh(self) -> DetectorRunner:
-        """Those of a fleet of which nothing was heard yet."""
-        return DetectorRunner(
-            self.index, self.detectors, self.started_ms, self.inventory, self.past, self.troubles, self.seconds
-        )
+    def reset_copy(self) -> DetectorRunner:
+        """Return a runner with the same detectors and context that has seen no data."""
+        return DetectorRunner(self.index, self.detectors, self.context)
 
     def window(self, fresh: bool, events: tuple[Event, ...] = ()) -> Window:
+        """Return what the detectors judge: the newest buckets and these events. `fresh`: a bucket is new."""
+        context = self.context
         return Window(
-            self.index, self.buckets.all(), fresh, events, self.started_ms, self.inventory, self.past, self.rhythm
-        )
+            self.index, self.buckets.all(), fresh, events, context.started_ms, context.inventory, context.history,
+            self.report_interval,
+        )  # fmt: skip
 
-    def hear(self, bucket: Bucket) -> None:
+    def add_bucket(self, bucket: Bucket) -> None:
+        """Add the newest closed bucket. Buckets come in order of time."""
         self.buckets.append(bucket)
-        self.rhythm.hear(bucket)
-        self._gpu_heard_ms[bucket.gpu_rows > 0] = bucket.end_ms
+        self.report_interval.hear(bucket)
+        self._gpu_reported_ms[bucket.gpu_rows > 0] = bucket.end_ms
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
-        self._node_heard_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
+        self._node_reported_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
         self._newest_end_ms, self._newest_length_ms = bucket.end_ms, bucket.length_ms
 
     def detect(self, window: Window, now_ms: int) -> list[Finding]:
+        """Run every detector. One that raises is counted and skipped; the others still run."""
         found: list[Finding] = []
         for event in window.events:
             if event.kind is EventKind.LIFECYCLE and event.code == "agent_started":
-                self.rhythm.forget(event.node)
+                self.report_interval.forget(event.node)
         for detector in self.detectors:
             began = time.perf_counter()
             try:
                 findings, self.states[detector.name] = detector.detect(window, self.states.get(detector.name), now_ms)
-            except Exception as error:  # noqa: BLE001  # one detector's bug must not blind the others; it is counted and shown
-                trouble = self.troubles.setdefault(detector.name, Trouble())
-                trouble.count += 1
-                trouble.newest = f"{type(error).__name__}: {error}"
+            except Exception as error:  # noqa: BLE001  # a defect in one detector must not stop the others; it is shown
+                record = self.context.errors.setdefault(detector.name, DetectorError())
+                record.count += 1
+                record.latest = f"{type(error).__name__}: {error}"
                 continue
             finally:
-                self.seconds[detector.name] += time.perf_counter() - began
+                self.context.seconds[detector.name] += time.perf_counter() - began
             found += findings
         return found
 
-    def heard_ms(self, member: Member) -> int:
-        """How much time the newest bucket tells of a node or GPU; 0 when it was silent."""
+    def coverage_ms(self, member: Member) -> int:
+        """Return how much of the newest bucket a node or GPU speaks for, in ms: its length, or 0 if it was silent."""
         node, slot = member
         n, g = self.index.node_number.get(node), None if slot is None else self.index.gpu(node, slot)
-        at = 0 if n is None else int(self._node_heard_ms[n] if g is None else self._gpu_heard_ms[g])
+        at = 0 if n is None else int(self._node_reported_ms[n] if g is None else self._gpu_reported_ms[g])
         if n is None or at >= self._newest_end_ms:
             return self._newest_length_ms if n is not None else 0
-        # One that reports every 30 s speaks for the empty buckets between two reports.
-        quiet = self._node_heard_ms < self._newest_end_ms
-        spacing_ms = int(self.rhythm.spacing_ms(self._newest_length_ms, quiet)[n])
+        # A node that reports every 30 s speaks for the empty buckets between two reports.
+        quiet = self._node_reported_ms < self._newest_end_ms
+        spacing_ms = int(self.report_interval.spacing_ms(self._newest_length_ms, quiet)[n])
         return self._newest_length_ms if self._newest_end_ms - at < spacing_ms else 0
 
     def late_ms(self, n: int) -> int:
-        """How long a node may give nothing until it counts as silent. Any thread may ask."""
-        return self.rhythm.late_ms(n, self._newest_length_ms)
+        """Return how long node `n` may report nothing until it counts as silent. Any thread may ask."""
+        return self.report_interval.late_ms(n, self._newest_length_ms)
 
-    def heard_lately(self) -> tuple[Bools, Bools]:
-        """bool [N] and [G]: False where the health is unknown, since nothing came for too long."""
+    def reporting(self) -> tuple[Bools, Bools]:
+        """Return which nodes [N] and GPUs [G] have reported lately. The health of the others is unknown."""
         after: Times | int = self._newest_end_ms - least_silence_ms(self._newest_length_ms)
-        nodes, gpus = self._node_heard_ms > after, self._gpu_heard_ms > after
+        nodes, gpus = self._node_reported_ms > after, self._gpu_reported_ms > after
         if not (nodes.all() and gpus.all()) and self._newest_end_ms:
             quiet = ~nodes
             quiet[self.index.gpu_node[~gpus]] = True
-            after = self._newest_end_ms - self.rhythm.silent_after_ms(self._newest_length_ms, quiet)
-            nodes, gpus = self._node_heard_ms > after, self._gpu_heard_ms > after[self.index.gpu_node]
-        return nodes & (self._node_heard_ms > 0), gpus & (self._gpu_heard_ms > 0)
+            after = self._newest_end_ms - self.report_interval.silent_after_ms(self._newest_length_ms, quiet)
+            nodes, gpus = self._node_reported_ms > after, self._gpu_reported_ms > after[self.index.gpu_node]
+        return nodes & (self._node_reported_ms > 0), gpus & (self._gpu_reported_ms > 0)

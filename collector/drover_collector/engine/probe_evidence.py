@@ -1,7 +1,7 @@
 """What verdicts of probes mean for incidents: a failed one proves, a passed one clears what it can refute. Pure.
 
 A suspicion is refuted by the figures that its cause would show in, and by no others: a GPU that multiplies as fast as
-its peers may still have a slow link. What registers and logs tell (an XID, a failed remap) no probe refutes.
+its peers may still have a slow link. What registers and logs report (an XID, a failed remap) no probe refutes.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def read(verdicts: Sequence[ProbeVerdict], incidents: Iterable[Incident], now_ms
                 elif NAME in incident.detectors and "sdc" in verdict.good:
                     findings.append(_over(incident, verdict, now_ms))  # what else was found of it may still hold
         else:
-            noted |= {i.id: f"a probe could not tell: {verdict.text}" for i in _meant(verdict, open_)}
+            noted |= {i.id: f"a probe gave no verdict: {verdict.text}" for i in _meant(verdict, open_)}
             if verdict.gpu is None and verdict.end == LOST:
                 findings.append(_silent_driver(verdict, now_ms))
     return Word(tuple(findings), refuted, noted)
 
 
 def refutable(incident: Incident) -> bool:
-    """Whether a passed probe may clear it at all."""
+    """Return whether a passed probe may clear it."""
     proved = NAME in incident.detectors and set(incident.detectors) <= {NAME, DRIFT, "straggler"}
     return proved or incident.kind is IncidentKind.STRAGGLER
 
@@ -128,7 +128,7 @@ def _failed(incident: Incident) -> set[str]:
 
 
 def _meant(verdict: ProbeVerdict, open_: Iterable[Incident]) -> list[Incident]:
-    """Of an order that came to nothing: the incident it was for."""
+    """Return the incident of an order without a result."""
     return [i for i in open_ if verdict.gpu is None and i.id == verdict.incident_id]
 
 
@@ -160,7 +160,7 @@ def _proof(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> Fin
 
 
 def _silent_driver(verdict: ProbeVerdict, now_ms: int) -> Finding:
-    """The same as what an agent tells whose calls into the driver do not return: no GPU in particular is to blame."""
+    """Return what an agent reports whose calls into the driver do not return: no single GPU is to blame."""
     return Finding(
         NAME, IncidentKind.LIVENESS, "driver_hung", "node", verdict.node, None, ((verdict.node, None),), now_ms,
         verdict.ts_ms, Severity.CRITICAL, CONFIDENCE_DRIVER, RecommendedAction.DRAIN,
@@ -178,7 +178,7 @@ def _over(incident: Incident, verdict: ProbeVerdict, now_ms: int) -> Finding:
 
 
 def _drift(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> list[Finding]:
-    """A GPU that became worse than it was itself: told, and nothing is done for it. Ends when a later order says so."""
+    """Report a GPU that became slower than it was; nothing is done for it. It ends when a later order shows its end."""
     if verdict.gpu is None:
         return []
     known = any(DRIFT in i.detectors for i in about)
@@ -196,22 +196,24 @@ def _drift(verdict: ProbeVerdict, about: Sequence[Incident], now_ms: int) -> lis
 
 
 def _shifts(verdict: ProbeVerdict, open_: Sequence[Incident], now_ms: int) -> list[Finding]:
-    """What a whole configuration has lost with its driver: one incident for each figure, of the node that showed it
-    first; over when a later order of any of them shows it no more."""
+    """Report what a whole configuration has lost with its driver: one incident a figure, of the first node to show it.
+
+    It ends when a later order of any node no longer shows it.
+    """
     shifted = {figure: i for i in open_ for figure in i.snapshot_of(DRIFT).get("figures", {})}
     known = {figure: shifted[figure] for figure in verdict.measured if figure in shifted}
-    told = dict(zip(verdict.shifted, verdict.shifts, strict=True))
+    shifts = dict(zip(verdict.shifted, verdict.shifts, strict=True))
     found = []
-    for figure in dict.fromkeys([*told, *known]):
+    for figure in dict.fromkeys([*shifts, *known]):
         incident = known.get(figure)
         node = verdict.node if incident is None or incident.node is None else incident.node
-        text = told.get(figure, verdict.text)
+        text = shifts.get(figure, verdict.text)
         found.append(
             Finding(
                 DRIFT, IncidentKind.DRIFT, f"driver_{figure.split()[0]}", "node", node, None, ((node, None),), now_ms,
                 verdict.ts_ms, Severity.INFO, 0.9, RecommendedAction.WATCH, f"Slower since its driver: {text}",
                 "Compare the drivers' notes, clocks and power limits before more nodes get it; no board is to blame.",
-                (Evidence(text),), cleared=figure not in told, snapshot={"figures": {figure: True}},
+                (Evidence(text),), cleared=figure not in shifts, snapshot={"figures": {figure: True}},
             )
         )  # fmt: skip
     return found

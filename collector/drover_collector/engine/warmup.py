@@ -1,8 +1,8 @@
-"""What detectors knew before a restart, built again out of what they saw: buckets and judged events, in order of time.
+"""Rebuild what detectors knew before a restart, from buckets and judged events in order of time.
 
-What they find there was told before the restart; only what ended meanwhile is news, and lines that were held then. Of
-a large fleet this takes a while: it is done beside the senses that judge events already, a bucket at a time, and put in
-their place at its end.
+What they find there was reported before the restart. New are only conditions that ended meanwhile, and lines that
+were held when the former run stopped. For a large fleet this takes a while, so a second runner does it, a bucket at a
+time, while the first judges events; at the end it takes the first one's place.
 """
 
 from __future__ import annotations
@@ -28,95 +28,97 @@ from drover_core.model.events import (
 )
 
 LAG_MS = 7_000  # a bucket is judged this long after its end: batches of 5 s, and 2 s on the way
-TOGETHER_MS = 1_000  # events of a restart: thousands one by one would each cost a look at all the others
+TOGETHER_MS = 1_000  # events of a restart: one by one, each of thousands would cost a look at all the others
 
 
 class DetectorWarmup:
-    """`hear` each bucket in order of time, then `finish`.
+    """`add_bucket` with each bucket in order of time, then `finish`.
 
     Args:
-        senses: new ones. incidents: that a former run left, those of the guard not among them.
-        events: that were judged. back: nodes that are back in service -> their duty.
+        runner: one without data. incidents: of the former run, without those of the guard.
+        events: that were judged. back: nodes that are back in service -> their outage.
     Attributes:
-        senses: what the detectors know. over: what ended in that time, by what it is about. missed: lines that waited
-            for company when the former run stopped, and that no incident tells of.
+        over: subject -> the finding that ended in that time.
+        missed: subject -> a finding that was held when the former run stopped, and that no incident shows.
     """
 
     def __init__(
         self,
-        senses: DetectorRunner,
+        runner: DetectorRunner,
         incidents: Sequence[Incident],
         events: Iterable[Event],
         back: Mapping[str, NodeOutage],
         subject_of: Callable[[Finding], object],
     ) -> None:
-        self.senses, self._subject_of = senses, subject_of
+        self.runner, self._subject_of = runner, subject_of
         self.over: dict[object, Finding] = {}
         self.missed: dict[object, Finding] = {}
         self._known = [i for i in incidents if not {kernel.NAME, xid.NAME}.isdisjoint(i.detectors)]
-        senses.states |= {name: restored(incidents) for name, restored in RESTORED.items()}
-        senses.states[liveness.NAME] = liveness.restored(senses.index, incidents, senses.started_ms)
-        self._back, self._boots = back, Boots(senses.index)
-        self._told = deque(sorted(((e.received_ms or e.ts_ms, e) for e in events), key=lambda entry: entry[0]))
-        self._since: list[tuple[int, tuple[Event, ...] | str]] = []  # what was judged, and who came back, meanwhile
+        runner.states |= {name: restored(incidents) for name, restored in RESTORED.items()}
+        runner.states[liveness.NAME] = liveness.restored(runner.index, incidents, runner.context.started_ms)
+        self._back, self._boots = back, Boots(runner.index)
+        self._events = deque(sorted(((e.received_ms or e.ts_ms, e) for e in events), key=lambda entry: entry[0]))
+        self._since: list[tuple[int, tuple[Event, ...] | str]] = []  # events judged, and nodes that returned, meanwhile
 
-    def hear(self, bucket: Bucket) -> None:
-        """The next bucket, after the events that were judged before it."""
-        at_ms = bucket.end_ms + LAG_MS
-        self._tell(at_ms)
-        self.senses.hear(bucket)
-        self._note(self.senses.detect(self.senses.window(True), at_ms))
+    def add_bucket(self, bucket: Bucket) -> None:
+        """Judge the next bucket, after the events that were judged before it."""
+        self._add(bucket, fresh=True)
 
-    def place(self, bucket: Bucket) -> None:
-        """The next bucket, of which only is known who held which GPU and who was heard: errors of a job are put down to
-        one by it. Lines that waited for company fall due, or the next event would have them told again."""
+    def add_placement(self, bucket: Bucket) -> None:
+        """Add a bucket without metric values: jobs and who reported, enough to attribute a job's errors.
+
+        Lines that waited for others fall due with it; else the next event would report them again.
+        """
+        self._add(bucket, fresh=False)
+
+    def _add(self, bucket: Bucket, fresh: bool) -> None:
         at_ms = bucket.end_ms + LAG_MS
-        self._tell(at_ms)
-        self.senses.hear(bucket)
-        self._note(self.senses.detect(self.senses.window(False), at_ms))
+        self._judge_events(at_ms)
+        self.runner.add_bucket(bucket)
+        self._note(self.runner.detect(self.runner.window(fresh), at_ms))
 
     def judged(self, now_ms: int, events: tuple[Event, ...]) -> None:
-        """Events that were judged while this is under way, by other senses."""
+        """Note events that the other runner judges meanwhile."""
         self._since.append((now_ms, events))
 
     def returned(self, now_ms: int, node: str) -> None:
-        """Likewise a node that came back to service."""
+        """Note a node that comes back to service meanwhile."""
         self._since.append((now_ms, node))
 
     def finish(self) -> None:
-        """After the newest bucket."""
-        self._tell(None)
+        """Judge what is left, after the newest bucket."""
+        self._judge_events(None)
         for at_ms, what in self._since:
             if isinstance(what, str):
-                back(self.senses, what, at_ms)
-            else:  # told by those other senses
+                note_return(self.runner, what, at_ms)
+            else:
                 for event in what:
                     self._boots.note(event)
-                self._note(self.senses.detect(self.senses.window(False, what), at_ms), told=True)
+                self._note(self.runner.detect(self.runner.window(False, what), at_ms), reported=True)
         self._since.clear()
-        # What was judged as history of an earlier boot, or waited when its node was booted, is none.
+        # Lines of an earlier boot, or that waited when their node was booted, are history.
         self.missed = {
             key: f for key, f in self.missed.items() if f.node is None or not self._boots.since(f.node, f.ts_ms)
         }
 
-    def _tell(self, before_ms: int | None) -> None:
-        """Events up to a time, those together that came together, as they do live."""
-        while self._told and (before_ms is None or self._told[0][0] <= before_ms):
-            first_ms, event = self._told.popleft()
+    def _judge_events(self, before_ms: int | None) -> None:
+        """Judge events up to a time, those in one call that came at one time, as live."""
+        while self._events and (before_ms is None or self._events[0][0] <= before_ms):
+            first_ms, event = self._events.popleft()
             together, newest_ms = [(first_ms, event)], first_ms
-            while self._told and (before_ms is None or self._told[0][0] <= before_ms):
-                if self._told[0][0] - first_ms > TOGETHER_MS:
+            while self._events and (before_ms is None or self._events[0][0] <= before_ms):
+                if self._events[0][0] - first_ms > TOGETHER_MS:
                     break
-                newest_ms, event = self._told.popleft()
+                newest_ms, event = self._events.popleft()
                 together.append((newest_ms, event))
-            window = self.senses.window(False)
+            window = self.runner.window(False)
             for _, event in together:
                 self._boots.note(event)
             judged = tuple(dealt_with(event, at_ms, self._back, window, self._boots) for at_ms, event in together)
-            self._note(self.senses.detect(self.senses.window(False, judged), newest_ms))
+            self._note(self.runner.detect(self.runner.window(False, judged), newest_ms))
 
-    def _note(self, findings: Iterable[Finding], told: bool = False) -> None:
-        """What ended in the time that a restart reads again: told with the first bucket, unless it began anew."""
+    def _note(self, findings: Iterable[Finding], reported: bool = False) -> None:
+        """Keep for the first bucket what has ended. `reported`: the other runner has reported these findings."""
         for finding in findings:
             key = finding.detector, finding.kind, self._subject_of(finding)
             if finding.cleared:
@@ -124,12 +126,14 @@ class DetectorWarmup:
                 self.missed.pop(key, None)
                 continue
             self.over.pop(key, None)
-            if not told and self._was_missed(finding):
+            if not reported and self._was_missed(finding):
                 self.missed[key] = finding
 
     def _was_missed(self, finding: Finding) -> bool:
-        """Events are read for an hour back, and so are the incidents that came of them, closed ones too. So a line that
-        none of these tells of was held when the former run stopped."""
+        """Return whether no incident shows a finding: its line was held when the former run stopped.
+
+        Events of the last hour are read, and their incidents too, closed ones included.
+        """
         if finding.detector not in (kernel.NAME, xid.NAME) or finding.severity is Severity.INFO:
             return False
         nodes, rank = {node for node, _ in finding.members}, SEVERITY_ORDER.index(finding.severity)
@@ -141,8 +145,8 @@ class DetectorWarmup:
         )
 
 
-def back(senses: DetectorRunner, node: str, now_ms: int) -> None:
-    """A node is back in service: an error of it from now on is a new one."""
-    state = senses.states.get(xid.NAME)
+def note_return(runner: DetectorRunner, node: str, now_ms: int) -> None:
+    """Note that a node is back in service: errors from now on are new ones."""
+    state = runner.states.get(xid.NAME)
     if isinstance(state, XidState):
         back_in_service(state, node, now_ms, xid.BURST_GAP_MS)

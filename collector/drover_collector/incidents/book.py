@@ -1,12 +1,12 @@
-"""Findings about the same thing become one incident, with the root cause as its headline. Pure: no I/O, no clock.
+"""Combine findings about one subject into one incident, headed by the root cause. Pure: no I/O, no clock.
 
 joins       a finding on a GPU joins the open incident of that GPU; on a silent node, that of the node; in a silent
             or hot rack, that of the rack. Information joins what is open and never opens something on top of it.
 headline    the strongest by ROOT; severity, action and confidence are the strongest of all.
 absorbs     a wider finding (node, rack, leaf, job) takes in the narrower incidents it explains.
-holds back  a job's stragglers right after one of its GPUs or nodes failed: its peers only wait. Not those that tell
-            by themselves why they are slow.
-closes      when every detector has said that it is over, or has been quiet for its own time.
+holds back  a job's stragglers right after one of its GPUs or nodes failed: its peers only wait. Not those whose
+            own values show why they are slow.
+closes      when every detector has reported its end, or has been quiet for its own time.
 """
 
 from __future__ import annotations
@@ -94,13 +94,17 @@ class IncidentBook:
         return [record for record in self.records.values() if record.incident.closed_ms is None]
 
     def apply(
-        self, findings: Sequence[Finding], now_ms: int, closing: bool, heard_ms: Callable[[Member], int] | None = None
+        self,
+        findings: Sequence[Finding],
+        now_ms: int,
+        closing: bool,
+        coverage_ms: Callable[[Member], int] | None = None,
     ) -> list[str]:
-        """Take findings in; with `closing` also end what has been quiet. Returns ids of the incidents that changed.
+        """Take findings in; with `closing` also end what has been quiet. Return ids of the incidents that changed.
 
         Args:
-            heard_ms: how much time of a member the newest bucket tells of, 0 when it was silent: only such time counts
-                as quiet. None: all time does.
+            coverage_ms: how much of the newest bucket a member reported, in ms; only this time counts as quiet. None:
+                all time does.
         """
         changed: dict[str, None] = {}
         before = {id_: record.incident for id_, record in self.records.items()}
@@ -109,9 +113,9 @@ class IncidentBook:
                 self._clear(finding)
             else:
                 self._take(finding, now_ms)
-        if closing and heard_ms is not None:
+        if closing and coverage_ms is not None:
             for record in self.open():
-                seen_ms = max((heard_ms(member) for member in record.incident.members), default=0)
+                seen_ms = max((coverage_ms(member) for member in record.incident.members), default=0)
                 unseen_ms = max(0, now_ms - self._ticked_ms - seen_ms)
                 record.holds = {name: min(now_ms, last_ms + unseen_ms) for name, last_ms in record.holds.items()}
         self._ticked_ms = now_ms if closing else self._ticked_ms
@@ -155,11 +159,11 @@ class IncidentBook:
             id_
             for id_, text in notes.items()
             if id_ in self.records and [line.text for line in self.records[id_].incident.timeline[-1:]] != [text]
-        ]  # the same verdicts are told again until what came of them is stored
+        ]  # the same verdicts come again until their outcome is stored
         for id_ in changed:
             record = self.records[id_]
-            told = replace(record.incident, timeline=noted(record.incident, Note(now_ms, notes[id_])))
-            record.incident = replace(told, version=told.version + 1, updated_ms=now_ms)
+            noted_ = replace(record.incident, timeline=noted(record.incident, Note(now_ms, notes[id_])))
+            record.incident = replace(noted_, version=noted_.version + 1, updated_ms=now_ms)
         return changed
 
     def _take(self, finding: Finding, now_ms: int) -> None:
@@ -210,7 +214,7 @@ class IncidentBook:
                 if not (lately and same and not info) or best is not None:
                     continue
             if best is not None and goes_on(finding, best.incident):
-                continue  # a GPU that is lost has an incident beside that of its memory
+                continue  # a lost GPU has an incident of its own, next to that of its memory
             if best is None or best.incident.closed_ms is not None or incident.severity is not Severity.INFO:
                 best = record
         return best
@@ -298,7 +302,7 @@ class IncidentBook:
             if finding.scope == "job":
                 explained = incident.severity is Severity.INFO and set(incident.members) <= set(finding.members)
             elif finding.scope == "node":
-                # What began well before is a fault of its own; it waits until the node is heard again.
+                # What began well before is a fault of its own; it waits until the node reports again.
                 since = finding.since_ms - GONE_BEFORE_MS
                 gone = finding.cause in NODE_GONE and incident.kind in CONSEQUENCES and incident.since_ms >= since
                 explained = gone or (finding.severity is not Severity.INFO and explains(finding, incident))

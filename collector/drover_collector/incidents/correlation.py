@@ -35,7 +35,7 @@ CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, Inciden
 OF_PORTS = frozenset({IncidentKind.LINK, IncidentKind.STRAGGLER, IncidentKind.HANG})  # what a bad port brings about
 HARDLY_TOGETHER = ({IncidentKind.MEMORY, IncidentKind.THERMAL}, {IncidentKind.LINK, IncidentKind.THERMAL})
 
-# Why a GPU is slow, told by its own registers: no failure elsewhere in its job can make it look so.
+# Why a GPU is slow, by its own registers: no failure elsewhere in its job can cause these values.
 OWN_CAUSES = frozenset({"power_cap", "thermal", "hbm", "pcie"})
 
 _WIDTHS = {"gpu": 0, "node": 1, "job": 2, "leaf": 3, "rack": 3}
@@ -61,12 +61,12 @@ def heat_explains(wide: IncidentKind, narrow: IncidentKind) -> bool:
 
 
 def apart(finding: Finding, incident: Incident) -> bool:
-    """Whether two things on one node or GPU have nothing to do with each other: each is an incident of its own.
+    """Return whether a finding and an incident on one node or GPU are unrelated: each is an incident of its own.
 
-    A cable's fault is no sequel of a fan's, and a clock that is wrong has no part in either; whoever mends the one must
-    not close the other with it. On a GPU all joins: its heat, errors and silence have one cause as a rule. But one that
-    is lost minutes after its memory, links or heat were told of is news, for whoever has silenced that too: till then
-    it worked, and now its job is dead.
+    A cable's fault does not follow from a fan's, and a wrong clock causes neither; mending one must not close the
+    other. On a GPU all joins, as its heat, errors and silence usually have one cause. But a GPU that is lost minutes
+    after its memory, links or heat were reported is new, also for people who silenced that: until then it worked, and
+    now its job is dead.
     """
     if finding.kind is incident.kind:
         return False
@@ -85,9 +85,9 @@ def apart(finding: Finding, incident: Incident) -> bool:
 
 
 def goes_on(finding: Finding, incident: Incident) -> bool:
-    """Whether this detector has told of an open fault before: it goes on there, whatever else came to the subject."""
-    told = finding.detector in incident.detectors and incident.closed_ms is None
-    return told and incident.severity is not Severity.INFO
+    """Return whether this detector has reported an open fault before: its finding joins that."""
+    known = finding.detector in incident.detectors and incident.closed_ms is None
+    return known and incident.severity is not Severity.INFO
 
 
 def explains(wide: Finding, narrow: Incident) -> bool:

@@ -1,7 +1,7 @@
-"""Health of every GPU and node: a fold over what was heard of them and the open incidents. Pure.
+"""Health of every GPU and node: a fold over their reports and the open incidents. Pure.
 
-    unknown    nothing heard lately: never shown as healthy, unless an incident knows worse
-    healthy    heard, and no open warning
+    unknown    no report lately: never shown as healthy; an incident may show worse
+    healthy    it reports, and has no open warning
     suspect    an open warning, or a critical incident that is not certain yet
     confirmed  an open critical incident with CONFIRMED_CONFIDENCE or more
 
@@ -54,7 +54,7 @@ class HealthChange:
 
 @dataclass(frozen=True, slots=True)
 class HealthFold:
-    """Health codes (index into HEALTHS), int8 [N] and [G]; reasons of what is neither healthy nor just unheard."""
+    """Health codes (index into HEALTHS), int8 [N] and [G]; reasons of what is neither healthy nor just unknown_."""
 
     node: Codes
     gpu: Codes
@@ -63,7 +63,7 @@ class HealthFold:
 
 
 def unknown(index: FleetIndex) -> HealthFold:
-    """Before anything was heard."""
+    """Return the health before the first report."""
     code = _CODE[Health.UNKNOWN]
     return HealthFold(np.full(index.node_count, code, np.int8), np.full(index.gpu_count, code, np.int8), {}, {})
 
@@ -71,14 +71,14 @@ def unknown(index: FleetIndex) -> HealthFold:
 def fold(
     index: FleetIndex,
     incidents: Iterable[Incident],
-    node_heard: Bools,
-    gpu_heard: Bools,
+    node_reports: Bools,
+    gpu_reports: Bools,
     duties: Mapping[str, NodeOutage] | None = None,
 ) -> HealthFold:
-    """Health of all, from open `incidents`, who was heard lately (bool [N], [G]) and who is out of service."""
-    healthy, unheard = _CODE[Health.HEALTHY], _CODE[Health.UNKNOWN]
-    node = np.where(node_heard, healthy, unheard).astype(np.int8)
-    gpu = np.where(gpu_heard, healthy, unheard).astype(np.int8)
+    """Return the health of all, from open `incidents`, which nodes and GPUs report (bool [N], [G]), and who is out."""
+    healthy, unknown_ = _CODE[Health.HEALTHY], _CODE[Health.UNKNOWN]
+    node = np.where(node_reports, healthy, unknown_).astype(np.int8)
+    gpu = np.where(gpu_reports, healthy, unknown_).astype(np.int8)
     node_reasons: dict[int, tuple[str, str]] = {}
     gpu_reasons: dict[int, tuple[str, str]] = {}
     for incident in sorted(incidents, key=lambda i: (i.opened_ms, i.id)):  # of two alike the first is the reason
@@ -88,7 +88,7 @@ def fold(
         if incident.cause in UNHEARD_CAUSES:
             for name, _ in incident.members:
                 n = index.node_number.get(name)
-                if n is not None and not node_heard[n]:
+                if n is not None and not node_reports[n]:
                     node_reasons.setdefault(n, why)
                     for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
                         gpu_reasons.setdefault(g, why)
@@ -110,11 +110,11 @@ def fold(
                 _worsen(gpu, gpu_reasons, g_of, code, why)
                 _worsen(node, node_reasons, n, code, why)
     if index.gpu_count:
-        dumb = (gpu == unheard) & (node[index.gpu_node] == healthy)  # the node talks, this GPU does not
+        dumb = (gpu == unknown_) & (node[index.gpu_node] == healthy)  # the node talks, this GPU does not
         for g in np.flatnonzero(dumb).tolist():
             gpu_reasons.setdefault(g, ("no telemetry of this GPU", ""))
             n = int(index.gpu_node[g])
-            node[n] = unheard
+            node[n] = unknown_
             node_reasons.setdefault(n, (f"no telemetry of GPU {int(index.gpu_slot[g])}", ""))
     for name, duty in (duties or {}).items():
         n = index.node_number.get(name)
@@ -123,7 +123,7 @@ def fold(
         code, why = _CODE[duty.stage], (duty.reason, duty.incident_id)
         node[n], node_reasons[n] = code, why
         for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
-            if gpu[g] in (healthy, unheard):
+            if gpu[g] in (healthy, unknown_):
                 gpu[g], gpu_reasons[g] = code, why
     return HealthFold(node, gpu, node_reasons, gpu_reasons)
 
@@ -141,11 +141,11 @@ def reason_of(fold_: HealthFold, n: int, g: int | None) -> tuple[Health, str, st
     reason, incident = reasons.get(at, ("", ""))
     if health is Health.HEALTHY:
         return health, "", ""
-    return health, reason or ("nothing heard" if health is Health.UNKNOWN else ""), incident
+    return health, reason or ("no report" if health is Health.UNKNOWN else ""), incident
 
 
 def changes(index: FleetIndex, old: HealthFold, new: HealthFold, ts_ms: int) -> list[HealthChange]:
-    """What is different, nodes first. A GPU that its node's change explains alone (heard, unheard) is left out."""
+    """Return the changes, nodes first, without GPUs that only follow their node to or from unknown."""
     result = []
     for n in np.flatnonzero(old.node != new.node).tolist():
         health, reason, incident = reason_of(new, n, None)

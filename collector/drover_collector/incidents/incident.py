@@ -26,17 +26,21 @@ from drover_core.model.events import (
 MAX_EVIDENCE = 16
 MAX_NOTES = 60
 BEFORE = " Before that: "  # between what made an incident worse and its root cause
-AWAY_MS = 300_000  # what a detector has not said for so long, and says again, is news
+AWAY_MS = 300_000  # what a detector reports again after so long is news
 
 
 @dataclass(slots=True)
 class Record:
-    """An incident and what only the book needs. `holds`: detector -> when it last said that the condition holds;
-    `told`: (detector, cause) -> when it was last said."""
+    """An incident and what only the book needs.
+
+    Attributes:
+        holds: detector -> when it last reported that the condition holds.
+        reported_ms: (detector, cause) -> when it was last reported.
+    """
 
     incident: Incident
     holds: dict[str, int] = field(default_factory=dict)
-    told: dict[tuple[str, str], int] = field(default_factory=dict)
+    reported_ms: dict[tuple[str, str], int] = field(default_factory=dict)
     lost_gpus: float | None = None
     waiting_gpus: float | None = None
     counted_to_ms: int = 0
@@ -44,9 +48,9 @@ class Record:
 
 
 def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) -> Record:
-    """A new incident about `subject`, as `IncidentBook` has it."""
+    """Return a new incident about `subject`, as `IncidentBook` has it."""
     scope, name, gpu = subject
-    # Of what was seen, not of when it was told: a replay gives the same ids.
+    # Made of what was seen, not of when it was reported: a replay gives the same ids.
     seed = f"{scope} {name} {gpu} {finding.since_ms} {finding.severity is Severity.INFO}"
     if finding.severity is Severity.INFO or finding.kind is IncidentKind.DRIFT:
         seed += finding.kind
@@ -75,7 +79,7 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
     # What a wider incident explains is its evidence, and asks for nothing by itself.
     info = info or width(finding.scope) < width(incident.scope)
     leads = not info and leads_over(finding, incident)
-    # Whoever reads it must do what the worst of it asks for, although its root cause was told before.
+    # Its reader must do what the worst finding asks for, although the root cause was reported before.
     raises = not info and not leads and worse(incident.severity, finding.severity) is not incident.severity
     words = raises or (leads and not _outdone(record, finding))
     # The advice is that of the finding that asks for most, or has made it worse: the recommendation says the same.
@@ -92,11 +96,11 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
     if incident.closed_ms is not None:
         add("came back", NoteKind.CAME_BACK)
         incident = replace(incident, closed_ms=None)
-    if finding.detector not in incident.detectors or (info and not _told(incident, finding)):
+    if finding.detector not in incident.detectors or (info and not _is_in_timeline(incident, finding)):
         add(f"{finding.detector}: {finding.summary}", NoteKind.JOINED, finding.detector)
-    elif not info and now_ms - record.told.get((finding.detector, finding.cause), now_ms) >= AWAY_MS:
+    elif not info and now_ms - record.reported_ms.get((finding.detector, finding.cause), now_ms) >= AWAY_MS:
         add(f"again: {finding.summary}", NoteKind.AGAIN)
-    record.told[finding.detector, finding.cause] = now_ms
+    record.reported_ms[finding.detector, finding.cause] = now_ms
     severity = incident.severity if info else worse(incident.severity, finding.severity)
     if severity is not incident.severity:
         add(f"now {severity.value}: {finding.summary}")
@@ -137,14 +141,14 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
 
 
 def _outdone(record: Record, finding: Finding) -> bool:
-    """Whether something worse than this root cause was told since, and still holds: its words stay."""
+    """Return whether something worse than this root cause was reported since, and still holds: its summary stays."""
     incident = record.incident
     same = (finding.kind, finding.cause) == (incident.kind, incident.cause)
     milder = worse(incident.severity, finding.severity) is not finding.severity
     return same and milder and incident.worsened and any(name != finding.detector for name in record.holds)
 
 
-def _told(incident: Incident, finding: Finding) -> bool:
+def _is_in_timeline(incident: Incident, finding: Finding) -> bool:
     return any(finding.summary in note.text for note in incident.timeline)
 
 

@@ -13,8 +13,9 @@ Subject = tuple[str, str, int | None]
 
 
 class IncidentIndex:
-    """Records that may fit, in the order in which they came: a thousand open incidents, each looked at for each
-    finding, would cost a tick half a second. Whoever asks looks closer at what is given.
+    """Finds records that may fit a finding, in the order in which they came. The caller checks each of them.
+
+    Without it, comparing each finding with a thousand open incidents would cost half a second a tick.
 
     Args:
         subject: what an incident is about.
@@ -31,7 +32,7 @@ class IncidentIndex:
         self._known: dict[str, tuple[Subject, str | None, int]] = {}  # id -> as it is filed: subject, job, members
 
     def put(self, record: Record) -> None:
-        """A new record, or one that has changed: members are only added, a job is told once, a subject may change."""
+        """Add a record, or one that has changed: members are only added, a job is set once, a subject may change."""
         incident = record.incident
         id_, members, subject = incident.id, incident.members, self._subject(incident)
         if id_ not in self._came:
@@ -42,7 +43,7 @@ class IncidentIndex:
             self.drop(self._records[id_])
             self._came[id_] = place
         self._records[id_] = record
-        old_subject, old_job, told = self._known.get(id_, (None, None, 0))
+        old_subject, old_job, known = self._known.get(id_, (None, None, 0))
         if old_subject is not None and old_subject != subject:
             _drop(self._subjects, old_subject, id_)
         if old_job is not None and old_job != incident.job:
@@ -50,7 +51,7 @@ class IncidentIndex:
         self._subjects.setdefault(subject, {})[id_] = record
         if incident.job is not None:
             self._jobs.setdefault(incident.job, {})[id_] = record
-        for node, _ in members[told:] if members else [("", None)]:
+        for node, _ in members[known:] if members else [("", None)]:
             self._nodes.setdefault(node, {})[id_] = record
         self._known[id_] = subject, incident.job, len(members)
 

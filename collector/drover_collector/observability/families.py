@@ -136,7 +136,7 @@ def ingest(page: Page, facts: ApiSnapshot) -> None:
 
 def detection(page: Page, facts: ApiSnapshot) -> None:
     pipeline, ticks = facts.pipeline, facts.pipeline.ticks
-    roles = {name: float(name == pipeline.role()) for name in ("active", "standby", "ingest")}
+    roles = {name: float(name == pipeline.lease.role(pipeline.leading)) for name in ("active", "standby", "ingest")}
     page.gauge("drover_role", "1 for the part that this collector has", roles, "role")
     page.counter("drover_ticks_total", "buckets of 10 s judged", ticks.done)
     page.counter("drover_ticks_skipped_total", "buckets left out: too far behind", ticks.skipped)
@@ -146,7 +146,7 @@ def detection(page: Page, facts: ApiSnapshot) -> None:
     page.counter("drover_rollup_seconds_total", "time of making rollups", ticks.roll_seconds)
     seconds = dict(pipeline.engine.seconds)
     page.counter("drover_detector_seconds_total", "time in each detector", seconds, "detector")
-    failed = {name: float(trouble.count) for name, trouble in dict(pipeline.engine.troubles).items()}
+    failed = {name: float(trouble.count) for name, trouble in dict(pipeline.engine.errors).items()}
     page.counter("drover_detector_failures_total", "calls of a detector that raised", failed, "detector")
     page.counter("drover_engine_failures_total", "calls of the engine that raised", ticks.failures)
     page.counter("drover_store_failures_total", "store calls of detection that failed", ticks.store_failures)

@@ -1,7 +1,7 @@
-"""Whether this machine's clock can be believed, and deletion by age while it can.
+"""Delete stored data by age, while this machine's clock can be trusted.
 
-An empty battery, a wrong time server or a restored machine can set a clock years ahead, by which everything is old. So
-nothing is deleted for its age unless agents on other machines have the same time, and the store has days of samples up
+An empty battery, a wrong time server or a restored machine can set a clock years ahead, and then everything is old. So
+nothing is deleted for its age unless agents on other machines have the same time and the store has days of samples up
 to it; and only what was found too old twice, an hour apart.
 """
 
@@ -17,22 +17,22 @@ from drover_core.times import iso
 
 log = logging.getLogger(__name__)
 
-AGREED = 3  # so many agents are asked for, of a fleet that has twice as many; of a smaller one half
-APART_S = 3600.0  # between the two looks that find the same too old
-ROWS_S = 86_400.0  # tables without partitions: how often
-TOLD_S = 2 * ROWS_S  # and when it is told that they wait, where no partition does
+AGREED = 3  # agents that must have our time; in a fleet of fewer than six nodes half of them
+APART_S = 3600.0  # between the two passes that find the same data too old
+ROWS_S = 86_400.0  # between two passes over tables without partitions
+REPORT_ROWS_S = 2 * ROWS_S  # after so long it is reported that rows wait, even if no partition does
 
 
 class ClockGuardedExpiry:
     """
     Args:
-        votes: connected agents that told their time, and of them those that have ours. None: the clock is believed.
+        votes: how many connected agents sent their time, and how many of them have ours. None: trust the clock.
         nodes: of the fleet.
         troubles: has a sentence under "expiry" while something is held back.
         boot_s: a clock that nobody sets.
     Attributes:
-        dropped: expired partitions that went since the start.
-        held_s: for how long what is too old has been held back; 0: nothing is.
+        dropped: expired partitions that were deleted since the start.
+        held_s: how long expired data has been held back; 0: nothing is held back.
     """
 
     def __init__(
@@ -52,20 +52,20 @@ class ClockGuardedExpiry:
         self.held_s = 0.0
 
     def doubt(self, now_ms: int) -> str:
-        """Why the clock cannot be believed; "": it can.
+        """Return why the clock cannot be trusted; "": it can.
 
         Raises:
             StoreError
         """
         if self._votes is None:
             return ""
-        told, agree = self._votes()
+        sent, agree = self._votes()
         needed = min(AGREED, (self._nodes + 1) // 2)
-        if not told:
+        if not sent:
             return "no agent is connected that could say whether this machine's clock is right"
-        if 2 * agree < told:  # with this machine's own, most clocks are against it
+        if 2 * agree < sent:  # with this machine's own, most clocks are against it
             return (
-                f"{told - agree} of {told} connected agents have a time that differs from this machine's by more than"
+                f"{sent - agree} of {sent} connected agents have a time that differs from this machine's by more than"
                 f" {AGREEMENT_MS // 60_000} min; set the clocks that are wrong (timedatectl)"
             )
         if agree < needed:
@@ -82,7 +82,7 @@ class ClockGuardedExpiry:
         return ""
 
     def once(self, now_ms: int, doubt: str) -> None:
-        """One pass.
+        """Make one pass.
 
         Args:
             doubt: as of now.
@@ -116,7 +116,7 @@ class ClockGuardedExpiry:
             self._store.retention.expire_rows(min(since_ms, now_ms))
 
     def _hold(self, expired: list[Part], now_ms: int, now_s: float, doubt: str) -> None:
-        if not expired and now_s - self._rows_at < TOLD_S:
+        if not expired and now_s - self._rows_at < REPORT_ROWS_S:
             self._held_since, self.held_s = None, 0.0
             self._troubles.pop("expiry", None)
             return

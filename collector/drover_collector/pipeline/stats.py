@@ -1,4 +1,4 @@
-"""What detection has done and what went wrong with it, for Status and metrics."""
+"""Counters and troubles of detection, for Status and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drover_collector.engine.engine import Trouble
+from drover_collector.engine.detector_runner import DetectorError
 from drover_collector.store import StoreError
 from drover_core.times import iso
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Rate:
-    """Growth of a count per second over about the last ten seconds, out of how it stood whenever someone asked."""
+    """Growth of a count per second over about the last ten seconds, from its values at each call."""
 
     def __init__(self) -> None:
-        self._stood = deque([(time.monotonic(), 0)])  # the first who asks is told of the time since the start
+        self._stood = deque([(time.monotonic(), 0)])  # the first call gets the rate since the start
 
     def per_s(self, count: int) -> float:
         now = time.monotonic()
@@ -33,7 +33,7 @@ class Rate:
 
 @dataclass(slots=True)
 class Ticks:
-    """What the detectors have done, for Status and metrics."""
+    """Counters of the detectors, for Status and metrics."""
 
     newest_end_ms: int = 0  # end of the newest bucket seen; 0: none
     seconds: float = 0.0  # of the newest tick, read and detect
@@ -45,7 +45,7 @@ class Ticks:
     failures: int = 0  # calls into the engine that raised
     store_failures: int = 0
     lost_outcomes: int = 0  # that the store did not take
-    lost_events: int = 0  # of which the engine was not told: too many at once
+    lost_events: int = 0  # that were stored and not judged: too many at once
     troubles: dict[str, str] = field(default_factory=dict)  # by subject, each a sentence
 
     def failed(self, error: Exception, at_ms: int) -> None:
@@ -62,10 +62,10 @@ class Ticks:
         self.troubles["store"] = f"The store fails: {error}."
         log.warning("store: %s", error)
 
-    def tell_detectors(self, troubles: Mapping[str, Trouble]) -> None:
-        for name, trouble in troubles.items():
+    def note_detector_errors(self, errors: Mapping[str, DetectorError]) -> None:
+        for name, error in errors.items():
             text = (
-                f"Detector {name} failed {trouble.count} times, last with {trouble.newest}; the others go on."
+                f"Detector {name} failed {error.count} times, last with {error.latest}; the others go on."
                 " Please report it."
             )
             if self.troubles.get(f"detector {name}") != text:

@@ -1,4 +1,4 @@
-"""Looks at what other collectors took into the same store: events to be judged, and where entities have been seen."""
+"""Read what other collectors write to the same store: events to judge, and which nodes report."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import Event
 
-POLL_S = 0.5  # how often events are looked for
-HEARD_EVERY_MS = 5_000  # how often who reports is looked up
-HEARD_MS = 30_000  # a node that was silent for this long is not reporting
-MAX_EVENTS = 100_000  # with one look
+POLL_S = 0.5  # between two reads of events
+REPORTING_EVERY_MS = 5_000  # between two reads of which nodes report
+REPORTING_MS = 30_000  # a node that was silent for this long does not report
+MAX_EVENTS = 100_000  # of one read
 MAX_KNOWN = 200_000  # ids of events that are known, in memory
 
 
 class StoreFollower:
-    """`run` in the event loop; `know` and `forget` from any thread. Set `wake` to have it look at once."""
+    """`run` in the event loop; `know` and `forget` from any thread. Set `wake` for a read at once."""
 
     def __init__(self, store: Store, index: FleetIndex, now_ms: Callable[[], int]) -> None:
         self.wake = asyncio.Event()
@@ -26,7 +26,7 @@ class StoreFollower:
         self._known: dict[str, None] = {}
 
     def know(self, events: Iterable[Event]) -> None:
-        """These are being judged; until that is stored, the store tells of them again."""
+        """Leave out events that are being judged: until that is stored, the store returns them again."""
         self._known.update(dict.fromkeys(event.id for event in events))
         while len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
@@ -35,7 +35,7 @@ class StoreFollower:
         self._known.clear()
 
     async def run(self, take: Callable[[Sequence[Event]], None], failed: Callable[[StoreError], None]) -> None:
-        seen, heard_ms = -1, 0
+        seen, read_ms = -1, 0
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wake.wait(), POLL_S)
@@ -46,9 +46,11 @@ class StoreFollower:
                     take(await asyncio.to_thread(self._unjudged))
                     seen = mark
                 await asyncio.to_thread(self._store.entities.refresh)
-                if self._now_ms() - heard_ms >= HEARD_EVERY_MS:
-                    heard_ms = self._now_ms()
-                    await asyncio.to_thread(self._store.buckets.row_counts, self._index, heard_ms - HEARD_MS, HEARD_MS)
+                if self._now_ms() - read_ms >= REPORTING_EVERY_MS:
+                    read_ms = self._now_ms()
+                    await asyncio.to_thread(
+                        self._store.buckets.row_counts, self._index, read_ms - REPORTING_MS, REPORTING_MS
+                    )
             except StoreError as error:
                 failed(error)
 

@@ -94,7 +94,7 @@ def backtest(
     moments = sorted({i.opened_ms for i in real} | {i.closed_ms for i in real if i.closed_ms is not None})
     ends = {i.id: i.closed_ms for i in real}
     opening = sorted(real, key=lambda i: (i.opened_ms, i.id))
-    heard = np.ones(index.node_count, bool), np.ones(index.gpu_count, bool)
+    reporting = np.ones(index.node_count, bool), np.ones(index.gpu_count, bool)
     open_: dict[str, Incident] = {}
     taken: dict[str, Outage] = {}  # by node
     at = 0
@@ -108,7 +108,7 @@ def backtest(
             at += 1
         _count_back(taken, open_, now_ms)
         wishes = [(i, i.asked or i.action) for i in open_.values()]
-        fold = health.fold(index, open_.values(), *heard)
+        fold = health.fold(index, open_.values(), *reporting)
         made, events = decider.decide(wishes, fold, lambda incident: _of_job(incident.job, jobs), now_ms)
         found.mass_events += sum(event.version == 1 for event in events)
         for decision in made:

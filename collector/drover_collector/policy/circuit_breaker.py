@@ -1,8 +1,8 @@
-"""The guard's breaker: many nodes at once with one cause are no many faults. Nothing more goes out; a person is asked.
+"""The guard's breaker: when many nodes fail at once with one cause, nothing more goes out and a person is asked.
 
 It opens when `mass_nodes` nodes (or `mass_ratio` of a large fleet) are to leave service with one cause within
 `mass_window_s`, or when `gap_ratio` of the fleet falls silent in that time, which is the collector's own fault or a
-network's. What it knows is an incident, so that it is stored, shown and told like any other, once, and rebuilt from it
+network's. Its memory is an incident, so it is stored, shown and sent once, like any other, and rebuilt from it
 after a restart: detector "guard", cause "mass_event", members the nodes that are held.
 
 For other nodes it closes when none has joined for `quiet_s`. The nodes of the event stay held until their incidents
@@ -20,7 +20,7 @@ from dataclasses import replace
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.incident import closing
 from drover_collector.policy.guard import GuardLimits
-from drover_collector.policy.guard_clock import Steps
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_core.model.events import (
     Evidence,
     Incident,
@@ -38,7 +38,7 @@ JOINED_MS = 10_000  # nodes that join are stored no more often than this
 MAX_NOTES = 60
 KEPT_MS = 3_600_000  # a closed event is remembered this long, as closed incidents are
 
-Wish = tuple[str, str]  # (incident id, node)
+Key = tuple[str, str]  # (incident id, node)
 
 
 def of_guard(incident: Incident) -> bool:
@@ -52,19 +52,19 @@ class Breaker:
         events: mass events by id, open ones and those closed in the last hour.
     """
 
-    def __init__(self, index: FleetIndex, steps: Steps | None = None) -> None:
-        self.index, self._steps = index, steps or Steps()
+    def __init__(self, index: FleetIndex, steps: ClockSteps | None = None) -> None:
+        self.index, self._steps = index, steps or ClockSteps()
         self.events: dict[str, Incident] = {}
-        self._wishes: dict[tuple[IncidentKind, str], deque[tuple[int, str]]] = {}  # cause -> when, node
-        self._seen: set[Wish] = set()
+        self._leaving: dict[tuple[IncidentKind, str], deque[tuple[int, str]]] = {}  # cause -> when, node
+        self._seen: set[Key] = set()
         self._silenced: deque[tuple[int, str]] = deque()
         self._joined_ms: dict[str, int] = {}
         self._nodes: dict[str, set[str]] = {}  # of each event, with those that are not in the stored incident yet
 
     def went_back(self, now_ms: int) -> None:
         """The clock was set back: what lies ahead of it counts as of now, or it would stay."""
-        for key, wishes in self._wishes.items():
-            self._wishes[key] = deque((min(at_ms, now_ms), node) for at_ms, node in wishes)
+        for key, leaving in self._leaving.items():
+            self._leaving[key] = deque((min(at_ms, now_ms), node) for at_ms, node in leaving)
         self._silenced = deque((min(at_ms, now_ms), node) for at_ms, node in self._silenced)
         self._joined_ms = {id_: min(at_ms, now_ms) for id_, at_ms in self._joined_ms.items()}
 
@@ -80,7 +80,7 @@ class Breaker:
         """A wish of a former run; the first time counts."""
         if (incident.id, node) not in self._seen:
             self._seen.add((incident.id, node))
-            self._wishes.setdefault((incident.kind, incident.cause), deque()).append((at_ms, node))
+            self._leaving.setdefault((incident.kind, incident.cause), deque()).append((at_ms, node))
 
     def open_for_all(self, now_ms: int, limits: GuardLimits) -> Incident | None:
         """The event for which nothing goes out now; None when the breaker is closed."""
@@ -90,7 +90,7 @@ class Breaker:
         return None
 
     def _quiet(self, incident: Incident, now_ms: int, limits: GuardLimits) -> bool:
-        # A gap ends with the silence itself: those nodes are heard again, or have incidents of their own.
+        # A gap ends with the silence: its nodes report again, or have incidents of their own.
         after_s = limits.mass_window_s if incident.cause == GAP else limits.quiet_s
         joined_ms = self._joined_ms.get(incident.id, incident.opened_ms)
         return after_s > 0 and self._steps.age_ms(now_ms, joined_ms) >= after_s * 1000
@@ -120,23 +120,23 @@ class Breaker:
                 continue
             self._seen.add(wish)
             key = (incident.kind, incident.cause)
-            self._wishes.setdefault(key, deque()).append((now_ms, incident.node))
+            self._leaving.setdefault(key, deque()).append((now_ms, incident.node))
             causes[key] = incident
         changed = []
         for key in causes:
-            recent = self._wishes[key]
+            recent = self._leaving[key]
             while recent and self._steps.age_ms(now_ms, recent[0][0]) > limits.mass_window_s * 1000:
                 recent.popleft()
             nodes = dict.fromkeys(node for _, node in recent)
             event = self._event(key[1], key[0])
             if event is not None or (limits.mass_nodes and len(nodes) >= self._many(limits)):
                 changed += self._join(event, key[0], MASS, key[1], nodes, now_ms)
-        for key in [k for k, recent in self._wishes.items() if not recent]:
-            del self._wishes[key]
+        for key in [k for k, recent in self._leaving.items() if not recent]:
+            del self._leaving[key]
         return changed + self._flush(now_ms)
 
     def note_silence(self, nodes: Iterable[str], now_ms: int, limits: GuardLimits) -> list[Incident]:
-        """Take in nodes that were heard until now and are not any more; returns mass events that are new or changed."""
+        """Take in nodes that no longer report; return mass events that are new or changed."""
         fresh = [(now_ms, node) for node in nodes]
         self._silenced.extend(fresh)
         while self._silenced and self._steps.age_ms(now_ms, self._silenced[0][0]) > limits.mass_window_s * 1000:
@@ -149,7 +149,7 @@ class Breaker:
         return self._join(event, IncidentKind.LIVENESS, GAP, GAP, silent, now_ms)
 
     def end(self, standing: Set[str], now_ms: int) -> list[Incident]:
-        """Closes events of which no node is held any more. `standing`: nodes that are to leave service."""
+        """Close events that no longer hold a node. `standing`: nodes that are to leave service."""
         changed = []
         for incident in list(self.events.values()):
             over = now_ms - self._joined_ms.get(incident.id, 0) >= JOINED_MS and not any(
@@ -173,7 +173,7 @@ class Breaker:
 
     def answer(self, event: str, now_ms: int, text: str) -> Incident:
         """A person has answered: the event is over."""
-        self._wishes.clear()  # what was many at once has been answered; only what comes now counts
+        self._leaving.clear()  # what was many at once has been answered; only what comes now counts
         return self._changed(self.events[event], closing(now_ms, text), closes=True)
 
     def _many(self, limits: GuardLimits) -> int:
@@ -230,7 +230,7 @@ class Breaker:
 
     def _summary(self, cause: str, about: str, count: int) -> str:
         what = "fell silent" if cause == GAP else f"are to leave service for {about}"
-        return f"{count} of {self.index.node_count} nodes {what}, all at once: Drover takes no more of them out."
+        return f"{count} of {self.index.node_count} nodes {what}, all at once: Drover takes no further node out."
 
     def _flush(self, now_ms: int) -> list[Incident]:
         changed = []

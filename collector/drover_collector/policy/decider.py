@@ -1,14 +1,14 @@
-"""Deciding: what the policy wants for each open incident, and what becomes of the wish. Pure: no I/O, no clock.
+"""Decide on each open incident: what the policy wants, and what the guard allows. Pure: no I/O, no clock.
 
     would_act          observe mode: this would be done
-    held               the guard says no; looked at again with each call
+    held               the guard refuses it; decided again with each call
     pending_approval   a person is asked; expires after the policy's time
-    approved           the person's yes, with its reason; what follows is `act`, or `held` while the guard says no
+    approved           the person's yes, with its reason; `act` follows, or `held` while the guard refuses it
     rejected           the person's no: not asked again until more is wanted
-    expired            nobody answered, or there is nothing to answer any more
-    act                to be done now; decided again when its action failed, `AGAIN_MS` later, if it is wanted still
+    expired            nobody answered, or nothing is left to answer
+    act                to be done now; decided again `AGAIN_MS` after its action failed, if it is still wanted
 
-A decision of a person keeps the id of the one it answers, so that the newest version of an id is how it stands.
+A person's decision keeps the id of the one it answers: the newest version of an id is its state.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents import health
 from drover_collector.policy.circuit_breaker import Breaker
-from drover_collector.policy.guard import Census, hold
-from drover_collector.policy.guard_clock import Steps
-from drover_collector.policy.guard_pace import Pace
+from drover_collector.policy.guard import Census, Pace, hold
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_collector.policy.policy import Policy, Verdict, least_mode
 from drover_core.model.events import (
     OUT_STAGES,
@@ -45,38 +44,38 @@ from drover_core.model.events import (
 )
 from drover_core.times import iso
 
-JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # nodes of the jobs that an incident's node works for
+JobNodes = Callable[[Incident], Mapping[str, Set[str]]]  # job on the incident's node -> all nodes of the job
 Key = tuple[str, str]  # (incident id, node)
-Counted = Callable[[bool], Census]  # asked with whether what observe mode only said counts too
+CensusOf = Callable[[bool], Census]  # the argument: whether what observe mode announced counts too
 
 DISRUPTIVE = frozenset({RecommendedAction.DRAIN, RecommendedAction.ISOLATE})
-LAST = ("act", "would_act", "held")  # what follows an answer of the same moment
-SILENT = "silent"  # cause of incidents whose nodes are dead, or out of our hearing: their scheduler says which
-DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work any more
+LAST = ("act", "would_act", "held")  # these follow an answer of the same time
+SILENT = "silent"  # cause of incidents whose nodes are dead, or cut off from us: their scheduler says which
+DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work
 ALONE = (liveness.NAME,)  # detectors of an incident that is about the silence and nothing else
-AGAIN_MS = 3_600_000  # after an action failed: at least so long until it is decided again
+AGAIN_MS = 3_600_000  # after an action failed, until it is decided again
 UNSEEN = "the scheduler has not answered yet: who is out of service is not known"
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
 
 class Decider:
-    """Keeps how each decision stands, so that only what has changed is decided again.
+    """Keeps the state of each decision, so that only what has changed is decided again.
 
     Args:
         ceiling: the mode beyond which no policy goes: `[act] mode` of the settings.
 
     Attributes:
         standing: (incident, node) -> its newest decision.
-        failed: (incident, node) -> the failed action of its standing decision to act: it is not out by that.
-        duties: node -> how far it is that is or was out of service.
-        away: nodes that their scheduler gives no work, no matter who closed them. None: not known, as not every
+        failed: (incident, node) -> the failed action of its standing decision to act: that did not take it out.
+        duties: node -> its newest outage.
+        away: nodes that their scheduler gives no work, no matter who closed them. None: unknown, as not every
             scheduler has answered; then no node is closed.
         answers: node -> whether its slurmd or kubelet answers its scheduler; a node that is missing: unknown.
-        live: schedulers may be asked, so that no word of theirs is a doubt. A recorded fleet has none: there silence
-            alone says that a node is dead.
-        leaving: asked for nodes that somebody takes out, and that are not out yet: their scheduler is slow, or away.
-        back: asked since when all that an incident is about answers again; None: it does not.
-        maintenance: nodes that people work on now, each with the sentence that says so: nothing is done to them.
+        live: schedulers may be asked, so a missing answer is a doubt. A recorded fleet has none: there silence alone
+            means that a node is dead.
+        leaving: returns the nodes that are out or about to go out.
+        back: returns since when all members of an incident answer again; None: they do not.
+        maintenance: nodes that people work on now, each with a sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
     """
 
@@ -93,32 +92,32 @@ class Decider:
         self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
         self.back: Callable[[Incident], int | None] = lambda _: None
-        self._steps = Steps()  # of the clock
+        self._steps = ClockSteps()  # of the clock
         self.breaker = Breaker(index, self._steps)
         self.pace = Pace(self._steps)
         self._approved: dict[Key, Decision] = {}
         self._verdicts: dict[str, tuple[tuple[object, ...], Verdict]] = {}  # of open incidents, and on what they rest
-        self._heard: Bools | None = None
+        self._reporting: Bools | None = None
 
     def judge(self, incident: Incident, asked: RecommendedAction) -> Verdict:
-        """The policy's word, in the mode that the settings allow."""
+        """Return the policy's verdict, in the mode that the settings allow."""
         about = (
             self.policy, self.ceiling, incident.kind, incident.cause, incident.scope, incident.severity,
             incident.confidence, incident.detectors, incident.node, incident.members, asked, self._is_dead(incident),
         )  # fmt: skip
         before, verdict = self._verdicts.get(incident.id, (None, None))
-        if verdict is None or before != about:  # seldom: an open incident is asked about twice in each call
+        if verdict is None or before != about:  # seldom: each call judges an open incident twice
             verdict = self._judge(incident, asked)
             self._verdicts[incident.id] = about, verdict
         return verdict
 
-    def wants_no_more(self, action: Action) -> str:
-        """Why the policy's newest word on an incident asks for less than this; "": it does not. From any thread."""
+    def why_less(self, action: Action) -> str:
+        """Return why the policy's newest verdict asks for less than this; "": it does not. Any thread."""
         _, verdict = self._verdicts.get(action.incident_id, (None, None))
         return "" if verdict is None else _less(verdict, action)
 
-    def wants_no_more_of(self, incident: Incident, asked: RecommendedAction, action: Action) -> str:
-        """The same, judged now: a scheduler may have said since then that the node answers."""
+    def why_less_now(self, incident: Incident, asked: RecommendedAction, action: Action) -> str:
+        """Do the same with a verdict of now: a scheduler may have reported since then that the node answers."""
         verdict = self.judge(incident, asked)
         if less := _less(verdict, action):
             return less
@@ -139,24 +138,26 @@ class Decider:
             return verdict if mode == verdict.mode else replace(verdict, mode=mode)
         if dead is False and incident.detectors == ALONE:
             return Verdict(
-                RecommendedAction.ADVISE, f"{verdict.rule}, at most advise: its scheduler hears the node", mode
+                RecommendedAction.ADVISE, f"{verdict.rule}, at most advise: its scheduler reaches the node", mode
             )
-        why = "its scheduler hears the node" if dead is False else "no scheduler says whether the node runs"
+        why = "its scheduler reaches the node" if dead is False else "no scheduler says whether the node runs"
         return Verdict(verdict.wanted, f"{verdict.rule}, only after asking: {why}", least_mode(mode, "approve"))
 
     def _is_dead(self, incident: Incident) -> bool | None:
-        """Whether the node of an incident about silence is dead, by the word of its scheduler; None: no word. True for
-        other incidents, which do not rest on silence."""
+        """Return whether the node of an incident about silence is dead by its scheduler; None: unknown.
+
+        True for other incidents, which do not rest on silence.
+        """
         if incident.cause != SILENT or incident.node is None or not self.live:
             return True
         answers = self.answers.get(incident.node)
         return None if answers is None else not answers
 
     def out(self, really: bool = False, said: bool = True) -> set[str]:
-        """Nodes that are out of service by decisions and duties, or would be, or wait to be taken out.
+        """Return the nodes that are out of service by decisions and outages, would be, or wait to go out.
 
         Args:
-            really: without those that would be, or wait. said: with those that would be, as observe mode says.
+            really: without those that would be, or wait. said: with those that would be, as observe mode announced.
         """
         outcomes = ("act", "would_act") if said and not really else ("act",)
         gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
@@ -165,28 +166,28 @@ class Decider:
             if decision.wanted in DISRUPTIVE and decision.outcome in outcomes and key not in self.failed:
                 node = key[1]
                 duty = self.duties.get(node)
-                if duty is None or duty.ts_ms < decision.ts_ms:  # else its duty says how it went
+                if duty is None or duty.ts_ms < decision.ts_ms:  # else its outage shows the result
                     gone.add(node)
         return gone
 
     def decide(
         self,
-        wishes: Iterable[tuple[Incident, RecommendedAction]],
+        recommended: Iterable[tuple[Incident, RecommendedAction]],
         fold: health.HealthFold,
         job_nodes: JobNodes,
         now_ms: int,
-        heard: Bools | None = None,
+        reporting: Bools | None = None,
         only: Set[str] | None = None,
     ) -> tuple[list[Decision], list[Incident]]:
-        """New decisions, and mass events that are new or changed.
+        """Return new decisions, and mass events that are new or changed.
 
         Args:
-            wishes: open incidents, each with what its detectors ask for.
+            recommended: open incidents, each with what its detectors ask for.
             fold: health of all, as of the call before.
-            heard: bool [N], who was heard lately; None: not known.
-            only: ids of incidents that may be decided now, the others stay as they are; None: all.
+            reporting: bool [N], which nodes reported lately; None: unknown.
+            only: ids of incidents that may be decided now; the others keep their decisions; None: all.
         """
-        judged = [(incident, self.judge(incident, asked)) for incident, asked in wishes]
+        judged = [(incident, self.judge(incident, asked)) for incident, asked in recommended]
         self._verdicts = {i.id: self._verdicts[i.id] for i, _ in judged}
         wanted = [
             (i, v)
@@ -198,7 +199,7 @@ class Decider:
         leaving = [
             i for i, v in wanted if v.wanted in DISRUPTIVE and i.node not in self.maintenance and not self._gone(i)
         ]
-        events = [*self._note_silence(heard, now_ms), *self.breaker.note(leaving, now_ms, limits)]
+        events = [*self._note_silence(reporting, now_ms), *self.breaker.note(leaving, now_ms, limits)]
         events += self.breaker.end({i.node or "" for i in leaving}, now_ms) + self.breaker.end_gaps(now_ms, limits)
         made += self._ask_about(events, now_ms)
         made += self._hold_unbegun(now_ms)
@@ -211,8 +212,10 @@ class Decider:
         return made, events
 
     def _gone(self, incident: Incident) -> bool:
-        """Whether its node is out of service for something else: then this takes no node away. GPUs of nodes in repair
-        are reset and lost by the dozen."""
+        """Return whether its node is out of service for something else: then this incident takes no node away.
+
+        GPUs of nodes in repair are reset and lost by the dozen.
+        """
         duty = self.duties.get(incident.node or "")
         return duty is not None and duty.stage in OUT_STAGES and duty.incident_id != incident.id
 
@@ -224,8 +227,10 @@ class Decider:
         job_nodes: JobNodes,
         now_ms: int,
     ) -> tuple[list[Decision], list[Incident]]:
-        """A person's answer: what follows from it. Nothing when that decision does not wait any more; `expired` alone
-        when the answer came too late."""
+        """Return what follows from a person's answer.
+
+        Nothing if the decision no longer waits for one; `expired` alone if the answer came too late.
+        """
         found = next((d for d in self.standing.values() if d.id == approval.decision_id), None)
         if found is None or found.outcome != "pending_approval":
             return [], []
@@ -251,32 +256,32 @@ class Decider:
         return made, events
 
     def take_duties(self, duties: Mapping[str, NodeOutage]) -> list[NodeOutage]:
-        """Returns those that are new."""
+        """Take in outages; return those that are new."""
         new = [duty for node, duty in duties.items() if self.duties.get(node) != duty]
         self.duties = dict(duties)
         for duty in new:
-            self.pace.note_duty(duty)
+            self.pace.note_outage(duty)
         return new
 
     def take_failed(self, actions: Iterable[Action]) -> None:
-        """Actions that failed, at once or read again after a restart; in any order."""
+        """Take in actions that failed, live or read again after a restart, in any order."""
         for action in actions:
             key = action.incident_id, action.node
             decision, before = self.standing.get(key), self.failed.get(key)
             if decision is None or decision.outcome != "act" or decision.wanted.value != action.action.value:
                 continue
-            # An action may be for a later decision too, that wanted the same while it waited.
+            # An action may be for a later decision too, which wanted the same while it waited.
             mine = action.decision_id == decision.id or action.ts_ms >= decision.ts_ms
             if action.state is ActionState.FAILED and mine and (before is None or before.ts_ms <= action.ts_ms):
                 self.failed[key] = action
 
     def forget(self, incidents: Iterable[str]) -> None:
-        """These incidents are over."""
+        """Drop the decisions of these incidents: they are over."""
         over = set(incidents)
         self.standing = {key: d for key, d in self.standing.items() if key[0] not in over}
 
     def clock_set(self, at_ms: int, step_ms: int) -> None:
-        """The collector's clock was set by `step_ms`: times of before it are below `at_ms` where it was set forward."""
+        """Note that the clock was set by `step_ms`. After a step forward, older times are below `at_ms`."""
         self._steps.note(at_ms, step_ms)
         if step_ms < 0:
             self.breaker.went_back(at_ms)
@@ -293,7 +298,7 @@ class Decider:
         self._approved = {key: d for key, d in self._approved.items() if key[0] in open_ids}
 
     def _forget(self, wanted: Sequence[tuple[Incident, Verdict]], now_ms: int) -> list[Decision]:
-        """Drops what nobody wants any more; a person is told that there is nothing left to answer."""
+        """Drop what is no longer wanted; a question to a person about it expires."""
         keys = {(i.id, i.node or "") for i, _ in wanted} | {(event, "") for event in self.breaker.events}
         gone = [self.standing.pop(key) for key in list(self.standing) if key not in keys]
         self._approved = {key: d for key, d in self._approved.items() if key in keys}
@@ -310,18 +315,18 @@ class Decider:
             if d.outcome == "pending_approval"
         ]
 
-    def _note_silence(self, heard: Bools | None, now_ms: int) -> list[Incident]:
-        before, self._heard = self._heard, heard
-        if heard is None:
-            self._heard = before
-        if heard is None or before is None:
+    def _note_silence(self, reporting: Bools | None, now_ms: int) -> list[Incident]:
+        before, self._reporting = self._reporting, reporting
+        if reporting is None:
+            self._reporting = before
+        if reporting is None or before is None:
             return []
-        names = (self.index.nodes[n].name for n in (before & ~heard).nonzero()[0].tolist())
+        names = (self.index.nodes[n].name for n in (before & ~reporting).nonzero()[0].tolist())
         gone = [name for name in names if name not in self.maintenance]
         return self.breaker.note_silence(gone, now_ms, self.policy.guard)
 
     def _ask_about(self, events: Sequence[Incident], now_ms: int) -> list[Decision]:
-        """For each mass event one decision that waits for a person; expired when the event is over."""
+        """Ask a person about each mass event; the question expires when the event is over."""
         made = []
         for event in events:
             last = self.standing.get((event.id, ""))
@@ -356,8 +361,9 @@ class Decider:
         ]
 
     def _hold_unbegun(self, now_ms: int) -> list[Decision]:
-        """Hold what was decided just before the breaker opened and has not closed its node yet: a queue of drains must
-        not go on behind it. Each is decided again when the breaker lets its node go.
+        """Hold what was decided just before the breaker opened and has not closed its node yet.
+
+        A queue of drains must not go on behind it. Each is decided again when the breaker lets its node go.
         """
         held = []
         open_now = any(event.closed_ms is None for event in self.breaker.events.values())
@@ -374,12 +380,12 @@ class Decider:
         return held
 
     def _unbegun(self, decision: Decision) -> bool:
-        """Whether its node has not gone out since."""
+        """Return whether its node has not gone out since."""
         duty = self.duties.get(decision.node)
         return duty is None or duty.ts_ms < decision.ts_ms
 
     def _decide(
-        self, incident: Incident, verdict: Verdict, census: Counted, job_nodes: JobNodes, now_ms: int
+        self, incident: Incident, verdict: Verdict, census: CensusOf, job_nodes: JobNodes, now_ms: int
     ) -> list[Decision]:
         node, policy = incident.node or "", self.policy
         key = (incident.id, node)
@@ -430,32 +436,33 @@ class Decider:
         return made
 
     def _again(self, key: Key, now_ms: int) -> bool:
-        """Whether what failed is to be decided again: not soon, not while its node is out of service anyway, and not
-        when somebody else had it: they may have mended it since."""
+        """Return whether a failed decision is due again.
+
+        Not soon, not while its node is out of service anyway, and not if somebody else had the node out: they may have
+        mended it since.
+        """
         action, node = self.failed.get(key), key[1]
         if action is None or action.foreign:
             return False
-        if (
-            self._steps.now_of(action.ts_ms) > now_ms
-        ):  # the clock went back: as if it were now, or it would wait for ever
+        if self._steps.now_of(action.ts_ms) > now_ms:  # the clock went back: take it for now, or it would wait for ever
             action = self.failed[key] = replace(action, ts_ms=now_ms)
         duty = self.duties.get(node)
         out = node in (self.away or ()) or (duty is not None and duty.stage in OUT_STAGES)
         return not out and self._steps.age_ms(now_ms, action.ts_ms) >= AGAIN_MS
 
     def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
-        """The mode for this node: what a person put back goes out again only after asking."""
+        """Return the mode for this node: Drover asks before it takes out a node that a person put back."""
         duty = self.pace.returned.get(node)
         if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
             return "approve" if self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS else verdict.mode
         return verdict.mode
 
     def _held(
-        self, incident: Incident, verdict: Verdict, asked: Counted, job_nodes: JobNodes, now_ms: int
+        self, incident: Incident, verdict: Verdict, asked: CensusOf, job_nodes: JobNodes, now_ms: int
     ) -> Hold | None:
-        """Why it is held back: by maintenance whatever it is, by the guard what leaves service. None: it is not.
+        """Return why it is held back: any act by maintenance, closings also by the guard; None: it is not.
 
-        What observe mode only said counts for what observe mode says, and for nothing that is done.
+        What observe mode announced counts in observe mode only.
         """
         node = incident.node or ""
         if node in self.maintenance:
@@ -471,7 +478,7 @@ class Decider:
         if node in census.out:
             if said or node in census.really:
                 return None
-            census.give_back(node)  # it waits to be taken out, and is not: who goes in earnest passes the guard first
+            census.give_back(node)  # it waits and is not out: a real closing must pass the guard
         limits = self.policy.guard
         why = (
             self.breaker.hold(node, now_ms, limits)
@@ -481,16 +488,16 @@ class Decider:
         return None if why is None else Hold(DecisionCause.GUARD, why)
 
     def census(self, fold: health.HealthFold, incidents: Iterable[Incident], said: bool = False) -> Census:
-        """Who is out of service, dead nodes and what others took out among them.
+        """Return which nodes are out of service, with dead nodes and those that others took out.
 
         Args:
-            incidents: open ones. said: with the nodes that would be out, as observe mode says.
+            incidents: open ones. said: with the nodes that would be out, as observe mode announced.
         """
         closed = self.away or frozenset()
         open_ = [i for i in incidents if i.closed_ms is None]
         dead = {node for i in open_ if i.cause in DEAD for node, _ in i.members}
         silent = {node for i in open_ if i.cause == SILENT for node, _ in i.members} - dead - closed
-        if self.live:  # one that its scheduler hears is in service; of one without a word the worse counts for others
+        if self.live:  # a node that its scheduler reaches is in service; if unknown, the worse case counts for others
             doubtful = {node for node in silent if node not in self.answers}
             silent = {node for node in silent if not self.answers.get(node, False)}
         else:
@@ -531,7 +538,7 @@ class Decider:
         return self._keep(decision)
 
     def _keep(self, decision: Decision) -> Decision:
-        """Takes a decision in, when it is made and when it is read again after a restart."""
+        """Take in a decision that is new, or read again after a restart."""
         key = (decision.incident_id, decision.node)
         self.standing[key] = decision
         self.failed.pop(key, None)
@@ -551,8 +558,10 @@ class Hold:
 
 
 def _alike(a: DecisionCause, b: DecisionCause) -> bool:
-    """Whether both hold for maintenance, or for a scheduler's answer, or neither does: when that is over, the guard's
-    own reason is told."""
+    """Return whether both, or neither, hold for maintenance, and the same for a scheduler's missing answer.
+
+    When that is over, the guard's own reason is given.
+    """
     return all((a is cause) == (b is cause) for cause in (DecisionCause.MAINTENANCE, DecisionCause.UNKNOWN))
 
 
@@ -567,5 +576,5 @@ def _rank(wanted: RecommendedAction) -> int:
 
 
 def came_back(node: str, back_ms: int) -> str:
-    """Why nothing is done for a fault whose GPUs have been reset, or whose node has booted, since."""
+    """Return why nothing is done for a fault whose GPUs have been reset, or whose node has booted, since."""
     return f"{node} answers again since {iso(back_ms)}, after its fault: it is closed if the fault comes again"

@@ -81,8 +81,8 @@ def read(found: dict[str, Any]) -> Policy:
 def _read(state: str) -> tuple[Policy, str] | None:
     """None: there is none, or another release wrote it."""
     try:
-        told = json.loads(state)
-        return read(told["policy"]), str(told["ceiling"])
+        read_state = json.loads(state)
+        return read(read_state["policy"]), str(read_state["ceiling"])
     except (ValueError, TypeError, KeyError):
         return None
 

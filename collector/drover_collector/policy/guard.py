@@ -3,24 +3,26 @@
     caps         by share and by count, of fleet, pool, rack, leaf and job (here); what others took out and what is dead
                  counts as well
     healthy      no more nodes go while too few of the known ones are healthy (here)
-    pace         so many nodes an hour; a node that came back is left alone for a while (guard_pace)
-    breaker      many nodes at once with one cause: a person is asked (guard_breaker)
+    pace         so many nodes an hour; a node that came back is left alone for a while (here)
+    breaker      many nodes at once with one cause: a person is asked (circuit_breaker)
 
 A resume passes no guard: what is well may always come back. Only a drain that Drover itself made is ever undone.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
-from drover_core.model.events import OUT_STAGES, NodeOutage
+from drover_collector.policy.guard_clock import ClockSteps
+from drover_core.model.events import OUT_STAGES, Health, NodeOutage
 from drover_core.settings import between, setting
 
+HOUR_MS = 3_600_000
 GROUPS = ("pool", "rack", "leaf")
 
 
@@ -74,7 +76,7 @@ class Census:
         out: nodes that decisions and duties have taken out (or would have, in observe mode).
         healthy: nodes whose health is healthy; known: whose health is not unknown.
         away: nodes that others took out, or that are dead: they are missing as well.
-        doubtful: of these the silent ones of which no scheduler says that they are dead: to take them out costs as much
+        doubtful: the silent ones among them that no scheduler reports as dead: to take them out costs as much
             as to take out any other.
         really: of `out` those that are out, and not only would be.
     """
@@ -181,7 +183,50 @@ def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardL
 
 
 def may_resume(node: str, duty: NodeOutage | None) -> str | None:
-    """Why Drover must not put `node` back, as a sentence; None when it may: only what it took out itself."""
+    """Return why Drover must not put `node` back, as a sentence; None: it may, because it took the node out."""
     if duty is None or duty.stage not in OUT_STAGES:
-        return f"{node} was not taken out by Drover: whoever did it puts it back"
+        return f"{node} was not taken out by Drover: only the person who did can put it back"
     return None
+
+
+class Pace:
+    """Nodes that were taken out within the last hour, and when each node came back."""
+
+    def __init__(self, steps: ClockSteps | None = None) -> None:
+        self._steps = steps or ClockSteps()
+        self.taken: deque[tuple[int, str]] = deque()  # (when, node), with those that observe mode only announced
+        self.done: deque[tuple[int, str]] = deque()  # without them
+        self.returned: dict[str, NodeOutage] = {}
+
+    def note_taken(self, node: str, at_ms: int, said: bool = False) -> None:
+        """Count a node that a decision took out; `said`: it would have, in observe mode."""
+        self.taken.append((at_ms, node))
+        if not said:
+            self.done.append((at_ms, node))
+
+    def note_outage(self, outage: NodeOutage) -> None:
+        if outage.stage is Health.HEALTHY:
+            self.returned[outage.node] = outage
+
+    def within_hour(self, now_ms: int, said: bool = True) -> int:
+        """Return how many nodes went out within the hour; `said`: with those that observe mode only announced."""
+        for taken in (self.taken, self.done):
+            for at, (at_ms, node) in enumerate(taken):
+                if self._steps.now_of(at_ms) > now_ms:  # the clock went back: take it for now, or it would stay
+                    taken[at] = now_ms, node
+            while taken and self._steps.age_ms(now_ms, taken[0][0]) >= HOUR_MS:
+                taken.popleft()
+        return len({node for _, node in (self.taken if said else self.done)})
+
+    def hold(self, node: str, now_ms: int, limits: GuardLimits, said: bool = False) -> str | None:
+        """Return why `node` must wait, as a sentence; None: it need not. `said`: as for `within_hour`."""
+        if limits.per_hour and (count := self.within_hour(now_ms, said)) >= limits.per_hour:
+            return f"{count} nodes went out within the last hour (at most {limits.per_hour} may)"
+        outage = self.returned.get(node)
+        if outage is not None and self._steps.now_of(outage.ts_ms) > now_ms:  # the clock went back here too
+            outage = self.returned[node] = replace(outage, ts_ms=now_ms)
+        age_ms = 0 if outage is None else self._steps.age_ms(now_ms, outage.ts_ms)
+        if outage is not None and age_ms < limits.cooldown_s * 1000:
+            minutes = max(0, age_ms) // 60_000
+            return f"{node} came back {minutes} min ago: it is left alone for {limits.cooldown_s / 60:.0f} min"
+        return None

@@ -20,7 +20,7 @@ class PolicyWatch:
         path: the file; None: a preset, which does not change.
 
     Attributes:
-        trouble: what is wrong with the file as it is now, a sentence; "" when nothing is. The policy before stays.
+        trouble: what is wrong with the file now, a sentence; "": nothing. The policy before stays in force.
     """
 
     def __init__(self, path: Path | None) -> None:

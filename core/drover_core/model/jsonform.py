@@ -58,27 +58,38 @@ def _hints(kind: typing.Hashable) -> dict[str, Any]:
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
+    """Return a JSON value as the type of a field.
+
+    Raises:
+        ValueError: it has another type.
+    """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
         return _convert(next(a for a in args if a is not type(None)), value, key)
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"{key}: expected a list, found {value!r}")
-        if len(args) == 2 and args[1] is ...:
-            return tuple(_convert(args[0], item, key) for item in value)
-        if len(args) != len(value):
-            raise ValueError(f"{key}: expected {len(args)} items, found {value!r}")
-        return tuple(_convert(a, item, key) for a, item in zip(args, value, strict=True))
-    if origin is Mapping:
+        return _convert_tuple(args, value, key)
+    if origin is Mapping or dataclasses.is_dataclass(hint):
         if not isinstance(value, dict):
             raise ValueError(f"{key}: expected an object, found {value!r}")
+        if origin is not Mapping:
+            return from_dict(typing.cast(type, hint), value)
         return {name: item if args[1] is Any else _convert(args[1], item, key) for name, item in value.items()}
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise ValueError(f"{key}: expected an object, found {value!r}")
-        return from_dict(typing.cast(type, hint), value)
+    return _convert_scalar(hint, value, key)
+
+
+def _convert_tuple(args: tuple[Any, ...], value: Any, key: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{key}: expected a list, found {value!r}")
+    if len(args) == 2 and args[1] is ...:
+        return tuple(_convert(args[0], item, key) for item in value)
+    if len(args) != len(value):
+        raise ValueError(f"{key}: expected {len(args)} items, found {value!r}")
+    return tuple(_convert(hint, item, key) for hint, item in zip(args, value, strict=True))
+
+
+def _convert_scalar(hint: Any, value: Any, key: str) -> Any:
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return hint(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -20,8 +20,8 @@ GPUS = ("nvidiactl", "nvidia-uvm")
     [
         ("", GPUS, ACTIVE, CheckState.MISSING, "torch is not installed", "drover[probe]"),
         ("2.9.0+cpu", GPUS, ACTIVE, CheckState.BROKEN, "torch 2.9.0+cpu is built without CUDA", "drover[probe]"),
-        ("2.9.0", ("nvidiactl",), ACTIVE, CheckState.BROKEN, "nvidia-uvm is not there", "nvidia-modprobe -u -c=0"),
-        ("2.9.0", GPUS, None, CheckState.MISSING, "without systemd no collector can ask", ""),
+        ("2.9.0", ("nvidiactl",), ACTIVE, CheckState.BROKEN, "nvidia-uvm does not exist", "nvidia-modprobe -u -c=0"),
+        ("2.9.0", GPUS, None, CheckState.MISSING, "without systemd no collector can request", ""),
         (
             "2.9.0",
             GPUS,
@@ -38,16 +38,16 @@ GPUS = ("nvidiactl", "nvidia-uvm")
             "has failed",
             "journalctl -u drover-probe",
         ),
-        ("2.9.0", GPUS, ACTIVE | {"ActiveState": "inactive"}, CheckState.LIMITED, "end as not taken", "enable --now"),
+        ("2.9.0", GPUS, ACTIVE | {"ActiveState": "inactive"}, CheckState.LIMITED, "end as not_taken", "enable --now"),
         (
             "2.9.0",
             GPUS,
             ACTIVE,
             CheckState.OK,
-            "torch 2.9.0, drover-probe.path waits for requests; they would run on GPUs",
+            "torch 2.9.0, drover-probe.path waits for requests; they run on GPUs",
             "",
         ),
-        ("2.9.0+cpu", (), ACTIVE, CheckState.OK, "they would run on the CPU alone: no NVIDIA driver here", ""),
+        ("2.9.0+cpu", (), ACTIVE, CheckState.OK, "they run on the CPU only: there is no NVIDIA driver", ""),
     ],
 )
 def test_what_stands_in_the_way_of_probes(

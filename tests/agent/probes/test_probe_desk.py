@@ -68,6 +68,15 @@ class Place:
     def ask(self, id_: str, **fields: object) -> None:
         self.requests.put_nowait(pb.ProbeRequest(id=id_, **({"probes": ["launch"]} | fields)))  # type: ignore[arg-type]  # any
 
+    def take(self, id_: str) -> None:
+        """Take the request, as the probe service does."""
+        (self.folder.requests / f"{id_}.json").rename(self.folder.taken / f"{id_}.json")
+
+    def finish(self, answer: ProbeAnswer) -> None:
+        """Answer a request that is taken, as the probe service does: the result first, then the request goes."""
+        self.folder.put(self.folder.results, answer.id, answer)
+        (self.folder.taken / f"{answer.id}.json").unlink(missing_ok=True)
+
     def results(self) -> list[ProbeResult]:
         return [from_json(ProbeResult, told.json) for _, told in self.told]
 
@@ -105,11 +114,11 @@ async def test_a_request_becomes_a_file_and_its_results_records(place: Place) ->
             Result("p2p", 0, 412.5, "GB/s", "direct", peer=3, spread=0.01, repeats=9),
             Result("gemm_fp8", 3, None, "TFLOP/s", "this device has no fp8"),
         )
-        (place.folder.requests / "r1.json").unlink()
+        place.take("r1")
         answer = ProbeAnswer(
             "r1", "hung", "probe hung: sdc", "deep", NOW_MS + 5, "sdc", 3, 1.5, results, ("GPU 1: MIG",), BOARDS
         )
-        place.folder.put(place.folder.results, "r1", answer)
+        place.finish(answer)
         await place.closed(1)
         await until(lambda: not place.folder.ids(place.folder.results), "the file's end")
     first, second, end = place.results()
@@ -125,6 +134,46 @@ async def test_a_request_becomes_a_file_and_its_results_records(place: Place) ->
     assert {told.request_id for _, told in place.told} == {"r1"}
 
 
+@pytest.mark.parametrize(("taken_after", "finished_after"), [(n, m) for n in range(7) for m in range(n, 7)])
+def test_a_result_is_handed_on_though_the_service_moves_the_request_while_the_desk_lists_the_folders(
+    place: Place, monkeypatch: pytest.MonkeyPatch, taken_after: int, finished_after: int
+) -> None:
+    """The service takes the request after so many of the desk's listings, and answers it after so many: two looks."""
+    listed, list_ids = 0, ExchangeFolder.ids
+
+    def move() -> None:
+        if listed == taken_after:
+            place.take("r1")
+        if listed == finished_after:
+            place.finish(ProbeAnswer("r1", "done"))
+
+    def put(folder: ExchangeFolder, where: Path, id_: str, value: ProbeAsk | ProbeAnswer) -> None:
+        write(folder, where, id_, value)
+        if where == folder.requests:
+            monkeypatch.setattr(ExchangeFolder, "ids", staticmethod(ids))
+            move()
+
+    def ids(folder: Path) -> list[str]:
+        nonlocal listed
+        found = list_ids(folder)
+        listed += 1
+        move()
+        return found
+
+    write = ExchangeFolder.put
+    monkeypatch.setattr(ExchangeFolder, "put", put)
+
+    @in_loop
+    async def scenario() -> None:
+        async with place.running():
+            place.ask("r1")
+            await until(lambda: listed > finished_after or place.ends(), "the service's answer", 2)
+            await until(place.ends, "a closing result", 2)
+
+    scenario()
+    assert place.ends() == [("r1", "done", "")]
+
+
 @in_loop
 async def test_a_request_that_is_known_already_is_ignored(place: Place) -> None:
     async with place.running():
@@ -134,7 +183,7 @@ async def test_a_request_that_is_known_already_is_ignored(place: Place) -> None:
         await place.asked("r1", "r2")
         assert read_ask(place.folder.requests / "r1.json").level == "quick"
         for id_ in ("r1", "r2"):
-            (place.folder.requests / f"{id_}.json").rename(place.folder.taken / f"{id_}.json")
+            place.take(id_)
         place.ask("r1")
         place.folder.put(place.folder.results, "r1", ProbeAnswer("r1", "done"))
         await place.closed(1)
@@ -221,7 +270,7 @@ async def test_a_service_that_is_busy_is_waited_for(place: Place) -> None:
         place.ask("r1", timeout_s=600)
         place.ask("r2")
         await place.asked("r1", "r2")
-        (place.folder.requests / "r1.json").rename(place.folder.taken / "r1.json")
+        place.take("r1")
         for _ in range(5):
             await looked(place)
             place.steady_s += TAKEN_S - 1

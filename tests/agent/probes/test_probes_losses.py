@@ -64,8 +64,7 @@ def test_who_waits_for_ranks_gives_signs_of_life(tmp_path: Path, monkeypatch: py
         nonlocal now_s
         now_s += 1.0
 
-    monkeypatch.setattr(ranks.time, "sleep", sleeps)
-    monkeypatch.setattr(ranks.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=sleeps, monotonic=lambda: now_s))
     monkeypatch.setattr(ranks, "_heard", lambda _: None)
     told: list[float] = []
     given = replace(context(tmp_path, seconds=1.0), tell=lambda _text: told.append(now_s))

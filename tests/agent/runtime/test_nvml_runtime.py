@@ -293,7 +293,7 @@ def test_a_new_start_that_changes_nothing_is_not_made_again(
         assert "differ in version" in server.hellos[-1].inventory["no_gpu_reason"]
         agent.terminate()
         assert await asyncio.wait_for(agent.wait(), 20) == 0
-        assert log.read_text().count("starting again") == 1
+        assert log.read_text().count("Starting again") == 1
 
     play(scenario())
 

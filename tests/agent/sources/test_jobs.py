@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -306,7 +307,7 @@ def test_all_is_told_again_when_a_reading_took_so_long_that_it_may_be_lost(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([0.0, 2.6, 10.0, 10.1, 15.0, 15.1])
-    monkeypatch.setattr("drover_agent.sources.workloads.jobs.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("drover_agent.sources.workloads.jobs.time", SimpleNamespace(monotonic=lambda: next(times)))
     jobs = source(node(1), proc)
     assert [jobs.read(T).holdings for _ in range(3)] == [[(0, None)], [(0, None)], []]
 

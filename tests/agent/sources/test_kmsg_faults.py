@@ -153,7 +153,7 @@ def peak_of_a_storm(folder: Path, lines: int) -> int:
     tracemalloc.start()
     try:
         thread.start()
-        wait_until(lambda: seen == lines, "the whole log")
+        wait_until(lambda: seen == lines, "the whole log", 50)  # tracemalloc makes it slow
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

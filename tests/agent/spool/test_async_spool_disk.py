@@ -1,4 +1,4 @@
-"""The outbox while its disk hangs, refuses or lies, and what memory has no room for."""
+"""The spool while its disk hangs, refuses or lies, and what memory has no room for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.spool import async_spool as outbox_module
+from drover_agent.spool import async_spool
 from drover_agent.spool.messages import Outgoing
 from drover_proto import telemetry_pb2 as pb
 from testbed.disks import BadDisk
 from testbed.loop import in_loop
-from testbed.outbox_lanes import batch, drain, event, names, open_outbox, ready
+from testbed.spool_lanes import batch, drain, event, names, open_spool, ready
 from testbed.waiting import until
 
 
@@ -27,49 +27,49 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[BadDisk]:
 
 @in_loop
 async def test_nothing_may_be_sent_before_it_is_on_disk(tmp_path: Path, disk: BadDisk) -> None:
-    outbox = open_outbox(tmp_path)
+    spool = open_spool(tmp_path)
     disk.hang()
-    batch(outbox, 1)
-    event(outbox, "79")
+    batch(spool, 1)
+    event(spool, "79")
     await until(lambda: disk.waiting, "the write")
-    assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == ([], [])
+    assert (ready(spool, pb.LIVE), ready(spool, pb.EVENTS)) == ([], [])
     disk.mend()
-    await outbox.wait_stored()
-    assert (ready(outbox, pb.LIVE), ready(outbox, pb.EVENTS)) == (["1"], ["79"])
-    outbox.close()
+    await spool.wait_stored()
+    assert (ready(spool, pb.LIVE), ready(spool, pb.EVENTS)) == (["1"], ["79"])
+    spool.close()
 
 
 @in_loop
 async def test_a_disk_that_hangs_holds_one_thread_and_nothing_back(
     tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
+    monkeypatch.setattr(async_spool, "DISK_LIMIT_S", 0.05)
     woken: list[int] = []
-    outbox = open_outbox(tmp_path, on_ready=lambda: woken.append(1))
+    spool = open_spool(tmp_path, on_ready=lambda: woken.append(1))
     disk.hang()
     before = threading.active_count()
-    batch(outbox, 0)
-    event(outbox, "0")
-    await until(lambda: outbox.is_hung)
+    batch(spool, 0)
+    event(spool, "0")
+    await until(lambda: spool.is_hung)
     for number in range(1, 20):
-        batch(outbox, number)
-        event(outbox, str(number))
-        outbox.tidy()
-        await outbox.wait_stored()
+        batch(spool, number)
+        event(spool, str(number))
+        spool.tidy()
+        await spool.wait_stored()
     everything = [str(number) for number in range(20)]
-    assert ready(outbox, pb.LIVE) == everything
-    assert ready(outbox, pb.EVENTS) == everything
-    assert outbox.status.trouble
-    assert "does not answer" in outbox.status.trouble
-    assert await outbox.apply_welcome({pb.LIVE: 3}), "a stream can begin"
-    assert ready(outbox, pb.LIVE) == everything[3:]
+    assert ready(spool, pb.LIVE) == everything
+    assert ready(spool, pb.EVENTS) == everything
+    assert spool.status.trouble
+    assert "does not answer" in spool.status.trouble
+    assert await spool.apply_welcome({pb.LIVE: 3}), "a stream can begin"
+    assert ready(spool, pb.LIVE) == everything[3:]
     assert threading.active_count() == before + 1
     assert disk.waiting == 1
     disk.mend()
-    await until(lambda: outbox.status.trouble is None and not outbox.is_hung, "it answers again")
-    await outbox.wait_stored()
-    outbox.close()
-    again = open_outbox(tmp_path)
+    await until(lambda: spool.status.trouble is None and not spool.is_hung, "it answers again")
+    await spool.wait_stored()
+    spool.close()
+    again = open_spool(tmp_path)
     assert names(await drain(again, pb.LIVE, 20)) == everything
     assert names(await drain(again, pb.EVENTS, 20)) == everything
     again.close()
@@ -79,25 +79,25 @@ async def test_a_disk_that_hangs_holds_one_thread_and_nothing_back(
 async def test_while_the_disk_hangs_memory_is_bounded_and_what_nobody_holds_is_counted(
     tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
-    monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 100_000)
-    outbox = open_outbox(tmp_path)
+    monkeypatch.setattr(async_spool, "DISK_LIMIT_S", 0.05)
+    monkeypatch.setattr(async_spool, "MEMORY_BYTES", 100_000)
+    spool = open_spool(tmp_path)
     disk.hang()
-    batch(outbox, 0)
-    await until(lambda: outbox.is_hung)
+    batch(spool, 0)
+    await until(lambda: spool.is_hung)
     for number in range(1, 500):
-        batch(outbox, number, size=1_000)
+        batch(spool, number, size=1_000)
         if number < 200:
-            outbox.ack(pb.LIVE, number + 1)
-        assert outbox.telemetry.size <= 100_000 + 2_000
-    left = ready(outbox, pb.LIVE)
-    losses = outbox.take_losses()
+            spool.ack(pb.LIVE, number + 1)
+        assert spool.telemetry.size <= 100_000 + 2_000
+    left = ready(spool, pb.LIVE)
+    losses = spool.take_losses()
     assert losses
     assert losses.telemetry == 300 - len(left) > 0
     assert left[-1] == "499"
     disk.mend()
-    await until(lambda: not outbox.is_hung)
-    outbox.close()
+    await until(lambda: not spool.is_hung)
+    spool.close()
 
 
 @in_loop
@@ -105,34 +105,34 @@ async def test_a_stream_that_begins_while_the_disk_hangs_gets_what_memory_has(
     tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where something between is lost, for then there is nothing to be read before it."""
-    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
-    monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 10_000)
-    outbox = open_outbox(tmp_path)
-    batch(outbox, 0)
-    await outbox.wait_stored()
+    monkeypatch.setattr(async_spool, "DISK_LIMIT_S", 0.05)
+    monkeypatch.setattr(async_spool, "MEMORY_BYTES", 10_000)
+    spool = open_spool(tmp_path)
+    batch(spool, 0)
+    await spool.wait_stored()
     disk.hang()
     for number in range(1, 50):
-        batch(outbox, number, size=1_000)
-    await until(lambda: outbox.is_hung)
-    assert await outbox.apply_welcome({pb.LIVE: 1})
-    left = ready(outbox, pb.LIVE)
+        batch(spool, number, size=1_000)
+    await until(lambda: spool.is_hung)
+    assert await spool.apply_welcome({pb.LIVE: 1})
+    left = ready(spool, pb.LIVE)
     assert left == [str(number) for number in range(50 - len(left), 50)]
     assert len(left) > 5
     disk.mend()
-    await until(lambda: not outbox.is_hung)
-    outbox.close()
+    await until(lambda: not spool.is_hung)
+    spool.close()
 
 
 @in_loop
 async def test_a_disk_that_hangs_for_ever_does_not_keep_the_agent_from_ending(
     tmp_path: Path, disk: BadDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "DISK_LIMIT_S", 0.05)
-    outbox = open_outbox(tmp_path)
+    monkeypatch.setattr(async_spool, "DISK_LIMIT_S", 0.05)
+    spool = open_spool(tmp_path)
     disk.hang()
-    event(outbox, "79")
-    await until(lambda: outbox.is_hung)
-    outbox.close()
+    event(spool, "79")
+    await until(lambda: spool.is_hung)
+    spool.close()
     assert disk.waiting == 1, "it returned although the disk did not"
 
 
@@ -140,44 +140,44 @@ async def test_a_disk_that_hangs_for_ever_does_not_keep_the_agent_from_ending(
 async def test_a_file_of_state_that_is_refused_is_tried_again_and_is_there_before_its_batch(
     tmp_path: Path, disk: BadDisk
 ) -> None:
-    outbox = open_outbox(tmp_path)
+    spool = open_spool(tmp_path)
     disk.refuse(errno.ENOSPC, "No space left on device")
-    outbox.write_file("dictionary.json", b"old", before_records=True)
-    batch(outbox, 1)
-    await outbox.wait_stored()
+    spool.write_file("dictionary.json", b"old", before_records=True)
+    batch(spool, 1)
+    await spool.wait_stored()
     assert not (tmp_path / "dictionary.json").exists()
-    outbox.write_file("dictionary.json", b"new", before_records=True)
+    spool.write_file("dictionary.json", b"new", before_records=True)
     disk.mend()
-    outbox.tidy()
+    spool.tidy()
     await until(lambda: (tmp_path / "dictionary.json").exists())
     assert (tmp_path / "dictionary.json").read_bytes() == b"new"
-    outbox.close()
+    spool.close()
 
 
 @in_loop
 async def test_a_fault_in_the_writing_itself_holds_nothing_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outbox = open_outbox(tmp_path)
-    write = outbox_module.write
+    spool = open_spool(tmp_path)
+    write = async_spool.write
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(outbox_module, "write", broken)
-    event(outbox, "79")
-    batch(outbox, 1)
-    await outbox.wait_stored()
-    assert (ready(outbox, pb.EVENTS), ready(outbox, pb.LIVE)) == (["79"], ["1"])
-    assert "a fault" in str(outbox.status.trouble)
+    monkeypatch.setattr(async_spool, "write", broken)
+    event(spool, "79")
+    batch(spool, 1)
+    await spool.wait_stored()
+    assert (ready(spool, pb.EVENTS), ready(spool, pb.LIVE)) == (["79"], ["1"])
+    assert "a fault" in str(spool.status.trouble)
     assert "a fault" in caplog.text
-    monkeypatch.setattr(outbox_module, "write", write)
-    event(outbox, "31")
-    await outbox.wait_stored()
-    assert ready(outbox, pb.EVENTS) == ["79", "31"]
-    assert outbox.status.trouble is None
-    outbox.close()
-    again = open_outbox(tmp_path)
+    monkeypatch.setattr(async_spool, "write", write)
+    event(spool, "31")
+    await spool.wait_stored()
+    assert ready(spool, pb.EVENTS) == ["79", "31"]
+    assert spool.status.trouble is None
+    spool.close()
+    again = open_spool(tmp_path)
     assert names(await drain(again, pb.EVENTS, 2)) == ["79", "31"], "written when it works again"
     assert names(await drain(again, pb.LIVE, 1)) == ["1"]
     again.close()
@@ -187,41 +187,41 @@ async def test_a_fault_in_the_writing_itself_holds_nothing_back(
 async def test_a_fault_in_the_reading_stops_no_lane_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = open_outbox(tmp_path)
+    before = open_spool(tmp_path)
     event(before, "79")
     await before.wait_stored()
     before.close()
-    outbox = open_outbox(tmp_path)
-    read = outbox_module.read
+    spool = open_spool(tmp_path)
+    read = async_spool.read
 
     def broken(*_: object) -> list[Outgoing]:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(outbox_module, "read", broken)
-    assert ready(outbox, pb.EVENTS) == []
+    monkeypatch.setattr(async_spool, "read", broken)
+    assert ready(spool, pb.EVENTS) == []
     await until(lambda: "a fault" in caplog.text)
-    monkeypatch.setattr(outbox_module, "read", read)
-    assert names(await drain(outbox, pb.EVENTS, 1)) == ["79"]
-    outbox.close()
+    monkeypatch.setattr(async_spool, "read", read)
+    assert names(await drain(spool, pb.EVENTS, 1)) == ["79"]
+    spool.close()
 
 
 @in_loop
 async def test_what_memory_has_no_room_for_is_read_from_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_module, "CACHE_BYTES", 5_000)
-    outbox = open_outbox(tmp_path)
+    monkeypatch.setattr(async_spool, "CACHE_BYTES", 5_000)
+    spool = open_spool(tmp_path)
     for number in range(300):
-        batch(outbox, number, size=1_000)
-    await outbox.wait_stored()
-    assert len(outbox.telemetry.records) < 6
-    assert outbox.pending()[0] == 300
-    first = await drain(outbox, pb.LIVE, 300)
+        batch(spool, number, size=1_000)
+    await spool.wait_stored()
+    assert len(spool.telemetry.records) < 6
+    assert spool.pending()[0] == 300
+    first = await drain(spool, pb.LIVE, 300)
     assert names(first) == [str(number) for number in range(300)]
-    outbox.ack(pb.LIVE, first[199][0])
-    await until(lambda: outbox.pending()[0] == 100, "what is held is no longer counted")
-    outbox.ack(pb.LIVE, first[-1][0])
-    await until(lambda: outbox.pending()[0] == 0)
-    assert await outbox.apply_welcome({pb.LIVE: first[149][0]}), "a collector that lost some"
-    assert names(await drain(outbox, pb.LIVE, 150)) == [str(number) for number in range(150, 300)]
-    outbox.close()
+    spool.ack(pb.LIVE, first[199][0])
+    await until(lambda: spool.pending()[0] == 100, "what is held is no longer counted")
+    spool.ack(pb.LIVE, first[-1][0])
+    await until(lambda: spool.pending()[0] == 0)
+    assert await spool.apply_welcome({pb.LIVE: first[149][0]}), "a collector that lost some"
+    assert names(await drain(spool, pb.LIVE, 150)) == [str(number) for number in range(150, 300)]
+    spool.close()

@@ -60,7 +60,7 @@ def found(folder: Path) -> dict[str, Incident]:
     for _ in run:
         pass
     assert run.engine is not None
-    assert run.engine.troubles == {}
+    assert run.engine.errors == {}
     return {f"{i.node} {i.cause}": i for i in run.engine.incidents.values()}
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from drover_collector.actions import context
 from drover_collector.actions import dispatcher as desks
+from drover_collector.actions.actuators import Actuators
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.command import CommandActuator
 from drover_collector.actions.dispatcher import ActionDispatcher
@@ -23,9 +25,11 @@ from drover_collector.actions.slurm.scontrol import SlurmNode
 from drover_collector.api import actions as api_actions
 from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
+from drover_collector.engine.node_state import Survey
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.decider import UNSEEN
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
@@ -38,6 +42,7 @@ from drover_core.model.events import (
 )
 from drover_proto import fleet_pb2 as pb
 from testbed.deciding import OPEN, fleet
+from testbed.desks import Detected, dispatcher_of
 from testbed.loop import in_loop
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import until, wait_until
@@ -71,12 +76,18 @@ class Site:
 
     def collector(self) -> Pipeline:
         outbox = Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms)
-        made = Pipeline(INDEX, self.store, POLICY, outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce")
+        made = Pipeline(
+            INDEX,
+            self.store,
+            POLICY,
+            outbox,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"),
+        )
         actuator = self.actuator or SlurmActuator(self.slurm, 10_000)
         made.act_by(
-            ActionDispatcher(
+            dispatcher_of(
                 self.store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, nodes=NODES,
-                incidents=lambda: made.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
+                detection=ActionReview(made), now_ms=lambda: self.now_ms, look_s=0.02,
             )
         )  # fmt: skip
         return made
@@ -175,7 +186,7 @@ async def test_what_others_close_while_an_action_waits_holds_it_right_before_its
         await until(held, "the guard is asked again")
         assert site.drained() == {"n000": "fan"}
         site.slurm.resume_by_hand("n000")
-        pipeline.desk._workers["slurm"]._looks.first = True  # type: ignore[union-attr]  # as 15 s later
+        pipeline.dispatcher._workers["slurm"]._reconciler.survey_first = True  # type: ignore[union-attr]  # as 15 s later
         await until(lambda: "n001" in site.drained(), "there is room again")
     finally:
         await pipeline.stop()
@@ -187,7 +198,7 @@ async def test_of_two_that_wait_the_first_goes_and_not_the_second(site: Site) ->
     pipeline = site.collector()
     await pipeline.start()
     await surveyed(pipeline)
-    desk = pipeline.desk
+    desk = pipeline.dispatcher
     assert desk is not None
     try:
         site.slurm.away = True
@@ -206,13 +217,13 @@ async def test_of_two_that_wait_the_first_goes_and_not_the_second(site: Site) ->
 async def test_of_two_schedulers_that_wait_for_room_the_first_goes_and_not_the_second(site: Site) -> None:
     """n000 is Slurm's, n001 another one's, and one of the two may be out: each counted the other as gone."""
     pipeline = site.collector()
-    desk = pipeline.desk
+    desk = pipeline.dispatcher
     assert desk is not None
     first = SlurmActuator(site.slurm, 10_000)
     second = SlurmActuator(site.slurm, 10_000)
     second.name = "slurm of the other pool"
-    desk._actuators = (first, second)
-    desk.actuator_of = lambda node: second if node == "n001" else first
+    both = Actuators((first, second), lambda node: second if node == "n001" else first)
+    desk.context.actuators = desk.context.surveys._actuators = both
     await pipeline.start()
     await surveyed(pipeline)
     try:
@@ -237,23 +248,23 @@ def test_an_old_answer_is_none(store: Store, monkeypatch: pytest.MonkeyPatch) ->
     slurm = SlurmStandIn("n1", "n2")
     slurm.drain_by("n2", "root", "fan")
     actuator = SlurmActuator(slurm, 10_000)
-    told: list[object] = []
-    desk = ActionDispatcher(
-        store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["n1", "n2"], look_s=0.02
-    )
-    desk.on_survey.append(lambda survey: told.append(survey.closed))
+    surveys: list[Survey] = []
+    desk = dispatcher_of(
+        store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["n1", "n2"], look_s=0.02,
+        detection=Detected(surveys=surveys),
+    )  # fmt: skip
     desk.start()
     try:
-        wait_until(lambda: told == [{"n2"}], "who is out is known")
+        wait_until(lambda: [s.closed for s in surveys] == [{"n2"}], "who is out is known")
         slurm.away = True
-        desk._workers["slurm"]._looks.first = True
-        wait_until(lambda: "slurm" in desk.troubles, "it is away")
-        assert told == [{"n2"}], "an answer stands for a while"
-        monkeypatch.setattr(desks, "STALE_S", 0.0)
-        wait_until(lambda: told == [{"n2"}, None], "it is too old")
-        monkeypatch.setattr(desks, "STALE_S", 180.0)
+        desk._workers["slurm"]._reconciler.survey_first = True
+        wait_until(lambda: "slurm" in desk.context.troubles, "it is away")
+        assert [s.closed for s in surveys] == [{"n2"}], "an answer stands for a while"
+        monkeypatch.setattr(context, "STALE_S", 0.0)
+        wait_until(lambda: [s.closed for s in surveys] == [{"n2"}, None], "it is too old")
+        monkeypatch.setattr(context, "STALE_S", 180.0)
         slurm.away = False
-        wait_until(lambda: told == [{"n2"}, None, {"n2"}], "it has answered again")
+        wait_until(lambda: [s.closed for s in surveys] == [{"n2"}, None, {"n2"}], "it has answered again")
     finally:
         desk.stop()
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -32,7 +33,7 @@ from drover_core.model.events import (
     RecommendedAction,
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
-from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
+from testbed.desks import CONFIG, T0, Detected, Scene, decision, dispatcher_of, incident, scene_of, verdict
 from testbed.waiting import wait_until
 
 
@@ -143,7 +144,7 @@ def test_a_crash_at_any_step_of_an_advices_end_gives_the_weight_back_once(scene:
         crash(at, scene, lambda _: None)  # a look finds that it is over
         with scene.desk() as desk:
             assert scene.wait(Act.UNADVISE, at).state is ActionState.DONE
-            wait_until(lambda desk=desk: not desk.advices, "none stands any more")  # type: ignore[misc]  # its default
+            wait_until(lambda desk=desk: not desk.context.advices.current, "none stands any more")  # type: ignore[misc]  # its default
         assert [e for e in scene.slurm.effects if e.startswith(f"{at} ")] == [f"{at} weight=10000", f"{at} weight=7"]
         assert [a.action for a in scene.store.actions.newest(node=at)] == [Act.ADVISE, Act.UNADVISE]
 
@@ -215,12 +216,12 @@ def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(sce
 
     stop = Crash("asked")
     with scene.desk(step=stop) as desk:
-        desk.validator = orders()
+        desk.returns.validator = orders()
         desk.take([decision()])
         assert stop.happened.wait(20)
     assert scene.stage() is Health.DRAINED
     with scene.desk() as desk:
-        desk.validator = orders()
+        desk.returns.validator = orders()
         scene.wait_stage(Health.VALIDATING)
         (asked,) = scene.store.probes.orders.newest("n1")
         assert (asked.why, asked.incident_id) == (ProbeReason.VALIDATE, "inc1")
@@ -263,11 +264,10 @@ def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_sto
     scene.now_ms = T0 + UNBEGUN_MS + 1
     told: list[Action] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
-    desk = ActionDispatcher(
-        scene.store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: scene.incidents,
+    desk = dispatcher_of(
+        scene.store, CONFIG, [actuator], lambda _: actuator, detection=Detected(lambda: scene.incidents, failed=told),
         now_ms=lambda: scene.now_ms, look_s=1e9,
     )  # fmt: skip
-    desk.on_failed.append(told.extend)
     for _ in range(2):
         desk.start()
         desk.stop()
@@ -284,9 +284,9 @@ def test_a_drain_that_is_given_up_is_told_to_who_decides(scene: Scene, monkeypat
     scene.slurm.away = True
     told: list[Action] = []
     with scene.desk() as desk:
-        desk.on_failed.append(told.extend)
+        cast(Detected, desk.context.detection).failed = told
         desk.take([decision()])
-        wait_until(lambda: desk.troubles, "it is tried")
+        wait_until(lambda: desk.context.troubles, "it is tried")
         scene.now_ms += CONFIG.give_up_s * 1000 + 1
         wait_until(lambda: told, "it is given up")
     assert [(a.decision_id, a.state) for a in told] == [("d1", ActionState.FAILED)]

@@ -13,21 +13,22 @@ import pytest
 from standardwebhooks import Webhook
 
 from drover_collector.actions.base import ActError
-from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.node_outage import taken_out
-from drover_collector.actions.operator_commands import Commands
 from drover_collector.actions.settings import ActConfig, CommandConfig, TicketConfig, validate_act
 from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
+    Action,
     ActionState,
     Health,
     ProbeReason,
     RecommendedAction,
 )
 from drover_core.settings import SettingsError
-from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of, verdict
+from testbed.desks import CONFIG, T0, Detected, Scene, decision, dispatcher_of, incident, scene_of, verdict
 from testbed.receivers import Reply, http_receiver
 from testbed.waiting import wait_until
 
@@ -43,7 +44,7 @@ def test_the_whole_life_of_an_incident(scene: Scene) -> None:
     scene.slurm.start("n1", "17")
     told: list[Health] = []
     with scene.desk() as desk:
-        desk.on_duties.append(lambda duties: told.append(duties["n1"].stage))
+        desk.context.outages.subscribe(lambda outages: told.append(outages["n1"].stage))
         desk.take([decision()])
         done = scene.wait(Act.DRAIN)
         assert (done.state, done.decision_id, done.incident_id, done.actuator) == (
@@ -137,11 +138,12 @@ def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store
         validate_act(replace(both, repair_command=(), repair_webhook=bad))
     only_told = replace(both, mode="observe")
     validate_act(only_told)
-    ActionDispatcher(store, only_told, [], lambda _: None).stop()  # it opens none, and stops nobody's start
+    dispatcher_of(store, only_told, [], lambda _: None).stop()  # it opens none, and stops nobody's start
 
 
 def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long() -> None:
-    out = partial(taken_out, "n1", "inc1", "it fell off", "drover", return_days=14)
+    drain = Action("a1", "d1", "inc1", "n1", Act.DRAIN, "slurm", ActionState.DONE, T0, why="it fell off")
+    out = partial(taken_out, drain, return_days=14)
     first = out(before=None, now_ms=T0)
     assert (first.returns, first.reason) == (0, "it fell off")
     back = replace(first, stage=Health.HEALTHY, ts_ms=T0 + DAY_MS)
@@ -156,7 +158,7 @@ def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long(
 
 @pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])
 def test_resets_reboots_and_tickets_are_off_by_default(scene: Scene, act: Act) -> None:
-    assert Commands(ActConfig()).acts == frozenset()
+    assert OperatorCommands(ActConfig()).acts == frozenset()
     with scene.desk() as desk:
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
@@ -221,7 +223,7 @@ def test_a_drain_of_somebody_else_stays(scene: Scene) -> None:
         for act in (Act.DRAIN, Act.ISOLATE):
             done = scene.wait(act)
             assert done.state is ActionState.FAILED
-            assert done.detail == "it is drained by ann (new cables): left as it is"
+            assert done.detail == "it is drained by ann (new cables): left unchanged"
             assert done.foreign
         with pytest.raises(ActError, match="was not taken out by Drover"):
             desk.resume("n1", "why not", "bob", True)
@@ -253,7 +255,7 @@ def test_the_reason_is_looked_at_again_right_before_a_resume(scene: Scene) -> No
     with scene.desk(look_s=1e9) as desk:
         desk.intend("n1", Act.RESUME, "seed", "inc1", "passed", "drover")
         done = scene.wait(Act.RESUME)
-    assert (done.state, done.detail) == (ActionState.FAILED, "it is drained by ann (mine now): left as it is")
+    assert (done.state, done.detail) == (ActionState.FAILED, "it is drained by ann (mine now): left unchanged")
     assert "DRAIN" in scene.slurm.held["n1"].states
 
 
@@ -289,11 +291,11 @@ def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight
         desk.take([decision(RecommendedAction.ADVISE)])
         scene.wait(Act.ADVISE)
         desk.take([second])
-        wait_until(lambda: len(desk.advices) == 2)
+        wait_until(lambda: len(desk.context.advices.current) == 2)
     scene.incidents["inc2"] = incident("inc2", closed_ms=T0 + 1)
     with scene.desk() as desk:
-        wait_until(lambda: len(desk.advices) == 2)
-        desk._workers["slurm"]._looks._look_at_advices()
+        wait_until(lambda: len(desk.context.advices.current) == 2)
+        desk._workers["slurm"]._reconciler._end_advices()
         assert not [a for a in scene.store.actions.newest(node="n1") if a.action is Act.UNADVISE], (
             "the first is still open"
         )
@@ -304,16 +306,16 @@ def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight
 
 
 def test_nodes_that_others_took_out_are_told(scene: Scene) -> None:
-    told: list[frozenset[str]] = []
+    told: list[Survey] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
     scene.slurm.drain_by("n2", "root", "memory swap")
-    desk = ActionDispatcher(
-        scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2", "n9"], look_s=0.02
-    )
-    desk.on_survey.append(lambda survey: told.append(frozenset(survey.closed)))
+    desk = dispatcher_of(
+        scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2", "n9"], look_s=0.02,
+        detection=Detected(surveys=told),
+    )  # fmt: skip
     for _ in range(2):  # a second start tells it to a new engine again
         desk.start()
         wait_until(lambda: told)
         desk.stop()
-        assert told.pop() == {"n2"}
+        assert told.pop().closed == {"n2"}
         assert not told

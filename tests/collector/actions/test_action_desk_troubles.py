@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from drover_collector.actions.base import ActError
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store, StoreError
@@ -20,7 +19,7 @@ from drover_core.model.events import (
     ProbeReason,
     RecommendedAction,
 )
-from testbed.desks import CONFIG, T0, Scene, decision, incident, scene_of
+from testbed.desks import CONFIG, T0, Detected, Scene, decision, dispatcher_of, incident, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
@@ -35,12 +34,12 @@ def test_a_scheduler_that_is_away_gets_it_when_it_is_back(scene: Scene, monkeypa
     scene.slurm.away = True
     with scene.desk() as desk:
         desk.take([decision(), decision(node="n2", id_="d2")])
-        wait_until(lambda: "2 actions wait" in desk.troubles.get("slurm", ""))
-        assert "does not answer" in desk.troubles["slurm"]
+        wait_until(lambda: "2 actions wait" in desk.context.troubles.get("slurm", ""))
+        assert "does not answer" in desk.context.troubles["slurm"]
         wait_until(lambda: any("tried again" in a.detail for a in scene.store.actions.intended()))
         scene.slurm.away = False
         assert {scene.wait(Act.DRAIN, node).state for node in ("n1", "n2")} == {ActionState.DONE}
-        wait_until(lambda: not desk.troubles)
+        wait_until(lambda: not desk.context.troubles)
     assert len(scene.slurm.effects) == 2
 
 
@@ -57,9 +56,9 @@ def test_a_defect_in_the_first_look_at_all_nodes_is_not_all_that_the_thread_does
 
     monkeypatch.setattr(SlurmActuator, "survey", broken)
     with scene.desk() as desk:
-        wait_until(lambda: "KeyError" in desk.troubles.get("slurm", ""), "it is told")
+        wait_until(lambda: "KeyError" in desk.context.troubles.get("slurm", ""), "it is told")
         for _ in range(3):
-            assert desk.observed("n1").node == "n1", "the thread has gone round"
+            assert desk.observe("n1").node == "n1", "the thread has gone round"
         assert len(tries) == 1
 
 
@@ -111,7 +110,7 @@ def test_what_cannot_be_done_for_long_has_failed(scene: Scene, monkeypatch: pyte
     scene.slurm.away = True
     with scene.desk() as desk:
         desk.take([decision()])
-        wait_until(lambda: desk.troubles)
+        wait_until(lambda: desk.context.troubles)
         scene.now_ms += 601_000
         done = scene.wait(Act.DRAIN)
     assert done.state is ActionState.FAILED
@@ -133,10 +132,10 @@ def test_a_drain_that_is_given_up_while_the_scheduler_is_away_leaves_no_closed_n
     monkeypatch.setattr(scene.slurm, "update", update_and_away)
     with scene.desk(replace(CONFIG, validate=False)) as desk:
         desk.take([decision()])
-        wait_until(lambda: desk.troubles)
+        wait_until(lambda: desk.context.troubles)
         scene.now_ms += 601_000
         wait_until(lambda: any("looked at until it is" in a.detail for a in scene.store.actions.intended()))
-        assert desk.leaving == {"n1"}, "it counts for the guard's caps"
+        assert desk.context.outages.leaving == {"n1"}, "it counts for the guard's caps"
         scene.slurm.away = False
         done = scene.wait(Act.DRAIN)
         assert done.state is ActionState.FAILED
@@ -151,11 +150,11 @@ def test_a_node_that_carries_our_mark_and_that_the_store_does_not_know_waits_for
     scene.slurm.drain_by("n1", "root", "drover:inc1: xid/xid_79: it fell off")
     scene.slurm.drain_by("n2", "root", "memory swap")
     actuator = SlurmActuator(scene.slurm, 10_000)
-    desk = ActionDispatcher(
+    desk = dispatcher_of(
         scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2"], look_s=0.02,
         now_ms=lambda: T0,
     )  # fmt: skip
-    desk.validator = scene.probes
+    desk.returns.validator = scene.probes
     desk.start()
     try:
         duty = scene.wait_stage(Health.DRAINED)
@@ -214,7 +213,7 @@ def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
         assert asked.wait(20)
         wait_until(lambda: not holds.is_set())
         desk.take([decision(node="n2", id_="d2")])
-        wait_until(lambda: "drain n2 first: this collector is not" in desk.troubles.get("intents", ""))
+        wait_until(lambda: "drain n2 first: this collector is not" in desk.context.troubles.get("slurm intents", ""))
         with pytest.raises(StoreError):
             desk.drain("n3", Act.DRAIN, "why", "ann")
         worker = desk._workers["slurm"]
@@ -272,8 +271,9 @@ def test_a_slow_scheduler_delays_no_other(scene: Scene) -> None:
 
     slow, quick = SlurmActuator(Slow("n1"), 1), SlurmActuator(scene.slurm, 1)
     slow.name = "slow"
-    desk = ActionDispatcher(
-        scene.store, CONFIG, [slow, quick], scene.has({"n1": slow, "n2": quick}), incidents=lambda: scene.incidents,
+    desk = dispatcher_of(
+        scene.store, CONFIG, [slow, quick], scene.has({"n1": slow, "n2": quick}),
+        detection=Detected(lambda: scene.incidents),
         now_ms=lambda: T0,
     )  # fmt: skip
     desk.start()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from drover_collector.actions.base import Order, Result
+from drover_collector.actions.base import CheckLease, Result
+from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.dispatcher import ActionDispatcher
-from drover_collector.actions.operator_commands import Commands
 from drover_collector.store import Store
-from drover_core.model.events import Act, ActionState, Health
+from drover_core.model.events import Act, Action, ActionState, Health
 from testbed.desks import CONFIG, Scene, decision, scene_of, verdict
 from testbed.waiting import wait_until
 
@@ -31,14 +31,14 @@ class Program:
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     made = Program(threading.Event(), threading.Event(), [])
 
-    def do(_: Commands, act: Act, order: Order) -> Result:  # as an actuator's
-        made.nodes.append(order.node)
+    def do(_: OperatorCommands, action: Action, _lease: CheckLease) -> Result:  # as an actuator's
+        made.nodes.append(action.node)
         made.running.set()
         assert made.free.wait(20)
         return Result("reset")
 
-    monkeypatch.setattr(Commands, "do", do)
-    monkeypatch.setattr(Commands, "knows", lambda _, act: act in (Act.RESET, Act.REBOOT))
+    monkeypatch.setattr(OperatorCommands, "do", do)
+    monkeypatch.setattr(OperatorCommands, "knows", lambda _, act: act in (Act.RESET, Act.REBOOT))
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     yield made
     made.free.set()
@@ -107,7 +107,7 @@ def test_the_scheduler_is_asked_right_before_a_reset(store: Store, program: Prog
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
     with scene.desk(look_s=LOOKS_S) as desk:
-        wait_until(lambda: not desk._workers["slurm"]._looks.first, "its looks at the start are over")
+        wait_until(lambda: not desk._workers["slurm"]._reconciler.survey_first, "its looks at the start are over")
         if what == "put back, and a job runs":
             scene.slurm.resume_by_hand("n1")
         if "job" in what:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +25,7 @@ from drover_core.model.events import (
     ProbeVerdict,
 )
 from testbed import desks
-from testbed.desks import T0
+from testbed.desks import T0, Detected, dispatcher_of
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import wait_until
 
@@ -72,8 +73,14 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     slurm, now_ms = Bad(), [T0]
     actuator = SlurmActuator(slurm, 10_000)
-    desk = ActionDispatcher(
-        store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: INCIDENTS, now_ms=lambda: now_ms[0], look_s=1e9
+    desk = dispatcher_of(
+        store,
+        CONFIG,
+        [actuator],
+        lambda _: actuator,
+        detection=Detected(lambda: INCIDENTS),
+        now_ms=lambda: now_ms[0],
+        look_s=1e9,
     )
     desk.start()
     try:
@@ -83,7 +90,7 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
             return {action.node for action in store.actions.intended()}
 
         refused = {node for node in NODES if kind(node) == REFUSES}
-        wait_until(lambda: len(slurm.tries) == 120 and left() == refused, "all others have ended", 30)
+        wait_until(lambda: len(slurm.tries) == 120 and left() == refused, "all others have ended", 90)
         now_ms[0] += 601_000
         wait_until(lambda: not left(), "those that Slurm refuses are given up")
     finally:
@@ -98,7 +105,7 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
     assert {node for node, duty in store.outages.current().items() if duty.stage is Health.DRAINING} == {
         node for node in NODES if kind(node) in (DONE, TIMES_OUT)
     }
-    assert desk.leaving == set()
+    assert desk.context.outages.leaving == set()
 
 
 REASONS = {
@@ -106,7 +113,7 @@ REASONS = {
     TIMES_OUT: "drained already, with reason",
     REFUSES: "given up after",
     UNKNOWN: "Slurm knows no node",
-    TAKEN: "it is drained by ann (new cables): left as it is",
+    TAKEN: "it is drained by ann (new cables): left unchanged",
 }
 
 
@@ -117,38 +124,29 @@ class Kept:
         self.free, self.fails = threading.Event(), False
         self.free.set()
         self.kept: dict[str, Action] = {}
+        self.actions = SimpleNamespace(
+            write=self._write, history=lambda id_: [self.kept[id_]] if id_ in self.kept else [],
+            newest=lambda **_: [], intended=list,
+        )  # fmt: skip
+        self.decisions = SimpleNamespace(without_action=lambda _: [])
+        self.outages = SimpleNamespace(current=dict, write=lambda _: self._wait())
 
     def fence(self) -> str:
         return ""
 
-    def write_actions(self, actions: list[Action]) -> None:
+    def _wait(self) -> None:
         assert self.free.wait(20)
+
+    def _write(self, actions: list[Action]) -> None:
+        self._wait()
         if self.fails:
             raise StoreError("no space left")
         self.kept.update({action.id: action for action in actions})
 
-    def write_duties(self, duties: list[NodeOutage]) -> None:
-        assert self.free.wait(20)
-
-    def action_history(self, id_: str) -> list[Action]:
-        return [self.kept[id_]] if id_ in self.kept else []
-
-    def actions(self, **_: object) -> list[Action]:
-        return []
-
-    def intended_actions(self) -> list[Action]:
-        return []
-
-    def unbegun_decisions(self, since_ms: int) -> list[Decision]:
-        return []
-
-    def duties(self) -> dict[str, NodeOutage]:
-        return {}
-
 
 def in_memory(kept: Kept, slurm: SlurmStandIn) -> ActionDispatcher:
     actuator = SlurmActuator(slurm, 10_000)
-    made = ActionDispatcher(kept, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
+    made = dispatcher_of(kept, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
     made.start()
     return made
 
@@ -171,17 +169,17 @@ def test_a_store_that_hangs_does_not_hold_up_who_decides_and_nothing_is_done_bef
 
 
 def test_a_store_that_fails_is_told_and_the_decision_is_begun_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drover_collector.actions.intents.RETRY_S", 0.01)
+    monkeypatch.setattr("drover_collector.actions.worker.STORE_WAIT_S", 0.01)
     kept, slurm = Kept(), SlurmStandIn("n000", "n005")
     kept.fails = True
     desk = in_memory(kept, slurm)
     try:
         desk.take([decision("n000"), decision("n005")])
-        wait_until(lambda: "drain n000 first: no space left" in desk.troubles.get("intents", ""))
+        wait_until(lambda: "drain n000 first: no space left" in desk.context.troubles.get("slurm intents", ""))
         assert slurm.effects == []
         kept.fails = False
         wait_until(lambda: len(slurm.effects) == 2, "both drains")
-        wait_until(lambda: "intents" not in desk.troubles, "the trouble is over")
+        wait_until(lambda: "slurm intents" not in desk.context.troubles, "the trouble is over")
     finally:
         desk.stop()
 
@@ -206,17 +204,15 @@ def test_what_is_done_is_never_given_up_though_slurm_goes_away_right_after(
     def step(name: str) -> None:
         slurm.away = slurm.away or name == "acted"
 
-    desk = ActionDispatcher(
-        store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9, step=step
-    )
+    desk = dispatcher_of(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9, step=step)
     desk.start()
     try:
         desk.take([decision("n000")])
-        wait_until(lambda: slurm.away and desk.troubles, "it is done, and Slurm is away")
+        wait_until(lambda: slurm.away and desk.context.troubles, "it is done, and Slurm is away")
         now_ms[0] += 601_000
         wait_until(lambda: any(job.tries > 2 for job in desk._workers["slurm"]._jobs.values()), "tried again")
         slurm.away = False
-        desk.step = lambda _: None
+        desk.context.crash_test_hook = lambda _: None
         wait_until(lambda: [a.state for a in store.actions.newest()] == [ActionState.DONE], "it is told as done")
     finally:
         desk.stop()
@@ -229,13 +225,20 @@ def test_one_that_passed_and_cannot_be_put_back_is_shown_as_such(store: Store, m
     slurm.drain_by("n000", "root", "drover:i1: xid")
     store.outages.write([NodeOutage("n000", Health.VALIDATING, T0, "i1", "xid", "drover", 0)])
     actuator = SlurmActuator(slurm, 10_000)
-    desk = ActionDispatcher(store, CONFIG, [actuator], lambda _: actuator, now_ms=lambda: now_ms[0], look_s=1e9)
-    desk.now_of = lambda _: NodeNow(now_ms[0] + 1, (now_ms[0] + 1,))
+    desk = dispatcher_of(
+        store,
+        CONFIG,
+        [actuator],
+        lambda _: actuator,
+        now_ms=lambda: now_ms[0],
+        look_s=1e9,
+        detection=Detected(now_of=lambda _: NodeNow(now_ms[0] + 1, (now_ms[0] + 1,))),
+    )
     desk.start()
     try:
         slurm.away = True
         desk.on_verdicts([ProbeVerdict("r1", "n000", None, True, "", "all good", T0, ProbeReason.VALIDATE, "i1")])
-        wait_until(lambda: desk.troubles, "Slurm is away")
+        wait_until(lambda: desk.context.troubles, "Slurm is away")
         now_ms[0] += 601_000
         wait_until(lambda: store.outages.current()["n000"].stage is Health.DRAINED, "it is given up")
     finally:
@@ -250,7 +253,7 @@ def test_a_ticket_whose_command_hangs_is_not_opened_twice(tmp_path_factory: pyte
     kept, slurm = Kept(), SlurmStandIn("n000")
     actuator = SlurmActuator(slurm, 10_000)
     config = replace(CONFIG, reboot_command=words, command_timeout_s=0.3)
-    desk = ActionDispatcher(kept, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
+    desk = dispatcher_of(kept, config, [actuator], lambda _: actuator, now_ms=lambda: T0, look_s=1e9)  # type: ignore[arg-type]  # what it asks for
     desk.start()
     try:
         made = desk.wait(desk.drain("n000", Act.REBOOT, "it hangs", "ann", forced=True), 20)
@@ -270,7 +273,7 @@ def test_who_waits_to_leave_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         desk.drain("n000", Act.DRAIN, "why", "ann")
         desk.drain("n001", Act.ISOLATE, "why", "ann")
-        assert desk.leaving == {"n000", "n001"}
+        assert desk.context.outages.leaving == {"n000", "n001"}
     finally:
         desk.stop()
     with pytest.raises(ActError, match="not the active one"):

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
+from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Service
 from drover_collector.actions.command import CommandActuator
 from drover_collector.actions.node_outage import HOUR_MS, gpu_hours_lost
 from drover_collector.actions.settings import CommandConfig
 from drover_core.model.events import Act, Health, NodeOutage
+from testbed.desks import action_of
 
 PROGRAM = """#!/bin/sh
 # A scheduler whose whole state is the answer to `observe`; ACT.json is what an act makes of it.
@@ -41,7 +42,7 @@ class Program:
         (self.folder / f"{name}.json").write_text(json.dumps(answer))
 
     def do(self, act: Act, mark: str = "i1") -> str:
-        return self.actuator.do(act, Order("a1", "n1", mark, "xid", "drover", lambda: None)).detail
+        return self.actuator.do(action_of(act, "n1", mark, why="xid"), lambda: None).detail
 
     def acts(self) -> list[str]:
         return [json.loads(line)["act"] for line in (self.folder / "told").read_text().splitlines()]
@@ -73,7 +74,7 @@ def test_a_drain_is_looked_at_before_and_after_and_a_resume_likewise(program: Pr
 @pytest.mark.parametrize("act", [Act.DRAIN, Act.ISOLATE, Act.RESUME])
 def test_a_drain_of_somebody_else_is_left_as_it_is(program: Program, act: Act) -> None:
     program.has("state", {"service": "drained", "reason": "new cables", "by": "ann"})
-    with pytest.raises(ForeignError, match=r"drained by ann \(new cables\): left as it is"):
+    with pytest.raises(ForeignError, match=r"drained by ann \(new cables\): left unchanged"):
         program.do(act)
     assert program.acts() == ["observe"]
 
@@ -127,11 +128,11 @@ def test_an_answer_that_is_none_is_told(program: Program, answer: str) -> None:
 
 
 def test_a_program_that_hangs_or_is_missing(tmp_path: Path) -> None:
-    order = Order("a1", "n1", "i1", "xid", "drover", lambda: None)
+    drain = action_of(Act.DRAIN)
     with pytest.raises(AwayError, match=r"did not end within 0\.2 s"):
-        CommandActuator(CommandConfig(program=("/bin/sleep", "60"), timeout_s=0.2)).do(Act.DRAIN, order)
+        CommandActuator(CommandConfig(program=("/bin/sleep", "60"), timeout_s=0.2)).do(drain, lambda: None)
     with pytest.raises(ActError, match="cannot be started: No such file"):
-        CommandActuator(CommandConfig(program=(f"{tmp_path}/none",))).do(Act.DRAIN, order)
+        CommandActuator(CommandConfig(program=(f"{tmp_path}/none",))).do(drain, lambda: None)
 
 
 def test_gpu_hours_are_lost_from_when_a_node_is_empty_until_it_is_back() -> None:

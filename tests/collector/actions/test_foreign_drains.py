@@ -5,19 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from drover_collector.actions.base import ActError, LaterError, NodeState, Order, Service, mark_of
+from drover_collector.actions.actuators import Actuators
+from drover_collector.actions.base import ActError, Actuator, LaterError, NodeState, Service, mark_of
 from drover_collector.actions.node_outage import (
     adopted,
     is_out,
     seen,
     taken_out,
 )
-from drover_collector.actions.reconciler import AT_ONCE, SchedulerReconciler
+from drover_collector.actions.reconciler import BATCH, SchedulerReconciler
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.engine.node_state import Survey
 from drover_collector.store import Store
@@ -27,7 +29,7 @@ from drover_core.model.events import (
     Health,
     NodeOutage,
 )
-from testbed.desks import decision, scene_of
+from testbed.desks import action_of, decision, scene_of
 from testbed.slurm_stand_in import SlurmStandIn
 
 NODES = ("n1", "n2")
@@ -61,7 +63,6 @@ def people(slurm: SlurmStandIn, what: str, node: str) -> None:
 
 
 @given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
-@settings(max_examples=150, deadline=None)
 def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(plan: list[tuple[str, str, str]]) -> None:
     slurm = SlurmStandIn(*NODES)
     actuator = SlurmActuator(slurm, 10_000)
@@ -71,7 +72,7 @@ def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(pl
             continue
         before, there = foreign(slurm), slurm.held[node]
         try:
-            actuator.do(Act(what), Order(f"a{number}", node, mark, "why", "drover", lambda: None))
+            actuator.do(action_of(Act(what), node, mark, id_=f"a{number}", why="why"), lambda: None)
         except ActError as error:
             assert str(error)
             assert isinstance(error, LaterError) or "DRAIN" in there.states, "it is not refused for nothing"
@@ -81,7 +82,6 @@ def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(pl
 
 
 @given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
-@settings(max_examples=100, deadline=None)
 def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ours(
     plan: list[tuple[str, str, str]],
 ) -> None:
@@ -94,13 +94,13 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
             people(slurm, what, node)
         else:
             try:
-                actuator.do(Act(what), Order(f"a{now_ms}", node, mark, "why", "drover", lambda: None))
+                actuator.do(action_of(Act(what), node, mark, id_=f"a{now_ms}", why="why"), lambda: None)
             except ActError:
                 pass
             else:
                 found = mark_of(slurm.held[node].reason) or mark
                 if what is not Act.RESUME and not is_out(duties.get(node)):
-                    duties[node] = taken_out(node, found, "why", "drover", duties.get(node), now_ms, 14)
+                    duties[node] = taken_out(action_of(Act.DRAIN, node, found, why="why"), duties.get(node), now_ms, 14)
         if slurm.away:
             continue
         for name, state in actuator.observe_all(NODES).items():
@@ -115,7 +115,7 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ou
 
 
 def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed() -> None:
-    names = [f"n{k:03d}" for k in range(5 * AT_ONCE)]
+    names = [f"n{k:03d}" for k in range(5 * BATCH)]
     asked: list[str] = []
     taken: list[str] = []
 
@@ -127,14 +127,15 @@ def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed
     actuator = SimpleNamespace(
         name="it", surveys=True, acts=frozenset(), survey=lambda _: Survey(set(names)), observe_all=observe_all
     )
-    desk = SimpleNamespace(
-        duties={}, nodes=tuple(names), troubles={}, actuator_of=lambda _: actuator, now_ms=lambda: 1,
-        set_survey=lambda *_: None, set_duty=lambda duty: taken.append(duty.node),
+    context = SimpleNamespace(
+        actuators=Actuators((cast(Actuator, actuator),), lambda _: cast(Actuator, actuator), tuple(names)),
+        outages=SimpleNamespace(current={}, write=lambda outage: taken.append(outage.node)),
+        surveys=SimpleNamespace(set=lambda *_: None), troubles={}, now_ms=lambda: 1,
     )  # fmt: skip
-    looks = SchedulerReconciler(desk, actuator)  # type: ignore[arg-type]  # what a look asks of them
-    assert not looks.look(set(), lambda: None, lambda: True)
-    assert len(asked) == AT_ONCE
-    assert looks.look(set(), lambda: None, lambda: False), "it goes on when nothing is due"
+    one = SchedulerReconciler(context, actuator, lambda *_: None, lambda _: None)  # type: ignore[arg-type]  # what a look asks of them
+    assert not one.reconcile(set(), lambda: None, lambda: True)
+    assert len(asked) == BATCH
+    assert one.reconcile(set(), lambda: None, lambda: False), "it goes on when nothing is due"
     assert (sorted(asked), taken) == (names, names[-1:]), "and looks at each once"
 
 

@@ -19,7 +19,7 @@ from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
 from drover_core.model.events import Act
-from testbed.kubernetes_pods import MARK, order, pod
+from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.waiting import wait_until
 
@@ -136,7 +136,7 @@ def test_drain_and_resume_beside_others_taints(cluster: Cluster) -> None:
     cluster.run_pod(f"job-{node}", node)
     assert actuator.observe(node).service is Service.IN
 
-    done = actuator.do(Act.DRAIN, order(node))
+    done = actuator.do(*request(Act.DRAIN, node))
 
     assert f"default/job-{node}" in done.detail
     foreign = {FOREIGN["key"]: "vision:NoSchedule"}
@@ -150,35 +150,35 @@ def test_drain_and_resume_beside_others_taints(cluster: Cluster) -> None:
     assert cluster.leaving(node) == set()  # it may end
 
     before = cluster.node(node)["metadata"]["resourceVersion"]
-    assert "already" in actuator.do(Act.DRAIN, order(node)).detail
+    assert "already" in actuator.do(*request(Act.DRAIN, node)).detail
     assert cluster.node(node)["metadata"]["resourceVersion"] == before
 
     cluster.vanish(f"job-{node}")
     assert actuator.observe_all([node])[node].service is Service.DRAINED
     with pytest.raises(ForeignError, match=MARK):
-        actuator.do(Act.RESUME, order(node, "another"))
-    actuator.do(Act.RESUME, order(node))
+        actuator.do(*request(Act.RESUME, node, "another"))
+    actuator.do(*request(Act.RESUME, node))
     assert cluster.taints(node) == foreign
     assert "unschedulable" not in cluster.node(node)["spec"]
     assert cluster.condition(node)["status"] == "True"
     assert actuator.observe(node).service is Service.IN
-    assert "already" in actuator.do(Act.RESUME, order(node)).detail
+    assert "already" in actuator.do(*request(Act.RESUME, node)).detail
 
 
 @pytest.mark.system
 def test_advise_is_a_soft_taint_and_a_label_until_its_incident_ends(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(taints=[FOREIGN]), cluster.actuator()
     assert actuator.before(node) == ""
-    actuator.do(Act.ADVISE, order(node))
+    actuator.do(*request(Act.ADVISE, node))
     assert cluster.taints(node)["drover.dev/advise"] == f"{MARK}:PreferNoSchedule"
     assert cluster.node(node)["metadata"]["labels"]["drover.dev/advise"] == MARK
     assert actuator.observe(node).service is Service.IN
-    assert "already" in actuator.do(Act.ADVISE, order(node)).detail
+    assert "already" in actuator.do(*request(Act.ADVISE, node)).detail
 
-    actuator.do(Act.ADVISE, order(node, "newer"))
-    actuator.do(Act.UNADVISE, order(node))
+    actuator.do(*request(Act.ADVISE, node, "newer"))
+    actuator.do(*request(Act.UNADVISE, node))
     assert cluster.taints(node)["drover.dev/advise"] == "newer:PreferNoSchedule"
-    actuator.do(Act.UNADVISE, order(node, "newer"))
+    actuator.do(*request(Act.UNADVISE, node, "newer"))
     assert cluster.taints(node) == {FOREIGN["key"]: "vision:NoSchedule"}
     assert "drover.dev/advise" not in cluster.node(node)["metadata"].get("labels", {})
 
@@ -189,11 +189,11 @@ def test_a_cordon_that_was_there_before_stays(cluster: Cluster) -> None:
     state = actuator.observe(node)
     assert (state.service, state.mark) == (Service.DRAINED, None)
     with pytest.raises(ForeignError, match="somebody else"):
-        actuator.do(Act.RESUME, order(node))
+        actuator.do(*request(Act.RESUME, node))
 
-    assert "somebody else" in actuator.do(Act.DRAIN, order(node)).detail
+    assert "somebody else" in actuator.do(*request(Act.DRAIN, node)).detail
     assert actuator.observe(node).mark == MARK
-    assert "stays" in actuator.do(Act.RESUME, order(node)).detail
+    assert "stays" in actuator.do(*request(Act.RESUME, node)).detail
     assert cluster.taints(node) == {}
     assert cluster.node(node)["spec"]["unschedulable"] is True
 
@@ -201,7 +201,7 @@ def test_a_cordon_that_was_there_before_stays(cluster: Cluster) -> None:
 @pytest.mark.system
 def test_lifting_the_cordon_alone_does_not_bring_a_node_back(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(), cluster.actuator()
-    actuator.do(Act.DRAIN, order(node))
+    actuator.do(*request(Act.DRAIN, node))
     cluster.merge(node, {"spec": {"unschedulable": None}})
     state = actuator.observe(node)
     assert (state.service, state.mark) == (Service.DRAINED, MARK)
@@ -213,19 +213,19 @@ def test_lifting_the_cordon_alone_does_not_bring_a_node_back(cluster: Cluster) -
 def test_a_cordon_set_after_ours_was_lifted_is_somebody_elses(cluster: Cluster) -> None:
     """This server keeps no managedFields of nodes: a look in between tells it."""
     node, actuator = cluster.add_node(), cluster.actuator()
-    actuator.do(Act.DRAIN, order(node))
+    actuator.do(*request(Act.DRAIN, node))
     cluster.merge(node, {"spec": {"unschedulable": True}})
     assert not actuator.observe(node).lifted, "cordoned once more it is ours still"
-    assert not actuator.disown(node, MARK, lambda: None)
+    assert not actuator.disown(node, lambda: None)
     cluster.merge(node, {"spec": {"unschedulable": None}})
     assert actuator.observe_all([node])[node].lifted
-    assert actuator.disown(node, MARK, lambda: None)
-    assert not actuator.disown(node, MARK, lambda: None), "once"
+    assert actuator.disown(node, lambda: None)
+    assert not actuator.disown(node, lambda: None), "once"
     notes = cluster.node(node)["metadata"]["annotations"]
     assert ("drover.dev/cordon" in notes, MARK in notes["drover.dev/reason"]) == (False, True)
     assert actuator.observe(node).mark == MARK
     cluster.merge(node, {"spec": {"unschedulable": True}})
-    assert "is somebody else's, and stays" in actuator.do(Act.RESUME, order(node)).detail
+    assert "is somebody else's, and stays" in actuator.do(*request(Act.RESUME, node)).detail
     assert cluster.taints(node) == {}
     assert cluster.node(node)["spec"]["unschedulable"] is True
 
@@ -239,16 +239,19 @@ def test_a_taint_set_while_ours_is_written_is_kept(cluster: Cluster) -> None:
         if next(calls) == 0:
             cluster.taint(node, FOREIGN)
 
-    actuator.do(Act.DRAIN, order(node, may=meanwhile))
+    actuator.do(*request(Act.DRAIN, node, check_lease=meanwhile))
     assert set(cluster.taints(node)) == {FOREIGN["key"], "drover.dev/drain"}
     assert next(calls) > 2  # the fence was asked before the second try too
 
-    actuator.do(Act.RESUME, order(node))
+    actuator.do(*request(Act.RESUME, node))
     always = itertools.count()
     with pytest.raises(LaterError, match="kept changing"):
         actuator.do(
-            Act.DRAIN,
-            order(node, may=lambda: cluster.merge(node, {"metadata": {"labels": {"n": str(next(always))}}})),
+            *request(
+                Act.DRAIN,
+                node,
+                check_lease=lambda: cluster.merge(node, {"metadata": {"labels": {"n": str(next(always))}}}),
+            )
         )
     assert next(always) == 5
     assert set(cluster.taints(node)) == {FOREIGN["key"]}
@@ -274,13 +277,13 @@ def test_isolate_evicts_against_a_budget_until_it_yields(cluster: Cluster) -> No
     with pytest.raises(
         LaterError, match=f"evicted: default/{free};.*default/{alone};.*budget: default/{train} .*{node}"
     ):
-        actuator.do(Act.ISOLATE, order(node))
+        actuator.do(*request(Act.ISOLATE, node))
     assert cluster.leaving(node) == {free}
     assert actuator.observe(node).jobs == (f"default/{alone}", f"default/{train}")
 
     cluster.run_pod(f"train2-{node}", other, "ReplicaSet", app=f"train-{node}")
     wait_until(lambda: allowed() == 1, "the budget yields")
-    done = actuator.do(Act.ISOLATE, order(node))
+    done = actuator.do(*request(Act.ISOLATE, node))
     assert f"evicted: default/{train};" in done.detail
     assert alone in done.detail
     assert cluster.leaving(node) == {free, train}
@@ -298,7 +301,7 @@ def test_nodes_that_others_have_cordoned_are_told_by_one_question(cluster: Clust
     actuator = cluster.actuator()
     names = [ours, theirs, silent, fine, "unknown"]
     assert actuator.survey(names).closed == set()
-    actuator.do(Act.DRAIN, order(ours))
+    actuator.do(*request(Act.DRAIN, ours))
     cluster.merge(theirs, {"spec": {"unschedulable": True}})
     cluster.merge(silent, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, "/status")
     wait_until(lambda: actuator.survey(names).closed == {ours, theirs, silent}, "the server's memory of nodes follows")
@@ -311,13 +314,13 @@ def test_nodes_that_others_have_cordoned_are_told_by_one_question(cluster: Clust
 def test_an_expired_token_waits_until_its_file_is_renewed(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(), cluster.actuator(seconds=-60)
     with pytest.raises(AwayError, match="401") as refused:
-        actuator.do(Act.DRAIN, order(node))
+        actuator.do(*request(Act.DRAIN, node))
     assert cluster.token_file.read_text().strip() not in str(refused.value)
     cluster.token_file.unlink()
     with pytest.raises(AwayError, match="cannot be read"):
-        actuator.do(Act.DRAIN, order(node))
+        actuator.do(*request(Act.DRAIN, node))
     cluster.token_file.write_text(cluster.server.token(ACCOUNT))
-    actuator.do(Act.DRAIN, order(node))
+    actuator.do(*request(Act.DRAIN, node))
     assert actuator.observe(node).mark == MARK
 
 
@@ -326,17 +329,17 @@ def test_a_missing_right_is_named(cluster: Cluster) -> None:
     node = cluster.add_node()
     look = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}
     with pytest.raises(ActError, match=r'cannot patch resource "nodes".*rbac.yaml') as refused:
-        cluster.actuator(cluster.account([look])).do(Act.DRAIN, order(node))
+        cluster.actuator(cluster.account([look])).do(*request(Act.DRAIN, node))
     assert not isinstance(refused.value, LaterError)
     assert cluster.taints(node) == {}
 
     most = [look | {"verbs": ["get", "patch"]}, look | {"resources": ["pods"], "verbs": ["list"]}]
     actuator = cluster.actuator(cluster.account(most))
-    assert 'cannot patch resource "nodes/status"' in actuator.do(Act.DRAIN, order(node)).detail
+    assert 'cannot patch resource "nodes/status"' in actuator.do(*request(Act.DRAIN, node)).detail
     assert actuator.observe(node).mark == MARK
     name = cluster.run_pod(f"held-{node}", node)
     with pytest.raises(ActError, match='cannot create resource "pods/eviction"'):
-        actuator.do(Act.ISOLATE, order(node))
+        actuator.do(*request(Act.ISOLATE, node))
     assert cluster.leaving(node) == set()
     cluster.vanish(name)
 
@@ -345,7 +348,7 @@ def test_a_missing_right_is_named(cluster: Cluster) -> None:
 def test_nodes_that_are_not_there_and_that_do_not_report(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(), cluster.actuator()
     with pytest.raises(ActError, match="knows no node nobody"):
-        actuator.do(Act.DRAIN, order("nobody"))
+        actuator.do(*request(Act.DRAIN, "nobody"))
     silent = {"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status."}
     cluster.merge(node, {"status": {"conditions": [silent]}}, "/status")
     state = actuator.observe(node)
@@ -365,12 +368,12 @@ def test_api_server_restarted_in_the_middle(cluster: Cluster) -> None:
             cluster.server.stop(kill=True)
 
     with pytest.raises(AwayError, match="does not answer"):
-        actuator.do(Act.ISOLATE, order(node, may=before_the_second))
+        actuator.do(*request(Act.ISOLATE, node, check_lease=before_the_second))
     with pytest.raises(AwayError, match="does not answer"):
         actuator.observe(node)
     cluster.server.start()
     assert len(cluster.leaving(node)) == 1
-    done = actuator.do(Act.ISOLATE, order(node))
+    done = actuator.do(*request(Act.ISOLATE, node))
     assert cluster.leaving(node) == {f"a-{node}", f"b-{node}"}
     assert done.detail.count(f"-{node}") == 1
 

@@ -24,7 +24,7 @@ from drover_core.model.events import (
     Incident,
     RecommendedAction,
 )
-from testbed.desks import T0, decision, incident
+from testbed.desks import T0, Detected, decision, dispatcher_of, incident
 from testbed.kubernetes_stand_in import StandIn, stand_in
 from testbed.waiting import wait_until
 
@@ -115,8 +115,9 @@ class Scene:
     @contextmanager
     def desk(self, client: KubernetesApi | None = None) -> Iterator[ActionDispatcher]:
         actuator = KubernetesActuator(client or KubernetesApi(self.config), self.config.gpu_resources)
-        made = ActionDispatcher(
-            self.store, CONFIG, [actuator], lambda _: actuator, incidents=lambda: self.incidents, now_ms=lambda: T0,
+        made = dispatcher_of(
+            self.store, CONFIG, [actuator], lambda _: actuator,
+        detection=Detected(lambda: self.incidents), now_ms=lambda: T0,
             look_s=0.02,
         )  # fmt: skip
         made.start()
@@ -168,7 +169,7 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
             assert [a.state for a in scene.actions(act)] == [ActionState.INTENDED], at
             with scene.desk() as desk:
                 assert scene.ended(act).state is ActionState.DONE, at
-                duty = desk.duties.get(NODE)
+                duty = desk.context.outages.current.get(NODE)
             effects = {"patch_node": "node", "patch_conditions": "/status"}
             expected = [effects.get(name, "ab"[max(0, n - 2)]) for n, name in enumerate(CALLS[act])]
             assert server.changes == expected, at

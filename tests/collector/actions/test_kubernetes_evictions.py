@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from drover_collector.actions.base import ActError, AwayError, LaterError, Service
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator
 from drover_collector.actions.kubernetes.api import KubernetesApi, in_cluster
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.store import Store
 from drover_core.model.events import Act, ActionState, Health
-from testbed.kubernetes_pods import order, pod
+from testbed.desks import Detected, dispatcher_of
+from testbed.kubernetes_pods import pod, request
 from testbed.kubernetes_stand_in import StandIn, stand_in
 from testbed.waiting import wait_until
 
@@ -37,7 +37,7 @@ def current(tmp_path: Path) -> Iterator[tuple[StandIn, KubernetesActuator]]:
 
 def test_policy_v1_evictions_of_this_very_pod(current: tuple[StandIn, KubernetesActuator]) -> None:
     server, actuator = current
-    assert "evicted: default/a, default/b" in actuator.do(Act.ISOLATE, order("gpu01")).detail
+    assert "evicted: default/a, default/b" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail
     assert [e["apiVersion"] for e in server.evictions] == ["policy/v1", "policy/v1"]
     assert [e["deleteOptions"]["preconditions"]["uid"] for e in server.evictions] == ["uid-a", "uid-b"]
     assert actuator.observe("gpu01").service is Service.DRAINED
@@ -57,16 +57,16 @@ def test_a_budget_that_holds_one_pod_does_not_hold_the_next(
     server, actuator = current
     server.says["a"] = says
     with pytest.raises(LaterError, match=f"evicted: default/b; held by a disruption budget: default/a .*{told}"):
-        actuator.do(Act.ISOLATE, order("gpu01"))
+        actuator.do(*request(Act.ISOLATE, "gpu01"))
     server.says.clear()
-    assert "evicted: default/a" in actuator.do(Act.ISOLATE, order("gpu01")).detail
+    assert "evicted: default/a" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail
 
 
 @pytest.mark.parametrize("says", ["gone", "successor"])
 def test_a_pod_that_has_gone_meanwhile_is_not_claimed(current: tuple[StandIn, KubernetesActuator], says: str) -> None:
     server, actuator = current
     server.says["a"] = says
-    assert "evicted: default/b" in actuator.do(Act.ISOLATE, order("gpu01")).detail
+    assert "evicted: default/b" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_other_answers(
     server, actuator = current
     server.broken = broken
     with pytest.raises(ActError, match=told) as raised:
-        actuator.do(Act.DRAIN, order("gpu01"))
+        actuator.do(*request(Act.DRAIN, "gpu01"))
     assert type(raised.value) is error
 
 
@@ -97,14 +97,12 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
     """The desk looks after it, a person can put it back, and then nothing closes it again."""
     server, actuator = current
     server.says["a"] = says
-    desk = ActionDispatcher(
-        store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=3600
-    )
+    desk = dispatcher_of(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=3600)
     desk.start()
     try:
         asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
         wait_until(lambda: store.actions.history(asked.id)[-1].detail, "the first try is over")
-        assert desk.duties["gpu01"].stage is Health.DRAINING
+        assert desk.context.outages.current["gpu01"].stage is Health.DRAINING
         tried = store.actions.history(asked.id)[-1]
         assert tried.state is state
         assert "default/a" in tried.detail
@@ -113,7 +111,7 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
         assert back is not None
         assert desk.wait(back, 20).state is ActionState.DONE
         wait_until(lambda: store.actions.history(asked.id)[-1].state is ActionState.FAILED, "the isolation is dropped")
-        assert desk.duties["gpu01"].stage is Health.HEALTHY
+        assert desk.context.outages.current["gpu01"].stage is Health.HEALTHY
         assert actuator.observe("gpu01").service is Service.IN
     finally:
         desk.stop()
@@ -133,15 +131,13 @@ def test_an_isolation_that_waits_for_a_budget_does_not_close_again_what_somebody
         return said
 
     monkeypatch.setattr(server, "answer", answers)
-    desk = ActionDispatcher(
-        store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02
-    )
+    desk = dispatcher_of(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
     desk.start()
     try:
         asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
         done = desk.wait(asked, 20)
         assert (done.state, "somebody else has put the node back" in done.detail) == (ActionState.FAILED, True)
-        wait_until(lambda: desk.duties["gpu01"].stage is Health.HEALTHY, "it is theirs")
+        wait_until(lambda: desk.context.outages.current["gpu01"].stage is Health.HEALTHY, "it is theirs")
     finally:
         desk.stop()
     assert actuator.observe("gpu01").service is Service.IN
@@ -154,13 +150,11 @@ def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
     """Where the server does not say it, a look in between does."""
     server, actuator = current
     server.tracks, server.pods = tracks, []
-    desk = ActionDispatcher(
-        store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02
-    )
+    desk = dispatcher_of(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
     desk.start()
     try:
         assert desk.wait(desk.drain("gpu01", Act.DRAIN, "slow", "ann"), 20).state is ActionState.DONE
-        wait_until(lambda: desk.duties["gpu01"].stage is Health.DRAINED, "it is empty")
+        wait_until(lambda: desk.context.outages.current["gpu01"].stage is Health.DRAINED, "it is empty")
         server.cordon(False)
         wait_until(lambda: store.audit.read(subject="gpu01"), "it is told")
         server.cordon()
@@ -179,19 +173,19 @@ def test_a_cordon_between_two_looks_is_told_from_ours_by_who_has_set_it(
     current: tuple[StandIn, KubernetesActuator],
 ) -> None:
     server, actuator = current
-    actuator.do(Act.DRAIN, order("gpu01"))
+    actuator.do(*request(Act.DRAIN, "gpu01"))
     server.cordon()  # as it is already: ours still
-    actuator.do(Act.RESUME, order("gpu01"))
+    actuator.do(*request(Act.RESUME, "gpu01"))
     assert server.node["spec"] == {"taints": []}
-    actuator.do(Act.DRAIN, order("gpu01"))
+    actuator.do(*request(Act.DRAIN, "gpu01"))
     server.cordon(False)
     server.cordon()
-    actuator.do(Act.RESUME, order("gpu01"))
+    actuator.do(*request(Act.RESUME, "gpu01"))
     assert server.node["spec"] == {"taints": [], "unschedulable": True}
     server.cordon(False)
-    actuator.do(Act.DRAIN, order("gpu01"))
+    actuator.do(*request(Act.DRAIN, "gpu01"))
     server.node["metadata"]["managedFields"][0]["manager"] = "ancient-changes"  # after ten others
-    actuator.do(Act.RESUME, order("gpu01"))
+    actuator.do(*request(Act.RESUME, "gpu01"))
     assert server.node["spec"] == {"taints": []}
 
 
@@ -203,23 +197,23 @@ def test_the_guard_is_told_of_foreign_cordons_and_a_missing_right_to_list_stays_
         {"cells": ["gpu01", "Ready", "", "1d", "v"]},
         {"cells": ["gpu02", "Ready,SchedulingDisabled", "", "", ""]},
     ]
-    told: list[frozenset[str]] = []
-    desk = ActionDispatcher(
-        store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["gpu01", "gpu02"], look_s=0.02
-    )
-    desk.on_survey.append(lambda survey: told.append(frozenset(survey.closed)))
+    detected = Detected()
+    desk = dispatcher_of(
+        store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["gpu01", "gpu02"], look_s=0.02,
+        detection=detected,
+    )  # fmt: skip
     desk.start()
     try:
-        wait_until(lambda: told == [{"gpu02"}], "it is counted")
+        wait_until(lambda: [s.closed for s in detected.surveys] == [{"gpu02"}], "it is counted")
     finally:
         desk.stop()
     server.broken = (403, b'{"message": "nodes is forbidden: cannot list resource"}')
     desk.start()
     try:
-        wait_until(lambda: "cannot list" in desk.troubles.get("kubernetes nodes", ""), "it is said")
+        wait_until(lambda: "cannot list" in desk.context.troubles.get("kubernetes nodes", ""), "it is said")
     finally:
         desk.stop()
-    assert "rbac.yaml" in desk.troubles["kubernetes nodes"]
+    assert "rbac.yaml" in desk.context.troubles["kubernetes nodes"]
 
 
 @pytest.mark.parametrize("text", ["", "secret1\nsecret2", "secret1 secret2"])

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.newer_evidence import newer
 from drover_collector.actions.node_outage import drained_too, kept_by
+from drover_collector.actions.return_conditions import new_evidence
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -55,8 +55,8 @@ def finding(at_ms: int, **more: object) -> Finding:
 
 REMAP = {"kind": IncidentKind.MEMORY, "cause": "remap_failed", "detectors": ("memory",), "at_ms": T0}
 FOUND = "xid/xid_79 of GPU 5 (incident inc2) was found"
-AGAIN = "xid/xid_79 of GPU 5 (incident inc2) was told again"
-TOLD_AGAIN = "memory/remap_failed of GPU 5 (incident inc2) was told again"
+AGAIN = "xid/xid_79 of GPU 5 (incident inc2) was reported again"
+TOLD_AGAIN = "memory/remap_failed of GPU 5 (incident inc2) was reported again"
 NEWER = {
     "opened since": (later(), [], [], FOUND),
     "opened since, and over already": (later(closed_ms=ASKED + 9), [], [], FOUND),
@@ -91,7 +91,7 @@ NEWER = {
 @pytest.mark.parametrize("case", list(NEWER))
 def test_what_a_pass_does_not_speak_for(case: str) -> None:
     known, events, findings, told = NEWER[case]
-    found = newer("n1", ASKED, [known], events, findings)
+    found = new_evidence("n1", ASKED, [known], events, findings)
     assert (found.text if found is not None else "") == told
     assert found is None or found.incidents == ("inc2",)
 
@@ -178,12 +178,12 @@ def test_stored_events_and_findings_speak_against_it_right_before_its_effect(sce
         validating(scene)
         scene.slurm.away = True
         desk.on_verdicts([verdict(True)])
-        wait_until(lambda: "slurm" in desk.troubles, "it waits")
+        wait_until(lambda: "slurm" in desk.context.troubles, "it waits")
         scene.now_ms += 5_000
         scene.store.events.write([xid(ASKED + 5_000, gpu=3, code="171")])  # which needs no reset
         scene.slurm.away = False
         done = scene.wait(Act.RESUME)
-    assert (done.state, "xid/xid_79 of GPU 3 (incident inc1) was told again" in done.detail) == (
+    assert (done.state, "xid/xid_79 of GPU 3 (incident inc1) was reported again" in done.detail) == (
         ActionState.FAILED, True,
     )  # fmt: skip
     assert not [e for e in scene.slurm.effects if "undrain" in e]
@@ -229,7 +229,7 @@ def test_a_drain_by_hand_that_waits_behind_a_return_withholds_it(scene: Scene) -
         scene.wait_stage(Health.VALIDATING)
         scene.slurm.away = True
         desk.on_verdicts([verdict(True)])
-        wait_until(lambda: "slurm" in desk.troubles, "it waits")
+        wait_until(lambda: "slurm" in desk.context.troubles, "it waits")
         asked = desk.drain("n1", Act.DRAIN, "fan at noon", "ann")
         scene.slurm.away = False
         assert desk.wait(asked, 20).state is ActionState.DONE
@@ -245,7 +245,7 @@ def test_a_return_that_a_person_forces_is_not_drovers_own_that_waits(scene: Scen
         validating(scene)
         scene.slurm.away = True
         desk.on_verdicts([verdict(True)])
-        wait_until(lambda: "slurm" in desk.troubles, "it waits")
+        wait_until(lambda: "slurm" in desk.context.troubles, "it waits")
         scene.incidents["inc2"] = later()
         forced, _ = desk.resume("n1", "I know", "ann", True)
         assert forced is not None

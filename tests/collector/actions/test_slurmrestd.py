@@ -9,7 +9,7 @@ import hmac
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,15 +19,16 @@ import pytest
 
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import FindingState
-from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Order, Service
+from drover_collector.actions.base import ActError, AwayError, CheckLease, ForeignError, LaterError, Service
 from drover_collector.actions.settings import ActConfig, SlurmConfig, validate_act
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.slurmrestd import Slurmrestd, in_hostlist
 from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import Survey
-from drover_core.model.events import Act
+from drover_core.model.events import Act, Action
 from drover_core.model.fleet import load_toml
 from drover_core.settings import SettingsError
+from testbed.desks import action_of
 from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
 from testbed.system_processes import free_port
@@ -36,8 +37,8 @@ MARK = "cf930c65f7571e88"
 NODES = ("gpu01", "gpu02", "gpu03")
 
 
-def order(node: str, mark: str = MARK, before: str = "", may: Callable[[], object] = lambda: None) -> Order:
-    return Order("a1", node, mark, "xid/xid_79: GPU has fallen off the bus", "drover", may, before)
+def request(act: Act, node: str, mark: str = MARK, before: str = "") -> tuple[Action, CheckLease]:
+    return action_of(act, node, mark, before=before), lambda: None
 
 
 # ---- real ones
@@ -80,20 +81,20 @@ def test_drain_and_resume_with_the_incident_in_the_reason(scene: Scene) -> None:
     job = scene.slurm.submit("sleep 600", "-w", "gpu01")
     scene.slurm.wait_for(job, "RUNNING")
     assert actuator.observe("gpu01").service is Service.IN
-    assert actuator.do(Act.DRAIN, order("gpu01")).detail == "no new jobs; those that run may end"
+    assert actuator.do(*request(Act.DRAIN, "gpu01")).detail == "no new jobs; those that run may end"
     assert f"Reason=drover:{MARK}: xid/xid_79: GPU has fallen off the bus [" in scene.shown("gpu01")
     state = actuator.observe("gpu01")
     assert (state.service, state.mark, state.jobs) == (Service.DRAINING, MARK, (job,))
-    assert "drained already" in actuator.do(Act.DRAIN, order("gpu01")).detail
-    assert "another incident" in actuator.do(Act.DRAIN, order("gpu01", "other")).detail
+    assert "drained already" in actuator.do(*request(Act.DRAIN, "gpu01")).detail
+    assert "another incident" in actuator.do(*request(Act.DRAIN, "gpu01", "other")).detail
     assert actuator.survey([*NODES, "unknown"]) == Survey({"gpu01"}, dict.fromkeys(NODES, True))
     with pytest.raises(ForeignError, match=MARK):
-        actuator.do(Act.RESUME, order("gpu01", "other"))
+        actuator.do(*request(Act.RESUME, "gpu01", "other"))
     scene.slurm.command("scancel", job)
     scene.slurm.wait(lambda: actuator.observe("gpu01").service is Service.DRAINED, "it is empty")
-    assert actuator.do(Act.RESUME, order("gpu01")).detail == "gets jobs again"
+    assert actuator.do(*request(Act.RESUME, "gpu01")).detail == "gets jobs again"
     assert "DRAIN" not in scene.shown("gpu01").partition("Reason=")[0]
-    assert actuator.do(Act.RESUME, order("gpu01")).detail == "in service already"
+    assert actuator.do(*request(Act.RESUME, "gpu01")).detail == "in service already"
 
 
 @pytest.mark.system
@@ -115,10 +116,10 @@ def test_doctor_asks_a_real_slurm_and_changes_nothing(scene: Scene, tmp_path: Pa
 def test_advice_by_weight_and_its_end(scene: Scene) -> None:
     actuator = scene.actuator()
     assert actuator.before("gpu02") == "1"
-    assert actuator.do(Act.ADVISE, order("gpu02")).detail == "weight 10000 instead of 1: jobs get other nodes first"
+    assert actuator.do(*request(Act.ADVISE, "gpu02")).detail == "weight 10000 instead of 1: jobs get other nodes first"
     assert " Weight=10000 " in scene.shown("gpu02")
     assert actuator.before("gpu02") == ""
-    assert actuator.do(Act.UNADVISE, order("gpu02", before="1")).detail == "weight 1 again"
+    assert actuator.do(*request(Act.UNADVISE, "gpu02", before="1")).detail == "weight 1 again"
     assert " Weight=1 " in scene.shown("gpu02")
 
 
@@ -128,14 +129,14 @@ def test_isolate_closes_and_says_that_nothing_is_requeued(scene: Scene) -> None:
     job = scene.slurm.submit("sleep 600", "-w", "gpu02")
     scene.slurm.wait_for(job, "RUNNING")
     with pytest.raises(ActError, match=rf"closed; its jobs run on .*by hand: scontrol requeue {job}$") as raised:
-        actuator.do(Act.ISOLATE, order("gpu02"))
+        actuator.do(*request(Act.ISOLATE, "gpu02"))
     assert not isinstance(raised.value, LaterError), "to try again would not help"
     assert scene.slurm.states()[job] == "RUNNING"
     assert actuator.observe("gpu02").mark == MARK
     scene.slurm.command("scancel", job)
     scene.slurm.wait(lambda: not actuator.observe("gpu02").jobs, "it is gone")
-    assert actuator.do(Act.ISOLATE, order("gpu02")).detail == "closed; requeued: no job"
-    actuator.do(Act.RESUME, order("gpu02"))
+    assert actuator.do(*request(Act.ISOLATE, "gpu02")).detail == "closed; requeued: no job"
+    actuator.do(*request(Act.RESUME, "gpu02"))
 
 
 @pytest.mark.system
@@ -143,11 +144,11 @@ def test_a_drain_of_somebody_else_stays_and_an_unknown_node_is_told(scene: Scene
     actuator = scene.actuator()
     scene.slurm.command("scontrol", "update", "nodename=gpu03", "state=drain", "reason=new cables")
     for act in (Act.DRAIN, Act.RESUME):
-        with pytest.raises(ForeignError, match=r"drained by root \(new cables\): left as it is"):
-            actuator.do(act, order("gpu03"))
+        with pytest.raises(ForeignError, match=r"drained by root \(new cables\): left unchanged"):
+            actuator.do(*request(act, "gpu03"))
     scene.slurm.command("scontrol", "update", "nodename=gpu03", "state=resume")
     with pytest.raises(ActError, match="Slurm knows no node nobody"):
-        actuator.do(Act.DRAIN, order("nobody"))
+        actuator.do(*request(Act.DRAIN, "nobody"))
     assert set(actuator.observe_all(["gpu01", "nobody"])) == {"gpu01"}
     many = [*NODES, *(f"not{number}" for number in range(20))]
     assert set(actuator.observe_all(many)) == set(NODES), "by one list of all"
@@ -170,17 +171,17 @@ def test_a_token_that_has_expired_waits_until_its_file_is_renewed(scene: Scene, 
     file = tmp_path / "token"
     actuator = scene.actuator(slurmrestd=scene.jwt, token_file=str(file))
     with pytest.raises(AwayError, match="cannot be read"):
-        actuator.do(Act.DRAIN, order("gpu03"))
+        actuator.do(*request(Act.DRAIN, "gpu03"))
     for wrong in (token(scene, -60), token(scene, 3600)[:-4] + "AAAA"):
         file.write_text(wrong)
         with pytest.raises(AwayError, match="refuses the token in") as refused:
-            actuator.do(Act.DRAIN, order("gpu03"))
+            actuator.do(*request(Act.DRAIN, "gpu03"))
         assert wrong not in str(refused.value)
     file.write_text(f"SLURM_JWT={token(scene, 3600)}\n")  # the whole line that scontrol prints
-    actuator.do(Act.DRAIN, order("gpu03"))
+    actuator.do(*request(Act.DRAIN, "gpu03"))
     file.write_text(scene.slurm.command("scontrol", "token", "lifespan=60"))
     assert actuator.observe("gpu03").mark == MARK
-    actuator.do(Act.RESUME, order("gpu03"))
+    actuator.do(*request(Act.RESUME, "gpu03"))
 
 
 @pytest.mark.system
@@ -191,12 +192,12 @@ def test_slurmctld_away_and_slurmrestd_away(scene: Scene) -> None:
     hasty = scene.actuator(timeout_s=1.0)  # slurmrestd itself says so after 10 s
     try:
         with pytest.raises(AwayError, match=r"slurmrestd does not answer at unix:.*timed out"):
-            hasty.do(Act.DRAIN, order("gpu01"))
+            hasty.do(*request(Act.DRAIN, "gpu01"))
     finally:
         scene.slurm.start_controller()
     scene.slurm.wait(lambda: "IDLE" in scene.shown("gpu01"), "slurmctld is back")
-    actuator.do(Act.DRAIN, order("gpu01"))
-    actuator.do(Act.RESUME, order("gpu01"))
+    actuator.do(*request(Act.DRAIN, "gpu01"))
+    actuator.do(*request(Act.RESUME, "gpu01"))
     with pytest.raises(AwayError, match="slurmrestd does not answer at unix:/nowhere"):
         scene.actuator(slurmrestd="unix:/nowhere").observe("gpu01")
 
@@ -207,7 +208,7 @@ def test_one_that_cannot_change_nodes_is_refused_with_what_to_do(tmp_path: Path)
         slurm.start_rest("local", f"unix:{tmp_path}/rest.sock")
         old = SlurmActuator(Slurmrestd(SlurmConfig(slurmrestd=f"unix:{tmp_path}/rest.sock")), 10_000)
         with pytest.raises(ActError, match=r"serves v0\.0\.38 at the newest .* it takes Slurm 23\.02"):
-            old.do(Act.DRAIN, order("gpu01"))
+            old.do(*request(Act.DRAIN, "gpu01"))
 
 
 # ---- one that answers as none should
@@ -263,7 +264,7 @@ def test_other_answers(
     told, actuator = answers
     told.append((status, text))
     with pytest.raises(ActError, match=says) as raised:
-        actuator.do(Act.DRAIN, order("gpu01"))
+        actuator.do(*request(Act.DRAIN, "gpu01"))
     assert type(raised.value) is error
     assert "secret" not in str(raised.value)
 

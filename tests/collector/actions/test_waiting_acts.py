@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api import actions as api_actions
@@ -18,7 +17,8 @@ from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy, Rule
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -37,6 +37,7 @@ from drover_core.model.events import (
 )
 from drover_proto import fleet_pb2 as pb
 from testbed.deciding import OPEN, fleet
+from testbed.desks import dispatcher_of
 from testbed.loop import in_loop
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import until
@@ -59,12 +60,18 @@ class Site:
 
     def collector(self, policy: Policy) -> Pipeline:
         outbox = Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms)
-        made = Pipeline(INDEX, self.store, policy, outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce")
+        made = Pipeline(
+            INDEX,
+            self.store,
+            policy,
+            outbox,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"),
+        )
         actuator = SlurmActuator(self.slurm, 10_000)
         made.act_by(
-            ActionDispatcher(
+            dispatcher_of(
                 self.store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator,
-                incidents=lambda: made.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
+                detection=ActionReview(made), now_ms=lambda: self.now_ms, look_s=0.02,
                 step=lambda name: self.step(name),
             )
         )  # fmt: skip
@@ -190,7 +197,7 @@ async def test_what_waits_is_not_done_when_the_mode_was_lowered_meanwhile(
         pipeline = site.collector(lowered)
         await pipeline.start()
     else:
-        pipeline.policy = lowered
+        pipeline.in_force.policy = lowered
         pipeline.engine.set_policy(lowered)
         site.falls(pipeline, "n006")
     site.slurm.away = False
@@ -217,7 +224,7 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
         assert site.falls(pipeline, "n005").outcome == "act"
         await until(lambda: site.store.actions.intended(), "it waits for Slurm")
         milder = replace(policy, rules=(Rule(wanted, "they are mended here", xid=(79,)),))
-        pipeline.policy = milder
+        pipeline.in_force.policy = milder
         pipeline.engine.set_policy(milder)
         site.now_ms += 1000
         pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(60)
@@ -235,9 +242,9 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
 async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_and_hears_the_node(site: Site) -> None:
     """Slurm was away as the node's agent fell silent: its first answer counts, before anything else is judged."""
     pipeline = site.collector(replace(ONE_OUT, guard=OPEN))
-    desk = pipeline.desk
+    desk = pipeline.dispatcher
     assert desk is not None
-    desk.nodes = tuple(NODES)
+    desk.context.actuators = replace(desk.context.actuators, nodes=tuple(NODES))
     well = site.slurm.held["n005"]
     site.slurm.held["n005"] = replace(well, states=frozenset({"DOWN", "NOT_RESPONDING"}))
     await pipeline.start()
@@ -249,7 +256,7 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     try:
         site.slurm.away = True
         pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([silent], [], site.now_ms)).result(60)
-        await until(lambda: "slurm" in desk.troubles, "it waits for Slurm")
+        await until(lambda: "slurm" in desk.context.troubles, "it waits for Slurm")
         site.slurm.held["n005"] = well
         site.slurm.away = False
         await until(lambda: not site.store.actions.intended(), "it has ended")
@@ -258,7 +265,7 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     assert site.drained() == set()
     drain = next(a for a in site.store.actions.newest(node="n005") if a.action is Act.DRAIN)
     assert drain.state is ActionState.FAILED
-    assert "its scheduler hears the node" in drain.detail
+    assert "its scheduler reaches the node" in drain.detail
 
 
 @in_loop

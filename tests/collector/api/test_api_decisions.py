@@ -27,7 +27,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import outcome_writer as pipeline_saving
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Rule
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.store import Store
@@ -60,8 +60,9 @@ class Fleet:
         self.now_ms, self.store = T0, store
         outbox = Outbox(store, [], "http://console", now_ms=lambda: self.now_ms)
         self.pipeline = Pipeline(
-            fleet(8), store, policy("approve"), outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce",
-            watch=watch,
+            fleet(8), store, policy("approve"), outbox,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce",
+            watch=watch),
         )  # fmt: skip
         self.pipeline.leading = True
         self.facts = ApiSnapshot(self.pipeline, IngestStats(), CollectorConfig())
@@ -216,7 +217,7 @@ def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, mon
 def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: Store) -> None:
     first, second, third = subject.fault("n001", 1), subject.fault("n005", 2), subject.fault("n007", 3)
     subject.answer(first.id, "go")
-    subject.pipeline.take_duties(
+    subject.pipeline.take_outages(
         {"n001": NodeOutage("n001", Health.DRAINED, subject.now_ms, first.incident_id, "drained")}
     )
     subject.pipeline._judge.submit(lambda: None).result(10)
@@ -265,7 +266,7 @@ def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet,
         again = Fleet(opened)
         again.now_ms = subject.now_ms = subject.now_ms + 1000
         again.pipeline.started_ms = again.now_ms
-        again.pipeline.policy = replace(again.pipeline.policy, **changes)  # type: ignore[arg-type]  # any field
+        again.pipeline.in_force.policy = replace(again.pipeline.policy, **changes)  # type: ignore[arg-type]  # any field
 
         async def run() -> None:
             await again.pipeline.start()
@@ -359,6 +360,6 @@ def test_a_defect_in_reading_the_policy_costs_no_bucket(opened: Store, monkeypat
     def wrong() -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(pipeline._watch, "poll", wrong)
+    monkeypatch.setattr(pipeline.in_force._watch, "poll", wrong)
     pipeline.judge_bucket(opened.buckets.read(pipeline.index, T0))
     assert (pipeline.ticks.done, pipeline.ticks.failures) == (1, 1)

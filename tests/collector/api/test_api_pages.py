@@ -33,7 +33,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.correlation import jobs_hurt
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, JobSpan, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import Scope
@@ -81,7 +81,11 @@ def facts(store_root: Path) -> Iterator[ApiSnapshot]:
            for job, at in (("over", START_MS), (None, START_MS + 90_000))]
     )  # fmt: skip
     pipeline = Pipeline(
-        index, store, Policy.load(), Outbox(store, [], "http://console"), lag_ms=7000, now_ms=lambda: now[0]
+        index,
+        store,
+        Policy.load(),
+        Outbox(store, [], "http://console"),
+        PipelineOptions(lag_ms=7000, now_ms=lambda: now[0]),
     )
     for bucket in seen.buckets:
         now[0] = bucket.end_ms + 7000

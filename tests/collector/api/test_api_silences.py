@@ -28,7 +28,7 @@ from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.notify.maintenance_windows import MaintenanceConfig
 from drover_collector.notify.silences import Silences
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
 from drover_core.model.events import (
     Decision,
@@ -58,7 +58,11 @@ class Fleet:
             silences=Silences(INDEX.spec.by_name, windows),
         )  # fmt: skip
         self.pipeline = Pipeline(
-            INDEX, store, policy("enforce"), outbox, lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"
+            INDEX,
+            store,
+            policy("enforce"),
+            outbox,
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"),
         )
         self.facts = ApiSnapshot(self.pipeline, IngestStats(), CollectorConfig())
 

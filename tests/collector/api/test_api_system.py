@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api.capacity import MOST_DAYS, READ_DAYS, share_of
@@ -32,6 +31,7 @@ from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Health, IncidentKind, NodeOutage
 from drover_proto import fleet_pb2 as pb
+from testbed.desks import dispatcher_of
 from testbed.fleet_served import END, NOW, T0, Served, served
 from testbed.slurm_stand_in import SlurmStandIn
 
@@ -118,7 +118,7 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
         monkeypatch.setattr(fleet.pipeline, "now_ms", lambda: later)
         monkeypatch.setattr(fleet.facts, "_kept", {})
         monkeypatch.setitem(fleet.facts.stats.last_seen, "n0", later - 1000)  # heard, and nothing of it is stored
-        bucket = fleet.pipeline.newest
+        bucket = fleet.pipeline.buckets.newest
         assert bucket is not None
         told = {
             "clock_offset_s": np.array([0.01, np.nan, -7.5, np.nan]),
@@ -128,7 +128,7 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
             "agent_sources_failing": np.array([1, 0, 3, 0]),  # n2's agent is older and tells no more
         }
         newest = dataclasses.replace(bucket, start_ms=later - 10_000, node=told)
-        monkeypatch.setattr(fleet.pipeline, "newest", newest)
+        monkeypatch.setattr(fleet.pipeline.buckets, "newest", newest)
         monkeypatch.setattr(fleet.store.entities, "last_seen", lambda _: np.array([later - 70_000, END, END, 0]))
         agents = (await fleet.stub.GetSystem(pb.SystemRequest())).agents
         assert {(t.node, t.kind) for t in agents.troubles} == {
@@ -172,7 +172,7 @@ def test_each_gpu_is_in_one_place(against: Against) -> None:
 
 def test_without_a_judged_bucket_nothing_is_called_free(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
-        monkeypatch.setattr(fleet.pipeline, "newest", None)
+        monkeypatch.setattr(fleet.pipeline.buckets, "newest", None)
         (pool,) = (await fleet.stub.GetCapacity(pb.CapacityRequest())).pools
         assert (pool.held, pool.unknown, pool.free) == (3, 5, 0)
         assert not pool.HasField("idle")
@@ -183,7 +183,7 @@ def test_without_a_judged_bucket_nothing_is_called_free(against: Against, monkey
 def test_idle_gpus_and_who_holds_them(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
         ms = np.array([idle.IDLE_MS, idle.IDLE_MS + HOUR_MS, 0, 0, idle.IDLE_MS - 1, 0, 0, 0], np.int64)
-        monkeypatch.setitem(fleet.pipeline.engine._senses.states, idle.NAME, idle.IdleState(ms))
+        monkeypatch.setitem(fleet.pipeline.engine._runner.states, idle.NAME, idle.IdleState(ms))
         capacity = await fleet.stub.GetCapacity(pb.CapacityRequest())
         (holder,) = capacity.idle
         assert (holder.job, holder.gpus, holder.idle, list(holder.nodes)) == ("train", 3, 2, ["n0"])
@@ -328,9 +328,9 @@ def test_in_observe_mode_a_look_and_the_act_itself_give_the_same_reason(
 
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
-        desk = ActionDispatcher(fleet.store, ActConfig(mode="observe"), [actuator], lambda _: actuator)
+        desk = dispatcher_of(fleet.store, ActConfig(mode="observe"), [actuator], lambda _: actuator)
         desk.start()
-        monkeypatch.setattr(fleet.pipeline, "desk", desk)
+        monkeypatch.setattr(fleet.pipeline, "dispatcher", desk)
         assert (await fleet.stub.PreviewAct(pb.ActRequest(node="n0", act=act))).hindrance == ONLY_OBSERVES
         done = fleet.stub.ActOnNode(pb.ActRequest(node="n0", act=act, why="fan", force=act == "reboot"))
         assert (await fleet.refused(done))[1] == ONLY_OBSERVES
@@ -342,8 +342,8 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
         config = ActConfig(mode="approve", reboot_command=("true",))
-        desk = ActionDispatcher(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
-        monkeypatch.setattr(fleet.pipeline, "desk", desk)
+        desk = dispatcher_of(fleet.store, config, [actuator], lambda node: None if node == "n3" else actuator)
+        monkeypatch.setattr(fleet.pipeline, "dispatcher", desk)
 
         async def look(node: str, act: str) -> tuple[str, str]:
             found = await fleet.stub.PreviewAct(pb.ActRequest(node=node, act=act))
@@ -355,7 +355,7 @@ def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monke
         assert await look("n0", "drain") == ("", ""), "what observe mode only said holds nobody back"
         fleet.pipeline.engine.on_survey(Survey({"n2"}))
         assert (await look("n0", "drain"))[1].startswith("2 of 4 nodes of the fleet would be out (at most 1 may be")
-        assert (await look("n0", "resume"))[0].endswith("whoever did it puts it back")
+        assert (await look("n0", "resume"))[0].endswith("only the person who did can put it back")
         assert await look("n0", "reboot") == ("", "jobs may run on n0: drain it first")
         assert (await look("n0", "reset"))[0].startswith("no command for it: set act.reset_command")
 

@@ -20,7 +20,7 @@ def test_hosts_without_gpus_are_watched() -> None:
         values = np.where(rows > 0, 1.0, np.nan)
         bucket = Bucket(tick * BUCKET_MS, BUCKET_MS, {}, {"load1": values}, none, rows, none)
         engine.on_bucket(bucket, bucket.end_ms + LAG_MS)
-    assert engine.troubles == {}
+    assert engine.errors == {}
     assert [(i.kind, i.node) for i in engine.incidents.values()] == [("liveness", "b")]
     assert engine.health_of("a")[0] is Health.HEALTHY
     assert engine.health_of("b")[0] is Health.UNKNOWN

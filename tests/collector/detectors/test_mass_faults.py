@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
@@ -23,8 +22,8 @@ from drover_collector.engine.engine import Outcome
 from drover_collector.notify import Outbox
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.routes import RouteConfig, Routes
-from drover_collector.pipeline.engine_thread import STORM_MS
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import STORM_MS, Pipeline, PipelineOptions
 from drover_collector.policy.circuit_breaker import MASS, of_guard
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
@@ -36,6 +35,7 @@ from drover_core.model.events import (
     RecommendedAction,
     Severity,
 )
+from testbed.desks import dispatcher_of
 from testbed.loop import in_loop
 from testbed.receivers import HttpReceiver, http_receiver
 from testbed.slurm_stand_in import SlurmStandIn
@@ -64,16 +64,20 @@ class Site:
         routes = Routes([webhook], [RouteConfig(("ops",), group_wait_s=self.wait_s)])
         outbox = Outbox(self.store, [webhook], "http://console", routes=routes, now_ms=lambda: self.now_ms)
         made = Pipeline(
-            INDEX, self.store, self.policy, outbox, lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"
+            INDEX,
+            self.store,
+            self.policy,
+            outbox,
+            PipelineOptions(lag_ms=LAG_MS, now_ms=lambda: self.now_ms, ceiling="enforce"),
         )
         actuator = SlurmActuator(self.slurm, 10_000)
-        desk = ActionDispatcher(
+        desk = dispatcher_of(
             self.store, ActConfig(mode="enforce"), [actuator], lambda _: actuator,
-            incidents=lambda: made.incidents, nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
+            detection=ActionReview(made), nodes=NODES, now_ms=lambda: self.now_ms, look_s=0.05,
         )  # fmt: skip
         made.act_by(desk)
         await made.start()
-        await made.take_up_past()
+        await made.buckets.take_up_past(made)
         try:
             yield made
         finally:

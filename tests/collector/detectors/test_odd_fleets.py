@@ -19,9 +19,10 @@ from drover_collector.policy.policy import Policy
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import Finding, Health
 from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
+from testbed.examples import examples
 
 pytestmark = pytest.mark.timeout(300)  # whole histories, also on a machine that has other work
-whole_histories = settings(deadline=None, max_examples=10, suppress_health_check=list(HealthCheck))
+whole_histories = settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 
 SKUS = {"H100": 1.0, "H200": 1.0, "A100": 0.57, "B200": 1.43, "": 1.0}  # power against that of an H100; "": not told
 FAMILIES = {
@@ -108,7 +109,7 @@ def played(odd: Odd, buckets: Iterator[Bucket]) -> tuple[Engine, list[Finding]]:
     engine, told = Engine(odd.index, Policy.named("nvidia"), START_MS), []
     for bucket in buckets:
         told += engine.on_bucket(bucket, bucket.end_ms + LAG_MS).findings
-    assert engine.troubles == {}, engine.troubles
+    assert engine.errors == {}, engine.errors
     return engine, told
 
 
@@ -213,7 +214,7 @@ FAULTS = {"a remap": _remap, "heat": _hot, "a cap": _capped, "lanes": _lanes, "N
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@settings(whole_histories, max_examples=4)
+@settings(whole_histories, max_examples=examples(4))
 @given(beside=odd_fleets(), gpus=st.sampled_from([4, 7, 8, 16]))
 def test_a_fault_does_not_vanish_because_other_boards_stand_beside_it(fault: str, beside: Odd, gpus: int) -> None:
     ours = tuple(NodeSpec(f"a{n}", "ra", "la", "train", "H200", gpus) for n in range(4))

@@ -59,7 +59,7 @@ def silences(buckets: Iterator[Bucket], engine: Engine | None = None) -> dict[st
     found: dict[str, Incident] = {}
     for bucket in buckets:
         found |= {i.id: i for i in engine.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents}
-    assert not engine.troubles
+    assert not engine.errors
     about = [i for i in found.values() if i.kind.value == "liveness"]
     return {i.id: (i.node or i.scope, (i.opened_ms - START_MS - LAG_MS) // 1000) for i in about}
 

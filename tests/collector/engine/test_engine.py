@@ -107,7 +107,7 @@ def test_a_detector_that_raises_is_contained_and_counted() -> None:
     feed(subject, range(2))
     outcome = subject.on_events([xid(79)], START_MS + 30_000)
     assert len(outcome.incidents) == 1
-    assert (subject.troubles["broken"].count, subject.troubles["broken"].newest) == (3, "RuntimeError: bug")
+    assert (subject.errors["broken"].count, subject.errors["broken"].latest) == (3, "RuntimeError: bug")
 
 
 def test_no_events_and_no_news_bring_nothing() -> None:
@@ -414,7 +414,7 @@ def test_a_node_that_is_read_every_5_min_is_not_late_between_two_readings() -> N
             for column in gpu.values():
                 column[8:16] = np.nan
             bucket = dataclasses.replace(bucket, gpu_rows=rows, node_rows=node_rows, gpu=gpu)
-        subject._senses.hear(bucket)  # what detectors say of it is not asked here
+        subject._runner.add_bucket(bucket)  # what detectors say of it is not asked here
     seldom, often = subject.now_of("n01"), subject.now_of("n02")
     assert seldom is not None
     assert often is not None
@@ -434,7 +434,7 @@ def test_what_a_driver_asks_for_is_known_by_its_newest_value() -> None:
             column[8 + 3] = np.nan if number is None else number
             gpu["recovery_action"] = column
 
-        subject._senses.hear(training_bucket(INDEX, n, asks))
+        subject._runner.add_bucket(training_bucket(INDEX, n, asks))
     now, other = subject.now_of("n01"), subject.now_of("n02")
     assert now is not None
     assert other is not None

@@ -166,7 +166,7 @@ def test_a_port_that_comes_late_is_judged_from_then_on() -> None:
         if number == 8:  # one that was laid out before it came
             bucket = replace(bucket, link={name: values[:late] for name, values in bucket.link.items()})
         engine.on_bucket(bucket, bucket.end_ms + EXAMPLE_LAG_MS)
-    assert engine.troubles == {}
+    assert engine.errors == {}
     (found,) = engine.incidents.values()
     assert (found.node, found.cause) == ("n03", "port_flaps")
     assert "mlx5_9" in found.summary
@@ -239,7 +239,7 @@ def test_the_order_in_which_ports_came_changes_nothing_that_is_said() -> None:
         bad = [port(index, "n02", "mlx5_1"), port(index, "n02", "mlx5_0"), port(index, "n04", "mlx5_2")]
         state, findings = None, []
         for engine, _ in played(index, 12, down(*bad)):
-            found, state = links.detect(engine._senses.window(True), state, 0)
+            found, state = links.detect(engine._runner.window(True), state, 0)
             findings += found
         return findings
 
@@ -286,12 +286,12 @@ def test_live_a_port_is_found_and_known_again_after_a_restart(store: Store) -> N
             await advance(pipeline, clock, T0 + 120_000 + LAG_MS)
             (incident,) = pipeline.incidents.values()
             assert (incident.node, incident.cause) == ("n2", "port_errors")
-            assert pipeline.engine.troubles == {}
+            assert pipeline.engine.errors == {}
         again = small_index()
         write_ports(store, rows[1:], T0 + 120_000, T0 + 240_000, 15.0)
         write_ports(store, rows[:1], T0 + 120_000, T0 + 240_000, 15.0)
         async with running(pipeline_of(store, again, clock)) as pipeline:
-            await until(lambda: pipeline.past is None, "the past is known again")
+            await until(lambda: pipeline.buckets.past is None, "the past is known again")
             assert [port.name for port in again.ports.all()] == ["mlx5_0", "rdmap0s29", "mlx5_4"]
             await advance(pipeline, clock, T0 + 240_000 + LAG_MS)
             assert {i.node: i.cause for i in pipeline.incidents.values()} == {"n0": "port_errors", "n2": "port_errors"}

@@ -11,7 +11,7 @@ import zlib
 import grpc
 import hpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drover_collector.grpc_h2 import frames, headers, messages
@@ -399,7 +399,6 @@ FRAME = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.one_of(FRAME, FRAME, st.just(opened(1)), st.just(PING), st.binary(max_size=60)), max_size=25),
     st.lists(st.integers(1, 2000), min_size=1, max_size=5),

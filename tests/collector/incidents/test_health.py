@@ -42,7 +42,7 @@ def of(folded: HealthFold, node: int, slot: int | None = None) -> Health:
 def test_nothing_heard_is_unknown() -> None:
     folded = unknown(INDEX)
     assert {HEALTHS[c] for c in (*folded.node, *folded.gpu)} == {Health.UNKNOWN}
-    assert reason_of(folded, 0, None)[1] == "nothing heard"
+    assert reason_of(folded, 0, None)[1] == "no report"
 
 
 def test_heard_and_no_incident_is_healthy() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -96,11 +96,11 @@ class Run:
     async def begin(self) -> None:
         self.pipeline = Pipeline(
             INDEX, self.store, replace(Policy.named("strict"), mode="approve"),
-            Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms), lag_ms=LAG_MS,
-            now_ms=lambda: self.now_ms, ceiling="enforce",
+            Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms), PipelineOptions(lag_ms=LAG_MS,
+            now_ms=lambda: self.now_ms, ceiling="enforce"),
         )  # fmt: skip
         await self.pipeline.start()
-        await self.pipeline.take_up_past()
+        await self.pipeline.buckets.take_up_past(self.pipeline)
 
     async def judge(self, call: Any, *args: Any) -> None:
         await asyncio.to_thread(lambda: self.pipeline._judge.submit(call, *args).result(60))
@@ -124,7 +124,7 @@ class Run:
                 incident = duty.incident_id
             self.duties[node] = NodeOutage(node, stage, self.now_ms, incident, f"{stage} in {number}")
             self.store.outages.write([self.duties[node]])
-            self.pipeline.take_duties(dict(self.duties))
+            self.pipeline.take_outages(dict(self.duties))
         waiting = [d for d in self.pipeline.engine.decider.standing.values() if d.outcome == "pending_approval"]
         if step.answer is not None and waiting:
             given = Approval(min(d.id for d in waiting), self.now_ms, "ann", step.answer, "seen")
@@ -134,7 +134,7 @@ class Run:
         bucket = await asyncio.to_thread(self.store.buckets.read_closing, INDEX, start_ms)
         await self.judge(self.pipeline.judge_bucket, bucket)
         await asyncio.to_thread(self.store.rollups.roll_up)
-        self.pipeline.next_ms = start_ms + BUCKET_MS
+        self.pipeline.buckets.next_ms = start_ms + BUCKET_MS
         await until(lambda: not self.pipeline.waiting_outcomes, "all is stored")
         self.seen.append(self.told())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drover_collector.ingest.decode import FUTURE_MS, decode
@@ -71,7 +71,6 @@ ROW = st.tuples(
 )
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=20))
 def test_what_the_agent_packs_is_what_comes_out(rows) -> None:
     """All GPU metrics: every storage type, presence bits over seven bytes."""

@@ -22,6 +22,7 @@ from drover_collector.ingest.limits import Limits
 from drover_collector.store import Store, StoreError
 from drover_core.metrics.catalog import BY_NAME
 from drover_proto import telemetry_pb2 as pb
+from testbed.examples import examples
 from testbed.fleets import T0, batch, block, hello
 from testbed.ingest import EVENTS, LIVE, Collector, event
 from testbed.waiting import until
@@ -163,7 +164,7 @@ def faulty(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, Faults
 
 
 @given(st.lists(st.sampled_from(STEPS), min_size=6, max_size=20))
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), suppress_health_check=list(HealthCheck))
 def test_what_is_acknowledged_is_stored_once_whatever_fails(faulty: tuple[Store, Faults], plan: list[str]) -> None:
     store, faults = faulty
     agent = Strict(next(_examples))

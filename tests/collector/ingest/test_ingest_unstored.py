@@ -15,7 +15,7 @@ from drover_collector.notify import Outbox
 from drover_collector.notify import delivery_recorder as clerk
 from drover_collector.notify.receivers.webhook import Delivery
 from drover_collector.pipeline import outcome_writer as pipeline_saving
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import Severity
@@ -71,7 +71,11 @@ async def judging(collector: Collector, webhook: Webhook) -> AsyncIterator[Pipel
     """The pipeline behind a collector's ingest."""
     outbox = Outbox(collector.store, [webhook], "http://console", now_ms=lambda: collector.now_ms)
     pipeline = Pipeline(
-        index_of(), collector.store, Policy.load(), outbox, lag_ms=7000, now_ms=lambda: collector.now_ms, wake_s=0.005
+        index_of(),
+        collector.store,
+        Policy.load(),
+        outbox,
+        PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms, wake_s=0.005),
     )
     await pipeline.start()
     listeners = collector.ingest._context.listeners

@@ -25,11 +25,12 @@ from hypothesis import strategies as st
 from drover_collector.ingest.limits import Limits
 from drover_collector.store import Store
 from drover_proto import telemetry_pb2 as pb
+from testbed.examples import examples
 from testbed.fleets import T0, batch, block, everything, gpu_key, hello, index_of
 from testbed.ingest import LIVE, Agent, Collector
 
 LONG = int(os.environ.get("DROVER_FUZZ", "0"))
-EXAMPLES = LONG or 200
+EXAMPLES = LONG or examples(50)
 FEW = Limits(
     flush_s=0.002, retry_s=0.01, seqs_every_s=0.5, waiting_bytes=4 << 20, record_bytes=1 << 20, batch_bytes=1 << 20,
     messages_per_s=1e6, rows_per_s=1e9, bytes_per_s=1e12, events_per_s=1e6, hellos_per_s=1e6, hellos=1e6,
@@ -267,7 +268,7 @@ def test_no_input_stops_the_collector_grows_it_or_lands_elsewhere(bench: Bench) 
     count = 0
 
     @settings(
-        max_examples=EXAMPLES, derandomize=not LONG, deadline=None, database=None,
+        max_examples=EXAMPLES, derandomize=not LONG, database=None,
         suppress_health_check=list(HealthCheck), phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
     )  # fmt: skip
     @given(SEQUENCE, st.booleans())
@@ -276,7 +277,7 @@ def test_no_input_stops_the_collector_grows_it_or_lands_elsewhere(bench: Bench) 
         count += 1
         bench.runner.run(bench.attack(messages, with_hello))
         bench.check()
-        if count % 200 == 0:
+        if count % EXAMPLES == 0:
             bench.check_stored()
 
     run()

@@ -8,7 +8,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.notify import Delivery, Outbox
@@ -31,7 +30,8 @@ from drover_collector.notify.state import (
     REPAIR,
 )
 from drover_collector.notify.wording import story
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -50,6 +50,7 @@ from drover_core.model.events import (
     Severity,
 )
 from testbed.deciding import fleet, policy
+from testbed.desks import dispatcher_of
 from testbed.loop import in_loop
 from testbed.outboxes import T0, Listener, Scene, fault, silence
 from testbed.slurm_stand_in import SlurmStandIn
@@ -175,16 +176,14 @@ class Site:
             self.store,
             policy("approve"),
             self.outbox,
-            lag_ms=7000,
-            now_ms=lambda: self.now_ms,
-            ceiling="enforce",
+            PipelineOptions(lag_ms=7000, now_ms=lambda: self.now_ms, ceiling="enforce"),
         )
         actuator = SlurmActuator(self.slurm, 10_000)
-        self.desk = ActionDispatcher(
+        self.desk = dispatcher_of(
             self.store, ActConfig(mode="approve"), [actuator], lambda _: actuator,
-            incidents=lambda: self.pipeline.incidents, now_ms=lambda: self.now_ms, look_s=0.02,
+            detection=ActionReview(self.pipeline), now_ms=lambda: self.now_ms, look_s=0.02,
         )  # fmt: skip
-        self.desk.validator = self
+        self.desk.returns.validator = self
         self.pipeline.act_by(self.desk)
         await self.pipeline.start()
 
@@ -226,7 +225,7 @@ async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to
         answer(site, asked)
         await until(lambda: "DRAIN" in site.slurm.held["n000"].states, "it is drained")
         await until(lambda: "n000" in store.outages.current(), "Drover knows")
-        await until(lambda: site.desk.duties["n000"].stage is Health.VALIDATING, "it is validated")
+        await until(lambda: site.desk.context.outages.current["n000"].stage is Health.VALIDATING, "it is validated")
         failed = ProbeVerdict(
             "request-n000", "n000", 0, False, "hbm_copy", "HBM 9 % slow", T0, ProbeReason.VALIDATE, asked.incident_id
         )
@@ -244,7 +243,7 @@ async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to
     words: dict[str, Any] = {
         body["type"]: body["data"]["news"] for body in site.ops.got.values() if "news" in body["data"]
     }
-    assert words[ACTION_FAILED] == "drain n001 failed: it is drained by ann (cables): left as it is"
+    assert words[ACTION_FAILED] == "drain n001 failed: it is drained by ann (cables): left unchanged"
     assert json.dumps(words).count("--why TEXT") >= 2
 
 

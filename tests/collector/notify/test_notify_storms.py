@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -187,7 +188,8 @@ def test_a_stop_waits_once_for_all_that_hang(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(DeliveryWorker, "is_alive", lambda _: True)
     monkeypatch.setattr(DeliveryWorker, "join", join)
-    monkeypatch.setattr("time.monotonic", lambda: clock_s[0])
+    for module in (outbox, courier):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     scene.outbox.stop()
     assert len(waits_s) == 5
     assert sum(waits_s) == STOP_S

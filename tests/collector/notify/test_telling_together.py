@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from drover_collector.notify import Delivery
@@ -170,7 +170,6 @@ class History:
         self._wait(AGAIN_MS // 60_000 + 400)
 
 
-@settings(max_examples=150)
 @example([DOWN, OPENS, CLOSES, UP], 0)
 @example([DOWN, OPENS, CLOSES, ("wait", None, 100), UP], 0)  # given up, and its end waits behind it
 @example([DOWN, OPENS, ("answer", 0, REFUSED), ("wait", None, 1), UP, CLOSES], 0)

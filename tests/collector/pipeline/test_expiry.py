@@ -10,8 +10,8 @@ import pytest
 from drover_collector.config import StoreConfig
 from drover_collector.pipeline.expiry import (
     APART_S,
+    REPORT_ROWS_S,
     ROWS_S,
-    TOLD_S,
     ClockGuardedExpiry,
 )
 from drover_collector.pipeline.maintenance import Maintenance
@@ -221,7 +221,7 @@ def test_with_nothing_too_old_nothing_is_told_until_the_daily_pass_is_overdue(st
     desk = Desk(store, votes=(0, 0))
     desk.once()
     assert (desk.troubles, desk.expiring.held_s) == ({}, 0.0)
-    desk.once(TOLD_S - ROWS_S)
+    desk.once(REPORT_ROWS_S - ROWS_S)
     assert "no agent is connected" in desk.troubles["expiry"]
 
 

@@ -10,7 +10,7 @@ from drover_cli.case.inventory import read_inventories
 from drover_cli.case.lines import CaseError
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
 from drover_collector.engine.replay import Replay
-from drover_collector.pipeline.inventories import BEFORE_MS, Inventories
+from drover_collector.pipeline.restore import BEFORE_MS, Inventories
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import IncidentKind
@@ -28,10 +28,10 @@ def test_a_start_reads_what_was_before_a_rollout_and_the_newest_and_then_only_ne
         (T0 - BEFORE_MS - 1000, "n0", "1"), (T0 - 5000, "n0", "2"), (T0 - 4000, "n1", "2"),
     ]  # fmt: skip
     assert [told["driver"] for _, node, told in found if node == "n0"] == ["1", "2"]
-    reader.news(T0)
-    assert reader.news(T0 + 1000) == []
+    reader.changed(T0)
+    assert reader.changed(T0 + 1000) == []
     store.inventories.write_one("n1", T0 + 2000, {"driver": "3"})
-    assert (T0 + 2000, "n1", {"driver": "3"}) in reader.news(T0 + 3000)
+    assert (T0 + 2000, "n1", {"driver": "3"}) in reader.changed(T0 + 3000)
 
 
 def test_an_export_has_each_telling_and_what_stood_before_them(store: Store) -> None:

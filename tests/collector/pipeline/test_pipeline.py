@@ -8,16 +8,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
+from drover_collector.actions.outage_store import OutageStore
 from drover_collector.engine.engine import WINDOW_BUCKETS, Outcome
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.engine_thread import LEFT_MS
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import LEFT_MS, Pipeline, PipelineOptions
 from drover_collector.pipeline.restore import history
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
@@ -99,10 +101,10 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
             await until(lambda: len(asked) == 2, "the past is being read")
             pipeline.take_events([xid(1, ts_ms=T0 + 600_400)])
             await until(lambda: bool(store.incidents.newest("open")), "the event is judged and stored")
-            assert (pipeline.ticks.done, pipeline.past is None) == (0, False)
-            assert any("is judged in a moment" in text for text in pipeline.troubles())
+            assert (pipeline.ticks.done, pipeline.buckets.past is None) == (0, False)
+            assert any("minutes before the start are being read" in text for text in pipeline.troubles())
             go_on.set()
-            await until(lambda: pipeline.past is None, "the past is there")
+            await until(lambda: pipeline.buckets.past is None, "the past is there")
             await advance(pipeline, clock, T0 + 610_000 + LAG_MS)
             assert pipeline.ticks.done == 1
             assert len(pipeline.engine.buckets) == WINDOW_BUCKETS
@@ -130,15 +132,15 @@ def test_what_people_set_holds_also_while_no_bucket_can_be_read(
     async def scenario() -> None:
         outbox = Outbox(store, [], "http://console", now_ms=clock)
         pipeline = Pipeline(
-            index, store, Policy.load(path), outbox, lag_ms=LAG_MS, now_ms=clock, wake_s=0.005,
-            watch=PolicyWatch(path),
+            index, store, Policy.load(path), outbox, PipelineOptions(lag_ms=LAG_MS, now_ms=clock, wake_s=0.005,
+            watch=PolicyWatch(path)),
         )  # fmt: skip
         await pipeline.start()
         monkeypatch.setattr(store.buckets, fails, fail)
         task = asyncio.create_task(pipeline.run())
         path.write_text('mode = "observe"\n')
         if fails == "read_closing":
-            await until(lambda: pipeline.past is None, "the past is there")
+            await until(lambda: pipeline.buckets.past is None, "the past is there")
             await advance(pipeline, clock, T0 + 3 * BUCKET_MS + LAG_MS)
         await until(lambda: pipeline.policy.mode == "observe", "the policy is taken")
         assert asked
@@ -279,11 +281,8 @@ class Desk:
     """As much of the desk that acts as the pipeline asks for; what is given to it before its start is not taken."""
 
     def __init__(self) -> None:
-        self.on_duties: list[object] = []
-        self.on_survey: list[object] = []
+        self.context = SimpleNamespace(outages=OutageStore(cast(Store, None)), troubles={})
         self.surveys = False
-        self.on_failed: list[object] = []
-        self.troubles: dict[str, str] = {}
         self.acting = False
         self.taken: list[str] = []
 
@@ -292,9 +291,6 @@ class Desk:
 
     def stop(self) -> None:
         self.acting = False
-
-    def going(self) -> set[str]:
-        return set()
 
     def take(self, decisions: Sequence[Decision], _incidents: object) -> None:
         if self.acting:
@@ -324,8 +320,7 @@ def test_an_action_that_failed_is_known_to_who_decides_and_told(store: Store, in
         pipeline.act_by(desk)  # type: ignore[arg-type]  # as much of a desk as is asked for
         await pipeline.start()
         pipeline.engine.decider.standing["inc1", "n1"] = made
-        for told in desk.on_failed:
-            told([failed])  # type: ignore[operator]  # a callable
+        pipeline.take_failed([failed])
         await pipeline.stop()
         assert pipeline.engine.decider.out() == set()
         assert [t for t in pipeline.troubles() if "1 actions failed" in t and t.endswith("drain n1 first: given up")]
@@ -372,11 +367,11 @@ def test_a_node_whose_agent_sends_too_late_for_its_buckets_is_not_silent(store: 
         write_ticks(store, index, T0, T0 + 40_000)
         write_ticks(store, index, T0 + 40_000, T0 + 100_000, silent=["n3"])
         pipeline = pipeline_of(store, index, clock)
-        pipeline.spoke_ms = lambda: {"n3": clock.now_ms - 1000}
+        pipeline.buckets.spoke_ms = lambda: {"n3": clock.now_ms - 1000}
         async with running(pipeline):
             await advance(pipeline, clock, T0 + 100_000 + LAG_MS)
-            assert pipeline.newest is not None
-            assert pipeline.newest.late == {"n3"}
+            assert pipeline.buckets.newest is not None
+            assert pipeline.buckets.newest.late == {"n3"}
             assert pipeline.engine.health_of("n3")[0] is Health.UNKNOWN
         assert store.incidents.newest("all") == []
 
@@ -389,11 +384,11 @@ def test_after_a_long_stop_what_was_healthy_is_unknown(store: Store, index: Flee
         write_ticks(store, index, T0, T0 + 60_000)
         soon, late = Clock(T0 + 65_000), Clock(T0 + 300_000)
         async with running(pipeline_of(store, index, soon)) as pipeline:
-            await until(lambda: pipeline.past is None, "the past is there")
+            await until(lambda: pipeline.buckets.past is None, "the past is there")
             assert pipeline.engine.health_of("n1", 1)[0] is Health.HEALTHY
-            assert pipeline.newest is not None
+            assert pipeline.buckets.newest is not None
         async with running(pipeline_of(store, index, late)) as pipeline:
-            await until(lambda: pipeline.past is None, "the past is there")
+            await until(lambda: pipeline.buckets.past is None, "the past is there")
             assert pipeline.engine.health_of("n1", 1)[0] is Health.UNKNOWN
             assert store.incidents.newest() == []
 

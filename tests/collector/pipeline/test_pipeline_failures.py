@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from operator import attrgetter
 
 import pytest
 
 from drover_collector.engine.engine import Engine, Outcome
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.pipeline.arrivals import MAX_EVENTS
-from drover_collector.pipeline.pipeline import MAX_BEHIND
+from drover_collector.pipeline.bucket_loop import MAX_BEHIND
+from drover_collector.pipeline.restore import MAX_EVENTS
 from drover_collector.store import Store, StoreError
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Incident
@@ -58,9 +59,9 @@ def test_far_behind_the_oldest_buckets_are_left_out(store: Store, index: FleetIn
         late = T0 + 100 * BUCKET_MS
         await pipeline.start()
         clock.now_ms = late + BUCKET_MS + LAG_MS
-        pipeline.pauses.awake_ms = clock.now_ms  # awake all the time, with a store that was slow
+        pipeline.buckets.pauses.awake_ms = clock.now_ms  # awake all the time, with a store that was slow
         task = asyncio.create_task(pipeline.run())
-        await until(lambda: pipeline.next_ms > late and not pipeline.busy, "caught up")
+        await until(lambda: pipeline.buckets.next_ms > late and not pipeline.buckets.busy, "caught up")
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
@@ -135,29 +136,28 @@ def test_an_outcome_that_cannot_be_stored_keeps_back_no_other(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("where", ["pauses.notice", "judge_events", "_tick"])
+@pytest.mark.parametrize("where", ["buckets.pauses.notice", "judge_events", "buckets.tick"])
 def test_a_defect_ends_no_task(store: Store, index: FleetIndex, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     async def scenario() -> None:
         clock = Clock(T0 + BUCKET_MS + LAG_MS)
         pipeline = pipeline_of(store, index, clock)
-        pipeline.next_ms = T0
+        pipeline.buckets.next_ms = T0
         async with running(pipeline):
             with monkeypatch.context() as patched:
 
                 def wrong(*_: object) -> None:
                     raise KeyError("a bug")
 
-                patched.setattr(
-                    pipeline.pauses if where == "pauses.notice" else pipeline, where.rpartition(".")[2], wrong
-                )
+                of, _, name = where.rpartition(".")
+                patched.setattr(attrgetter(of)(pipeline) if of else pipeline, name, wrong)
                 pipeline.take_events([xid(1)])
                 await until(lambda: pipeline.ticks.failures > 0, "it failed")
                 assert any("KeyError" in text for text in pipeline.troubles())
             clock.now_ms += 1000
             pipeline.take_events([xid(2, "n2")])
             await until(lambda: len(store.incidents.newest()) >= 1, "events are judged")
-            await until(lambda: pipeline.next_ms > T0, "buckets are looked at")
-            await until(lambda: pipeline.pauses.awake_ms == clock.now_ms, "the heart beats")
+            await until(lambda: pipeline.buckets.next_ms > T0, "buckets are looked at")
+            await until(lambda: pipeline.buckets.pauses.awake_ms == clock.now_ms, "the heart beats")
 
     asyncio.run(scenario())
 
@@ -186,7 +186,9 @@ def test_judged_buckets_are_rolled_up_and_those_of_a_pause_later(store: Store, i
             await advance(pipeline, clock, T0 + 30_000 + LAG_MS)
             assert rolled_up(store) == {0, 10, 20}
             clock.now_ms = T0 + 90_000 + LAG_MS  # this process stood still: nothing is judged, nothing is lost
-            await until(lambda: pipeline.next_ms >= T0 + 90_000 and not pipeline.busy, "on with the newest")
+            await until(
+                lambda: pipeline.buckets.next_ms >= T0 + 90_000 and not pipeline.buckets.busy, "on with the newest"
+            )
             await advance(pipeline, clock, T0 + 150_000 + LAG_MS + 3000)
             await until(
                 lambda: rolled_up(store) == set(range(0, 150, 10)) and not store.dirty_ranges.all(), "all made up for"

@@ -12,13 +12,9 @@ import pytest
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.notify.receivers.webhook import Delivery
-from drover_collector.pipeline.leadership import (
-    ACTIVE,
-    INGEST,
-    STANDBY,
-    Leadership,
-)
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.leadership import Leadership
+from drover_collector.pipeline.lease import ACTIVE, INGEST, STANDBY, LeaderLease
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import FileLease, Store, StoreError
 from drover_core.model.events import Event, EventKind, Severity
@@ -59,8 +55,16 @@ def made(store: Store, lease: Given, receiver: Receiver, *, may_lead: bool = Tru
     now = lambda: T0 + 1500  # noqa: E731  # short, and used twice below
     index: FleetIndex = small_index()
     outbox = Outbox(store, [receiver], "http://console", now_ms=now)
-    pipeline = Pipeline(index, store, Policy.load(), outbox, lag_ms=LAG_MS, now_ms=now, wake_s=0.005)
-    return pipeline, Leadership(pipeline, lease, may_lead=may_lead)
+    leader = LeaderLease(lease, may_lead=may_lead)
+    store.fence.use(leader.fence)
+    options = PipelineOptions(lag_ms=LAG_MS, now_ms=now, wake_s=0.005, lease=leader)
+    pipeline = Pipeline(index, store, Policy.load(), outbox, options)
+    return pipeline, Leadership(pipeline)
+
+
+def role_of(leadership: Leadership) -> str:
+    pipeline = leadership._pipeline
+    return pipeline.lease.role(pipeline.leading)
 
 
 @contextlib.asynccontextmanager
@@ -96,7 +100,7 @@ def xid(number: int, node: str = "n1") -> Event:
 async def test_what_another_collector_took_in_is_judged_once(store: Store) -> None:
     receiver = Receiver()
     async with collector(store, Given(), receiver) as (pipeline, leadership):
-        assert leadership.role() == ACTIVE
+        assert role_of(leadership) == ACTIVE
         store.events.write([xid(1)])  # nobody tells this pipeline
         await until(lambda: len(pipeline.incidents) == 1, "the event is found in the store")
         await until(lambda: len(receiver.got) == 1, "it is told")
@@ -116,7 +120,7 @@ async def test_without_the_lease_nothing_is_written_and_nothing_told(store: Stor
         await until(lambda: len(pipeline.incidents) == len(receiver.got) == 1, "it is told")
         [incident] = pipeline.incidents.values()
         lease.held = False
-        assert leadership.role() == STANDBY
+        assert role_of(leadership) == STANDBY
         with pytest.raises(StoreError, match="not the active one"):
             store.incidents.write([incident])
         with pytest.raises(StoreError, match="not the active one"):
@@ -142,7 +146,7 @@ async def test_a_follower_shows_what_the_active_one_found(store: Store, store_ur
             collector(store, Given(), active_gets) as (active, _),
             collector(other, Given(held=False), standby_gets) as (standby, leadership),
         ):
-            assert leadership.role() == STANDBY
+            assert role_of(leadership) == STANDBY
             standby.take_events([xid(1)])
             other.events.write([xid(1)])
             await until(lambda: len(active.incidents) == 1, "the active one judges it")
@@ -158,7 +162,7 @@ async def test_a_follower_shows_what_the_active_one_found(store: Store, store_ur
 async def test_one_that_only_ingests_never_leads(store: Store) -> None:
     lease = Given()
     async with collector(store, lease, Receiver(), may_lead=False) as (pipeline, leadership):
-        assert leadership.role() == INGEST
+        assert role_of(leadership) == INGEST
         await pipeline.follow()
         assert not pipeline.leading
 

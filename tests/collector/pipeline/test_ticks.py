@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from drover_collector.pipeline import stats as ticks
@@ -9,7 +11,7 @@ from drover_collector.pipeline import stats as ticks
 
 def test_the_first_who_asks_is_told_of_the_time_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(ticks.time, "monotonic", lambda: now)
+    monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: now))
     rate = ticks.Rate()
     now = 104.0
     assert rate.per_s(40) == 10

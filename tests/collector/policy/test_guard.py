@@ -12,10 +12,10 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.guard import (
     Census,
     GuardLimits,
+    Pace,
     hold,
     may_resume,
 )
-from drover_collector.policy.guard_pace import Pace
 from drover_core.model.events import Health, NodeOutage
 from drover_core.model.fleet import FleetSpec, NodeSpec
 
@@ -98,9 +98,9 @@ def test_so_many_nodes_an_hour() -> None:
 
 def test_a_node_that_came_back_is_left_alone_for_a_while() -> None:
     pace, limits = Pace(), GuardLimits(cooldown_s=600)
-    pace.note_duty(NodeOutage("n1", Health.VALIDATING, 0, "i1", "probes run"))
+    pace.note_outage(NodeOutage("n1", Health.VALIDATING, 0, "i1", "probes run"))
     assert pace.hold("n1", 1000, limits) is None
-    pace.note_duty(NodeOutage("n1", Health.HEALTHY, 1000, "i1", "probes passed"))
+    pace.note_outage(NodeOutage("n1", Health.HEALTHY, 1000, "i1", "probes passed"))
     assert "came back 5 min ago" in str(pace.hold("n1", 301_000, limits))
     assert pace.hold("n1", 601_000, limits) is None
     assert pace.hold("n2", 1000, limits) is None
@@ -110,7 +110,7 @@ def test_a_clock_that_goes_back_holds_nothing_for_longer_than_its_time() -> None
     year_ms = 365 * 86_400_000
     pace, limits = Pace(), dataclasses.replace(LIMITS, per_hour=1, cooldown_s=600)
     pace.note_taken("n00", year_ms)
-    pace.note_duty(NodeOutage("n01", Health.HEALTHY, year_ms, "", "passed"))
+    pace.note_outage(NodeOutage("n01", Health.HEALTHY, year_ms, "", "passed"))
     assert "1 nodes went out within the last hour" in str(pace.hold("n02", 1000, limits))
     assert pace.hold("n02", 1000 + 3_600_000, limits) is None
     assert "n01 came back 0 min ago" in str(pace.hold("n01", 1000 + 3_600_000, limits))

@@ -9,7 +9,7 @@ import pytest
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.policy.decider import PERSON_MS, Decider
 from drover_collector.policy.guard import GuardLimits
-from drover_collector.policy.guard_clock import Steps
+from drover_collector.policy.guard_clock import ClockSteps
 from drover_collector.store import Store
 from drover_core.model.events import (
     Approval,
@@ -158,7 +158,7 @@ def test_a_yes_is_no_longer_good_for_a_step_back(step_ms: int) -> None:
 
 
 def test_a_step_back_undoes_one_forward() -> None:
-    steps = Steps()
+    steps = ClockSteps()
     steps.note(T0 + HOUR_MS, HOUR_MS)
     assert steps.now_of(T0 - 1) == T0 + HOUR_MS - 1
     assert steps.now_of(T0 + HOUR_MS) == T0 + HOUR_MS
@@ -197,9 +197,9 @@ async def test_a_collector_whose_clock_is_set_counts_on_also_when_it_starts_agai
 
     def made() -> Pipeline:
         pipeline = pipeline_of(store, index, machine.wall)
-        pipeline._boot_ms = lambda: machine.boot_ms
+        pipeline._clock._boot_ms = lambda: machine.boot_ms
         limits = dataclasses.replace(OPEN, per_hour=2)
-        pipeline.policy = dataclasses.replace(pipeline.policy, guard=limits)
+        pipeline.in_force.policy = dataclasses.replace(pipeline.policy, guard=limits)
         pipeline.engine.set_policy(pipeline.policy)
         return pipeline
 

@@ -10,11 +10,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from drover_collector.actions.base import ForeignError, Order, mark_of
-from drover_collector.actions.node_outage import is_out, mark_of_duty, seen
+from drover_collector.actions.base import ForeignError, mark_of, own_mark
+from drover_collector.actions.node_outage import is_out, seen
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS
 from drover_collector.engine.engine import Engine
@@ -36,6 +36,7 @@ from drover_core.model.events import (
     RecommendedAction,
 )
 from testbed.deciding import OPEN, decide, fleet, folded, incident, policy
+from testbed.desks import action_of
 from testbed.slurm_stand_in import SlurmStandIn
 
 INDEX = fleet(12, per_rack=3, per_leaf=6, per_pool=8)
@@ -139,7 +140,6 @@ def over(run: Run, guard: GuardLimits) -> list[str]:
 
 
 @given(limits, steps, st.sampled_from(["observe", "approve", "enforce"]))
-@settings(max_examples=120, deadline=None)
 def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, plan: list[tuple[str, int, str, int]],
                                                           mode: str) -> None:  # fmt: skip
     run = Run(Decider(INDEX, policy(mode, guard), "enforce"))
@@ -166,7 +166,6 @@ def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, pl
 
 
 @given(limits, steps)
-@settings(max_examples=60, deadline=None)
 def test_a_restart_at_any_time_gives_the_same_answers(
     guard: GuardLimits, plan: list[tuple[str, int, str, int]]
 ) -> None:
@@ -236,9 +235,8 @@ class Shared(Run):
             return
         duty = self.duties[node]
         self.open = {id_: i for id_, i in self.open.items() if i.node != node}
-        order = Order("a", node, mark_of_duty(duty), "passed", "drover", lambda: None)
         with contextlib.suppress(ForeignError):
-            self.actuator.do(Act.RESUME, order)
+            self.actuator.do(action_of(Act.RESUME, node, own_mark(duty)), lambda: None)
             self.duties[node] = dataclasses.replace(duty, stage=Health.HEALTHY, ts_ms=self.now_ms)
 
     def _take(self, made: list[Decision], events: list[Incident]) -> None:
@@ -248,7 +246,7 @@ class Shared(Run):
                 continue
             act = Act(d.wanted.value)
             try:
-                self.actuator.do(act, Order(d.id, d.node, d.incident_id, d.reason, "drover", lambda: None))
+                self.actuator.do(action_of(act, d.node, d.incident_id), lambda: None)
             except ForeignError as error:
                 failed = Action(
                     d.id, d.id, d.incident_id, d.node, act, "slurm", ActionState.FAILED, d.ts_ms, f"{error}"
@@ -261,7 +259,6 @@ class Shared(Run):
 
 
 @given(limits, peopled)
-@settings(max_examples=80, deadline=None)
 def test_what_others_closed_counts_for_every_cap_and_is_never_opened(
     guard: GuardLimits, plan: list[tuple[str, int, str, int]]
 ) -> None:

@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drover_collector.probes.judging.drift import drift
@@ -107,7 +107,6 @@ def test_one_node_whose_pairs_differ_much_is_not_judged() -> None:
     assert not [v for v in matrices(1, {}, level=level) if v.ok is False]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.floats(1, 900)), max_size=30),
     st.randoms(),
@@ -198,7 +197,6 @@ def test_too_few_groups_say_nothing() -> None:
     assert {v.ok for v in found.nodes} == {None}
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sets(st.sampled_from(NODES), max_size=3), st.integers(1, 4))
 def test_no_good_node_is_ever_named(bad: set[str], rounds: int) -> None:
     found = blame(ring(NODES, bad, rounds=rounds), ONE_LEAF)

@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from drover_collector.probes.judging.groups import (
@@ -60,7 +60,6 @@ def measured(values: list[float], scale: float = 1.0) -> list[Measurement]:
     return [Measurement(f"n{k}", 0, "gemm_bf16", v * scale, UNKNOWN) for k, v in enumerate(values)]
 
 
-@settings(deadline=None)
 @given(VALUES, st.randoms(use_true_random=False))
 def test_order_changes_nothing(values: list[float], chance: random.Random) -> None:
     boards = measured(values)
@@ -69,7 +68,6 @@ def test_order_changes_nothing(values: list[float], chance: random.Random) -> No
     assert judge(mixed) == judge(boards)
 
 
-@settings(deadline=None)
 @given(VALUES, st.sampled_from([1e-3, 0.25, 7.0, 1e6]))
 def test_the_unit_changes_nothing(values: list[float], scale: float) -> None:
     """Rounding may move a value that lies on the limit to the bit; none of those that are clear of it."""
@@ -80,7 +78,6 @@ def test_the_unit_changes_nothing(values: list[float], scale: float) -> None:
             assert b.worse == pytest.approx(a.worse, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(VALUES)
 def test_a_better_value_never_has_a_worse_verdict(values: list[float]) -> None:
     rank = {False: 0, None: 1, True: 2}
@@ -89,7 +86,6 @@ def test_a_better_value_never_has_a_worse_verdict(values: list[float]) -> None:
     assert ranks == sorted(ranks)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=40), st.floats(-1, 1))
 def test_adding_a_healthy_board_fails_no_other(places: list[float], new: float) -> None:
     """Boards within what never fails (the material difference), wherever in it, and one more of these."""
@@ -98,7 +94,6 @@ def test_adding_a_healthy_board_fails_no_other(places: list[float], new: float) 
         assert not [v for v in judge(measured([500 * (1 + half * x) for x in these])).verdicts if v.ok is False]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(4, 200), st.sampled_from([0.003, 0.01, 0.02]))
 def test_adding_a_healthy_board_fails_only_who_was_at_the_limit(seed: int, size: int, spread: float) -> None:
     rng = np.random.default_rng(seed)

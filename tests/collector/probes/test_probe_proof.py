@@ -163,7 +163,7 @@ def test_an_order_that_came_to_nothing_leaves_a_suspect_a_suspect() -> None:
     subject.on_verdicts([failed], at(2))
     after = the_incident(subject)
     assert replace(after, timeline=(), version=0, updated_ms=0) == replace(before, timeline=(), version=0, updated_ms=0)
-    assert after.timeline[-1].text == f"a probe could not tell: {failed.text}"
+    assert after.timeline[-1].text == f"a probe gave no verdict: {failed.text}"
     subject.on_verdicts([failed], at(2) + 1)  # told again until it is stored
     assert the_incident(subject) == after
     assert subject.health_of(NODE, GPU)[0] is Health.SUSPECT

@@ -17,7 +17,7 @@ import pytest
 from drover_collector.detectors._lib.examples import training_bucket
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.notify import Outbox
-from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.probing import Probing
@@ -130,8 +130,9 @@ class Site:
     def __init__(self, collector: Collector) -> None:
         self.collector, self.store = collector, collector.store
         self.pipeline = Pipeline(
-            collector.index, self.store, Policy.load(), Outbox(self.store, [], "http://127.0.0.1:8501"), lag_ms=7000,
-            now_ms=lambda: collector.now_ms,
+            collector.index, self.store, Policy.load(), Outbox(self.store, [], "http://127.0.0.1:8501"),
+            PipelineOptions(lag_ms=7000,
+            now_ms=lambda: collector.now_ms),
         )  # fmt: skip
         self.probing = Probing(self.pipeline, ProbesConfig())
         self.probing.stream = collector.ingest.stream

@@ -1,4 +1,4 @@
-"""Kubernetes: a node is closed by a cordon and a taint of ours with the incident in it; only what is ours is undone.
+"""Kubernetes: Drover closes a node by a cordon and its own taint with the incident, and undoes only its own.
 
     drover.dev/drain    taint, NoSchedule: the mark. Pods that run may end; DaemonSets that tolerate it may still start
     drover.dev/reason   annotation: the reason, as in any scheduler
@@ -21,23 +21,26 @@ from typing import Any, Protocol
 from drover_collector.actions.base import (
     ActError,
     AwayError,
+    CheckLease,
     ForeignError,
     LaterError,
     NodeState,
-    Order,
     Result,
     Scheduler,
     Service,
     mark_of,
+    own_mark,
+    reason_of,
 )
 from drover_collector.actions.kubernetes.api import MANAGER, ConflictError, HeldError
 from drover_collector.engine.node_state import Survey
+from drover_core.model.events import Action
 
 DRAIN, REASON, CORDON, ADVISE = (f"drover.dev/{name}" for name in ("drain", "reason", "cordon", "advise"))
 CONDITION = "DroverHealthy"
 CHANGES = 5  # tries of one change that meets others'
 MIRROR = "kubernetes.io/config.mirror"  # of a pod that the kubelet has from a file: it cannot be evicted
-# Names under which the API server puts together what it no longer tells by whom it was (capmanagers.go,
+# Names under which the API server merges old changes of unknown authors (capmanagers.go,
 # skipnonapplied.go of apimachinery's managedfields).
 NOBODYS = ("ancient-changes", "before-first-apply")
 Node = dict[str, Any]
@@ -72,7 +75,7 @@ class KubernetesActuator(Scheduler):
         self._client = client
         self._gpu_resources = tuple(gpu_resources)
 
-    def before(self, node: str) -> str:  # noqa: ARG002  # an advice replaces nothing: it stands beside what is there
+    def before(self, node: str) -> str:  # noqa: ARG002  # an advice replaces nothing
         return ""
 
     def observe(self, node: str) -> NodeState:
@@ -100,60 +103,62 @@ class KubernetesActuator(Scheduler):
 
     # ---- acts
 
-    def _advise(self, order: Order) -> Result:
-        """An advice of ours for an older incident becomes that of this one: it ends with the newest."""
+    def _advise(self, action: Action, check_lease: CheckLease) -> Result:
+        """Drover's advice for an older incident becomes that of this one: it ends with the newest."""
 
         def change(node: Node) -> Node | None:
-            if _value(node, ADVISE) == order.mark and _labels(node).get(ADVISE) == order.mark:
+            if _value(node, ADVISE) == own_mark(action) and _labels(node).get(ADVISE) == own_mark(action):
                 return None
-            taints = [*_without(node, ADVISE), {"key": ADVISE, "value": order.mark, "effect": "PreferNoSchedule"}]
-            return {"metadata": {"labels": {ADVISE: order.mark}}, "spec": {"taints": taints}}
+            taints = [*_without(node, ADVISE), {"key": ADVISE, "value": own_mark(action), "effect": "PreferNoSchedule"}]
+            return {"metadata": {"labels": {ADVISE: own_mark(action)}}, "spec": {"taints": taints}}
 
-        changed = self._change(order, change)
-        self._verify(order, lambda n: _value(n, ADVISE) == order.mark, "its taint")
+        changed = self._change(action.node, check_lease, change)
+        self._verify(action.node, lambda n: _value(n, ADVISE) == own_mark(action), "its taint")
         return Result("pods get other nodes first" if changed else "advised already")
 
-    def _unadvise(self, order: Order) -> Result:
+    def _unadvise(self, action: Action, check_lease: CheckLease) -> Result:
         def change(node: Node) -> Node | None:
-            mine = _value(node, ADVISE) == order.mark
-            if not mine and _labels(node).get(ADVISE) != order.mark:
+            mine = _value(node, ADVISE) == own_mark(action)
+            if not mine and _labels(node).get(ADVISE) != own_mark(action):
                 return None
             taints = _without(node, ADVISE) if mine else _taints(node)
             return {"metadata": {"labels": {ADVISE: None}}, "spec": {"taints": taints}}
 
-        changed = self._change(order, change)
-        self._verify(order, lambda n: _value(n, ADVISE) != order.mark, "the end of its advice")
-        return Result("advised no more" if changed else "no advice of this incident is there")
+        changed = self._change(action.node, check_lease, change)
+        self._verify(action.node, lambda n: _value(n, ADVISE) != own_mark(action), "the end of its advice")
+        return Result("no longer advised" if changed else "no advice of this incident is there")
 
-    def _drain(self, order: Order) -> Result:
+    def _drain(self, action: Action, check_lease: CheckLease) -> Result:
         there = ""
 
         def change(node: Node) -> Node | None:
             nonlocal there
             if (mark := _value(node, DRAIN)) is not None:
-                there = "drained already" if mark == order.mark else f"drained already for another incident, {mark}"
+                there = (
+                    "drained already" if mark == own_mark(action) else f"drained already for another incident, {mark}"
+                )
                 return None
-            notes: dict[str, str | None] = {REASON: order.reason, CORDON: order.mark}
+            notes: dict[str, str | None] = {REASON: reason_of(action), CORDON: own_mark(action)}
             if _cordoned(node):
                 there, notes[CORDON] = "cordoned already by somebody else, whose cordon stays; tainted", None
-            taints = [*_taints(node), {"key": DRAIN, "value": order.mark, "effect": "NoSchedule"}]
+            taints = [*_taints(node), {"key": DRAIN, "value": own_mark(action), "effect": "NoSchedule"}]
             return {"metadata": {"annotations": notes}, "spec": {"unschedulable": True, "taints": taints}}
 
-        changed = self._change(order, change)
-        node = self._verify(order, lambda n: _value(n, DRAIN) is not None and _closed(n), "its drain")
+        changed = self._change(action.node, check_lease, change)
+        node = self._verify(action.node, lambda n: _value(n, DRAIN) is not None and _closed(n), "its drain")
         condition = ""
-        if changed or _mine(node, order):
-            condition = self._condition(order, node, "False", "Drained", order.reason)
-        jobs = self._jobs(self._client.pods(order.node))
+        if changed or _mine(node, action):
+            condition = self._condition(check_lease, node, "False", "Drained", reason_of(action))
+        jobs = self._jobs(self._client.pods(action.node))
         run_on = f"run on to their end: {', '.join(jobs)}" if jobs else "no GPU pod runs"
         return Result(f"{there or 'cordoned and tainted'}; {run_on}{condition}")
 
-    def _isolate(self, order: Order) -> Result:
+    def _isolate(self, action: Action, check_lease: CheckLease) -> Result:
         """Closed first. Pods that nothing would start again elsewhere are left to end: evicted, they would be lost."""
-        self._drain(order)
+        self._drain(action, check_lease)
         evicted, alone, held = [], [], []
         version = ""
-        for pod in self._client.pods(order.node):
+        for pod in self._client.pods(action.node):
             meta = pod["metadata"]
             name = f"{meta['namespace']}/{meta['name']}"
             if _belongs(pod) or meta.get("deletionTimestamp"):
@@ -162,7 +167,7 @@ class KubernetesActuator(Scheduler):
                 alone.append(name)
                 continue
             version = version or self._client.eviction_version()
-            order.may()
+            check_lease()
             try:
                 if self._client.evict(pod, version):
                     evicted.append(name)
@@ -175,34 +180,34 @@ class KubernetesActuator(Scheduler):
             raise LaterError(f"{done}; held by a disruption budget: {', '.join(held)}")
         return Result(done)
 
-    def _resume(self, order: Order) -> Result:
+    def _resume(self, action: Action, check_lease: CheckLease) -> Result:
         closed_by_others = False
 
         def change(node: Node) -> Node | None:
             nonlocal closed_by_others
             if _value(node, DRAIN) is None and not _closed(node):
                 return None
-            if not _mine(node, order):
+            if not _mine(node, action):
                 raise ForeignError(_foreign(node))
-            mine = _cordon_is_ours(node, order.mark)
+            mine = _cordon_is_ours(node, own_mark(action))
             closed_by_others = not mine and _cordoned(node)
             spec: dict[str, Any] = {"taints": _without(node, DRAIN)}
             if mine:
                 spec["unschedulable"] = None
             return {"metadata": {"annotations": {REASON: None, CORDON: None}}, "spec": spec}
 
-        changed = self._change(order, change)
-        node = self._verify(order, lambda n: _value(n, DRAIN) is None, "its resume")
-        condition = self._condition(order, node, "True", "Resumed", order.text or "resumed")
+        changed = self._change(action.node, check_lease, change)
+        node = self._verify(action.node, lambda n: _value(n, DRAIN) is None, "its resume")
+        condition = self._condition(check_lease, node, "True", "Resumed", action.why or "resumed")
         if closed_by_others:
             return Result(f"our taint is gone; the cordon is somebody else's, and stays{condition}")
         return Result(f"{'gets pods again' if changed else 'in service already'}{condition}")
 
-    def disown(self, node: str, mark: str, may: Callable[[], object]) -> bool:
+    def disown(self, node: str, check_lease: CheckLease) -> bool:
         def change(found: Node) -> Node | None:
             return {"metadata": {"annotations": {CORDON: None}}} if _lifted(found) else None
 
-        return self._change(Order("", node, mark, "", "drover", may), change)
+        return self._change(node, check_lease, change)
 
     # ---- parts of acts
 
@@ -214,39 +219,39 @@ class KubernetesActuator(Scheduler):
             )
         return found
 
-    def _change(self, order: Order, change: Callable[[Node], Node | None]) -> bool:
-        """Patch what `change` makes of the node as it is; whether there was something to do."""
+    def _change(self, name: str, check_lease: CheckLease, change: Callable[[Node], Node | None]) -> bool:
+        """Send the patch that `change` makes of the present node; return whether there was something to do."""
         for _ in range(CHANGES):
-            node = self._node(order.node)
+            node = self._node(name)
             patch = change(node)
             if patch is None:
                 return False
             patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"]
-            order.may()
+            check_lease()
             try:
-                self._client.patch_node(order.node, patch)
+                self._client.patch_node(name, patch)
                 return True
             except ConflictError:
                 continue
         raise LaterError(f"somebody else kept changing the node during {CHANGES} tries")
 
-    def _verify(self, order: Order, good: Callable[[Node], bool], what: str) -> Node:
-        node = self._node(order.node)
+    def _verify(self, name: str, good: Callable[[Node], bool], what: str) -> Node:
+        node = self._node(name)
         if not good(node):
             raise LaterError(f"Kubernetes took {what} and does not show it ({_text(node)})")
         return node
 
-    def _condition(self, order: Order, node: Node, status: str, reason: str, message: str) -> str:
-        """It tells people, and closes nothing: without the right to set it the act is done all the same."""
+    def _condition(self, check_lease: CheckLease, node: Node, status: str, reason: str, message: str) -> str:
+        """Set the condition. It informs people, closes nothing, and may fail without the right to set it."""
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         there = _condition_of(node, CONDITION)
         if (there.get("status"), there.get("reason"), there.get("message")) == (status, reason, message):
             return ""
         since = there.get("lastTransitionTime", now) if there.get("status") == status else now
-        order.may()
+        check_lease()
         try:
             self._client.patch_conditions(
-                order.node,
+                node["metadata"]["name"],
                 {
                     "type": CONDITION, "status": status, "reason": reason, "message": message,
                     "lastHeartbeatTime": now, "lastTransitionTime": since,
@@ -301,8 +306,8 @@ def _labels(node: Node) -> dict[str, str]:
     return node["metadata"].get("labels") or {}
 
 
-def _mine(node: Node, order: Order) -> bool:
-    return _value(node, DRAIN) == order.mark
+def _mine(node: Node, action: Action) -> bool:
+    return _value(node, DRAIN) == own_mark(action)
 
 
 def _cordoned(node: Node) -> bool:
@@ -320,8 +325,10 @@ def _lifted(node: Node) -> bool:
 
 
 def _cordon_is_ours(node: Node, mark: str) -> bool:
-    """By our annotation, and by who has set the field last, where the server keeps that: a value that is set again as
-    it was changes no owner ("Field management" of Server-Side Apply)."""
+    """Return whether Drover set the cordon: by its annotation, and by the field's last owner where the server keeps it.
+
+    Setting a value again without a change keeps its owner ("Field management" of Server-Side Apply).
+    """
     if not _cordoned(node) or _annotations(node).get(CORDON) != mark:
         return False
     kept = node["metadata"].get("managedFields") or ()
@@ -366,7 +373,7 @@ def _text(node: Node) -> str:
 def _foreign(node: Node) -> str:
     mark = _value(node, DRAIN)
     whose = "cordoned by somebody else" if mark is None else f"drained for another incident, {mark}"
-    return f"it is {whose}: left as it is"
+    return f"it is {whose}: left unchanged"
 
 
 def _owner(pod: Mapping[str, Any]) -> str | None:

@@ -1,6 +1,6 @@
 """The few calls of the Kubernetes API that Drover makes, through the official client; each with a timeout.
 
-The client's models are left aside: a node has fields of other tools' that must come back as they were, and answers of
+The client's models are not used: a node has fields of other tools that must come back unchanged, and answers of
 servers older or newer than the client must be read too. Rights that these calls need: docs/kubernetes/rbac.yaml.
 
 Answers are those of pkg/registry/core/pod/storage/eviction.go and of the API conventions ("Response Status Kind").
@@ -199,7 +199,7 @@ class KubernetesApi:
 
 
 def in_cluster(environment: Mapping[str, str]) -> str:
-    """The API server as a pod is told of it; "" outside of a cluster."""
+    """Return the API server's address in a pod; "" outside of a cluster."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         return ""

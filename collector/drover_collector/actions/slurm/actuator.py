@@ -11,17 +11,20 @@ from typing import Protocol
 
 from drover_collector.actions.base import (
     ActError,
+    CheckLease,
     ForeignError,
     LaterError,
     NodeState,
-    Order,
     Result,
     Scheduler,
     Service,
     mark_of,
+    own_mark,
+    reason_of,
 )
 from drover_collector.actions.slurm.scontrol import SlurmNode
 from drover_collector.engine.node_state import Survey
+from drover_core.model.events import Action
 
 AT_ONCE = 2_000  # names in one question: a command line is no longer than 128 KiB
 # Its answers to `scontrol requeue` of a job that was submitted so (slurm_errno.c, ESLURM_DISABLED), and of one that has
@@ -86,43 +89,43 @@ class SlurmActuator(Scheduler):
                     answers[name] = answer
         return Survey(closed, answers)
 
-    def _advise(self, order: Order) -> Result:
-        node = self._node(order.node)
+    def _advise(self, action: Action, check_lease: CheckLease) -> Result:
+        node = self._node(action.node)
         if node.weight == self._advise_weight:
             return Result(f"its weight is {node.weight} already")
-        order.may()
-        self._client.update(order.node, weight=str(self._advise_weight))
-        self._verify(order, lambda n: n.weight == self._advise_weight, "its weight")
+        check_lease()
+        self._client.update(action.node, weight=str(self._advise_weight))
+        self._verify(action.node, lambda n: n.weight == self._advise_weight, "its weight")
         return Result(f"weight {self._advise_weight} instead of {node.weight}: jobs get other nodes first")
 
-    def _unadvise(self, order: Order) -> Result:
-        node = self._node(order.node)
+    def _unadvise(self, action: Action, check_lease: CheckLease) -> Result:
+        node = self._node(action.node)
         if node.weight != self._advise_weight:
             return Result(f"its weight is {node.weight} already, not the advice's")
-        if not order.before.isdecimal():
+        if not action.before.isdecimal():
             raise ActError(f"its weight before the advice is not known; set it with scontrol, now {node.weight}")
-        order.may()
-        self._client.update(order.node, weight=order.before)
-        self._verify(order, lambda n: n.weight == int(order.before), "its weight")
-        return Result(f"weight {order.before} again")
+        check_lease()
+        self._client.update(action.node, weight=action.before)
+        self._verify(action.node, lambda n: n.weight == int(action.before), "its weight")
+        return Result(f"weight {action.before} again")
 
-    def _drain(self, order: Order) -> Result:
-        node = self._node(order.node)
+    def _drain(self, action: Action, check_lease: CheckLease) -> Result:
+        node = self._node(action.node)
         if (mark := _ours(node)) is not None:
-            return Result(f"drained already, with reason {node.reason!r}" if mark == order.mark else _other(node))
+            return Result(f"drained already, with reason {node.reason!r}" if mark == own_mark(action) else _other(node))
         down = "DOWN" in node.states and node.reason and node.reason not in SLURMS_OWN and mark_of(node.reason) is None
-        if "DRAIN" in node.states or down:  # a reason of ours may stand there from before: not every undrain ends it
+        if "DRAIN" in node.states or down:  # Drover's reason may still be there: not every undrain removes it
             raise ForeignError(_foreign(node))
-        order.may()
-        self._client.update(order.node, state="drain", reason=order.reason)
-        node = self._verify(order, lambda n: _ours(n) == order.mark, "its drain")
+        check_lease()
+        self._client.update(action.node, state="drain", reason=reason_of(action))
+        node = self._verify(action.node, lambda n: _ours(n) == own_mark(action), "its drain")
         return Result("no new jobs; those that run may end" if node.busy else "no new jobs; none runs")
 
-    def _isolate(self, order: Order) -> Result:
+    def _isolate(self, action: Action, check_lease: CheckLease) -> Result:
         """Closed first, so that no requeued job comes back to it."""
-        self._drain(order)
+        self._drain(action, check_lease)
         requeued, stayed = [], []
-        jobs = self._client.jobs(order.node)
+        jobs = self._client.jobs(action.node)
         if jobs and not self._client.requeues:
             listed = ",".join(jobs)
             raise ActError(
@@ -130,7 +133,7 @@ class SlurmActuator(Scheduler):
                 f" by hand: scontrol requeue {listed}"
             )
         for job in jobs:
-            order.may()
+            check_lease()
             try:
                 self._client.requeue(job)
                 requeued.append(job)
@@ -146,19 +149,19 @@ class SlurmActuator(Scheduler):
             done += f"; Slurm does not let be requeued, and run on to their end: {', '.join(stayed)}"
         return Result(done)
 
-    def _resume(self, order: Order) -> Result:
-        node = self._node(order.node)
+    def _resume(self, action: Action, check_lease: CheckLease) -> Result:
+        node = self._node(action.node)
         if "DRAIN" not in node.states:
             if "DOWN" in node.states:
                 raise LaterError(
                     f"Slurm has it as DOWN ({node.reason or 'no reason given'}); its slurmd must come back"
                 )
             return Result("in service already")
-        if _ours(node) != order.mark:
+        if _ours(node) != own_mark(action):
             raise ForeignError(_foreign(node))
-        order.may()
-        self._client.update(order.node, state="undrain")  # unlike resume it leaves a DOWN as it is
-        self._verify(order, lambda n: "DRAIN" not in n.states, "its resume")
+        check_lease()
+        self._client.update(action.node, state="undrain")  # unlike resume it does not end a DOWN
+        self._verify(action.node, lambda n: "DRAIN" not in n.states, "its resume")
         return Result("gets jobs again")
 
     def _node(self, name: str) -> SlurmNode:
@@ -167,8 +170,8 @@ class SlurmActuator(Scheduler):
             raise ActError(f"Slurm knows no node {name}; node names in the fleet file must be Slurm's")
         return found
 
-    def _verify(self, order: Order, good: Check, what: str) -> SlurmNode:
-        node = self._node(order.node)
+    def _verify(self, name: str, good: Check, what: str) -> SlurmNode:
+        node = self._node(name)
         if not good(node):
             state = f"{'+'.join(sorted(node.states))}, reason {node.reason!r}"
             raise LaterError(f"Slurm took {what} and does not show it ({state})")
@@ -206,4 +209,4 @@ def _other(node: SlurmNode) -> str:
 
 def _foreign(node: SlurmNode) -> str:
     state = "drained" if "DRAIN" in node.states else "down"
-    return f"it is {state} by {node.by or 'somebody else'} ({node.reason or 'no reason given'}): left as it is"
+    return f"it is {state} by {node.by or 'somebody else'} ({node.reason or 'no reason given'}): left unchanged"

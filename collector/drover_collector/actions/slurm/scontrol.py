@@ -97,7 +97,7 @@ def _node(entry: str) -> SlurmNode:
     state = re.search(r" State=(\S+)", plain)
     weight = re.search(r" Weight=(\d+)", plain)
     if name is None or state is None or weight is None:
-        raise ActError(f"scontrol told something else than a node: {entry[:80]!r}; is this Slurm 20.02 or newer?")
+        raise ActError(f"scontrol printed something other than a node: {entry[:80]!r}; is this Slurm 20.02 or newer?")
     return SlurmNode(
         name[1], states_of(state[1].split("+")), int(weight[1]),
         reason[1].strip() if reason else "", reason[2] if reason else "",

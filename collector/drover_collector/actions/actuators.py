@@ -1,8 +1,9 @@
-"""The actuators that the settings name, and who of them has which node."""
+"""The actuators that the settings name, and which nodes each has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.command import CommandActuator
@@ -15,8 +16,34 @@ from drover_collector.actions.slurm.slurmrestd import Slurmrestd
 from drover_core.model.fleet import FleetSpec
 
 
-def actuators(config: ActConfig) -> list[Actuator]:
-    """Those that are switched on; none in observe mode. Nothing is asked of any scheduler yet."""
+@dataclass(frozen=True, slots=True)
+class Actuators:
+    """
+    Attributes:
+        of: the actuator that has a node; None: no actuator has it, so nothing can be done to it.
+        nodes: of the fleet, whose state is surveyed no matter who closed them.
+    """
+
+    all: tuple[Actuator, ...] = ()
+    of: Callable[[str], Actuator | None] = lambda _: None
+    nodes: tuple[str, ...] = ()
+
+
+def make_actuators(config: ActConfig, spec: FleetSpec) -> Actuators:
+    """Return the actuators that are switched on; none in observe mode. No scheduler is asked anything yet."""
+    made = _actuators(config)
+    pools = used(config)
+
+    def of(node: str) -> Actuator | None:
+        place = spec.by_name.get(node)
+        if place is None:
+            return None
+        return next((a for a in made if not pools[a.name] or place.pool in pools[a.name]), None)
+
+    return Actuators(tuple(made), of, tuple(node.name for node in spec.nodes))
+
+
+def _actuators(config: ActConfig) -> list[Actuator]:
     if config.mode == "observe":
         return []
     made: list[Actuator] = []
@@ -28,16 +55,3 @@ def actuators(config: ActConfig) -> list[Actuator]:
     if config.command.program:
         made.append(CommandActuator(config.command))
     return made
-
-
-def by_pool(config: ActConfig, made: list[Actuator], spec: FleetSpec) -> Callable[[str], Actuator | None]:
-    """Node -> who has it; None: nobody."""
-    pools = used(config)
-
-    def of(node: str) -> Actuator | None:
-        place = spec.by_name.get(node)
-        if place is None:
-            return None
-        return next((a for a in made if not pools[a.name] or place.pool in pools[a.name]), None)
-
-    return of

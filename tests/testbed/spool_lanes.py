@@ -1,4 +1,4 @@
-"""An agent's outbox, fed, and drained lane by lane."""
+"""A spool for tests: fill it, and drain it lane by lane."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from testbed.waiting import until
 NOW = 1_800_000_000_000
 
 
-def open_outbox(
+def open_spool(
     folder: Path, clock: ManualClock | None = None, on_ready: Callable[[], None] = lambda: None, **settings: int
 ) -> AsyncSpool:
     return AsyncSpool(SpoolConfig(dir=str(folder), **settings), clock or ManualClock(NOW), on_ready=on_ready)
 
 
-def batch(outbox: AsyncSpool, number: int, ts_ms: int = NOW, size: int = 10) -> None:
-    outbox.add_batch(ts_ms, [pb.Block(schema=number, rows=1, body=b"x" * size)])
+def batch(spool: AsyncSpool, number: int, ts_ms: int = NOW, size: int = 10) -> None:
+    spool.add_batch(ts_ms, [pb.Block(schema=number, rows=1, body=b"x" * size)])
 
 
-def event(outbox: AsyncSpool, code: str) -> None:
-    outbox.add_record(NOW, pb.Record(event=pb.Event(ts_ms=NOW, kind="xid", code=code)))
+def event(spool: AsyncSpool, code: str) -> None:
+    spool.add_record(NOW, pb.Record(event=pb.Event(ts_ms=NOW, kind="xid", code=code)))
 
 
 def parse(lane: int, sent: Outgoing) -> pb.AgentMessage:
@@ -39,22 +39,22 @@ def name(lane: int, sent: Outgoing) -> str:
     return message.record.event.code or str(message.batch.blocks[0].schema)
 
 
-def ready(outbox: AsyncSpool, lane: int, after: int = 0) -> list[str]:
+def ready(spool: AsyncSpool, lane: int, after: int = 0) -> list[str]:
     """What may be sent this moment."""
     found = []
-    while sent := outbox.next(lane, after):
+    while sent := spool.next(lane, after):
         after = sent[0]
         found.append(name(lane, sent))
     return found
 
 
-async def drain(outbox: AsyncSpool, lane: int, count: int, after: int = 0) -> list[tuple[int, str]]:
+async def drain(spool: AsyncSpool, lane: int, count: int, after: int = 0) -> list[tuple[int, str]]:
     """The next `count` of a lane, as a stream gets them."""
     found: list[tuple[int, str]] = []
 
     def more() -> bool:
         nonlocal after
-        while sent := outbox.next(lane, after):
+        while sent := spool.next(lane, after):
             after = sent[0]
             message = parse(lane, sent)
             assert (message.record.seq or message.batch.seq) == after
