@@ -12,7 +12,6 @@ from pathlib import Path
 from drover_collector.actions.settings import ActConfig, validate_act
 from drover_collector.auth.identity import Denied, DeniedError
 from drover_collector.auth.tls import TlsConfig
-from drover_collector.cost import CostConfig
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
 from drover_collector.notify.maintenance_windows import MaintenanceConfig, validate_windows
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
@@ -24,6 +23,7 @@ from drover_core.settings import (
     error_at_key,
     load,
     one_of,
+    required,
     setting,
 )
 
@@ -105,6 +105,27 @@ class MetricsConfig:
 @dataclass(frozen=True, slots=True)
 class ConsoleConfig:
     url: str = setting("http://127.0.0.1:8501", "where people reach the console; messages link to it", http_url)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPrice:
+    pool: str = required("a pool of the fleet file")
+    gpu_hour: float = required("price of one of its GPU-hours", between(0, 1e6))
+
+
+@dataclass(frozen=True, slots=True)
+class CostConfig:
+    currency: str = setting(
+        "", "what prices are in, such as EUR; empty: costs are shown in GPU-hours alone",
+        lambda v: None if len(v) <= 8 and v.isprintable() else "must be a word of at most 8 letters",
+    )  # fmt: skip
+    gpu_hour: float = setting(0.0, "price of a GPU-hour of pools not named below; 0: they have none", between(0, 1e6))
+    pools: tuple[PoolPrice, ...] = setting((), "Prices by pool, one table each.")
+
+    def price(self, pool: str) -> float | None:
+        """Return the price of a GPU-hour; None: not set."""
+        own = next((entry.gpu_hour for entry in self.pools if entry.pool == pool), None)
+        return own if own is not None else self.gpu_hour or None
 
 
 @dataclass(frozen=True, slots=True)

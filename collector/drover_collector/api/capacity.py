@@ -17,7 +17,7 @@ from drover_collector.api.snapshot import (
     ApiSnapshot,
     bad_argument,
 )
-from drover_collector.cost import CostConfig
+from drover_collector.config import CostConfig
 from drover_collector.detectors.idle import IDLE_MS
 from drover_collector.store import StoreError, WorkloadRow
 from drover_core.model.events import OUT_STAGES, Incident, IncidentKind, NodeOutage

@@ -231,7 +231,7 @@ def _sorted(verdicts: Iterable[ProbeVerdict]) -> list[str]:
 
 def request_probe(facts: ApiSnapshot, request: pb.ProbeAsk, by: str) -> pb.ProbeAsked:
     """`by`: who asks, as the certificate names them."""
-    if facts.probe_desk is None:
+    if facts.parts.probes is None:
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION, "this collector asks for no probes: ask the active one (drover status)"
         )
@@ -240,10 +240,10 @@ def request_probe(facts: ApiSnapshot, request: pb.ProbeAsk, by: str) -> pb.Probe
         raise bad_argument(f"no level is called {level[:80]!r}; there are {', '.join(LEVELS)}")
     try:
         if request.group or request.fabric:
-            asked = _ask_groups(facts, facts.probe_desk, request, level, by)
+            asked = _ask_groups(facts, facts.parts.probes, request, level, by)
         else:
             facts.node_number(request.node)
-            asked = [facts.probe_desk.ask(
+            asked = [facts.parts.probes.ask(
                 request.node, ProbeReason.PERSON, gpus=request.gpus, level=level, probes=request.probes, by=by
             )]  # fmt: skip
     except ValueError as error:

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -22,6 +22,7 @@ from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
+from drover_collector.pipeline.expiry import ClockGuardedExpiry
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.store import Store, StoreError, Totals
@@ -31,9 +32,6 @@ from drover_core.model.events import (
     Health,
     Incident,
 )
-
-if TYPE_CHECKING:  # it is made of these facts
-    from drover_collector.pipeline.expiry import ClockGuardedExpiry
 
 T = TypeVar("T")
 
@@ -93,6 +91,21 @@ class HeartbeatStatus:
     trouble: str = ""  # why the newest did not arrive
 
 
+@dataclass(frozen=True, slots=True)
+class OptionalParts:
+    """Parts of a whole collector that a test or a benchmark may lack.
+
+    Attributes:
+        probes: orders probes. heartbeat: of the dead man's switch. expiry: of what is too old.
+        agents_address: HOST:PORT on which agents are served.
+    """
+
+    probes: ProbeOrderService | None = None
+    heartbeat: HeartbeatStatus | None = None
+    expiry: ClockGuardedExpiry | None = None
+    agents_address: str = ""
+
+
 class ApiSnapshot:
     def __init__(
         self,
@@ -101,16 +114,14 @@ class ApiSnapshot:
         config: CollectorConfig,
         gate: Gate | None = None,
         tls: ServerTls | None = None,
+        parts: OptionalParts | None = None,
     ) -> None:
         self.gate = gate or Gate(secure=False)
         self.tls = tls
         self.pipeline = pipeline
         self.stats = stats
         self.config = config
-        self.probe_desk: ProbeOrderService | None = None  # of the collector that asks for probes
-        self.beats: HeartbeatStatus | None = None  # of the dead-man's switch
-        self.expiring: ClockGuardedExpiry | None = None  # of what is too old
-        self.agents_address = ""  # HOST:PORT on which agents are served
+        self.parts = parts or OptionalParts()
         self.away = ""  # why the store does not answer the status's questions
         self._kept: dict[object, _Kept] = {}  # the one made last comes last
         self._locks: dict[object, _Lock] = {}  # of those that are being made

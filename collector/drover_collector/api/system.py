@@ -62,7 +62,7 @@ def get_system(watch: SystemWatch) -> pb.System:
         certificate_ends_ms=round(facts.tls.own.ends_s * 1000) if facts.tls is not None else 0,
         resident_bytes=watch.resident_bytes(),
         cpu_cores=watch.cpu_cores(),
-        agents_address=facts.agents_address,
+        agents_address=facts.parts.agents_address,
     )
 
 
