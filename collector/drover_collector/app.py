@@ -31,8 +31,9 @@ from drover_collector.auth.tls import ServerTls, server_tls
 from drover_collector.config import CollectorConfig, StoreConfig, split_address, store_password
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.grpc_h2 import GrpcServer, ServerOptions
+from drover_collector.ingest.context import IngestContext, IngestListeners
 from drover_collector.ingest.limits import MESSAGE_BYTES
-from drover_collector.ingest.service import Ingest
+from drover_collector.ingest.service import IngestService
 from drover_collector.notify import Outbox
 from drover_collector.notify.factory import notifiers
 from drover_collector.notify.routes import Routes
@@ -139,10 +140,10 @@ class Detection:
         self.pipeline.act_by(ActionDispatcher(context))
         self.leadership = Leadership(self.pipeline)
         self.probes = make_probes(self.pipeline, config.probes, config.act, lambda node: self.ingest.stream(node))
-        self.ingest = Ingest(
-            store, index, self.pipeline.take_events, on_unstored=self.pipeline.take_unstored,
-            on_probes=self.probes.orders.take_results,
-        )  # fmt: skip
+        listeners = IngestListeners(
+            self.pipeline.take_events, self.pipeline.take_unstored, self.probes.orders.take_results
+        )
+        self.ingest = IngestService(IngestContext(store, index, listeners))
         self.maintenance = Maintenance(
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
