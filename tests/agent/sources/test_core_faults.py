@@ -176,7 +176,7 @@ def test_stopped_while_the_disk_hangs(tmp_path: Path) -> None:
         deadline = threading.Timer(60, agent.kill)
         deadline.start()
         try:
-            assert any("disk did not answer at the end" in line for line in agent.stderr)
+            assert any("disk has not answered" in line for line in agent.stderr)
             agent.terminate()
             assert "is lost" in agent.communicate()[1]
             assert agent.returncode == 0

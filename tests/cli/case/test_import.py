@@ -157,7 +157,7 @@ def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store
     for into in (store, other, other):
         load(into, read, [], Unjudged(), lambda _: None, read_instances(read))
         assert told(into) == want
-        assert len([row for row in into.entities_of(node) if row.mig]) == 1
+        assert len([row for row in into.entities.of_node(node) if row.mig]) == 1
     other.clients.command("DROP DATABASE other_mig")
     other.close()
 

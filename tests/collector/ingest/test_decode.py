@@ -116,7 +116,7 @@ def test_agents_of_different_schemas_share_a_batch() -> None:
     }
 
 
-def test_unknown_metrics_are_left_out_and_told() -> None:
+def test_unknown_metrics_are_left_out_and_reported() -> None:
     message = hello()
     message.schemas[0].columns.insert(1, pb.Column(metric=60_001, type="q", name="from_the_future"))
     dictionary = read_hello(message)
@@ -203,15 +203,15 @@ def test_data_of_another_node_is_refused() -> None:
     message.schemas.append(schema_message(2, pb.NODE, [BY_NAME["load1"]]))
     message.schemas.append(schema_message(3, pb.LINK, [BY_NAME["link_up"]]))
     dictionary = read_hello(message)
-    told = refused(
+    refusals = refused(
         dictionary,
         batch(1, block([(T0, 20, (1.0,))], ["load1"], 2)),
         batch(2, block([(T0, 21, (1.0,))], ["link_up"], 3)),
         batch(3, block([(T0, 22, (1.0,))], ["link_up"], 3), block([(T0, 0, (1.0,))], ["load1"], 2)),
     )
-    assert set(told) == {0, 1}
-    assert {r.code for r in told.values()} == {"another node"}
-    assert "'n1' belongs to another node than 'n0'" in told[0].text
+    assert set(refusals) == {0, 1}
+    assert {r.code for r in refusals.values()} == {"another node"}
+    assert "'n1' belongs to another node than 'n0'" in refusals[0].text
 
 
 def test_a_value_that_cannot_be_true_becomes_absent() -> None:
@@ -240,7 +240,7 @@ def test_absent_fields_mean_nothing() -> None:
     assert found.out_of_range == {}
 
 
-def test_places_are_told_once_with_the_time_of_the_data() -> None:
+def test_entities_are_listed_once_with_the_time_of_the_data() -> None:
     dictionary = read_hello(hello("n3"))
     rows = [(T0 + 5, 2, (1.0, 1.0)), (T0 + 1, 2, (1.0, 1.0)), (T0 + 3, 4, (1.0, None))]
     found = run((dictionary, batch(1, block(rows))))
@@ -249,7 +249,7 @@ def test_places_are_told_once_with_the_time_of_the_data() -> None:
         ("n3", 3, gpu_key(3, 3), T0 + 3, T0 + 3),
     ]
     again = run((dictionary, batch(2, block(rows))))
-    assert len(again.entities) == 2  # the store may have failed: told until it is marked
+    assert len(again.entities) == 2  # the store may have failed: listed until it is marked
     again.mark_stored()
     assert run((dictionary, batch(3, block([*rows, (T0, 1, (1.0, 1.0))])))).entities[0].gpu == 0
 

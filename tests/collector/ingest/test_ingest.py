@@ -187,7 +187,7 @@ async def test_the_newer_stream_of_a_node_wins(store: Store) -> None:
 
 
 @in_loop
-async def test_unknown_nodes_and_metrics_are_kept_and_told(store: Store) -> None:
+async def test_unknown_nodes_and_metrics_are_kept_and_reported(store: Store) -> None:
     message = hello("n77")
     message.schemas[0].columns.add(metric=60_001, type="B", name="from_the_future")
     async with Collector(store) as collector, collector.agent(message) as agent:
@@ -249,8 +249,8 @@ async def test_the_boot_that_a_node_is_in_is_kept_with_its_inventory(store: Stor
         for n, boot in enumerate(("", "A", "A", "B")):
             collector.now_ms = T0 + 1000 * n
             async with collector.agent(hello(inventory={"driver": "580"}, boot_id=boot)):
-                told = {"driver": "580"} | ({BOOT_ID: boot} if boot else {})
-                await until(lambda told=told: store.inventories.newest("n0") == told)
+                inventory = {"driver": "580"} | ({BOOT_ID: boot} if boot else {})
+                await until(lambda inventory=inventory: store.inventories.newest("n0") == inventory)
     assert store.inventories.boots("n0", T0 + 1500) == [(T0 + 1000, "A"), (T0 + 3000, "B")]
     assert store.inventories.boots("n0", 0) == [(T0, ""), (T0 + 1000, "A"), (T0 + 3000, "B")]
     assert store.inventories.boots("n1", 0) == []
@@ -271,15 +271,15 @@ async def test_a_probes_result_is_stored_with_what_its_gpu_was(store: Store) -> 
             await agent.read()
         assert "an invalid probe result: ProbeResult" in agent.rejected[EVENTS, 2]
         assert "of GPU 999" in agent.rejected[EVENTS, 3]
-        told = replace(result, node="n0")
-        assert collector.probes == [told]
+        expected = replace(result, node="n0")
+        assert collector.probes == [expected]
         key = Key("NVIDIA H200", "580", 700.0)
-        assert store.probes.results.of_order("r1") == [ProbeRow(told, key, "S", "", collector.now_ms)]
+        assert store.probes.results.of_order("r1") == [ProbeRow(expected, key, "S", "", collector.now_ms)]
 
 
-def test_an_agent_tells_results_of_its_own_node_alone() -> None:
-    told = to_json(ProbeResult("r1/0", "n7", 3, "gemm_bf16", -5, None, 790.0, "TFLOP/s"))
-    taken = parse_record(pb.Record(seq=1, probe_result=pb.ProbeResult(json=told)), RecordSource("n0", "s1", T0, T0, 0))
+def test_an_agent_reports_results_of_its_own_node_alone() -> None:
+    json = to_json(ProbeResult("r1/0", "n7", 3, "gemm_bf16", -5, None, 790.0, "TFLOP/s"))
+    taken = parse_record(pb.Record(seq=1, probe_result=pb.ProbeResult(json=json)), RecordSource("n0", "s1", T0, T0, 0))
     assert isinstance(taken, ParsedRecord) and taken.probe
     assert (taken.probe.node, taken.probe.ts_ms, taken.probe.value) == ("n0", T0, 790.0)
 
@@ -305,7 +305,7 @@ MINUTES = 60_000
         (T0 + 2000, T0 + 5 * MINUTES, False, True, T0 + 5 * MINUTES),  # from the future
         (T0 - 3 * MINUTES, T0 - 3 * MINUTES, False, True, T0 - 3 * MINUTES),  # the clock is behind
         (T0 + 2000, 5, True, False, 5),  # a line of before the agent's start
-        (T0 + 2000, 2**62, False, True, T0 + 2000),  # no moment at all
+        (T0 + 2000, 2**62, False, True, T0 + 2000),  # a time that the store cannot hold
     ],
 )
 @in_loop
@@ -324,7 +324,7 @@ async def test_no_event_is_refused_for_its_time(
 
 
 @pytest.mark.parametrize(
-    ("ts_ms", "told_ms", "suspect"),
+    ("ts_ms", "read_ms", "suspect"),
     [
         (MINUTES, 10 * MINUTES - 500, False),
         (MINUTES, 0, True),
@@ -334,10 +334,10 @@ async def test_no_event_is_refused_for_its_time(
     ],
     ids=["its reader stood still", "an older agent", "the clock was set back", "waited in the spool", "of the future"],
 )
-def test_an_event_that_is_told_late_is_not_one_of_a_wrong_clock(ts_ms: int, told_ms: int, suspect: bool) -> None:
+def test_an_event_that_is_read_late_is_not_one_of_a_wrong_clock(ts_ms: int, read_ms: int, suspect: bool) -> None:
     """Of a stream that began at T0 with the right time; now is 10 minutes later. What counts as of a wrong clock counts
     as of now, and would take a node out again that was mended meanwhile."""
-    record = event(1, T0 + ts_ms, **({"told_ms": T0 + told_ms} if told_ms else {}))
+    record = event(1, T0 + ts_ms, **({"told_ms": T0 + read_ms} if read_ms else {}))
     taken = parse_record(record, RecordSource("n0", "s1", T0 + 10 * MINUTES, T0, 0))
     assert isinstance(taken, ParsedRecord)
     assert taken.event is not None
@@ -435,7 +435,7 @@ async def test_a_failing_store_loses_nothing_and_holds_agents_back(
 
 @in_loop
 async def test_what_cannot_be_stored_is_refused_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A defect of ours that one batch meets must not stop the others."""
+    """A defect that one batch meets must not stop the others."""
     write = store.samples.write
 
     def choosy(samples: Any) -> None:

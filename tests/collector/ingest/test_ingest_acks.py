@@ -86,7 +86,7 @@ async def test_an_ack_stands_for_several_messages_and_a_refusal_does_not_wait() 
 
 
 @in_loop
-async def test_what_cannot_be_told_at_once_is_not_lost() -> None:
+async def test_what_cannot_be_sent_at_once_is_not_lost() -> None:
     _, session, reader = made(1)
     session.acks.refuse(pb.LIVE, 9, Refusal("bad time", "too old"))
     session.acks.unacked, reader.late = 3, True

@@ -37,13 +37,13 @@ class Waiter:
     """Stands for a session: what admission asks of it."""
 
     patient: bool = True
-    told: list[pb.Backoff] = field(default_factory=list)
+    notified: list[pb.Backoff] = field(default_factory=list)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         return (("user-agent", "x"), *(((TURN, "1"),) if self.patient else ()))
 
     async def send(self, message: pb.CollectorMessage) -> None:
-        self.told.append(message.backoff)
+        self.notified.append(message.backoff)
 
 
 class Queue:
@@ -119,16 +119,16 @@ async def test_one_whose_turn_came_as_it_left_makes_room_for_the_next() -> None:
 
 
 @in_loop
-async def test_who_will_wait_for_long_is_told_and_who_cannot_wait_is_to_come_again() -> None:
+async def test_who_will_wait_for_long_is_notified_and_who_cannot_wait_reconnects() -> None:
     queue = Queue(openings=1)
     first, many = Waiter(), [Waiter() for _ in range(round(FIRST_PER_S * (MAX_WAIT_S + 10)))]
     for waiter in (first, *many):
         queue.come(waiter)
     await settle()
-    told = [n for n, waiter in enumerate(many) if waiter.told]
-    assert min(told) / FIRST_PER_S == pytest.approx(NOTIFY_S, rel=0.02)
-    assert told == list(range(min(told), len(many)))
-    backoff = many[-1].told[0]
+    notified = [n for n, waiter in enumerate(many) if waiter.notified]
+    assert min(notified) / FIRST_PER_S == pytest.approx(NOTIFY_S, rel=0.02)
+    assert notified == list(range(min(notified), len(many)))
+    backoff = many[-1].notified[0]
     assert (backoff.turn, backoff.wait_ms / 1000) == (True, pytest.approx(MAX_WAIT_S + 10, rel=0.02))
     old = queue.come(Waiter(patient=False))
     await settle()
@@ -139,22 +139,22 @@ async def test_who_will_wait_for_long_is_told_and_who_cannot_wait_is_to_come_aga
 
 
 @in_loop
-async def test_who_waits_for_longer_than_was_expected_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start the rate is a guess: an agent that is told nothing gives up within a minute."""
+async def test_who_waits_for_longer_than_was_expected_is_notified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start the rate is a guess: an agent without an answer gives up within a minute."""
     monkeypatch.setattr(admission, "NOTIFY_S", 0.05)
     queue, second = Queue(openings=1), Waiter()
     queue.come(Waiter())
     waiting = queue.come(second)
     await settle()
-    assert not second.told
-    await until(lambda: bool(second.told), "it is told")
-    assert second.told[0].turn
+    assert not second.notified
+    await until(lambda: bool(second.notified), "it is notified")
+    assert second.notified[0].turn
     waiting.cancel()
 
 
 @in_loop
 async def test_those_that_take_long_count_in_the_rate() -> None:
-    """They were let by: others would be told of hours, or turned away, though eight go in each two seconds."""
+    """They were let by: others would expect hours, or be turned away, though eight go in each two seconds."""
     queue = Queue(openings=8)
     for _ in range(400):
         queue.come(Waiter())
@@ -233,7 +233,7 @@ async def test_a_storm_of_agents_is_welcomed_to_the_last_and_open_streams_go_on(
 
 
 @in_loop
-async def test_an_old_agent_that_would_wait_too_long_is_told_when_to_come(store: Store) -> None:
+async def test_an_old_agent_that_would_wait_too_long_is_asked_to_reconnect_later(store: Store) -> None:
     async with Collector(store, Limits(openings=1, openings_waiting=0)) as collector:
         collector.ingest._admission._inside[cast("Session", Waiter())] = 1e12  # one that takes its time
         async with collector.agent() as agent:
@@ -249,7 +249,7 @@ async def test_an_old_agent_that_would_wait_too_long_is_told_when_to_come(store:
 @in_loop
 async def test_a_hello_that_waited_makes_no_wrong_clock(store: Store) -> None:
     """What an agent waits for its turn is not taken for its clock: all its events would be marked, also those that it
-    told while it waited."""
+    read while it waited."""
     async with Collector(store, Limits(flush_s=0.01, openings=1)) as collector:
         blocker = cast("Session", Waiter())
         collector.ingest._admission._inside[blocker] = 1e12

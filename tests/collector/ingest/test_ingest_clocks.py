@@ -75,7 +75,7 @@ async def test_events_of_streams_that_were_open_when_the_clock_was_set_are_not_s
 
 @in_loop
 async def test_an_agent_that_had_another_time_is_asked_again(store: Store) -> None:
-    """Its clock may have been set since: it told its time when the stream began."""
+    """Its clock may have been set since: it reported its time when the stream began."""
     async with (
         Collector(store, QUICK, now_ms=T0) as collector,
         collector.agent(hello(ts_ms=T0)),

@@ -59,10 +59,10 @@ def test_a_read_is_met_once_where_nobody_looks() -> None:
 
 @in_loop
 async def test_who_asks_for_newest_values_is_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
+    found: list[bool] = []
 
     def lasts_s(_size: int, _reads_in_s: float, _took_s: float, seen: bool, *_: Any) -> float:
-        told.append(seen)
+        found.append(seen)
         return 0.0
 
     monkeypatch.setattr(telemetry_writer, "batching_s", lasts_s)
@@ -72,7 +72,7 @@ async def test_who_asks_for_newest_values_is_seen(store: Store, monkeypatch: pyt
         store.samples.latest_gpu(index_of(), "power_w", T0)
         await agent.send(batch=batch(2, GOOD))
         await agent.until_held(LIVE, 2)
-    assert told == [store.shared, True]
+    assert found == [store.shared, True]
 
 
 @in_loop

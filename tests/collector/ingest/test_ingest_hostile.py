@@ -205,7 +205,7 @@ async def test_spool_after_spool_is_forgotten(store: Store) -> None:
 
 
 @in_loop
-async def test_a_schema_told_anew_under_the_same_number(store: Store) -> None:
+async def test_a_schema_sent_again_under_the_same_number(store: Store) -> None:
     async with Collector(store, Limits(flush_s=0.2)) as collector, collector.agent(hello()) as agent:
         await agent.send(batch=batch(1, block([(T0, 1, (300.0, 50.0))])))
         await agent.send(hello=hello(metrics=("gpu_temp_c", "power_w")))
@@ -241,7 +241,7 @@ async def test_a_resent_event_that_fails_us_takes_no_other_with_it(
 
 @pytest.mark.parametrize("where", ["offsets.advance", "_count", "_save_offsets", "events._hand_on"])
 @in_loop
-async def test_a_defect_of_ours_ends_no_writer_and_is_told(
+async def test_a_defect_ends_no_writer_and_is_counted(
     store: Store, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     limits = Limits(flush_s=0.01, retry_s=0.01, seqs_every_s=0)

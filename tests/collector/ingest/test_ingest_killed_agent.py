@@ -23,8 +23,8 @@ def start(folder: Path) -> tuple[str, list[pb.Record]]:
     try:
         found, after = [], 0
         while waiting := spool.next(EVENTS, after):
-            after = waiting[0]
-            found.append(waiting[1].record)
+            after = waiting.seq
+            found.append(pb.Record.FromString(waiting.body))
         return spool.id, found
     finally:
         spool.close()
@@ -39,10 +39,10 @@ def put(folder: Path, record: pb.Record) -> None:
 
 @in_loop
 async def test_what_an_agent_killed_before_the_ack_sends_again_is_taken_once(store: Store, tmp_path: Path) -> None:
-    """Its stream, the collector or both begin anew; the id of an event is node, spool and sequence."""
+    """Its stream, the collector or both begin again; the id of an event is node, spool and sequence."""
     put(tmp_path, event(0, gpu=1))
     engine = Engine(index_of(), Policy.load(), T0)
-    told, ids = [], set()
+    found, ids = [], set()
     for collector_runs in range(2):
         async with Collector(store, QUICK) as collector:
             for _ in range(2):
@@ -53,19 +53,19 @@ async def test_what_an_agent_killed_before_the_ack_sends_again_is_taken_once(sto
                     await agent.until_held(EVENTS, waiting[-1].seq)
                 ids.add(f"n0/{id_}/{waiting[-1].seq}")
             assert len(collector.events) == (1 if collector_runs == 0 else 0)
-            told += engine.on_events(collector.events, T0 + 2000).incidents
+            found += engine.on_events(collector.events, T0 + 2000).incidents
     assert len(ids) == 1
     assert {e.id for e in store.events.read(0, T0 * 2)} == ids
-    assert [(i.severity, i.gpu) for i in told] == [(Severity.CRITICAL, 1)]
+    assert [(i.severity, i.gpu) for i in found] == [(Severity.CRITICAL, 1)]
 
 
 @in_loop
 async def test_a_line_that_was_put_into_the_spool_twice_is_one_incident(store: Store, tmp_path: Path) -> None:
-    """Killed between the spool and the place in the kernel log: the line is read again, its time reckoned anew."""
+    """Killed between the spool and the place in the kernel log: the line is read again, its time computed again."""
     engine = Engine(index_of(), Policy.load(), T0)
     put(tmp_path, event(0, gpu=1))
     async with Collector(store, QUICK) as collector:
-        told = []
+        found = []
         for ts_ms in (T0 + 1000, T0 + 1004):
             if ts_ms > T0 + 1000:
                 put(tmp_path, event(0, ts_ms, gpu=1))
@@ -75,9 +75,9 @@ async def test_a_line_that_was_put_into_the_spool_twice_is_one_incident(store: S
                 for record in waiting:
                     await agent.send(record=record)
                 await agent.until_held(EVENTS, waiting[-1].seq)
-            told.append(engine.on_events(collector.events[len(told) :], collector.now_ms))
+            found.append(engine.on_events(collector.events[len(found) :], collector.now_ms))
         assert len(store.events.read(0, T0 * 2)) == len(collector.events) == 2
-    first, second = told
+    first, second = found
     (incident,) = first.incidents
     assert {i.id for i in second.incidents} <= {incident.id}
     assert not second.decisions

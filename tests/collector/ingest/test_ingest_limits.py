@@ -138,7 +138,7 @@ async def test_a_hello_with_too_many_things(store: Store) -> None:
 
 
 @in_loop
-async def test_thing_after_thing_is_bounded(store: Store) -> None:
+async def test_new_entities_are_bounded(store: Store) -> None:
     """A new set of GPUs with every Hello would fill the memory of the store's placements."""
     async with Collector(store, Limits(fresh_entities=40, fresh_per_s=0.001)) as collector:
         for number in range(100):

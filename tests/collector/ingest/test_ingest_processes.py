@@ -95,8 +95,8 @@ class Sender:
         while True:
             made = batch(seq, block([(T0 + 100 * seq, 1, (300.0, 50.0))]))
             await call.write(pb.AgentMessage(batch=made))
-            told = pb.Event(ts_ms=T0 + seq, kind="kernel", code="oom", message="x")
-            await call.write(pb.AgentMessage(record=pb.Record(seq=seq, event=told)))
+            event = pb.Event(ts_ms=T0 + seq, kind="kernel", code="oom", message="x")
+            await call.write(pb.AgentMessage(record=pb.Record(seq=seq, event=event)))
             self.sent = max(self.sent, seq)
             seq += 1
 

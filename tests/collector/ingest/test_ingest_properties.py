@@ -1,7 +1,7 @@
 """Whatever fails and in whatever order: what was acknowledged is in the store, once, with its values.
 
 The real store and server. An insert is refused before or after it was done, a stream is lost, the collector is killed
-or started anew, at any moment. The agent is the strictest there can be: it forgets what is acknowledged at once.
+or started again, at any moment. The agent is the strictest there can be: it forgets what is acknowledged at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WRITES = {
     "write_lane_seqs": ("offsets", "write"),
 }
 REFUSED = [f"{name} {when}" for name in WRITES for when in ("before", "after")]  # it is done
-STEPS = ("telemetry", "event", "telemetry", "event", "cut", "killed", "started anew", "turn", *REFUSED)
+STEPS = ("telemetry", "event", "telemetry", "event", "cut", "killed", "started again", "turn", *REFUSED)
 LIMITS = Limits(
     flush_s=0.005, retry_s=0.005, check_s=0.01, seqs_every_s=0.02, backoff_ms=1, waiting_bytes=6_000,
     record_bytes=6_000, ends_per_s=1_000,
@@ -76,15 +76,15 @@ class Strict:
     def __init__(self, number: int) -> None:
         self.spool, self.base_ms = f"s{number}", T0 + number * WINDOW_MS
         self.kept: dict[pb.Lane.ValueType, dict[int, pb.AgentMessage]] = {LIVE: {}, EVENTS: {}}
-        self.told: dict[pb.Lane.ValueType, int] = {LIVE: 0, EVENTS: 0}
+        self.sent: dict[pb.Lane.ValueType, int] = {LIVE: 0, EVENTS: 0}
         self.expected: dict[int, float] = {}
         self._call: Any = None
         self._reading: asyncio.Task[None] | None = None
         self._channel: grpc.aio.Channel | None = None
 
     def keep(self, lane: pb.Lane.ValueType) -> pb.AgentMessage:
-        self.told[lane] += 1
-        seq = self.told[lane]
+        self.sent[lane] += 1
+        seq = self.sent[lane]
         ts_ms = self.base_ms + 1000 * seq
         if lane == LIVE:
             self.expected[ts_ms] = 100.0 + seq
@@ -117,18 +117,18 @@ class Strict:
                     await self._call.write(each.SerializeToString())
         self._reading = asyncio.create_task(self._read())
 
-    def _take(self, told: Any) -> None:
-        if not isinstance(told, pb.CollectorMessage):
+    def _take(self, answer: Any) -> None:
+        if not isinstance(answer, pb.CollectorMessage):
             return
-        assert not told.ack.rejected, told.ack.rejected
-        for held in (*told.welcome.held, *told.ack.held):
+        assert not answer.ack.rejected, answer.ack.rejected
+        for held in (*answer.welcome.held, *answer.ack.held):
             for seq in [seq for seq in self.kept.get(held.lane, ()) if seq <= held.seq]:
                 del self.kept[held.lane][seq]
 
     async def _read(self) -> None:
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            while isinstance(told := await self._call.read(), pb.CollectorMessage):
-                self._take(told)
+            while isinstance(answer := await self._call.read(), pb.CollectorMessage):
+                self._take(answer)
 
     async def cut(self) -> None:
         if self._call is not None:
@@ -155,7 +155,7 @@ async def killed(collector: Collector) -> None:
 
 @pytest.fixture
 def faulty(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, Faults]:
-    """One for all examples, each of which has a spool and a time of its own."""
+    """One for all examples; each has a spool and a time of its own."""
     faults = Faults()
     for name, (part, method) in WRITES.items():
         table = getattr(store, part)
@@ -205,5 +205,5 @@ def test_what_is_acknowledged_is_stored_once_whatever_fails(faulty: tuple[Store,
         (at, pytest.approx(value)) for at, value in sorted(agent.expected.items())
     ]
     assert sorted(e.id for e in store.events.read(low, high)) == sorted(
-        f"n0/{agent.spool}/{seq}" for seq in range(1, agent.told[EVENTS] + 1)
+        f"n0/{agent.spool}/{seq}" for seq in range(1, agent.sent[EVENTS] + 1)
     )

@@ -203,7 +203,7 @@ async def test_schemas_that_change_in_midstream(store: Store) -> None:
 
 
 @in_loop
-async def test_an_agent_that_comes_from_another_collector_of_the_store_is_told_what_that_one_has(
+async def test_an_agent_that_comes_from_another_collector_of_the_store_gets_the_offsets_of_that_one(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Store, "shared", True)

@@ -17,19 +17,19 @@ from testbed.loop import in_loop
 from testbed.waiting import until
 
 
-def told(spool: str, boot: str) -> pb.Hello:
+def hello_of(spool: str, boot: str) -> pb.Hello:
     return hello(spool=spool, boot_id=boot)
 
 
 @in_loop
 async def test_a_second_agent_is_refused_while_the_first_speaks(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    async with Collector(store) as collector, collector.agent(told("s1", "b1")) as first:
+    async with Collector(store) as collector, collector.agent(hello_of("s1", "b1")) as first:
         await first.send(batch=batch(1, GOOD))
         await first.until_held(LIVE, 1)
         before = store.buckets.read(index_of(), T0)
         for spool, boot in (("s2", "b1"), ("s1", "b2"), ("s2", "b2"), ("s2", "b2")):
             async with collector.agent() as second:
-                await second.send(hello=told(spool, boot))
+                await second.send(hello=hello_of(spool, boot))
                 code, details = await second.ended()
                 assert code is grpc.StatusCode.ALREADY_EXISTS
                 assert "node 'n0' is already reported by another agent" in details
@@ -49,10 +49,10 @@ async def test_a_second_agent_is_refused_while_the_first_speaks(store: Store, ca
 
 @in_loop
 async def test_the_second_agent_takes_over_when_the_first_is_silent(store: Store) -> None:
-    async with Collector(store) as collector, collector.agent(told("s1", "b1")) as first:
+    async with Collector(store) as collector, collector.agent(hello_of("s1", "b1")) as first:
         (session,) = collector.ingest._handshakes.nodes.owners()
         session.last_message_s = time.monotonic() - Limits().alive_s - 1  # as after a power cut
-        async with collector.agent(told("s2", "b2")) as second:
+        async with collector.agent(hello_of("s2", "b2")) as second:
             code, details = await first.ended()
             assert code is grpc.StatusCode.ABORTED
             assert "this one had sent nothing for 41 s" in details
@@ -65,10 +65,10 @@ async def test_the_second_agent_takes_over_when_the_first_is_silent(store: Store
 @in_loop
 async def test_the_second_agent_takes_over_when_the_first_has_left(store: Store) -> None:
     async with Collector(store) as collector:
-        async with collector.agent(told("s1", "b1")):
+        async with collector.agent(hello_of("s1", "b1")):
             pass
         await until(lambda: collector.ingest.stats.connected == 0)
-        async with collector.agent(told("s2", "b2")) as second:
+        async with collector.agent(hello_of("s2", "b2")) as second:
             await second.send(batch=batch(1, GOOD))
             await second.until_held(LIVE, 1)
 
@@ -76,10 +76,10 @@ async def test_the_second_agent_takes_over_when_the_first_has_left(store: Store)
 @in_loop
 async def test_the_same_agent_replaces_its_older_stream_and_resends_once(store: Store) -> None:
     """A half-open connection: the batch that waits on the older stream comes again on the newer one."""
-    async with Collector(store, Limits(flush_s=0.2)) as collector, collector.agent(told("s1", "b1")) as older:
+    async with Collector(store, Limits(flush_s=0.2)) as collector, collector.agent(hello_of("s1", "b1")) as older:
         await older.send(batch=batch(1, GOOD))
         await until(lambda: collector.ingest.stats.waiting_bytes > 0)
-        async with collector.agent(told("s1", "b1")) as newer:
+        async with collector.agent(hello_of("s1", "b1")) as newer:
             assert (await older.ended())[0] is grpc.StatusCode.ABORTED
             await newer.send(batch=batch(1, GOOD))
             await newer.until_held(LIVE, 1)
@@ -90,9 +90,9 @@ async def test_the_same_agent_replaces_its_older_stream_and_resends_once(store: 
 async def test_two_agents_with_one_spool_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "MAX_RECONNECTS", 3)
     async with Collector(store, QUICK) as collector:
-        async with collector.agent(told("s1", "b1")), collector.agent(told("s1", "b1")):
+        async with collector.agent(hello_of("s1", "b1")), collector.agent(hello_of("s1", "b1")):
             assert collector.ingest.stats.notices() == []
-            async with collector.agent(told("s1", "b1")), collector.agent(told("s1", "b1")):
+            async with collector.agent(hello_of("s1", "b1")), collector.agent(hello_of("s1", "b1")):
                 (text,) = collector.ingest.stats.notices()
         assert "two agents share one spool" in text
 
@@ -110,9 +110,9 @@ async def test_a_gpu_that_its_node_reports_cannot_be_claimed_by_another(store: S
                 await other.send(batch=batch(2, block([(T0, 2, (200.0, 40.0))])))
                 await other.until_held(LIVE, 2)
                 assert "belongs to another node: 'n0' reports it now" in other.rejected[LIVE, 1]
-                (told_of,) = collector.ingest.stats.notices()
-                assert told_of.startswith("Data was refused within 5 min, of n1: entity 1:")
-            await owner.send(hello=hello("n0"))  # told anew, it is the owner's still
+                (notice,) = collector.ingest.stats.notices()
+                assert notice.startswith("Data was refused within 5 min, of n1: entity 1:")
+            await owner.send(hello=hello("n0"))  # sent again, it is the owner's still
             await owner.send(batch=batch(2, block([(T0 + 2000, 1, (320.0, 50.0))])))
             await owner.until_held(LIVE, 2)
             assert owner.rejected == {}

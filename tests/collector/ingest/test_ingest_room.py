@@ -22,12 +22,12 @@ STREAMS = 12
 
 @in_loop
 async def test_many_at_once_do_not_overfill_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = asyncio.Event()
+    answered = asyncio.Event()
     send = Session.send
 
     async def slowly(session: Session, message: pb.CollectorMessage) -> None:
         if message.WhichOneof("kind") == "backoff":
-            await told.wait()
+            await answered.wait()
         await send(session, message)
 
     monkeypatch.setattr(Session, "send", slowly)
@@ -38,7 +38,7 @@ async def test_many_at_once_do_not_overfill_it(store: Store, monkeypatch: pytest
         agents = [await stack.enter_async_context(collector.agent(hello(f"n{n}"))) for n in range(STREAMS)]
         await asyncio.gather(*(agent.send(batch=LARGE) for agent in agents))
         await until(lambda: stats.backoffs >= STREAMS - 2)  # all but the first two are asked to hold back
-        told.set()
+        answered.set()
         async with collector.agent(hello("n99")) as other:
             await other.send(record=event(1))
             await other.until_held(EVENTS, 1)

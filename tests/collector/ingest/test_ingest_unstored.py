@@ -1,4 +1,4 @@
-"""A store that takes nothing: what happens on the nodes is judged and told all the same, once."""
+"""A store that accepts nothing: events are still judged, and notified once."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
                 await agent.send(batch=batch(seq, block([(T0 + seq, 1, (100.0, 50.0))] * 5)))
             await agent.send(record=event(1, gpu=1))
             await until(lambda: pipeline.incidents, "the incident is shown")
-            await until(lambda: webhook.ids, "the webhook is told")
+            await until(lambda: webhook.ids, "the webhook is called")
             stats = collector.ingest.stats
             assert stats.dropped > 0
             assert stats.waiting_bytes < 8000
@@ -133,11 +133,11 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
         await until(lambda: len(webhook.ids) == len(pipeline.incidents))
         assert len(set(webhook.ids)) == len(webhook.ids)
 
-        def told() -> dict[str, str]:
+        def outbox_states() -> dict[str, str]:
             return {row.id: row.state for i in pipeline.incidents for row in store.outbox.of_incidents(i)}
 
         # The courier notes a delivery after it; the caretaker forgets a trouble in its next round.
-        await until(lambda: told() == dict.fromkeys(webhook.ids, "delivered"), "the deliveries are noted")
+        await until(lambda: outbox_states() == dict.fromkeys(webhook.ids, "delivered"), "the deliveries are noted")
         await until(lambda: stats.notices() == [], "no trouble is left")
 
 
@@ -145,7 +145,7 @@ async def test_a_full_disk_keeps_no_alarm_back(store: Store, monkeypatch: pytest
 async def test_no_event_is_stored_before_what_its_agent_said_before_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in between, the collector would tell the agent that it holds both: events tell how far their lane is."""
+    """Killed in between, the collector would acknowledge both: events show how far their lane is stored."""
 
     def full(_: object) -> None:
         raise StoreError("no space left on device")
@@ -182,7 +182,7 @@ async def test_a_store_that_hangs_keeps_no_alarm_back(store: Store, monkeypatch:
 
 
 @in_loop
-async def test_while_the_store_hangs_later_incidents_are_judged_told_and_stored_once(
+async def test_while_the_store_hangs_later_incidents_are_judged_notified_and_stored_once(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, webhook = Disk(store, monkeypatch), Webhook()
@@ -200,9 +200,9 @@ async def test_while_the_store_hangs_later_incidents_are_judged_told_and_stored_
             disk.free.clear()
             for number in (1, 2):
                 await agent.send(record=event(number, gpu=number))
-                await until(lambda number=number: len(webhook.ids) == number, "the webhook is told")
+                await until(lambda number=number: len(webhook.ids) == number, "the webhook is called")
                 await until(lambda number=number: len(pipeline.incidents) == number, "the incident is shown")
-            assert pipeline.waiting_outcomes >= 2  # a tick's beside them
+            assert pipeline.waiting_outcomes >= 2  # a tick's too
             assert any("what detection finds waits to be stored" in text for text in pipeline.troubles())
             assert store.incidents.newest("open") == []
             disk.free.set()

@@ -1,4 +1,4 @@
-"""Intruders that no other file has: whoever holds connections open, SQL in names, a webhook sent again, what listens.
+"""Intruders that no other file has: connections held open, SQL in names, a webhook sent again, what listens.
 
 docs/evidence/intruders.md has the whole table, with the test of each row.
 """
@@ -61,10 +61,10 @@ async def test_connections_that_say_nothing_or_a_byte_now_and_then_hold_up_nobod
 
 @pytest.mark.parametrize("name", SQL)
 def test_sql_in_a_name_is_a_name(store: Store, name: str) -> None:
-    """Written as it is, read by that name alone, and nothing else changes; also where a question has it."""
-    told = Event("n/s/1", T0, name, 0, EventKind.XID, "79", f"text of {name}", "kmsg", received_ms=T0)
-    other = dataclasses.replace(told, id="n/s/2", node="n1", message="another")
-    store.events.write([told, other])
+    """Written unchanged, read by that name alone, and nothing else changes; also where a question has it."""
+    event = Event("n/s/1", T0, name, 0, EventKind.XID, "79", f"text of {name}", "kmsg", received_ms=T0)
+    other = dataclasses.replace(event, id="n/s/2", node="n1", message="another")
+    store.events.write([event, other])
     everything = (T0 - 1, T0 + 1)
     assert [e.message for e in store.events.read(*everything, node=name)] == [f"text of {name}"]
     assert {e.node for e in store.events.read(*everything)} == {name, "n1"}
@@ -74,10 +74,10 @@ def test_sql_in_a_name_is_a_name(store: Store, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SQL if " " in name])
 @in_loop
 async def test_a_hello_with_sql_for_a_name_is_refused(store: Store, name: str) -> None:
-    told = hello()
-    told.node = name
+    message = hello()
+    message.node = name
     async with Collector(store) as collector, collector.agent() as agent:
-        await agent.send(hello=told)
+        await agent.send(hello=message)
         await agent.ended()
         assert collector.ingest.stats.last_seen == {}
         store.entities.write([node_row(0)])
@@ -111,9 +111,9 @@ def test_a_webhook_sent_again_or_forged_is_refused_by_its_receiver(receiver: Htt
         "another id, so that it counts as new": (taken.body, headers | {"webhook-id": "msg_9"}),
         "a fresh time": (taken.body, headers | {"webhook-timestamp": str(now_ms // 1000 + 60)}),
     }
-    for what, (body, told) in forgeries.items():
+    for what, (body, signature) in forgeries.items():
         with pytest.raises(WebhookVerificationError, match="No matching signature"):
-            pytest.fail(f"{what}: {verifier.verify(body, told)}")
+            pytest.fail(f"{what}: {verifier.verify(body, signature)}")
     with pytest.raises(WebhookVerificationError, match="No matching signature"):
         Verifier(b"x" * 32).verify(taken.body, headers)
 
@@ -133,7 +133,7 @@ def listeners(config: Any, at: str = "") -> dict[str, str]:
     return found
 
 
-def test_nothing_listens_on_other_than_loopback_unless_told() -> None:
+def test_nothing_listens_on_other_than_loopback_unless_set() -> None:
     found = listeners(CollectorConfig())
     assert set(found) == {"ingest.listen", "api.listen", "metrics.listen"}
     assert all(address == "" or is_loopback(address) for address in found.values())
@@ -141,7 +141,7 @@ def test_nothing_listens_on_other_than_loopback_unless_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["ingest", "api", "metrics"])
-def test_and_where_it_is_told_it_wants_certificates(tmp_path: Path, name: str) -> None:
+def test_and_where_it_is_set_it_wants_certificates(tmp_path: Path, name: str) -> None:
     path = tmp_path / "collector.toml"
     path.write_text(f'[{name}]\nlisten = "0.0.0.0:7399"\n')
     with pytest.raises(SettingsError, match=f"{name}.listen: 0.0.0.0:7399 can be reached from other machines"):

@@ -122,7 +122,7 @@ def hellos(draw: st.DrawFn) -> pb.Hello:
     message.protocol = draw(st.sampled_from([1, 1, 1, 0, 2**32 - 1]))
     for key, value in draw(st.dictionaries(TEXT, TEXT, max_size=4)).items():
         message.inventory[key] = value
-    if draw(st.booleans()):  # numbers told twice mean the last or the first, never another node's
+    if draw(st.booleans()):  # numbers sent twice mean the last or the first, never another node's
         message.entities.extend(message.entities[:3])
     return message
 
@@ -233,7 +233,7 @@ class Bench:
         assert len(stats.last_seen) <= limits.unknown_nodes + 3
         assert len(stats.agent_versions) <= limits.unknown_nodes + 3
         assert len(ingest._writer.offsets) <= 16 * 3 + 20_000
-        assert len(stats.rejected) <= 40  # reasons are a few words of ours, not what agents say
+        assert len(stats.rejected) <= 40  # reasons are a few words of the collector, not what agents send
         assert len(stats.skipped) <= 10
 
     def check_stored(self) -> None:
