@@ -22,6 +22,7 @@ from drover_cli.case.read import read_case
 from drover_collector.engine.replay import Replay
 from drover_collector.policy.policy import Policy
 from drover_simulator.adversary import draw
+from drover_simulator.adversary.case import write_case
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.case or Path(folder) / "case"
         if not path.exists():
-            draw(args.seed, gpus=args.gpus, hours=args.hours).write_case(path)
+            write_case(draw(args.seed, gpus=args.gpus, hours=args.hours), path)
         wall, cpu = time.monotonic(), time.process_time()
         case = read_case(path)
         read_s = time.process_time() - cpu

@@ -74,8 +74,8 @@ def buckets(fleet: AdversaryFleet, interval_ms: int) -> Iterator[tuple[Bucket, l
         yield (
             Bucket(
                 last.ts_ms - length_ms, length_ms, _joined([t.gpu for t in held]), _joined([t.node for t in held]),
-                np.sum([t.gpu_heard for t in held], axis=0, dtype=np.int32),
-                np.sum([t.node_heard for t in held], axis=0, dtype=np.int32),
+                np.sum([t.gpu_present for t in held], axis=0, dtype=np.int32),
+                np.sum([t.node_present for t in held], axis=0, dtype=np.int32),
                 fleet.holders(last.ts_ms), names, _joined([t.link for t in held]),
             ),
             [event for t in held for event in t.events],

@@ -1,4 +1,4 @@
-"""What only grows or stays until someone repairs it: error counters and states of GPUs, nodes and ports."""
+"""Keep error counters and states of GPUs, nodes and ports, which last until a repair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ERROR_PRONE_SHARE = 0.045
 
 
 class Counters:
-    """Catalog name -> float64 [G], [N] or [L]; fractions are kept, and cut where they are read."""
+    """Catalog name -> float64 [G], [N] or [L]. Fractions are kept, and dropped where they are read."""
 
     def __init__(self, hardware: Hardware, seed: int) -> None:
         self._rng = np.random.default_rng([seed, 6])
@@ -44,7 +44,7 @@ class Counters:
             self.link[name] += np.floor(self._rng.uniform(1e12, 1e15, links))
 
     def advance(self, dt_s: float, network_bytes_per_s: Floats, link_share: Floats) -> None:
-        """Traffic and the rare errors of healthy hardware.
+        """Add traffic and the rare errors of healthy hardware.
 
         Args:
             network_bytes_per_s: float64 [G] through the NIC of each GPU.
@@ -58,10 +58,10 @@ class Counters:
         self.link["tx_bytes"] += sent
         self.link["rx_bytes"] += sent
         self.link["tx_wait"] += np.floor(sent * 2e-6)
-        # One symbol error a day and port is what a healthy optical link shows.
+        # A healthy optical link has one symbol error a day.
         self.link["symbol_errors"] += self._rng.random(len(sent)) < dt_s / 86400
 
     def forget(self, gpu: int) -> None:
-        """The GPU was reset or replaced: its volatile counters and states start again."""
+        """Restart volatile counters and states of a GPU that was reset or replaced."""
         for name in (*VOLATILE, *STATES):
             self.gpu[name][gpu] = 0.0

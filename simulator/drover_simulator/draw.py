@@ -1,4 +1,4 @@
-"""Which faults a simulation gets: the five of the demo, or a seeded mix for scoring."""
+"""Draw the faults of a simulation: the five of the demo, or a seeded mix for scoring."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from drover_simulator.kinds import KINDS, FaultKind
 from drover_simulator.workload import Group, PlannedJob, planned_jobs
 
 FAULTS_PER_NODE_HOUR = 0.2  # far above the field's rates: a case for scoring needs faults, not years
-SETTLE_S = 300.0  # a job runs this long before a fault, and a fleet is left alone this long after one
+SETTLE_S = 300.0  # without a fault before a fault in a job's run, and after it
 CRASH_PAUSE_S = 600.0  # after a crash: the scheduler starts the job again after about 4 minutes
 TRIES = 60
 
 
 def demo_faults(spec: FleetSpec, seed: int) -> list[Fault]:
-    """Five faults on five nodes within the first minute, none of which hides another. GPUs are chosen by `seed`.
+    """Return five faults on five nodes within the first minute that do not hide each other; `seed` chooses GPUs.
 
     Raises:
         FaultsError: fewer than five nodes with GPUs.
@@ -32,10 +32,10 @@ def demo_faults(spec: FleetSpec, seed: int) -> list[Fault]:
     jobs = [list(group.nodes) for group, _ in running]  # the largest first
     used: set[int] = set()
 
-    def pick(*wishes: list[int]) -> int:
-        """A node of the first wish that has one left."""
-        for wish in wishes:
-            if free := [n for n in wish if n not in used]:
+    def pick(*choices: list[int]) -> int:
+        """Return a free node of the first choice that has one."""
+        for choice in choices:
+            if free := [n for n in choice if n not in used]:
                 node = int(rng.choice(free))
                 used.add(node)
                 return node
@@ -65,9 +65,9 @@ def demo_faults(spec: FleetSpec, seed: int) -> list[Fault]:
 
 
 def draw_faults(spec: FleetSpec, hours: float, seed: int) -> list[Fault]:
-    """Faults of all kinds over `hours`, hard negatives among them, aimed at jobs that run then. In order of start.
+    """Return faults of all kinds over `hours`, in order of start, with hard negatives, on jobs that run then.
 
-    Faults on the same node or in the same job do not overlap, so that each can be judged by itself.
+    Faults on the same node or in the same job do not overlap, so that each can be scored alone.
     """
     rng = np.random.default_rng([seed, 9])
     end_s = hours * 3600
@@ -90,7 +90,7 @@ def draw_faults(spec: FleetSpec, hours: float, seed: int) -> list[Fault]:
 
 
 def _kinds(rng: np.random.Generator, count: int) -> Iterator[tuple[tuple[str, str], FaultKind]]:
-    """`count` kinds: rounds of all of them in random order, each as often as its weight."""
+    """Yield `count` kinds: rounds of all of them in random order, each as often as its weight."""
     deck: list[tuple[tuple[str, str], FaultKind]] = []
     for _ in range(count):
         if not deck:
@@ -119,7 +119,7 @@ def _attempt(
     if kind.needs_job and not meets:
         return None
     if kind.scope == "node" and name[0] == "straggler" and len(group.nodes) < 2:
-        return None  # in a job on one node all ranks are late alike, and none uses the network
+        return None  # in a job on one node all ranks are equally late, and none uses the network
     node = spec.nodes[int(rng.choice(group.nodes))]
     gpu = int(rng.integers(node.gpus)) if kind.scope == "gpu" else None
     severity = round(float(rng.uniform(*kind.severity)), 3)
@@ -128,7 +128,7 @@ def _attempt(
 
 
 class _Calendar:
-    """When each node is taken by a fault or recovers from one."""
+    """The times in which each node has a fault or recovers from one."""
 
     def __init__(self, spec: FleetSpec, groups: list[Group]) -> None:
         self._spec = spec
@@ -136,7 +136,7 @@ class _Calendar:
         self._taken: dict[str, list[tuple[float, float]]] = {}
 
     def book(self, fault: Fault, kind: FaultKind, group: Group) -> bool:
-        """Take the nodes that the fault touches, if all are free."""
+        """Book the nodes that the fault affects. Return False if one of them is not free."""
         names = {self._spec.nodes[n].name for n in group.nodes}
         if kind.scope == "rack":
             rack = self._spec.by_name[fault.node].rack

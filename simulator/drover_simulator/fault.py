@@ -1,4 +1,4 @@
-"""A fault to inject, and the row of ground truth that it leaves."""
+"""Describe a fault to inject, and its row of ground truth."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from drover_simulator.sku import SimulationError
 
 
 class FaultsError(SimulationError):
-    """Faults that cannot be injected; the message names the place and the mend."""
+    """Faults that cannot be injected; the message names the place and what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. Seconds count from the fleet's start; `end_s` None: for good.
+    """One fault. Seconds count from the fleet's start; `end_s` None: no end.
 
-    `severity` means what `kinds.py` says for the kind; `ramp_s` is the time from onset to full severity.
+    kinds.py has the meaning of `severity`; `ramp_s` is the time from onset to full severity.
     """
 
     kind: str
@@ -34,7 +34,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One row of labels.jsonl. `hardware` False: a hard negative, which nobody may drain a node for."""
+    """One row of labels.jsonl. `hardware` False: a hard negative, which must not lead to a drain."""
 
     id: str
     kind: str

@@ -1,4 +1,4 @@
-"""Faults to inject and the ground truth about them. What each kind does to the fleet stands in `effects.py`."""
+"""Read and write files of faults to inject. effects.py has what each kind does to the fleet."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _KEYS = {item.name for item in dataclasses.fields(Fault)}
 
 
 def dump_faults(faults: list[Fault]) -> str:
-    """The JSON that `load_faults` reads."""
+    """Return the JSON that `load_faults` reads."""
     return json.dumps({"faults": [dataclasses.asdict(fault) for fault in faults]}, indent=1)
 
 
 def load_faults(path: Path, spec: FleetSpec) -> list[Fault]:
     """Read `{"faults": [{"kind", "cause", "node", "gpu", "start_s", "end_s", "severity", "ramp_s"}, ...]}`.
 
-    `end_s`, `severity` and `ramp_s` may be left out: for good, and as is usual for the kind. `gpu` is for kinds that
+    Without `end_s` a fault does not end; `severity` and `ramp_s` default to those of its kind. `gpu` is for kinds that
     hit one GPU.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A whole simulated fleet that steps in time: nodes, jobs, faults, and what its agents would read and tell."""
+"""Step a simulated fleet in time: nodes, jobs, faults, and what its agents would read and send."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from drover_simulator.xid_lines import xid_line
 
 NODES_PER_RACK = 8
 RACKS_PER_LEAF = 2
-MIXED_FROM = 48  # fleets of this many nodes have pools of other boards too
-LONGEST_STEP_S = 2.0  # longer steps are cut: duty, clock and heat act on each other within seconds
+MIXED_FROM = 48  # nodes: larger fleets have pools of other boards too
+LONGEST_STEP_S = 2.0  # longer steps are divided: duty, clock and heat act on each other within seconds
 WARM_UP_S = 150.0  # ten thermal time constants
 RESTART_AFTER_S = 180.0
 DAY_RHYTHM_C = 1.2  # inlet, coolest at 3 and warmest at 15 UTC
@@ -51,10 +51,10 @@ DRIFT_C, DRIFT_TIME_S = 0.3, 900.0
 
 
 def build_fleet(nodes: int, seed: int, gpus_per_node: int = 8) -> FleetSpec:
-    """`nodes` nodes in racks of 8, two racks under a leaf switch, one NIC port per GPU.
+    """Return a fleet of `nodes` nodes in racks of 8, two racks under a leaf switch, one NIC port per GPU.
 
-    Up to 47 nodes all have H100; the last racks of larger fleets, about an eighth each, have H200 and A100 in pools of
-    their own. The layout follows from the size alone; `seed` names the fleet.
+    Up to 47 nodes all have H100. The last racks of larger fleets, about an eighth each, have H200 and A100 in pools of
+    their own. The layout depends on the size only; `seed` names the fleet.
     """
     racks = -(-nodes // NODES_PER_RACK)
     other = max(1, racks // 8) if nodes >= MIXED_FROM else 0  # racks of each other board
@@ -88,20 +88,19 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """A fault that the fleet has now."""
+    """A fault that is active now."""
 
     fault: Fault
     target: Target
 
 
 class SimulatedFleet:
-    """Steps from `start_ms` on. The same spec, seed, faults and steps give the same fleet.
+    """A fleet that steps from `start_ms` on. The same spec, seed, faults and steps give the same fleet.
 
     Attributes:
         now_s: seconds since the start. labels: ground truth of the faults that have begun.
-        skipped: faults that did not happen, because no job ran where one was needed.
-        active: the faults that it has now. closed, booting: nodes that get no jobs, that are on their way up
-        (`operations.py`).
+        skipped: faults that did not happen, as they needed a running job and there was none.
+        active: the present faults. closed: nodes that get no jobs. booting: nodes that are rebooting.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class SimulatedFleet:
 
     @property
     def jobs(self) -> list[JobSpec]:
-        """All jobs that have started, with their ends so far."""
+        """All jobs that have started, with their ends if they ended."""
         return [
             JobSpec(
                 run.job.id,
@@ -160,37 +159,37 @@ class SimulatedFleet:
         ]
 
     def faults_on(self, gpu: int) -> set[tuple[str, str]]:
-        """Kind and cause of the faults that a GPU has now."""
+        """Return kind and cause of the faults that a GPU has now."""
         return {(a.fault.kind, a.fault.cause) for a in self.active if gpu in a.target.gpus}
 
     def silent_nodes(self) -> set[str]:
-        """Nodes from which nothing comes."""
+        """Return the nodes that send nothing."""
         return {self.hardware.names[n] for n in np.flatnonzero(self.modifiers.silent)}
 
     def unreachable(self) -> Bools:
-        """bool [G]: GPUs that give no values: lost, on a node whose driver hangs, or on a silent node."""
+        """Return the GPUs without values, bool [G]: lost, on a node with a hung driver, or on a silent node."""
         node = self.hardware.gpu_node
         return np.asarray(self.modifiers.lost | self.modifiers.hung[node] | self.modifiers.silent[node])
 
     def gpu_columns(self) -> dict[str, Floats]:
-        """Catalog name -> float64 [G] at `now_ms`, NaN where absent."""
+        """Return catalog name -> float64 [G] at `now_ms`, NaN where absent."""
         return self._gpu_columns
 
     def node_columns(self) -> dict[str, Floats]:
-        """Catalog name -> float64 [N]."""
+        """Return catalog name -> float64 [N]."""
         return self._node_columns
 
     def link_columns(self) -> tuple[list[tuple[str, str]], dict[str, Floats]]:
-        """The ports as (node, port), and catalog name -> float64 [L]."""
+        """Return the ports as (node, port), and catalog name -> float64 [L]."""
         return self.hardware.link_names, self._link_columns
 
     def take_events(self) -> list[Event]:
-        """Events since the last call, of nodes that are heard, in order of time."""
+        """Return the events since the last call, of nodes that are not silent, in order of time."""
         events, self._events = self._events, []
         return events
 
     def readings(self) -> dict[str, Reading]:
-        """What the agent of each node that is not silent has read, with the events since the last call."""
+        """Return what the agent of each node that is not silent has read, with the events since the last call."""
         if self._readings is None:
             self._readings = ReadingMaker(self.hardware)
         return self._readings.make(self)
@@ -198,7 +197,7 @@ class SimulatedFleet:
     # Time
 
     def step(self, dt_s: float) -> None:
-        """Go on by `dt_s` seconds and read all sensors once at the end."""
+        """Advance by `dt_s` seconds and read all sensors once at the end."""
         parts = max(1, math.ceil(dt_s / LONGEST_STEP_S - 1e-9))
         for _ in range(parts):
             self._advance(dt_s / parts)
@@ -243,7 +242,7 @@ class SimulatedFleet:
                 values[silent[self.hardware.link_node]] = np.nan
 
     def _warm_up(self) -> None:
-        """Bring boards to the state that running jobs keep them in; time stands still for everything else."""
+        """Bring boards to the state that running jobs keep them in; time does not advance for anything else."""
         self._run_due(0.0)
         for _ in range(round(WARM_UP_S / LONGEST_STEP_S)):
             inlet_c = self._inlet(0.0)
@@ -256,7 +255,7 @@ class SimulatedFleet:
         self._measure(0.0)
 
     def _inlet(self, dt_s: float) -> Floats:
-        """Inlet temperature per node: its rack's, the rhythm of the day, a slow drift, and what faults add."""
+        """Return the inlet temperature of each node: of its rack, with the time of day, a slow drift, and faults."""
         share = -math.expm1(-dt_s / DRIFT_TIME_S)
         noise = self._rng.standard_normal(len(self._drift))
         self._drift += -self._drift * share + DRIFT_C * math.sqrt(2 * share) * noise
@@ -266,7 +265,7 @@ class SimulatedFleet:
         return np.asarray(rack[self.hardware.rack] + self.hardware.inlet_offset_c + self.modifiers.inlet_rise_c)
 
     def at(self, at_s: float, act: Callable[[], None]) -> None:
-        """Do something when the time comes, or at once when it has passed."""
+        """Call `act` at a time, or in the next step if it has passed."""
         heapq.heappush(self._due, (at_s, next(self._order), act))
 
     def _run_due(self, until_s: float) -> None:
@@ -279,9 +278,9 @@ class SimulatedFleet:
     # Events
 
     def event(self, node: int, gpu: int | None, kind: EventKind, code: str, message: str, at_s: float) -> None:
-        """Tell something; a node that is silent by then tells nothing. `gpu` is an index over the fleet."""
+        """Send an event at `at_s`, unless the node is silent then. `gpu` is an index over the fleet."""
 
-        def tell() -> None:
+        def send() -> None:
             if self.modifiers.silent[node]:
                 return
             self._event_numbers[node] += 1
@@ -292,10 +291,10 @@ class SimulatedFleet:
                 Event(f"{name}/sim/{number}", self._ms(at_s), name, slot, kind, code, message, source="simulation")
             )
 
-        self.at(at_s, tell)
+        self.at(at_s, send)
 
     def xid(self, gpu: int, xid: int, at_s: float, after: int = 0) -> None:
-        """An XID line in a node's kernel log."""
+        """Write an XID line to a node's kernel log."""
         slot = int(self.hardware.gpu_slot[gpu])
         line = xid_line(xid, self.hardware.pci(gpu), slot, pid=4000 + slot * 37 + int(at_s) % 20000, after=after)
         self.event(int(self.hardware.gpu_node[gpu]), gpu, EventKind.XID, str(xid), line, at_s)
@@ -303,7 +302,7 @@ class SimulatedFleet:
     # Jobs
 
     def _follow(self, plan: Iterator[PlannedJob]) -> None:
-        """Schedule the next job of a plan, and the one after it when that one starts."""
+        """Schedule the next job of a plan, and at its start the following one."""
         job = next(plan, None)
         if job is None:
             return
@@ -333,11 +332,11 @@ class SimulatedFleet:
             self._runs[job_id].end_s = at_s
 
     def crash(self, job_id: str | None, at_s: float, xids: tuple[int, ...]) -> None:
-        """End a job at `at_s` as a crash: one GPU of each of its nodes shows one of `xids`; it starts again later."""
+        """Crash a job at `at_s`: one GPU of each of its nodes shows one of `xids`. The job starts again later."""
         if job_id is None:
             return
 
-        def fall() -> None:
+        def end() -> None:
             if job_id not in self.steps.running:
                 return
             job = self.steps.running[job_id]
@@ -349,7 +348,7 @@ class SimulatedFleet:
             self.end_job(job_id, at_s)
             self.at(at_s + RESTART_AFTER_S, lambda: self.start_again(job, at_s + RESTART_AFTER_S))
 
-        self.at(at_s, fall)
+        self.at(at_s, end)
 
     def start_again(self, job: PlannedJob, at_s: float) -> None:
         again = restarted(job, at_s, self._faulty_nodes())
@@ -357,7 +356,7 @@ class SimulatedFleet:
             self._start(again)
 
     def _faulty_nodes(self) -> set[int]:
-        """Nodes that the scheduler would not take now."""
+        """Return the nodes that the scheduler does not use now."""
         return self.closed | {
             int(n)
             for active in self.active

@@ -1,6 +1,6 @@
-"""Who is who: arrays that lay out the GPUs, nodes and ports of a fleet, and the constants of each unit.
+"""Lay out the GPUs, nodes and ports of a fleet as arrays, with the constants of each unit.
 
-Units of one board differ by nature: slots of a chassis by +-11 % in thermal resistance, chips by a few percent in
+Units of one board differ naturally: slots of a chassis by +-11 % in thermal resistance, chips by a few percent in
 leakage, dynamic power and speed (published for healthy fleets: 8 % on average, 22 % at most).
 """
 
@@ -26,12 +26,12 @@ TRUNCATE_SD = 2.2
 
 
 def truncated(rng: np.random.Generator, sd: float, size: int) -> Floats:
-    """Factors around 1 with `sd`, cut at 2.2 sd. float64 [size]."""
+    """Return factors around 1 with `sd`, clipped at 2.2 sd, float64 [size]."""
     return 1 + sd * np.clip(rng.standard_normal(size), -TRUNCATE_SD, TRUNCATE_SD)
 
 
 def links_of(node: NodeSpec) -> tuple[LinkSpec, ...]:
-    """The ports of a node: those of its fleet file, else one NIC per GPU."""
+    """Return the ports of a node: those of its fleet file, else one NIC per GPU."""
     return node.links or tuple(LinkSpec(f"mlx5_{slot}", slot, node.leaf or None) for slot in range(node.gpus))
 
 
@@ -69,11 +69,11 @@ class Hardware:
         return len(self.names)
 
     def gpus_of(self, node: int) -> Ints:
-        """GPU indices of a node."""
+        """Return the GPU indices of a node."""
         return np.arange(self.first_gpu[node], self.first_gpu[node + 1])
 
     def pci(self, gpu: int) -> str:
-        """`0000:3a:00` of a GPU, as XID lines write it."""
+        """Return the PCI address of a GPU as in XID lines, `0000:3a:00`."""
         slot = int(self.gpu_slot[gpu])
         return f"{slot // len(PCI_BUSES):04x}:{PCI_BUSES[slot % len(PCI_BUSES)]:02x}:00"
 

@@ -1,4 +1,4 @@
-"""Weeks of failures and repairs of nodes, without telemetry: what a ranking by risk is trained and tested on.
+"""Draw weeks of failures and repairs of nodes, without telemetry, to train and test a ranking by risk.
 
 Figures of the InfiniteHBD trace: 4.18 faults per 1,000 node-days; repairs 0.85 d in the median, 13 d at the ninth
 decile; a new fault within 1, 7 and 30 days of a repair with .22, .31 and .43; up to 14 faults start together.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 FAULTS_PER_NODE_DAY = 4.18e-3
-# Days after the repair, cumulative chance that it did not last: the published ones, less what comes by chance anyway.
+# (days after the repair, cumulative chance of a repeat): the published ones, less the base rate.
 AGAIN = ((1.0, 0.218), (7.0, 0.298), (30.0, 0.387))
 REPAIR_MEDIAN_D = 0.85
-REPAIR_SIGMA = 1.93  # of the logarithm: gives the published mean of 5.5 d, and 10 d at the ninth decile
+REPAIR_SIGMA = 1.93  # of the logarithm: results in the published mean of 5.5 d, and 10 d at the ninth decile
 TOGETHER_SHARE, TOGETHER_MOST = 0.02, 14  # first faults that hit neighbours too (share assumed)
 DAY_MS = 86_400_000
 
@@ -29,10 +29,10 @@ class Outage:
 
 
 def draw_history(seed: int, *, nodes: int, days: float, start_ms: int = 0) -> list[Outage]:
-    """Outages of `nodes` nodes over `days`, in order of start. Numbers of neighbours are next to each other."""
+    """Return outages of `nodes` nodes over `days`, in order of start. Neighbours have adjacent numbers."""
     rng = np.random.default_rng([seed, 110])
     last = AGAIN[-1][1]
-    # Each first fault brings 1 / (1 - last) faults in the long run, and some of them hit neighbours.
+    # Each first fault leads to 1 / (1 - last) faults in the long run, and some of them hit neighbours.
     with_others = 1 + TOGETHER_SHARE * (TOGETHER_MOST - 1) / 2
     rate = FAULTS_PER_NODE_DAY * (1 - last) / with_others
     due = [(float(at), int(node)) for at, node in _first(rng, nodes, days, rate)]
@@ -42,7 +42,7 @@ def draw_history(seed: int, *, nodes: int, days: float, start_ms: int = 0) -> li
         due.sort(reverse=True)
         at, node = due.pop()
         if at < free[node] or at >= days:
-            continue  # it is out of service already
+            continue  # the node is out of service already
         end = at + float(rng.lognormal(np.log(REPAIR_MEDIAN_D), REPAIR_SIGMA))
         free[node] = end
         found.append((at, end, node))
@@ -53,7 +53,7 @@ def draw_history(seed: int, *, nodes: int, days: float, start_ms: int = 0) -> li
 
 
 def _first(rng: np.random.Generator, nodes: int, days: float, rate: float) -> list[tuple[float, int]]:
-    """Faults that no repair went before: day and node."""
+    """Return the faults without an earlier repair: day and node."""
     result = []
     for _ in range(int(rng.poisson(rate * nodes * days))):
         at, node = float(rng.uniform(0, days)), int(rng.integers(nodes))
@@ -65,7 +65,7 @@ def _first(rng: np.random.Generator, nodes: int, days: float, rate: float) -> li
 
 
 def _again(rng: np.random.Generator, end: float) -> float | None:
-    """The day of the next fault after a repair that did not last; None when it did."""
+    """Return the day of the next fault after a repair that did not last; None if it lasted."""
     chance, low_d, low = float(rng.random()), 0.0, 0.0
     for high_d, high in AGAIN:
         if chance < high:

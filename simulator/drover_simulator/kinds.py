@@ -1,9 +1,9 @@
-"""All faults the simulation can inject: what they hit, how hard, how long, and whether hardware is to blame.
+"""List all faults that the simulation can inject: scope, severity, duration, and whether hardware is at fault.
 
-Durations and rates here serve scoring (a case needs many faults in few hours); in the field repairs take 0.85 days in
-the median (InfiniteHBD), and a thousand H100 see about half an interruption a day (Llama 3). Compute slow-downs of
-about 10 minutes and slow communication of about 24 minutes are Greyhound's figures; machines that run about 10 % slow
-are MegaScale's 0.5 %: severities start there.
+Durations and rates serve scoring (a case needs many faults in few hours). In the field repairs take 0.85 days in the
+median (InfiniteHBD), and a thousand H100 have about half an interruption a day (Llama 3). Compute slow-downs of about
+10 minutes and slow communication of about 24 minutes are Greyhound's figures; in MegaScale 0.5 % of the machines run
+about 10 % slow: severities start there.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class FaultKind:
 
     Attributes:
         scope: gpu, node, rack or job (the job that holds the node at the start).
-        needs_job: without a running job there is nothing to see, and the fault does not happen.
+        needs_job: without a running job the fault does not happen.
         ends_job: the job crashes; the scheduler starts it again without the node.
-        severity: range (low, high); what it means stands at the row.
+        severity: range (low, high); the comment at each row says what it means.
         ramp_s: usual time to full severity. duration_s: range.
-        weight: how often `draw_faults` takes it; 0: only where a file of faults asks for it.
+        weight: how often `draw_faults` takes it; 0: only if a file of faults contains it.
         cured_by: the least that ends it: a "reset" of the GPU, a "reboot" of the node, or neither ("").
     """
 
@@ -75,10 +75,10 @@ KINDS: Mapping[tuple[str, str], FaultKind] = MappingProxyType(
             "gpu", needs_job=False, ends_job=True, duration_s=_SHORT, cured_by="reboot"
         ),
         ("liveness", "driver_hung"): FaultKind("node", needs_job=False, duration_s=_SHORT, cured_by="reboot"),
-        # No sensor tells it, only a probe: where none is asked for it cannot be found, so it is drawn for nobody.
+        # Only a probe finds it, no sensor, so it is never drawn.
         ("sdc", "wrong_results"): FaultKind("gpu", needs_job=False, duration_s=_LONG, weight=0),
-        # Hard negatives: only 1.7 % of straggling jobs owe most of it to workers; the rest are uneven sequences and
-        # stages, garbage collection, data loading.
+        # Hard negatives: only in 1.7 % of straggling jobs workers cause most of the delay; the others have uneven
+        # sequences and stages, garbage collection, data loading.
         ("xid", "application"): FaultKind("job", hardware=False, ends_job=True, duration_s=(120.0, 120.0), weight=2),
         # severity: work of the heaviest stage over that of the lightest, less one
         ("straggler", "workload"): FaultKind("job", hardware=False, severity=(0.12, 0.35), duration_s=_LONG, weight=2),

@@ -1,4 +1,4 @@
-"""A whole simulated fleet as live agents in one process: one real agent, spool and gRPC stream per node."""
+"""Run a simulated fleet as live agents in one process: one real agent, spool and gRPC stream per node."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stream until the time is over or a signal comes. 2: bad input; 1: an agent could not go on."""
+    """Stream until the time is over or a signal arrives. Return 2 for bad input, 1 if an agent failed, else 0."""
     logging.basicConfig(level=logging.ERROR, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         _check(args)
@@ -114,7 +114,7 @@ def _labels(path: Path | None) -> Iterator[TextIO | None]:
 
 
 class NodeAgent(Agent):
-    """An agent whose node can die (cut off it ends without a goodbye), and whose probes are answered by `prober`."""
+    """An agent whose node can die (`cut_off`: no goodbye is sent), and whose probes `prober` answers."""
 
     cut_off = False
     prober: Prober | None = None
@@ -129,7 +129,7 @@ class NodeAgent(Agent):
             self.spool.add_record(result.ts_ms, pb.Record(probe_result=body))
 
     def booted(self, times: int) -> None:
-        """The node has been rebooted so often; 0: its boot is this machine's."""
+        """Set the boot id of a node that was rebooted `times` times; 0: this machine's."""
         if times:
             self._boot_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self._boot_id} {self.node} {times}"))
 
@@ -174,7 +174,7 @@ class _LiveFleet:
         return 0
 
     async def _tick(self, stop: asyncio.Event) -> None:
-        """Step with the wall clock; ticks that came too late are made up for in one longer step."""
+        """Step with the wall clock; make up for late ticks with one longer step."""
         interval: float = self._args.interval
         started = time.monotonic() - self._fleet.now_s
         progress = PROGRESS_S
@@ -197,13 +197,13 @@ class _LiveFleet:
                 return
 
     def _deliver(self, readings: dict[str, Reading]) -> None:
-        """Each node's reading to its agent; a node that fell silent loses its agent, one that is back gets one."""
+        """Give each node's reading to its agent. Cut off agents of silent nodes; start agents of returned nodes."""
         for name, task in list(self._tasks.items()):
             if task.done() and not task.cancelled():
                 raise _StoppedError(f"the agent of {name} ended: {task.exception() or 'without an error'}")
             if name not in readings:
                 down = self._fleet.hardware.number[name] not in self._fleet.booting
-                self._agents.pop(name).cut_off = down  # before a boot an agent is stopped, and says so
+                self._agents.pop(name).cut_off = down  # before a reboot the agent is stopped, and sends a goodbye
                 cut = self._tasks.pop(name)
                 cut.cancel()
                 self._cutting.add(cut)

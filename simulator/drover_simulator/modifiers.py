@@ -1,4 +1,4 @@
-"""What faults change: set back to normal before every step, then changed by each fault that is active."""
+"""Hold what faults change: reset before every step, then changed by each active fault."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Modifiers:
         pcie_generation, pcie_width: of the link now. host_time: factor on the time the host needs per step.
         network_time: factor on the time of collectives between nodes. work: factor on a rank's share of the work.
         running: share of time that the job has data to work on. stopped: the rank takes no further step.
-        deadlocked: the rank spins in a collective that nobody ends.
-        lost: the GPU does not answer. corrupting: it gives a wrong product now and then, which no sensor tells.
+        deadlocked: the rank spins in a collective that never ends.
+        lost: the GPU does not answer. corrupting: it computes a wrong product at times, which no sensor shows.
         inlet_rise_c, host_busy (0..1), silent, hung: per node.
         link_rate: share of the port's rate. link_down: per port.
     """
@@ -52,7 +52,7 @@ class Modifiers:
         self.link_down: Bools = np.zeros(links, np.bool_)
 
     def reset(self) -> None:
-        """Everything as it should be."""
+        """Set everything to normal."""
         for ones in (
             self.resistance, self.clock_cap, self.memory_speed, self.nvlink_speed, self.host_time, self.network_time,
             self.work, self.running, self.link_rate,
@@ -69,6 +69,6 @@ class Modifiers:
         self.pcie_width[:] = self._hardware.pcie_width
 
     def pcie_speed(self) -> Floats:
-        """PCIe bandwidth over that of the board's full link. float64 [G]."""
+        """Return the PCIe bandwidth over that of the board's full link, float64 [G]."""
         full = LANE_SPEED[self._hardware.pcie_generation.astype(np.int64)] * self._hardware.pcie_width
         return LANE_SPEED[self.pcie_generation.astype(np.int64)] * self.pcie_width / full

@@ -1,4 +1,4 @@
-"""Simulated hardware for one node: for trying Drover out where there is no GPU. Needs the extra `simulation`."""
+"""Simulate the hardware of one node, to try Drover without a GPU. Needs the extra `simulation`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drover_core.model.fleet import FleetSpec
 from drover_simulator.fleet import SimulatedFleet, build_fleet
 from drover_simulator.readings import inventory
 
-LONGEST_STEP_S = 60.0  # after a pause of the machine the fleet goes on by at most this much
+LONGEST_STEP_S = 60.0  # the most that the fleet advances after a pause of the machine
 
 
 class SimulatedNode:
@@ -38,4 +38,4 @@ class SimulatedNode:
         return reading
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is open."""

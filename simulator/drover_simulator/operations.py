@@ -1,4 +1,4 @@
-"""What a scheduler and an operator do to simulated nodes: close and open them, reset their GPUs, reboot them."""
+"""Act on simulated nodes as a scheduler and an operator would: close, open, reset and reboot them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from drover_simulator.effects import EFFECTS
 from drover_simulator.fleet import Active, SimulatedFleet
 from drover_simulator.kinds import KINDS
 
-LEAVE_S = 15.0  # after it was closed, a job that runs on a node ends
-MOVE_S = 45.0  # and starts again on its other nodes
+LEAVE_S = 15.0  # from a node's closing to the end of its job
+MOVE_S = 45.0  # until the job starts again on its other nodes
 BOOT_S = 20.0  # a real server takes minutes
 RESET_S = 2.0
-CURES = {"reset": frozenset({"reset"}), "reboot": frozenset({"reset", "reboot"})}  # what is done -> kinds' `cured_by`
-KEPT = {"row_remap_failed": ("memory", "row_remap_failure")}  # states in the board's own memory, and the fault of each
+CURES = {"reset": frozenset({"reset"}), "reboot": frozenset({"reset", "reboot"})}  # act -> kinds' `cured_by`
+KEPT = {"row_remap_failed": ("memory", "row_remap_failure")}  # state in the board's own memory -> its fault
 
 
 class Operations:
-    """Acts on the nodes of a fleet. All names must be in the fleet.
+    """Operations on the nodes of a fleet. All names must be in the fleet.
 
     Attributes:
         boots: node -> how often it was rebooted.
@@ -32,7 +32,7 @@ class Operations:
         return sorted({job for job in found if job is not None})
 
     def close(self, node: str, *, at_once: bool = False) -> None:
-        """Start no more jobs there. Those that run there end after LEAVE_S, or at once, and go on elsewhere."""
+        """Start no further jobs on a node. Its running jobs end after LEAVE_S, or at once, and continue elsewhere."""
         fleet = self._fleet
         fleet.closed.add(fleet.hardware.number[node])
         leave_s = fleet.now_s + (0.0 if at_once else LEAVE_S)
@@ -47,7 +47,7 @@ class Operations:
         self._fleet.at(at_s, lambda: self._cure(node, "reset"))
 
     def reboot(self, node: str) -> None:
-        """Restart a node: it is silent for BOOT_S, and then has only the faults that a boot does not cure."""
+        """Reboot a node: it is silent for BOOT_S, and then has only the faults that a reboot does not cure."""
         fleet, n = self._fleet, self._fleet.hardware.number[node]
         self._end_jobs(node, fleet.now_s)
         fleet.booting.add(n)

@@ -1,4 +1,4 @@
-"""Power, clock and heat of G GPUs in time.
+"""Compute power, clock and heat of G GPUs over time.
 
 power = static(temperature) + dynamic * activity * g(clock),  g(x) = x * v(x)^2  with the voltage v falling with x
 clock = the highest that keeps power under the limit and the core under its operating temperature
@@ -24,7 +24,7 @@ IDLE, APPLICATION_CLOCKS, POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL = 0x1, 
 LEAKAGE_PER_K = 0.004  # static power grows with the core's temperature
 LEAKAGE_AT_C = 50.0
 LOWEST_CLOCK = 0.105  # share of the highest clock: 210 of 1,980 MHz
-THERMAL_RESPONSE_S = 8.0  # how soon the driver wants the core at its operating temperature
+THERMAL_RESPONSE_S = 8.0  # in which the driver brings the core to its operating temperature
 THERMAL_FALL_PER_S = 0.03  # how fast the thermal governor moves, in shares of the highest clock
 THERMAL_RISE_PER_S = 0.015
 HBM_OVER_CORE_C = 4.0
@@ -36,12 +36,12 @@ _DRAW: Floats = _CLOCKS * (0.55 + 0.45 * _CLOCKS) ** 2
 
 
 def draw(clock: Floats) -> Floats:
-    """g(x): dynamic power at a clock ratio, over that at the highest clock."""
+    """Return g(x): dynamic power at a clock ratio, over that at the highest clock."""
     return np.asarray(clock * (0.55 + 0.45 * clock) ** 2)
 
 
 def clock_at(power: Floats) -> Floats:
-    """The clock ratio whose g(x) is `power`, within the range of clocks."""
+    """Return the clock ratio whose g(x) is `power`, within the range of clocks."""
     return np.interp(power, _DRAW, _CLOCKS)
 
 
@@ -71,7 +71,7 @@ class Physics:
         self._hot: Bools = np.zeros(count, np.bool_)
 
     def static_w(self, held: Bools) -> Floats:
-        """Power without switching: of a GPU with a context (`held`), or of an idle one."""
+        """Return the power without switching, of a GPU with a context (`held`) or of an idle one."""
         base = np.where(held, self._hw.static_w, self._hw.idle_w)
         return np.asarray(base * (1 + LEAKAGE_PER_K * (self.core_c - LEAKAGE_AT_C)))
 
@@ -79,17 +79,17 @@ class Physics:
         return inlet_c[self._hw.gpu_node]
 
     def ceiling(self, modifiers: Modifiers) -> Floats:
-        """Highest clock ratio that temperature and clock settings allow now."""
+        """Return the highest clock ratio that temperature and clock settings allow now."""
         cap = np.minimum(modifiers.clock_cap, self._thermal_cap)
         return np.where(self._hot, np.minimum(cap, 0.5), cap)  # hardware slowdown halves the clock
 
     def clock_for(self, activity: Floats, held: Bools, modifiers: Modifiers) -> Floats:
-        """The clock ratio at which `activity` fits the power limit and the ceiling."""
+        """Return the clock ratio at which `activity` stays within the power limit and the ceiling."""
         room = (modifiers.limit_w - self.static_w(held)) / (self._hw.dynamic_w * np.maximum(activity, 0.02))
         return np.minimum(clock_at(room), self.ceiling(modifiers))
 
     def coolable_clock(self, inlet_c: float, modifiers: Modifiers) -> Floats:
-        """The clock ratio at which a GPU under full load stays at its operating temperature. float64 [G]."""
+        """Return the clock ratio at which a GPU under full load stays at its operating temperature, float64 [G]."""
         hw = self._hw
         allowed_w = (hw.operating_temp_c - inlet_c) / (hw.resistance * modifiers.resistance)
         static_w = hw.static_w * (1 + LEAKAGE_PER_K * (hw.operating_temp_c - LEAKAGE_AT_C))
@@ -106,10 +106,10 @@ class Physics:
         inlet_c: Floats,
         modifiers: Modifiers,
     ) -> None:
-        """One step of at most a few seconds.
+        """Advance by one step of at most a few seconds.
 
         Args:
-            held: bool [G], a process holds the GPU. share: part of the step spent at `activity`; the rest of it runs at
+            held: bool [G], a process holds the GPU. share: part of the step at `activity`; the rest is at
                 `rest_activity`. hbm_traffic: 0..1. inlet_c: float64 [N].
         """
         hw = self._hw
@@ -146,7 +146,7 @@ class Physics:
     def _explain(
         self, dt_s: float, held: Bools, share: Floats, clock: Floats, ceiling: Floats, modifiers: Modifiers
     ) -> None:
-        """Which limit bound in this step: event reasons and throttle counters."""
+        """Set event reasons and throttle counters by the limits that held the clock in this step."""
         working = held & (share > 0.05)
         by_heat = working & (self._thermal_cap < np.minimum(1.0, modifiers.clock_cap)) & (clock >= ceiling - 1e-9)
         by_power = working & (clock < ceiling - 1e-3)
@@ -163,6 +163,6 @@ class Physics:
         )
 
     def forget(self, gpu: int) -> None:
-        """Counters start again: the driver was loaded anew."""
+        """Restart the counters of a GPU, as its driver was loaded again."""
         for counter in (self.energy_j, self.held_power_us, self.held_thermal_sw_us, self.held_thermal_hw_us):
             counter[gpu] = 0.0

@@ -1,8 +1,8 @@
-"""Answers of simulated nodes to requests for probes: figures from the physics of the fleet, with its faults in them.
+"""Answer probe requests for simulated nodes, with figures from the physics of the fleet and its faults.
 
-What healthy boards reach is taken from data sheets and public measurements, which
-`drover_collector.probes.judging.references` names. Which board a unit is, how fast it is and what is wrong with it
-comes from the fleet. A figure is what the board would give now with nothing else on it.
+Values of healthy boards are from data sheets and public measurements, as in
+`drover_collector.probes.judging.references`. Board, speed and faults of each unit are those of the fleet. A figure is
+what the board would reach now with nothing else running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NVLINK = {"p2p": 0.80, "allreduce": 0.85, "allgather": 0.85, "alltoall": 0.75} 
 _LAUNCH = {"launch": 4.5, "launch_wait": 11.0}  # us
 _NODE = {"host_memory": 350.0, "disk_write": 3.0, "disk_read": 6.0, "disk_random": 400_000.0}
 _WRONG = {"sdc": "1 product differs", "memory_pattern": "1 word differs", "train_step": "the loss differs"}
-_NEED_RESET = frozenset({("xid", "uncontained_ecc")})  # the driver gives no context on such a GPU
+_NEED_RESET = frozenset({("xid", "uncontained_ecc")})  # the driver creates no context on such a GPU
 _BAD_ROWS = frozenset({("memory", "row_remap_failure"), ("memory", "uncorrectable")})  # still in use
 REPEATS = 5
 REPEAT_SD = 0.002  # from run to run
@@ -36,17 +36,17 @@ Figure = tuple[int | None, int | None, float | None, bool | None]  # slot, the o
 
 
 class Prober:
-    """Of all nodes of a fleet. The same request is answered with the same figures.
+    """Answers for all nodes of a fleet. The same request gets the same figures.
 
     Args:
-        corrupting: (node, slot) of GPUs that now and then give a wrong product, beside those of the fleet's faults.
+        corrupting: (node, slot) of GPUs that compute a wrong product at times, in addition to the fleet's faults.
     """
 
     def __init__(self, fleet: SimulatedFleet, seed: int, corrupting: Collection[Member] = ()) -> None:
         self._fleet, self._seed, self._corrupting = fleet, seed, frozenset(corrupting)
 
     def answer(self, node: str, request: pb.ProbeRequest) -> list[ProbeResult]:
-        """All results of a request, the closing one last; as the probe service of the node would give them."""
+        """Return all results of a request, the closing one last, as the probe service of the node would."""
         level = request.level or Level.QUICK.value
         base = ProbeResult("", node, None, "", self._fleet.now_ms, None, None, "", request=request.id, level=level)
         n = self._fleet.hardware.number[node]
@@ -66,9 +66,9 @@ class Prober:
         found: list[ProbeResult] = []
         for name in names:
             for gpu, peer, value, ok in self._figures(name, n, asked, rng):
-                told = None if value is None else value * (1 + REPEAT_SD * float(rng.standard_normal()))
+                measured = None if value is None else value * (1 + REPEAT_SD * float(rng.standard_normal()))
                 result = replace(
-                    base, id=f"{request.id}/{len(found)}", gpu=gpu, peer=peer, probe=name, value=told, ok=ok,
+                    base, id=f"{request.id}/{len(found)}", gpu=gpu, peer=peer, probe=name, value=measured, ok=ok,
                     unit=PROBES[name].unit, repeats=1 if ok is not None else REPEATS,
                     spread=None if ok is not None else REPEAT_SD, detail="" if ok is not False else _WRONG[name],
                 )  # fmt: skip
@@ -77,7 +77,7 @@ class Prober:
         return [*found, replace(_closing(base, "done", detail), seconds=float(len(names)))]
 
     def _left_out(self, first: int, count: int) -> dict[int, str]:
-        """Slot -> why the driver cannot use it."""
+        """Return slot -> why the driver cannot use the GPU."""
         mod, why = self._fleet.modifiers, {}
         for slot in range(count):
             if mod.lost[first + slot]:

@@ -1,30 +1,46 @@
-"""The columns of the fleet as Readings, one per node and tick, for the live agents.
+"""Turn the columns of a simulated fleet into Readings, one per node and tick, for live agents.
 
-Numpy arrays become Python lists once per tick for the whole fleet; nothing here touches single numpy values.
+Arrays become Python lists once per tick for the whole fleet: reading single numpy values is slow.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_core.metrics.catalog import Absent, Scope
 from drover_core.model.events import Event
-from drover_simulator.hardware import Floats, Hardware
-
-if TYPE_CHECKING:
-    from drover_simulator.fleet import SimulatedFleet
+from drover_simulator.hardware import Bools, Floats, Hardware
+from drover_simulator.modifiers import Modifiers
+from drover_simulator.steps import Steps
 
 DRIVER = "570.172.08"
 CUDA = "12.8"
 
 
+class SensorValues(Protocol):
+    """What readings are made of: the columns of a fleet, its jobs and its events."""
+
+    modifiers: Modifiers
+    steps: Steps
+
+    def gpu_columns(self) -> dict[str, Floats]: ...
+
+    def node_columns(self) -> dict[str, Floats]: ...
+
+    def link_columns(self) -> tuple[list[tuple[str, str]], dict[str, Floats]]: ...
+
+    def unreachable(self) -> Bools: ...
+
+    def take_events(self) -> list[Event]: ...
+
+
 def gpu_entities(hardware: Hardware, node: int) -> list[Entity]:
-    """The GPUs of a node, with serials and UUIDs that follow from its name and the slot."""
+    """Return the GPUs of a node; serials and UUIDs derive from its name and the slot."""
     result = []
     for g in hardware.gpus_of(node).tolist():
         rng = np.random.default_rng([zlib.crc32(hardware.names[node].encode()), int(hardware.gpu_slot[g]), 12])
@@ -38,7 +54,7 @@ def gpu_entities(hardware: Hardware, node: int) -> list[Entity]:
 
 
 def inventory(hardware: Hardware, node: int) -> dict[str, str]:
-    """What the agent of a node tells about it at the start."""
+    """Return what the agent of a node reports about its hardware at its start."""
     sku, count = hardware.sku_of_node[node], hardware.spec.nodes[node].gpus
     facts = {
         "os": "Ubuntu 22.04.5 LTS",
@@ -62,7 +78,7 @@ def inventory(hardware: Hardware, node: int) -> dict[str, str]:
 
 
 class ReadingMaker:
-    """Turns the columns of a fleet into Readings; keeps what it has told of jobs, so that only changes are told."""
+    """Make Readings of a fleet's columns. Keep the jobs reported last, to report changes only."""
 
     def __init__(self, hardware: Hardware) -> None:
         self._hw = hardware
@@ -72,14 +88,14 @@ class ReadingMaker:
         self._gpu_node: list[int] = hardware.gpu_node.tolist()
         self._gpu_slot: list[int] = hardware.gpu_slot.tolist()
         self._link_node: list[int] = hardware.link_node.tolist()
-        self._told: list[str | bool | None] = [False] * hardware.gpus  # the job told last; False: nothing yet
-        # GPUs of boards that lack the same metrics make one table.
+        self._reported_jobs: list[str | bool | None] = [False] * hardware.gpus  # the newest of each; False: none yet
+        # GPUs of boards that lack the same metrics share one table.
         self._tables: dict[frozenset[str], list[int]] = {}
         for g, n in enumerate(self._gpu_node):
             self._tables.setdefault(hardware.sku_of_node[n].unsupported, []).append(g)
 
-    def make(self, fleet: SimulatedFleet) -> dict[str, Reading]:
-        """Readings of all nodes that are not silent."""
+    def make(self, fleet: SensorValues) -> dict[str, Reading]:
+        """Return the readings of all nodes that are not silent."""
         silent: list[bool] = fleet.modifiers.silent.tolist()
         readings = [Reading() for _ in self._nodes]
         self._add_gpus(fleet, readings)
@@ -93,7 +109,7 @@ class ReadingMaker:
             name: reading for name, reading, quiet in zip(self._hw.names, readings, silent, strict=True) if not quiet
         }
 
-    def _add_gpus(self, fleet: SimulatedFleet, readings: list[Reading]) -> None:
+    def _add_gpus(self, fleet: SensorValues, readings: list[Reading]) -> None:
         columns = fleet.gpu_columns()
         gone: list[bool] = fleet.unreachable().tolist()
         lost: list[bool] = fleet.modifiers.lost.tolist()
@@ -121,16 +137,16 @@ class ReadingMaker:
         for entity, n, row, hole in zip(entities, nodes, values.T.tolist(), holes, strict=True):
             readings[n].rows.append((entity, _present(names, row, entity, readings[n], hole)))
 
-    def _add_holdings(self, fleet: SimulatedFleet, silent: list[bool], readings: list[Reading]) -> None:
+    def _add_holdings(self, fleet: SensorValues, silent: list[bool], readings: list[Reading]) -> None:
         for g, number in enumerate(fleet.steps.job_of.tolist()):
             job, n = fleet.steps.name_of(number), self._gpu_node[g]
-            if job != self._told[g] and not silent[n]:
-                self._told[g] = job
+            if job != self._reported_jobs[g] and not silent[n]:
+                self._reported_jobs[g] = job
                 readings[n].holdings.append((self._gpu_slot[g], job))
 
 
 def _present(names: list[str], row: list[float], entity: Entity, reading: Reading, hole: bool) -> dict[str, float]:
-    """The values of a row; one that a read failed to give goes to `reading.absent`."""
+    """Return the values of a row; add those that could not be read to `reading.absent`."""
     values = dict(zip(names, row, strict=True))
     if hole:
         for name in [name for name, value in values.items() if value != value]:  # NaN

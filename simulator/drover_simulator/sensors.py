@@ -1,4 +1,6 @@
-"""What the agents read: catalog values with the sensors' noise and resolution, absent where a board has no such sensor.
+"""Read the simulated fleet as agents would: catalog values with the sensors' noise and resolution.
+
+A metric is absent where a board has no such sensor.
 
 Resolution as the reader of NVML gives it: temperatures in whole degrees, power in mW, utilisation in whole percent,
 clocks in steps of 15 MHz, PCIe and NVLink rates in MB/s.
@@ -18,9 +20,9 @@ from drover_simulator.steps import Shares, Steps
 ASKED = ("tensor", "dram", "occupancy", "nvlink", "pcie_bytes_per_s", "memory_fill")
 
 CLOCK_STEP_MHZ = 15.0
-DROPOUTS_PER_VALUE = 4e-6  # a read that fails now and then: about one value a minute on a fleet of 1,000 GPUs
-# Half of the traffic is not bound to the progress of steps (prefetching, relaying for others in rings and trees), so
-# that a GPU whose path is slow carries less than its peers although all make the same steps.
+DROPOUTS_PER_VALUE = 4e-6  # reads that fail: about one value a minute on a fleet of 1,000 GPUs
+# Half of the traffic does not depend on the progress of steps (prefetching, relaying for others in rings and trees), so
+# a GPU with a slow path carries less than its peers although all make the same steps.
 RELAXED = 0.5
 WAIT_SM = 0.13  # SMs that a collective's kernel keeps busy
 MEMORY_TOTAL_BYTES = 2.0 * 2**40
@@ -28,12 +30,12 @@ FABRIC_COMPLETED = 3.0
 
 
 def relaxed(speed: Floats) -> Floats:
-    """Traffic of a GPU over its peers' when its path has `speed` of its bandwidth left."""
+    """Return the traffic of a GPU over its peers' when its path has `speed` of its bandwidth left."""
     return np.asarray(1 - RELAXED + RELAXED * speed)
 
 
 class Sensors:
-    """Reads the fleet. Draws the same random numbers for every step, whatever is read of it."""
+    """The sensors of a fleet. Every step draws the same number of random values."""
 
     rate_step = RATE_STEP  # B/s
 
@@ -49,7 +51,7 @@ class Sensors:
         self._root_used: Floats = self._rng.uniform(0.18, 0.55, hardware.nodes)
 
     def network_bytes_per_s(self, shares: Shares, steps: Steps, modifiers: Modifiers) -> Floats:
-        """Traffic of each GPU's NIC, one way. float64 [G]."""
+        """Return the traffic of each GPU's NIC, one way, float64 [G]."""
         use = steps.profile("network")
         flow = shares.main * use * shares.rate * 0.5 + shares.sync * np.minimum(2 * use, 0.9) / modifiers.network_time
         return np.asarray(flow * self._hw.network_bytes_per_s)
@@ -57,7 +59,7 @@ class Sensors:
     def gpu(
         self, shares: Shares, steps: Steps, physics: Physics, modifiers: Modifiers, counters: Counters
     ) -> dict[str, Floats]:
-        """Catalog name -> float64 [G], NaN where absent."""
+        """Return catalog name -> float64 [G], NaN where absent."""
         hw, n = self._hw, self._hw.gpus
         noise = self._rng.standard_normal((12, n))
         ask = {name: steps.profile(name) for name in ASKED}
@@ -142,7 +144,7 @@ class Sensors:
     def node(
         self, dt_s: float, shares: Shares, inlet_c: Floats, modifiers: Modifiers, counters: Counters
     ) -> dict[str, Floats]:
-        """Catalog name -> float64 [N]."""
+        """Return catalog name -> float64 [N]."""
         nodes = self._hw.nodes
         noise = self._rng.standard_normal((7, nodes))
 

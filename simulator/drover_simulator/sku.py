@@ -1,8 +1,8 @@
-"""Boards that the simulation knows: constants of their data sheets and of what NVML reports for them.
+"""List the boards of the simulation, with constants of their data sheets and values that NVML reports.
 
 Dynamic power is set so that a pure matrix multiplication at the highest clock would draw about 1.2 x TDP: such kernels
-run into the power limit on real boards. Thermal resistance: published mean of 0.060 degC/W for H100 (Theta's slots lie
-within +-11 % of it); the others are scaled so that TDP at a 25 degC inlet gives the core temperatures of the field.
+reach the power limit on real boards. Thermal resistance: the published mean of 0.060 degC/W for H100 (Theta's slots are
+within +-11 % of it); the others are scaled so that TDP at a 25 degC inlet results in core temperatures of the field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIB = 1048576.0
 
 
 class SimulationError(ValueError):
-    """A simulation that cannot be set up; one line, what is wrong and what to do."""
+    """A simulation that cannot be set up; the message is one line: what is wrong and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ H200 = Sku(
     nvlinks=18, nvlink_bytes_per_s=450e9, pcie_generation=5, pcie_width=16, pcie_bytes_per_s=64e9,
     remap_banks=3072, network_gbps=400, unsupported=_BLACKWELL,
 )  # fmt: skip
-# Ampere has neither GPM nor T.Limit nor fabric information through NVML: a fleet without DCGM does not see them.
+# Through NVML, Ampere has neither GPM nor T.Limit nor fabric information: a fleet without DCGM lacks them.
 A100 = Sku(
     name="A100-SXM", model="NVIDIA A100-SXM4-80GB", tdp_w=400, idle_w=52, static_w=80, dynamic_w=400,
     max_clock_mhz=1410, idle_clock_mhz=210, memory_clock_mhz=1593, memory_bytes=81920 * MIB,
@@ -91,7 +91,7 @@ SKUS: Mapping[str, Sku] = MappingProxyType({sku.name: sku for sku in (H100, H200
 
 
 def sku_of(name: str) -> Sku:
-    """The board called `name`; a node that names none has H100-SXM.
+    """Return the board called `name`; "" is H100-SXM.
 
     Raises:
         SimulationError: no such board.

@@ -1,4 +1,4 @@
-"""A stand-in for a scheduler: it closes, opens, resets and reboots simulated nodes, and touches nothing real.
+"""Stand in for a scheduler: close, open, reset and reboot simulated nodes, without touching real ones.
 
 It answers on a Unix socket, one request a connection: a line of JSON as docs/how-to/own-scheduler.md gives it to
 `act.command` and the reboot and reset commands, then a line of JSON: {"status": 0, "said": ...}. `status` is the
@@ -33,7 +33,7 @@ DONE, FAILED = 0, 1
 
 
 class RefusedError(Exception):
-    """The stand-in does not do this; one line."""
+    """The stand-in refuses a request; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class _Closed:
 
 
 class StandIn:
-    """Which nodes are closed, by whom and why. All calls come from the loop that steps the fleet."""
+    """The closed nodes, by whom and why. Call it only from the loop that steps the fleet."""
 
     def __init__(self, fleet: SimulatedFleet, operations: Operations) -> None:
         self._fleet, self._operations = fleet, operations
         self._closed: dict[str, _Closed] = {}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """`status` and `said` for one request."""
+        """Return `status` and `said` for one request."""
         try:
             act, node = str(request.get("act")), str(request.get("node"))
             if node not in self._fleet.hardware.number:
@@ -105,10 +105,10 @@ class StandIn:
 
 @contextlib.asynccontextmanager
 async def listening(stand_in: StandIn, socket: Path) -> AsyncIterator[None]:
-    """Answer on `socket` inside.
+    """Answer on `socket` inside the context.
 
     Raises:
-        SimulationError: nobody can listen there.
+        SimulationError: the socket cannot be opened.
     """
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,8 +1,8 @@
-"""Training steps as shares of time: what the GPUs of synchronous jobs do within one step of the simulation.
+"""Divide each step of the simulation into shares of time that the GPUs of synchronous jobs spend in each phase.
 
-Within a job every GPU computes for a time that its clock, memory, links and host decide, and then waits in a collective
-for the slowest, layer by layer: its wait is spread over the step. At the end of a training step all exchange gradients
-together. So a slow GPU lowers the duty of all its peers, which keep a kernel running (the collective's) and claim 100 %
+Within a job every GPU computes for a time that depends on its clock, memory, links and host, then waits in a collective
+for the slowest, layer by layer: its wait is spread over the step. At the end of a training step all GPUs exchange
+gradients. So a slow GPU lowers the duty of all its peers, which keep the collective's kernel running and show 100 %
 utilisation.
 """
 
@@ -34,11 +34,11 @@ FIELDS = (
 
 @dataclass(slots=True)
 class Shares:
-    """How the GPUs spent the step. float64 [G] unless said otherwise.
+    """How the GPUs spent the step, float64 [G] unless noted.
 
     Attributes:
         held: bool, a job holds the GPU. main: computing and waiting layer by layer; sync: the exchange at a step's end;
-        spin: waiting in a collective for a rank that has stopped. What is left of 1 is time without a kernel.
+        spin: waiting in a collective for a rank that has stopped. The rest to 1 is time without a kernel.
         duty: part of main in which this GPU computes; tensor_duty: its busy SM cycles over those at full speed;
         gap: part of main without a kernel (host or PCIe is late); rate: steps per time over those at full speed;
         activity, rest_activity: for the physics; checkpoint: share of time in which one is written.
@@ -77,14 +77,14 @@ class Steps:
         self._lay_out()
 
     def gpus_of(self, job_id: str) -> Ints:
-        """GPU indices that a running job holds."""
+        """Return the GPU indices that a running job holds."""
         job = self.running[job_id]
         if job.gpus is not None:
             return np.array(job.gpus, np.int64)
         return np.concatenate([self._hw.gpus_of(n) for n in job.nodes])
 
     def job_at(self, gpu: int) -> str | None:
-        """The job that holds a GPU."""
+        """Return the job that holds a GPU."""
         j = int(self.job_of[gpu])
         return self._names[j] if j < len(self._names) else None
 
@@ -92,11 +92,11 @@ class Steps:
         return self._names[number] if number < len(self._names) else None
 
     def profile(self, field: str) -> Floats:
-        """A field of the profile of each GPU's job. float64 [G]; nothing runs where no job does."""
+        """Return a field of the profile of each GPU's job, float64 [G]; 0 without a job."""
         return self._fields[field][self.job_of]
 
     def _lay_out(self) -> None:
-        """Arrays per job and GPU, again after a job started or ended."""
+        """Build the arrays per job and GPU, after a job started or ended."""
         phases = dict(zip(self._names, self._phases.tolist(), strict=True))
         self._names = list(self.running)
         profiles = [job.profile for job in self.running.values()]
@@ -111,7 +111,7 @@ class Steps:
         self._start_s = np.array([job.start_s for job in self.running.values()] + [0.0])
 
     def _worst(self, values: Floats) -> Floats:
-        """The largest of each job's GPUs. float64 [J + 1]; 1 for idle ones."""
+        """Return the largest value of each job's GPUs, float64 [J + 1]; 1 for idle GPUs."""
         result = np.ones(len(self._names) + 1)
         if self._names:
             members = values[self._order][: int(self._held.sum())]
@@ -119,7 +119,7 @@ class Steps:
         return result
 
     def advance(self, now_s: float, dt_s: float, modifiers: Modifiers, physics: Physics) -> Shares:
-        """Shares of the step from `now_s` for `dt_s`, with the clocks that the physics allows."""
+        """Return the shares of the step from `now_s` for `dt_s`, with the clocks that the physics allows."""
         job, held = self.job_of, self._held
         fields = {name: self.profile(name) for name in (*PARTS, "activity")}
         late = fields["transfer"] / np.maximum(modifiers.pcie_speed(), 1e-3) + fields["host"] * modifiers.host_time
@@ -131,7 +131,7 @@ class Steps:
         )
         clock = np.maximum(physics.clock, 0.105)
         activity = fields["activity"]
-        for _ in range(2):  # clock and duty depend on each other: two rounds from the last step's clock settle them
+        for _ in range(2):  # clock and duty depend on each other: two rounds from the last clock are enough
             time = modifiers.work * (fields["compute"] / (clock * self._hw.speed) + other)
             slowest = self._worst(time)[job]
             duty = time / slowest
@@ -152,7 +152,7 @@ class Steps:
         )  # fmt: skip
 
     def _modes(self, now_s: float, dt_s: float, modifiers: Modifiers) -> tuple[Floats, Floats, Floats]:
-        """Per job: share of the step in which it runs; 1 where a rank has stopped; share spent in a checkpoint."""
+        """Return per job: share of the step in which it runs; 1 if a rank has stopped; share in a checkpoint."""
         stopped = self._worst((modifiers.stopped | modifiers.deadlocked).astype(np.float64))
         stopped[-1] = 0.0
         data = 1 - self._worst(1 - modifiers.running)
@@ -164,7 +164,7 @@ class Steps:
         return data * (1 - stopped) * (1 - checkpoint), stopped, checkpoint * (1 - stopped)
 
     def _phase_share(self, dt_s: float, slowest: Floats, modifiers: Modifiers, running: Floats) -> Floats:
-        """Part of the step that falls into main phases, exactly, from each job's place in its training step. [J + 1]"""
+        """Return the exact part of the step in main phases, from each job's place in its training step, [J + 1]."""
         result = np.ones(len(self._names) + 1)
         if not self._names:
             return result

@@ -1,7 +1,7 @@
-"""Jobs: what a training job does with its GPUs, and which jobs hold which nodes when.
+"""Plan jobs: what a training job does with its GPUs, and which jobs hold which nodes when.
 
-The nodes of a fleet are cut into groups that each run one job after the other, so that for a seed the plan of all jobs
-is known ahead (faults can be aimed at running jobs) and simulations of any length read the same plan.
+The nodes of a fleet are divided into groups that run one job after the other. So a seed's plan of all jobs is known
+ahead (faults can target running jobs), and simulations of any length have the same plan.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Profile:
     checkpoint_every_s: float
     checkpoint_s: float
 
-    # A step's time at full speed is made of these: what grows when a clock, HBM, NVLink, PCIe or the host is slow.
+    # Parts of a step's time at full speed, which grow when clock, HBM, NVLink, PCIe or host are slow.
     compute: float = 0.76
     memory: float = 0.12
     exchange: float = 0.09
@@ -44,7 +44,7 @@ NOTHING = Profile(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1e12, 0.0)  
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job before it runs: seconds count from the fleet's start, negative ones lie before it."""
+    """A job before it runs. Seconds count from the fleet's start; negative ones are before it."""
 
     id: str
     start_s: float
@@ -56,7 +56,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes that run one job after the other; `idle` ones wait a while for their first."""
+    """Nodes that run one job after the other; `idle` ones are idle before their first."""
 
     number: int
     nodes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Group:
 
 
 def draw_profile(rng: np.random.Generator, nodes: int) -> Profile:
-    """A training job; larger ones communicate more."""
+    """Return the profile of a training job; larger ones communicate more."""
     return Profile(
         step_s=float(rng.uniform(0.6, 5.0)),
         sync_share=float(rng.uniform(0.04, 0.10)) if nodes > 1 else float(rng.uniform(0.02, 0.05)),
@@ -82,7 +82,7 @@ def draw_profile(rng: np.random.Generator, nodes: int) -> Profile:
 
 
 def group_nodes(spec: FleetSpec, seed: int) -> list[Group]:
-    """Cut the fleet into groups: per pool and board one of half its nodes, one of a quarter, single nodes, a few idle.
+    """Divide the fleet into groups: per pool and board half its nodes, a quarter, single nodes, a few idle.
 
     Pools beyond 256 nodes get several large groups, so that no job is larger than 128 nodes.
     """
@@ -93,7 +93,7 @@ def group_nodes(spec: FleetSpec, seed: int) -> list[Group]:
             pools.setdefault((node.pool, node.sku), []).append(n)
     groups: list[Group] = []
     for nodes in pools.values():
-        free = list(nodes)  # in the order of the file: jobs lie on neighbouring nodes, as schedulers place them
+        free = list(nodes)  # in the order of the file: jobs get neighbouring nodes, as from schedulers
         sizes: list[int] = []
         if len(free) >= 4:
             half = min(128, 2 ** int(np.log2(len(free) / 2)))
@@ -113,7 +113,7 @@ def group_nodes(spec: FleetSpec, seed: int) -> list[Group]:
 
 
 def plan_group(group: Group, seed: int) -> Iterator[PlannedJob]:
-    """The jobs of one group, one after the other, for ever."""
+    """Yield the jobs of one group, one after the other, without end."""
     rng = np.random.default_rng([seed, 4, group.number])
     if group.idle:
         start = float(rng.uniform(1800, 3 * 3600))
@@ -131,7 +131,7 @@ def plan_group(group: Group, seed: int) -> Iterator[PlannedJob]:
 
 
 def planned_jobs(spec: FleetSpec, seed: int, until_s: float) -> list[tuple[Group, list[PlannedJob]]]:
-    """All jobs per group that start before `until_s`."""
+    """Return all jobs per group that start before `until_s`."""
     result = []
     for group in group_nodes(spec, seed):
         jobs = []
@@ -144,7 +144,7 @@ def planned_jobs(spec: FleetSpec, seed: int, until_s: float) -> list[tuple[Group
 
 
 def fixed_plan(jobs: list[JobSpec], spec: FleetSpec, start_ms: int, seed: int) -> list[PlannedJob]:
-    """Jobs that were given, with profiles drawn for them."""
+    """Return the plan of given jobs, with drawn profiles."""
     rng = np.random.default_rng([seed, 5])
     first: dict[str, int] = {}
     count = 0
@@ -163,7 +163,7 @@ def fixed_plan(jobs: list[JobSpec], spec: FleetSpec, start_ms: int, seed: int) -
 
 
 def restarted(job: PlannedJob, at_s: float, without: set[int]) -> PlannedJob | None:
-    """The same job again after a crash, without the nodes in `without`; None when no node is left or no time."""
+    """Return the job after a crash, without the nodes in `without`; None if no node or no time is left."""
     nodes = tuple(n for n in job.nodes if n not in without)
     if not nodes or job.end_s - at_s < 600 or job.gpus is not None:
         return None

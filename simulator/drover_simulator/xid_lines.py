@@ -1,4 +1,4 @@
-"""Kernel-log lines of the NVIDIA driver, in the form that the driver writes them."""
+"""Format kernel-log lines as the NVIDIA driver writes them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _TEXTS: Mapping[int, str] = MappingProxyType(
         154: "GPU recovery action changed from 0x0 (None) to {action}",
     }
 )
-# What the driver asks for after an XID, as XID 154 and recovery_action tell it.
-ASKS: Mapping[int, tuple[int, str]] = MappingProxyType(
+# XID -> what the driver asks for after it: the value of recovery_action, and its text in XID 154.
+RECOVERY_ACTIONS: Mapping[int, tuple[int, str]] = MappingProxyType(
     {
         64: (1, "0x1 (GPU Reset Required)"),
         79: (2, "0x2 (Node Reboot Required)"),
@@ -43,6 +43,6 @@ ASKS: Mapping[int, tuple[int, str]] = MappingProxyType(
 
 
 def xid_line(xid: int, pci: str, slot: int, pid: int = 0, after: int = 0) -> str:
-    """`NVRM: Xid (PCI:0000:3b:00): 79, ...`; `after` is the XID that an XID 154 follows."""
-    action = ASKS[after][1] if after else ""
+    """Return `NVRM: Xid (PCI:0000:3b:00): 79, ...`; `after` is the XID that an XID 154 follows."""
+    action = RECOVERY_ACTIONS[after][1] if after else ""
     return f"NVRM: Xid (PCI:{pci}): {xid}, " + _TEXTS[xid].format(pid=pid, slot=slot, action=action)

@@ -1,4 +1,4 @@
-"""Each trouble of the adversary shows in the columns, beside the same fleet without it; the plan keeps its word."""
+"""Each trouble of the adversary shows in the columns, compared with the same fleet without it; the plan is kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _hopper(fleet: AdversaryFleet) -> bool:
 
 
 class Seen:
-    """A fleet with one trouble beside its healthy twin: means over the trouble's last minutes, events, counters."""
+    """A fleet with one trouble and its healthy twin: means over the trouble's last minutes, events, counters."""
 
     def __init__(self, name: tuple[str, str], severity: float, **facts: float) -> None:
         fleet, kind = base(), KINDS[name]
@@ -99,7 +99,7 @@ class Seen:
     def xids(self) -> list[str]:
         return [e.code for e in self.events if e.kind == "xid"]
 
-    def told(self) -> list[str]:
+    def findings(self) -> list[str]:
         return [e.code for e in self.events if e.kind == "lifecycle"]
 
     def waits(self) -> bool:
@@ -161,7 +161,7 @@ SIGNS: dict[tuple[str, str], tuple[float, dict[str, float], Callable[[Seen], boo
         s.change("gpu_util_ratio") < 0.05 and s.change("gpu_util_ratio", s.peers) > 0.97
         and s.change("power_w", s.peers) < 0.7)),
     ("thermal", "cooling"): (1.0, {}, lambda s: warmer(s, "gpu_temp_c", s.gpu) > 10),
-    ("thermal", "fan"): (0.8, {"told": 1.0}, lambda s: (
+    ("thermal", "fan"): (0.8, {"reported": 1.0}, lambda s: (
         s.sick["last"]["fans_failed"][s.node] == 1 and s.change("gpu_temp_c") > 1.1)),
     ("memory", "uncorrectable"): (1.0, {"remapped": 0.0, "contained": 0.0}, lambda s: (
         s.xids()[:4] == ["48", "64", "95", "154"] and state("row_remap_failed", 1)(s))),
@@ -183,12 +183,12 @@ SIGNS: dict[tuple[str, str], tuple[float, dict[str, float], Callable[[Seen], boo
     ("xid", "spi_failure"): (1.0, {"mmu": 1.0}, lambda s: sorted(s.xids()) == ["122", "31"]),
     ("xid", "nvlink5"): (1.0, {}, lambda s: s.xids() == ["145", "154"]),
     ("liveness", "silent"): (1.0, {}, mute),
-    ("liveness", "gpu_lost"): (1.0, {}, lambda s: gone(s) and s.told() == ["gpu_lost"]),
+    ("liveness", "gpu_lost"): (1.0, {}, lambda s: gone(s) and s.findings() == ["gpu_lost"]),
     ("liveness", "driver_hung"): (1.0, {}, lambda s: (
-        s.told() == ["driver_hung"] and np.isnan(s.sick["last"]["power_w"][s.gpu]) and not mute(s))),
+        s.findings() == ["driver_hung"] and np.isnan(s.sick["last"]["power_w"][s.gpu]) and not mute(s))),
     ("liveness", "rack_power"): (1.0, {}, mute),
     ("liveness", "clock_wrong"): (8.0, {"sign": 1.0}, lambda s: (
-        s.told() == ["clock_wrong"] and abs(s.sick["last"]["clock_offset_s"][s.node] - 8) < 0.1)),
+        s.findings() == ["clock_wrong"] and abs(s.sick["last"]["clock_offset_s"][s.node] - 8) < 0.1)),
     ("drift", "power_limit"): (0.2, {}, lambda s: s.change("power_limit_w") < 0.83),
     ("drift", "clock_limit"): (0.3, {}, lambda s: s.change("sm_clock_mhz") < 0.9),
     ("idle", "held"): (1.0, {}, lambda s: (
@@ -212,10 +212,10 @@ SIGNS: dict[tuple[str, str], tuple[float, dict[str, float], Callable[[Seen], boo
     ("thermal", "inlet_rack"): (6.0, {}, lambda s: warmer(s, "inlet_temp_c", s.node) > 5),
     ("thermal", "inlet_all"): (6.0, {}, lambda s: warmer(s, "inlet_temp_c", s.nodes) > 5),
     ("drift", "rollout"): (1.0, {"each_s": 60.0, "away_s": 40.0}, lambda s: (
-        s.told()[:2] == ["agent_stopped", "agent_started"])),
+        s.findings()[:2] == ["agent_stopped", "agent_started"])),
     ("link", "leaf_down"): (1.0, {"hold_s": 600.0}, lambda s: (
         bool(np.all(s.sick["last"]["link_up"][s.links] == 0)) and s.change("power_w") < 0.7)),
-    ("liveness", "maintenance"): (1.0, {}, lambda s: mute(s) and s.told() == ["agent_stopped"]),
+    ("liveness", "maintenance"): (1.0, {}, lambda s: mute(s) and s.findings() == ["agent_stopped"]),
     ("liveness", "telemetry_gap"): (1.0, {}, mute),
     ("memory", "corrected_background"): (1.0, {}, lambda s: s.grown("ecc_dram_corrected") > 100),
     ("idle", "low_load"): (0.8, {}, lambda s: s.change("gpu_util_ratio", s.members) < 0.4),
@@ -342,9 +342,13 @@ def test_what_a_site_lacks_is_absent_and_never_a_number() -> None:
     for tick, _ in zip(fleet.ticks(), range(20), strict=False):
         for name, where in fleet.realism.gpu_lacks.items():
             assert np.isnan(tick.gpu[name][where]).all()
-        for columns, heard in ((tick.gpu, tick.gpu_heard), (tick.node, tick.node_heard), (tick.link, tick.link_heard)):
-            assert all(np.isnan(values[~heard]).all() for values in columns.values())
-            assert all(len(values) == len(heard) for values in columns.values())
+        for columns, present in (
+            (tick.gpu, tick.gpu_present),
+            (tick.node, tick.node_present),
+            (tick.link, tick.link_present),
+        ):
+            assert all(np.isnan(values[~present]).all() for values in columns.values())
+            assert all(len(values) == len(present) for values in columns.values())
 
 
 def test_a_coarse_run_is_the_same_fleet() -> None:

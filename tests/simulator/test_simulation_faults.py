@@ -182,7 +182,7 @@ SIGNATURES: dict[tuple[str, str], Callable[[Seen], bool]] = {
         and np.all(s.soon["power_w"][s.members] < s.before["power_w"][s.members] - 50)
         and np.median(s.soon["sm_clock_mhz"][s.members]) < 0.95 * np.median(s.before["sm_clock_mhz"][s.members])
     ),
-    ("sdc", "wrong_results"): lambda s: not s.slowed(),  # nothing tells it but a probe: test_simulated_probes.py
+    ("sdc", "wrong_results"): lambda s: not s.slowed(),  # only a probe shows it: test_simulated_probes.py
     ("thermal", "inlet"): lambda s: bool(np.all(s.soon["inlet_temp_c"][:8] > s.before["inlet_temp_c"][:8] + 6)),
 }
 
@@ -228,7 +228,7 @@ def test_xid_79_in_the_order_of_the_field() -> None:
         seen.fleet.step(10)
     assert [e.code for e in seen.fleet.take_events()] == ["gpu_back"]
     assert not np.isnan(seen.fleet.gpu_columns()["power_w"][seen.gpu])
-    assert seen.fleet.gpu_columns()["energy_j"][seen.gpu] < 1e6  # the driver was loaded anew
+    assert seen.fleet.gpu_columns()["energy_j"][seen.gpu] < 1e6  # the driver was loaded again
 
 
 def test_without_a_job_there_is_no_straggler() -> None:
@@ -345,7 +345,7 @@ def test_a_bad_file_of_faults_is_one_clear_line(tmp_path: Path, text: str | None
     assert "\n" not in str(error.value) and str(path) in str(error.value)
 
 
-def test_a_fleet_file_with_an_unknown_board_is_told(tmp_path: Path) -> None:
+def test_a_fleet_file_with_an_unknown_board_is_reported(tmp_path: Path) -> None:
     spec = FleetSpec(tuple(n.__class__(n.name, sku="B300-SXM") for n in SPEC.nodes[:1]))
     with pytest.raises(ValueError, match=r"B300-SXM.*H100-SXM"):
         SimulatedFleet(spec, 1, [], START_MS)

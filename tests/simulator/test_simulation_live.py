@@ -1,4 +1,4 @@
-"""What the simulated agents tell: readings per node, and a whole fleet over real gRPC streams."""
+"""What the simulated agents send: readings per node, and a whole fleet over real gRPC streams."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_a_board_does_not_have_is_absent_with_its_reason() -> None:
     assert "no_gpu_reason" in inventory(fleet.hardware, 2)
 
 
-def test_lost_hung_and_silent_are_told_apart() -> None:
+def test_lost_hung_and_silent_are_distinguished() -> None:
     spec = build_fleet(8, 1)
     faults = [
         Fault("liveness", "gpu_lost", "r01n01", 3, 2.0, None),
@@ -110,7 +110,7 @@ def test_lost_hung_and_silent_are_told_apart() -> None:
     assert all(not r.events for r in fleet.readings().values())
 
 
-def test_holdings_are_told_when_they_change() -> None:
+def test_holdings_are_reported_when_they_change() -> None:
     spec = build_fleet(2, 1)
     members = tuple(("r01n01", slot) for slot in range(4))
     jobs = [
@@ -118,12 +118,14 @@ def test_holdings_are_told_when_they_change() -> None:
         JobSpec("second", START_MS + 8_000, None, members),
     ]
     fleet = SimulatedFleet(spec, 1, [], START_MS, jobs)
-    told = []
+    findings = []
     for _ in range(10):
         fleet.step(1.0)
-        told += [(fleet.now_s, *h) for h in fleet.readings()["r01n01"].holdings]
-    assert [t for t in told if t[0] == 1] == [(1, s, "first") for s in range(4)] + [(1, s, None) for s in range(4, 8)]
-    assert [t for t in told if t[0] > 1] == [(5, s, None) for s in range(4)] + [(8, s, "second") for s in range(4)]
+        findings += [(fleet.now_s, *h) for h in fleet.readings()["r01n01"].holdings]
+    assert [t for t in findings if t[0] == 1] == [(1, s, "first") for s in range(4)] + [
+        (1, s, None) for s in range(4, 8)
+    ]
+    assert [t for t in findings if t[0] > 1] == [(5, s, None) for s in range(4)] + [(8, s, "second") for s in range(4)]
     assert [(j.id, j.start_ms, j.end_ms) for j in fleet.jobs] == [
         ("first", START_MS - 60_000, START_MS + 5_000),
         ("second", START_MS + 8_000, None),
@@ -197,16 +199,16 @@ def test_a_whole_fleet_streams_and_a_dead_node_says_no_goodbye(tmp_path: Path) -
     assert {hello.node for hello in server.hellos} == {n.name for n in spec.nodes}
     assert server.hellos[0].inventory["driver"]
     node_of = {hello.spool_id: hello.node for hello in server.hellos}
-    told: dict[str, list[str]] = {node: [] for node in spec.by_name}
+    findings: dict[str, list[str]] = {node: [] for node in spec.by_name}
     for (spool, _), event in sorted(server.events.items()):
-        told[node_of[spool]].append(event.code)
+        findings[node_of[spool]].append(event.code)
     for node in ("r01n01", "r01n03", "r01n04"):
-        assert (told[node][0], told[node][-1]) == ("agent_started", "agent_stopped")
-    assert "agent_stopped" not in told["r01n02"]
-    assert [code for code in told["r01n03"] if code.isdigit()] == ["64", "154"]
+        assert (findings[node][0], findings[node][-1]) == ("agent_started", "agent_stopped")
+    assert "agent_stopped" not in findings["r01n02"]
+    assert [code for code in findings["r01n03"] if code.isdigit()] == ["64", "154"]
     assert server.rows and not server.broken and server.repeated_rows == 0
     newest = {node: max(ts for key, ts in server.rows if key == node) for node in ("r01n01", "r01n03", "r01n04")}
-    assert len(set(newest.values())) == 1  # all told their last tick
+    assert len(set(newest.values())) == 1  # all sent their last tick
     labels = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert [(label["kind"], label["node"], label["gpu"]) for label in labels] == [
         ("memory", "r01n03", 5),

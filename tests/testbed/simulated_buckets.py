@@ -87,8 +87,8 @@ def adversary_buckets(fleet: AdversaryFleet, interval_ms: int = BUCKET_MS) -> It
     names = tuple(job.id for job in fleet.spec.jobs)
     for tick in fleet.ticks(interval_ms):
         bucket = Bucket(
-            tick.ts_ms - interval_ms, interval_ms, tick.gpu, tick.node, tick.gpu_heard.astype(np.int32),
-            tick.node_heard.astype(np.int32), fleet.holders(tick.ts_ms), names, tick.link,
+            tick.ts_ms - interval_ms, interval_ms, tick.gpu, tick.node, tick.gpu_present.astype(np.int32),
+            tick.node_present.astype(np.int32), fleet.holders(tick.ts_ms), names, tick.link,
         )  # fmt: skip
         yield bucket, tick.events
 

@@ -19,8 +19,8 @@ from drover_collector.api.recent_buckets import (
     recent,
 )
 from drover_collector.api.snapshot import ApiSnapshot, not_found, worst_first
+from drover_collector.detectors._lib.metrics import counter_share
 from drover_collector.detectors._lib.robust import Bools
-from drover_collector.detectors._lib.steady import counter_share
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.thermal.cooling import Cooling, cooling
 from drover_collector.detectors.thermal.detector import HELD_BY_HEAT, SLOWED_SHARE

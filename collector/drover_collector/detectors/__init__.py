@@ -1,13 +1,11 @@
-"""The detectors, in the order in which they run.
+"""Detect faults in windows of telemetry and events: one module for each detector, listed in MODULES.
 
-A detector is a module that has what `DetectorModule` names; to add one: docs/how-to/add-a-detector.md.
-It does no I/O and reads no clock: all it knows is its window and state. It owns the state that it is given (None at
-first) and may alter it in place; the caller keeps only the one it returns.
+To add a detector, write a module that fits `DetectorModule` and add it to MODULES (docs/how-to/add-a-detector.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,36 +20,45 @@ from drover_collector.detectors.risk import detector as risk
 from drover_collector.detectors.straggler import detector as straggler
 from drover_collector.detectors.thermal import detector as thermal
 from drover_collector.detectors.xid import detector as xid
+from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Finding, Incident
 
 
 class DetectorModule(Protocol):
-    """What a module has that is a detector."""
+    """A detector. It does no I/O and reads no clock: it knows its window and its state only.
+
+    Attributes:
+        QUIET_MS: how long without a finding until an incident no longer needs this detector; None: the detector reports
+            the end itself.
+        EXAMPLES: windows with and without a fault, which the tests play.
+    """
+
+    NAME: str
+    VERSION: int
 
     @property
-    def NAME(self) -> str: ...  # noqa: N802  # a module's constant, like those below
+    def QUIET_MS(self) -> int | None: ...  # noqa: N802  # a constant of the module
 
     @property
-    def VERSION(self) -> int: ...  # noqa: N802
+    def EXAMPLES(self) -> Sequence[Example]: ...  # noqa: N802  # a constant of the module
 
-    @property
-    def QUIET_MS(self) -> int | None: ...  # noqa: N802
+    def detect(self, window: Window, state: Any, now_ms: int, /) -> tuple[list[Finding], Any]:
+        """Return the findings of now and the new state.
 
-    @property
-    def EXAMPLES(self) -> Sequence[Example]: ...  # noqa: N802
+        Args:
+            state: what the last call returned; None at first. It may be changed in place.
+        """
 
-    def detect(self, window: Window, state: Any, now_ms: int, /) -> tuple[list[Finding], Any]: ...
+    def could_not_judge(self, window: Window, /) -> list[str]:
+        """Return a sentence for each fault that the newest bucket has no metrics for."""
 
-    def could_not_judge(self, window: Window, /) -> list[str]: ...
+    def restored(self, incidents: Sequence[Incident], index: FleetIndex, started_ms: int, /) -> Any:
+        """Return the state that resumes the open incidents of a former run of the collector; None if none is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """One detector, as the engine drives it.
-
-    Attributes:
-        quiet_ms: how long without a finding until its hold on an incident ends; None: it says when it is over.
-    """
+    """A row of DETECTORS; see `DetectorModule`."""
 
     name: str
     version: int
@@ -59,8 +66,17 @@ class Detector:
     could_not_judge: Callable[[Window], list[str]]
     examples: Sequence[Example]
     quiet_ms: int | None
+    restored: Callable[[Sequence[Incident], FleetIndex, int], Any] = lambda _incidents, _index, _started_ms: None
+
+    @classmethod
+    def of(cls, module: DetectorModule) -> Detector:
+        return cls(
+            module.NAME, module.VERSION, module.detect, module.could_not_judge, module.EXAMPLES, module.QUIET_MS,
+            module.restored,
+        )  # fmt: skip
 
 
+# In the order in which they run.
 MODULES: tuple[DetectorModule, ...] = (
     xid,
     liveness,
@@ -74,12 +90,4 @@ MODULES: tuple[DetectorModule, ...] = (
     idle,
     risk,
 )
-
-DETECTORS: tuple[Detector, ...] = tuple(
-    Detector(m.NAME, m.VERSION, m.detect, m.could_not_judge, m.EXAMPLES, m.QUIET_MS) for m in MODULES
-)
-
-# What each knows again after a restart of incidents that are open, beside what it sees in the last minutes.
-RESTORED: Mapping[str, Callable[[Sequence[Incident]], object]] = {
-    module.NAME: module.restored for module in (xid, memory, links, hang, thermal, straggler, drift, idle)
-}  # liveness needs the fleet too; kernel and risk tell again what still stands
+DETECTORS: tuple[Detector, ...] = tuple(Detector.of(module) for module in MODULES)

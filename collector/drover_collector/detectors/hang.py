@@ -1,10 +1,10 @@
-"""Hung jobs: all GPUs claim to be busy and none works; which one the others wait for.
+"""Detect hung jobs, whose GPUs all seem busy while none works, and the GPU that the others wait for.
 
-When a rank of a synchronous job stops, the others wait for it in a collective: a kernel that spins, so utilisation
-stays at 100 %, while tensor work, memory traffic and links fall to nothing, and power to a fraction of what it was.
-A job that waits for data shows the opposite (no kernel runs), one that saves a checkpoint has traffic.
+When a rank of a synchronous job stops, the others wait for it in a collective, a kernel that spins. Utilisation stays
+at 100 %, while tensor work, memory traffic and links fall to 0 and power to a fraction of its former level. In a job
+that waits for data no kernel runs, and one that saves a checkpoint has traffic.
 
-Every level is held against the job's own past, so that no kind of job or board needs a limit of its own.
+Every level is compared with the job's own past, so that no kind of job or board needs its own limit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
+from drover_collector.detectors._lib.metrics import Codes, Ints, column
 from drover_collector.detectors._lib.robust import Bools, Grouping
-from drover_collector.detectors._lib.steady import Codes, Ints, column
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import BUCKET_MS, Floats
@@ -37,7 +37,7 @@ NAME = "hang"
 VERSION = 1
 QUIET_MS = 60_000  # a job that works again or has ended
 
-# What work leaves behind, and how much of it a job must have shown to be judged by it.
+# Metrics that show work, and the level that a job must have reached to be judged by each.
 CHANNELS = {
     "tensor_active_ratio": 0.02,
     "dram_active_ratio": 0.03,
@@ -47,36 +47,36 @@ CHANNELS = {
     "pcie_rx_bytes_per_s": 1e7,
 }
 LEVELS = (*CHANNELS, "power_w")
-STILL = 0.05  # of the job's own level: polling of a collective's kernel leaves one or two percent
+STILL = 0.05  # of the job's own level: a collective's polling kernel keeps one or two percent
 WAITING_POWER = 0.75  # of the job's own power
-WAITING_POWER_ALONE = 0.6  # where nothing but power tells
+WAITING_POWER_ALONE = 0.6  # where power is the only metric
 SPINS = 0.9  # utilisation of a GPU that waits in a kernel
 RESTS = 0.5  # below it no kernel runs for most of the time
 SPINNING_SHARE = 0.5  # of the job's GPUs at least
-FEW_SHARE = 0.1  # of a job's GPUs: more that rest are no single culprit
+FEW_SHARE = 0.1  # of a job's GPUs: with more, no single GPU is the culprit
 LEARN_BUCKETS = 3
 LEARN_RATE = 0.05
 # Barriers around an evaluation or a save seldom last longer than a minute; NCCL's watchdog ends a job after ten.
-TELL_MS = 90_000
-TELL_ALONE_MS = 180_000  # where nothing but power tells
+REPORT_MS = 90_000
+REPORT_ALONE_MS = 180_000  # where power is the only metric
 CRITICAL_MS = 600_000
-FORGET_MS = 600_000  # a job that no GPU is held by any more
-HEARD_SHARE = 0.9  # of a job's GPUs that must be heard: what is not heard may be working
+FORGET_MS = 600_000  # after a job has left all its GPUs
+REPORTING_SHARE = 0.9  # of a job's GPUs that must report: the others may be working
 
 
 @dataclass(slots=True)
 class Job:
-    """What is known of one job."""
+    """Levels and state of one job."""
 
     level: dict[str, float] = field(default_factory=dict)  # median over its GPUs while it works
     worked: int = 0  # buckets
-    still_ms: int | None = None  # since when it stands still
+    still_ms: int | None = None  # start of its standstill
     seen_ms: int = 0
-    named: tuple[list[int], str] | None = None  # the GPUs it was first told to wait for, and what they did
+    named: tuple[list[int], str] | None = None  # the GPUs first reported as the culprits, and what they did
 
     @property
     def channels(self) -> list[str]:
-        """Those in which this job has shown work."""
+        """Metrics in which this job has shown work."""
         return [metric for metric in CHANNELS if self.shows(metric)]
 
     def shows(self, channel: str) -> bool:
@@ -85,35 +85,37 @@ class Job:
     def learn(self, medians: Mapping[str, float]) -> None:
         self.worked += 1
         rate = max(LEARN_RATE, 1.0 / self.worked)
-        for metric, now in medians.items():
-            if now == now:  # known
-                self.level[metric] = self.level.get(metric, now) * (1 - rate) + rate * now
+        for metric, value in medians.items():
+            if value == value:  # not NaN
+                self.level[metric] = self.level.get(metric, value) * (1 - rate) + rate * value
 
 
 @dataclass(slots=True)
 class HangState:
     jobs: dict[str, Job] = field(default_factory=dict)
-    left: list[Incident] = field(default_factory=list)  # open at the start
+    reopened: list[Incident] = field(default_factory=list)  # open when the collector started
     active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
-    held: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # by which jobs, in the last bucket, [G]
+    held: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # the job of each GPU in the last bucket, [G]
     running: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # these jobs, in the order of their groups
     grouping: Grouping | None = None
 
 
-def restored(incidents: Sequence[Incident]) -> HangState:
-    """State that still knows how the jobs worked which a former run of the collector left hanging."""
-    return HangState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.job is not None])
+def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> HangState:
+    """Return state that knows how the jobs with open incidents worked before they hung."""
+    return HangState(
+        reopened=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.job is not None]
+    )
 
 
-def _take_over(index: FleetIndex, s: HangState) -> None:
-    for incident in s.left:
+def _resume(index: FleetIndex, s: HangState) -> None:
+    for incident in s.reopened:
         level = {e.metric: e.expected for e in incident.evidence if e.metric in LEVELS and e.expected is not None}
         n = None if incident.node is None else index.node_number.get(incident.node)
         gpus: list[int] = [] if n is None else list(range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])))
         gpus = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g]))]
         why = str(incident.snapshot_of(NAME).get("why", "stopped")) if gpus else ""
         s.jobs[incident.job or ""] = Job(level, LEARN_BUCKETS, incident.since_ms, 0, (gpus, why))
-    s.left = []
+    s.reopened = []
 
 
 def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[Finding], HangState]:
@@ -122,51 +124,52 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
         s.active_ms = np.zeros(window.index.gpu_count, np.int64)
     if not window.fresh:
         return [], s
-    _take_over(window.index, s)
+    _resume(window.index, s)
     bucket = window.newest
     if s.grouping is None or not np.array_equal(bucket.jobs, s.held):
-        s.running = np.unique(bucket.jobs[bucket.jobs >= 0])  # a case names all jobs of its days
+        s.running = np.unique(bucket.jobs[bucket.jobs >= 0])  # a recorded case names all jobs of its days
         groups = np.where(bucket.jobs >= 0, np.searchsorted(s.running, bucket.jobs), -1).astype(np.int64)
         s.grouping, s.held = Grouping(groups), bucket.jobs
     names = [bucket.job_names[number] for number in s.running.tolist()]
     jobs = [s.jobs.setdefault(name, Job()) for name in names]
-    look = _Look(window, names, jobs, s.grouping)
-    s.active_ms[look.active | ~look.known] = bucket.end_ms
-    levels = np.array([look.medians[metric] for metric in LEVELS]).T.tolist()
+    activity = JobActivity(window, names, jobs, s.grouping)
+    s.active_ms[activity.active | ~activity.known] = bucket.end_ms
+    levels = np.array([activity.medians[metric] for metric in LEVELS]).T.tolist()
     for number, job in enumerate(jobs):
         job.seen_ms = bucket.end_ms
-        if not look.enough(number):
+        if not activity.enough(number):
             continue
-        if job.worked >= LEARN_BUCKETS and look.stands_still(number):
-            if job.still_ms is None:  # a long bucket tells what was so for most of it, not for how long
+        if job.worked >= LEARN_BUCKETS and activity.stands_still(number):
+            if job.still_ms is None:  # a long bucket shows what held for most of it, not for how long
                 job.still_ms = max(bucket.start_ms, bucket.end_ms - BUCKET_MS)
             continue
         job.still_ms = job.named = None
-        if look.util[number] >= RESTS:
+        if activity.util[number] >= RESTS:
             job.learn(dict(zip(LEVELS, levels[number], strict=True)))
     for name in [name for name, job in s.jobs.items() if bucket.end_ms - job.seen_ms > FORGET_MS]:
         del s.jobs[name]
-    return list(_findings(window, look, s, now_ms)), s
+    return list(_findings(window, activity, s, now_ms)), s
 
 
 def could_not_judge(window: Window) -> list[str]:
     have, result = window.newest.gpu, []
     if not (window.newest.jobs >= 0).any():
-        result.append("hung jobs: it is not known which job holds which GPU")
+        result.append("hung jobs: no data on which job holds which GPU")
     elif "gpu_util_ratio" not in have:
-        result.append("hung jobs: needs gpu_util_ratio")
+        result.append("hung jobs: the data lacks gpu_util_ratio")
     elif not any(metric in have for metric in LEVELS):
-        result.append("hung jobs: needs power_w or " + " or ".join(CHANNELS))
+        result.append("hung jobs: the data lacks power_w, " + ", ".join(CHANNELS) + "; one of them is needed")
     return result
 
 
-class _Look:
-    """The newest bucket, by GPU and by job.
+class JobActivity:
+    """What the GPUs of each job do in the newest bucket.
 
     Attributes:
-        names: of the jobs, in the order of all that is by job.
-        active, known: bool [G]: does some of what its job does when it works; whether that can be told.
-        sizes, heard: of each job's GPUs, int [J]. util: median of each job, float64 [J], NaN where unknown.
+        names: of the J jobs, in the order of all arrays [J].
+        active: bool [G], the GPU shows work. known: bool [G], its work can be judged.
+        sizes, reporting: number of each job's GPUs, and of those that report, int [J].
+        util: median utilisation of each job, float64 [J], NaN where unknown.
         medians: metric -> float64 [J] over each job's GPUs.
     """
 
@@ -177,13 +180,13 @@ class _Look:
         self.gpu_util = column(window, "gpu_util_ratio")
         self.sizes = self._number(self.held)
         self.silent: Bools = window.newest.gpu_rows == 0
-        self.heard = self._number(~np.isnan(self.gpu_util))
+        self.reporting = self._number(~np.isnan(self.gpu_util))
         self._spinning = self._number(self.gpu_util >= SPINS)
         values = {metric: column(window, metric) for metric in LEVELS}
         self.util, *medians = grouping.medians(np.array([self.gpu_util, *values.values()]))[0]
         self.medians = dict(zip(values, medians, strict=True))
         self.active, self.known = np.zeros(len(self.groups), bool), np.zeros(len(self.groups), bool)
-        levels = np.full((len(CHANNELS), len(jobs) + 1), np.nan)  # the last: of GPUs without a job
+        levels = np.full((len(CHANNELS), len(jobs) + 1), np.nan)  # last column: GPUs without a job
         for number, job in enumerate(jobs):
             levels[:, number] = [job.level[metric] if job.shows(metric) else np.nan for metric in CHANNELS]
         for metric, limits in zip(CHANNELS, STILL * levels[:, self.groups], strict=True):
@@ -192,18 +195,18 @@ class _Look:
         self._working = self._number(self.active)
 
     def enough(self, number: int) -> bool:
-        """Whether so many of a job's GPUs are heard that it can be judged."""
-        return bool(self.heard[number] >= max(2, HEARD_SHARE * self.sizes[number]))
+        """Return True if enough of a job's GPUs report to judge it."""
+        return bool(self.reporting[number] >= max(2, REPORTING_SHARE * self.sizes[number]))
 
     def _number(self, flags: Bools) -> npt.NDArray[np.intp]:
         return np.bincount(self.groups[flags & self.held], minlength=len(self._jobs))
 
     def highest(self, metric: str, number: int) -> float:
-        """Of a job's GPUs, NaN where none is known."""
+        """Return the highest value of a job's GPUs, NaN if none is known."""
         return float(np.fmax.reduce(column(self._window, metric)[self.groups == number], initial=np.nan))
 
     def stands_still(self, number: int) -> bool:
-        """None of its GPUs does anything, most of them run a kernel all the same, and power has fallen."""
+        """Return True if no GPU of a job works, most of them still run a kernel, and power has fallen."""
         if self._working[number] or self._spinning[number] < SPINNING_SHARE * self.sizes[number]:
             return False
         job = self._jobs[number]
@@ -213,70 +216,62 @@ class _Look:
         return bool(power <= (WAITING_POWER if job.channels else WAITING_POWER_ALONE) * usual)
 
 
-def _findings(window: Window, look: _Look, s: HangState, now_ms: int) -> Iterator[Finding]:
-    bucket, index = window.newest, window.index
-    for number, name in enumerate(look.names):
+def _findings(window: Window, activity: JobActivity, s: HangState, now_ms: int) -> Iterator[Finding]:
+    bucket = window.newest
+    for number, name in enumerate(activity.names):
         job = s.jobs.get(name)
         if job is None or job.still_ms is None or job.seen_ms != bucket.end_ms:
             continue
-        if not look.enough(number) and (job.named is None or not look.heard[number]):
-            continue  # what was told stands until it is over, but nothing begins on what is not known
-        since = job.still_ms
-        if bucket.end_ms - since < (TELL_MS if job.channels else TELL_ALONE_MS):
-            continue
-        members = np.flatnonzero(look.groups == number)
-        job.named = job.named or _culprits(look, s, members)
-        culprits, why = job.named
-        nodes = {int(index.gpu_node[g]) for g in culprits}
-        node = index.nodes[next(iter(nodes))].name if len(nodes) == 1 else None
-        gpu = int(index.gpu_slot[culprits[0]]) if len(culprits) == 1 else None
-        scope = "job" if node is None else "node" if gpu is None else "gpu"
-        named: tuple[Member, ...] = ((node, gpu),) if node is not None else tuple(
-            (index.nodes[int(index.gpu_node[g])].name, int(index.gpu_slot[g])) for g in members
-        )  # fmt: skip
-        waiting = len(members) - len(culprits)
-        text = f"Job {name} has stood still for {duration(bucket.end_ms - since)}: {waiting} of its GPUs wait"
-        if node is not None:
-            text += f" for {place(node, gpu)}, which {why}."
-        elif culprits:
-            text += f" for {len(culprits)} on {listing({index.nodes[n].name for n in nodes})}, each of which {why}."
-        else:
-            text += ", and none shows which one stopped."
-        advice = (
-            "Look at that rank's process (py-spy dump, the framework's flight recorder) before you end the job; then"
-            " test the GPU, and do not trust it if it stops another job."
-            if node is not None
-            else "Dump the stacks of all ranks (py-spy, the framework's flight recorder) before you end the job."
-        )
-        yield Finding(
-            NAME,
-            IncidentKind.HANG,
-            "rank_stopped" if node is not None else "standstill",
-            scope,
-            node,
-            gpu,
-            named,
-            now_ms,
-            since,
-            Severity.CRITICAL if bucket.end_ms - since >= CRITICAL_MS else Severity.WARNING,
-            0.85 if node is not None else 0.7,
-            RecommendedAction.PROBE if node is not None else RecommendedAction.WATCH,
-            text,
-            advice,
-            _evidence(look, number, job, bucket.end_ms),
-            name,
-            lost_gpus=float(len(culprits)),
-            waiting_gpus=float(waiting),
-            snapshot={"why": why} if why else {},
-        )
+        if not activity.enough(number) and (job.named is None or not activity.reporting[number]):
+            continue  # a reported hang stays until it ends, but none begins while too few GPUs report
+        if bucket.end_ms - job.still_ms >= (REPORT_MS if job.channels else REPORT_ALONE_MS):
+            yield _finding(window, activity, s, number, job, now_ms)
 
 
-def _culprits(look: _Look, s: HangState, members: npt.NDArray[np.intp]) -> tuple[list[int], str]:
-    """The few GPUs that are unlike the others, and what they do; none where none stands out."""
+def _finding(window: Window, activity: JobActivity, s: HangState, number: int, job: Job, now_ms: int) -> Finding:
+    assert job.still_ms is not None
+    end_ms, index, name = window.newest.end_ms, window.index, activity.names[number]
+    since = job.still_ms
+    members = np.flatnonzero(activity.groups == number)
+    job.named = job.named or _culprits(activity, s, members)
+    culprits, why = job.named
+    nodes = {int(index.gpu_node[g]) for g in culprits}
+    node = index.nodes[next(iter(nodes))].name if len(nodes) == 1 else None
+    gpu = int(index.gpu_slot[culprits[0]]) if len(culprits) == 1 else None
+    named: tuple[Member, ...] = ((node, gpu),) if node is not None else tuple(
+        (index.nodes[int(index.gpu_node[g])].name, int(index.gpu_slot[g])) for g in members
+    )  # fmt: skip
+    waiting = len(members) - len(culprits)
+    text = f"Job {name} has made no progress for {duration(end_ms - since)}: {waiting} of its GPUs wait"
+    if node is not None:
+        text += f" for {place(node, gpu)}, which {why}."
+    elif culprits:
+        text += f" for {len(culprits)} GPUs on {listing({index.nodes[n].name for n in nodes})}; each {why}."
+    else:
+        text += ", and no GPU stands out as the one that stopped."
+    advice = (
+        "Dump the stack of that rank's process (py-spy, the framework's flight recorder) before you end the job. Then"
+        " test the GPU; replace it if it stops another job."
+        if node is not None
+        else "Dump the stacks of all ranks (py-spy, the framework's flight recorder) before you end the job."
+    )
+    return Finding(
+        NAME, IncidentKind.HANG, "rank_stopped" if node is not None else "standstill",
+        "job" if node is None else "node" if gpu is None else "gpu", node, gpu, named, now_ms, since,
+        Severity.CRITICAL if end_ms - since >= CRITICAL_MS else Severity.WARNING,
+        0.85 if node is not None else 0.7,
+        RecommendedAction.PROBE if node is not None else RecommendedAction.WATCH, text, advice,
+        _evidence(activity, number, job, end_ms), name, lost_gpus=float(len(culprits)), waiting_gpus=float(waiting),
+        snapshot={"why": why} if why else {},
+    )  # fmt: skip
+
+
+def _culprits(activity: JobActivity, s: HangState, members: npt.NDArray[np.intp]) -> tuple[list[int], str]:
+    """Return the few GPUs that differ from the others, and what they do; no GPUs if none stands out."""
     few = max(1, int(FEW_SHARE * len(members)))
-    util, stopped_ms = look.gpu_util[members], s.active_ms[members]
-    resting, silent = members[util < RESTS], members[look.silent[members]]
-    for gpus, what in ((resting, "runs no kernel"), (silent, "is not heard")):
+    util, stopped_ms = activity.gpu_util[members], s.active_ms[members]
+    resting, silent = members[util < RESTS], members[activity.silent[members]]
+    for gpus, what in ((resting, "runs no kernel"), (silent, "does not report")):
         if len(gpus):
             return (gpus.tolist(), what) if len(gpus) <= few else ([], "")
     first = members[stopped_ms < stopped_ms.max()]
@@ -285,21 +280,21 @@ def _culprits(look: _Look, s: HangState, members: npt.NDArray[np.intp]) -> tuple
     return [], ""
 
 
-def _evidence(look: _Look, number: int, job: Job, to_ms: int) -> tuple[Evidence, ...]:
-    util = float(look.util[number])
+def _evidence(activity: JobActivity, number: int, job: Job, to_ms: int) -> tuple[Evidence, ...]:
+    util = float(activity.util[number])
     facts = [
         Evidence(f"utilisation of its GPUs: {util:.0%}", "gpu_util_ratio", util, from_ms=job.still_ms, to_ms=to_ms)
     ]
-    power, usual = float(look.medians["power_w"][number]), job.level.get("power_w")
+    power, usual = float(activity.medians["power_w"][number]), job.level.get("power_w")
     if usual is not None and not np.isnan(power):
-        text = f"power: {power:.0f} W; {usual:.0f} W while it worked"
+        text = f"power: {power:.0f} W; {usual:.0f} W while the job worked"
         facts.append(Evidence(text, "power_w", power, usual, from_ms=job.still_ms, to_ms=to_ms))
     for metric in job.channels:
-        most = look.highest(metric, number)
+        most = activity.highest(metric, number)
         if not np.isnan(most):
             share = most / job.level[metric]
             text = (
-                f"{BY_NAME[metric].label}: at most {share:.1%} of what it was while the job worked, on any of its GPUs"
+                f"{BY_NAME[metric].label}: at most {share:.1%} of its level while the job worked, on any GPU of the job"
             )
             facts.append(Evidence(text, metric, most, job.level[metric], from_ms=job.still_ms, to_ms=to_ms))
     return tuple(facts)
@@ -315,7 +310,7 @@ def _stop(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None
 
 
 def _starve(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
-    """The loader stands still: no kernel runs anywhere."""
+    """Stop the loader: no kernel runs on any GPU."""
     if number >= 5:
         for metric in ("tensor_active_ratio", "dram_active_ratio", "gpu_util_ratio"):
             gpu[metric][:] = 0.0
@@ -323,9 +318,7 @@ def _starve(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> No
 
 
 EXAMPLES = (
-    Example(
-        "a job without data: its GPUs rest, they do not hang", lambda: play(small_fleet(), 18, _starve), frozenset()
-    ),
+    Example("a job without data: its GPUs are idle, not hung", lambda: play(small_fleet(), 18, _starve), frozenset()),
     Example(
         "one rank stops, and the others spin in a collective",
         lambda: play(small_fleet(), 18, _stop),

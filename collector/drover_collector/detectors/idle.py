@@ -1,8 +1,7 @@
-"""GPUs that a job holds and does not use, and free ones that no job of whole nodes can use.
+"""Detect GPUs that a job holds without using them, and free GPUs that no job of whole nodes can use.
 
-Both are matters of people and of the scheduler, not of the hardware: nothing is asked for and no node is suspect. What
-a job holds idle is a note after half an hour and a warning after an hour; free GPUs in pieces are never more than a
-note.
+Both concern users and the scheduler, not the hardware, so nothing is recommended and no node is suspect. GPUs that a
+job holds idle are information after half an hour and a warning after an hour; scattered free GPUs are information only.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import numpy as np
 
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
 from drover_collector.detectors._lib.inventory import Codes
-from drover_collector.detectors._lib.steady import Ints, column
+from drover_collector.detectors._lib.metrics import Ints, column
 from drover_collector.detectors._lib.texts import duration, listing
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
+from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
     Evidence,
     Finding,
@@ -33,52 +33,52 @@ EVERY_MS = 60_000
 QUIET_MS = 180_000
 
 # Starts, checkpoints, evaluations and waits for data take minutes. Sites that end idle jobs write to their owners
-# first, and end them after two hours (Princeton Research Computing, "Utilization Policies": zero GPU utilisation).
+# first, and end the jobs after two hours (Princeton Research Computing, "Utilization Policies": zero GPU utilisation).
 IDLE_MS = 1_800_000
-# Their Job Defense Shield writes the first warning after 60 minutes (`first_warning_minutes`, cancel-zero-gpu-jobs).
+# Princeton's Job Defense Shield sends the first warning after 60 minutes (`first_warning_minutes`).
 WARN_MS = 3_600_000
-# Their users are written to at 24 GPU-hours without use too (`gpu_hours_threshold_user`, zero-util-gpu-hours, with
-# `min_run_time` 30 minutes); there over a week and all jobs of a user, here of one job at once.
+# It also warns at 24 GPU-hours without use (`gpu_hours_threshold_user`, `min_run_time` 30 minutes), there over a week
+# and all jobs of a user, here within one job.
 COSTLY_MS = 24 * 3_600_000  # of GPUs
-# No kernel in 95 % of the time, and power near rest: an idle H100 takes 70 to 120 W of 700, an A100 45 to 60 W of 400.
-IDLE_MS_KEPT = IDLE_MS + 300_000  # of what counts: so much of a break as takes this away is no use of a GPU
-BREAK = 10  # times its length is what a break takes away: half a minute's look at a notebook, or a save of nothing new
+IDLE_MS_KEPT = IDLE_MS + 300_000  # most idle time that counts: a longer break ends the idle state
+BREAK = 10  # times its length a break subtracts: half a minute in a notebook, or a save of nothing new, is no use
+# No kernel in 95 % of the time, and power near idle: an idle H100 takes 70 to 120 W of 700, an A100 45 to 60 W of 400.
 IDLE_UTIL = 0.05
 IDLE_POWER = 0.3  # of its limit
-TRAFFIC = {  # bytes per second: a job that copies is at work. Polling of the driver stays below.
+TRAFFIC = {  # bytes per second: a job that copies is working. Polling by the driver stays below.
     "nvlink_tx_bytes_per_s": 1e8,
     "nvlink_rx_bytes_per_s": 1e8,
     "pcie_tx_bytes_per_s": 1e7,
     "pcie_rx_bytes_per_s": 1e7,
 }
 
-# Ours. Worth a word when two nodes' worth of GPUs is free in a leaf and half of it or more on nodes that are in use.
+# Drover's own limits: two nodes' worth of GPUs are free under a leaf, half of them or more on nodes in use.
 SCATTERED_NODES = 2
 SCATTERED_SHARE = 0.5
-WHOLE_SHARE = 0.5  # of the held GPUs belong to jobs that hold whole nodes: else small pieces are what jobs want
+WHOLE_SHARE = 0.5  # of the held GPUs belong to jobs of whole nodes: otherwise jobs can use scattered GPUs
 
 
 @dataclass(slots=True)
 class IdleState:
-    idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # seen idle, but for short breaks, [G]
-    calm_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # the same less BREAK times the breaks, [G]
-    jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # who held each GPU, of `job_names`; -1 nobody
+    idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle time, except short breaks, [G]
+    calm_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle time less BREAK times the breaks, [G]
+    jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # each GPU's job, in `job_names`; -1: none
     job_names: tuple[str, ...] = ()
-    scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> since when
-    told_ms: int = 0
-    left: Sequence[Incident] = ()  # open at the start
+    scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> start
+    reported_ms: int = 0
+    reopened: Sequence[Incident] = ()  # open when the collector started
 
 
-def restored(incidents: Sequence[Incident]) -> IdleState:
-    """State that goes on counting where a former run of the collector stopped."""
-    return IdleState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> IdleState:
+    """Return state that continues to count from the start of each open incident."""
+    return IdleState(reopened=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
-def _take_over(window: Window, s: IdleState) -> None:
+def _resume(window: Window, s: IdleState) -> None:
     bucket, index = window.newest, window.index
     numbers = {name: number for number, name in enumerate(bucket.job_names)}
     s.jobs, s.job_names = np.full(index.gpu_count, -1, np.int32), bucket.job_names
-    for incident in s.left:
+    for incident in s.reopened:
         if incident.cause == "scattered" and incident.members:
             n = index.node_number.get(incident.members[0][0])
             if n is not None:
@@ -89,7 +89,7 @@ def _take_over(window: Window, s: IdleState) -> None:
                 s.jobs[g] = numbers[incident.job or ""]
                 s.idle_ms[g] = max(0, bucket.start_ms - incident.since_ms)
                 s.calm_ms[g] = IDLE_MS_KEPT
-    s.left = ()
+    s.reopened = ()
 
 
 def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[Finding], IdleState]:
@@ -101,10 +101,10 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
     if len(s.idle_ms) != window.index.gpu_count:
         s.idle_ms, s.calm_ms = np.zeros(window.index.gpu_count, np.int64), np.zeros(window.index.gpu_count, np.int64)
         s.jobs, s.job_names = np.full(window.index.gpu_count, -1, np.int32), ()
-        if s.left:
-            _take_over(window, s)
+        if s.reopened:
+            _resume(window, s)
     fresh = (bucket.jobs != _renumbered(s, bucket.job_names)) | (bucket.jobs < 0)
-    # What was not heard counts neither as idle nor as work: a gap in the data is no use of a GPU.
+    # A gap in the data counts neither as idle nor as work.
     length = bucket.length_ms * ((idle == 1) - BREAK * (idle == 0))
     s.calm_ms = np.where(fresh, 0, np.clip(s.calm_ms + length, 0, IDLE_MS_KEPT))
     before = s.idle_ms
@@ -114,16 +114,16 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
     for leaf in [leaf for leaf in s.scattered_ms if leaf not in scattered]:
         del s.scattered_ms[leaf]
     warns = ((before < WARN_MS) & (s.idle_ms >= WARN_MS)).any()
-    if 0 <= now_ms - s.told_ms < EVERY_MS and not warns:
+    if 0 <= now_ms - s.reported_ms < EVERY_MS and not warns:
         return [], s
     found = [*_jobs(window, s, now_ms)]
     found += [f for leaf, f in scattered.items() if now_ms - s.scattered_ms[leaf] >= IDLE_MS]
-    s.told_ms = now_ms if found else 0
+    s.reported_ms = now_ms if found else 0
     return found, s
 
 
 def _renumbered(s: IdleState, names: tuple[str, ...]) -> Codes:
-    """Who held each GPU before, as numbers of `names`; -1 for nobody, and for a job that is gone."""
+    """Return the former job of each GPU, numbered by `names`, int32 [G]; -1: none, or the job is gone."""
     if names == s.job_names:
         return s.jobs
     numbers = {name: number for number, name in enumerate(names)}
@@ -133,14 +133,14 @@ def _renumbered(s: IdleState, names: tuple[str, ...]) -> Codes:
 
 def could_not_judge(window: Window) -> list[str]:
     if not (window.newest.jobs >= 0).any():
-        return ["idle GPUs: it is not known which job holds which GPU"]
+        return ["idle GPUs: no data on which job holds which GPU"]
     if "gpu_util_ratio" not in window.newest.gpu:
-        return ["idle GPUs: needs gpu_util_ratio"]
+        return ["idle GPUs: the data lacks gpu_util_ratio"]
     return []
 
 
 def _idle(window: Window) -> Floats:
-    """1 idle, 0 at work, NaN where that cannot be told; float64 [G]."""
+    """Return 1 for an idle GPU, 0 for one at work, NaN where unknown; float64 [G]."""
     util = column(window, "gpu_util_ratio")
     power, limit = column(window, "power_w"), column(window, "power_limit_w")
     work = util >= IDLE_UTIL
@@ -152,8 +152,10 @@ def _idle(window: Window) -> Floats:
 
 
 def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
-    """One finding for each job that holds idle GPUs; where they have not cost much yet but some have rested for an
-    hour, of these alone."""
+    """Yield a finding for each job that holds idle GPUs.
+
+    If they have not cost much yet, but some were idle for an hour, the finding covers only those.
+    """
     bucket, index = window.newest, window.index
     long = (s.calm_ms >= IDLE_MS) & (bucket.jobs >= 0)
     for number in np.unique(bucket.jobs[long]).tolist():
@@ -174,12 +176,12 @@ def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
         yield Finding(
             NAME, IncidentKind.IDLE, "idle_gpus", "job", None, None, members, now_ms, now_ms - idle_ms,
             Severity.WARNING if warn else Severity.INFO, 0.9, RecommendedAction.NONE,
-            f"Job {job} holds {all_of} idle for {duration(idle_ms)} or longer: {hours:.1f} GPU-hours so far.",
-            "Ask its owner whether it waits for something, or asked for more than it uses; the GPUs are well.",
+            f"Job {job} has held {all_of} idle for {duration(idle_ms)} or longer: {hours:.1f} GPU-hours so far.",
+            "Ask the job's owner whether it waits for something or requested too many GPUs. The GPUs are healthy.",
             (
                 Evidence(f"on {listing({node for node, _ in members})}", from_ms=now_ms - idle_ms, to_ms=now_ms),
                 Evidence(f"no kernel most of the time, {util:.0%} at the median", "gpu_util_ratio", util, IDLE_UTIL),
-                Evidence(f"power near rest, {power:.0f} W at the median", "power_w", power),
+                Evidence(f"power near idle, {power:.0f} W at the median", "power_w", power),
             ),
             job, lost_gpus=float(count),
         )  # fmt: skip
@@ -190,14 +192,14 @@ def _known(window: Window, metric: str, gpus: Ints) -> bool:
 
 
 def _scattered(window: Window, s: IdleState) -> Iterator[tuple[int, Finding]]:
-    """Leafs whose free GPUs are mostly in pieces, and since when; told once that has lasted."""
+    """Yield (leaf, finding) where most free GPUs are scattered over nodes in use, and note since when."""
     bucket, index = window.newest, window.index
     sizes = np.diff(index.first_gpu)
     used = np.bincount(index.gpu_node[bucket.jobs >= 0], minlength=index.node_count)
-    heard = bucket.node_rows > 0
+    reporting = bucket.node_rows > 0
     if not used.any() or not len(sizes) or not _whole_jobs(bucket.jobs, index.gpu_node, sizes):
         return
-    free = np.where(heard, sizes - used, 0)
+    free = np.where(reporting, sizes - used, 0)
     partly = (free > 0) & (used > 0)
     for leaf in np.unique(index.leaf[partly]).tolist():
         here = index.leaf == leaf
@@ -208,18 +210,18 @@ def _scattered(window: Window, s: IdleState) -> Iterator[tuple[int, Finding]]:
         whole = int((here & (free == sizes) & (sizes > 0)).sum())
         members = tuple((index.nodes[n].name, None) for n in np.flatnonzero(here & partly).tolist())
         name = f"leaf {index.leafs[leaf]}" if index.leafs[leaf] else "the fleet"
-        nodes = "no node is free as a whole" if not whole else f"{whole} nodes are free as a whole"
+        nodes = "no node is entirely free" if not whole else f"{whole} nodes are entirely free"
         yield leaf, Finding(
             NAME, IncidentKind.IDLE, "scattered", "leaf", None, None, members, bucket.end_ms, since, Severity.INFO, 0.9,
             RecommendedAction.NONE,
-            f"{pieces} of {total} free GPUs under {name} lie in pieces on {len(members)} nodes in use; {nodes}.",
-            "Jobs of whole nodes cannot use them: have small jobs packed together (Slurm: CR_Pack_Nodes, LLN=no).",
-            (Evidence(f"pieces on {listing({node for node, _ in members})}", value=float(pieces), from_ms=since),),
+            f"{pieces} of {total} free GPUs under {name} are scattered over {len(members)} nodes in use; {nodes}.",
+            "Jobs of whole nodes cannot use them. Pack small jobs together (Slurm: CR_Pack_Nodes, LLN=no).",
+            (Evidence(f"free GPUs on {listing({node for node, _ in members})}", value=float(pieces), from_ms=since),),
         )  # fmt: skip
 
 
 def _whole_jobs(jobs: Codes, gpu_node: Codes, sizes: Codes) -> bool:
-    """Whether most held GPUs belong to jobs that have their nodes for themselves."""
+    """Return True if most held GPUs belong to jobs that hold whole nodes."""
     held = jobs >= 0
     pairs, counts = np.unique(jobs[held].astype(np.int64) * len(sizes) + gpu_node[held], return_counts=True)
     whole = counts == sizes[pairs % len(sizes)]
@@ -239,17 +241,17 @@ def _some_rest(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> 
 EXAMPLES = (
     Example("a checkpoint of ten minutes", lambda: play(small_fleet(), 63, _rests), frozenset()),
     Example(
-        "a job that holds GPUs and does nothing with them",
+        "a job that holds GPUs without using them",
         lambda: play(small_fleet(), 190, _some_rest),
         frozenset({("idle", "idle_gpus", "job", "info")}),
     ),
     Example(
-        "a job that has done so for an hour",
+        "a job that holds GPUs idle for an hour",
         lambda: play(small_fleet(), 370, _some_rest),
         frozenset({("idle", "idle_gpus", "job", "info"), ("idle", "idle_gpus", "job", "warning")}),
     ),
     Example(
-        "a job that has wasted a GPU's day within half an hour",
+        "a job that wastes 24 GPU-hours within half an hour",
         lambda: play(small_fleet(), 190, _rests),
         frozenset({("idle", "idle_gpus", "job", "warning")}),
     ),

@@ -1,4 +1,4 @@
-"""Device memory: failed and pending row remaps, uncorrected errors, the driver's verdict on SRAM.
+"""Detect faults of device memory: failed and pending row remaps, uncorrected errors, too many SRAM errors.
 
 Thresholds: DCGM 4.6 (DcgmGPUHardwareLimits.h), NVIDIA GPU Memory Error Management, NVML.
 """
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drover_collector.detectors._lib.crowd import SharedCondition, common_finding
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
-from drover_collector.detectors._lib.steady import Ints
+from drover_collector.detectors._lib.metrics import Ints
+from drover_collector.detectors._lib.shared_condition import SharedCondition, common_finding
 from drover_collector.detectors._lib.texts import place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
@@ -29,24 +29,22 @@ from drover_core.model.events import (
 
 NAME = "memory"
 VERSION = 1
-QUIET_MS = 300_000  # the condition must be gone this long: states of the driver do not flicker
+QUIET_MS = 300_000  # for which the condition must be gone
 
 REMAPPED_ROWS_WARN = 512  # uncorrectable remaps; every bank of the GPU has 8 spare rows (DCGM, NVIDIA)
-GROWTH_HELD_MS = 3_600_000  # an uncorrected error is told for this long: counters do not go back by themselves
+GROWTH_HELD_MS = 3_600_000  # for which an uncorrected error is reported: counters never fall by themselves
 
-# Corrected HBM errors per second. Azure's node check rejects a GPU at 20 million: reached within a week at this rate.
+# Corrected HBM errors per second. At this rate a GPU reaches Azure's limit for nodes, 20 million, within a week.
 STORM_PER_S = 33.0
 STORM_BUCKETS = 3
 
-# Rows replaced after corrected errors, within an hour or two: they can pile up without any XID until the GPU vanishes
-# (one had reached 254), and after more than 10 rows 83 % of nodes regress (SuperBench, ATC'24).
+# Rows replaced after corrected errors, within an hour or two. They can grow without any XID until the GPU vanishes (one
+# had reached 254); after more than 10 rows 83 % of nodes regress (SuperBench, ATC'24).
 PILE_ROWS = 10
 PILE_MS = 3_600_000
 
 COUNTERS = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
 STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected")
-
-
 JUDGED = (*STATES, *COUNTERS, "ecc_dram_corrected", "remapped_rows_corrected")
 
 
@@ -55,49 +53,50 @@ class MemoryState:
     last: dict[str, Floats] = field(default_factory=dict)  # newest known value of each counter, [G]
     grown_ms: dict[str, Floats] = field(default_factory=dict)  # when it last grew, [G], NaN never
     storm: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row, [G]
-    piles: dict[str, Floats] = field(default_factory=dict)  # rows of each GPU at the last two marks, and when told, [G]
-    marked_ms: int = 0
-    crowd: SharedCondition = field(default_factory=SharedCondition)
-    left: Sequence[Incident] = ()  # open at the start
+    piles: dict[str, Floats] = field(default_factory=dict)  # rows of each GPU at the last two checkpoints, [G]
+    checkpoint_ms: int = 0
+    shared: SharedCondition = field(default_factory=SharedCondition)
+    reopened: Sequence[Incident] = ()  # open when the collector started
 
 
-def restored(incidents: Sequence[Incident]) -> MemoryState:
-    """State that still tells for its hour what a former run of the collector saw grow, and since when each shows it:
-    a sick board that stood alone is not lost among many that show the same later."""
-    return MemoryState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.scope == "gpu"])
+def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> MemoryState:
+    """Return state with the start of each open condition, which keeps a single bad board apart from many later."""
+    return MemoryState(
+        reopened=[i for i in incidents if NAME in i.detectors and i.closed_ms is None and i.scope == "gpu"]
+    )
 
 
-def _take_over(index: FleetIndex, s: MemoryState) -> None:
-    for incident in s.left:
+def _resume(index: FleetIndex, s: MemoryState) -> None:
+    for incident in s.reopened:
         g = None if incident.node is None or incident.gpu is None else index.gpu(incident.node, incident.gpu)
         for e in incident.evidence if g is not None else ():
             if e.metric in JUDGED:
-                since = s.crowd.since_ms.setdefault(e.metric, np.zeros(index.gpu_count, np.int64))
+                since = s.shared.since_ms.setdefault(e.metric, np.zeros(index.gpu_count, np.int64))
                 since[g] = e.from_ms if e.from_ms is not None else incident.since_ms
             if e.metric in COUNTERS and e.value is not None and e.to_ms is not None:
                 s.last.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.value
                 s.grown_ms.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.to_ms
             elif e.metric == "remapped_rows_corrected" and e.to_ms is not None:
                 if not s.piles:
-                    s.piles = {name: np.full(index.gpu_count, np.nan) for name in ("before", "mark", "grew_ms")}
-                    s.marked_ms = incident.updated_ms
+                    s.piles = {name: np.full(index.gpu_count, np.nan) for name in ("before", "newest", "grew_ms")}
+                    s.checkpoint_ms = incident.updated_ms
                 s.piles["grew_ms"][g] = e.to_ms
-    s.left = ()
+    s.reopened = ()
 
 
 def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list[Finding], MemoryState]:
     s = state if state is not None else MemoryState()
     if not window.fresh:
         return [], s
-    if s.left:
-        _take_over(window.index, s)
+    if s.reopened:
+        _resume(window.index, s)
     bucket, found = window.newest, []
     for metric in STATES:
         values = bucket.gpu.get(metric)
         if values is None:
             continue
         flags = values >= (REMAPPED_ROWS_WARN if metric == "remapped_rows_uncorrected" else 1)
-        alone, since = s.crowd.split(window, metric, flags, bucket.start_ms)
+        alone, since = s.shared.split(window, metric, flags, bucket.start_ms)
         for g in np.flatnonzero(alone).tolist():
             found.append(_state_finding(window, g, metric, float(values[g]), int(since[g]), now_ms))
         found += _common(window, s, metric, _TEXTS[metric][0], now_ms)
@@ -109,12 +108,12 @@ def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list
             continue
         last = s.last.get(metric, np.full(len(values), np.nan))
         grown = s.grown_ms.setdefault(metric, np.full(len(values), np.nan))
-        more = values > last  # NaN: not known before, hence no growth
+        more = values > last  # NaN: unknown before, hence no growth
         grown[more] = bucket.end_ms
         s.last[metric] = np.where(np.isnan(values), last, values)
-        alone, _ = s.crowd.split(window, metric, now_ms - grown <= GROWTH_HELD_MS, bucket.start_ms)
+        alone, _ = s.shared.split(window, metric, now_ms - grown <= GROWTH_HELD_MS, bucket.start_ms)
         for g in np.flatnonzero(alone).tolist():
-            since_ms = int(grown[g]) - bucket.length_ms  # the bucket in which it grew, not its end
+            since_ms = int(grown[g]) - bucket.length_ms  # start of the bucket in which it grew
             found.append(_growth_finding(window, g, metric, float(s.last[metric][g]), since_ms, now_ms))
         found += _common(window, s, metric, "uncorrected_errors", now_ms)
     return found, s
@@ -122,40 +121,40 @@ def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list
 
 def could_not_judge(window: Window) -> list[str]:
     missing = [metric for metric in (*STATES, *COUNTERS, "ecc_dram_corrected") if metric not in window.newest.gpu]
-    return [f"memory faults told by {', '.join(missing)}: not in the data"] if missing else []
+    return [f"memory faults: the data lacks {', '.join(missing)}"] if missing else []
 
 
 _TEXTS: Mapping[str, tuple[str, Severity, float, RecommendedAction, str, str]] = {
     "row_remap_failed": (
         "remap_failed", Severity.CRITICAL, 0.99, RecommendedAction.DRAIN,
-        "could not replace a bad HBM row: a remap failed",
-        "Drain the node and run a field diagnostic; NVIDIA replaces a GPU whose remap failed.",
+        "could not replace a bad HBM row: a row remap failed",
+        "Drain the node and run a field diagnostic. NVIDIA replaces a GPU whose row remap failed.",
     ),
     "row_remap_pending": (
         "remap_pending", Severity.WARNING, 0.95, RecommendedAction.DRAIN,
-        "waits for a reset to replace a bad HBM row",
-        "Drain the node, and reset the GPU once it is idle; running work may finish first.",
+        "needs a reset to replace a bad HBM row",
+        "Drain the node, then reset the GPU when it is idle. Running jobs may finish first.",
     ),
     "sram_threshold_exceeded": (
         "sram_threshold", Severity.CRITICAL, 0.97, RecommendedAction.DRAIN,
-        "has had more SRAM errors than its driver accepts",
-        "Drain the node and run a field diagnostic; the driver's own limit marks it for replacement.",
+        "has more SRAM errors than its driver allows",
+        "Drain the node and run a field diagnostic. The GPU has passed the driver's own limit for replacement.",
     ),
     "remapped_rows_uncorrected": (
         "remaps_many", Severity.WARNING, 0.9, RecommendedAction.ADVISE,
-        f"has replaced {REMAPPED_ROWS_WARN} HBM rows or more: its spares run out",
-        "Plan its replacement, and give it no long job until then.",
+        f"has replaced {REMAPPED_ROWS_WARN} HBM rows or more and is running out of spare rows",
+        "Plan to replace the GPU. Give it no long job until then.",
     ),
 }  # fmt: skip
 
 
 def _common(window: Window, s: MemoryState, metric: str, cause: str, now_ms: int) -> Iterator[Finding]:
-    """What so many boards show at once that it says nothing of each."""
-    for many in s.crowd.together(metric):
+    """Yield a finding for each kind of board with many that show the same condition."""
+    for many in s.shared.shared(metric):
         yield common_finding(
             window, NAME, IncidentKind.MEMORY, cause, metric, many, now_ms,
-            "Look at how the counter is read first (driver, agent, DCGM) and at what was changed on all of them: so "
-            "many boards do not break in one day. None is drained for it.",
+            "Check first how the counter is read (driver, agent, DCGM) and what changed on all of these nodes: so many"
+            " boards do not fail in one day. Drover drains none of them for it.",
         )  # fmt: skip
 
 
@@ -171,7 +170,7 @@ def _state_finding(window: Window, g: int, metric: str, value: float, since_ms: 
 
 
 def _storms(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
-    """GPUs whose HBM keeps needing correction."""
+    """Report GPUs whose HBM needs constant correction."""
     if len(window.buckets) < 2:
         return
     seconds = (window.buckets[-1].end_ms - window.buckets[-2].end_ms) / 1000
@@ -181,42 +180,42 @@ def _storms(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
     rate = np.nan_to_num((now - before) / seconds)
     s.storm = np.where(rate >= STORM_PER_S, (s.storm if len(s.storm) else 0) + np.ones(len(rate), np.int64), 0)
     begun = window.buckets[-min(STORM_BUCKETS, len(window.buckets))].start_ms
-    alone, sinces = s.crowd.split(window, "ecc_dram_corrected", s.storm >= STORM_BUCKETS, begun)
+    alone, sinces = s.shared.split(window, "ecc_dram_corrected", s.storm >= STORM_BUCKETS, begun)
     yield from _common(window, s, "ecc_dram_corrected", "ecc_storm", now_ms)
     for g in np.flatnonzero(alone).tolist():
         node, gpu = window.index.member(g)
         since = int(sinces[g])
         evidence = Evidence(
-            f"{rate[g]:,.0f} corrected HBM errors a second", "ecc_dram_corrected", from_ms=since,
+            f"{rate[g]:,.0f} corrected HBM errors per second", "ecc_dram_corrected", from_ms=since,
             to_ms=window.newest.end_ms,
         )  # fmt: skip
         yield Finding(
             NAME, IncidentKind.MEMORY, "ecc_storm", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING,
-            0.85, RecommendedAction.PROBE, f"{place(node, gpu)} corrects {rate[g]:,.0f} HBM errors a second.",
-            "Its data are still right. Run a memory test when the node is free, and replace the GPU if it goes on.",
+            0.85, RecommendedAction.PROBE, f"{place(node, gpu)} corrects {rate[g]:,.0f} HBM errors per second.",
+            "Its data is still correct. Run a memory test when the node is free; replace the GPU if errors continue.",
             (evidence,), window.job_of(g),
         )  # fmt: skip
 
 
 def _piles(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
-    """GPUs whose HBM rows are replaced one after the other."""
+    """Report GPUs that replace HBM rows one after the other."""
     rows = window.newest.gpu.get("remapped_rows_corrected")
     if rows is None:
         return
     nothing = np.full(len(rows), np.nan)
     if not s.piles:
-        s.piles = {"before": rows.copy(), "mark": rows.copy(), "grew_ms": nothing.copy()}
-        s.marked_ms = window.newest.end_ms
-    if window.newest.end_ms - s.marked_ms >= PILE_MS:
-        s.piles["before"], s.piles["mark"] = s.piles["mark"], rows.copy()
-        s.marked_ms = window.newest.end_ms
-    for name in ("before", "mark"):  # a GPU that was not heard then, or was exchanged since
+        s.piles = {"before": rows.copy(), "newest": rows.copy(), "grew_ms": nothing.copy()}
+        s.checkpoint_ms = window.newest.end_ms
+    if window.newest.end_ms - s.checkpoint_ms >= PILE_MS:
+        s.piles["before"], s.piles["newest"] = s.piles["newest"], rows.copy()
+        s.checkpoint_ms = window.newest.end_ms
+    for name in ("before", "newest"):  # the GPU was not reporting then, or was replaced since
         low = np.isnan(s.piles[name]) | (rows < s.piles[name])
         s.piles[name] = np.where(low, rows, s.piles[name])
     s.piles["grew_ms"] = np.where(rows - s.piles["before"] >= PILE_ROWS, window.newest.end_ms, s.piles["grew_ms"])
-    told = window.newest.end_ms - s.piles["grew_ms"] <= PILE_MS
-    begun = min(s.marked_ms, window.newest.start_ms)
-    alone, sinces = s.crowd.split(window, "remapped_rows_corrected", told, begun)
+    growing = window.newest.end_ms - s.piles["grew_ms"] <= PILE_MS
+    begun = min(s.checkpoint_ms, window.newest.start_ms)
+    alone, sinces = s.shared.split(window, "remapped_rows_corrected", growing, begun)
     yield from _common(window, s, "remapped_rows_corrected", "remaps_pile_up", now_ms)
     for g in np.flatnonzero(alone).tolist():
         node, gpu = window.index.member(g)
@@ -241,7 +240,7 @@ def _piles(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
             0.8,
             RecommendedAction.PROBE,
             f"{place(node, gpu)} {shown} within two hours after corrected errors.",
-            "Run a memory test when the node is free, and give it no long job until then: such GPUs can vanish.",
+            "Run a memory test when the node is free. Give the GPU no long job until then: such GPUs can vanish.",
             (evidence,),
             window.job_of(g),
         )
@@ -261,7 +260,7 @@ def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms:
     return Finding(
         NAME, IncidentKind.MEMORY, "uncorrected_errors", "gpu", node, gpu, ((node, gpu),), now_ms, grown_ms,
         Severity.WARNING, 0.85, RecommendedAction.PROBE, f"{place(node, gpu)} has a new uncorrected {memory} error.",
-        "The program that used it has probably ended. Run a memory test on the GPU before its next long job.",
+        "The program that used the memory has probably crashed. Run a memory test on the GPU before its next long job.",
         (evidence,), window.job_of(g),
     )  # fmt: skip
 
@@ -272,7 +271,7 @@ def _remap_fails(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) 
 
 
 def _all_pending(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
-    """A driver that reads the field wrongly."""
+    """Let the driver read the field wrongly."""
     if number >= 2:
         gpu["row_remap_pending"][:] = 1
 
@@ -285,7 +284,7 @@ EXAMPLES = (
         frozenset({("memory", "remap_failed", "gpu", "critical")}),
     ),
     Example(
-        "all boards wait for a reset at once: one finding, which asks for no drain",
+        "all boards need a reset at the same time: one finding, without a drain",
         lambda: play(small_fleet(), 4, _all_pending),
         frozenset({("memory", "remap_pending_common", "rack", "warning")}),
     ),

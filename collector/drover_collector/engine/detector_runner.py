@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from drover_collector.detectors import Detector
 from drover_collector.detectors._lib.inventory import Inventory
-from drover_collector.detectors._lib.rhythm import ReportInterval, Times, least_silence_ms
+from drover_collector.detectors._lib.report_interval import ReportInterval, Times, least_silence_ms
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.risk.model import Troubles
@@ -88,7 +88,7 @@ class DetectorRunner:
     def add_bucket(self, bucket: Bucket) -> None:
         """Add the newest closed bucket. Buckets come in order of time."""
         self.buckets.append(bucket)
-        self.report_interval.hear(bucket)
+        self.report_interval.add_bucket(bucket)
         self._gpu_reported_ms[bucket.gpu_rows > 0] = bucket.end_ms
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         self._node_reported_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms

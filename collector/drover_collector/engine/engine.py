@@ -310,7 +310,7 @@ class Engine:
         if not isinstance(liveness_state, liveness.LivenessState):
             return NodeNow(0, (0,) * (end - first), said, resets, late_ms, asked)
         answered = tuple(liveness_state.answered_ms[first:end].tolist())
-        return NodeNow(int(liveness_state.heard_ms[n]), answered, said, resets, late_ms, asked)
+        return NodeNow(int(liveness_state.seen_ms[n]), answered, said, resets, late_ms, asked)
 
     def _asked(self, first: int, end: int) -> dict[int, int]:
         """Return what the drivers of a node's GPUs ask for, by their newest values: slot -> number, where not 0."""

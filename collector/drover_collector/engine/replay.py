@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import groupby
 
-from drover_collector.detectors._lib.inventory import Told
+from drover_collector.detectors._lib.inventory import InventoryReport
 from drover_collector.engine.engine import LAG_MS, Engine, Outcome
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
@@ -30,7 +30,7 @@ class Replay:
         buckets: Iterable[Bucket],
         events: Iterable[Event],
         policy: Policy,
-        inventories: Iterable[Told] = (),
+        inventories: Iterable[InventoryReport] = (),
         verdicts: Iterable[ProbeVerdict] = (),
     ) -> None:
         self._index, self._policy = index, policy
@@ -73,7 +73,7 @@ def replay(
     buckets: Iterable[Bucket],
     events: Iterable[Event],
     policy: Policy,
-    inventories: Iterable[Told] = (),
+    inventories: Iterable[InventoryReport] = (),
     verdicts: Iterable[ProbeVerdict] = (),
 ) -> Replay:
     """Return the engine's outcomes over a recorded case, in order; see `Replay`."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from drover_collector.detectors import RESTORED
+from drover_collector.detectors import DETECTORS
 from drover_collector.detectors.kernel import detector as kernel
-from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.detectors.xid import detector as xid
 from drover_collector.detectors.xid.state import XidState, back_in_service
 from drover_collector.engine.detector_runner import DetectorRunner
@@ -54,8 +53,8 @@ class DetectorWarmup:
         self.over: dict[object, Finding] = {}
         self.missed: dict[object, Finding] = {}
         self._known = [i for i in incidents if not {kernel.NAME, xid.NAME}.isdisjoint(i.detectors)]
-        runner.states |= {name: restored(incidents) for name, restored in RESTORED.items()}
-        runner.states[liveness.NAME] = liveness.restored(runner.index, incidents, runner.context.started_ms)
+        for detector in DETECTORS:
+            runner.states[detector.name] = detector.restored(incidents, runner.index, runner.context.started_ms)
         self._back, self._boots = back, Boots(runner.index)
         self._events = deque(sorted(((e.received_ms or e.ts_ms, e) for e in events), key=lambda entry: entry[0]))
         self._since: list[tuple[int, tuple[Event, ...] | str]] = []  # events judged, and nodes that returned, meanwhile

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from drover_collector.detectors._lib.inventory import Told
+from drover_collector.detectors._lib.inventory import InventoryReport
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
@@ -38,7 +38,7 @@ class BucketJudge(Protocol):
     def in_engine_thread(self, call: Callable[..., object], *args: object) -> Awaitable[object]:
         """Make a call in the engine's thread."""
 
-    def judge_bucket(self, bucket: Bucket, inventories: Sequence[Told]) -> None:
+    def judge_bucket(self, bucket: Bucket, inventories: Sequence[InventoryReport]) -> None:
         """Judge a bucket with the inventories that changed. In the engine's thread."""
 
     def judge_nothing(self) -> None:

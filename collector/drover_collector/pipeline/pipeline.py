@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from drover_collector.actions.dispatcher import ActionDispatcher
-from drover_collector.detectors._lib.inventory import Told
+from drover_collector.detectors._lib.inventory import InventoryReport
 from drover_collector.engine.engine import Engine, Outcome
 from drover_collector.engine.late_events import HISTORY_MS
 from drover_collector.engine.node_state import Survey
@@ -519,7 +519,7 @@ class Pipeline:
         self._note_settings()
         self._judge_left()
 
-    def judge_bucket(self, bucket: Bucket, inventories: Sequence[Told] = ()) -> None:
+    def judge_bucket(self, bucket: Bucket, inventories: Sequence[InventoryReport] = ()) -> None:
         for ts_ms, node, facts in inventories:
             self.engine.on_inventory(node, facts, ts_ms)
         self._note_settings()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from drover_collector.detectors._lib.inventory import Told
+from drover_collector.detectors._lib.inventory import InventoryReport
 from drover_collector.detectors.risk.model import KEPT_MS
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
@@ -42,7 +42,7 @@ class Inventories:
         self._mark = -1
         self._upto_ms = 0
 
-    def restore(self, now_ms: int, nodes: int) -> Sequence[Callable[[], Sequence[Told]]]:
+    def restore(self, now_ms: int, nodes: int) -> Sequence[Callable[[], Sequence[InventoryReport]]]:
         """Return the queries of a start: for each part of the nodes what each had before a rollout, then its newest."""
         slices = max(1, -(-nodes // SLICE_NODES))
         self._upto_ms = now_ms
@@ -52,7 +52,7 @@ class Inventories:
             for to_ms in (now_ms - BEFORE_MS, now_ms + OVERLAP_MS)
         ]
 
-    def changed(self, now_ms: int) -> Sequence[Told]:
+    def changed(self, now_ms: int) -> Sequence[InventoryReport]:
         """Return the newest inventory of each node that reported lately. The engine ignores what it knows."""
         mark = self._store.table_fingerprint("inventory")
         if mark == self._mark:
@@ -153,7 +153,7 @@ def _add_bucket(bucket: Bucket) -> Callable[[Engine], None]:
     return lambda engine: engine.recall(bucket)
 
 
-def _inventories(ask: Callable[[], Sequence[Told]]) -> Callable[[Engine], None]:
+def _inventories(ask: Callable[[], Sequence[InventoryReport]]) -> Callable[[Engine], None]:
     found = ask()
 
     def take(engine: Engine) -> None:

@@ -1,15 +1,13 @@
-"""Fleets made to prove detectors wrong: mixed, noisy, with faults of every kind and much that only looks like one.
+"""Draw fleets that are hard for detectors: mixed, noisy, with faults of every kind and many harmless look-alikes.
 
-`draw(seed, gpus=512, hours=4)` gives a fleet whose jobs, faults and labels are all known beforehand; `ticks` lets it
-run. What is drawn from which ranges, with sources, stands in docs/explanation/simulation.md. Tuning takes seeds
-1000-1999, scores 0-99.
+`draw(seed, gpus=512, hours=4)` returns a fleet whose jobs, faults and labels are all known beforehand; `ticks` runs it.
+docs/explanation/simulation.md has the ranges and sources. Tuning uses seeds 1000-1999, scoring 0-99.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from drover_simulator.adversary.jobs import Job, draw_jobs
 from drover_simulator.adversary.layout import draw_layout
 from drover_simulator.adversary.plan import draw_plan
 from drover_simulator.adversary.realism import Realism, draw_realism
-from drover_simulator.adversary.running import Running, Tick
+from drover_simulator.adversary.running import AdversaryRun, Tick
 from drover_simulator.adversary.trouble import Trouble
 from drover_simulator.hardware import Hardware
 
@@ -36,10 +34,11 @@ class AdversaryFleet:
     """A fleet with everything that will happen to it.
 
     Attributes:
-        spec: nodes, and all jobs with their starts and ends. labels: rows of labels.jsonl; beyond the contract they
-            have severity, onset, grown (when a straggler first lost 3 %), job, job_gpus, follows (the label that this
-            one comes out of or comes back after: an incident that is still open may rightly take it in).
-        inventory: rows of inventory.jsonl: {"ts", "node", "inventory": {...}}, at the start and when something changed.
+        spec: nodes, and all jobs with their starts and ends.
+        labels: rows of labels.jsonl, with additional keys: severity, onset, grown (when a straggler first lost 3 %),
+            job, job_gpus, follows (the label that this one results from or repeats: an incident that is still open may
+            include it).
+        inventory: rows of inventory.jsonl: {"ts", "node", "inventory": {...}}, at the start and at each change.
         crashes: number of a job that crashes -> XIDs that its nodes show.
     """
 
@@ -60,27 +59,21 @@ class AdversaryFleet:
         return self.hardware.gpus * self.hours / 24
 
     def ticks(self, interval_ms: int = 10_000) -> Iterator[Tick]:
-        """Every interval as it arrives: unpacks as (ts_ms, gpu, node, link, events), float64 columns, NaN absent.
+        """Yield every interval as it arrives: unpacks as (ts_ms, gpu, node, link, events), float64 columns, NaN absent.
 
-        The same fleet and interval give the same ticks, as often as it is asked. Intervals of a minute and more are
-        coarse: physics takes one step each.
+        Each call with the same interval yields the same ticks. With intervals of a minute and more, physics takes one
+        step each.
         """
-        return Running(self).ticks(interval_ms, max(1, round(self.hours * 3_600_000 / interval_ms)))
+        return AdversaryRun(self).ticks(interval_ms, max(1, round(self.hours * 3_600_000 / interval_ms)))
 
     def holders(self, at_ms: int) -> npt.NDArray[np.int32]:
-        """int32 [G]: index into `spec.jobs` of the job that holds each GPU at `at_ms`, -1 for none."""
+        """Return the index into `spec.jobs` of the job that holds each GPU at `at_ms`, int32 [G]; -1 for none."""
         held = np.full(self.hardware.gpus, -1, np.int32)
         at_s = (at_ms - self.start_ms) / 1000
         for number, job in enumerate(self.jobs):
             if job.start_s < at_s <= job.end_s:
                 held[job.gpus] = number
         return held
-
-    def write_case(self, path: Path, interval_ms: int = 10_000) -> dict[str, int]:
-        """Write the case folder `path` (which must not exist). Returns how many samples and events it has."""
-        from drover_simulator.adversary.case import write_case  # pyarrow is needed for it alone
-
-        return write_case(self, path, interval_ms)
 
 
 def draw(
@@ -92,7 +85,7 @@ def draw(
     negatives_per_1000_gpu_days: float = NEGATIVES_PER_1000_GPU_DAYS,
     start_ms: int = START_MS,
 ) -> AdversaryFleet:
-    """The fleet of a seed. Rates of 0 give one in which nothing goes wrong (natural noise, errors and jobs stay)."""
+    """Return the fleet of a seed. With rates of 0 it has no faults, only natural noise, errors and jobs."""
     rng = np.random.default_rng([seed, 100])
     nodes = draw_layout(rng, gpus, f"adversary-{seed}")
     hardware = Hardware(nodes, seed, float(rng.uniform(0.02, 0.045)), float(rng.uniform(0.004, 0.015)))

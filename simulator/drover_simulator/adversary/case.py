@@ -1,11 +1,11 @@
-"""An adversary's fleet as a case folder (docs/reference/cases.md). Rows of some nodes come late, out of order."""
+"""Write an adversary's fleet as a case folder (docs/reference/cases.md). Some nodes' rows are late, out of order."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,20 +15,18 @@ from drover_core.metrics.catalog import BY_NAME
 from drover_core.model.events import Event
 from drover_core.model.fleet import dump_json
 from drover_core.model.reports import event_report
+from drover_simulator.adversary import AdversaryFleet
 from drover_simulator.hardware import Bools, Floats
 
-if TYPE_CHECKING:
-    from drover_simulator.adversary import AdversaryFleet
-
 ROWS_PER_WRITE = 200_000
-DELAYED_SHARE = 0.01  # of the nodes: what they send is written after what the others sent a minute later
+DELAYED_SHARE = 0.01  # of the nodes: their rows are written after what the others sent a minute later
 
 
-def write_case(fleet: AdversaryFleet, path: Path, interval_ms: int) -> dict[str, int]:
-    """Write `path`; returns the number of samples and events.
+def write_case(fleet: AdversaryFleet, path: Path, interval_ms: int = 10_000) -> dict[str, int]:
+    """Write the case folder `path`. Return the number of samples and events.
 
     Raises:
-        FileExistsError: `path` is there already.
+        FileExistsError: `path` exists.
     """
     path.mkdir(parents=True)
     return write_into(fleet, path, interval_ms)
@@ -37,7 +35,7 @@ def write_case(fleet: AdversaryFleet, path: Path, interval_ms: int) -> dict[str,
 def write_into(
     fleet: AdversaryFleet, path: Path, interval_ms: int, progress: Callable[[int], object] = int
 ) -> dict[str, int]:
-    """The same into a folder that exists; `progress` is told how many ticks are written."""
+    """Write into an existing folder; call `progress` with the number of ticks written so far."""
     hw = fleet.hardware
     names = np.array(hw.names, object)
     slots = hw.gpu_slot.astype(np.uint8)
@@ -53,9 +51,9 @@ def write_into(
     events: list[Event] = []
     for number, tick in enumerate(fleet.ticks(interval_ms), 1):
         columns = (tick.gpu, tick.node, tick.link)
-        heard = (tick.gpu_heard, tick.node_heard, tick.link_heard)
-        for file, skew, values, there in zip(files, of_row, columns, heard, strict=True):
-            file.add(tick.ts_ms - interval_ms // 2 + skew, there, values)  # means over the interval, at its middle
+        arrived = (tick.gpu_present, tick.node_present, tick.link_present)
+        for file, skew, values, present in zip(files, of_row, columns, arrived, strict=True):
+            file.add(tick.ts_ms - interval_ms // 2 + skew, present, values)  # means over the interval, at its middle
         events += tick.events
         progress(number)
     for file in files:
@@ -74,7 +72,7 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 class _File:
-    """Rows of one scope, written in blocks."""
+    """Parquet file of one scope, written in blocks of rows."""
 
     def __init__(self, path: Path, keys: dict[str, Any], delayed: Bools) -> None:
         self._path, self._keys, self._delayed = path, keys, delayed
@@ -84,11 +82,11 @@ class _File:
         self._waiting = 0
         self.samples = 0
 
-    def add(self, ts_ms: Any, there: Bools, columns: dict[str, Floats]) -> None:
-        """Take the rows of one tick that are `there`; `ts_ms` int64 per row."""
-        self._rows.append((ts_ms, there & ~self._delayed, columns))
-        self._later.append((ts_ms, there & self._delayed, columns))
-        self._waiting += len(there)
+    def add(self, ts_ms: Any, present: Bools, columns: dict[str, Floats]) -> None:
+        """Add the rows of one tick that are `present`; `ts_ms` int64 per row."""
+        self._rows.append((ts_ms, present & ~self._delayed, columns))
+        self._later.append((ts_ms, present & self._delayed, columns))
+        self._waiting += len(present)
         self.samples += sum(int(np.count_nonzero(~np.isnan(values))) for values in columns.values())
         if self._waiting >= ROWS_PER_WRITE:
             self._flush()
@@ -98,7 +96,7 @@ class _File:
         if not together:
             return
         names = list(together[0][2])
-        keep = [there for _, there, _ in together]
+        keep = [present for _, present, _ in together]
         arrays: dict[str, Any] = {
             "ts": pa.array(np.concatenate([ts[k] for (ts, k, _) in together])).cast(pa.timestamp("ms", "UTC"))
         }
@@ -119,7 +117,7 @@ class _File:
 
 
 def _column(name: str, values: Floats) -> Any:
-    """At the resolution that the store has; null where absent."""
+    """Return the values at the store's resolution; null where absent."""
     step, gone = BY_NAME[name].step, np.isnan(values)
     if not step:
         return pa.array(values, pa.float64(), mask=gone)

@@ -1,4 +1,4 @@
-"""What is drawn for a trouble beyond its severity: how its chain goes, what shows of it, what a link trains to."""
+"""Draw the details of a trouble beyond its severity: its sequence of events, its signs, what a link trains to."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from drover_simulator.adversary.kinds import (
 from drover_simulator.hardware import Hardware, Ints
 from drover_simulator.modifiers import LANE_SPEED
 
-# Shares that are assumed: how often a fault gives no reason of its own.
-CLOCK_SILENT, HBM_SILENT, HOST_BUSY, FAN_TOLD, NIC_TRAINED_LOWER = 0.4, 0.5, 0.5, 0.6, 0.5
+# Assumed shares of faults that show no reason (clock, HBM) or a second sign (host, fan, NIC).
+CLOCK_SILENT, HBM_SILENT, HOST_BUSY, FAN_REPORTED, NIC_TRAINED_LOWER = 0.4, 0.5, 0.5, 0.6, 0.5
 MOST_XIDS = 6
 
 
@@ -28,7 +28,7 @@ def facts_of(
     rng: np.random.Generator, name: tuple[str, str], hw: Hardware, nodes: Ints, gpus: Ints, job: Job | None,
     severity: float,
 ) -> dict[str, float]:  # fmt: skip
-    """Name -> value; "severity" is among them where what can be set differs from what was drawn."""
+    """Return name -> value; "severity" is included where the value that can be set differs from the drawn one."""
     u = rng.uniform
     drawn: dict[str, float] = {"seed": float(rng.integers(1 << 30)), "watchdog_s": float(u(30, 600))}
     g, sku = int(gpus[0]), hw.sku_of_node[int(nodes[0])]
@@ -39,16 +39,11 @@ def facts_of(
     elif name == ("straggler", "host"):
         drawn["busy"] = float(u(0.3, 1.0) * (rng.random() < HOST_BUSY))
     elif name == ("thermal", "fan"):
-        drawn["told"] = float(rng.random() < FAN_TOLD)
+        drawn["reported"] = float(rng.random() < FAN_REPORTED)
     elif name == ("straggler", "nic"):
         drawn["trained_lower"] = float(rng.random() < NIC_TRAINED_LOWER)
     elif name == ("straggler", "pcie") and job is not None:
-        share = job.profile.transfer
-        generation, width = int(hw.pcie_generation[g]), int(hw.pcie_width[g])
-        g2, w2 = pcie_state(float(left_of(share, severity)), generation, width)
-        speed = LANE_SPEED[g2] * w2 / (LANE_SPEED[generation] * width)
-        drawn |= {"generation": g2, "width": w2, "severity": float(1 - 1 / (1 + share * (1 / speed - 1)))}
-        drawn["replays_per_s"] = float(rng.choice([0.0, 0.1, 2.0]))
+        drawn |= _pcie(rng, hw, g, job, severity)
     elif name in (("straggler", "nvlink"), ("link", "nvlink")):
         drawn |= _nvlink(rng, name, hw, g, job, severity)
     elif name == ("link", "ib_flap"):
@@ -75,6 +70,17 @@ def facts_of(
     elif name == ("drift", "rollout"):
         drawn |= {"each_s": float(u(60, 240)), "away_s": float(u(30, 55))}
     return drawn
+
+
+def _pcie(rng: np.random.Generator, hw: Hardware, g: int, job: Job, severity: float) -> dict[str, float]:
+    share = job.profile.transfer
+    generation, width = int(hw.pcie_generation[g]), int(hw.pcie_width[g])
+    g2, w2 = pcie_state(float(left_of(share, severity)), generation, width)
+    speed = LANE_SPEED[g2] * w2 / (LANE_SPEED[generation] * width)
+    lost = float(1 - 1 / (1 + share * (1 / speed - 1)))
+    return {
+        "generation": g2, "width": w2, "severity": lost, "replays_per_s": float(rng.choice([0.0, 0.1, 2.0]))
+    }  # fmt: skip
 
 
 def _nvlink(

@@ -1,9 +1,9 @@
-"""Jobs that start, stop and overlap, and what each of their GPUs does by design.
+"""Draw jobs that start, stop and overlap, and what each of their GPUs does by design.
 
-Patterns: `data` (all ranks alike), `tensor` (data parallel over nodes whose GPUs share every layer: much NVLink),
-`pipeline` (stages of different work, by design), `expert` (mixture of experts: shares of work that wander),
-`inference` (replicas on their own, with the day's rhythm). Mix, step parts and durations are assumed; sizes are powers
-of two as schedulers of training clusters show them, up to 2,048 GPUs.
+Patterns: `data` (equal ranks), `tensor` (data parallel over nodes whose GPUs share every layer: much NVLink),
+`pipeline` (stages of different work), `expert` (mixture of experts: varying shares of work), `inference` (independent
+replicas, with the day's rhythm). Mix, step parts and durations are assumed; sizes are powers of two, as in schedulers
+of training clusters, up to 2,048 GPUs.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Job:
 
     Attributes:
         team: GPUs that make their steps together (all of them in training, a replica in inference).
-        work: share of the work by design, 1 for the slowest. asks: factors on what the profile asks of each GPU.
-        uneven: spread of work from step to step that no design explains. load: mean, day's swing, noise (inference).
+        work: share of the work by design, 1 for the slowest. asks: factors on the profile of each GPU, by field.
+        uneven: random spread of work from step to step. load: mean, day's swing, noise (inference).
     """
 
     id: str
@@ -55,7 +55,7 @@ class Job:
         return self.start_s + self.warm_s
 
     def again(self, id_: str, start_s: float, without: set[int], hardware: Hardware) -> Job | None:
-        """The job after a crash, on the nodes that are left; None where none is."""
+        """Return the job after a crash, on its remaining nodes; None if there are none."""
         keep = ~np.isin(hardware.gpu_node[self.gpus], list(without))
         if not keep.any():
             return None
@@ -67,7 +67,7 @@ class Job:
 
 
 def draw_profile(rng: np.random.Generator, pattern: str, nodes: int) -> Profile:
-    """What a job asks of its GPUs; ranges assumed around those of `workload.draw_profile`."""
+    """Return the profile of a job; ranges are assumed, around those of `workload.draw_profile`."""
     u = rng.uniform
     many = nodes > 1
     memory, transfer, host = u(0.08, 0.22), u(0.01, 0.04), u(0.005, 0.03)
@@ -97,7 +97,7 @@ def draw_profile(rng: np.random.Generator, pattern: str, nodes: int) -> Profile:
 
 
 def _stages(rng: np.random.Generator, nodes: int) -> tuple[Ints, Floats, dict[str, Floats]]:
-    """Pipeline stage of each node, and per stage the work and what it asks for otherwise than the others."""
+    """Return the pipeline stage of each node, and per stage the work and the factors on the profile."""
     most = int(np.log2(nodes))
     count = 2 ** int(rng.integers(1, min(4, most) + 1))
     stage = (np.arange(nodes) * count // nodes) if rng.random() < 0.5 else (np.arange(nodes) % count)
@@ -142,7 +142,7 @@ def draw_job(
 
 
 def draw_jobs(rng: np.random.Generator, hardware: Hardware, until_s: float) -> list[Job]:
-    """All jobs of the fleet until `until_s`, in order of start; those that run at 0 have started before it."""
+    """Return all jobs of the fleet until `until_s`, in order of start; those running at 0 started before."""
     pools: dict[str, list[int]] = {}
     for n, node in enumerate(hardware.spec.nodes):
         pools.setdefault(node.pool, []).append(n)
@@ -166,7 +166,7 @@ def _pool(
             if size > len(free):
                 size = 2 ** int(np.log2(len(free)))
             first = False
-            # Neighbours, as schedulers place them; now and then what is left here and there.
+            # Usually neighbours, as from schedulers; sometimes scattered nodes.
             taken = free[:size] if rng.random() < 0.85 else sorted(rng.choice(free, size, replace=False).tolist())
             free = [n for n in free if n not in set(taken)]
             wait_s = 0.0 if at_s < 0 else float(rng.uniform(20, 900))

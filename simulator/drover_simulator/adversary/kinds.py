@@ -1,9 +1,9 @@
-"""What can go wrong in the adversary's fleets, how often, how hard, how long, and what only looks wrong.
+"""List the adversary's faults and hard negatives, with frequency, severity and duration.
 
-Severity of a straggler is the share of its speed that the unit loses in the job that it works in, whatever slows it
-(0.10: its step takes 11 % longer), so that curves over severity mean the same for every cause. Field rates (Llama 3:
-0.474 interruptions per 1,000 GPU-days) would need years: the mix is for scoring, and precision at the field's
-prevalence is worked out from it. Sources stand at the rows; "assumed" where none is known.
+The severity of a straggler is the share of its speed that the unit loses in its job, by any cause (0.10: its step takes
+11 % longer), so that curves over severity are comparable between causes. Field rates (Llama 3: 0.474 interruptions per
+1,000 GPU-days) would need years: the mix is for scoring, and precision at the field's prevalence is computed from it.
+Comments name the sources; "assumed" if there is none.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Kind:
     """One kind and cause.
 
     Attributes:
-        scope: gpu, node, job, rack, leaf, pool or fleet. hardware: to be found; else nobody may drain for it.
+        scope: gpu, node, job, rack, leaf, pool or fleet. hardware: must be found; False: must not lead to a drain.
         needs: train (a training job), many (one on several nodes), any (any job), serve (inference), free (nothing).
-        ends_job: it ends the job that the target is in; the job starts again without the node (`returns`: with it).
-        severity: log-uniform range. duration_s: log-uniform range. onsets: drawn from. boards: only these, if any.
+        ends_job: it ends the target's job, which starts again without the node.
+        severity, duration_s: log-uniform ranges. onsets: one is drawn. boards: if not empty, only these.
     """
 
     scope: str
@@ -51,7 +51,7 @@ class Kind:
 
 
 _SLOW = (0.03, 0.35)  # down to 3 %; MegaScale's machines are about 10 % slow
-_GRAY = (600.0, 10_800.0)  # Greyhound: compute about 10 min, communication about 24 min; what nobody mends lasts
+_GRAY = (600.0, 10_800.0)  # Greyhound: compute about 10 min, communication about 24 min; unrepaired faults last
 _TALK = (900.0, 10_800.0)
 _DEAD = (300.0, 7200.0)  # until the repair: in the field 0.85 d in the median (InfiniteHBD), here cut
 
@@ -73,7 +73,7 @@ FAULTS: Mapping[tuple[str, str], Kind] = MappingProxyType(
         ("memory", "remap_failed"): Kind("gpu", True, "free", 1, (1.0, 1.0), _DEAD),
         # severity: corrected errors per second; Azure rejects at 20 million, gcm at 50 million
         ("memory", "ecc_storm"): Kind("gpu", True, "free", 1, (60.0, 5000.0), _GRAY, ANY_ONSET),
-        # one GPU reached 254 corrected remaps with no XID at all, then vanished; severity: rows per minute
+        # one GPU reached 254 corrected remaps without any XID, then vanished; severity: rows per minute
         ("memory", "remaps_pile_up"): Kind("gpu", True, "free", 1, (0.5, 6.0), (1800.0, 10_800.0)),
         ("memory", "sram_threshold"): Kind("gpu", True, "free", 1, (1.0, 1.0), _DEAD),
         # severity: share of the NVLinks that are lost
@@ -97,10 +97,10 @@ FAULTS: Mapping[tuple[str, str], Kind] = MappingProxyType(
         ("drift", "driver"): Kind("node"),
         ("drift", "vbios"): Kind("gpu"),
         ("drift", "ecc_mode"): Kind("gpu"),
-        # severity: share of the limit or clock that someone left taken away
+        # severity: share of the limit or clock that was left removed
         ("drift", "power_limit"): Kind("node", severity=(0.07, 0.35)),
         ("drift", "clock_limit"): Kind("node", severity=(0.07, 0.35)),
-        # a job that holds its GPUs and does nothing
+        # a job that holds its GPUs idle
         ("idle", "held"): Kind("job", True, "any", 2, (1.0, 1.0), (2700.0, 14_400.0)),
     }
 )
@@ -122,7 +122,7 @@ NEGATIVES: Mapping[tuple[str, str], Kind] = MappingProxyType(
         ("hang", "data_stall"): Kind("job", False, "train", 3, (0.4, 1.0), (60.0, 900.0)),
         ("hang", "checkpoint"): Kind("job", False, "train", 3, (1.0, 1.0), (30.0, 480.0)),
         ("hang", "evaluation"): Kind("job", False, "train", 2, (0.3, 0.8), (120.0, 1200.0)),
-        # a bug of the job: all ranks spin in a collective that nobody ends; no unit is to blame
+        # a bug of the job: all ranks spin in a collective that never ends; no unit is at fault
         ("hang", "deadlock"): Kind("job", False, "many", 1, (1.0, 1.0), (420.0, 1800.0), ends_job=True),
         ("xid", "application"): Kind("job", False, "train", 3, (1.0, 1.0), (120.0, 120.0), ends_job=True),
         ("xid", "preempted"): Kind("job", False, "any", 2, (1.0, 1.0), (60.0, 60.0), ends_job=True),
@@ -141,5 +141,5 @@ KINDS: Mapping[tuple[str, str], Kind] = MappingProxyType({**FAULTS, **NEGATIVES}
 
 
 def weights(table: Mapping[tuple[str, str], Kind]) -> list[tuple[str, str]]:
-    """Every kind as often as its weight: what rounds are dealt from."""
+    """Return every kind as often as its weight."""
     return [name for name, kind in table.items() for _ in range(kind.weight)]

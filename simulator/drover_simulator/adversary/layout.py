@@ -1,4 +1,4 @@
-"""The fleets of the adversary: pools of different boards, racks and leaf switches of different sizes."""
+"""Draw the nodes of the adversary's fleets: pools of different boards, racks and leafs of different sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALLEST_POOL = 4  # nodes
 
 
 def draw_layout(rng: np.random.Generator, gpus: int, name: str) -> FleetSpec:
-    """Nodes of `gpus` GPUs (rounded up to whole nodes of 8), one to four kinds of boards, each in a pool of its own."""
+    """Return nodes for `gpus` GPUs, rounded up to whole nodes, with one to four kinds of boards in separate pools."""
     nodes = -(-gpus // GPUS_PER_NODE)
     kinds = [sorted(SKUS)[i] for i in rng.permutation(len(SKUS))]
     most = int(np.clip(nodes // SMALLEST_POOL, 1, len(kinds)))

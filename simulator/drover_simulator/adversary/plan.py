@@ -1,4 +1,4 @@
-"""The plan of an adversary's fleet: which troubles hit what and when, which jobs they end, and the ground truth."""
+"""Plan an adversary's fleet: which troubles hit which units and when, which jobs they end, and the ground truth."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from drover_simulator.adversary.stock import Stock
 from drover_simulator.adversary.trouble import Trouble
 from drover_simulator.hardware import Hardware, Ints
 
-SETTLE_S = 300.0  # a node is left alone this long before and after a trouble, so that each is told from the next
-CRASH_PAUSE_S = 1300.0  # after a crash the job starts again and loads: nothing else is aimed at it
+SETTLE_S = 300.0  # without a trouble on a node before and after each one, so that they can be distinguished
+CRASH_PAUSE_S = 1300.0  # after a crash, without a trouble, as the job starts again and loads
 RESTART_S = (180.0, 600.0)
 TRIES = 60
-MOST_TRIED = 3  # kinds are dealt at most this many times as often as troubles are wanted
-VISIBLE = 0.03  # share of speed from which on a growing straggler counts as grown
-VANISHES = 0.5  # of GPUs whose remaps pile up (one is published, its share assumed)
+MOST_TRIED = 3  # kinds dealt for each trouble wanted, at most
+VISIBLE = 0.03  # share of speed from which a growing straggler counts as grown
+VANISHES = 0.5  # of GPUs whose remaps pile up (one is published; the share is assumed)
 PREEMPTED, APPLICATION, LOST_RANK = (45,), (43, 45), (45, 43)
 JOB_ENDS_AFTER_S = {
     ("xid", "application"): 3.0, ("memory", "uncorrectable"): 5.0, ("xid", "uncontained_ecc"): 5.0,
     ("xid", "spi_failure"): 5.0, ("xid", "nvlink5"): 20.0, ("liveness", "maintenance"): -30.0,
 }  # fmt: skip
-WATCHDOG_S = (30.0, 600.0)  # until a job that lost a rank is ended: NCCL's watchdog has 600 s, launchers see more
+WATCHDOG_S = (30.0, 600.0)  # until a job that lost a rank ends: NCCL has 600 s, launchers may be faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ def draw_plan(
     rng: np.random.Generator, hardware: Hardware, jobs: list[Job], end_s: float, start_ms: int, faults: int,
     negatives: int,
 ) -> Plan:  # fmt: skip
-    """`faults` and `negatives` troubles until `end_s`, or as many as a small fleet has room for, and what follows them.
+    """Return a plan with `faults` and `negatives` troubles until `end_s`, or fewer in a small fleet, and what follows.
 
-    A kind that finds no place gives way to the next of its round; both sorts take turns.
+    A kind without a place is skipped; faults and negatives alternate.
     """
     planner = _Planner(rng, hardware, jobs, end_s)
     decks = {False: _deal(rng, NEGATIVES, MOST_TRIED * negatives), True: _deal(rng, FAULTS, MOST_TRIED * faults)}
@@ -74,7 +74,7 @@ def draw_plan(
 
 
 def _deal(rng: np.random.Generator, table: Mapping[tuple[str, str], Kind], count: int) -> Iterator[tuple[str, str]]:
-    """`count` kinds: rounds of all of them in random order, each as often as its weight."""
+    """Yield `count` kinds: rounds of all of them in random order, each as often as its weight."""
     deck: list[tuple[str, str]] = []
     once = weights(table)
     for _ in range(count):
@@ -99,12 +99,12 @@ class _Planner:
     # One trouble
 
     def attempt(self, name: tuple[str, str], kind: Kind) -> bool:
-        """Plan one trouble of a kind; False where what was drawn does not fit."""
+        """Plan one trouble of a kind. Return False if it does not fit."""
         rng = self._rng
         low, high = kind.duration_s
         lasts = min(float(np.exp(rng.uniform(np.log(low), np.log(high)))), 0.5 * self._end_s)
         if name[0] == "drift" and kind.hardware:
-            lasts = self._end_s  # until someone notices
+            lasts = self._end_s  # nobody repairs it
         job: Job | None = None
         if kind.needs != "free":
             job = self._job_for(kind, lasts)
@@ -146,7 +146,7 @@ class _Planner:
         )  # fmt: skip
 
     def _job_for(self, kind: Kind, lasts: float) -> Job | None:
-        """A job of the kind that is needed, with room for the trouble; larger and longer ones more often."""
+        """Return a job of the kind that is needed, with time for the trouble; larger and longer ones more often."""
         fit, weight = [], []
         least = min(max(kind.duration_s[0], 0.3 * lasts), 0.4 * self._end_s)
         for job in self._jobs:
@@ -163,7 +163,7 @@ class _Planner:
     def _target(
         self, name: tuple[str, str], kind: Kind, job: Job | None, node: int, start_s: float, lasts: float
     ) -> tuple[Ints, Ints]:
-        """GPUs and nodes that are hit."""
+        """Return the GPUs and nodes to hit."""
         hw, nodes = self._hw, np.array([node])
         if kind.scope == "gpu":
             here = hw.gpus_of(node) if job is None else job.gpus[hw.gpu_node[job.gpus] == node]
@@ -178,7 +178,7 @@ class _Planner:
             nodes = np.flatnonzero(self._pools == self._pools[node])
         elif kind.scope == "fleet":
             nodes = np.arange(hw.nodes)
-        if name == ("drift", "rollout"):  # those that are free for all of it: the others stay as they are
+        if name == ("drift", "rollout"):  # only nodes that are free all the time are updated
             held = {n for j in self._jobs if j.start_s < start_s + lasts and j.end_s > start_s - 60 for n in j.nodes}
             begin, end = start_s - SETTLE_S, start_s + lasts + SETTLE_S
             held |= {n for n, spans in self._busy.items() if any(begin < b and a < end for a, b in spans)}
@@ -188,7 +188,7 @@ class _Planner:
         return np.flatnonzero(np.isin(hw.gpu_node, nodes)), nodes
 
     def _take(self, t: Trouble, kind: Kind) -> bool:
-        """Book the nodes of a trouble, and end the jobs that it ends."""
+        """Book the nodes of a trouble, and end its jobs. Return False if the nodes are not free."""
         ended = self._ended_by(t, kind)
         booked = dict.fromkeys(t.nodes.tolist(), (t.start_s, t.end_s))
         at_s = {job.id: t.start_s + self._ends_after(t) for job in ended}
@@ -201,7 +201,7 @@ class _Planner:
             if not broad and any(a - SETTLE_S < d and c < b + SETTLE_S for c, d in self._busy.get(n, [])):
                 return False
         if any(at_s[job.id] <= job.start_s + 60 or job.id in self._ended for job in ended):
-            return False  # what ends a job later knows how it went on from there: nothing may end it before
+            return False  # the continuation of a job is drawn at its end: no earlier end is possible
         if not (t.kind == "drift" or broad):
             for n, span in booked.items():
                 self._busy.setdefault(n, []).append(span)
@@ -244,7 +244,7 @@ class _Planner:
         return {("xid", "application"): APPLICATION, ("xid", "preempted"): PREEMPTED}.get(t.name, LOST_RANK)
 
     def _end_job(self, job: Job, at_s: float, codes: tuple[int, ...], without: set[int]) -> None:
-        """End a job before its time; it starts again on what is left of its nodes."""
+        """End a job early; it starts again on its remaining nodes."""
         self._jobs[self._jobs.index(job)] = replace(job, end_s=at_s)
         self._ended.add(job.id)
         if codes:
@@ -256,7 +256,7 @@ class _Planner:
             self._jobs.append(again)
 
     def _chain(self, t: Trouble, kind: Kind) -> bool:
-        """What follows from a fault: its NVLinks or memory take the GPU along, or the repair does not last."""
+        """Plan what follows from a fault: the GPU is lost by its NVLinks or memory, or the repair does not last."""
         rng = self._rng
         if not kind.hardware:
             return True
@@ -342,7 +342,7 @@ class _Planner:
 
 
 def _apart(jobs: list[Job], hardware: Hardware) -> list[Job]:
-    """No GPU has two jobs at once: a job that starts on a node that another still has begins without it."""
+    """Return the jobs without overlaps: a job begins without the nodes that another job still holds."""
     until = np.full(hardware.gpus, -np.inf)
     result = []
     for job in jobs:

@@ -1,7 +1,7 @@
-"""What stands between the hardware and the collector: noise, coarse sensors, holes, missing columns, wrong clocks.
+"""Degrade telemetry between the hardware and the collector: noise, coarse sensors, gaps, missing columns, wrong clocks.
 
 All of it is drawn per fleet. Which columns a site lacks follows from how it reads: no GPM and no DCGM (no profiling), a
-BMC that the agent may not ask (no inlet, no fans), Ethernet instead of InfiniBand. How often is assumed.
+BMC that the agent may not query (no inlet, no fans), Ethernet instead of InfiniBand. The rates are assumed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TRAFFIC = ("nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "pcie_tx_bytes_per_
 THROTTLES = (
     "throttle_power_us", "throttle_thermal_sw_us", "throttle_thermal_hw_us", "throttle_brake_us", "throttle_sync_us",
 )  # fmt: skip
-# Groups of columns that a site may lack as one, and how often (assumed).
+# (share of the pools that lack them, columns that are missing together); shares are assumed.
 GPU_LACKS: tuple[tuple[float, tuple[str, ...]], ...] = (
     (0.12, (*PROFILING, *TRAFFIC)),
     (0.10, THROTTLES),
@@ -51,19 +51,19 @@ LINK_LACKS: tuple[tuple[float, tuple[str, ...]], ...] = (
 NOISY = (*PROFILING, "memory_util_ratio", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s")
 CLOCK_STEP_MHZ = 15.0
 DIP = 0.72  # power in the exchange at a step's end over the mean (assumed; swings of a third and more are published)
-SKEWED_SHARE = 0.04  # of nodes: time service not in order
+SKEWED_SHARE = 0.04  # of nodes: their time service does not work
 
 
 @dataclass(frozen=True, slots=True)
 class Realism:
-    """How a fleet is seen.
+    """What telemetry loses on its way.
 
     Attributes:
-        noise: spread that comes on top of each profiling value. clock_noise: on the clock. coarse: whole percents.
-        instant: power is read at one moment of the step, not over it.
-        holes: values lost per value read. gaps: ticks of a node lost per tick (0.1 to 1 in 10,000). late: rows of
-        a node that come after their bucket was judged, per tick.
-        lacks: metric -> bool [G], [N] or [L] of those that never have it. skew_s: float64 [N], node clock minus true.
+        noise: relative spread added to each profiling value; clock_noise: to the clock. coarse: whole percents.
+        instant: power is read at one instant of the step, not as its mean.
+        holes: values lost per value read. gaps: ticks of a node lost per tick (0.1 to 1 in 10,000). late: rows of a
+            node that arrive after their bucket was judged, per tick.
+        lacks: metric -> bool [G], [N] or [L], True where it is never read. skew_s: float64 [N], node clock minus true.
     """
 
     noise: float
@@ -114,14 +114,14 @@ def draw_realism(rng: np.random.Generator, hardware: Hardware) -> Realism:
     )
 
 
-class Eyes:
+class TelemetryLosses:
     """Turns what sensors show into what arrives."""
 
     def __init__(self, realism: Realism, hardware: Hardware, rng: np.random.Generator) -> None:
         self._real, self._hw, self._rng = realism, hardware, rng
 
     def blur(self, gpu: dict[str, Floats], shares: Shares) -> None:
-        """Noise and coarse steps, in place."""
+        """Add noise and round to coarse steps, in place."""
         real, count = self._real, self._hw.gpus
         for name in NOISY:
             values = gpu[name]
@@ -129,20 +129,20 @@ class Eyes:
             if name.endswith("_ratio"):
                 values = np.asarray(np.round(np.clip(values, 0, 1), 2 if real.coarse else 4), np.float64)
             gpu[name] = values
-        # A clock that the power cap governs moves all the time; one at its highest, or at a setting, stands still.
+        # A clock that the power cap governs varies all the time; one at its maximum or at a setting is constant.
         governed = np.nan_to_num(gpu["clock_event_reasons"]).astype(np.int64) & (POWER_CAP | SW_THERMAL) != 0
         noise = 1 + real.clock_noise * self._rng.standard_normal(count) * governed
         clocks: Floats = (gpu["sm_clock_mhz"] * noise / CLOCK_STEP_MHZ).round() * CLOCK_STEP_MHZ
         gpu["sm_clock_mhz"] = np.minimum(np.maximum(clocks, CLOCK_STEP_MHZ), self._hw.max_clock_mhz)
         if real.instant:
-            # A moment in the exchange at a step's end shows less than the mean; GPUs of a node are read together.
-            moment = self._rng.random(self._hw.nodes)[self._hw.gpu_node]
-            dip = (moment < shares.sync + shares.checkpoint) & shares.held
+            # In the exchange at a step's end power is below its mean; GPUs of a node are read together.
+            instant = self._rng.random(self._hw.nodes)[self._hw.gpu_node]
+            dip = (instant < shares.sync + shares.checkpoint) & shares.held
             power: Floats = gpu["power_w"] * np.where(dip, DIP, 1.0)
             gpu["power_w"] = power.round(3)
 
     def cut(self, gpu: dict[str, Floats], node: dict[str, Floats], link: dict[str, Floats]) -> tuple[Bools, Bools]:
-        """Holes and missing columns, in place. Returns which nodes lost this row, and whose comes too late."""
+        """Remove values and columns, in place. Return which nodes lost this row, and whose row is late; bool [N]."""
         real, rng = self._real, self._rng
         for columns, lacks in ((gpu, real.gpu_lacks), (node, real.node_lacks), (link, real.link_lacks)):
             for name, where in lacks.items():
@@ -152,5 +152,5 @@ class Eyes:
         count = int(rng.poisson(real.holes * self._hw.gpus * len(names)))
         for which, g in zip(rng.integers(0, len(names), count), rng.integers(0, self._hw.gpus, count), strict=True):
             gpu[names[which]][g] = np.nan
-        moment = rng.random(self._hw.nodes)
-        return moment < real.gaps, (moment >= real.gaps) & (moment < real.gaps + real.late)
+        drawn = rng.random(self._hw.nodes)
+        return drawn < real.gaps, (drawn >= real.gaps) & (drawn < real.gaps + real.late)

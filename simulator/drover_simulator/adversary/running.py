@@ -1,41 +1,63 @@
-"""An adversary's fleet in time: one step after the other, and what arrives of it."""
+"""Run an adversary's fleet step by step, and return what arrives of it."""
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from drover_core.model.events import Event, EventKind
 from drover_simulator.adversary.effects import DURING
+from drover_simulator.adversary.jobs import Job
 from drover_simulator.adversary.onsets import BEGIN, END
-from drover_simulator.adversary.realism import Eyes
+from drover_simulator.adversary.realism import Realism, TelemetryLosses
 from drover_simulator.adversary.teams import Teams
 from drover_simulator.adversary.trouble import Trouble
 from drover_simulator.counters import Counters
 from drover_simulator.fleet import DAY_RHYTHM_C, DRIFT_C, DRIFT_TIME_S
-from drover_simulator.hardware import Bools, Floats, Ints
+from drover_simulator.hardware import Bools, Floats, Hardware, Ints
 from drover_simulator.modifiers import Modifiers
 from drover_simulator.physics import APPLICATION_CLOCKS, Physics
 from drover_simulator.sensors import Sensors
 from drover_simulator.steps import Shares
 from drover_simulator.xid_lines import xid_line
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from drover_simulator.adversary import AdversaryFleet
-
-LONGEST_STEP_S = 10.0  # of the physics while seconds matter; coarse runs (a minute and more) take one step a tick
+LONGEST_STEP_S = 10.0  # of the physics; runs with ticks of a minute and more take one step a tick
 WARM_UP_STEPS = 15
 PCIE_SLEEPS, PCIE_ASLEEP = {"A100-SXM"}, 1.0  # boards whose link drops to this generation while they rest
 TELEMETRY_DELAY_MS = (50, 3000)  # from a line in the kernel log to the collector
-LATE_CLOCK_S = 15.0  # a node whose clock is wrong by more: its rows fall into no bucket of their time
+LATE_CLOCK_S = 15.0  # with a clock that is wrong by more, a node's rows miss their buckets
 FAN_RPM = 12_000.0
+
+
+class RunPlan(Protocol):
+    """What a run reads of its fleet. `crashes`: number of a job that crashes -> XIDs that its nodes show."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def start_ms(self) -> int: ...
+
+    @property
+    def hardware(self) -> Hardware: ...
+
+    @property
+    def realism(self) -> Realism: ...
+
+    @property
+    def jobs(self) -> Sequence[Job]: ...
+
+    @property
+    def troubles(self) -> Sequence[Trouble]: ...
+
+    @property
+    def crashes(self) -> Mapping[int, tuple[int, ...]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +66,7 @@ class Tick:
 
     Attributes:
         gpu, node, link: catalog name -> float64 [G], [N], [L] in catalog units, NaN where absent.
-        gpu_heard, node_heard, link_heard: whose row came at all.
+        gpu_present, node_present, link_present: bool [G], [N], [L]; rows that arrived.
     """
 
     ts_ms: int
@@ -52,18 +74,18 @@ class Tick:
     node: dict[str, Floats]
     link: dict[str, Floats]
     events: list[Event]
-    gpu_heard: Bools
-    node_heard: Bools
-    link_heard: Bools
+    gpu_present: Bools
+    node_present: Bools
+    link_present: Bools
 
     def __iter__(self) -> Iterator[object]:
         return iter((self.ts_ms, self.gpu, self.node, self.link, self.events))
 
 
-class Running:
-    """Steps once through a fleet. What effects may change: `modifiers`, `counters`, `node_facts`, `skew_s`."""
+class AdversaryRun:
+    """One run through a fleet. Effects may change `modifiers`, `counters`, `node_facts` and `skew_s`."""
 
-    def __init__(self, fleet: AdversaryFleet) -> None:
+    def __init__(self, fleet: RunPlan) -> None:
         self.fleet, self.hw = fleet, fleet.hardware
         self.rng = np.random.default_rng([fleet.seed, 101])
         self.modifiers = Modifiers(self.hw)
@@ -75,7 +97,7 @@ class Running:
         self.skew_s: Floats = fleet.realism.skew_s.copy()
         self.node_facts: dict[str, Floats] = {}
         self._sensors = Sensors(self.hw, fleet.seed)
-        self._eyes = Eyes(fleet.realism, self.hw, np.random.default_rng([fleet.seed, 103]))
+        self._losses = TelemetryLosses(fleet.realism, self.hw, np.random.default_rng([fleet.seed, 103]))
         of_node = np.array([sku.name in PCIE_SLEEPS for sku in self.hw.sku_of_node], np.bool_)
         self._sleeps: Bools = of_node[self.hw.gpu_node]
         self._drift: Floats = np.zeros(len(self.hw.racks))
@@ -103,19 +125,19 @@ class Running:
     # What effects call
 
     def show(self, scope: str, metric: str, index: Ints, values: Floats) -> None:
-        """Let a sensor show something else in this step; unknown to a board that lacks it."""
+        """Override what a sensor shows in this step; boards without the sensor ignore it."""
         self._shown.append((scope, metric, index, values))
 
     def hide_setting(self, gpus: Ints) -> None:
-        """The driver gives no reason for the lower clock of these."""
+        """Hide the driver's reason for the lower clock of these GPUs."""
         self._hidden.append(gpus)
 
     def keep_memory_clock(self, gpus: Ints) -> None:
-        """Memory is slow at its usual clock."""
+        """Show the usual memory clock of these GPUs although their memory is slow."""
         self._full_memory_clock.append(gpus)
 
     def event(self, node: int, gpu: int | None, kind: EventKind, code: str, message: str, at_s: float) -> None:
-        """Tell something at `at_s`, with the node's own clock. `gpu` is an index over the fleet."""
+        """Send an event at `at_s`, stamped with the node's own clock. `gpu` is an index over the fleet."""
         name, slot = self.hw.names[node], None if gpu is None else int(self.hw.gpu_slot[gpu])
         true_ms = self.fleet.start_ms + round(at_s * 1000)
         number = next(self._number)
@@ -127,7 +149,7 @@ class Running:
         heapq.heappush(self._events, (at_s + delay_ms / 1000, number, node, event))
 
     def xid(self, gpu: int, xid: int, at_s: float, after: int = 0) -> None:
-        """An XID line in a node's kernel log."""
+        """Write an XID line to a node's kernel log."""
         slot = int(self.hw.gpu_slot[gpu])
         line = xid_line(xid, self.hw.pci(gpu), slot, pid=4000 + slot * 37 + int(at_s) % 20000, after=after)
         self.event(int(self.hw.gpu_node[gpu]), gpu, EventKind.XID, str(xid), line, at_s)
@@ -143,7 +165,7 @@ class Running:
             yield self._measure(self.fleet.start_ms + number * interval_ms, dt_s)
 
     def _advance(self, dt_s: float) -> None:
-        self._happen(self.now_s + dt_s)
+        self._run_due(self.now_s + dt_s)
         self.teams.settle()
         self.modifiers.reset()
         self._shown, self._hidden, self._full_memory_clock = [], [], []
@@ -178,8 +200,8 @@ class Running:
         return shares
 
     def _warm_up(self) -> None:
-        """Boards as the jobs that run at 0 keep them."""
-        self._happen(0.0)
+        """Bring the boards to the state that the jobs running at 0 keep them in."""
+        self._run_due(0.0)
         self.teams.settle()
         self._inlets(0.0, self.fleet.start_ms / 3_600_000 % 24)
         for _ in range(WARM_UP_STEPS):
@@ -192,8 +214,8 @@ class Running:
         rack = self.hw.rack_inlet_c + self._drift + DAY_RHYTHM_C * math.sin((hour - 9) / 24 * 2 * math.pi)
         self.inlet_c = rack[self.hw.rack] + self.hw.inlet_offset_c + self.modifiers.inlet_rise_c
 
-    def _happen(self, until_s: float) -> None:
-        """Jobs start and end, troubles begin and are repaired."""
+    def _run_due(self, until_s: float) -> None:
+        """Start and end the jobs, and begin and repair the troubles, that are due."""
         while self._due and self._due[0][0] <= until_s:
             _, _, what, which = heapq.heappop(self._due)
             if isinstance(which, Trouble):
@@ -210,7 +232,7 @@ class Running:
                     self._end(which)
 
     def _end(self, number: int) -> None:
-        """A job ends; where it crashes, one GPU of each of its nodes says so."""
+        """End a job; if it crashes, one GPU of each of its nodes shows an XID."""
         job = self.fleet.jobs[number]
         self.teams.finish(number)
         for n in job.nodes if number in self.fleet.crashes else ():
@@ -227,19 +249,19 @@ class Running:
         node = self._sensors.node(dt_s, self._shares, self.inlet_c, m, self.counters)
         link = self._sensors.link(m, self.counters)
         self._correct(gpu, node)
-        self._eyes.blur(gpu, self._shares)
-        lost, late = self._eyes.cut(gpu, node, link)
-        wrong = np.abs(self.skew_s)
-        silent = m.silent | lost | late | (wrong > LATE_CLOCK_S)
-        self._lag(gpu, node, link, (wrong > 5.0) & ~silent)
-        node_heard = ~silent
-        gpu_heard = ~(m.lost | m.hung[hw.gpu_node] | silent[hw.gpu_node])
-        link_heard = ~silent[hw.link_node]
-        for columns, heard in ((gpu, gpu_heard), (node, node_heard), (link, link_heard)):
-            if not heard.all():
+        self._losses.blur(gpu, self._shares)
+        lost, late = self._losses.cut(gpu, node, link)
+        wrong_s = np.abs(self.skew_s)
+        silent = m.silent | lost | late | (wrong_s > LATE_CLOCK_S)
+        self._lag(gpu, node, link, (wrong_s > 5.0) & ~silent)
+        node_present = ~silent
+        gpu_present = ~(m.lost | m.hung[hw.gpu_node] | silent[hw.gpu_node])
+        link_present = ~silent[hw.link_node]
+        for columns, present in ((gpu, gpu_present), (node, node_present), (link, link_present)):
+            if not present.all():
                 for values in columns.values():
-                    values[~heard] = np.nan
-        return Tick(ts_ms, gpu, node, link, self._arrived(), gpu_heard, node_heard, link_heard)
+                    values[~present] = np.nan
+        return Tick(ts_ms, gpu, node, link, self._arrived(), gpu_present, node_present, link_present)
 
     def _correct(self, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
         for gpus in self._hidden:
@@ -262,7 +284,7 @@ class Running:
         node["clock_offset_s"] = np.round(self.skew_s + 0.0005 * self.rng.standard_normal(self.hw.nodes), 6)
 
     def _lag(self, gpu: dict[str, Floats], node: dict[str, Floats], link: dict[str, Floats], nodes: Bools) -> None:
-        """Nodes whose clock is behind: their rows of the last tick fall into this bucket."""
+        """Give nodes whose clock is behind their rows of the last tick: those fall into this bucket."""
         if not nodes.any():
             self._before = []
             return
@@ -277,6 +299,6 @@ class Running:
         result = []
         while self._events and self._events[0][0] <= self.now_s:
             _, _, node, event = heapq.heappop(self._events)
-            if not self.modifiers.silent[node] or event.code.startswith("agent_"):  # told before and after a silence
-                result.append(event)
+            if not self.modifiers.silent[node] or event.code.startswith("agent_"):
+                result.append(event)  # an agent's stop and start are sent before and after the silence
         return result

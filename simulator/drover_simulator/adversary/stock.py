@@ -1,4 +1,4 @@
-"""What nodes say they are made of: driver, firmware, modes; and the nodes where it drifted."""
+"""Write the inventories that nodes report, with the changes by drift and rollouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stock:
         self._changes: list[tuple[float, int, dict[str, str]]] = []
 
     def change(self, t: Trouble) -> None:
-        """Take in what a trouble changes of the inventory, if anything."""
+        """Add the changes that a trouble makes to inventories, if any."""
         slot, sku = self._hw.gpu_slot[t.gpu], self._hw.sku_of_node[t.node].name
         if t.name in (("drift", "power_limit"), ("straggler", "planned_power_cap")):
             for n in t.nodes.tolist():
@@ -49,7 +49,7 @@ class Stock:
                     self._changes.append((at_s, n, {"driver": NEW_DRIVER}))
 
     def _limits(self, node: int, share: float) -> dict[str, str]:
-        """Power limits of a node's GPUs that were set to a share of what they may draw; as `effects._limit` sets it."""
+        """Return power limits at a share of the TDP for a node's GPUs, as `effects._limit` sets them."""
         gpus = self._hw.gpus_of(node)
         watts = np.minimum(self._hw.tdp_w[gpus], np.round(self._hw.tdp_w[gpus] * share / 25) * 25)
         return {

@@ -1,8 +1,9 @@
-"""Steps of GPUs that differ by design: roles in a job, replicas of a service, work that wanders."""
+"""Step GPUs that differ by design: roles in a job, replicas of a service, work that varies."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +13,18 @@ from drover_simulator.hardware import Floats, Hardware, Ints
 from drover_simulator.steps import FIELDS, Steps
 from drover_simulator.workload import PlannedJob
 
-WANDER_S = 120.0  # how long an uneven share of work lasts (assumed: a few dozen steps)
-LOAD_S = 300.0  # how long a crowd at an inference service lasts (assumed)
+WANDER_S = 120.0  # time constant of uneven shares of work (assumed: a few dozen steps)
+LOAD_S = 300.0  # time constant of the load of an inference service (assumed)
 
 
 class Teams(Steps):
-    """GPUs that make their steps together, out of jobs. What a profile asks is known per GPU.
+    """Teams of GPUs that make their steps together, within jobs. Profiles are kept per GPU.
 
     Attributes:
         job_code: int32 [G], index of the job that holds each GPU, -1 none.
     """
 
-    def __init__(self, hardware: Hardware, jobs: list[Job], rng: np.random.Generator) -> None:
+    def __init__(self, hardware: Hardware, jobs: Sequence[Job], rng: np.random.Generator) -> None:
         self._asks: dict[str, Floats] = {}
         self._stale = False
         super().__init__(hardware)
@@ -46,7 +47,7 @@ class Teams(Steps):
         self._roles = {}
 
     def begin(self, number: int) -> None:
-        """Job `number` takes its GPUs. Call `settle` before the next step."""
+        """Give job `number` its GPUs. Call `settle` before the next step."""
         job = self._jobs[number]
         for k in range(math.ceil(len(job.gpus) / job.team)):
             gpus = tuple(job.gpus[k * job.team : (k + 1) * job.team].tolist())
@@ -57,7 +58,7 @@ class Teams(Steps):
         self._stale = True
 
     def finish(self, number: int) -> None:
-        """Job `number` leaves its GPUs."""
+        """Take job `number` off its GPUs."""
         job = self.held_by.pop(number)
         for k in range(math.ceil(len(job.gpus) / job.team)):
             del self.running[f"{number}/{k}"]
@@ -66,7 +67,7 @@ class Teams(Steps):
         self._stale = True
 
     def settle(self) -> None:
-        """Lay out the arrays anew after jobs began or finished."""
+        """Lay out the arrays again after jobs began or finished."""
         if not self._stale:
             return
         self._stale = False
@@ -88,24 +89,24 @@ class Teams(Steps):
             self._asks[name] = self._asks[name] * factors
 
     def profile(self, field: str) -> Floats:
-        """What each GPU's job asks of it. float64 [G]; nothing where no job runs."""
+        """Return a field of the profile of each GPU's job, float64 [G]; 0 where no job runs."""
         return self._asks[field]
 
     def wander(self, dt_s: float) -> Floats:
-        """Shares of work that no design explains, as factors around 1. float64 [G]."""
+        """Return factors on each GPU's work that vary around 1, float64 [G]."""
         keep = math.exp(-dt_s / WANDER_S)
         noise = self._rng.standard_normal(len(self._wander))
         self._wander = keep * self._wander + math.sqrt(1 - keep * keep) * noise
         return np.asarray(1 + self.uneven * np.clip(self._wander, -2.5, 2.5))
 
     def load(self, now_s: float, dt_s: float, hour: float) -> Floats:
-        """Share of time in which there is something to do: 0 while a job loads, the day's rhythm in inference. [G]"""
+        """Return the share of time with work, float64 [G]: 0 while a job loads; with inference, the day's rhythm."""
         keep = math.exp(-dt_s / LOAD_S)
         noise = self._rng.standard_normal(len(self._crowd))
         self._crowd = keep * self._crowd + math.sqrt(1 - keep * keep) * noise
         day = math.sin((hour - 9) / 24 * 2 * math.pi)
         mean, swing, crowd = self._load
-        # One value for all GPUs of a team: that of its first.
+        # All GPUs of a team have the value of its first.
         first = np.flatnonzero(np.diff(np.append(-1, self.job_of)) != 0) if len(self.job_of) else self._team
         own = self._crowd[np.repeat(first, np.diff(np.append(first, len(self.job_of))))]
         share = np.where(crowd > 0, mean + swing * day + crowd * own, mean)

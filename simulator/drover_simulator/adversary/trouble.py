@@ -1,4 +1,4 @@
-"""One fault or hard negative of the adversary, laid out over the fleet."""
+"""Describe a fault or hard negative of the adversary."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from drover_simulator.hardware import Ints
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Seconds count from the fleet's start. Units are indices over the fleet.
+    """A fault or hard negative. Seconds count from the fleet's start; units are indices over the fleet.
 
     Attributes:
-        gpus, nodes, links: what it hits. job: number of the job that held the target at the onset, None without one.
-        onset: sudden; creeping (full after `ramp_s`); intermittent (`on_s` there, `off_s` away, again and again).
-        facts: what was drawn for it beyond that, by name.
+        gpus, nodes, links: the units that it hits. job: number of the job that held them at the onset; None: none.
+        onset: sudden; creeping (full after `ramp_s`); intermittent (active for `on_s`, away for `off_s`, repeatedly).
+        facts: further drawn details, by name.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Trouble:
     on_s: float = 0.0
     off_s: float = 0.0
     facts: dict[str, float] = field(default_factory=dict)
-    follows: str = ""  # id of the trouble that it comes from, or comes back after
+    follows: str = ""  # id of the trouble that it results from or repeats
 
     @property
     def name(self) -> tuple[str, str]:
@@ -48,7 +48,7 @@ class Trouble:
         return int(self.nodes[0])
 
     def level(self, now_s: float) -> float:
-        """How much of it is there, 0..1."""
+        """Return the present share of its severity, 0..1."""
         passed = now_s - self.start_s
         if self.onset == CREEPING:
             return min(1.0, max(0.0, passed / self.ramp_s))

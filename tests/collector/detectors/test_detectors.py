@@ -55,9 +55,9 @@ def test_each_cause_of_a_straggler_is_to_be_tested_first() -> None:
 @each_detector
 def test_has_a_healthy_and_a_faulty_example(detector: Detector) -> None:
     notes_only = detector.name in ("idle", "risk")  # what they find is never a warning
-    told = [any(notes_only or severity != "info" for *_, severity in e.expected) for e in detector.examples]
-    assert any(told)
-    assert not all(told)
+    reported = [any(notes_only or severity != "info" for *_, severity in e.expected) for e in detector.examples]
+    assert any(reported)
+    assert not all(reported)
 
 
 @each_detector
@@ -69,7 +69,7 @@ def test_is_quiet_on_healthy_training(detector: Detector) -> None:
 
 
 @each_detector
-def test_copes_with_no_columns_at_all_and_says_so(detector: Detector) -> None:
+def test_copes_with_no_columns_and_says_so(detector: Detector) -> None:
     state = None
     for window, now_ms in play(small_fleet(), 5):
         bare = tuple(dataclasses.replace(b, gpu={}, node={}, link={}) for b in window.buckets)
@@ -88,11 +88,11 @@ def test_copes_with_events_before_the_first_bucket(detector: Detector) -> None:
 @each_detector
 def test_is_deterministic(detector: Detector) -> None:
     def run() -> list[object]:
-        state, told = None, []
+        state, reported = None, []
         for window, now_ms in detector.examples[-1].play():
             findings, state = detector.detect(window, state, now_ms)
-            told += findings
-        return told
+            reported += findings
+        return reported
 
     assert run() == run()
 

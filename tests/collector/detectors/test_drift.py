@@ -35,13 +35,13 @@ INDEX = small_fleet(16, 8, 4)  # four racks of four nodes
 
 
 class Fleet:
-    """What nodes told, and what the detector says of it at a time."""
+    """Inventories that nodes reported, and the detector's findings at a time."""
 
     def __init__(self) -> None:
-        self.told = Inventory(INDEX)
+        self.findings = Inventory(INDEX)
         self.facts = {node.name: self._facts() for node in INDEX.nodes}
         for name in self.facts:
-            self.told.update(name, self.facts[name], START_MS)
+            self.findings.update(name, self.facts[name], START_MS)
 
     @staticmethod
     def _facts() -> dict[str, str]:
@@ -60,15 +60,15 @@ class Fleet:
                 self.facts[name] |= {f"gpu{slot}.{key[5:]}": value for slot in range(8)}
             else:
                 self.facts[name][key.replace("__", ".")] = value
-        self.told.update(name, self.facts[name], START_MS + at_ms)
+        self.findings.update(name, self.facts[name], START_MS + at_ms)
 
     def look(self, at_ms: int) -> list[Finding]:
         bucket = training_bucket(INDEX, 0)
-        found, _ = drift.detect(Window(INDEX, (bucket,), True, (), START_MS, self.told), None, START_MS + at_ms)
+        found, _ = drift.detect(Window(INDEX, (bucket,), True, (), START_MS, self.findings), None, START_MS + at_ms)
         return found
 
 
-def test_an_old_driver_is_told_once_it_has_settled() -> None:
+def test_an_old_driver_is_reported_once_it_has_settled() -> None:
     fleet = Fleet()
     fleet.change(5, HOUR, driver_version="535.54.03")
     assert fleet.look(HOUR + 5 * MINUTE) == []
@@ -85,15 +85,15 @@ def test_one_node_that_is_ahead_is_a_note() -> None:
     fleet.change(5, HOUR, driver_version="580.65.06")
     (found,) = fleet.look(2 * HOUR)
     assert (found.severity, found.action) == (Severity.INFO, RecommendedAction.NONE)
-    assert "ahead" in found.summary
+    assert "an older version" in found.summary
 
 
-def test_a_rollout_is_no_fault_of_the_rest_and_who_was_missed_is_told_when_it_rests() -> None:
+def test_a_rollout_is_no_fault_of_the_rest_and_who_was_missed_is_reported_when_it_rests() -> None:
     fleet = Fleet()
     for n in range(15):  # a node an hour; the last one is missed
         fleet.change(n, (n + 1) * HOUR, driver_version="580.65.06")
-        told = fleet.look((n + 1) * HOUR + 30 * MINUTE)
-        assert [f.severity for f in told] in ([], [Severity.INFO])  # the very first looks like a trial
+        findings = fleet.look((n + 1) * HOUR + 30 * MINUTE)
+        assert [f.severity for f in findings] in ([], [Severity.INFO])  # the very first looks like a trial
     assert fleet.look(40 * HOUR) == []
     (found,) = fleet.look((15 + 73) * HOUR)
     assert (found.node, found.cause, found.severity) == ("n15", "driver", Severity.WARNING)
@@ -136,38 +136,38 @@ def test_a_second_standard_and_a_fleet_without_agreement_are_no_drift() -> None:
     fleet = Fleet()
     for n in (0, 5, 10):  # a fifth of the nodes, found so
         fleet.facts[f"n{n:02d}"]["driver_version"] = "535.54.03"
-    fleet.told = Inventory(INDEX)
+    fleet.findings = Inventory(INDEX)
     for name, facts in fleet.facts.items():
-        fleet.told.update(name, facts, START_MS)
+        fleet.findings.update(name, facts, START_MS)
     assert fleet.look(HOUR) == []
 
 
-def test_values_that_are_not_told_are_unknown_and_no_drift() -> None:
+def test_values_that_are_not_reported_are_unknown_and_no_drift() -> None:
     fleet = Fleet()
     fleet.change(5, HOUR, gpu3__ecc_mode="")
     assert fleet.look(2 * HOUR) == []
-    fleet.change(5, 2 * HOUR, gpu3__ecc_mode="on")  # back as it was: nothing has changed
-    assert fleet.told.gpu["ecc_mode"].changed_ms.max() == 0
+    fleet.change(5, 2 * HOUR, gpu3__ecc_mode="on")  # back to its former value: nothing has changed
+    assert fleet.findings.gpu["ecc_mode"].changed_ms.max() == 0
 
 
-def test_what_most_have_not_told_is_not_judged() -> None:
-    told = Inventory(INDEX)
+def test_what_most_have_not_reported_is_not_judged() -> None:
+    findings = Inventory(INDEX)
     for n in range(5):
-        told.update(f"n{n:02d}", {"driver_version": "570" if n else "535"}, START_MS)
+        findings.update(f"n{n:02d}", {"driver_version": "570" if n else "535"}, START_MS)
     found, _ = drift.detect(
-        Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, told), None, START_MS + HOUR
+        Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, findings), None, START_MS + HOUR
     )
     assert found == []
 
 
 def test_an_inventory_is_bounded_and_strangers_are_left_out() -> None:
-    told = Inventory(INDEX)
-    told.update("nobody", {"driver_version": "570"}, START_MS)
-    assert told.version == 0
-    told._numbers = {str(n): n for n in range(MAX_VALUES)}
-    told.values = list(told._numbers)
-    told.update("n00", {"driver_version": "another"}, START_MS)
-    assert told.node["driver"].codes[0] == UNKNOWN
+    findings = Inventory(INDEX)
+    findings.update("nobody", {"driver_version": "570"}, START_MS)
+    assert findings.version == 0
+    findings._numbers = {str(n): n for n in range(MAX_VALUES)}
+    findings.values = list(findings._numbers)
+    findings.update("n00", {"driver_version": "another"}, START_MS)
+    assert findings.node["driver"].codes[0] == UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_vbios_is_compared_as_bytes() -> None:
     assert compare("96.00.74.00.1C", "96.00.A5.00.01", 16) == -1
 
 
-def test_a_planned_cap_that_is_lifted_node_by_node_is_told_of_nobody_and_one_forgotten_is() -> None:
+def test_a_planned_cap_that_is_lifted_node_by_node_is_reported_nobody_and_one_forgotten_is() -> None:
     fleet = Fleet()
     for node in range(4):
         fleet.change(node, HOUR + node * MINUTE, all__power_limit_set_w="525")
@@ -200,29 +200,29 @@ def test_a_planned_cap_that_is_lifted_node_by_node_is_told_of_nobody_and_one_for
 
 def test_who_mends_one_of_two_does_not_end_the_incident_of_the_other() -> None:
     fleet, state = Fleet(), drift.DriftState()
-    fleet.told = Inventory(INDEX)
+    fleet.findings = Inventory(INDEX)
     for number, node in enumerate(INDEX.nodes):
         odd = {"gpu3.ecc_mode": "off"} if number in (2, 9) else {}
-        fleet.told.update(node.name, fleet.facts[node.name] | odd, START_MS)
-    window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, fleet.told)
+        fleet.findings.update(node.name, fleet.facts[node.name] | odd, START_MS)
+    window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, fleet.findings)
     found, state = drift.detect(window, state, START_MS + HOUR)
     assert {f.node for f in found} == {"n02", "n09"}
-    fleet.told.update("n02", fleet.facts["n02"], START_MS + HOUR)
+    fleet.findings.update("n02", fleet.facts["n02"], START_MS + HOUR)
     found, state = drift.detect(window, state, START_MS + HOUR + 5 * MINUTE)
     assert {f.node for f in found} == {"n09"}
 
 
-def test_a_restart_forgets_nobody_that_was_told_of() -> None:
-    """Two differ; one of them is mended after a restart: that undoes a planned setting only where nobody was told."""
+def test_a_restart_forgets_nobody_that_was_reported_of() -> None:
+    """Two differ; one is repaired after a restart: that undoes a planned setting only if none was reported before."""
     fleet, state = Fleet(), drift.DriftState()
-    fleet.told = Inventory(INDEX)
+    fleet.findings = Inventory(INDEX)
     for number, node in enumerate(INDEX.nodes):
         odd = {"gpu3.ecc_mode": "off"} if number in (2, 9) else {}
-        fleet.told.update(node.name, fleet.facts[node.name] | odd, START_MS)
-    window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, fleet.told)
+        fleet.findings.update(node.name, fleet.facts[node.name] | odd, START_MS)
+    window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS, fleet.findings)
     found, _ = drift.detect(window, state, START_MS + HOUR)
     incidents = [opened(f, ("gpu", f.node or "", f.gpu), f.ts_ms).incident for f in found]
-    fleet.told.update("n02", fleet.facts["n02"], START_MS + HOUR)
+    fleet.findings.update("n02", fleet.facts["n02"], START_MS + HOUR)
     again, _ = drift.detect(window, drift.restored(incidents), START_MS + HOUR + 5 * MINUTE)
     assert {f.node for f in again} == {"n09"}
     assert drift.detect(window, None, START_MS + HOUR + 5 * MINUTE)[0] == []

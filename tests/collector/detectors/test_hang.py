@@ -38,11 +38,11 @@ HANG = next(detector for detector in DETECTORS if detector.name == hang.NAME)
 
 
 def run(change: Callable[[int, Columns, Columns], None], count: int = 18) -> list[Finding]:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(), count, change):
         findings, state = hang.detect(window, state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def spin(gpu: Columns) -> None:
@@ -60,16 +60,16 @@ def test_the_rank_without_a_kernel_is_named_after_ninety_seconds_and_ten_minutes
             spin(gpu)
             rest(gpu, CULPRIT)
 
-    told = run(change, 70)
-    first = told[0]
+    reported = run(change, 70)
+    first = reported[0]
     assert (first.node, first.gpu, first.scope, first.job) == ("n02", 5, "gpu", "812")
-    assert first.ts_ms - LAG_MS - first.since_ms == hang.TELL_MS
+    assert first.ts_ms - LAG_MS - first.since_ms == hang.REPORT_MS
     assert first.since_ms == START_MS + STOPS * 10_000
     assert (first.lost_gpus, first.waiting_gpus) == (1.0, 63.0)
     assert first.action is RecommendedAction.PROBE
-    grave = next(f for f in told if f.severity is Severity.CRITICAL)
+    grave = next(f for f in reported if f.severity is Severity.CRITICAL)
     assert grave.ts_ms - LAG_MS - grave.since_ms == hang.CRITICAL_MS
-    assert {f.action for f in told} == {RecommendedAction.PROBE}, "no drain: most hangs are of software"
+    assert {f.action for f in reported} == {RecommendedAction.PROBE}, "no drain: most hangs are of software"
 
 
 def test_a_rank_that_spins_like_the_others_is_named_when_it_stopped_before_them() -> None:
@@ -81,9 +81,9 @@ def test_a_rank_that_spins_like_the_others_is_named_when_it_stopped_before_them(
             others = np.arange(64) != CULPRIT
             gpu["tensor_active_ratio"][others], gpu["dram_active_ratio"][others] = work[0][others], work[1][others]
 
-    told = run(change)
-    assert {(f.node, f.gpu) for f in told} == {("n02", 5)}
-    assert "stopped 10 s before them" in told[0].summary
+    reported = run(change)
+    assert {(f.node, f.gpu) for f in reported} == {("n02", 5)}
+    assert "stopped 10 s before them" in reported[0].summary
 
 
 def test_where_none_stands_out_it_is_of_the_job() -> None:
@@ -91,11 +91,11 @@ def test_where_none_stands_out_it_is_of_the_job() -> None:
         if number >= STOPS:
             spin(gpu)
 
-    told = run(change)
-    assert {(f.scope, f.cause, f.node, f.action) for f in told} == {
+    reported = run(change)
+    assert {(f.scope, f.cause, f.node, f.action) for f in reported} == {
         ("job", "standstill", None, RecommendedAction.WATCH)
     }
-    assert len(told[0].members) == 64
+    assert len(reported[0].members) == 64
 
 
 def test_a_node_whose_ranks_all_stopped_is_named() -> None:
@@ -120,7 +120,7 @@ def test_one_gpu_at_work_is_no_standstill(kept: str) -> None:
     assert run(change, 40) == []
 
 
-def test_a_pause_shorter_than_ninety_seconds_is_not_told() -> None:
+def test_a_pause_shorter_than_ninety_seconds_is_not_reported() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS and number % 10 < 8:
             spin(gpu)
@@ -139,15 +139,15 @@ def test_full_power_is_work_of_a_kind_that_no_channel_shows() -> None:
 
 
 def test_by_power_alone_it_takes_three_minutes() -> None:
-    """A100s without DCGM tell utilisation and power."""
+    """A100s without DCGM have utilisation and power only."""
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
             spin(gpu)
         del gpu["tensor_active_ratio"], gpu["dram_active_ratio"]
 
-    told = run(change, 40)
-    assert told[0].ts_ms - LAG_MS - told[0].since_ms == hang.TELL_ALONE_MS
+    reported = run(change, 40)
+    assert reported[0].ts_ms - LAG_MS - reported[0].since_ms == hang.REPORT_ALONE_MS
 
 
 def test_a_job_that_never_worked_does_not_hang() -> None:
@@ -157,54 +157,54 @@ def test_a_job_that_never_worked_does_not_hang() -> None:
     assert run(change, 40) == []
 
 
-def test_a_job_of_which_a_node_is_not_heard_may_be_working() -> None:
+def test_a_job_with_a_node_that_does_not_report_may_be_working() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
             spin(gpu)
 
-    state, told, kept = None, [], Buckets(KEPT)
+    state, reported, kept = None, [], Buckets(KEPT)
     index = small_fleet()
     for number in range(30):
         kept.append(training_bucket(index, number, change, silent=[1] if number >= STOPS else []))
         found, state = hang.detect(Window(index, kept.all(), True, (), START_MS), state, 0)
-        told += found
-    assert told == []
+        reported += found
+    assert reported == []
 
 
-def test_another_job_begins_anew_and_what_is_gone_is_forgotten() -> None:
+def test_another_job_begins_again_and_what_is_gone_is_forgotten() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
             spin(gpu)
 
-    state, kept, told = None, Buckets(KEPT), []
+    state, kept, reported = None, Buckets(KEPT), []
     index = small_fleet()
     for number in range(100):
         kept.append(training_bucket(index, number, change, job="812" if number < 10 else "813"))
         found, state = hang.detect(Window(index, kept.all(), True, (), START_MS), state, 0)
-        told += found
-    assert told == [], "the first was ended in time, the second never worked"
+        reported += found
+    assert reported == [], "the first was ended in time, the second never worked"
     assert set(state.jobs) == {"813"}
 
 
-def test_a_job_that_falls_silent_while_it_stands_still_is_not_told() -> None:
-    """Nor does what was told speak of values that are not there."""
+def test_a_job_that_falls_silent_while_it_stands_still_is_not_reported() -> None:
+    """Its evidence contains no absent values either."""
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= STOPS:
             spin(gpu)
 
     def run_silent(since: int) -> list[Finding]:
-        state, told = None, []
+        state, reported = None, []
         for window, now_ms in play(small_fleet(), 40, change, lambda number: range(8) if number >= since else []):
             findings, state = hang.detect(window, state, now_ms)
-            told += findings
-        return told
+            reported += findings
+        return reported
 
     assert run_silent(STOPS + 4) == []
-    assert len(run_silent(STOPS + 12)) == 4, "until nobody is heard"
+    assert len(run_silent(STOPS + 12)) == 4, "until no GPU reports"
 
 
-def test_a_gpu_without_utilisation_that_is_heard_is_not_called_silent() -> None:
+def test_a_gpu_without_utilisation_that_reports_is_not_called_silent() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["gpu_util_ratio"][:] = 1.0
         if number >= STOPS:
@@ -222,19 +222,19 @@ def test_ranks_of_several_nodes_that_rest_are_named() -> None:
 
     (first, *_) = run(change)
     assert (first.scope, first.lost_gpus) == ("job", 2.0)
-    assert "62 of its GPUs wait for 2 on n02, n05, each of which runs no kernel." in first.summary
+    assert "62 of its GPUs wait for 2 GPUs on n02, n05; each runs no kernel." in first.summary
 
 
 def test_one_bucket_of_ten_minutes_is_no_standstill_of_ten_minutes() -> None:
-    index, state, kept, told = small_fleet(), None, Buckets(KEPT), []
+    index, state, kept, reported = small_fleet(), None, Buckets(KEPT), []
     for number in range(12):
         bucket = training_bucket(
             index, number, lambda number, gpu, _node: spin(gpu) if number == STOPS or number >= STOPS + 3 else None
         )
         kept.append(dataclasses.replace(bucket, start_ms=START_MS + number * 600_000, length_ms=600_000))
         found, state = hang.detect(Window(index, kept.all(), True, (), START_MS), state, number)
-        told += found
-    assert told[0].ts_ms == STOPS + 4, "the second of the second time"
+        reported += found
+    assert reported[0].ts_ms == STOPS + 4, "the second of the second time"
 
 
 @pytest.mark.parametrize("culprits", [[CULPRIT], [], list(range(16, 20))])
@@ -274,27 +274,27 @@ def test_a_hang_that_was_part_of_another_incident_goes_on_in_plain_words_after_a
         "i", IncidentKind.XID, "xid_119", "gpu", "n02", 5, (("n02", 5),), START_MS, START_MS, None, Severity.WARNING,
         0.9, RecommendedAction.PROBE, "XID 119 on it.", "", usual, (), ("xid", "hang"), "812", updated_ms=START_MS,
     )  # fmt: skip
-    state, told = hang.restored([left]), []
+    state, reported = hang.restored([left]), []
     for window, now_ms in play(small_fleet(), 12, change):
         findings, state = hang.detect(window, state, now_ms)
-        told += findings
-    assert {(f.node, f.gpu) for f in told} == {("n02", 5)}
-    assert told[-1].summary.endswith("wait for GPU 5 of node n02, which stopped.")
+        reported += findings
+    assert {(f.node, f.gpu) for f in reported} == {("n02", 5)}
+    assert reported[-1].summary.endswith("wait for GPU 5 of node n02, which stopped.")
 
 
 def judge(recording: Recording) -> list[Finding]:
-    state, told, kept = None, [], Buckets(KEPT)
+    state, reported, kept = None, [], Buckets(KEPT)
     for bucket in recording.buckets:
         kept.append(bucket)
         window = Window(recording.index, kept.all(), True, (), recording.buckets[0].start_ms)
         findings, state = hang.detect(window, state, bucket.end_ms + LAG_MS)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
-def test_simulated_hangs_are_told_with_the_right_gpu() -> None:
-    told = judge(record(1320, 10, lambda spec: [Fault("hang", "rank_stopped", "r01n02", 3, 200.0, 560.0)]))
-    assert {(f.node, f.gpu) for f in told} == {("r01n02", 3)}
+def test_simulated_hangs_are_reported_with_the_right_gpu() -> None:
+    reported = judge(record(1320, 10, lambda spec: [Fault("hang", "rank_stopped", "r01n02", 3, 200.0, 560.0)]))
+    assert {(f.node, f.gpu) for f in reported} == {("r01n02", 3)}
 
 
 def test_simulated_jobs_without_data_and_those_that_save_do_not_hang() -> None:

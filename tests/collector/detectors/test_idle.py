@@ -45,8 +45,8 @@ class Feed:
                 gpu[metric][rest] = value
             bucket = dataclasses.replace(bucket, gpu=gpu, jobs=self.jobs, job_names=self.names)
             window = Window(INDEX, (bucket,), True, (), START_MS)
-            told, self.state = idle.detect(window, self.state, bucket.end_ms + 7_000)
-            found = told or found if count > 1 else told
+            findings, self.state = idle.detect(window, self.state, bucket.end_ms + 7_000)
+            found = findings or found if count > 1 else findings
             self.number += 1
         return found
 
@@ -76,7 +76,7 @@ def test_minutes_of_work_a_copy_or_another_job_start_the_wait_again() -> None:
     assert feed.tick([0], 20) == []
 
 
-def test_half_a_minute_of_it_does_not_and_work_that_goes_on_ends_what_was_told() -> None:
+def test_half_a_minute_of_it_does_not_and_work_that_goes_on_ends_what_was_reported() -> None:
     feed = Feed()
     feed.tick([0], BUCKETS - 2)
     feed.tick([0], 3, pcie_tx_bytes_per_s=2e9)  # a save, as a job makes that does nothing else
@@ -116,20 +116,20 @@ def test_after_an_hour_it_is_a_warning_of_those_that_have_rested_so_long() -> No
 def test_the_warning_comes_with_the_bucket_that_completes_the_hour() -> None:
     feed = Feed()
     feed.jobs[8:16], feed.names = 1, ("812", "813")
-    feed.tick([0], 3)  # the other job rests half a minute later: what stands is told once a minute
-    told = feed.tick([0, 9], WARN_MS // 10_000 - 1)
-    assert {f.job: f.severity for f in told} == {"812": Severity.WARNING, "813": Severity.INFO}
+    feed.tick([0], 3)  # the other job is idle half a minute later: open findings repeat once a minute
+    findings = feed.tick([0, 9], WARN_MS // 10_000 - 1)
+    assert {f.job: f.severity for f in findings} == {"812": Severity.WARNING, "813": Severity.INFO}
     assert {f.job: f.severity for f in feed.tick([0, 9])} == {"812": Severity.WARNING, "813": Severity.WARNING}
 
 
 def test_a_restart_goes_on_counting() -> None:
     feed = Feed()
-    (told,) = feed.tick([0, 1], BUCKETS + 6)[:1]
-    record = opened(told, ("job", "812", None), told.ts_ms)
+    (findings,) = feed.tick([0, 1], BUCKETS + 6)[:1]
+    record = opened(findings, ("job", "812", None), findings.ts_ms)
     feed.state = idle.restored([record.incident])
     (again,) = feed.tick([0, 1], 6)[:1]
-    assert 0 <= again.since_ms - told.since_ms <= 10_000
-    assert again.members == told.members
+    assert 0 <= again.since_ms - findings.since_ms <= 10_000
+    assert again.members == findings.members
 
 
 def test_a_gap_in_the_data_is_neither_work_nor_idleness() -> None:

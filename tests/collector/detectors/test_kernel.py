@@ -48,11 +48,11 @@ def event(second: float, code: str, message: str, node: str = "n02", gpu: int | 
 def run(
     events: Mapping[int, Sequence[Event]], count: int = 8, nodes: int = 8, change: Change | None = None
 ) -> list[Finding]:
-    state, told = None, []
+    state, all_findings = None, []
     for window, now_ms in play(small_fleet(nodes), count, change, events=events):
         findings, state = kernel.detect(window, state, now_ms)
-        told += findings
-    return told
+        all_findings += findings
+    return all_findings
 
 
 def short(found: Sequence[Finding]) -> list[tuple[str, str, int | None, str, str]]:
@@ -72,10 +72,10 @@ def incidents(events: Mapping[int, Sequence[Event]], count: int = 8, index: Flee
 
 
 LINES = [
-    (told["code"], told["message"], told["gpu"])
+    (all_findings["code"], all_findings["message"], all_findings["gpu"])
     for case in sorted(CASES.iterdir())
-    for told in json.loads((case / "expected.json").read_text())["events"]
-    if told["kind"] == "kernel" and not told["forgeable"]
+    for all_findings in json.loads((case / "expected.json").read_text())["events"]
+    if all_findings["kind"] == "kernel" and not all_findings["forgeable"]
 ]
 FAULTS = {
     "DPC: containment", "Power fault", "Uncorrected (Fatal)", "device recovery failed", " UE memory",
@@ -89,7 +89,7 @@ NO_FAULTS = ("mlx5_core 0000:5c:00.0: Port module event", "Non-fatal firmware", 
 
 
 @pytest.mark.parametrize(("code", "message", "gpu"), LINES, ids=lambda value: str(value)[:60])
-def test_of_all_lines_that_an_agent_tells_only_these_are_faults(code: str, message: str, gpu: int | None) -> None:
+def test_of_all_lines_that_an_agent_shows_only_these_are_faults(code: str, message: str, gpu: int | None) -> None:
     rule = rule_of(event(0, code, message, gpu=gpu))
     warns = rule is not None and rule.severity is not Severity.INFO and rule.least == 1
     expected = any(words in message for words in FAULTS) and not any(words in message for words in NO_FAULTS)
@@ -130,7 +130,7 @@ def test_no_rule_asks_for_a_drain_and_every_rule_is_for_a_code_that_agents_tell(
             None,
             ("pcie_device", "node", None, "info", "none"),
         ),
-        # A port that tells of a device which it does not name otherwise: that one's own line follows.
+        # A port's line about another device: that device's own line follows.
         (FATAL.replace("Fatal", "Non-Fatal"), None, ("pcie_device", "node", None, "info", "none")),
     ],
 )
@@ -141,7 +141,7 @@ def test_pcie_errors_of_gpus_and_ports_are_probed_others_are_not(
 
 
 @pytest.mark.parametrize("second", [26.0, 36.5])
-def test_a_pcie_error_beside_a_gpu_that_falls_off_the_bus_is_that_gpus(second: float) -> None:
+def test_a_pcie_error_next_to_a_gpu_that_falls_off_the_bus_is_that_gpus(second: float) -> None:
     """As the node's line, without the GPU's slot; before XID 79 or after it."""
     line = "pcieport 0000:3a:02.0: DPC: containment event, status:0x1f01 source:0x0000"
     lost = event(27, "79", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", gpu=5, kind="xid")
@@ -168,7 +168,7 @@ def findings(*found: tuple[str, IncidentKind, str, int | None, Severity, Recomme
 
 
 def test_what_a_host_says_of_itself_hides_nothing_of_its_gpus() -> None:
-    """A fan that waits for its repair for weeks, a note of the driver: a GPU that fails there is told all the same."""
+    """A fan that awaits repair for weeks, a line of the driver: a GPU that fails there is still reported."""
     warning, critical, info = Severity.WARNING, Severity.CRITICAL, Severity.INFO
     thermal, liveness, straggler = IncidentKind.THERMAL, IncidentKind.LIVENESS, IncidentKind.STRAGGLER
     gpus = findings(
@@ -185,9 +185,11 @@ def test_what_a_host_says_of_itself_hides_nothing_of_its_gpus() -> None:
             book = IncidentBook(small_fleet(), {}, lambda incident, asked: asked)
             for number, together in enumerate([findings(host), gpus][::order]):
                 book.apply(together, START_MS + number * 10_000, closing=False)
-            told = {(r.incident.gpu, r.incident.cause, r.incident.severity, r.incident.action) for r in book.open()}
-            assert {(f.gpu, f.cause, f.severity, f.action) for f in gpus} < told
-            assert len(told) == 4
+            all_findings = {
+                (r.incident.gpu, r.incident.cause, r.incident.severity, r.incident.action) for r in book.open()
+            }
+            assert {(f.gpu, f.cause, f.severity, f.action) for f in gpus} < all_findings
+            assert len(all_findings) == 4
 
 
 def test_a_note_keeps_no_fault_open() -> None:
@@ -272,7 +274,7 @@ def test_out_of_memory_never_warns() -> None:
         assert {f.severity for f in found} == {Severity.INFO}
 
 
-def test_a_storm_of_one_line_is_told_every_few_minutes_and_is_one_incident() -> None:
+def test_a_storm_of_one_line_is_reported_every_few_minutes_and_is_one_incident() -> None:
     events = {n: [event(10 * n + 7, "edac", UNCORRECTED, count=100)] for n in range(2, 60)}
     found = run(events, 60)
     assert 1 < len(found) <= 1 + 600_000 // kernel.AGAIN_MS
@@ -280,7 +282,7 @@ def test_a_storm_of_one_line_is_told_every_few_minutes_and_is_one_incident() -> 
     assert (incident.cause, incident.action, incident.closed_ms) == ("host_memory", RecommendedAction.ADVISE, None)
 
 
-def test_worse_is_told_at_once_after_what_was_less() -> None:
+def test_worse_is_reported_at_once_after_what_was_less() -> None:
     found = run({
         2: [event(27, "mce", "{1}[Hardware Error]: event severity: recoverable")],
         4: [event(47, "mce", "[Hardware Error]: Uncorrected, software restartable error.")],
@@ -325,7 +327,7 @@ def growing(name: str, per_s: float, nodes: Sequence[int], buckets: range) -> Ch
     return change
 
 
-def test_fans_are_told_when_the_board_says_so_twice() -> None:
+def test_fans_are_reported_when_the_board_says_so_twice() -> None:
     found = run({}, 20, change=node_values("fans_failed", {3: {5: 2}}))
     assert short(found) == [("fan", "node", None, "warning", "advise")]
     assert found[0].node == "n05"
@@ -347,25 +349,25 @@ def test_a_board_that_falls_silent_has_no_fan_that_failed() -> None:
     assert run({}, 40, change=change) == []
 
 
-def test_a_counter_that_grows_tells_what_a_lost_line_did_not() -> None:
+def test_a_counter_that_grows_shows_what_a_lost_line_did_not() -> None:
     found = run({}, 12, change=node_values("edac_uncorrected", {0: {1: 900, 2: 4}, 5: {2: 6}}))
     assert short(found) == [("host_memory", "node", None, "warning", "advise")]
     assert found[0].node == "n02"
     assert "2 more" in found[0].summary
 
 
-def test_a_line_and_its_counter_are_told_once() -> None:
+def test_a_line_and_its_counter_are_reported_once() -> None:
     counter = node_values("edac_uncorrected", {3: {2: 1}})
     assert len(run({2: [event(27, "edac", UNCORRECTED)]}, 20, change=counter)) == 1
     assert len(run({3: [event(31, "edac", UNCORRECTED)]}, 20, change=counter)) == 1
 
 
-def test_a_counter_that_begins_anew_after_a_reboot_is_no_error() -> None:
+def test_a_counter_that_begins_again_after_a_reboot_is_no_error() -> None:
     assert run({}, 12, change=node_values("edac_uncorrected", {0: {1: 900}, 5: {1: 0}})) == []
     assert run({}, 12, change=node_values("edac_corrected", {0: {1: 9e6}, 5: {1: 0}})) == []
 
 
-def test_corrected_errors_are_told_above_their_rate_and_while_they_last() -> None:
+def test_corrected_errors_are_reported_above_their_rate_and_while_they_last() -> None:
     def of(name: str, per_s: float, nodes: Sequence[int] = (4,), buckets: range = range(2, 14)) -> list[Finding]:
         return run({}, 14, change=growing(name, per_s, nodes, buckets))
 
@@ -376,19 +378,19 @@ def test_corrected_errors_are_told_above_their_rate_and_while_they_last() -> Non
     assert {f.severity for f in of("edac_corrected", 20, range(8))} == {Severity.INFO}
 
 
-def test_a_restarted_collector_tells_nothing_twice_and_forgets_nothing_held() -> None:
+def test_a_restarted_collector_shows_nothing_twice_and_forgets_nothing_held() -> None:
     index = small_fleet()
     engine = Engine(index, Policy.load(), START_MS)
     old = event(27, "edac", UNCORRECTED, received_ms=START_MS + 27_500)
     fresh = event(57, "nvme", "nvme nvme1: Device not ready; aborting reset", received_ms=START_MS + 57_500)
     windows = [(w.newest, now_ms) for w, now_ms in play(index, 10)]
-    before, told = Engine(index, Policy.load(), START_MS), {}
+    before, all_findings = Engine(index, Policy.load(), START_MS), {}
     for bucket, now_ms in windows[:6]:
         came = [e for e in (old, fresh) if bucket.start_ms <= (e.received_ms or 0) < bucket.end_ms]
         for outcome in (before.on_events(came, bucket.end_ms), before.on_bucket(bucket, now_ms)):
-            told |= {i.id: i for i in outcome.incidents}
-    assert [i.cause for i in told.values()] == ["host_memory"], "the other one waits for company"
-    engine.restore(list(told.values()), [bucket for bucket, _ in windows[:6]], [old, fresh])
+            all_findings |= {i.id: i for i in outcome.incidents}
+    assert [i.cause for i in all_findings.values()] == ["host_memory"], "the other one waits for company"
+    engine.restore(list(all_findings.values()), [bucket for bucket, _ in windows[:6]], [old, fresh])
     found = [f for bucket, now_ms in windows[6:] for f in engine.on_bucket(bucket, now_ms).findings]
     assert [f.cause for f in found] == ["nvme"]
 
@@ -405,4 +407,4 @@ def test_it_stays_small_and_forgets() -> None:
             assert len(state.held) == 16
             assert max(map(len, state.lines.values())) <= 6
     assert state is not None
-    assert not (state.held or state.told or state.lines or state.nodes or state.lost)
+    assert not (state.held or state.reported or state.lines or state.nodes or state.lost)

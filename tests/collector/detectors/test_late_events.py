@@ -179,7 +179,7 @@ def test_what_a_crash_left_over_is_history_once_its_node_has_booted(kind: str, r
 
 def test_a_second_start_makes_no_fault_of_what_the_first_one_judged_as_history() -> None:
     """The stored event looks fresh; that its node booted since is known by the events after it."""
-    left = error("sxid", 1_000, boot="A")  # of which values of a GPU prove nothing
+    left = error("sxid", 1_000, boot="A")  # values of a GPU prove nothing about it
     events = [booted("A", NOW_MS - 30_000), left, booted("B", NOW_MS + 600_000)]
     engine = enforced("nvidia")
     engine.restore([], [training_bucket(INDEX, n) for n in range(66, 70)], events)

@@ -1,4 +1,4 @@
-"""Network ports and leaf switches: what is told, of whom, and when it is not."""
+"""Network ports and leaf switches: what is reported, for which node, and when it is not."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from testbed.link_findings import PORT, Columns, run
 from testbed.simulated_buckets import record
 
 
-def test_a_port_that_is_down_is_told_after_20_s_and_drains_after_four_minutes() -> None:
+def test_a_port_that_is_down_is_reported_after_20_s_and_drains_after_four_minutes() -> None:
     def change(number: int, link: Columns) -> None:
         if number >= 3:
             link["link_up"][PORT] = 0.0
 
-    told = run(change, count=32)
-    first, grave = told[0], next(f for f in told if f.severity is Severity.CRITICAL)
+    reported = run(change, count=32)
+    first, grave = reported[0], next(f for f in reported if f.severity is Severity.CRITICAL)
     assert (first.node, first.cause, first.severity, first.action) == (
         "n02",
         "port_down",
@@ -51,7 +51,7 @@ def test_a_port_that_is_down_is_told_after_20_s_and_drains_after_four_minutes() 
 
 
 def test_a_port_that_serves_no_gpu_drains_nothing() -> None:
-    state, told = None, []
+    state, reported = None, []
 
     def change(number: int, link: Columns) -> None:
         link["link_up"] = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0 if number else 1.0])
@@ -60,19 +60,19 @@ def test_a_port_that_serves_no_gpu_drains_nothing() -> None:
     nodes = tuple(dataclasses.replace(node, links=(LinkSpec("eth0"),)) for node in spec.nodes)
     for window, now_ms in play(FleetIndex(dataclasses.replace(spec, nodes=nodes)), 30, links=change):
         findings, state = links.detect(window, state, now_ms)
-        told += findings
-    assert told[-1].severity is Severity.CRITICAL
-    assert {f.action for f in told} == {RecommendedAction.ADVISE}
+        reported += findings
+    assert reported[-1].severity is Severity.CRITICAL
+    assert {f.action for f in reported} == {RecommendedAction.ADVISE}
 
 
 def test_a_flap_that_no_reading_saw_shows_in_the_counter() -> None:
     def change(number: int, link: Columns) -> None:
         link["link_downed"][PORT] += sum(number >= at for at in (2, 5, 8))
 
-    told = run(change, count=12)
-    assert [f.cause for f in told][:1] == ["port_flaps"]
-    assert told[0].summary == "Port mlx5_4 went down 2 times in 40 s (node n02)."
-    assert told[-1].severity is Severity.CRITICAL
+    reported = run(change, count=12)
+    assert [f.cause for f in reported][:1] == ["port_flaps"]
+    assert reported[0].summary == "Port mlx5_4 went down 2 times in 40 s (node n02)."
+    assert reported[-1].severity is Severity.CRITICAL
 
 
 def test_a_flap_is_counted_once_although_the_counter_comes_a_bucket_later() -> None:
@@ -83,7 +83,7 @@ def test_a_flap_is_counted_once_although_the_counter_comes_a_bucket_later() -> N
     assert {f.cause for f in run(change, count=12)} == {"port_down"}
 
 
-def test_ports_that_never_were_up_and_counters_that_begin_anew_are_nothing() -> None:
+def test_ports_that_never_were_up_and_counters_that_begin_again_are_nothing() -> None:
     def change(number: int, link: Columns) -> None:
         link["link_up"][PORT] = 0.0
         link["symbol_errors"] += 0.0 if number >= 5 else 1e6
@@ -107,15 +107,15 @@ def test_a_port_that_was_down_when_its_node_fell_silent_gets_no_worse_and_one_th
         if number >= 3:
             link["link_up"][PORT] = 0.0 if number < 6 else np.nan
 
-    state, told = None, []
+    state, reported = None, []
     quiet = [PORT // 8] if silent else []
     for window, now_ms in play(
         small_fleet(ports=8), 40, None, lambda number: quiet if number >= 6 else [], links=change
     ):
         findings, state = links.detect(window, state, now_ms)
-        told += findings
-    assert len(told) == (2 if silent else 36)
-    assert told[-1].severity is (Severity.WARNING if silent else Severity.CRITICAL)
+        reported += findings
+    assert len(reported) == (2 if silent else 36)
+    assert reported[-1].severity is (Severity.WARNING if silent else Severity.CRITICAL)
 
 
 def test_ports_of_a_node_that_boots_again_and_again_do_not_flap() -> None:
@@ -130,9 +130,11 @@ def test_ports_of_a_node_that_boots_again_and_again_do_not_flap() -> None:
     assert {f.cause for f in run(change, count=60)} <= {"port_down"}
 
 
-@pytest.mark.parametrize(("length_s", "told_after", "grave_after"), [(60, 2, 5), (600, 2, 2)])
-def test_a_bucket_of_minutes_tells_how_it_ended_not_how_long(length_s: int, told_after: int, grave_after: int) -> None:
-    index, state, kept, told = small_fleet(ports=8), None, Buckets(KEPT), {}
+@pytest.mark.parametrize(("length_s", "reported_after", "grave_after"), [(60, 2, 5), (600, 2, 2)])
+def test_a_bucket_of_minutes_shows_how_it_ended_not_how_long(
+    length_s: int, reported_after: int, grave_after: int
+) -> None:
+    index, state, kept, reported = small_fleet(ports=8), None, Buckets(KEPT), {}
     for number in range(10):
         bucket = training_bucket(index, number)
         bucket.link["link_up"][PORT] = 0.0 if number >= 3 else 1.0  # type: ignore[index]  # a dict, here
@@ -140,9 +142,9 @@ def test_a_bucket_of_minutes_tells_how_it_ended_not_how_long(length_s: int, told
         kept.append(dataclasses.replace(bucket, start_ms=start_ms, length_ms=length_s * 1000))
         found, state = links.detect(Window(index, kept.all(), True, (), START_MS), state, 0)
         for finding in found:
-            told.setdefault(finding.severity, number - 2)
-    assert min(told.values()) == told_after
-    assert told[Severity.CRITICAL] == grave_after
+            reported.setdefault(finding.severity, number - 2)
+    assert min(reported.values()) == reported_after
+    assert reported[Severity.CRITICAL] == grave_after
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_what_is_down_for_longer_than_a_restart_reads_stays_an_incident(down: li
     assert "mlx5_7" not in str(after.evidence)
 
 
-def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_nothing() -> None:
+def test_a_switch_of_two_nodes_is_reported_as_such_and_one_of_a_single_node_drains_nothing() -> None:
     """What only one node is seen by may be dead as well as the node: no drain without a sign that the switch lives."""
 
     def fleet(nodes: int) -> FleetIndex:
@@ -184,7 +186,7 @@ def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_n
             )
         )
 
-    def told(nodes: int, up: int = 0) -> set[tuple[str, Severity, RecommendedAction]]:
+    def reported(nodes: int, up: int = 0) -> set[tuple[str, Severity, RecommendedAction]]:
         def change(number: int, link: Columns) -> None:
             if number >= 3:
                 link["link_up"][up : 8 * nodes] = 0.0
@@ -195,9 +197,9 @@ def test_a_switch_of_two_nodes_is_told_as_such_and_one_of_a_single_node_drains_n
             found += findings
         return {(f.scope, f.severity, f.action) for f in found}
 
-    assert told(2) == {("leaf", Severity.CRITICAL, RecommendedAction.ADVISE)}
-    assert told(1) == {("node", Severity.WARNING, RecommendedAction.ADVISE)}
-    assert ("node", Severity.CRITICAL, RecommendedAction.DRAIN) in told(
+    assert reported(2) == {("leaf", Severity.CRITICAL, RecommendedAction.ADVISE)}
+    assert reported(1) == {("node", Severity.WARNING, RecommendedAction.ADVISE)}
+    assert ("node", Severity.CRITICAL, RecommendedAction.DRAIN) in reported(
         1, up=1
     )  # a port that is up: the switch is well
 
@@ -242,9 +244,9 @@ def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> No
             again.restore(list(engine.incidents.values()), [], [])
     for one in (engine, again):
         assert {i.node for i in one.incidents.values() if i.action is RecommendedAction.DRAIN} == {"n02"}
-    told = run(change, count=18)
-    assert {f.node for f in told if f.cause == "port_flaps"} == {"n02"}  # the one that goes down by itself, too
-    assert {f.node for f in told if f.action is RecommendedAction.DRAIN} == {"n02"}
+    reported = run(change, count=18)
+    assert {f.node for f in reported if f.cause == "port_flaps"} == {"n02"}  # the one that goes down by itself, too
+    assert {f.node for f in reported if f.action is RecommendedAction.DRAIN} == {"n02"}
     for one in (engine, again):
         (switch,) = [i for i in one.incidents.values() if i.scope == "leaf"]
         assert (switch.cause, switch.severity) == ("switch", Severity.WARNING)
@@ -252,17 +254,17 @@ def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> No
         assert "3 times" in switch.evidence[0].text
 
 
-def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_told_later_has_an_id_of_its_own() -> None:
+def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_reported_later_has_an_id_of_its_own() -> None:
     only = [detector for detector in DETECTORS if detector.name == "links"]
     subject = Engine(small_fleet(ports=8), Policy.load(), START_MS, only)
-    told = {}
+    reported = {}
     for number in range(720):
         bucket = training_bucket(subject.index, number)
         link = bucket.link["link_up"]
         link[PORT] = 0.0 if 3 <= number < 8 or 700 <= number < 705 else 1.0
         link[:32] = link[:32] * (not 500 <= number < 510)
-        told |= {i.id: i for i in subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents}
-    found = sorted((i.opened_ms - START_MS, i.scope, i.cause) for i in told.values())
+        reported |= {i.id: i for i in subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents}
+    found = sorted((i.opened_ms - START_MS, i.scope, i.cause) for i in reported.values())
     assert [(scope, cause) for _, scope, cause in found] == [
         ("node", "port_down"), ("leaf", "switch"), ("node", "port_flaps"),
     ]  # fmt: skip
@@ -291,18 +293,18 @@ def test_flaps_are_remembered_over_a_restart_and_none_is_counted_twice() -> None
     assert "went down 3 times" in after.summary
 
 
-def test_errors_of_one_port_are_told_with_their_rate_and_those_of_all_are_not() -> None:
+def test_errors_of_one_port_are_reported_with_their_rate_and_those_of_all_are_not() -> None:
     def one(number: int, link: Columns) -> None:
         link["symbol_errors"][PORT] += 150.0 * number
 
     def everywhere(number: int, link: Columns) -> None:
         link["symbol_errors"] += 150.0 * number
 
-    told = run(one)
-    assert {(f.node, f.cause, f.severity, f.action) for f in told} == {
+    reported = run(one)
+    assert {(f.node, f.cause, f.severity, f.action) for f in reported} == {
         ("n02", "port_errors", Severity.WARNING, RecommendedAction.ADVISE)
     }
-    assert told[0].evidence[0].value == pytest.approx(15.0)
+    assert reported[0].evidence[0].value == pytest.approx(15.0)
     assert run(everywhere) == []
 
 
@@ -311,9 +313,9 @@ def test_a_leaf_that_goes_is_one_finding_until_it_is_back() -> None:
         if 3 <= number < 8:
             link["link_up"][:32] = 0.0
 
-    told = run(change, count=12)
-    assert {(f.scope, f.cause, len(f.members)) for f in told} == {("leaf", "switch", 4)}
-    assert {f.action for f in told} == {RecommendedAction.ADVISE}
+    reported = run(change, count=12)
+    assert {(f.scope, f.cause, len(f.members)) for f in reported} == {("leaf", "switch", 4)}
+    assert {f.action for f in reported} == {RecommendedAction.ADVISE}
 
 
 def test_two_nodes_of_a_leaf_are_no_switch() -> None:
@@ -341,13 +343,13 @@ def test_columns_are_worked_through_once_however_many_gpus_are_hit(monkeypatch: 
     assert hit(4) == hit(1) > 0
 
 
-def test_a_simulated_port_that_flaps_is_told_of_its_node_alone() -> None:
+def test_a_simulated_port_that_flaps_is_reported_its_node_alone() -> None:
     recording = record(1330, 8, lambda spec: [Fault("link", "ib_flap", "r01n02", None, 100.0, 400.0)])
-    state, told, kept = None, [], Buckets(KEPT)
+    state, reported, kept = None, [], Buckets(KEPT)
     for bucket in recording.buckets:
         kept.append(bucket)
         window = Window(recording.index, kept.all(), True, (), recording.buckets[0].start_ms)
         findings, state = links.detect(window, state, bucket.end_ms + LAG_MS)
-        told += findings
-    assert {(f.scope, f.node) for f in told} == {("node", "r01n02")}
-    assert Severity.CRITICAL in {f.severity for f in told}
+        reported += findings
+    assert {(f.scope, f.node) for f in reported} == {("node", "r01n02")}
+    assert Severity.CRITICAL in {f.severity for f in reported}

@@ -1,4 +1,4 @@
-"""NVLink and PCIe of GPUs: what is told, of whom, and when it is not."""
+"""NVLink and PCIe of GPUs: what is reported, for which GPU, and when it is not."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_a_gpu_with_less_link_than_its_kind(metric: str, value: float, cause: st
         if number >= 2:
             gpu[metric][21] = value
 
-    told = run(gpu=change)
-    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n02", 5, cause, RecommendedAction.PROBE)}
-    assert words in told[0].summary
+    findings = run(gpu=change)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in findings} == {("n02", 5, cause, RecommendedAction.PROBE)}
+    assert words in findings[0].summary
 
 
 def test_a_gpu_that_rests_may_lower_its_generation_and_a_tenth_of_a_kind_is_built_so() -> None:
@@ -43,31 +43,31 @@ def test_errors_of_nvlinks_and_replays_of_pcie() -> None:
         gpu["pcie_replays"][9] = 10.0 * number  # 60 a minute; 31 are the limit of 16 lanes of generation 5
         gpu["pcie_replays"][10] = 5.0 * number
 
-    told = run(gpu=change)
-    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {
+    findings = run(gpu=change)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in findings} == {
         ("n02", 5, "nvlink_errors", RecommendedAction.PROBE), ("n01", 1, "pcie_replays", RecommendedAction.ADVISE),
     }  # fmt: skip
 
 
-def test_counters_that_are_read_each_30_s_are_told_as_those_of_each_10_s() -> None:
+def test_counters_that_are_read_each_30_s_are_reported_as_those_of_each_10_s() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["nvlink_crc_errors"] = np.where((number + np.arange(64)) % 3 == 0, 0.0, np.nan)
         gpu["nvlink_crc_errors"][21] += 1500.0 * number
         gpu["nvlink_crc_errors"][30] += 900.0 * number  # 90 a second; 100 are the limit
 
-    told = run(gpu=change, count=12)
-    assert {(f.node, f.gpu, f.cause) for f in told} == {("n02", 5, "nvlink_errors")}
-    assert {f.evidence[0].value for f in told} == {150.0}
+    findings = run(gpu=change, count=12)
+    assert {(f.node, f.gpu, f.cause) for f in findings} == {("n02", 5, "nvlink_errors")}
+    assert {f.evidence[0].value for f in findings} == {150.0}
 
 
-def test_what_most_gpus_of_a_node_show_is_told_once_of_the_node() -> None:
+def test_what_most_gpus_of_a_node_show_is_reported_once_of_the_node() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["nvlink_active_links"][16 : 16 + (2 if number < 6 else 8)] = 12.0
 
-    told = run(gpu=change, nodes=12)
-    assert {(f.scope, f.node, f.gpu) for f in told} == {("gpu", "n02", 0), ("gpu", "n02", 1), ("node", "n02", None)}
-    assert told[-1].summary.startswith("8 of 8 GPUs show it: GPU 0 of node n02 has 12 NVLinks up")
-    assert len(told) == 2 * 6 + 2, "two GPUs until the others follow, then one finding a bucket"
+    findings = run(gpu=change, nodes=12)
+    assert {(f.scope, f.node, f.gpu) for f in findings} == {("gpu", "n02", 0), ("gpu", "n02", 1), ("node", "n02", None)}
+    assert findings[-1].summary.startswith("8 of 8 GPUs show it: GPU 0 of node n02 has 12 NVLinks up")
+    assert len(findings) == 2 * 6 + 2, "two GPUs until the others follow, then one finding a bucket"
 
 
 @pytest.mark.parametrize(("nodes", "broken"), [(1, 1), (1, 2), (2, 2), (4, 8)])
@@ -79,9 +79,9 @@ def test_a_small_fleet_is_not_blind_for_its_gpus(nodes: int, broken: int) -> Non
         gpu["nvlink_crc_errors"] = np.zeros(8 * nodes)
         gpu["nvlink_crc_errors"][:broken] = 1500.0 * number
 
-    told = run(gpu=change, nodes=nodes)
-    assert {f.cause for f in told} == {"nvlink_errors"} | ({"pcie_narrow"} if broken <= 2 else set())
-    assert {f.node for f in told} == {"n00"}
+    findings = run(gpu=change, nodes=nodes)
+    assert {f.cause for f in findings} == {"nvlink_errors"} | ({"pcie_narrow"} if broken <= 2 else set())
+    assert {f.node for f in findings} == {"n00"}
 
 
 @pytest.mark.parametrize("broken", [3, 4, 8])

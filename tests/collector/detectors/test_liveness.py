@@ -30,15 +30,15 @@ def run(
     change: Callable[[int, dict[str, np.ndarray], dict[str, np.ndarray]], None] | None = None,
     gone_gpus: Callable[[int], Iterable[int]] = lambda number: (),
 ) -> list[Finding]:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(nodes), count, change, silent, events):
         bucket = window.buckets[-1]
         number = (bucket.start_ms - START_MS) // 10_000
         if window.fresh:
             bucket.gpu_rows[list(gone_gpus(number))] = 0
         findings, state = liveness.detect(window, state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def lifecycle(code: str, node: str = "n02", gpu: int | None = None, at_ms: int = 39_000) -> Event:
@@ -50,53 +50,53 @@ def test_two_missed_buckets_are_no_silence() -> None:
 
 
 def test_a_silent_node_is_a_warning_first_and_asks_for_a_drain_after_five_minutes() -> None:
-    told = run(40, lambda number: [2] if number >= 4 else [])
-    assert {f.node for f in told} == {"n02"}
-    assert (told[0].severity, told[0].action) == (Severity.WARNING, RecommendedAction.ADVISE)
-    assert told[0].ts_ms - told[0].since_ms == 30_000 + 7_000
-    strong = next(f for f in told if f.severity is Severity.CRITICAL)
+    reported = run(40, lambda number: [2] if number >= 4 else [])
+    assert {f.node for f in reported} == {"n02"}
+    assert (reported[0].severity, reported[0].action) == (Severity.WARNING, RecommendedAction.ADVISE)
+    assert reported[0].ts_ms - reported[0].since_ms == 30_000 + 7_000
+    strong = next(f for f in reported if f.severity is Severity.CRITICAL)
     assert strong.action is RecommendedAction.DRAIN
     assert strong.ts_ms - strong.since_ms == liveness.DRAIN_AFTER_MS + 7_000
-    assert told[0].lost_gpus == 8
+    assert reported[0].lost_gpus == 8
 
 
 def test_a_node_that_comes_back_is_over() -> None:
-    told = run(14, lambda number: [2] if 4 <= number < 10 else [])
-    assert told[-1].cleared
-    assert not any(f.cleared for f in told[:-1])
+    reported = run(14, lambda number: [2] if 4 <= number < 10 else [])
+    assert reported[-1].cleared
+    assert not any(f.cleared for f in reported[:-1])
 
 
-def test_no_single_node_is_blamed_while_nobody_is_heard_or_right_after() -> None:
-    told = run(20, lambda number: range(8) if 4 <= number < 12 else [1, 2] if number == 12 else [])
-    assert {f.cause for f in told} == {"no_telemetry"}
-    assert {f.action for f in told} == {RecommendedAction.NONE}
+def test_no_single_node_is_blamed_while_no_node_reports_or_right_after() -> None:
+    reported = run(20, lambda number: range(8) if 4 <= number < 12 else [1, 2] if number == 12 else [])
+    assert {f.cause for f in reported} == {"no_telemetry"}
+    assert {f.action for f in reported} == {RecommendedAction.NONE}
 
 
 @pytest.mark.parametrize("gap", [1, 2])
 def test_buckets_that_nobody_was_in_time_for_neither_end_a_silence_nor_call_the_fleet_silent(gap: int) -> None:
     """Rows that come late, a collector that stalled: the node that was silent before it is so after."""
-    told = run(40, lambda number: range(8) if 12 <= number < 12 + gap else [2] if number >= 4 else [])
-    assert {(f.scope, f.node, f.cause) for f in told} == {("node", "n02", "silent")}
-    assert not any(f.cleared for f in told)
+    reported = run(40, lambda number: range(8) if 12 <= number < 12 + gap else [2] if number >= 4 else [])
+    assert {(f.scope, f.node, f.cause) for f in reported} == {("node", "n02", "silent")}
+    assert not any(f.cleared for f in reported)
     assert run(20, lambda number: range(8) if 12 <= number < 12 + gap else []) == []
 
 
-def test_a_node_whose_rows_come_late_is_told_as_late_and_never_drained() -> None:
+def test_a_node_whose_rows_come_late_is_reported_as_late_and_never_drained() -> None:
     def run_late(late: Callable[[int], Sequence[int]], count: int, away: Sequence[int]) -> list[Finding]:
-        index, state, told, held = small_fleet(12), None, [], Buckets(6)
+        index, state, reported, held = small_fleet(12), None, [], Buckets(6)
         for window, now_ms in play(index, count, None, lambda number: away if number >= 4 else []):
             number = (window.newest.start_ms - START_MS) // 10_000
             names = frozenset(index.nodes[n].name for n in late(number))
             held.append(dataclasses.replace(window.newest, late=names))
             findings, state = liveness.detect(dataclasses.replace(window, buckets=held.all()), state, now_ms)
-            told += findings
-        return told
+            reported += findings
+        return reported
 
-    told = run_late(lambda number: [2] if number >= 4 else [], 60, [2])
-    assert {(f.node, f.cause, f.severity, f.action) for f in told} == {
+    reported = run_late(lambda number: [2] if number >= 4 else [], 60, [2])
+    assert {(f.node, f.cause, f.severity, f.action) for f in reported} == {
         ("n02", "late", Severity.WARNING, RecommendedAction.ADVISE)
     }
-    assert told[0].ts_ms == START_MS + 40_000 + liveness.DRAIN_AFTER_MS + 7_000
+    assert reported[0].ts_ms == START_MS + 40_000 + liveness.DRAIN_AFTER_MS + 7_000
     rack = [4, 5, 6, 7]
     assert run_late(lambda number: rack if number >= 4 else [], 20, rack) == [], "no rack is silent"
     dies = run_late(lambda number: [2] if 4 <= number < 30 else [], 70, [2])
@@ -112,9 +112,9 @@ def test_who_waits_for_its_turn_to_come_back_is_not_silent_and_who_does_not_come
             return ()
         return range(100) if number < 6 else range(min(60 + 8 * (number - 6), 99), 100)
 
-    told = run(18, away, nodes=100)
-    assert {(f.node, f.cause) for f in told} == {("n99", "silent")}
-    assert told[0].ts_ms == START_MS + 140_000 + 7_000  # 30 s after the last of the others
+    reported = run(18, away, nodes=100)
+    assert {(f.node, f.cause) for f in reported} == {("n99", "silent")}
+    assert reported[0].ts_ms == START_MS + 140_000 + 7_000  # 30 s after the last of the others
 
 
 def test_a_trickle_of_returns_hides_nobody_for_longer_than_five_minutes() -> None:
@@ -123,47 +123,47 @@ def test_a_trickle_of_returns_hides_nobody_for_longer_than_five_minutes() -> Non
             return ()
         return range(100) if number < 6 else range(min(24 + 2 * (number - 6), 99), 100)
 
-    told = run(45, away, nodes=100)
-    first = min(f.ts_ms for f in told if f.cause == "silent")
+    reported = run(45, away, nodes=100)
+    first = min(f.ts_ms for f in reported if f.cause == "silent")
     assert first == START_MS + 60_000 + liveness.COMING_MS + 30_000 + 7_000
 
 
 def test_most_of_the_fleet_at_once_is_one_finding() -> None:
-    told = run(10, lambda number: range(6) if number >= 4 else [], nodes=8)
-    assert {(f.cause, len(f.members)) for f in told} == {("no_telemetry", 6)}
+    reported = run(10, lambda number: range(6) if number >= 4 else [], nodes=8)
+    assert {(f.cause, len(f.members)) for f in reported} == {("no_telemetry", 6)}
 
 
 def test_a_rack_is_one_finding_and_its_return_is_its_end() -> None:
-    told = run(14, lambda number: [4, 5, 6, 7] if 4 <= number < 10 else [], nodes=16)
-    assert {(f.scope, f.cause) for f in told} == {("rack", "silent")}
-    assert {node for node, _ in told[0].members} == {"n04", "n05", "n06", "n07"}
-    assert told[-1].cleared
+    reported = run(14, lambda number: [4, 5, 6, 7] if 4 <= number < 10 else [], nodes=16)
+    assert {(f.scope, f.cause) for f in reported} == {("rack", "silent")}
+    assert {node for node, _ in reported[0].members} == {"n04", "n05", "n06", "n07"}
+    assert reported[-1].cleared
 
 
 def test_an_expected_node_that_never_came() -> None:
-    told = run(10, lambda number: [5])
-    assert {(f.node, f.cause, f.severity) for f in told} == {("n05", "never_came", Severity.WARNING)}
-    assert told[0].ts_ms >= START_MS + liveness.NEVER_CAME_MS
+    reported = run(10, lambda number: [5])
+    assert {(f.node, f.cause, f.severity) for f in reported} == {("n05", "never_came", Severity.WARNING)}
+    assert reported[0].ts_ms >= START_MS + liveness.NEVER_CAME_MS
 
 
 def test_a_stopped_agent_is_planned_until_its_node_speaks_again() -> None:
     silent = lambda number: [2] if 4 <= number < 9 or number >= 12 else []  # noqa: E731  # shorter than a def here
-    told = run(20, silent, {3: [lifecycle("agent_stopped")]})
-    assert told[0].cause == "agent_stopped"
-    assert {f.severity for f in told if f.cause == "agent_stopped"} == {Severity.INFO}
-    assert any(f.cause == "silent" for f in told)  # the second silence was announced by nobody
+    reported = run(20, silent, {3: [lifecycle("agent_stopped")]})
+    assert reported[0].cause == "agent_stopped"
+    assert {f.severity for f in reported if f.cause == "agent_stopped"} == {Severity.INFO}
+    assert any(f.cause == "silent" for f in reported)  # the second silence was announced by nobody
 
 
-def test_a_gpu_that_the_agent_lost_is_told_at_once_and_until_it_is_back() -> None:
-    told = run(9, events={3: [lifecycle("gpu_lost", gpu=4)], 6: [lifecycle("gpu_back", gpu=4, at_ms=70_000)]})
-    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {("gpu", "n02", 4, "gpu_lost")}
-    assert told[0].severity is Severity.CRITICAL
-    assert told[-1].cleared
+def test_a_gpu_that_the_agent_lost_is_reported_at_once_and_until_it_is_back() -> None:
+    reported = run(9, events={3: [lifecycle("gpu_lost", gpu=4)], 6: [lifecycle("gpu_back", gpu=4, at_ms=70_000)]})
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in reported} == {("gpu", "n02", 4, "gpu_lost")}
+    assert reported[0].severity is Severity.CRITICAL
+    assert reported[-1].cleared
 
 
 def test_a_gpu_whose_rows_stop_is_lost() -> None:
-    told = run(9, gone_gpus=lambda number: [20] if number >= 3 else [])
-    assert {(f.node, f.gpu, f.cause) for f in told} == {("n02", 4, "gpu_lost")}
+    reported = run(9, gone_gpus=lambda number: [20] if number >= 3 else [])
+    assert {(f.node, f.gpu, f.cause) for f in reported} == {("n02", 4, "gpu_lost")}
 
 
 def test_a_gpu_whose_values_stop_is_lost_although_its_rows_come() -> None:
@@ -176,23 +176,23 @@ def test_a_gpu_whose_values_stop_is_lost_although_its_rows_come() -> None:
 
 
 def test_a_gpu_that_never_came_is_missing() -> None:
-    told = run(10, gone_gpus=lambda number: [20])
-    assert {(f.gpu, f.cause, f.severity) for f in told} == {(4, "gpu_missing", Severity.WARNING)}
+    reported = run(10, gone_gpus=lambda number: [20])
+    assert {(f.gpu, f.cause, f.severity) for f in reported} == {(4, "gpu_missing", Severity.WARNING)}
 
 
 def test_all_gpus_of_a_node_together_are_its_drivers_fault() -> None:
-    told = run(9, gone_gpus=lambda number: range(16, 24) if number >= 3 else [])
-    assert {(f.scope, f.node, f.cause) for f in told} == {("node", "n02", "driver_lost")}
+    reported = run(9, gone_gpus=lambda number: range(16, 24) if number >= 3 else [])
+    assert {(f.scope, f.node, f.cause) for f in reported} == {("node", "n02", "driver_lost")}
 
 
 def test_a_hung_driver_is_one_finding_not_eight() -> None:
-    told = run(
+    reported = run(
         9,
         events={3: [lifecycle("driver_hung")], 7: [lifecycle("driver_back", at_ms=80_000)]},
         gone_gpus=lambda number: range(16, 24) if 3 <= number < 8 else [],
     )
-    assert {(f.scope, f.cause) for f in told} == {("node", "driver_hung")}
-    assert told[-1].cleared
+    assert {(f.scope, f.cause) for f in reported} == {("node", "driver_hung")}
+    assert reported[-1].cleared
 
 
 def test_a_call_that_returned_for_one_gpu_ends_neither_the_hang_of_another_nor_a_missing_driver() -> None:
@@ -202,8 +202,8 @@ def test_a_call_that_returned_for_one_gpu_ends_neither_the_hang_of_another_nor_a
     both_back = {6: [lifecycle("driver_back", gpu=gpu, at_ms=69_000) for gpu in (4, 5)]}
     assert run(9, events=hung | both_back)[-1].cleared
     missing = {3: [lifecycle("driver_hung", gpu=4), lifecycle("driver_missing")]}
-    told = run(9, events=missing | one_back, gone_gpus=lambda number: range(16, 24) if number >= 3 else [])
-    assert {f.cause for f in told if not f.cleared and f.ts_ms > START_MS + 80_000} == {"driver_missing"}
+    reported = run(9, events=missing | one_back, gone_gpus=lambda number: range(16, 24) if number >= 3 else [])
+    assert {f.cause for f in reported if not f.cleared and f.ts_ms > START_MS + 80_000} == {"driver_missing"}
 
 
 def test_a_driver_that_an_operator_had_released_is_no_fault_until_it_is_missing() -> None:
@@ -221,39 +221,39 @@ def test_a_wrong_clock_is_a_warning_that_drains_nothing(how: str) -> None:
         node["clock_offset_s"] = np.zeros(8)
         node["clock_offset_s"][2] = 40.0 if how == "metric" else 0.0
 
-    told = run(4, change=shift, events={2: [lifecycle("clock_wrong")]} if how == "event" else None)
-    assert {(f.node, f.cause, f.action) for f in told} == {("n02", "clock_wrong", RecommendedAction.NONE)}
+    reported = run(4, change=shift, events={2: [lifecycle("clock_wrong")]} if how == "event" else None)
+    assert {(f.node, f.cause, f.action) for f in reported} == {("n02", "clock_wrong", RecommendedAction.NONE)}
 
 
 def test_missing_buckets_are_not_held_against_the_nodes() -> None:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(), 30, silent=lambda number: [2] if number in (20, 21) else []):
         number = (window.newest.start_ms - START_MS) // 10_000
         if 5 <= number < 20:
             continue  # the collector was away
         findings, state = liveness.detect(window, state, now_ms)
-        told += findings
-    assert told == []
+        reported += findings
+    assert reported == []
 
 
 def test_long_buckets_need_three_of_them() -> None:
-    state, told = None, []
+    state, reported = None, []
     for window, _now_ms in play(small_fleet(), 9, silent=lambda number: [2] if number >= 4 else []):
         longer = dataclasses.replace(
             window.newest, start_ms=START_MS + (window.newest.start_ms - START_MS) * 30, length_ms=300_000
         )
         window = dataclasses.replace(window, buckets=(longer,))
         findings, state = liveness.detect(window, state, longer.end_ms + 7000)
-        told.append((longer.start_ms, len(findings)))
-    assert [count for _, count in told] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
+        reported.append((longer.start_ms, len(findings)))
+    assert [count for _, count in reported] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
 
 
 def test_gpus_of_a_node_that_comes_back_get_the_time_in_which_its_driver_starts() -> None:
     slots = range(16, 24)
-    told = run(
+    reported = run(
         40, lambda number: [2] if 4 <= number < 24 else [], gone_gpus=lambda number: slots if 4 <= number < 26 else []
     )
-    assert {f.cause for f in told} == {"silent"}
+    assert {f.cause for f in reported} == {"silent"}
     stays_away = run(
         40, lambda number: [2] if 4 <= number < 24 else [], gone_gpus=lambda number: [19] if number >= 4 else []
     )
@@ -261,81 +261,83 @@ def test_gpus_of_a_node_that_comes_back_get_the_time_in_which_its_driver_starts(
 
 
 def test_a_lost_gpu_is_not_over_because_its_node_says_nothing() -> None:
-    told = run(
+    reported = run(
         14, lambda number: [2] if number in (9, 10) else [], gone_gpus=lambda number: [19] if number >= 3 else []
     )
-    assert {(f.cause, f.cleared) for f in told} == {("gpu_lost", False)}
+    assert {(f.cause, f.cleared) for f in reported} == {("gpu_lost", False)}
     back = run(14, lambda number: [2] if number in (9, 10) else [], gone_gpus=lambda n: [19] if 3 <= n < 11 else [])
     assert [f.cleared for f in back if f.cause == "gpu_lost"][-1]
 
 
 def test_a_node_whose_clock_is_wrong_is_not_drained_for_samples_that_come_too_late() -> None:
     wrong = {1: [lifecycle("clock_wrong", at_ms=20_000)]}
-    told = run(100, lambda number: [2] if number >= 2 else [], wrong)
-    assert {(f.cause, f.action) for f in told} == {
+    reported = run(100, lambda number: [2] if number >= 2 else [], wrong)
+    assert {(f.cause, f.action) for f in reported} == {
         ("clock_wrong", RecommendedAction.NONE),
         ("silent", RecommendedAction.ADVISE),
     }
-    assert all("clock" in f.summary for f in told)
+    assert all("clock" in f.summary for f in reported)
 
 
 def test_nodes_without_gpus_are_not_missed_where_only_gpus_were_recorded() -> None:
     index = FleetIndex(FleetSpec((*small_fleet(4).nodes, NodeSpec("login", gpus=0))))
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(index, 12, silent=lambda number: [4]):
         bare = dataclasses.replace(window, buckets=tuple(dataclasses.replace(b, node={}) for b in window.buckets))
         findings, state = liveness.detect(bare, state, now_ms)
-        told += findings
-    assert told == []
+        reported += findings
+    assert reported == []
 
 
 def test_nodes_that_are_still_away_when_the_collectors_trouble_ends_are_judged_from_then_on() -> None:
-    told = run(50, lambda number: range(5) if 4 <= number < 45 else [0] if number >= 45 else [])
-    assert {f.cause for f in told} == {"no_telemetry", "silent"}
-    assert {f.action for f in told} == {RecommendedAction.NONE, RecommendedAction.ADVISE}
+    reported = run(50, lambda number: range(5) if 4 <= number < 45 else [0] if number >= 45 else [])
+    assert {f.cause for f in reported} == {"no_telemetry", "silent"}
+    assert {f.action for f in reported} == {RecommendedAction.NONE, RecommendedAction.ADVISE}
 
 
 def test_a_silent_rack_that_comes_back_node_by_node_stays_one_finding_until_most_are_back() -> None:
     away = {4: [4, 5, 6, 7], 10: [5, 6, 7], 11: [6, 7], 12: [7]}
-    told = run(
+    reported = run(
         13, lambda number: away[max((n for n in away if n <= number), default=4)] if number >= 4 else [], nodes=12
     )
-    assert {f.scope for f in told if not f.cleared and f.ts_ms < START_MS + 130_000} == {"rack"}
-    assert [f.node for f in told if f.scope == "node"] == ["n07"]
+    assert {f.scope for f in reported if not f.cleared and f.ts_ms < START_MS + 130_000} == {"rack"}
+    assert [f.node for f in reported if f.scope == "node"] == ["n07"]
 
 
 def test_values_of_a_gpu_that_an_agent_called_lost_end_it_when_no_word_of_its_return_came() -> None:
-    told = run(12, events={1: [lifecycle("gpu_lost", gpu=3, at_ms=20_000)]})
-    assert told[0].cause == "gpu_lost"
-    assert told[-1].cleared
+    reported = run(12, events={1: [lifecycle("gpu_lost", gpu=3, at_ms=20_000)]})
+    assert reported[0].cause == "gpu_lost"
+    assert reported[-1].cleared
 
 
 def test_after_a_pause_of_the_collector_a_silence_is_said_from_the_nodes_last_report_and_judged_from_the_pause() -> (
     None
 ):
-    """ "Silent for 1 min" stood beside "last heard 38 min ago"."""
-    index, state, held, told = small_fleet(), None, Buckets(6), list[tuple[int, Finding]]()
+    """ "Silent for 1 min" was shown next to "last report 38 min ago"."""
+    index, state, held, reported = small_fleet(), None, Buckets(6), list[tuple[int, Finding]]()
     for window, now_ms in play(index, 30, None, lambda number: [2] if number >= 6 else []):
         number = (window.newest.start_ms - START_MS) // 10_000
         if 10 <= number < 15:
             continue  # five buckets are missing: the collector stood still
         held.append(window.newest)
         found, state = liveness.detect(dataclasses.replace(window, buckets=held.all()), state, now_ms)
-        told += [(number, f) for f in found]
-    assert [number for number, f in told if f.action is not RecommendedAction.NONE][:2] == [8, 9], "before the pause"
-    first = next((number, f) for number, f in told if number >= 17 and "silent for" in f.summary)
+        reported += [(number, f) for f in found]
+    assert [number for number, f in reported if f.action is not RecommendedAction.NONE][:2] == [8, 9], (
+        "before the pause"
+    )
+    first = next((number, f) for number, f in reported if number >= 17 and "silent for" in f.summary)
     assert first[1].since_ms == START_MS + 60_000, "its last report"
     assert "for 2 min" in first[1].summary
-    assert not any(f.cleared for _, f in told)
+    assert not any(f.cleared for _, f in reported)
 
 
 def test_a_silence_begins_with_the_last_sample_and_not_with_the_end_of_its_bucket() -> None:
-    state, told = None, list[Finding]()
+    state, reported = None, list[Finding]()
     for window, now_ms in play(small_fleet(), 12, None, lambda number: [2] if number >= 6 else []):
         if window.newest.start_ms == START_MS + 50_000:
             window.newest.node_rows[2] = window.newest.gpu_rows[16:24] = 2  # of ten: the node died 2 s into the bucket
-            assert window.rhythm is not None
-            window.rhythm.hear(window.newest)
+            assert window.report_interval is not None
+            window.report_interval.add_bucket(window.newest)
         found, state = liveness.detect(window, state, now_ms)
-        told += found
-    assert {f.since_ms for f in told} == {START_MS + 52_000}
+        reported += found
+    assert {f.since_ms for f in reported} == {START_MS + 52_000}

@@ -84,13 +84,13 @@ class Site:
             await made.stop()
 
     async def tick(self, pipeline: Pipeline, number: int) -> None:
-        """All nodes are heard, and train as ever."""
+        """All nodes report, and train as before."""
         bucket = training_bucket(INDEX, number)
         self.now_ms = bucket.end_ms + LAG_MS
         await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_bucket, bucket).result(60))
 
     async def fall(self, pipeline: Pipeline, nodes: Sequence[str]) -> None:
-        """XID 79 on a GPU of each of these, told at one moment."""
+        """XID 79 on a GPU of each of these, reported at once."""
         events = [
             Event(f"{node}/79", self.now_ms, node, 0, EventKind.XID, "79", "fell off the bus", received_ms=self.now_ms)
             for node in nodes
@@ -110,10 +110,10 @@ class Site:
         sizes: list[int] = []
         judge = pipeline.engine.on_events
 
-        def counted(told: Sequence[Event], now_ms: int) -> Outcome:
-            sizes.append(len(told))
-            assert all(now_ms - STORM_MS <= (event.received_ms or 0) <= now_ms for event in told)
-            return judge(told, now_ms)
+        def counted(findings: Sequence[Event], now_ms: int) -> Outcome:
+            sizes.append(len(findings))
+            assert all(now_ms - STORM_MS <= (event.received_ms or 0) <= now_ms for event in findings)
+            return judge(findings, now_ms)
 
         pipeline.engine.on_events = counted  # type: ignore[method-assign]
         pipeline.take_events(events)
@@ -121,17 +121,18 @@ class Site:
         return sizes
 
     async def settled(self, pipeline: Pipeline) -> None:
-        """Nothing waits to be stored, done or told: but what a route keeps back for a while."""
+        """Nothing waits to be stored, done or notified, except what a route holds back for a while."""
         await until(lambda: not pipeline.waiting_outcomes, "all is stored")
         await until(lambda: not self.store.actions.intended(), "all is done that was decided")
         await until(
-            lambda: not [row for row in self.store.outbox.pending() if row.next_ms <= self.now_ms], "all is told"
+            lambda: not [row for row in self.store.outbox.pending() if row.next_ms <= self.now_ms],
+            "all notifications are sent",
         )
 
     def drained(self) -> int:
         return sum("DRAIN" in node.states for node in self.slurm.held.values())
 
-    def told(self) -> Counter[tuple[str, str]]:
+    def findings(self) -> Counter[tuple[str, str]]:
         """(step, cause) of each message that the receiver has got."""
         bodies = [json.loads(request.body) for request in self.receiver.got]
         return Counter((body["type"].removeprefix("incident."), body["data"]["cause"]) for body in bodies)
@@ -160,14 +161,14 @@ async def test_500_nodes_at_once_are_one_page_and_no_drain_also_after_hours_and_
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500
             assert all(event.id in d.reason for d in held), "each says what holds it back"
-            assert site.told() == {("opened", MASS): 1}
+            assert site.findings() == {("opened", MASS): 1}
             await site.tick(pipeline, HOURS * 360)
             await site.settled(pipeline)
         async with site.running() as pipeline:
             await site.tick(pipeline, HOURS * 360 + 1)
             await site.settled(pipeline)
             assert [i.id for i in pipeline.incidents.values() if of_guard(i) and i.closed_ms is None] == [event.id]
-        assert site.told() == {("opened", MASS): 1}, "one page, and no more of it"
+        assert site.findings() == {("opened", MASS): 1}, "exactly one page"
         assert (site.drained(), site.slurm.effects, store.actions.newest()) == (0, [], [])
 
 
@@ -175,7 +176,7 @@ async def test_500_nodes_at_once_are_one_page_and_no_drain_also_after_hours_and_
 async def test_500_nodes_one_after_the_other_are_one_page_where_a_route_waits_and_a_handful_of_drains(
     store: Store,
 ) -> None:
-    """As agents tell it: the first few look like faults of their own, until they are too many for that."""
+    """As agents report it: the first few look like separate faults, until they are too many."""
     with http_receiver() as receiver:
         policy = replace(Policy.named("nvidia"), mode="enforce")
         site = Site(store, SlurmStandIn(*NODES), receiver, policy, wait_s=30.0)
@@ -190,15 +191,15 @@ async def test_500_nodes_one_after_the_other_are_one_page_where_a_route_waits_an
                 await site.settled(pipeline)
             (event,) = [i for i in pipeline.incidents.values() if of_guard(i)]
             assert len(event.members) == 500
-        told = site.told()
-        assert {key: count for key, count in told.items() if key[0] == "opened"} == {("opened", MASS): 1}
-        assert told["changed", MASS] <= 1, "its growth, in one message of the same page"
+        findings = site.findings()
+        assert {key: count for key, count in findings.items() if key[0] == "opened"} == {("opened", MASS): 1}
+        assert findings["changed", MASS] <= 1, "its growth, in one message of the same page"
         assert 0 < site.drained() < policy.guard.mass_nodes
 
 
 @in_loop
 async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Store) -> None:
-    """Each call looks at all open incidents and is stored by itself: one for each event is late in a storm."""
+    """Each call reads every open incident and is stored alone: one call for each event is too slow in a storm."""
     with http_receiver() as receiver:
         site = Site(store, SlurmStandIn(*NODES), receiver, replace(Policy.named("nvidia"), mode="enforce"))
         async with site.running() as pipeline:
@@ -214,7 +215,7 @@ async def test_500_nodes_within_half_a_second_are_judged_in_few_calls(store: Sto
             ]
             assert {d.outcome for d in held} == {"held"}
             assert len({d.node for d in held}) == 500
-        assert site.told() == {("opened", MASS): 1}
+        assert site.findings() == {("opened", MASS): 1}
         assert site.drained() == 0
 
 

@@ -28,11 +28,11 @@ Columns = dict[str, np.ndarray]
 
 
 def run(change: Callable[[int, Columns], None], count: int = 6) -> list[Finding]:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(), count, lambda number, gpu, node: change(number, gpu)):
         findings, state = memory.detect(window, state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,21 @@ def test_states(metric: str, value: float, cause: str, severity: Severity, actio
     def change(number: int, gpu: Columns) -> None:
         gpu.setdefault(metric, np.zeros(64))[11] = value if number >= 2 else 0
 
-    told = run(change)
-    assert {(f.node, f.gpu, f.cause, f.severity, f.action) for f in told} == {("n01", 3, cause, severity, action)}
-    assert len({f.since_ms for f in told}) == 1
+    reported = run(change)
+    assert {(f.node, f.gpu, f.cause, f.severity, f.action) for f in reported} == {("n01", 3, cause, severity, action)}
+    assert len({f.since_ms for f in reported}) == 1
 
 
 def test_what_hundreds_of_boards_show_at_once_is_one_finding_and_what_stood_before_stays_one_of_its_own() -> None:
-    state, told = None, []
+    state, reported = None, []
 
     def change(number: int, gpu: Columns, _node: Columns) -> None:
         gpu["row_remap_pending"][11] = 1
         gpu["row_remap_pending"][40:] = number >= 70
 
     for window, now_ms in play(small_fleet(), 80, change):
-        told, state = memory.detect(window, state, now_ms)
-    assert sorted((f.scope, f.cause, f.node, f.gpu, f.action) for f in told if f.scope == "gpu") == [
+        reported, state = memory.detect(window, state, now_ms)
+    assert sorted((f.scope, f.cause, f.node, f.gpu, f.action) for f in reported if f.scope == "gpu") == [
         ("gpu", "remap_pending", "n01", 3, RecommendedAction.DRAIN), *[
             ("gpu", "remap_pending", f"n0{5 + k // 8}", k % 8, RecommendedAction.DRAIN) for k in range(24)
         ],
@@ -74,8 +74,8 @@ def test_what_hundreds_of_boards_show_at_once_is_one_finding_and_what_stood_befo
 
     state = None
     for window, now_ms in play(small_fleet(), 80, most):
-        told, state = memory.detect(window, state, now_ms)
-    assert [(f.scope, f.cause, f.action, len(f.members)) for f in told] == [
+        reported, state = memory.detect(window, state, now_ms)
+    assert [(f.scope, f.cause, f.action, len(f.members)) for f in reported] == [
         ("gpu", "remap_pending", RecommendedAction.DRAIN, 1),
         ("rack", "remap_pending_common", RecommendedAction.ADVISE, 5),
     ]
@@ -92,12 +92,12 @@ def test_a_board_that_stood_alone_before_the_many_does_so_after_a_restart_too() 
             engine.on_bucket(made, made.end_ms + LAG_MS)
         return engine
 
-    def told(engine: Engine) -> set[tuple[str, str | None, str]]:
+    def reported(engine: Engine) -> set[tuple[str, str | None, str]]:
         return {(i.id, i.node, i.cause) for i in engine.incidents.values() if i.closed_ms is None}
 
     before = detect(range(80), [])
-    assert sorted(cause for _, _, cause in told(before)) == ["remap_pending", "remap_pending_common"]
-    assert told(detect(range(80, 120), list(before.incidents.values()))) == told(before)
+    assert sorted(cause for _, _, cause in reported(before)) == ["remap_pending", "remap_pending_common"]
+    assert reported(detect(range(80, 120), list(before.incidents.values()))) == reported(before)
 
 
 def test_511_remapped_rows_are_quiet() -> None:
@@ -107,13 +107,13 @@ def test_511_remapped_rows_are_quiet() -> None:
     assert run(change) == []
 
 
-def test_an_uncorrected_error_is_told_when_it_is_new_and_not_when_it_was_there_before() -> None:
+def test_an_uncorrected_error_is_reported_when_it_is_new_and_not_when_it_was_there_before() -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu["ecc_dram_uncorrected"][3] = 7  # since long ago
         gpu["ecc_dram_uncorrected"][11] = 1 if number >= 3 else 0
 
-    told = run(change)
-    assert {(f.node, f.gpu, f.cause) for f in told} == {("n01", 3, "uncorrected_errors")}
+    reported = run(change)
+    assert {(f.node, f.gpu, f.cause) for f in reported} == {("n01", 3, "uncorrected_errors")}
 
 
 def test_a_counter_that_starts_again_is_no_growth() -> None:
@@ -136,17 +136,19 @@ def test_corrected_errors_matter_only_in_a_storm() -> None:
         gpu["ecc_dram_corrected"][5] = 10 * number  # one a second
         gpu["ecc_dram_corrected"][11] = 5000 * number
 
-    told = run(change)
-    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "ecc_storm", RecommendedAction.PROBE)}
+    reported = run(change)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in reported} == {("n01", 3, "ecc_storm", RecommendedAction.PROBE)}
 
 
-def test_rows_that_are_replaced_one_after_the_other_are_told_before_the_gpu_vanishes() -> None:
+def test_rows_that_are_replaced_one_after_the_other_are_reported_before_the_gpu_vanishes() -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu["remapped_rows_corrected"] = np.full(64, 30.0)  # since long ago
         gpu["remapped_rows_corrected"][11] += number // 4  # 1.5 a minute
         gpu["remapped_rows_corrected"][20] += number // 12  # 4 within this time
-        gpu["remapped_rows_corrected"][40] = np.nan if number < 9 else 80  # heard late
+        gpu["remapped_rows_corrected"][40] = np.nan if number < 9 else 80  # reports late
 
-    told = run(change, 50)
-    assert {(f.node, f.gpu, f.cause, f.action) for f in told} == {("n01", 3, "remaps_pile_up", RecommendedAction.PROBE)}
-    assert told[0].severity is Severity.WARNING
+    reported = run(change, 50)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in reported} == {
+        ("n01", 3, "remaps_pile_up", RecommendedAction.PROBE)
+    }
+    assert reported[0].severity is Severity.WARNING

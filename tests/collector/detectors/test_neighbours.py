@@ -90,7 +90,7 @@ def test_of_two_ids_of_one_name_a_start_takes_the_one_that_was_there_first(store
     store = Store.open(store_url, retention_days=3650)
     second, first = (replace(gpu_row(n, 0, KEY, T0 - n), entity_id=placed_id(HASH, "r", f"n{n}")) for n in (0, 1))
     store.entities.write([second, first])
-    assert store.entities.gpu_id(KEY, "n5", "r") == second.entity_id, "the first that was told of"
+    assert store.entities.gpu_id(KEY, "n5", "r") == second.entity_id, "the first that was reported"
     store.close()
     for _ in range(2):
         again = Store.open(store_url, retention_days=3650)
@@ -113,7 +113,7 @@ def test_a_line_of_two_ids_is_read_whole_after_a_collector_of_before(store: Stor
 
 
 @in_loop
-async def test_agents_of_two_nodes_tell_of_one_card_and_its_history_is_one(store: Store) -> None:
+async def test_agents_of_two_nodes_shows_of_one_card_and_its_history_is_one(store: Store) -> None:
     moved = hello("n1")
     moved.entities[2].key = moved.entities[2].serial = KEY
     async with Collector(store) as collector:

@@ -24,7 +24,7 @@ from testbed.examples import examples
 pytestmark = pytest.mark.timeout(300)  # whole histories, also on a machine that has other work
 whole_histories = settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 
-SKUS = {"H100": 1.0, "H200": 1.0, "A100": 0.57, "B200": 1.43, "": 1.0}  # power against that of an H100; "": not told
+SKUS = {"H100": 1.0, "H200": 1.0, "A100": 0.57, "B200": 1.43, "": 1.0}  # power against that of an H100; "": unknown
 FAMILIES = {
     "an old driver": ("power_limit_w", "clock_event_reasons", "thermal_margin_c", "row_remap_failed",
                       "row_remap_pending", "remapped_rows_uncorrected"),
@@ -106,11 +106,11 @@ def bucket_of(odd: Odd, number: int, change: Change | None = None) -> Bucket:
 
 
 def played(odd: Odd, buckets: Iterator[Bucket]) -> tuple[Engine, list[Finding]]:
-    engine, told = Engine(odd.index, Policy.named("nvidia"), START_MS), []
+    engine, reported = Engine(odd.index, Policy.named("nvidia"), START_MS), []
     for bucket in buckets:
-        told += engine.on_bucket(bucket, bucket.end_ms + LAG_MS).findings
+        reported += engine.on_bucket(bucket, bucket.end_ms + LAG_MS).findings
     assert engine.errors == {}, engine.errors
-    return engine, told
+    return engine, reported
 
 
 @whole_histories
@@ -132,8 +132,8 @@ def test_a_healthy_odd_fleet_is_accused_of_nothing(odd: Odd, gaps: bool) -> None
             bucket.gpu_rows[away] = 0
             yield bucket
 
-    engine, told = played(odd, buckets())
-    assert [(f.detector, f.cause, f.node, f.gpu, f.severity) for f in told] == []
+    engine, reported = played(odd, buckets())
+    assert [(f.detector, f.cause, f.node, f.gpu, f.severity) for f in reported] == []
     assert {engine.health_of(node.name)[0] for node in odd.index.nodes} == {Health.HEALTHY}
 
 
@@ -152,11 +152,11 @@ def test_a_node_that_says_nothing_is_never_shown_as_healthy(odd: Odd) -> None:
             bucket.gpu_rows[gpus], bucket.node_rows[n] = 0, 0
             yield bucket
 
-    engine, told = played(odd, buckets())
+    engine, reported = played(odd, buckets())
     assert engine.health_of(odd.index.nodes[n].name)[0] is not Health.HEALTHY
     for slot in range(odd.index.nodes[n].gpus):
         assert engine.health_of(odd.index.nodes[n].name, slot)[0] is not Health.HEALTHY
-    assert {f.node for f in told if f.node is not None} <= {odd.index.nodes[n].name}
+    assert {f.node for f in reported if f.node is not None} <= {odd.index.nodes[n].name}
 
 
 @whole_histories
@@ -215,18 +215,18 @@ FAULTS = {"a remap": _remap, "heat": _hot, "a cap": _capped, "lanes": _lanes, "N
 
 @pytest.mark.parametrize("fault", FAULTS)
 @settings(whole_histories, max_examples=examples(4))
-@given(beside=odd_fleets(), gpus=st.sampled_from([4, 7, 8, 16]))
-def test_a_fault_does_not_vanish_because_other_boards_stand_beside_it(fault: str, beside: Odd, gpus: int) -> None:
+@given(around=odd_fleets(), gpus=st.sampled_from([4, 7, 8, 16]))
+def test_a_fault_does_not_vanish_because_other_boards_are_in_the_fleet(fault: str, around: Odd, gpus: int) -> None:
     ours = tuple(NodeSpec(f"a{n}", "ra", "la", "train", "H200", gpus) for n in range(4))
-    others = tuple(node for node in beside.index.nodes if node.sku)
+    others = tuple(node for node in around.index.nodes if node.sku)
 
-    def told(nodes: tuple[NodeSpec, ...]) -> set[tuple[str, str, str | None, int | None]]:
+    def reported(nodes: tuple[NodeSpec, ...]) -> set[tuple[str, str, str | None, int | None]]:
         index = FleetIndex(FleetSpec(nodes))
         offsets = np.zeros(index.node_count)
-        odd = Odd(index, beside.missing, beside.dropped, offsets, beside.seed, "each SKU", beside.zeros)
+        odd = Odd(index, around.missing, around.dropped, offsets, around.seed, "each SKU", around.zeros)
         _, found = played(odd, (bucket_of(odd, number, FAULTS[fault]) for number in range(40)))
         return {(f.detector, f.cause, f.node, f.gpu) for f in found}
 
-    alone = told(ours)
+    alone = reported(ours)
     assert alone, "the fault is found"
-    assert told(ours + others) == alone
+    assert reported(ours + others) == alone

@@ -31,9 +31,9 @@ def test_what_a_slow_gpu_had_before_is_not_learnt_from_its_fault() -> None:
         if number >= 18:
             capped(gpu)
 
-    told = run(change, 80)
-    assert len(told) > 50
-    for usual in before_of(told):
+    findings = run(change, 80)
+    assert len(findings) > 50
+    for usual in before_of(findings):
         assert abs(usual["clock"] - 1) < 0.02
         assert abs(usual["duty"] - 1) < 0.02
 
@@ -43,12 +43,12 @@ def test_where_nothing_was_learnt_before_the_fault_nothing_is_said_of_before() -
         if number >= 6:
             capped(gpu)
 
-    told = run(change, 80)
-    assert len(told) > 50
-    assert before_of(told) == [{}] * len(told)
+    findings = run(change, 80)
+    assert len(findings) > 50
+    assert before_of(findings) == [{}] * len(findings)
 
 
-def test_after_a_fault_of_a_young_job_the_same_gpu_is_learnt_as_it_is() -> None:
+def test_after_a_fault_of_a_young_job_the_same_gpu_is_learnt_unchanged() -> None:
     """Its next fault is held against its health, not against the fault before."""
 
     def change(number: int, gpu: Columns, _node: Columns) -> None:
@@ -68,9 +68,9 @@ def test_a_straggler_began_with_the_first_bucket_that_shows_it_though_the_jobs_p
             gpu["power_w"] *= 0.75  # of the whole job, which waits: its power is steady from the next bucket on
             gpu["power_w"][SLOW] = 450
 
-    told = run(change, 20)
-    assert {(f.cause, f.gpu) for f in told} == {("power_cap", 5)}
-    assert {f.since_ms for f in told} == {START_MS + 120_000}
+    findings = run(change, 20)
+    assert {(f.cause, f.gpu) for f in findings} == {("power_cap", 5)}
+    assert {f.since_ms for f in findings} == {START_MS + 120_000}
 
 
 def cooling(change_from: int, ramp: int, count: int, slowed: bool = False) -> list[Finding]:
@@ -85,33 +85,33 @@ def cooling(change_from: int, ramp: int, count: int, slowed: bool = False) -> li
             gpu["gpu_temp_c"][21] = 26 + 0.055 * (1 + 0.6 * share) * gpu["power_w"][21]
             gpu["thermal_margin_c"][21] = 87 - gpu["gpu_temp_c"][21]
 
-    state, told = None, list[Finding]()
+    state, findings = None, list[Finding]()
     for window, now_ms in play(small_fleet(), count, change):
         found, state = thermal.detect(window, state, now_ms)
-        told += found
-    return told
+        findings += found
+    return findings
 
 
 def test_bad_cooling_began_with_the_first_bucket_that_shows_it_though_no_load_was_steady_enough_to_judge() -> None:
-    told = cooling(10, 1, 24)
-    assert {(f.cause, f.node, f.gpu) for f in told} == {("cooling", "n02", 5)}
-    assert {f.since_ms for f in told} == {START_MS + 100_000}
+    findings = cooling(10, 1, 24)
+    assert {(f.cause, f.node, f.gpu) for f in findings} == {("cooling", "n02", 5)}
+    assert {f.since_ms for f in findings} == {START_MS + 100_000}
 
 
 def test_what_a_gpus_cooling_was_in_its_own_past_is_not_learnt_while_heat_holds_it_down() -> None:
-    """A rise of 15 % is no bad cooling by itself; heat that holds the GPU down is told, and its past stays."""
+    """A rise of 15 % alone is not bad cooling; heat that throttles the GPU is reported, and its past stays."""
 
     def change(number: int, gpu: Columns, _node: Columns) -> None:
         gpu["throttle_thermal_sw_us"][21] = max(0, number - 50) * 4e6
         if number >= 50:
             gpu["gpu_temp_c"][21] = 26 + 0.055 * 1.15 * gpu["power_w"][21]
 
-    state, told = None, list[Finding]()
+    state, findings = None, list[Finding]()
     for window, now_ms in play(small_fleet(), 160, change):
         found, state = thermal.detect(window, state, now_ms)
-        told += found
+        findings += found
     past = [
-        float(m[1]) for f in told for e in f.evidence if (m := re.search(r"had ([\d.]+) degC/W in its own", e.text))
+        float(m[1]) for f in findings for e in f.evidence if (m := re.search(r"had ([\d.]+) degC/W in its own", e.text))
     ]
     assert len(past) > 90
     assert np.ptp(past) < 0.001

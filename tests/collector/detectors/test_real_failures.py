@@ -1,5 +1,5 @@
 """XID patterns that made other tools drain healthy nodes (NVSentinel issues 1710, 1629, 1120), in the whole engine:
-application faults alone and beside their cause, a job's crash on 77 nodes, a storm of 800,000 lines."""
+application faults alone and with their cause, a job's crash on 77 nodes, a storm of 800,000 lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEAVES_SERVICE = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
 
 
 class Fleet:
-    """An engine over a fleet in training, in jobs of 32 nodes or none at all; everything that came of it."""
+    """An engine over a fleet in training, in jobs of 32 nodes or without jobs, and all its results."""
 
     def __init__(self, nodes: int, gpus: int = 8, jobs: str = "32") -> None:
         self.index: FleetIndex = small_fleet(nodes, gpus, 8)
@@ -47,9 +47,9 @@ class Fleet:
 
     def bucket(self, number: int) -> None:
         gpu, node = training_columns(self.index, number)
-        heard = np.full(self.index.node_count, 10, np.int32)
+        rows = np.full(self.index.node_count, 10, np.int32)
         bucket = Bucket(
-            START_MS + number * BUCKET_MS, BUCKET_MS, gpu, node, heard[self.index.gpu_node], heard, self.jobs,
+            START_MS + number * BUCKET_MS, BUCKET_MS, gpu, node, rows[self.index.gpu_node], rows, self.jobs,
             self.job_names,
         )  # fmt: skip
         self._take(self.engine.on_bucket(bucket, bucket.end_ms + LAG_MS))
@@ -67,7 +67,7 @@ class Fleet:
 
     def _take(self, outcome: object) -> None:
         self.decisions += outcome.decisions  # type: ignore[attr-defined]  # an Outcome of the engine
-        self.findings += outcome.findings  # type: ignore[attr-defined]  # likewise
+        self.findings += outcome.findings  # type: ignore[attr-defined]  # as above
 
     @property
     def incidents(self) -> list[Incident]:
@@ -100,7 +100,7 @@ def test_672_lines_of_xid_45_alone_on_288_nodes_in_three_hours_alarm_nobody(jobs
     assert fleet.findings  # they were seen, and noted
 
 
-def test_xid_45_beside_its_cause_drains_the_node_of_the_cause_and_no_other() -> None:
+def test_xid_45_next_to_its_cause_drains_the_node_of_the_cause_and_no_other() -> None:
     fleet = Fleet(16)
     others = [(node.name, gpu) for node in fleet.index.nodes for gpu in range(8) if (node.name, gpu) != ("n07", 3)]
     fleet.play(
@@ -134,16 +134,16 @@ def test_a_storm_of_800_000_lines_is_one_node_that_is_drained_and_nothing_else()
         for n in range(distinct)
     ]
     merger = EventMerger(expect_kernel_log=True)
-    told: list[NodeEvent] = []
+    reported: list[NodeEvent] = []
     for second in range(span_ms // 1000):
         now_ms = START_MS + 40_000 + second * 1000
         of_now = [dataclasses.replace(event, ts_ms=now_ms) for event in base]
         for n in range(lines // (span_ms // 1000) + (lines % (span_ms // 1000) > second)):
-            told += merger.offer(of_now[n % distinct])
-        told += merger.due(now_ms + 999)
-    told += merger.flush()
-    assert sum(event.count for event in told) == lines
-    assert len(told) <= 8 * (span_ms // WINDOW_MS + 2)  # an event for each GPU and window: all that leaves the node
+            reported += merger.offer(of_now[n % distinct])
+        reported += merger.due(now_ms + 999)
+    reported += merger.flush()
+    assert sum(event.count for event in reported) == lines
+    assert len(reported) <= 8 * (span_ms // WINDOW_MS + 2)  # an event for each GPU and window: all that leaves the node
 
     fleet = Fleet(16)
     fleet.play(
@@ -152,7 +152,7 @@ def test_a_storm_of_800_000_lines_is_one_node_that_is_drained_and_nothing_else()
                 f"storm/{n}", event.ts_ms, "n05", event.gpu, event.kind, event.code, event.message, event.source,
                 count=event.count,
             )
-            for n, event in enumerate(told)
+            for n, event in enumerate(reported)
         ]
     )  # fmt: skip
     assert fleet.drained() == {"n05"}  # XID 95 is an uncontained memory error: this one is rightly drained

@@ -1,4 +1,4 @@
-"""The ranking of nodes by their chance to fail, and the few that are told of."""
+"""The ranking of nodes by their chance to fail, and the few that are reported."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def look(troubles: dict[str, list[Trouble]]) -> tuple[list[Finding], risk.RiskSt
     return risk.detect(window, None, START_MS + 17_000)
 
 
-def test_few_are_told_of_and_none_that_is_in_trouble_now() -> None:
+def test_few_are_reported_and_none_that_is_in_trouble_now() -> None:
     bad = [trouble(0.5), trouble(1), trouble(2), trouble(3)]
     found, state = look(dict.fromkeys(NODES[:20], bad))
     assert [f.node for f in found] == ["n00", "n01"]  # 5 % of 40
@@ -144,7 +144,7 @@ def test_the_engine_learns_from_its_own_incidents_and_nobody_gets_suspect_by_a_r
     assert seven.chance > chance_of([])
 
 
-def test_the_api_tells_the_ranking_with_its_reasons() -> None:
+def test_the_api_shows_the_ranking_with_its_reasons() -> None:
     engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
     facts: Any = SimpleNamespace(pipeline=SimpleNamespace(engine=engine), open_incidents=list, index=INDEX)
     assert list_risk(facts, pb.RiskRequest()).total == 0

@@ -111,7 +111,7 @@ def test_after_a_restart_the_spacing_is_known_from_the_buckets_before_it() -> No
     engine = fresh()
     engine.restore([], past[:60], [])
     assert silences(iter(past[60:]), engine) == {}
-    # As `Past` reads it: buckets in which nobody was heard are left out.
+    # As the warm-up reads them: buckets without any reporting node are left out.
     engine = fresh()
     engine.restore([], [b for b in past[:60] if b.node_rows.any()], [])
     assert silences(iter(past[60:]), engine) == {}
@@ -127,7 +127,7 @@ def test_a_gpu_that_is_gone_is_found_where_nodes_are_read_every_15_s() -> None:
     assert (cause, node, gpu) == ("gpu_lost", "n02", 5)
 
 
-def test_an_agent_that_starts_again_with_another_interval_is_learnt_anew() -> None:
+def test_an_agent_that_starts_again_with_another_interval_is_learnt_again() -> None:
     index, engine, found = small_fleet(), fresh(), dict[str, Incident]()
     for number in range(160):
         rows = np.full(NODES, 10, np.int32)

@@ -26,11 +26,11 @@ def test_a_power_cap_is_explained_with_values() -> None:
             gpu["power_limit_w"][SLOW] = gpu["power_w"][SLOW] = 480
             gpu["clock_event_reasons"][SLOW] = 0x4
 
-    told = run(change)
-    assert {(f.node, f.gpu, f.cause, f.severity, f.action, f.job) for f in told} == {
+    reported = run(change)
+    assert {(f.node, f.gpu, f.cause, f.severity, f.action, f.job) for f in reported} == {
         ("n01", 5, "power_cap", Severity.WARNING, RecommendedAction.PROBE, "812")
     }
-    first = told[0]
+    first = reported[0]
     assert "1,4" in first.summary
     assert "63 peers of job 812 have 1,75" in first.summary
     assert "peers wait about 17% of each step" in first.summary
@@ -138,7 +138,7 @@ def test_a_narrow_pcie_link_needs_an_effect() -> None:
     assert {(f.gpu, f.cause) for f in run(late)} == {(5, "pcie")}
 
 
-def test_a_late_host_is_told_of_the_node() -> None:
+def test_a_late_host_is_reported_the_node() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 4:
             gpu["gpu_util_ratio"][8:16] = 0.85
@@ -163,11 +163,11 @@ FAULTS = [
 @pytest.mark.parametrize(("cause", "severity"), FAULTS)
 def test_simulated_fault_is_found_with_its_cause_and_nothing_else(cause: str, severity: float) -> None:
     recording = record(1300, 4, lambda spec: [Fault("straggler", cause, "r01n02", 3, 60.0, None, severity)])
-    told = _detect(recording)
-    assert {(f.node, f.gpu, f.cause) for f in told} == {("r01n02", 3, cause)}
+    reported = _detect(recording)
+    assert {(f.node, f.gpu, f.cause) for f in reported} == {("r01n02", 3, cause)}
     onset_ms = recording.buckets[0].start_ms + 60_000
-    assert told[0].ts_ms - onset_ms <= 60_000
-    assert abs(told[0].since_ms - onset_ms) <= 10_000
+    assert reported[0].ts_ms - onset_ms <= 60_000
+    assert abs(reported[0].since_ms - onset_ms) <= 10_000
 
 
 @pytest.mark.parametrize("cause", ["workload", "planned_power_cap"])
@@ -177,13 +177,13 @@ def test_simulated_uneven_work_and_planned_caps_are_quiet(cause: str) -> None:
 
 
 def _detect(recording: Recording) -> list[Finding]:
-    held, state, told = Buckets(6), None, []
+    held, state, reported = Buckets(6), None, []
     for bucket in recording.buckets:
         held.append(bucket)
         window = Window(recording.index, held.all(), True, (), recording.buckets[0].start_ms)
         findings, state = straggler.detect(window, state, bucket.end_ms + 7000)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def sleeps(gpu: Columns, which: np.ndarray | int) -> None:
@@ -199,7 +199,7 @@ def sleeps(gpu: Columns, which: np.ndarray | int) -> None:
 def test_what_a_job_holds_and_does_not_use_is_no_straggler(which: np.ndarray | int) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         sleeps(gpu, which)
-        node.clear()  # only gpu.parquet: no CPU to tell a late host by
+        node.clear()  # only gpu.parquet: no CPU to recognise a late host
 
     assert run(change) == []
 
@@ -233,9 +233,9 @@ def test_a_capped_node_of_a_large_job_is_one_finding_of_the_node() -> None:
             for metric in ("sm_active_ratio", "tensor_active_ratio"):
                 gpu[metric][8:16] = gpu[metric][SLOW]
 
-    told = run(change)
-    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {("node", "n01", None, "power_cap")}
-    assert "8 of its 8 GPUs" in told[0].summary
+    reported = run(change)
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in reported} == {("node", "n01", None, "power_cap")}
+    assert "8 of its 8 GPUs" in reported[0].summary
 
 
 def test_a_lower_pcie_generation_is_what_the_summary_says() -> None:
@@ -244,9 +244,9 @@ def test_a_lower_pcie_generation_is_what_the_summary_says() -> None:
             gpu["pcie_generation"][SLOW] = 3
             gpu["gpu_util_ratio"][SLOW] = 0.8
 
-    told = run(change)
-    assert {f.cause for f in told} == {"pcie"}
-    assert "generation 3 while 63 peers of job 812 have 5" in told[0].summary
+    reported = run(change)
+    assert {f.cause for f in reported} == {"pcie"}
+    assert "generation 3 while 63 peers of job 812 have 5" in reported[0].summary
 
 
 def test_what_was_seen_in_one_job_is_no_beginning_in_the_next() -> None:
@@ -261,13 +261,13 @@ def ports(rates: dict[str, float], slow: str = "") -> list[Finding]:
     """Every node of 8 has these ports; port `slow` of n01 runs at half its rate."""
     links = tuple(LinkSpec(name, 0 if name.startswith("ib") else None) for name in rates)
     index = FleetIndex(FleetSpec(tuple(dataclasses.replace(n, links=links) for n in small_fleet().nodes)))
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(index, 6):
         values = np.array([rates[name] / (2 if (n, name) == (1, slow) else 1) for n in range(8) for name in rates])
         held = tuple(dataclasses.replace(b, link={"rate_gbps": values}) for b in window.buckets)
         findings, state = straggler.detect(dataclasses.replace(window, buckets=held), state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def test_ports_are_held_against_their_like_as_soon_as_boards_are_known() -> None:
@@ -278,13 +278,13 @@ def test_ports_are_held_against_their_like_as_soon_as_boards_are_known() -> None
         gpu["memory_clock_mhz"] = np.full(64, np.nan) if number < 1 else np.repeat(np.where(slower, 1593.0, 2619.0), 8)
 
     nodes = (dataclasses.replace(n, sku="", links=(LinkSpec("ib0", 0),)) for n in small_fleet().nodes)
-    index, state, told = FleetIndex(FleetSpec(tuple(nodes))), None, []
+    index, state, reported = FleetIndex(FleetSpec(tuple(nodes))), None, []
     for window, now_ms in play(index, 6, change):
         rates = {"rate_gbps": np.where(slower, 200.0, 400.0)}
         held = tuple(dataclasses.replace(b, link=rates) for b in window.buckets)
         findings, state = straggler.detect(dataclasses.replace(window, buckets=held), state, now_ms)
-        told += findings
-    assert told == []
+        reported += findings
+    assert reported == []
 
 
 def test_a_port_for_management_is_compared_with_its_like() -> None:
@@ -294,7 +294,7 @@ def test_a_port_for_management_is_compared_with_its_like() -> None:
     assert "25 Gb/s" in ports(rates, "eth0")[0].summary
 
 
-def test_boards_that_the_fleet_file_does_not_name_are_told_by_their_memory_clock() -> None:
+def test_boards_that_the_fleet_file_does_not_name_are_reported_by_their_memory_clock() -> None:
     spec = FleetSpec(tuple(dataclasses.replace(n, sku="") for n in small_fleet(12).nodes))
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
@@ -303,14 +303,14 @@ def test_boards_that_the_fleet_file_does_not_name_are_told_by_their_memory_clock
         for metric in ("sm_active_ratio", "tensor_active_ratio"):
             gpu[metric][:8] *= 1.3
 
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(FleetIndex(spec), 10, change):
         findings, state = straggler.detect(window, state, now_ms)
-        told += findings
-    assert told == []
+        reported += findings
+    assert reported == []
 
 
-def test_two_gpus_of_a_small_job_that_both_lost_lanes_are_both_told() -> None:
+def test_two_gpus_of_a_small_job_that_both_lost_lanes_are_both_reported() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["pcie_width"][[1, SLOW]] = 4
         gpu["gpu_util_ratio"][[1, SLOW]] = 0.9
@@ -321,7 +321,7 @@ def test_two_gpus_of_a_small_job_that_both_lost_lanes_are_both_told() -> None:
     assert {(f.node, f.gpu, f.cause) for f in run(change, jobs=sixteen)} == {("n00", 1, "pcie"), ("n01", 5, "pcie")}
 
 
-def test_a_clock_that_nothing_governs_is_told_where_no_duty_is_read() -> None:
+def test_a_clock_that_nothing_governs_is_reported_where_no_duty_is_read() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
             del gpu[metric]
@@ -335,7 +335,7 @@ def test_a_clock_that_nothing_governs_is_told_where_no_duty_is_read() -> None:
     assert {(f.gpu, f.cause) for f in run(change)} == {(5, "clock")}
 
 
-def test_a_node_whose_clocks_are_locked_in_a_job_of_eight_is_told() -> None:
+def test_a_node_whose_clocks_are_locked_in_a_job_of_eight_is_reported() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["clock_event_reasons"][8:16] = 0x2
         gpu["sm_clock_mhz"][8:16] *= 0.85

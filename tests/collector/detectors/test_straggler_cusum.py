@@ -1,4 +1,4 @@
-"""The sequential test: small lasting changes are told, wandering work, coarse sensors and changes of many are not."""
+"""The sequential test: it reports small lasting changes, but not varying work, coarse sensors or changes of many."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FROM = 30
 
 
 def run(change, count: int = 60, nodes: int = 8) -> list[Finding]:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(nodes), count, change):
         findings, state = straggler.detect(window, state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def slower(gpu: Columns, by: float, who: int | np.ndarray = SLOW) -> None:
@@ -39,18 +39,18 @@ def slower(gpu: Columns, by: float, who: int | np.ndarray = SLOW) -> None:
 
 
 @pytest.mark.parametrize("by", [0.03, 0.05])
-def test_a_gpu_a_little_slower_than_it_was_is_told_within_ten_minutes(by: float) -> None:
+def test_a_gpu_a_little_slower_than_it_was_is_reported_within_ten_minutes(by: float) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= FROM:
             slower(gpu, by)
 
-    told = run(change)
-    assert {(f.node, f.gpu, f.cause) for f in told} == {("n01", 5, "clock")}
+    reported = run(change)
+    assert {(f.node, f.gpu, f.cause) for f in reported} == {("n01", 5, "clock")}
     bucket_ms = 10_000
-    onset_ms = told[0].ts_ms - told[0].since_ms
+    onset_ms = reported[0].ts_ms - reported[0].since_ms
     assert onset_ms <= 10 * 60_000
-    assert abs((told[0].since_ms - 1_800_000_000_000) / bucket_ms - FROM) <= 1
-    assert any("before, its clock was" in e.text for e in told[0].evidence)
+    assert abs((reported[0].since_ms - 1_800_000_000_000) / bucket_ms - FROM) <= 1
+    assert any("before, its clock was" in e.text for e in reported[0].evidence)
 
 
 def test_its_own_offset_from_the_first_bucket_on_is_its_nature() -> None:
@@ -60,7 +60,7 @@ def test_its_own_offset_from_the_first_bucket_on_is_its_nature() -> None:
     assert run(change) == []
 
 
-def test_a_small_cap_older_than_the_job_is_told_because_the_gpu_reports_it() -> None:
+def test_a_small_cap_older_than_the_job_is_reported_because_the_gpu_reports_it() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         slower(gpu, 0.04)
         gpu["power_limit_w"][SLOW] = 640
@@ -68,7 +68,7 @@ def test_a_small_cap_older_than_the_job_is_told_because_the_gpu_reports_it() -> 
     assert {(f.node, f.gpu, f.cause) for f in run(change, 20)} == {("n01", 5, "power_cap")}
 
 
-def test_a_clock_that_follows_its_work_at_the_power_limit_is_not_told() -> None:
+def test_a_clock_that_follows_its_work_at_the_power_limit_is_not_reported() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= FROM:
             slower(gpu, 0.05)
@@ -77,7 +77,7 @@ def test_a_clock_that_follows_its_work_at_the_power_limit_is_not_told() -> None:
     assert run(change) == []
 
 
-def test_a_fast_chip_that_loses_its_lead_when_the_power_limit_lets_go_of_all_is_not_told() -> None:
+def test_a_fast_chip_that_loses_its_lead_when_the_power_limit_lets_go_of_all_is_not_reported() -> None:
     """Another one slows the job: the rest draws less, and all clocks rise to the same highest."""
     fast = [3, 13, 24, 40]
 
@@ -93,7 +93,7 @@ def test_a_fast_chip_that_loses_its_lead_when_the_power_limit_lets_go_of_all_is_
     assert run(change, 90) == []
 
 
-def test_work_that_wanders_is_not_told() -> None:
+def test_work_that_wanders_is_not_reported() -> None:
     rng = np.random.default_rng(1)
     wander = np.zeros(64)
 
@@ -106,7 +106,7 @@ def test_work_that_wanders_is_not_told() -> None:
     assert run(change, 400) == []
 
 
-def test_sensors_of_whole_percents_are_not_told() -> None:
+def test_sensors_of_whole_percents_are_not_reported() -> None:
     rng = np.random.default_rng(2)
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
@@ -116,7 +116,7 @@ def test_sensors_of_whole_percents_are_not_told() -> None:
     assert run(change, 400) == []
 
 
-def test_a_part_of_the_job_that_changes_at_once_is_learnt_anew() -> None:
+def test_a_part_of_the_job_that_changes_at_once_is_learnt_again() -> None:
     part = np.arange(16)
 
     def change(number: int, gpu: Columns, node: Columns) -> None:
@@ -125,9 +125,9 @@ def test_a_part_of_the_job_that_changes_at_once_is_learnt_anew() -> None:
         if number >= 2 * FROM:
             slower(gpu, 0.05)  # one of them, on top
 
-    told = run(change, 3 * FROM)
-    assert {(f.node, f.gpu) for f in told} == {("n01", 5)}
-    assert min(f.since_ms for f in told) >= 1_800_000_000_000 + 2 * FROM * 10_000
+    reported = run(change, 3 * FROM)
+    assert {(f.node, f.gpu) for f in reported} == {("n01", 5)}
+    assert min(f.since_ms for f in reported) >= 1_800_000_000_000 + 2 * FROM * 10_000
 
 
 def test_slow_hbm_at_its_usual_clock() -> None:
@@ -155,7 +155,7 @@ def test_less_work_is_no_slow_hbm() -> None:
             for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
                 gpu[metric][SLOW] *= 0.95
 
-    assert run(change, 240) == [], "nor when the offset of its duty has been learnt anew"
+    assert run(change, 240) == [], "nor when the offset of its duty has been learnt again"
 
 
 def test_a_late_host_in_a_job_of_two_nodes() -> None:
@@ -191,11 +191,11 @@ def test_a_rack_with_lower_limits_is_planned_though_one_node_of_it_is_in_the_job
         buckets = tuple(dataclasses.replace(b, jobs=held) for b in window.buckets)
         return dataclasses.replace(window, buckets=buckets)
 
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(), 20, change):
         findings, state = straggler.detect(jobs(window), state, now_ms)
-        told += findings
-    assert told == []
+        reported += findings
+    assert reported == []
 
 
 def test_the_threshold_keeps_its_budget_of_false_alarms() -> None:
@@ -226,14 +226,14 @@ def test_hbm_traffic_needs_more_than_metrics_with_a_second_sign_of_their_own() -
         _, state = straggler.detect(window, state, now_ms)
     assert state is not None
     state.drifts.score[:] = threshold(10_000) + 0.1
-    assert [bool(state.drifts.told(channel).all()) for channel in (CLOCK, DUTY, DRAM, LATE)] == [
+    assert [bool(state.drifts.reported(channel).all()) for channel in (CLOCK, DUTY, DRAM, LATE)] == [
         True,
         True,
         False,
         True,
     ]
     state.drifts.score[:] = threshold(10_000, 0.05) + 0.1
-    assert state.drifts.told(DRAM).all()
+    assert state.drifts.reported(DRAM).all()
 
 
 def test_medians_of_all_metrics_at_once_are_those_of_each() -> None:

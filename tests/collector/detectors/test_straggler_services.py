@@ -20,7 +20,7 @@ def a_service(number: int, gpu: Columns, node: Columns) -> None:
 
 
 def bare(gpu: Columns) -> None:
-    """What NVML alone tells of the work."""
+    """What NVML alone shows of the work."""
     gpu["memory_util_ratio"] = np.round(0.8 * gpu["dram_active_ratio"], 2)
     for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
         del gpu[metric]
@@ -37,7 +37,7 @@ def test_a_replica_that_has_less_to_do_is_neither_late_nor_slow(profiled: bool) 
 
 
 @pytest.mark.parametrize("profiled", [True, False], ids=["profiled", "bare"])
-def test_a_host_at_rest_that_is_late_is_told_in_the_same_place(profiled: bool) -> None:
+def test_a_host_at_rest_that_is_late_is_reported_in_the_same_place(profiled: bool) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 40:
             gpu["gpu_util_ratio"][8:16] -= 0.07
@@ -74,7 +74,7 @@ def test_where_peers_do_not_spin_nobody_waits_for_a_host() -> None:
     assert run(change, count=80) == []
 
 
-def test_a_job_that_spins_reads_too_little_to_tell_a_slow_hbm_by() -> None:
+def test_a_job_that_spins_reads_too_little_to_shows_a_slow_hbm_by() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         gpu["dram_active_ratio"][SLOW] *= 1.1  # its stage reads more, while it works
         if number >= 40:
@@ -99,8 +99,8 @@ def test_a_clock_below_all_natural_spread_at_full_power_needs_no_duty() -> None:
     assert slow(0.82) == set()
 
 
-@pytest.mark.parametrize(("gpus", "told"), [(slice(8, 16), 0), (slice(8, 9), 1)], ids=["a whole node", "one GPU"])
-def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, told: int) -> None:
+@pytest.mark.parametrize(("gpus", "findings"), [(slice(8, 16), 0), (slice(8, 9), 1)], ids=["a whole node", "one GPU"])
+def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, findings: int) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 40:
             gpu["dram_active_ratio"][gpus] /= 1.1
@@ -109,4 +109,4 @@ def test_hbm_traffic_that_falls_on_a_whole_node_is_its_stages(gpus: slice, told:
     for window, now_ms in play(index, 80, change):
         found, state = straggler.detect(window, state, now_ms)
         causes |= {(f.node, f.cause) for f in found}
-    assert causes == ({("n01", "hbm")} if told else set())
+    assert causes == ({("n01", "hbm")} if findings else set())

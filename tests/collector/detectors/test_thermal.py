@@ -22,11 +22,11 @@ Columns = dict[str, np.ndarray]
 
 
 def run(change: Callable[[int, Columns, Columns], None], count: int = 10, nodes: int = 8) -> list[Finding]:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(nodes), count, change):
         findings, state = thermal.detect(window, state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def heat(gpu: Columns, which: slice, ratio: float) -> None:
@@ -34,15 +34,15 @@ def heat(gpu: Columns, which: slice, ratio: float) -> None:
     gpu["thermal_margin_c"][which] = 87 - gpu["gpu_temp_c"][which]
 
 
-def test_a_bad_heat_sink_is_told_with_its_resistance() -> None:
+def test_a_bad_heat_sink_is_reported_with_its_resistance() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         if number >= 4:
             heat(gpu, slice(21, 22), 1.6)
 
-    told = run(change)
-    assert {(f.node, f.gpu, f.cause, f.severity) for f in told} == {("n02", 5, "cooling", Severity.WARNING)}
-    assert told[0].action is RecommendedAction.ADVISE  # hot, but not slowed yet
-    assert "degC/W" in told[0].summary
+    reported = run(change)
+    assert {(f.node, f.gpu, f.cause, f.severity) for f in reported} == {("n02", 5, "cooling", Severity.WARNING)}
+    assert reported[0].action is RecommendedAction.ADVISE  # hot, but not slowed yet
+    assert "degC/W" in reported[0].summary
 
 
 def test_the_headline_stays_where_one_reason_of_two_goes() -> None:
@@ -51,14 +51,14 @@ def test_the_headline_stays_where_one_reason_of_two_goes() -> None:
             heat(gpu, slice(21, 22), 1.6 if number < 10 else 1.0)
             gpu["thermal_margin_c"][21] = -5.0
 
-    told = run(change, 16)
-    first = next(f.ts_ms for f in told if "cools badly" in f.summary)
-    later = [f for f in told if f.ts_ms >= first]
+    reported = run(change, 16)
+    first = next(f.ts_ms for f in reported if "is cooled badly" in f.summary)
+    later = [f for f in reported if f.ts_ms >= first]
     assert {f.confidence for f in later} == {0.95, 0.8}, "cooling and heat, then heat alone"
-    assert all("n02 cools badly: core" in f.summary for f in later)
+    assert all("n02 is cooled badly: core" in f.summary for f in later)
 
 
-def test_under_a_light_load_one_gpu_is_told_when_it_is_clear_of_the_sensors_and_a_whole_node_is_not() -> None:
+def test_under_a_light_load_one_gpu_is_reported_when_it_is_clear_of_the_sensors_and_a_whole_node_is_not() -> None:
     def light(which: slice, over_c: float) -> Callable[[int, Columns, Columns], None]:
         def change(number: int, gpu: Columns, _node: Columns) -> None:
             gpu["power_w"][:] = 240.0  # of 700
@@ -137,9 +137,9 @@ def test_resistance_that_grew_against_its_own_past() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         heat(gpu, slice(21, 22), 1.0 if number < 45 else 1.3)
 
-    told = run(change, 52)
-    assert {(f.node, f.gpu) for f in told} == {("n02", 5)}
-    assert min(f.since_ms for f in told) >= 45 * 10_000
+    reported = run(change, 52)
+    assert {(f.node, f.gpu) for f in reported} == {("n02", 5)}
+    assert min(f.since_ms for f in reported) >= 45 * 10_000
 
 
 def test_all_gpus_of_a_node_are_its_fans() -> None:
@@ -178,18 +178,18 @@ def test_simulated_fault_is_found_and_nothing_else(
     fault: Fault, expected: tuple[str, str | None, int | None, str]
 ) -> None:
     recording = record(1310, 6, lambda spec: [fault], nodes=24)
-    told = _detect(recording)
-    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {expected}
+    reported = _detect(recording)
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in reported} == {expected}
 
 
 def _detect(recording: Recording) -> list[Finding]:
-    held, state, told = Buckets(6), None, []
+    held, state, reported = Buckets(6), None, []
     for bucket in recording.buckets:
         held.append(bucket)
         window = Window(recording.index, held.all(), True, (), recording.buckets[0].start_ms)
         findings, state = thermal.detect(window, state, bucket.end_ms + 7000)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def test_racks_without_inlet_sensors_are_compared_within_themselves() -> None:
@@ -216,9 +216,13 @@ def test_where_no_inlet_is_read_a_room_that_warms_is_no_gpus_own_rise(fails: boo
     assert {(f.cause, f.node, f.gpu) for f in run(change, 60)} == ({("cooling", "n00", 3)} if fails else set())
 
 
-@pytest.mark.parametrize(("ratio", "told"), [(1.25, {("fan", "n02", None)}), (1.15, set())], ids=["by 25 %", "by 15 %"])
-def test_a_node_whose_gpus_are_all_warmer_needs_no_gpu_that_is_by_far(ratio: float, told: set[object]) -> None:
-    assert {(f.cause, f.node, f.gpu) for f in run(lambda _number, gpu, _node: heat(gpu, slice(16, 24), ratio))} == told
+@pytest.mark.parametrize(
+    ("ratio", "reported"), [(1.25, {("fan", "n02", None)}), (1.15, set())], ids=["by 25 %", "by 15 %"]
+)
+def test_a_node_whose_gpus_are_all_warmer_needs_no_gpu_that_is_by_far(ratio: float, reported: set[object]) -> None:
+    assert {
+        (f.cause, f.node, f.gpu) for f in run(lambda _number, gpu, _node: heat(gpu, slice(16, 24), ratio))
+    } == reported
 
 
 def test_peers_that_cool_in_a_pause_make_no_fan_of_a_bad_heat_sink() -> None:
@@ -238,18 +242,18 @@ def test_a_bad_gpu_whose_neighbours_stay_warm_too_is_its_nodes_fans() -> None:
         heat(gpu, slice(16, 24), 1.16)
         heat(gpu, slice(21, 22), 1.6)
 
-    told = run(change, 20, nodes=12)
-    assert {(f.scope, f.node, f.gpu, f.cause) for f in told[-3:]} == {("node", "n02", None, "fan")}
+    reported = run(change, 20, nodes=12)
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in reported[-3:]} == {("node", "n02", None, "fan")}
 
 
 def test_the_demos_cooling_fault_keeps_its_cause_while_others_write_checkpoints() -> None:
-    """Minute 41 of `drover demo`, where a job of 16 nodes of 32 pauses: told as a second incident, of fans, once."""
+    """Minute 41 of `drover demo`, where a job of 16 nodes of 32 pauses: reported once as a second incident, of fans."""
     spec = build_fleet(32, 7)
     fault = next(f for f in demo_faults(spec, 7) if f.kind == "thermal")
     fleet = SimulatedFleet(spec, 7, [fault], START_MS)
     fleet.step(2400)
-    told = _detect(record(7, 2, nodes=32, made=fleet))
-    assert {(f.scope, f.node, f.gpu, f.cause) for f in told} == {("gpu", fault.node, fault.gpu, "cooling")}
+    reported = _detect(record(7, 2, nodes=32, made=fleet))
+    assert {(f.scope, f.node, f.gpu, f.cause) for f in reported} == {("gpu", fault.node, fault.gpu, "cooling")}
 
 
 def test_boards_that_the_fleet_file_does_not_name_are_not_held_against_others() -> None:
@@ -291,10 +295,10 @@ def test_no_value_stands_under_a_metric_of_another_unit_and_advice_fits_the_acti
             heat(gpu, slice(21, 22), 1.6)
             gpu["throttle_thermal_hw_us"][21] = number * 4e6
 
-    told = run(slowed)
-    held = [e for f in told for e in f.evidence if (e.metric or "").startswith("throttle")]
+    reported = run(slowed)
+    held = [e for f in reported for e in f.evidence if (e.metric or "").startswith("throttle")]
     assert {(e.metric, e.value) for e in held} == {("throttle_thermal_hw_us", None)}
-    for finding in told:
+    for finding in reported:
         assert finding.advice.startswith("Drain the node") == (finding.action is RecommendedAction.DRAIN)
 
 

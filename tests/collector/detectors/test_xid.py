@@ -56,7 +56,7 @@ def lifecycle(code: str, at_ms: int, node: str = "n01", gpu: int | None = 2) -> 
     return Event(f"l{at_ms}", START_MS + at_ms, node, gpu, EventKind.LIFECYCLE, code, "")
 
 
-def test_a_fatal_xid_is_told_at_once() -> None:
+def test_a_fatal_xid_is_reported_at_once() -> None:
     (found,) = Feed().events(line(79))
     assert (found.node, found.gpu, found.cause) == ("n01", 2, "xid_79")
     assert (found.severity, found.action) == (Severity.CRITICAL, RecommendedAction.DRAIN)
@@ -65,21 +65,21 @@ def test_a_fatal_xid_is_told_at_once() -> None:
 
 def test_a_burst_is_one_finding_and_a_storm_keeps_the_state_small() -> None:
     feed = Feed()
-    told = [f for n in range(2000) for f in feed.events(line(95, n * 50))]
-    assert len(told) == 1
+    findings = [f for n in range(2000) for f in feed.events(line(95, n * 50))]
+    assert len(findings) == 1
     assert feed.state is not None
     assert sum(len(b) for b in feed.state.bursts.values()) == 1
 
 
 def test_the_same_code_after_the_gap_is_a_new_burst_and_five_of_them_ask_for_repair() -> None:
     feed = Feed()
-    told = [f for n in range(5) for f in feed.events(line(119, n * 10 * MINUTE))]
-    assert len(told) == 5
-    assert "repair" not in told[3].advice
-    assert "repair" in told[4].advice
+    findings = [f for n in range(5) for f in feed.events(line(119, n * 10 * MINUTE))]
+    assert len(findings) == 5
+    assert "repair" not in findings[3].advice
+    assert "repair" in findings[4].advice
 
 
-def test_a_worse_line_within_a_burst_is_told() -> None:
+def test_a_worse_line_within_a_burst_is_reported() -> None:
     feed = Feed()
     mild = "NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Nonfatal XC0 i0 Link 08 (0x00000004 0x00000100 0x0 0x0)"
     fatal = "NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Fatal XC0 i0 Link 08 (0x00000084 0x00000040 0x0 0x0)"
@@ -122,14 +122,14 @@ def test_a_crash_on_many_nodes_is_one_note_for_the_job_and_counts_against_no_gpu
         assert [f for f in later if not f.cleared] == []
 
 
-def test_one_rank_that_fails_alone_is_told_after_the_hold() -> None:
+def test_one_rank_that_fails_alone_is_reported_after_the_hold() -> None:
     feed = Feed()
     assert feed.events(line(31)) == []
     (found,) = feed.tick(START_MS + 20_000)
     assert (found.scope, found.severity) == ("gpu", Severity.INFO)
 
 
-def test_xid_45_beside_a_cause_joins_it() -> None:
+def test_xid_45_next_to_a_cause_joins_it() -> None:
     feed = Feed()
     feed.events(line(79))
     found = feed.events(*(line(45, 400, f"n0{n}", 0) for n in range(8)))
@@ -137,7 +137,7 @@ def test_xid_45_beside_a_cause_joins_it() -> None:
     assert [f for f in feed.tick(START_MS + 30_000) if not f.cleared] == []
 
 
-def test_a_storm_of_what_follows_is_put_down_to_its_cause_once_a_second_and_no_longer_than_it_lasts() -> None:
+def test_a_storm_of_what_follows_is_attributed_to_its_cause_once_a_second_and_no_longer_than_it_lasts() -> None:
     feed = Feed()
     feed.events(line(79))
     storm = feed.events(*(line(74, at_ms, gpu=3) for at_ms in range(100, 2_100, 10)))
@@ -146,7 +146,7 @@ def test_a_storm_of_what_follows_is_put_down_to_its_cause_once_a_second_and_no_l
     assert [f.cause for f in late if f.severity is Severity.CRITICAL] == ["xid_74"]
 
 
-def test_xid_45_before_its_cause_is_not_told_alone() -> None:
+def test_xid_45_before_its_cause_is_not_reported_alone() -> None:
     feed = Feed()
     assert feed.events(line(45, 0, "n05", 0)) == []
     (found,) = feed.events(line(79, 2000))
@@ -182,7 +182,7 @@ def test_sxid_is_fatal_by_its_text() -> None:
     assert found.severity is Severity.INFO
 
 
-def test_the_drivers_own_request_is_told_without_a_line() -> None:
+def test_the_drivers_own_request_is_reported_without_a_line() -> None:
     feed = Feed()
     bucket = training_bucket(INDEX, 0)
     asked = np.zeros(INDEX.gpu_count)
@@ -212,7 +212,7 @@ def test_a_hung_call_of_another_gpu_that_returned_mends_nothing() -> None:
     other = dataclasses.replace(lifecycle("driver_back", 6 * HOUR), gpu=3)
     feed.events(other, now_ms=START_MS + 6 * HOUR)
     assert feed.tick(START_MS + 6 * HOUR + 12 * MINUTE) == []
-    whole = dataclasses.replace(lifecycle("driver_back", 7 * HOUR), gpu=None)  # the driver was loaded anew
+    whole = dataclasses.replace(lifecycle("driver_back", 7 * HOUR), gpu=None)  # the driver was loaded again
     feed.events(whole, now_ms=START_MS + 7 * HOUR)
     (over,) = feed.tick(START_MS + 7 * HOUR + 12 * MINUTE)
     assert over.cleared
@@ -236,7 +236,7 @@ def test_old_bursts_are_forgotten() -> None:
 
 def ticks(feed: Feed, start_ms: int, minutes: int, **columns: float) -> list[Finding]:
     """Buckets of `minutes`, in which GPU 2 of n01 has these values."""
-    told = []
+    findings = []
     for n in range(minutes * 6):
         now_ms = START_MS + start_ms + n * 10_000
         bucket = training_bucket(INDEX, 0, start_ms=now_ms)
@@ -244,8 +244,8 @@ def ticks(feed: Feed, start_ms: int, minutes: int, **columns: float) -> list[Fin
             bucket.gpu[name] = np.zeros(INDEX.gpu_count)  # type: ignore[index]  # a bucket of our own
             bucket.gpu[name][10] = value
         found, feed.state = xid.detect(Window(INDEX, (bucket,), True, (), START_MS), feed.state, now_ms + 10_000)
-        told += found
-    return told
+        findings += found
+    return findings
 
 
 def test_an_agent_that_starts_again_does_not_prove_that_the_gpu_was_reset() -> None:
@@ -255,7 +255,7 @@ def test_an_agent_that_starts_again_does_not_prove_that_the_gpu_was_reset() -> N
     assert ticks(feed, 2 * MINUTE, 30) == []
 
 
-def test_a_driver_loaded_anew_is_proof_of_a_reset() -> None:
+def test_a_driver_loaded_again_is_proof_of_a_reset() -> None:
     feed = Feed()
     feed.events(line(95))
     assert ticks(feed, MINUTE, 15, energy_j=5e8) == []

@@ -1,1 +1,1 @@
-"""What several detectors share: windows, robust statistics, peers, words."""
+"""Share windows, robust statistics, peers and texts among detectors."""

@@ -1,4 +1,4 @@
-"""Small windows for the examples that each detector carries: a healthy and a faulty one, which a test runs."""
+"""Build the small windows of each detector's EXAMPLES, at least a healthy and a faulty one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.detectors._lib.inventory import Inventory
-from drover_collector.detectors._lib.rhythm import ReportInterval
+from drover_collector.detectors._lib.report_interval import ReportInterval
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.risk.model import Trouble
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
@@ -22,14 +22,14 @@ LAG_MS = 7_000
 KEPT = 6  # buckets in a window, as the engine keeps
 
 Change = Callable[[int, dict[str, npt.NDArray[np.float64]], dict[str, npt.NDArray[np.float64]]], None]
-"""Alters one bucket's GPU and node columns: (bucket number, gpu columns, node columns)."""
+"""Changes the GPU and node columns of one bucket: (bucket number, gpu columns, node columns)."""
 LinkChange = Callable[[int, dict[str, npt.NDArray[np.float64]]], None]
-"""Likewise those of its ports."""
+"""Changes the port columns of one bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What is played to a detector, and the (kind, cause, scope, severity) of all that it must find."""
+    """Windows to play to a detector, and the (kind, cause, scope, severity) of all findings expected."""
 
     name: str
     play: Callable[[], Iterator[tuple[Window, int]]]
@@ -37,7 +37,7 @@ class Example:
 
 
 def small_fleet(nodes: int = 8, gpus: int = 8, per_rack: int = 4, ports: int = 0) -> FleetIndex:
-    """`ports` of each node serve a GPU each."""
+    """Return a fleet in racks of `per_rack` nodes, with `ports` per node that serve one GPU each."""
     links = tuple(LinkSpec(f"mlx5_{p}", p) for p in range(ports))
     return FleetIndex(
         FleetSpec(
@@ -50,7 +50,7 @@ def small_fleet(nodes: int = 8, gpus: int = 8, per_rack: int = 4, ports: int = 0
 
 
 def training_columns(index: FleetIndex, number: int) -> tuple[dict[str, npt.NDArray[np.float64]], ...]:
-    """GPU and node columns of a fleet in steady training; units differ a little by nature, for ever the same way."""
+    """Return GPU and node columns of a fleet in steady training. Units differ a little, in each bucket the same way."""
     unit = np.random.default_rng(7).normal(0, 1, index.gpu_count)
     noise = np.random.default_rng(number).normal(0, 1, index.gpu_count)
     power = 650 + 6 * unit + 2 * noise
@@ -86,7 +86,7 @@ def training_columns(index: FleetIndex, number: int) -> tuple[dict[str, npt.NDAr
 
 
 def port_columns(index: FleetIndex) -> dict[str, npt.NDArray[np.float64]]:
-    """Ports that are up and count no errors; nothing for a fleet without."""
+    """Return columns of ports that are up and count no errors; empty for a fleet without ports."""
     count = len(index.ports)
     values = {"link_up": 1.0, "rate_gbps": 400.0, "link_downed": 3.0, "symbol_errors": 0.0, "ack_timeouts": 0.0}
     return {name: np.full(count, value) for name, value in values.items()} if count else {}
@@ -101,7 +101,7 @@ def training_bucket(
     job: str = "812",
     links: LinkChange | None = None,
 ) -> Bucket:
-    """Bucket `number` of a fleet whose GPUs all train in one job; nodes in `silent` send nothing."""
+    """Return bucket `number` of a fleet whose GPUs all train in one job; nodes in `silent` send nothing."""
     gpu, node = training_columns(index, number)
     link = port_columns(index)
     if change is not None:
@@ -131,13 +131,13 @@ def play(
     inventory: Inventory | None = None,
     troubles: Mapping[str, Mapping[str, Trouble]] | None = None,
 ) -> Iterator[tuple[Window, int]]:
-    """Windows of `count` buckets as the engine would give them; `events` by the bucket they come right after."""
-    held, rhythm = Buckets(KEPT), ReportInterval(index)
+    """Yield windows of `count` buckets as the engine builds them. `events`: bucket number -> events right after it."""
+    held, interval = Buckets(KEPT), ReportInterval(index)
     for number in range(count):
         bucket = training_bucket(index, number, change, silent(number), links=links)
         held.append(bucket)
-        rhythm.hear(bucket)
+        interval.add_bucket(bucket)
         now_ms = bucket.end_ms + LAG_MS
-        yield Window(index, held.all(), True, (), START_MS, inventory, troubles, rhythm), now_ms
-        if events and number in events:
-            yield Window(index, held.all(), False, tuple(events[number]), START_MS, inventory, troubles, rhythm), now_ms
+        for fresh, new in ((True, ()), (False, tuple((events or {}).get(number, ())))):
+            if fresh or new:
+                yield Window(index, held.all(), fresh, new, START_MS, inventory, troubles, interval), now_ms

@@ -1,6 +1,6 @@
-"""What nodes say they are made of and set to, as arrays: what `drift` compares. Bounded by the keys it keeps.
+"""Keep the hardware and settings that nodes report, as arrays that `drift` compares. Bounded by the keys it keeps.
 
-An agent tells all it knows at once (the flat map of its Hello), and again when something changed.
+An agent reports all of them at once, as the flat map of its Hello, and again after a change.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.fleet.ports import FOUND_MOST, in_order
 
 Codes = npt.NDArray[np.int32]
-Times = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
+Times = Ints
 
 UNKNOWN = -1
 MAX_VALUE = 96  # characters kept of a value
-MAX_VALUES = 50_000  # different ones in all; more are unknown: what is compared has few
+MAX_VALUES = 50_000  # different ones in all; any beyond count as unknown
 MAX_NICS = 64  # names of adapters over the fleet
 
-# Key as the agent tells it, below "gpuN." or alone -> the name used here. Simulated and older agents say it shorter.
+# Reported key, after "gpuN." or alone -> attribute. Simulated and older agents use the shorter keys.
 GPU_KEYS: Mapping[str, str] = {
     key: key
     for key in (
@@ -37,27 +38,28 @@ NODE_KEYS: Mapping[str, str] = {
 _NIC = re.compile(r"nic\.(.+)\.(firmware|board)")
 _CARD = re.compile(r"nic\.(.+)\.(?:driver|pci|mac|guid)")
 MAX_CARDS = 4 * FOUND_MOST  # names of a node's network cards
-Told = tuple[int, str, Mapping[str, str]]  # when, by which node, all that it told
+InventoryReport = tuple[int, str, Mapping[str, str]]  # time in ms, node, all that it reported
 
 
 class Column:
     """One attribute of all nodes or GPUs.
 
     Attributes:
-        codes: int32 [E], number of the value in `Inventory.values`, UNKNOWN where it is not told.
-        changed_ms: int64 [E], when it became another value than before; 0: as it was found. was: that value.
+        codes: int32 [E], number of the value in `Inventory.values`, UNKNOWN where none is reported.
+        last: int32 [E], the newest known code.
+        changed_ms: int64 [E], when the value changed; 0: never. was: int32 [E], the code before that change.
     """
 
     __slots__ = ("changed_ms", "codes", "last", "was")
 
     def __init__(self, count: int) -> None:
         self.codes: Codes = np.full(count, UNKNOWN, np.int32)
-        self.last: Codes = np.full(count, UNKNOWN, np.int32)  # newest that was known
+        self.last: Codes = np.full(count, UNKNOWN, np.int32)
         self.was: Codes = np.full(count, UNKNOWN, np.int32)
         self.changed_ms: Times = np.zeros(count, np.int64)
 
     def put(self, at: int, code: int, now_ms: int) -> bool:
-        """Whether that is news."""
+        """Set a code. Return True if it changed."""
         if code == self.codes[at]:
             return False
         self.codes[at] = code
@@ -69,14 +71,15 @@ class Column:
 
 
 class Inventory:
-    """
+    """The newest inventory of each node of a fleet.
+
     Attributes:
         gpu, node: attribute -> Column over the GPUs or nodes of the fleet.
-        told_ms: int64 [N], when each node told first; 0 never.
+        first_ms: int64 [N], time of each node's first report; 0: none.
         version: grows with each change.
-        serves: node number -> network card -> slot of the GPU that it is nearest to on the PCI bus.
-        cards: node number -> network cards that the node has, as of its newest word; no key where it says nothing.
-        ports_version: grows with each change of these two.
+        serves: node number -> network card -> slot of the nearest GPU on the PCI bus.
+        cards: node number -> network cards in the node's newest report; no key if it names none.
+        ports_version: grows with each change of `serves` or `cards`.
     """
 
     def __init__(self, index: FleetIndex) -> None:
@@ -85,52 +88,57 @@ class Inventory:
         self._numbers: dict[str, int] = {}
         self.gpu = {name: Column(index.gpu_count) for name in GPU_KEYS.values()}
         self.node = {name: Column(index.node_count) for name in dict.fromkeys(NODE_KEYS.values())}
-        self.nic_boards: dict[str, Column] = {}  # of the adapter "nic.NAME" in `node`, where its firmware is
-        self.told_ms: Times = np.zeros(index.node_count, np.int64)
+        self.nic_boards: dict[str, Column] = {}  # board of the adapter "nic.NAME"; its firmware is in `node`
+        self.first_ms: Times = np.zeros(index.node_count, np.int64)
         self.version = 0
         self.serves: dict[int, Mapping[str, int]] = {}
         self.cards: dict[int, frozenset[str]] = {}
         self.ports_version = 0
 
-    def update(self, node: str, told: Mapping[str, str], now_ms: int) -> None:
-        """Take in all that a node tells. A node that the fleet does not have is left out."""
+    def node_of(self, scope: str) -> Ints:
+        """Return the node number of each entity of a scope ("gpu" or "node"), int64 [E]."""
+        index = self._index
+        return index.gpu_node.astype(np.int64) if scope == "gpu" else np.arange(index.node_count, dtype=np.int64)
+
+    def update(self, node: str, facts: Mapping[str, str], now_ms: int) -> None:
+        """Store a node's report. A node outside the fleet is ignored."""
         n = self._index.node_number.get(node)
         if n is None:
             return
-        news = False
-        if not self.told_ms[n]:
-            self.told_ms[n], news = max(1, now_ms), True
+        changed = False
+        if not self.first_ms[n]:
+            self.first_ms[n], changed = max(1, now_ms), True
         found: dict[str, str] = {}
         for key, name in NODE_KEYS.items():
-            if told.get(key):
-                found.setdefault(name, told[key])
+            if facts.get(key):
+                found.setdefault(name, facts[key])
         for name in dict.fromkeys(NODE_KEYS.values()):
-            news |= self.node[name].put(n, self._number(found.get(name, "")), now_ms)
+            changed |= self.node[name].put(n, self._number(found.get(name, "")), now_ms)
         for slot, g in enumerate(range(int(self._index.first_gpu[n]), int(self._index.first_gpu[n + 1]))):
             for key, name in GPU_KEYS.items():
-                news |= self.gpu[name].put(g, self._number(told.get(f"gpu{slot}.{key}", "")), now_ms)
-        news |= self._nics(n, told, now_ms)
-        self.version += news
-        serves, cards = served_by(told, int(self._index.first_gpu[n + 1] - self._index.first_gpu[n])), cards_of(told)
+                changed |= self.gpu[name].put(g, self._number(facts.get(f"gpu{slot}.{key}", "")), now_ms)
+        changed |= self._nics(n, facts, now_ms)
+        self.version += changed
+        serves, cards = served_by(facts, int(self._index.first_gpu[n + 1] - self._index.first_gpu[n])), cards_of(facts)
         if (serves, cards) != (self.serves.get(n, {}), self.cards.get(n, frozenset())):
             self.serves[n], self.cards[n] = serves, cards
             self.ports_version += 1
 
-    def _nics(self, n: int, told: Mapping[str, str], now_ms: int) -> bool:
+    def _nics(self, n: int, facts: Mapping[str, str], now_ms: int) -> bool:
         found: dict[str, dict[str, str]] = {}
-        for key, value in told.items():
+        for key, value in facts.items():
             if key.startswith("nic.") and (match := _NIC.fullmatch(key)):
                 found.setdefault(f"nic.{match[1]}", {})[match[2]] = value
-        news = False
+        changed = False
         for name in found:
             if name not in self.node and len(self.nic_boards) < MAX_NICS:
                 self.node[name] = Column(self._index.node_count)
                 self.nic_boards[name] = Column(self._index.node_count)
         for name, board in self.nic_boards.items():
             card = found.get(name, {})
-            news |= self.node[name].put(n, self._number(card.get("firmware", "")), now_ms)
-            news |= board.put(n, self._number(card.get("board", "")), now_ms)
-        return news
+            changed |= self.node[name].put(n, self._number(card.get("firmware", "")), now_ms)
+            changed |= board.put(n, self._number(card.get("board", "")), now_ms)
+        return changed
 
     def _number(self, value: str) -> int:
         value = value.strip()[:MAX_VALUE]
@@ -143,15 +151,15 @@ class Inventory:
         return number
 
 
-def served_by(told: Mapping[str, str], gpus: int) -> dict[str, int]:
-    """Network card -> slot of the GPU that it serves, of what a node says is nearest to each of its GPUs.
+def served_by(facts: Mapping[str, str], gpus: int) -> dict[str, int]:
+    """Return network card -> slot of the GPU that it serves, from the nearest cards that a node reports for each GPU.
 
-    GPUs that have the same cards nearest share them in order, as NCCL does: of two GPUs and two cards at one switch
-    each GPU has one. A card that is the nearest of several GPUs, and the only one, is said to serve the first.
+    GPUs with the same nearest cards share them in order, as NCCL does: two GPUs and two cards at one switch get one
+    card each. A card that several GPUs share serves the first of them.
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for slot in range(gpus):
-        names = tuple(in_order(set(filter(None, told.get(f"gpu{slot}.nic", "").split(",")[:FOUND_MOST]))))
+        names = tuple(in_order(set(filter(None, facts.get(f"gpu{slot}.nic", "").split(",")[:FOUND_MOST]))))
         if names:
             groups.setdefault(names, []).append(slot)
     found: dict[str, int] = {}
@@ -161,6 +169,6 @@ def served_by(told: Mapping[str, str], gpus: int) -> dict[str, int]:
     return found
 
 
-def cards_of(told: Mapping[str, str]) -> frozenset[str]:
-    names = (match[1] for key, value in told.items() if value and (match := _CARD.fullmatch(key)))
+def cards_of(facts: Mapping[str, str]) -> frozenset[str]:
+    names = (match[1] for key, value in facts.items() if value and (match := _CARD.fullmatch(key)))
     return frozenset(in_order(set(names))[:MAX_CARDS])

@@ -1,6 +1,6 @@
-"""Robust statistics over groups of GPUs, for all groups at once.
+"""Compute robust statistics of all groups of GPUs at once.
 
-A group is what a GPU may be compared with: its job and SKU, or its rack. Arrays are over entities; group -1 is none.
+A group holds the GPUs that may be compared: of one job and SKU, or of one rack. Arrays are over entities; -1: no group.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
 class Grouping:
-    """Groups laid out once, for the medians of many metrics at a time.
+    """Groups laid out once, for the medians of many metrics.
 
-    Groups of one size are one block [groups, size], so that a block of all metrics is sorted in one call.
+    Groups of one size form one block [groups, size], which is sorted in one call for all metrics.
 
     Attributes:
         count: J, one more than the highest group.
@@ -52,8 +52,10 @@ class Grouping:
             self._blocks.append((start, end, size))
 
     def medians(self, values: Floats, upper: bool = False) -> tuple[Floats, Floats]:
-        """Median and number of values of each group: float64 [M, E] -> [M, J] twice; NaN is left out. `upper`: of an
-        even number the higher of the two in the middle, not their mean."""
+        """Return the median and the number of values of each group: float64 [M, E] -> [M, J] twice, without NaN.
+
+        `upper`: of an even number, take the higher middle value, not the mean of both.
+        """
         medians, counts = np.full((len(values), self.count), np.nan), np.zeros((len(values), self.count))
         if not len(self._order) or not len(values):
             return medians, counts
@@ -65,7 +67,7 @@ class Grouping:
         low, high = self._starts + (self._sizes - less) // 2, self._starts + self._sizes // 2
         found = (laid[:, low] + laid[:, high]) / 2
         rows, groups = np.nonzero(np.isnan(laid[:, self._ends - 1]))
-        if len(rows):  # few as a rule
+        if len(rows):  # usually few
             have = np.add.reduceat(~np.isnan(laid), self._starts, axis=1, dtype=np.int64)[rows, groups]
             starts, lasts = self._starts[groups], self._sizes[groups] - 1
             low = starts + np.minimum(np.maximum(have - less, 0) // 2, lasts)
@@ -76,7 +78,7 @@ class Grouping:
         return medians, counts
 
     def of(self, group: int) -> Groups:
-        """Its entities, in their order."""
+        """Return the entities of a group, in their order."""
         if self._places is None:
             self._places = np.full(self.count, -1, np.int64)
             self._places[self._there] = np.arange(len(self._there))
@@ -84,7 +86,7 @@ class Grouping:
         return self._order[self._starts[at] : self._ends[at]]
 
     def spread(self, of_groups: Floats) -> Floats:
-        """Values of groups, float64 [..., J], to their entities, [..., E]; NaN outside."""
+        """Spread values of groups, float64 [..., J], to their entities, [..., E]; NaN outside groups."""
         if not self.count:
             return np.full((*of_groups.shape[:-1], len(self.groups)), np.nan)
         found = np.take(of_groups, self.groups, axis=-1)
@@ -92,7 +94,7 @@ class Grouping:
         return found
 
     def peers(self, values: Floats) -> Peers:
-        """As `peers`, for float64 [M, E]: arrays [M, E]."""
+        """Return `peers` of each row of float64 [M, E]: arrays [M, E]."""
         medians, counts = self.medians(values)
         median = self.spread(medians)
         sigmas, _ = self.medians(np.abs(values - median))
@@ -100,24 +102,24 @@ class Grouping:
 
 
 def grouped(groups: Groups, before: Grouping | None) -> Grouping:
-    """Their layout: the one of the last bucket where the groups are the same, for jobs last hours."""
+    """Return the layout of the groups: `before` if they are unchanged, as jobs last hours."""
     same = before is not None and np.array_equal(before.groups, groups)
     return before if before is not None and same else Grouping(groups)
 
 
 def middle(values: Floats) -> float:
-    """The median of known values; numpy's own takes ten times as long for so few."""
+    """Return the median of known values, for few values ten times as fast as numpy's."""
     ordered = np.sort(values)
     return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Statistics of each entity's group, laid out by entity: float64 [E] each, NaN where the group is empty.
+    """Statistics of each entity's group, float64 [E] each; NaN where the group is empty.
 
     Attributes:
         median, sigma: of the group (sigma: scaled median absolute deviation).
-        count: how many values the group has.
+        count: number of values in the group.
     """
 
     median: Floats
@@ -126,7 +128,7 @@ class Peers:
 
 
 def group_medians(values: Floats, groups: Groups, count: int) -> tuple[Floats, Floats]:
-    """Median and number of values per group, float64 [count] each; NaN and group -1 are left out."""
+    """Return the median and the number of values of each group, float64 [count] each, without NaN and group -1."""
     medians, sizes = np.full(count, np.nan), np.zeros(count)
     keep = ~np.isnan(values) & (groups >= 0)
     values, groups = values[keep], groups[keep]
@@ -144,7 +146,7 @@ def group_medians(values: Floats, groups: Groups, count: int) -> tuple[Floats, F
 
 
 def peers(values: Floats, groups: Groups) -> Peers:
-    """Median, spread and size of the group of each entity (itself included: one in many moves no median)."""
+    """Return median, spread and size of each entity's group, itself included: one value hardly moves a median."""
     count = int(groups.max(initial=-1)) + 1
     nothing = np.full(len(values), np.nan)
     if not count:
@@ -157,7 +159,7 @@ def peers(values: Floats, groups: Groups) -> Peers:
 
 
 def peer_medians(values: Floats, groups: Groups) -> Floats:
-    """Median of the group of each entity, float64 [E]; NaN where the group is empty."""
+    """Return the median of each entity's group, float64 [E]; NaN where the group is empty."""
     count = int(groups.max(initial=-1)) + 1
     if not count:
         return np.full(len(values), np.nan)

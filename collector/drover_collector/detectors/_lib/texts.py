@@ -1,4 +1,4 @@
-"""Words that several detectors put into their findings."""
+"""Format parts of the sentences in findings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ LISTED = 4  # names written out before "and N more"
 
 
 def place(node: str | None, gpu: int | None) -> str:
-    """`GPU 5 of node r12n03`, or `node r12n03`."""
+    """Return `GPU 5 of node r12n03`, or `node r12n03`."""
     return f"node {node}" if gpu is None else f"GPU {gpu} of node {node}"
 
 
 def listing(names: Collection[str]) -> str:
-    """`a, b, c, d and 3 more`, sorted."""
+    """Return `a, b, c, d and 3 more`, sorted."""
     ordered = sorted(names)
     head = ", ".join(ordered[:LISTED])
     return head if len(ordered) <= LISTED else f"{head} and {len(ordered) - LISTED} more"
 
 
 def duration(ms: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`."""
+    """Return `40 s`, `12 min` or `3.5 h`."""
     seconds = ms / 1000
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""What a detector sees: the newest buckets as arrays, the events since its last call, and the fleet."""
+"""Give a detector what it judges: the newest buckets as arrays, the events since its last call, and the fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from drover_collector.detectors._lib.inventory import Inventory
-from drover_collector.detectors._lib.rhythm import (
+from drover_collector.detectors._lib.report_interval import (
     Bools,
     ReportInterval,
     Times,
@@ -31,12 +31,12 @@ class Window:
     """T buckets, oldest first; T may be 0 (a call for events only).
 
     Attributes:
-        fresh: whether the newest bucket is new since the last call (False: only `events` are).
+        fresh: the newest bucket is new since the last call; False: only `events` are.
         events: new since the last call, in order of receipt.
-        started_ms: when this collector (or replay) began to watch; before it nothing can be called silent.
-        inventory: what nodes told of themselves so far; None where nothing keeps it.
-        troubles: node -> incident -> what was wrong with it in the last months; None likewise.
-        rhythm: how often each node reports; None: each is taken to report in every bucket.
+        started_ms: start of this collector or replay; nothing counts as silent before it.
+        inventory: what nodes have reported of their hardware and settings; None: not kept.
+        troubles: node -> incident -> what was wrong in the last months; None: not kept.
+        report_interval: how often each node reports; None: assume every bucket.
     """
 
     index: FleetIndex
@@ -46,48 +46,48 @@ class Window:
     started_ms: int
     inventory: Inventory | None = None
     troubles: Mapping[str, Mapping[str, Trouble]] | None = None
-    rhythm: ReportInterval | None = None
+    report_interval: ReportInterval | None = None
 
     @property
     def newest(self) -> Bucket:
         return self.buckets[-1]
 
     def gpu(self, metric: str) -> Floats:
-        """float64 [T, G] of one metric, NaN where absent (all NaN for a metric nobody reported)."""
+        """Return one metric, float64 [T, G]; NaN where absent."""
         return _stack([b.gpu.get(metric) for b in self.buckets], self.index.gpu_count)
 
     def node(self, metric: str) -> Floats:
-        """float64 [T, N] of one metric, NaN where absent."""
+        """Return one metric, float64 [T, N]; NaN where absent."""
         return _stack([b.node.get(metric) for b in self.buckets], self.index.node_count)
 
     def gpu_rows(self) -> Ints:
-        """int32 [T, G]: samples per bucket."""
+        """Return the samples in each bucket, int32 [T, G]."""
         return np.array([b.gpu_rows for b in self.buckets], np.int32).reshape(len(self.buckets), self.index.gpu_count)
 
     def node_rows(self) -> Ints:
-        """int32 [T, N]: samples per bucket."""
+        """Return the samples in each bucket, int32 [T, N]."""
         return np.array([b.node_rows for b in self.buckets], np.int32).reshape(len(self.buckets), self.index.node_count)
 
     def spacing_ms(self, quiet: Bools) -> Times:
         """Return the time between two reports of each node, int64 [N], at least one bucket.
 
         Args:
-            quiet: bool [N], nodes that are asked about; of the others it is the time of a bucket.
+            quiet: bool [N], nodes to compute it for; the others get the length of a bucket.
         """
         length_ms = self.newest.length_ms
-        if self.rhythm is None:
+        if self.report_interval is None:
             return np.full(self.index.node_count, length_ms, np.int64)
-        return np.maximum(self.rhythm.spacing_ms(length_ms, quiet), length_ms)
+        return np.maximum(self.report_interval.spacing_ms(length_ms, quiet), length_ms)
 
     def silent_after_ms(self, quiet: Bools) -> Times:
-        """Return how long each node gives nothing until it counts as silent, int64 [N]. `quiet`: as above."""
+        """Return the time without a report after which each node counts as silent, int64 [N]. `quiet`: as above."""
         length_ms = self.newest.length_ms
-        if self.rhythm is None:
+        if self.report_interval is None:
             return np.full(self.index.node_count, least_silence_ms(length_ms), np.int64)
-        return self.rhythm.silent_after_ms(length_ms, quiet)
+        return self.report_interval.silent_after_ms(length_ms, quiet)
 
     def job_of(self, gpu: int) -> str | None:
-        """The job that holds GPU index `gpu` at the end of the newest bucket."""
+        """Return the job that holds GPU index `gpu` at the end of the newest bucket."""
         if not self.buckets or self.newest.jobs[gpu] < 0:
             return None
         return self.newest.job_names[int(self.newest.jobs[gpu])]
@@ -99,11 +99,12 @@ def _stack(rows: list[Floats | None], width: int) -> Floats:
 
 
 def onset_ms(window: Window, first: int, values: Floats, usual: float) -> int:
-    """Return when a change began that was judged in bucket `first` for the first time: the start of the earliest of the
-    buckets right before it that lie beyond the middle between what is usual and what is now.
+    """Return when a change began that was first judged in bucket number `first`.
+
+    It is the start of the earliest of the buckets right before `first` that are nearer to the newest than to `usual`.
 
     Args:
-        values: float64 [T], of the buckets of the window, NaN where unknown: such a bucket says nothing.
+        values: float64 [T], one for each bucket of the window; NaN (unknown) is skipped.
     """
     middle, at = (usual + values[-1]) / 2, first
     for number in range(first - 1, -1, -1):

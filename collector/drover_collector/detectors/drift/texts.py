@@ -1,4 +1,4 @@
-"""What the drift detector compares, and its words."""
+"""List the attributes that drift compares, and write its findings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from drover_core.model.events import (
 
 
 class Attribute(NamedTuple):
-    """One thing that is compared.
+    """One attribute of hardware or settings.
 
     Attributes:
-        version: grows with updates: ahead of the others is a trial or the start of a rollout, behind was missed.
-        below: only less than the others does harm; None: any difference does.
+        version: updates raise it: a higher value is a trial or the start of a rollout, a lower one was left behind.
+        below: only a lower value does harm; None: any difference does.
         by_board: differs by board revision, which is therefore part of the group.
-        base: of its numbers: the parts of a VBIOS version are bytes in hexadecimal.
+        base: of its numbers: parts of a VBIOS version are bytes in hexadecimal.
     """
 
     key: str
@@ -46,11 +46,12 @@ _RESET = "It takes effect with the next reset of the GPU."
 ATTRIBUTES = (
     Attribute(
         "ecc_mode", "ecc_mode", "gpu", "ECC mode", False, RecommendedAction.ADVISE,
-        f"Set it as on the others when the node is free (`nvidia-smi -e`): without ECC wrong data go unseen. {_RESET}",
+        f"Set it to the peers' value when the node is free (`nvidia-smi -e`). Without ECC, wrong data stays unnoticed."
+        f" {_RESET}",
     ),
     Attribute(
         "power_limit_set_w", "power_limit", "gpu", "power limit", False, RecommendedAction.ADVISE,
-        "Set it as on the others (`nvidia-smi -pl`) unless it is meant: the GPU slows every job it is part of.",
+        "Set it to the peers' value (`nvidia-smi -pl`) unless it is intended: the GPU slows down each of its jobs.",
         below=True, unit=" W",
     ),
     Attribute(
@@ -63,41 +64,41 @@ ATTRIBUTES = (
     ),
     Attribute(
         "mig_mode", "mig_mode", "gpu", "MIG mode", False, RecommendedAction.WATCH,
-        f"Set it as on the others unless it is meant: a job that asks for a whole GPU gets none. {_RESET}",
+        f"Set it to the peers' value unless it is intended: jobs that need a whole GPU cannot use it. {_RESET}",
     ),
     Attribute(
         "driver", "driver", "node", "driver", True, RecommendedAction.WATCH,
-        "Bring it to the others' version when the node is free; jobs over both fail in ways that are hard to read.",
+        "Update it to the peers' version when the node is free. Jobs across both versions can fail unpredictably.",
     ),
     Attribute(
         "vbios", "vbios", "gpu", "VBIOS", True, RecommendedAction.WATCH,
-        "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True, base=16,
+        "Update it to the peers' version with the vendor's tool when the node is free.", by_board=True, base=16,
     ),
     Attribute(
         "gsp_firmware", "gsp_firmware", "gpu", "GSP firmware", True, RecommendedAction.WATCH,
-        "It comes with the driver: look which one is loaded, and reboot the node if it was updated without.",
+        "It comes with the driver: check which driver is loaded, and reboot the node if an update needs it.",
     ),
     Attribute(
         "inforom_image", "inforom", "gpu", "InfoROM", True, RecommendedAction.WATCH,
-        "Bring it to the others' version with the vendor's tool when the node is free.", by_board=True,
+        "Update it to the peers' version with the vendor's tool when the node is free.", by_board=True,
     ),
     Attribute(
         "kernel", "kernel", "node", "kernel", True, RecommendedAction.WATCH,
-        "Update and reboot it when it is free, as was done with the others.",
+        "Update and reboot the node when it is free, like its peers.",
     ),
     Attribute(
         "bios", "bios", "node", "BIOS", True, RecommendedAction.WATCH,
-        "Bring it to the others' version when the node is free, and compare its settings.",
+        "Update it to the peers' version when the node is free, and compare its settings.",
     ),
 )  # fmt: skip
 NIC = Attribute(
     "nic", "nic_firmware", "node", "adapter's firmware", True, RecommendedAction.WATCH,
-    "Bring it to the others' version when the node is free: adapters of one job should run the same.",
+    "Update it to the peers' version when the node is free: the adapters of one job should run the same version.",
 )  # fmt: skip
 
 
 class Deviation(NamedTuple):
-    """`value` against what `having` of `total` of its group have."""
+    """A node or GPU with `value`, while `having` of the `total` entities of its group have `usual`."""
 
     attribute: Attribute
     n: int
@@ -110,7 +111,7 @@ class Deviation(NamedTuple):
 
     @property
     def severity(self) -> Severity:
-        """Ahead of the others, or with more than they have, is worth a note only."""
+        """A value above the peers' is information only."""
         if self.attribute.version and compare(self.value, self.usual, self.attribute.base) > 0:
             return Severity.INFO
         if self.attribute.below and compare(self.value, self.usual) > 0:
@@ -119,7 +120,7 @@ class Deviation(NamedTuple):
 
 
 def compare(a: str, b: str, base: int = 10) -> int:
-    """-1, 0 or 1: version `a` is older than, like or newer than `b`; by their numbers, other parts as they sort."""
+    """Return -1, 0 or 1: version `a` is older than, equal to or newer than `b`. Parts without digits sort as text."""
     one, two = (_parts(text, base) for text in (a, b))
     return (one > two) - (one < two)
 
@@ -131,7 +132,7 @@ def _parts(text: str, base: int) -> list[tuple[int, str]]:
 
 
 def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_ms: int) -> Finding:
-    """One finding for all that differs on a node or GPU; the worst first, in the order of ATTRIBUTES."""
+    """Return one finding for all deviations of a node or GPU. The worst leads, in the order of ATTRIBUTES."""
     first = max(deviations, key=lambda d: SEVERITY_ORDER.index(d.severity))
     node = window.index.nodes[first.n].name
     slot = None if first.g is None else int(window.index.gpu_slot[first.g])
@@ -144,7 +145,7 @@ def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_
     return Finding(
         detector, IncidentKind.DRIFT, first.attribute.cause, "node" if slot is None else "gpu", node, slot,
         ((node, slot),), now_ms, since, severity, 0.8, wanted, f"{where[0].upper()}{where[1:]}: {_sentence(first)}.",
-        "Nothing to do if this is a trial or the start of an update."
+        "Nothing to do if this is a trial or the start of a rollout."
         if severity is Severity.INFO and first.attribute.version else first.attribute.advice,
         tuple(Evidence(f"{_sentence(d)}.", from_ms=d.since_ms, peers=d.total) for d in deviations),
         None if first.g is None else window.job_of(first.g),
@@ -153,9 +154,9 @@ def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_
 
 
 def _sentence(d: Deviation) -> str:
-    unit, things = d.attribute.unit, "nodes" if d.attribute.scope == "node" else "GPUs"
-    ahead = ", and is ahead of them" if d.attribute.version and d.severity is Severity.INFO else ""
+    unit, peers = d.attribute.unit, "nodes" if d.attribute.scope == "node" else "GPUs"
+    ahead = ", an older version" if d.attribute.version and d.severity is Severity.INFO else ""
     return (
-        f"{d.attribute.words} is {d.value}{unit}, while {d.having} of {d.total} {things} of its kind and pool have"
+        f"{d.attribute.words} is {d.value}{unit}, while {d.having} of {d.total} {peers} of its kind and pool have"
         f" {d.usual}{unit}{ahead}"
     )

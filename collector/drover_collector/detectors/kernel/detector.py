@@ -1,13 +1,13 @@
-"""The kernel log beside XIDs, and what a board says of its host: PCIe, host memory, CPU, drives, adapters, fans.
+"""Judge the kernel log other than XIDs, and sensors of the host: PCIe, host memory, CPU, drives, adapters, fans.
 
-Lines wait HOLD_MS: what many nodes say at once has a common cause (a job, a shared file system, a room) and is no
-node's fault, and a PCIe error beside a GPU that falls off the bus is that GPU's. What each line means: kernel_rules.py.
+Lines wait HOLD_MS: if many nodes log the same, the cause is common (a job, a shared file system, a room) and no node is
+at fault; a PCIe error near a GPU that falls off the bus belongs to that GPU. rules.py has the meaning of each line.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -23,12 +23,14 @@ from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.kernel.rules import Rule, rule_of
 from drover_collector.fleet.buckets import Floats
+from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
     SEVERITY_ORDER,
     Event,
     EventKind,
     Evidence,
     Finding,
+    Incident,
     IncidentKind,
     RecommendedAction,
     Severity,
@@ -36,20 +38,20 @@ from drover_core.model.events import (
 
 NAME = "kernel"
 VERSION = 1
-QUIET_MS = 3_600_000  # without a further line; as long as an XID that is a warning
+QUIET_MS = 3_600_000  # without a further line, as for an XID that is a warning
 
-HOLD_MS = 10_000  # as application faults of a job wait in xid.py
-TOGETHER_MS = 300_000  # the same of many nodes within this is one cause elsewhere
-TOGETHER_SHARE, TOGETHER_LEAST = 0.1, 3  # of all nodes, and nodes at least, as for ports in links.py; or of a job's
-ATTRIBUTE_MS = 60_000  # a PCIe error so long after a GPU was lost is put down to it; as in xid.py
-AGAIN_MS = 300_000  # what goes on is told again this often
+HOLD_MS = 10_000  # as for application faults in xid
+TOGETHER_MS = 300_000  # the same line from many nodes within this time has a common cause
+TOGETHER_SHARE, TOGETHER_LEAST = 0.1, 3  # of all nodes or of a job's, and nodes at least; as for ports in links
+ATTRIBUTE_MS = 60_000  # a PCIe error within this time of a GPU's loss is attributed to it; as in xid
+AGAIN_MS = 300_000  # between two findings on a condition that lasts
 COUNT_MS = 3_600_000  # in which lines of a rule count
 FALLS_OFF = "79"  # XID of a GPU that has fallen off the bus
 
-CORRECTED_PER_S = 15.0  # host memory; Linux 3.5 to 6.7 gave up interrupts for corrected errors then (mce/intel.c)
+CORRECTED_PER_S = 15.0  # host memory; above it Linux 3.5 to 6.7 disabled interrupts for corrected errors (mce/intel.c)
 AER_PER_S = 2.0  # Linux 6.16 calls more than 10 in 5 s too many to print (pci/pcie/aer.c)
 STORM_BUCKETS = 3
-FANS_HELD_MS = 120_000  # a BMC is asked once a minute: a second answer must say the same
+FANS_HELD_MS = 120_000  # a BMC is read once a minute: a second reading must agree
 
 COUNTERS = {"edac_corrected": CORRECTED_PER_S, "pcie_aer_correctable": AER_PER_S}
 Key = tuple[str, int | None, str]  # node, GPU, cause
@@ -58,7 +60,7 @@ K = TypeVar("K", str, int)
 
 @dataclass(slots=True)
 class Line:
-    """What is held of a cause on a device."""
+    """Lines of one cause on one device that wait for HOLD_MS."""
 
     rule: Rule
     event: Event
@@ -69,18 +71,18 @@ class Line:
 
 @dataclass(slots=True)
 class KernelState:
-    """Bounded by nodes, GPUs and causes, all of them known."""
+    """State, bounded by nodes, GPUs and causes."""
 
     held: dict[Key, Line] = field(default_factory=dict)
-    told: dict[Key, tuple[int, Severity]] = field(default_factory=dict)
-    lines: dict[Key, list[tuple[int, int]]] = field(default_factory=dict)  # (when, how many), of rules that count
-    nodes: dict[str, dict[str, int]] = field(default_factory=dict)  # cause -> node -> when last
+    reported: dict[Key, tuple[int, Severity]] = field(default_factory=dict)  # newest finding
+    lines: dict[Key, list[tuple[int, int]]] = field(default_factory=dict)  # (when, how many), for rules that count
+    nodes: dict[str, dict[str, int]] = field(default_factory=dict)  # cause -> node -> newest line
     lost: dict[str, dict[int, int]] = field(default_factory=dict)  # node -> GPU -> when it fell off the bus
     storms: dict[str, Floats] = field(default_factory=dict)  # counter -> buckets in a row, [N]
     uncorrected: Floats = field(default_factory=lambda: np.zeros(0))  # newest known edac_uncorrected, [N]
     fans: Floats = field(default_factory=lambda: np.zeros(0))  # newest known fans_failed, [N]
-    fans_ms: Floats = field(default_factory=lambda: np.zeros(0))  # since when some fail, [N], NaN: none does
-    fans_seen_ms: Floats = field(default_factory=lambda: np.zeros(0))  # when the board last said, [N]
+    fans_ms: Floats = field(default_factory=lambda: np.zeros(0))  # start of the failure, [N], NaN: none fails
+    fans_seen_ms: Floats = field(default_factory=lambda: np.zeros(0))  # newest reading of the board, [N]
 
 
 def detect(window: Window, state: KernelState | None, now_ms: int) -> tuple[list[Finding], KernelState]:
@@ -96,14 +98,18 @@ def detect(window: Window, state: KernelState | None, now_ms: int) -> tuple[list
     return found, s
 
 
+def restored(_incidents: Sequence[Incident], _index: FleetIndex, _started_ms: int) -> None:
+    """Return no state: what still holds is reported again."""
+
+
 def could_not_judge(window: Window) -> list[str]:
     lacking = [name for name in ("fans_failed", "edac_uncorrected", *COUNTERS) if name not in window.newest.node]
-    return [f"fans, host memory and PCIe told by {', '.join(lacking)}: not in the data"] if lacking else []
+    return [f"fans, host memory and PCIe errors: the data lacks {', '.join(lacking)}"] if lacking else []
 
 
 def _take(window: Window, s: KernelState, event: Event, now_ms: int) -> None:
     if event.node not in window.index.node_number or event.backlog or event.forgeable:
-        return  # of the past, or anybody's: stored and shown, no more
+        return  # an old line, or one that users can write: stored and shown only
     ts_ms = now_ms if event.clock_suspect else min(event.ts_ms, now_ms)
     falls = event.kind is EventKind.XID and event.code == FALLS_OFF
     if event.gpu is not None and (falls or (event.kind is EventKind.LIFECYCLE and event.code == "gpu_lost")):
@@ -125,7 +131,7 @@ def _take(window: Window, s: KernelState, event: Event, now_ms: int) -> None:
 
 
 def _counted(s: KernelState, key: Key, rule: Rule, count: int, ts_ms: int) -> Rule:
-    """The rule as it holds for so many lines."""
+    """Return the rule, as information until enough lines were counted."""
     lines = [(at, n) for at, n in s.lines.get(key, []) if ts_ms - at <= COUNT_MS][-rule.least :]
     s.lines[key] = [*lines, (ts_ms, count)]
     enough = sum(n for _, n in s.lines[key]) >= rule.least
@@ -149,7 +155,7 @@ def _due(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
         together = _together(window, many[cause], job)
         if together and severity is not Severity.INFO:
             severity = Severity.INFO
-        if not _news(s, key, severity, now_ms):
+        if not _is_new(s, key, severity, now_ms):
             continue
         if together and job is not None:
             jobs[cause, job].append(line)
@@ -159,17 +165,17 @@ def _due(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
         yield _of_job(lines, job, now_ms)
 
 
-def _news(s: KernelState, key: Key, severity: Severity, now_ms: int) -> bool:
-    """Whether to tell this now: not what was told as bad a few minutes ago."""
-    at_ms, before = s.told.get(key, (now_ms - AGAIN_MS, severity))
+def _is_new(s: KernelState, key: Key, severity: Severity, now_ms: int) -> bool:
+    """Return True, and note it, if no finding of the same or a higher severity was reported within AGAIN_MS."""
+    at_ms, before = s.reported.get(key, (now_ms - AGAIN_MS, severity))
     if now_ms - at_ms < AGAIN_MS and _rank(severity) <= _rank(before):
         return False
-    s.told[key] = now_ms, severity
+    s.reported[key] = now_ms, severity
     return True
 
 
 def _owner(s: KernelState, line: Line) -> int | None:
-    """The GPU that fell off the bus about then, of a PCIe error."""
+    """Return the GPU that fell off the bus near the time of a PCIe error."""
     if line.rule.cause not in ("pcie_fatal", "pcie_uncorrected", "pcie_slot", "pcie_device"):
         return None
     lost = s.lost.get(line.event.node, {})
@@ -178,21 +184,21 @@ def _owner(s: KernelState, line: Line) -> int | None:
 
 
 def _by_job(window: Window, s: KernelState, cause: str, now_ms: int) -> Counter[str | None]:
-    """How many nodes say the same now, by the job they work for."""
+    """Count the nodes with the same cause now, by their job."""
     return Counter(
         _job(window, node) for node, at_ms in s.nodes.get(cause, {}).items() if now_ms - at_ms <= TOGETHER_MS
     )
 
 
 def _together(window: Window, nodes: Counter[str | None], job: str | None) -> int:
-    """How many nodes of the fleet or of the job say the same; 0 where they are few."""
+    """Return how many nodes of the fleet or of the job share the cause; 0 if they are few."""
     if nodes.total() >= max(TOGETHER_LEAST, TOGETHER_SHARE * window.index.node_count):
         return nodes.total()
     return nodes[job] if job is not None and nodes[job] >= TOGETHER_LEAST else 0
 
 
 def _job(window: Window, node: str) -> str | None:
-    """The one job that a node works for."""
+    """Return the only job of a node; None if there is none or more than one."""
     n = window.index.node_number[node]
     first, end = (int(window.index.first_gpu[at]) for at in (n, n + 1))
     jobs = {window.job_of(g) for g in range(first, end)}
@@ -205,47 +211,35 @@ def _of_line(
     rule, evidence = line.rule, [_evidence(line)]
     if together:
         evidence.append(
-            Evidence(f"{together} nodes say the same within {duration(TOGETHER_MS)}: its cause lies elsewhere")
+            Evidence(f"{together} nodes log the same within {duration(TOGETHER_MS)}: the cause is not this node")
         )
     times = f", {line.count} lines" if line.count > 1 else ""
     return Finding(
-        NAME,
-        rule.kind,
-        rule.cause,
-        "node" if gpu is None else "gpu",
-        node,
-        gpu,
-        ((node, gpu),),
-        now_ms,
-        line.ts_ms,
-        severity,
-        0.9 if severity is Severity.CRITICAL else 0.8,
+        NAME, rule.kind, rule.cause, "node" if gpu is None else "gpu", node, gpu, ((node, gpu),), now_ms, line.ts_ms,
+        severity, 0.9 if severity is Severity.CRITICAL else 0.8,
         RecommendedAction.NONE if severity is Severity.INFO else rule.action,
-        f"{_upper(place(node, gpu))}: {rule.what}{times}.",
-        rule.advice,
-        tuple(evidence),
-        job,
-    )
+        f"{_upper(place(node, gpu))}: {rule.what}{times}.", rule.advice, tuple(evidence), job,
+    )  # fmt: skip
 
 
 def _of_job(lines: list[Line], job: str, now_ms: int) -> Finding:
-    """What many nodes of a job say at once: one note for the job, none for its nodes."""
+    """Return one finding for a job whose nodes log the same at once, instead of one for each node."""
     rule, nodes = lines[0].rule, sorted({line.event.node for line in lines})
     return Finding(
         NAME, rule.kind, rule.cause, "job", None, None, tuple((node, None) for node in nodes), now_ms,
         min(line.ts_ms for line in lines), Severity.INFO, 0.8, RecommendedAction.NONE,
         f"Job {job}: {rule.what} on {listing(nodes)} at once.",
-        "Look at the job and at what its nodes share: they are not at fault one by one.", (_evidence(lines[0]),), job,
+        "Check the job and what its nodes share. No single node is at fault.", (_evidence(lines[0]),), job,
     )  # fmt: skip
 
 
 def _attributed(line: Line, gpu: int, now_ms: int) -> Finding:
-    """Joins the incident of the GPU that fell off the bus, raises nothing by itself."""
+    """Return a line as evidence for the incident of the GPU that fell off the bus."""
     node = line.event.node
     return Finding(
         NAME, IncidentKind.LINK, line.rule.cause, "gpu", node, gpu, ((node, gpu),), now_ms, line.ts_ms, Severity.INFO,
-        0.8, RecommendedAction.NONE, f"{_upper(place(node, gpu))}: {line.rule.what} as it fell off the bus.",
-        "Deal with the lost GPU; look for the cause in its board, riser or power.", (_evidence(line),),
+        0.8, RecommendedAction.NONE, f"{_upper(place(node, gpu))}: {line.rule.what} when it fell off the bus.",
+        "See the advice for the lost GPU; check its board, riser and power for the cause.", (_evidence(line),),
     )  # fmt: skip
 
 
@@ -255,13 +249,13 @@ def _evidence(line: Line) -> Evidence:
 
 
 def _storms(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
-    """Corrected errors without end: memory that wears out slows the node, a bus that errs may be healthy."""
+    """Report high rates of corrected errors: worn memory slows the node; PCIe devices may still be healthy."""
     first, last = window.buckets[0], window.buckets[-1]
     for counter, limit in COUNTERS.items():
         before, now = first.node.get(counter), last.node.get(counter)
         if before is None or now is None or last is first:
             continue
-        rate = (now - before) / ((last.end_ms - first.end_ms) / 1000)  # NaN where it is not known
+        rate = (now - before) / ((last.end_ms - first.end_ms) / 1000)  # NaN where unknown
         streak = s.storms.get(counter, np.zeros(len(rate)))
         s.storms[counter] = streak = np.where(rate >= limit, streak + 1, 0)
         common = np.count_nonzero(streak) >= max(TOGETHER_LEAST, TOGETHER_SHARE * window.index.node_count)
@@ -269,40 +263,28 @@ def _storms(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
         for n in np.flatnonzero(streak >= STORM_BUCKETS).tolist():
             key = (window.index.nodes[n].name, None, counter)
             severity = Severity.WARNING if memory and not common else Severity.INFO
-            if not _news(s, key, severity, now_ms):
+            if not _is_new(s, key, severity, now_ms):
                 continue
-            text = f"{rate[n]:.0f} corrected errors of {'host memory' if memory else 'PCIe devices'} a second"
+            text = f"{rate[n]:.0f} corrected errors of {'host memory' if memory else 'PCIe devices'} per second"
+            seen = Evidence(
+                f"{text} over {duration(last.end_ms - first.end_ms)}", counter, float(now[n]), from_ms=first.end_ms,
+                to_ms=last.end_ms,
+            )  # fmt: skip
             yield Finding(
-                NAME,
-                IncidentKind.MEMORY if memory else IncidentKind.LINK,
-                "host_memory_corrected" if memory else "pcie_corrected",
-                "node",
-                key[0],
-                None,
-                ((key[0], None),),
-                now_ms,
-                first.end_ms,
-                severity,
-                0.8,
+                NAME, IncidentKind.MEMORY if memory else IncidentKind.LINK,
+                "host_memory_corrected" if memory else "pcie_corrected", "node", key[0], None, ((key[0], None),),
+                now_ms, first.end_ms, severity, 0.8,
                 RecommendedAction.ADVISE if severity is Severity.WARNING else RecommendedAction.NONE,
                 f"Node {key[0]}: {text}.",
                 "Find the memory module in the BMC's event log and replace it when the node is free."
                 if memory
-                else "Find the device in the kernel log (AER); reseat it if it is slower than its peers.",
-                (
-                    Evidence(
-                        f"{text} over {duration(last.end_ms - first.end_ms)}",
-                        counter,
-                        float(now[n]),
-                        from_ms=first.end_ms,
-                        to_ms=last.end_ms,
-                    ),
-                ),
-            )
+                else "Find the device in the kernel log (AER). Reseat it if it is slower than its peers.",
+                (seen,),
+            )  # fmt: skip
 
 
 def _uncorrected(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
-    """The counter tells what a lost line did not."""
+    """Report uncorrected errors from the counter, in case the line in the kernel log was lost."""
     now = window.newest.node.get("edac_uncorrected")
     if now is None:
         return
@@ -311,7 +293,7 @@ def _uncorrected(window: Window, s: KernelState, now_ms: int) -> Iterator[Findin
     for n in np.flatnonzero(now > last).tolist():
         node = window.index.nodes[n].name
         key = (node, None, "host_memory")
-        if key in s.held or not _news(s, key, Severity.WARNING, now_ms):
+        if key in s.held or not _is_new(s, key, Severity.WARNING, now_ms):
             continue
         more = Evidence(
             f"{now[n] - last[n]:.0f} more uncorrected errors of host memory", "edac_uncorrected", float(now[n]),
@@ -320,12 +302,12 @@ def _uncorrected(window: Window, s: KernelState, now_ms: int) -> Iterator[Findin
         yield Finding(
             NAME, IncidentKind.MEMORY, "host_memory", "node", node, None, ((node, None),), now_ms,
             window.newest.start_ms, Severity.WARNING, 0.8, RecommendedAction.ADVISE, f"Node {node}: {more.text}.",
-            "Give the node no new long job; find the module in the BMC's event log and replace it.", (more,),
+            "Give the node no new long job. Find the memory module in the BMC's event log and replace it.", (more,),
         )  # fmt: skip
 
 
 def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
-    """Fans of which the board says that they failed; what many boards say is how they are built or read."""
+    """Report failed fans. If many boards report them, it is how they are built or read, and not reported."""
     now = window.newest.node.get("fans_failed")
     if now is None:
         return
@@ -342,20 +324,20 @@ def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
     for n in np.flatnonzero(s.fans_seen_ms - s.fans_ms >= FANS_HELD_MS).tolist():
         node, count = window.index.nodes[n].name, int(s.fans[n])
         key = (node, None, "fan")
-        if not _news(s, key, Severity.WARNING, now_ms):
+        if not _is_new(s, key, Severity.WARNING, now_ms):
             continue
-        text = f"the board says that {'a fan has' if count == 1 else f'{count} fans have'} failed"
+        text = f"{'a fan has' if count == 1 else f'{count} fans have'} failed, as its board reports"
         since = int(s.fans_ms[n])
         yield Finding(
             NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms, since, Severity.WARNING,
             0.85, RecommendedAction.ADVISE, f"Node {node}: {text}.",
-            "Replace the fan; give the node no new long job if its GPUs get warmer.",
+            "Replace the fan. Give the node no new long job if its GPUs get warmer.",
             (Evidence(text, "fans_failed", float(count), 0.0, None, None, since, window.newest.end_ms),),
         )  # fmt: skip
 
 
 def _forget(s: KernelState, now_ms: int) -> None:
-    s.told = {key: told for key, told in s.told.items() if now_ms - told[0] <= AGAIN_MS}
+    s.reported = {key: newest for key, newest in s.reported.items() if now_ms - newest[0] <= AGAIN_MS}
     s.lines = {key: lines for key, lines in s.lines.items() if now_ms - lines[-1][0] <= COUNT_MS}
     s.nodes = _fresh(s.nodes, now_ms - TOGETHER_MS)
     s.lost = _fresh(s.lost, now_ms - 2 * ATTRIBUTE_MS)
@@ -388,7 +370,7 @@ _OOM = "Memory cgroup out of memory: Killed process 51807 (python) total-vm:4121
 _FATAL = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
 EXAMPLES = (
     Example(
-        "a log with what healthy nodes say",
+        "a log with lines of healthy nodes",
         lambda: play(small_fleet(), 6, events={2: [
             _event(27, "nic_link", "mlx5_core 0000:29:00.0 ens6f0np0: Link down"),
             _event(27, "aer", "pcieport 0000:3a:02.0: AER: Corrected error received: 0000:3b:00.0", gpu=0),
@@ -398,7 +380,7 @@ EXAMPLES = (
         frozenset(),
     ),
     Example(
-        "a job that takes all memory of its nodes: one note for the job",
+        "a job that uses all memory of its nodes: one finding for the job",
         lambda: play(small_fleet(), 6, events={2: [_event(27, "oom", _OOM, f"n{n:02d}") for n in range(8)]}),
         frozenset({("memory", "oom", "job", "info")}),
     ),
@@ -408,7 +390,7 @@ EXAMPLES = (
         frozenset({("link", "pcie_fatal", "gpu", "warning")}),
     ),
     Example(
-        "a fan fails and stays so",
+        "a fan fails permanently",
         lambda: play(small_fleet(), 18, _fan_fails),
         frozenset({("thermal", "fan", "node", "warning")}),
     ),

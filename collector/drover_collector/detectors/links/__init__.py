@@ -1,1 +1,1 @@
-"""Network ports, leaf switches, NVLink and PCIe that fail or degrade."""
+"""Detect network ports, leaf switches, NVLinks and PCIe links that fail or degrade."""

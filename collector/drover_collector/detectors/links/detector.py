@@ -1,11 +1,11 @@
-"""Links: network ports that go down, flap or err, leaf switches that take many along, NVLink and PCIe that lost lanes.
+"""Detect faults of links: network ports that go down, flap or have errors, leaf switches, NVLink, PCIe.
 
-Every port that an agent reports is judged once it was up, whether or not the fleet file lists it. Only a port that
-serves a GPU asks for a drain. One that serves none and is not listed (storage, management) is a warning, never more.
+Every reported port is judged once it was up, whether or not the fleet file lists it. Only a port that serves a GPU asks
+for a drain. A port that serves none and is not listed (storage, management) gets a warning at most.
 
 Limits of port counters: NVSentinel's ADR-046; flaps: gpud and Azure's node health checks; NVLink and PCIe: DCGM 4.6.
-What many ports of a leaf show at once is the switch's, not the nodes'. What a tenth of all ports show is congestion or
-a way of counting, and tells nobody apart.
+If many ports of a leaf fail at once, the switch is at fault, not the nodes. Errors on a tenth of all ports are
+congestion or a way of counting, and are not reported.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from drover_collector.detectors.links.ports import (
     PERSIST,
     RATES,
     Port,
+    PortLayout,
     PortState,
     flaps_of,
     graded,
     own_flaps,
-    ports_of,
     ports_version,
 )
 from drover_collector.detectors.links.texts import of_node
@@ -54,17 +54,17 @@ NAME = "links"
 VERSION = 1
 QUIET_MS = 300_000  # a port that flaps is up for minutes in between
 
-COMMON_SHARE = 0.1  # of all ports that show the same: it tells nobody apart
+COMMON_SHARE = 0.1  # of all ports: more with the same errors are not reported
 COMMON_LEAST = 3  # ports, in a small fleet
-LEAF_SHARE = 0.5  # of a leaf's ports that are down: the switch
-LEAF_NODES = 3  # at least, on so many nodes
-GONE_BUCKETS = 30  # without a value, of a card that its node does not name any more: a starting agent names some later
-TOGETHER_MS = 60_000  # ports whose leafs are not sure and that go down within this of each other share something
+LEAF_SHARE = 0.5  # of a leaf's ports that are down: the switch is at fault
+LEAF_NODES = 3  # at least
+GONE_BUCKETS = 30  # without a value and without the card in the inventory: a starting agent lists some cards late
+TOGETHER_MS = 60_000  # ports without a sure leaf that go down within this time share a cause
 
 
-def restored(incidents: Sequence[Incident]) -> PortState:
-    """State that still knows the ports of which a former run of the collector told that they are down, or flap."""
-    return PortState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> PortState:
+    """Return state that knows the ports with open incidents, which are down or flap."""
+    return PortState(reopened=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
 def detect(window: Window, state: PortState | None, now_ms: int) -> tuple[list[Finding], PortState]:
@@ -72,71 +72,67 @@ def detect(window: Window, state: PortState | None, now_ms: int) -> tuple[list[F
     if not window.fresh:
         return [], s
     found = list(gpu_links(window, s.gpu, now_ms))
-    if s.index is not window.index:
-        s = PortState(gpu=s.gpu, index=window.index, left=s.left)
-    if s.version != ports_version(window.index, window.inventory):
-        _lay_out(s, window)
-    if s.ports and len(window.newest.link):
-        found += _ports(window, s.ports, s, now_ms)
+    if s.layout is not None and s.layout.index is not window.index:
+        s = PortState(gpu=s.gpu, reopened=s.reopened)
+    layout = _lay_out(s, window)
+    if layout.ports and len(window.newest.link):
+        found += _ports(window, layout, s, now_ms)
     return found, s
 
 
-def _lay_out(s: PortState, window: Window) -> None:
-    """Take in ports that are new, which come after those that are known, and what the PCI bus says of all of them."""
-    s.version = ports_version(window.index, window.inventory)
-    s.ports, known = ports_of(window.index, window.inventory), len(s.seen_up)
-    new = len(s.ports) - known
-    s.of_node = np.array([port.node for port in s.ports], np.int64)
-    s.computes = np.array([port.computes for port in s.ports], bool)
-    s.there = np.array([port.listed or port.there for port in s.ports], bool)
-    of_leaf: dict[str, list[int]] = {}
-    for k, port in enumerate(s.ports):
-        of_leaf.setdefault(port.leaf, []).append(k)
-    s.of_leaf = {leaf: np.array(mine, np.int64) for leaf, mine in of_leaf.items()}
+def _lay_out(s: PortState, window: Window) -> PortLayout:
+    """Return the layout of the ports, and extend the state by new ports, which follow the known ones."""
+    if s.layout is not None and s.layout.version == ports_version(window.index, window.inventory):
+        return s.layout
+    s.layout = PortLayout(window.index, window.inventory)
+    known = len(s.seen_up)
+    new = len(s.layout.ports) - known
     if new:
         nothing, nobody = np.zeros(new, np.int64), np.zeros(new, bool)
         s.seen_up, s.was_up = np.append(s.seen_up, nobody), np.append(s.was_up, nobody)
         s.down_ms, s.errs = np.append(s.down_ms, nothing), np.append(s.errs, nothing)
         s.gone = np.append(s.gone, nothing)
         s.downed = np.append(s.downed, np.full(new, np.nan))
-        _take_over(s, window.index, s.left, known)
+        _resume(s, s.layout, known)
+    return s.layout
 
 
-def _take_over(s: PortState, index: FleetIndex, incidents: Sequence[Incident], first: int) -> None:
-    """What a former run told of ports: which were up once, since when they are down, when they went down.
+def _resume(s: PortState, layout: PortLayout, first: int) -> None:
+    """Restore from open incidents which ports were up once, since when they are down, and when they flapped.
 
     Args:
-        first: of the ports from this one on; the others are known already.
+        first: the first new port; earlier ones are known.
     """
-    if not incidents:
+    if not s.reopened:
         return
+    ports, index = layout.ports, layout.index
     of_node: dict[int, list[int]] = {}
-    for k in range(first, len(s.ports)):
-        of_node.setdefault(s.ports[k].node, []).append(k)
+    for k in range(first, len(ports)):
+        of_node.setdefault(ports[k].node, []).append(k)
     seen_up, down_ms = s.seen_up.copy(), s.down_ms.copy()
-    for incident in incidents:
+    for incident in s.reopened:
         facts = [e for e in incident.evidence if e.metric in ("link_up", "link_downed")]
         if not first:
-            _take_over_resets(s, incident)
+            _resume_resets(s, incident)
         for n in {index.node_number.get(node, -1) for node, _ in incident.members} if facts else ():
             for k in of_node.get(n, ()):
-                mine = [e for e in facts if e.port == s.ports[k].name]
-                seen_up[k] |= bool(mine) or (incident.cause == "switch" and s.ports[k].computes)
+                mine = [e for e in facts if e.port == ports[k].name]
+                seen_up[k] |= bool(mine) or (incident.cause == "switch" and ports[k].computes)
                 for e in mine:
                     if e.metric == "link_up" and e.from_ms is not None:
                         down_ms[k] = e.from_ms
                     elif e.metric == "link_downed" and e.value and e.from_ms is not None and e.to_ms is not None:
-                        # How often, first and last are known; in between they are taken as even.
-                        # More than a warning's worth, and yet a warning: the switch's, which drain nobody.
-                        grave = incident.severity is Severity.CRITICAL or not graded(s.ports[k])
+                        # Count, first and last are known; assume even gaps between them.
+                        # A warning with a critical count includes flaps of the switch, which drain no node.
+                        grave = incident.severity is Severity.CRITICAL or not graded(ports[k])
                         most = FLAPS_KEPT if grave else FLAPS_CRITICAL - 1
                         times = np.linspace(e.from_ms, e.to_ms, min(int(e.value), most)).astype(np.int64)
                         s.flaps[k] = deque(times.tolist(), maxlen=FLAPS_KEPT)
     s.seen_up, s.down_ms = seen_up, down_ms
 
 
-def _take_over_resets(s: PortState, incident: Incident) -> None:
-    """When a switch took its ports along: how often, first and last are known."""
+def _resume_resets(s: PortState, incident: Incident) -> None:
+    """Restore when a switch took its ports down, from the count, the first and the last time."""
     for leaf, count, from_ms, to_ms in incident.snapshot_of(NAME).get("resets", ()):
         s.shared[leaf] = set(np.linspace(from_ms, to_ms, count).astype(np.int64).tolist())
 
@@ -146,37 +142,39 @@ def could_not_judge(window: Window) -> list[str]:
     over = window.index.ports.left_out
     if over:
         some = f"{sum(over.values())} network ports of {listing(sorted(over))}"
-        result.append(f"{some}: {FOUND_MOST} that fleet.toml does not list are judged of each node; list the others")
+        result.append(
+            f"{some}: only {FOUND_MOST} unlisted ports of each node are judged; list the others in fleet.toml"
+        )
     if "link_up" not in bucket.link and "link_downed" not in bucket.link:
-        result.append("network ports that go down: needs link_up or link_downed of links")
+        result.append("network ports that go down: the data lacks link_up and link_downed")
     if not RATES.keys() & bucket.link.keys():
-        result.append("network ports with errors: needs symbol_errors, rx_errors or the like")
+        result.append("network ports with errors: the data lacks symbol_errors, rx_errors and the other error counters")
     if "nvlink_active_links" not in bucket.gpu:
-        result.append("lost NVLinks: needs nvlink_active_links")
+        result.append("lost NVLinks: the data lacks nvlink_active_links")
     if "pcie_width" not in bucket.gpu:
-        result.append("PCIe links with fewer lanes: needs pcie_width")
+        result.append("PCIe links with fewer lanes: the data lacks pcie_width")
     return result
 
 
-def _ports(window: Window, ports: Sequence[Port], s: PortState, now_ms: int) -> Iterator[Finding]:
-    index, bucket = window.index, window.newest
+def _ports(window: Window, layout: PortLayout, s: PortState, now_ms: int) -> Iterator[Finding]:
+    index, bucket, ports = window.index, window.newest, layout.ports
     up = fitted(bucket.link.get("link_up"), len(ports))
-    s.gone = np.where(np.isnan(up) & ~s.there, s.gone + 1, 0)
+    s.gone = np.where(np.isnan(up) & ~layout.there, s.gone + 1, 0)
     _forget(s, s.gone >= GONE_BUCKETS)
     went_down = s.seen_up & (up == 0) & (s.down_ms == 0)
     downed = fitted(bucket.link.get("link_downed"), len(ports))
-    # A port that was down and up again between two looks shows only in its counter.
+    # A port that was down between two samples shows only in its counter.
     counted = (downed > s.downed) & (s.down_ms == 0)
-    # What comes down with its node, which is silent meanwhile, flaps no more than what never was looked at.
+    # A port that goes down with its silent node does not flap.
     flapped = np.flatnonzero((went_down & s.was_up) | counted).tolist()
     _note_shared(ports, s, flapped, bucket.start_ms)
     for k in flapped:
         times = s.flaps.setdefault(k, deque(maxlen=FLAPS_KEPT))
-        if not times or bucket.start_ms > times[-1]:  # after a restart: what was told before is seen again
+        if not times or bucket.start_ms > times[-1]:  # after a restart known flaps are seen again
             times.append(bucket.start_ms)
     s.downed, s.was_up = downed, up == 1
     s.seen_up |= s.was_up
-    since_ms = max(bucket.start_ms, bucket.end_ms - BUCKET_MS)  # a long bucket tells how it ended
+    since_ms = max(bucket.start_ms, bucket.end_ms - BUCKET_MS)  # a long bucket shows how it ended
     s.down_ms = np.where(went_down, since_ms, np.where(s.was_up, 0, s.down_ms))
     for k in [k for k, times in s.flaps.items() if bucket.end_ms - times[-1] > FLAPS_MS]:
         del s.flaps[k]
@@ -184,47 +182,48 @@ def _ports(window: Window, ports: Sequence[Port], s: PortState, now_ms: int) -> 
     over = _over(rates, len(ports))
     s.errs = np.where(over, s.errs + 1, 0)
 
-    # Of a node that is silent nobody knows; a port that is gone from a node that is heard is down as before.
-    heard = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
-    down = (s.down_ms > 0) & (heard[s.of_node] | ~np.isnan(up))
-    leafs = list(_leafs(window, ports, s, down, now_ms))
-    # Switches of which nothing is seen; where no leaf is named, a port of the same use must be up.
+    # The ports of a silent node are unknown; a port missing from a node that reports stays down.
+    reporting = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
+    down = (s.down_ms > 0) & (reporting[layout.of_node] | ~np.isnan(up))
+    leafs = list(_leafs(window, layout, s, down, now_ms))
+    # Leafs without any port up; where no leaf is known, a port that serves a GPU must be up.
     hit = {ports[k].leaf for k in np.flatnonzero(down).tolist()}
-    dark = {leaf for leaf in hit if not (s.was_up & (s.computes | bool(leaf)))[s.of_leaf[leaf]].any()}
+    dark = {leaf for leaf in hit if not (s.was_up & (layout.computes | bool(leaf)))[layout.of_leaf[leaf]].any()}
     of_leafs = {member[0] for finding in leafs for member in finding.members}
-    together = list(_together(window, s, down, of_leafs))
+    together = list(_together(window, ports, s, down, of_leafs))
     shared = np.zeros(len(ports), bool)
     shared[[k for some in together for k in some]] = True
-    leafs += [_common(window, s, some, now_ms) for some in together if _is_due(s, some, bucket.end_ms)]
+    leafs += [_common(window, ports, s, some, now_ms) for some in together if _is_due(s, some, bucket.end_ms)]
     for k in [k for k in s.flaps if down[k] and (shared[k] or index.nodes[ports[k].node].name in of_leafs)]:
-        while s.flaps[k] and s.flaps[k][-1] >= s.down_ms[k]:  # its switch went, not the port
+        while s.flaps[k] and s.flaps[k][-1] >= s.down_ms[k]:  # the switch went down, not the port
             s.flaps[k].pop()
         if not s.flaps[k]:
             del s.flaps[k]
     yield from leafs
     yield from _resets(window, ports, s, now_ms)
     down &= ~shared
-    for n, mine in groupby(_told(ports, s, down, bucket.end_ms), lambda k: ports[k].node):
+    for n, mine in groupby(_faulty(ports, s, down, bucket.end_ms), lambda k: ports[k].node):
         if index.nodes[n].name not in of_leafs:
             yield of_node(window, ports, list(mine), s, down, dark, rates, now_ms)
 
 
 def _forget(s: PortState, gone: Bools) -> None:
-    """Ports of cards that their nodes do not have any more: renamed or taken out, nobody will ever see them up."""
+    """Forget ports of cards that their nodes no longer have, renamed or removed: they will not come up again."""
     for k in np.flatnonzero(gone & (s.seen_up | (s.down_ms > 0))).tolist():
         s.flaps.pop(k, None)
     s.seen_up, s.down_ms = s.seen_up & ~gone, np.where(gone, 0, s.down_ms)
 
 
-def _together(window: Window, s: PortState, down: Bools, of_leafs: Set[str]) -> Iterator[list[int]]:
-    """Ports whose leafs are not sure and that went down together, on several nodes: they share something that is
-    broken, a switch most likely, and their nodes are well."""
-    some = [k for k in np.flatnonzero(down & (s.down_ms > 0)).tolist() if not s.ports[k].sure]
-    some = [k for k in some if window.index.nodes[s.ports[k].node].name not in of_leafs]
+def _together(
+    window: Window, ports: Sequence[Port], s: PortState, down: Bools, of_leafs: Set[str]
+) -> Iterator[list[int]]:
+    """Yield ports without a sure leaf that went down together on several nodes: they probably share a broken switch."""
+    some = [k for k in np.flatnonzero(down & (s.down_ms > 0)).tolist() if not ports[k].sure]
+    some = [k for k in some if window.index.nodes[ports[k].node].name not in of_leafs]
     some.sort(key=lambda k: int(s.down_ms[k]))
     starts = [at for at, k in enumerate(some) if not at or s.down_ms[k] - s.down_ms[some[at - 1]] > TOGETHER_MS]
     for first, end in pairwise([*starts, len(some)]):
-        if len({s.ports[k].node for k in some[first:end]}) >= LEAF_NODES:
+        if len({ports[k].node for k in some[first:end]}) >= LEAF_NODES:
             yield sorted(some[first:end])
 
 
@@ -232,22 +231,24 @@ def _is_due(s: PortState, some: list[int], end_ms: int) -> bool:
     return end_ms - min(int(s.down_ms[k]) for k in some) >= DOWN_MS
 
 
-def _common(window: Window, s: PortState, some: list[int], now_ms: int) -> Finding:
-    nodes = sorted({window.index.nodes[s.ports[k].node].name for k in some})
+def _common(window: Window, ports: Sequence[Port], s: PortState, some: list[int], now_ms: int) -> Finding:
+    nodes = sorted({window.index.nodes[ports[k].node].name for k in some})
     since, end_ms = min(int(s.down_ms[k]) for k in some), window.newest.end_ms
     return Finding(
         NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms, since,
         Severity.CRITICAL, 0.8, RecommendedAction.ADVISE,
-        f"{len(some)} ports on {len(nodes)} nodes went down together: it is what they share, most likely a switch.",
-        "Look at the switch of these ports, not at the nodes; name the leaf of each port in fleet.toml, so that Drover"
-        " knows which switch it is.",
+        f"{len(some)} ports on {len(nodes)} nodes went down together: probably a switch that they share.",
+        "Check the switch of these ports, not the nodes. Set each port's leaf in fleet.toml, so that Drover can name"
+        " the switch.",
         (Evidence(f"ports down on {listing(nodes)}", "link_up", 0.0, 1.0, None, len(some), since, end_ms),),
     )  # fmt: skip
 
 
 def _note_shared(ports: Sequence[Port], s: PortState, flapped: list[int], at_ms: int) -> None:
-    """Remember when most of a switch's ports went down together, on several nodes: it was the switch, for less than the
-    time after which `_leafs` tells of it. Such flaps are told of the switch, not of its nodes."""
+    """Note when most of a switch's ports went down together, on several nodes, for less time than `_leafs` reports.
+
+    Such flaps count for the switch, not for its nodes.
+    """
     of_leaf: dict[str, list[int]] = {}
     for k in flapped:
         of_leaf.setdefault(ports[k].group, []).append(k)
@@ -260,19 +261,20 @@ def _note_shared(ports: Sequence[Port], s: PortState, flapped: list[int], at_ms:
             s.shared[leaf] = {ms for ms in s.shared.get(leaf, ()) if at_ms - ms <= FLAPS_MS} | {at_ms}
 
 
-def _told(ports: Sequence[Port], s: PortState, down: Bools, end_ms: int) -> list[int]:
-    """Ports of which something is to be told, those of a node one after another."""
+def _faulty(ports: Sequence[Port], s: PortState, down: Bools, end_ms: int) -> list[int]:
+    """Return the ports to report, grouped by node."""
     flapping = [k for k in s.flaps if flaps_of(own_flaps(ports[k], k, s), end_ms) >= FLAPS_WARNING]
     gone = np.flatnonzero(down & (end_ms - s.down_ms >= DOWN_MS)).tolist()
-    told = {*flapping, *gone, *np.flatnonzero(s.errs >= PERSIST).tolist()}
-    # By node; there as the fleet file has them, then by name, in whatever order they came.
+    faulty = {*flapping, *gone, *np.flatnonzero(s.errs >= PERSIST).tolist()}
+    # By node; within it in the fleet file's order, then by name.
     return sorted(
-        told, key=lambda k: (ports[k].node, not ports[k].listed, name_key("" if ports[k].listed else ports[k].name), k)
+        faulty,
+        key=lambda k: (ports[k].node, not ports[k].listed, name_key("" if ports[k].listed else ports[k].name), k),
     )
 
 
 def _rates(window: Window, count: int) -> dict[str, Floats]:
-    """Growth per second of each counter over the window, float64 [L]; NaN where it began anew or is not known."""
+    """Return the growth per second of each counter over the window, float64 [L]; NaN where reset or unknown."""
     first, last = window.buckets[0], window.buckets[-1]
     elapsed_s = (last.end_ms - first.end_ms) / 1000
     result = {}
@@ -295,18 +297,18 @@ def _over(rates: dict[str, Floats], count: int) -> Bools:
     return found
 
 
-def _leafs(window: Window, ports: Sequence[Port], s: PortState, down: Bools, now_ms: int) -> Iterator[Finding]:
-    """Leaf switches of which most ports are down, on several nodes: it is the switch."""
-    end_ms = window.newest.end_ms
+def _leafs(window: Window, layout: PortLayout, s: PortState, down: Bools, now_ms: int) -> Iterator[Finding]:
+    """Report leaf switches with most of their ports down, on several nodes."""
+    end_ms, ports = window.newest.end_ms, layout.ports
     if down.sum() < 2:
         return
     hit = {ports[k].leaf for k in np.flatnonzero(down).tolist()} - {""}
-    used = {leaf: some[s.seen_up[some]].tolist() for leaf, some in s.of_leaf.items() if leaf in hit}
+    used = {leaf: some[s.seen_up[some]].tolist() for leaf, some in layout.of_leaf.items() if leaf in hit}
     for leaf, mine in sorted(((leaf, mine) for leaf, mine in used.items() if mine), key=lambda item: item[1][0]):
         gone = [k for k in mine if down[k]]
         nodes = sorted({window.index.nodes[ports[k].node].name for k in gone})
         most = len(nodes) >= LEAF_NODES and len(gone) >= LEAF_SHARE * len(mine)
-        if not most and (len(nodes) < 2 or len(gone) < len(mine)):  # of a small leaf: all of it
+        if not most and (len(nodes) < 2 or len(gone) < len(mine)):  # a small leaf: all of its ports
             continue
         since = int(min(s.down_ms[k] for k in gone))
         if end_ms - since < DOWN_MS:
@@ -314,34 +316,34 @@ def _leafs(window: Window, ports: Sequence[Port], s: PortState, down: Bools, now
         yield Finding(
             NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms, since,
             Severity.CRITICAL, 0.9, RecommendedAction.ADVISE,
-            f"{len(gone)} of {len(mine)} ports at leaf {leaf} are down, on {len(nodes)} nodes: it is the switch.",
-            "Look at the switch, not at the nodes; keep new work that needs the fabric off them until it is back.",
+            f"{len(gone)} of {len(mine)} ports at leaf {leaf} are down, on {len(nodes)} nodes: the switch is at fault.",
+            "Check the switch, not the nodes. Give these nodes no new jobs that need the fabric until it is back.",
             (Evidence(f"ports down on {listing(nodes)}", "link_up", 0.0, 1.0, None, len(mine), since, end_ms),),
             snapshot={"leafs": {leaf: True}},
         )  # fmt: skip
 
 
 def _resets(window: Window, ports: Sequence[Port], s: PortState, now_ms: int) -> Iterator[Finding]:
-    """Leaf switches that took their ports along again and again, each time for moments."""
+    """Report leaf switches whose ports repeatedly went down together for a short time."""
     end_ms = window.newest.end_ms
-    for leaf, moments in s.shared.items():
-        times = sorted(at_ms for at_ms in moments if end_ms - at_ms <= FLAPS_MS)
+    for leaf, resets_ms in s.shared.items():
+        times = sorted(at_ms for at_ms in resets_ms if end_ms - at_ms <= FLAPS_MS)
         if len(times) < FLAPS_WARNING:
             continue
         mine = [k for k in s.flaps if ports[k].group == leaf]
-        if not leaf:  # those that went each time, or often: others may hang elsewhere
-            mine = [k for k in mine if len(moments.intersection(s.flaps[k])) >= FLAPS_WARNING]
+        if not leaf:  # ports that went down often with the others; the rest may have another switch
+            mine = [k for k in mine if len(resets_ms.intersection(s.flaps[k])) >= FLAPS_WARNING]
         nodes = sorted({window.index.nodes[ports[k].node].name for k in mine})
         if not leaf and len(nodes) < LEAF_NODES:
             continue
         where = f"at leaf {leaf}, on {len(nodes)} nodes" if leaf else f"on {len(nodes)} nodes"
-        what = "the switch" if leaf else "what they share, most likely a switch"
-        text = f"went down together for moments, {len(times)} times in {duration(end_ms - times[0])}"
+        what = "the switch is at fault" if leaf else "probably a switch that they share"
+        text = f"went down together for a short time, {len(times)} times in {duration(end_ms - times[0])}"
         yield Finding(
             NAME, IncidentKind.LINK, "switch", "leaf", None, None, tuple((name, None) for name in nodes), now_ms,
             times[0], Severity.WARNING, 0.85, RecommendedAction.ADVISE,
-            f"{len(mine)} ports {where}, {text}: it is {what}.",
-            "Look at the switch (its log, its power, a restart under way), not at the nodes and their cables.",
+            f"{len(mine)} ports {where}, {text}: {what}.",
+            "Check the switch (its log, its power, a restart in progress), not the nodes and their cables.",
             (Evidence(f"ports of {listing(nodes)} {text}", "link_downed", float(len(times)), 0.0, None, len(mine),
                       times[0], times[-1]),),
             snapshot={"resets": [[leaf, len(times), times[0], times[-1]]], "leafs": {leaf: True} if leaf else {}},
@@ -349,14 +351,14 @@ def _resets(window: Window, ports: Sequence[Port], s: PortState, now_ms: int) ->
 
 
 def _flap(number: int, link: dict[str, Floats]) -> None:
-    """One port of a node goes down every 40 s, and comes back."""
+    """Let one port of a node go down every 40 s and come back."""
     if number >= 2:
         link["link_up"][20] = 0.0 if number % 4 in (2, 3) else 1.0
         link["link_downed"][20] += (number + 2) // 4
 
 
 def _congest(number: int, link: dict[str, Floats]) -> None:
-    """All ports of the fleet wait for acknowledgements: congestion, nobody's fault; and one was never plugged in."""
+    """Let all ports wait for acknowledgements, which is congestion; and leave one port unplugged."""
     link["ack_timeouts"] += 50.0 * number
     link["link_up"][3] = 0.0
 
@@ -374,7 +376,7 @@ EXAMPLES = (
         frozenset(),
     ),
     Example(
-        "a leaf switch goes, and takes the ports of four nodes along: one finding",
+        "a leaf switch fails, and the ports of four nodes go down: one finding",
         lambda: play(small_fleet(ports=8), 6, links=_lose_switch),
         frozenset({("link", "switch", "leaf", "critical")}),
     ),

@@ -1,4 +1,4 @@
-"""A GPU's own links: NVLinks that are gone or err, PCIe with fewer lanes, a lower generation or many repeats."""
+"""Detect faults of a GPU's own links: lost NVLinks, NVLink errors, PCIe with fewer lanes or many replays."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from itertools import groupby
 
 import numpy as np
 
-from drover_collector.detectors._lib.robust import Bools, Grouping, grouped
-from drover_collector.detectors._lib.steady import (
+from drover_collector.detectors._lib.metrics import (
     IDLE_UTIL,
     Ints,
     boards,
     column,
 )
+from drover_collector.detectors._lib.robust import Bools, Grouping, grouped
 from drover_collector.detectors._lib.texts import place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
@@ -29,24 +29,24 @@ from drover_core.model.events import (
 NAME = "links"
 
 MIN_PEERS = 4
-FEW_SHARE = 0.1  # of the boards of one kind: more of them differ by design
-FEW_OF_NODES = 4  # nodes with boards of one kind: errors of all GPUs of one of them are that node's
-FEW_BOARDS = 2  # of 2 * MIN_PEERS and more, however few that is: two broken GPUs of a node that is the whole fleet
-PERSIST = 3  # buckets: links train anew after a reset
-NVLINK_RATES = {  # per second, over the window (DCGM 4.6: CRC from 100 a second fails; replays and recoveries at all)
+FEW_SHARE = 0.1  # of the boards of one kind: more than these differ by design
+FEW_OF_NODES = 4  # nodes with boards of one kind: errors of all GPUs of one of these nodes are a fault of the node
+FEW_BOARDS = 2  # of 2 * MIN_PEERS and more: also in a fleet of one node two GPUs can be broken
+PERSIST = 3  # buckets: links train again after a reset
+NVLINK_RATES = {  # per second, over the window (DCGM 4.6: 100 CRC errors a second; any replays and recoveries)
     "nvlink_crc_errors": 100.0,
     "nvlink_replays": 1.0,
     "nvlink_recoveries": 2 / 60,
 }
-MINUTE_S = 60.0  # limits below one a second are held against what came in a minute: from one in 10 s no rate follows
-NODE_SHARE = 0.5  # of a node's GPUs: more is what they have in common
-# DCGM 4.6: PCIe replays a minute and lane, by generation, from which it warns.
+MINUTE_S = 60.0  # limits below one a second are compared with the count of a minute: one error in 10 s is no rate
+NODE_SHARE = 0.5  # of a node's GPUs: more than these share a cause
+# PCIe replays per minute and lane, by generation, from which DCGM 4.6 warns.
 REPLAYS_PER_LANE = (0.15, 0.15, 0.3, 0.48, 0.96, 1.92, 3.84)
 
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """A metric's last values, and of the boards of each GPU's kind the median and how many are known, float64 [G]."""
+    """A metric's newest values, and the median and number of values of the boards of the same kind, float64 [G]."""
 
     values: Floats
     kinds: Grouping
@@ -57,49 +57,49 @@ class Usual:
 @dataclass(slots=True)
 class GpuState:
     streaks: dict[str, Ints] = field(default_factory=dict)  # cause -> buckets in a row, [G]
-    kinds: Grouping | None = None  # GPUs by their boards
+    kinds: Grouping | None = None  # GPUs by kind of board
     usual: dict[str, Usual] = field(default_factory=dict)
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 def gpu_links(window: Window, s: GpuState, now_ms: int) -> Iterator[Finding]:
     s.kinds = grouped((boards(window) + 1)[window.index.gpu_node], s.kinds)
-    look = _Look(window, s.kinds, s.usual)
+    now = GpuLinks(window, s.kinds, s.usual)
     standing: dict[tuple[str, int], int] = {}
-    for cause, found in look.flags().items():
+    for cause, found in now.flags().items():
         streak = s.streaks.get(cause)
         if streak is None or len(streak) != len(found):
             streak = np.zeros(len(found), np.int64)
         s.streaks[cause] = streak = np.where(found, streak + 1, 0)
-        told = np.flatnonzero(streak >= PERSIST).tolist()
-        for g in told:
+        lasting = np.flatnonzero(streak >= PERSIST).tolist()
+        for g in lasting:
             back = min(int(streak[g]), len(window.buckets))
             standing[cause, g] = s.since_ms.get((cause, g), window.buckets[-back].start_ms)
-        for n, together in groupby(told, lambda g: int(window.index.gpu_node[g])):  # GPUs are in the nodes' order
+        for n, together in groupby(lasting, lambda g: int(window.index.gpu_node[g])):  # GPUs are in the nodes' order
             mine = list(together)
             whole = len(mine) > max(1, NODE_SHARE * window.index.nodes[n].gpus)
             for gpus in [mine] if whole else [[g] for g in mine]:
-                yield _finding(look, cause, gpus, min(standing[cause, g] for g in gpus), now_ms)
+                yield _finding(now, cause, gpus, min(standing[cause, g] for g in gpus), now_ms)
     s.since_ms = standing
 
 
-class _Look:
-    """The newest bucket against boards of the same kind, each column worked through once.
+class GpuLinks:
+    """Links of all GPUs in the newest bucket, compared with boards of the same kind.
 
     Attributes:
-        values, usual: metric -> float64 [G]; what the boards of the same kind have.
+        values: metric -> float64 [G]. usual: metric -> values of the boards of the same kind.
         rates: counter -> growth per second, float64 [G].
-        narrow: GPUs with fewer lanes, bool [G].
+        narrow: bool [G], the GPU has fewer lanes.
     """
 
     def __init__(self, window: Window, kinds: Grouping, known: dict[str, Usual]) -> None:
         self.window = window
         self._kinds = kinds.groups
         self.values = {metric: column(window, metric) for metric in ("nvlink_active_links", "pcie_width")}
-        # Some boards lower the generation while they rest.
+        # Some boards lower the generation while they are idle.
         rests = ~(column(window, "gpu_util_ratio") >= IDLE_UTIL)
         self.values["pcie_generation"] = np.where(rests, np.nan, column(window, "pcie_generation"))
-        for metric, values in self.values.items():  # what links train to changes seldom
+        for metric, values in self.values.items():  # links seldom train again
             old = known.get(metric)
             if old is None or old.kinds is not kinds or not np.array_equal(old.values, values, equal_nan=True):
                 median, count = (kinds.spread(of[0]) for of in kinds.medians(values[None]))
@@ -110,7 +110,7 @@ class _Look:
         self.narrow = self._below("pcie_width")
 
     def flags(self) -> dict[str, Bools]:
-        """Cause -> bool [G]."""
+        """Return cause -> bool [G]."""
         errors = np.zeros(len(self._kinds), bool)
         for metric, limit in NVLINK_RATES.items():
             errors |= self._few(self.rates[metric] > limit)
@@ -122,26 +122,29 @@ class _Look:
         }
 
     def _replays(self) -> Bools:
-        """GPUs whose PCIe link repeats itself more than it may."""
+        """Return the GPUs with more PCIe replays than the limit, bool [G]."""
         rate, result = self.rates["pcie_replays"], np.zeros(len(self._kinds), bool)
-        some = np.flatnonzero(rate > 0)  # no limit is lower
+        some = np.flatnonzero(rate > 0)
         result[some] = rate[some] * 60 > self.replays_limit(some)
         return result
 
     def replays_limit(self, gpus: Ints) -> Floats:
-        """Of these GPUs, a minute and whole link."""
+        """Return the limit of these GPUs, in replays per minute and link."""
         lanes, generation = np.array(REPLAYS_PER_LANE), column(self.window, "pcie_generation")[gpus]
         known = np.nan_to_num(generation).astype(np.int64).clip(0, len(lanes) - 1)
         width = self.values["pcie_width"][gpus]
         return np.asarray(np.ceil(lanes[known] * np.where(np.isnan(width), 16, width)))
 
     def _below(self, metric: str) -> Bools:
-        """Fewer than the boards of the same kind have, where enough of them are known."""
+        """Return the GPUs with a lower value than boards of the same kind, if enough of those are known, bool [G]."""
         usual = self.usual[metric]
         return self._few((self.values[metric] < usual.median) & (usual.count >= MIN_PEERS), errors=False)
 
     def _few(self, flags: Bools, errors: bool = True) -> Bools:
-        """Those that are few among the boards of their kind; errors, which nobody builds in, also all of one node."""
+        """Return the flagged GPUs that are few among the boards of their kind, bool [G].
+
+        `errors`: all flagged GPUs on one node count as few too.
+        """
         if not flags.any():
             return flags
         nodes, result = self.window.index.gpu_node, np.zeros(len(flags), bool)
@@ -156,29 +159,31 @@ class _Look:
 
 
 def _rate(window: Window, metric: str, limit: float) -> Floats:
-    """Growth per second from the first to the last value in the window, float64 [G]; NaN where it began anew or fewer
-    than two are known: the agent and dcgm-exporter read some counters each 30 s only."""
-    told = [(bucket.end_ms, values) for bucket in window.buckets if (values := bucket.gpu.get(metric)) is not None]
-    if len(told) < 2:
+    """Return the growth per second from the first to the last value in the window, float64 [G].
+
+    It is NaN after a counter's reset, or with fewer than two values: some counters are read every 30 s only.
+    """
+    known = [(bucket.end_ms, values) for bucket in window.buckets if (values := bucket.gpu.get(metric)) is not None]
+    if len(known) < 2:
         return np.full(window.index.gpu_count, np.nan)
     least_s = 0.0 if limit >= 1 else MINUTE_S
-    (since_ms, before), (at_ms, now) = told[0], told[-1]
+    (since_ms, before), (at_ms, now) = known[0], known[-1]
     grown = now - before
     rate = grown / max((at_ms - since_ms) / 1000, least_s)
     with np.errstate(invalid="ignore"):
         rate[grown < 0] = np.nan
     gaps = np.flatnonzero(np.isnan(grown))
-    if len(gaps):  # of the few that lack a value at an end what lies between
-        rate[gaps] = _rate_between(told, gaps, least_s)
+    if len(gaps):  # few GPUs lack the first or last value
+        rate[gaps] = _rate_between(known, gaps, least_s)
     return rate
 
 
-def _rate_between(told: Sequence[tuple[int, Floats]], gpus: Ints, least_s: float) -> Floats:
-    """The same for these GPUs, each from its first to its last known value."""
-    values = np.array([some[gpus] for _, some in told])
+def _rate_between(columns: Sequence[tuple[int, Floats]], gpus: Ints, least_s: float) -> Floats:
+    """Return `_rate` of these GPUs, each from its first to its last known value."""
+    values = np.array([some[gpus] for _, some in columns])
     known, at = ~np.isnan(values), np.arange(len(gpus))
-    first, last = known.argmax(axis=0), len(told) - 1 - known[::-1].argmax(axis=0)
-    ends_ms = np.array([end_ms for end_ms, _ in told], np.float64)
+    first, last = known.argmax(axis=0), len(columns) - 1 - known[::-1].argmax(axis=0)
+    ends_ms = np.array([end_ms for end_ms, _ in columns], np.float64)
     elapsed_s, grown = (ends_ms[last] - ends_ms[first]) / 1000, values[last, at] - values[first, at]
     with np.errstate(invalid="ignore"):
         good = (grown >= 0) & (elapsed_s > 0)
@@ -186,64 +191,62 @@ def _rate_between(told: Sequence[tuple[int, Floats]], gpus: Ints, least_s: float
     return np.where(good, grown / over_s, np.nan)
 
 
-def _finding(look: _Look, cause: str, gpus: Sequence[int], since_ms: int, now_ms: int) -> Finding:
-    """Of one GPU, or of most of a node's: then the first stands for all."""
-    window, g, facts = look.window, gpus[0], []
-    index = window.index
-    node, slot = index.member(g)
-    where = place(node, slot)
+def _finding(now: GpuLinks, cause: str, gpus: Sequence[int], since_ms: int, now_ms: int) -> Finding:
+    """Return the finding of one GPU, or of most GPUs of a node, whose first stands for all."""
+    window, g = now.window, gpus[0]
+    node, slot = window.index.member(g)
+    text, advice, facts = _describe(now, cause, g, since_ms)
+    whole = len(gpus) > 1
+    if whole:
+        text = f"{len(gpus)} of {window.index.nodes[int(window.index.gpu_node[g])].gpus} GPUs show it: {text}"
+        advice = f"Check what they share first: its switches, its backplane, the fabric manager. {advice}"
+    scope, gpu = ("node", None) if whole else ("gpu", slot)
+    return Finding(
+        NAME, IncidentKind.LINK, cause, scope, node, gpu, ((node, gpu),), now_ms, since_ms, Severity.WARNING, 0.8,
+        RecommendedAction.ADVISE if cause == "pcie_replays" else RecommendedAction.PROBE, text, advice, tuple(facts),
+        window.job_of(g),
+    )  # fmt: skip
+
+
+def _describe(now: GpuLinks, cause: str, g: int, since_ms: int) -> tuple[str, str, list[Evidence]]:
+    """Return summary, advice and evidence for one GPU."""
+    facts: list[Evidence] = []
+    where, end_ms = place(*now.window.index.member(g)), now.window.newest.end_ms
 
     def against(metric: str, unit: str) -> str:
-        of, value = look.usual[metric], float(look.values[metric][g])
+        of, value = now.usual[metric], float(now.values[metric][g])
         usual, others = float(of.median[g]), int(of.count[g]) - 1
         text = f"{value:g} {unit}; the other {others} boards of its kind have {usual:g}"
-        facts.append(Evidence(text, metric, value, usual, None, others, since_ms, window.newest.end_ms))
+        facts.append(Evidence(text, metric, value, usual, None, others, since_ms, end_ms))
         return text
 
     def growing(metric: str, limit: float, what: str) -> str:
-        rate = float(look.rates[metric][g])
-        text = f"{rate * 60:.0f} {what} a minute"
-        facts.append(Evidence(text, metric, rate, limit, None, None, since_ms, window.newest.end_ms))
+        rate = float(now.rates[metric][g])
+        text = f"{rate * 60:.0f} {what} per minute"
+        facts.append(Evidence(text, metric, rate, limit, None, None, since_ms, end_ms))
         return text
 
     if cause == "nvlink_down":
         text = f"{where} has {against('nvlink_active_links', 'NVLinks up')}."
-        advice = "Test its NVLinks when its work is done, and reset it: a link that stays away is broken. Until then "
-        advice += "collectives run at this GPU's pace."
+        advice = (
+            "Test its NVLinks when its work is done, and reset it. A link that stays down is broken. Until then"
+            " collectives run at this GPU's pace."
+        )
     elif cause == "nvlink_errors":
         words = {"nvlink_crc_errors": "CRC errors", "nvlink_replays": "replays", "nvlink_recoveries": "recoveries"}
-        over = [metric for metric, limit in NVLINK_RATES.items() if look.rates[metric][g] > limit]
+        over = [metric for metric, limit in NVLINK_RATES.items() if now.rates[metric][g] > limit]
         counts = " and ".join(growing(metric, NVLINK_RATES[metric], words[metric]) for metric in over)
-        text = f"NVLinks of {where} count {counts}."
-        advice = "Test its NVLinks when its work is done; reseat or replace."
+        text = f"NVLinks of {where} have {counts}."
+        advice = "Test its NVLinks when its work is done; reseat or replace the GPU."
     elif cause == "pcie_narrow":
-        metric, unit = ("pcie_width", "PCIe lanes") if look.narrow[g] else ("pcie_generation", "is its PCIe generation")
+        metric, unit = ("pcie_width", "PCIe lanes") if now.narrow[g] else ("pcie_generation", "is its PCIe generation")
         text = f"{where}: {against(metric, unit)}."
-        advice = "Test its PCIe link, then reseat the board or its riser; a reboot trains the link anew, and shows "
-        advice += "whether it stays so."
+        advice = (
+            "Test its PCIe link, then reseat the board or its riser. A reboot trains the link again and shows whether"
+            " the fault persists."
+        )
     else:
-        counts = growing("pcie_replays", float(look.replays_limit(np.array([g]))[0]) / 60, "replays")
-        text = f"The PCIe link of {where} repeats itself: {counts}."
-        advice = "Look for PCIe lines in the kernel log of the node; reseat the board or its riser."
-    whole = len(gpus) > 1
-    if whole:
-        text = f"{len(gpus)} of {index.nodes[int(index.gpu_node[g])].gpus} GPUs show it: {text}"
-        advice = f"Look at what they share first: its switches, its backplane, the fabric manager. {advice}"
-    return Finding(
-        NAME,
-        IncidentKind.LINK,
-        cause,
-        "node" if whole else "gpu",
-        node,
-        None if whole else slot,
-        ((node, None if whole else slot),),
-        now_ms,
-        since_ms,
-        Severity.WARNING,
-        0.8,
-        RecommendedAction.ADVISE if cause == "pcie_replays" else RecommendedAction.PROBE,
-        text,
-        advice,
-        tuple(facts),
-        window.job_of(g),
-    )
+        counts = growing("pcie_replays", float(now.replays_limit(np.array([g]))[0]) / 60, "replays")
+        text = f"The PCIe link of {where} has too many replays: {counts}."
+        advice = "Check the node's kernel log for PCIe errors; reseat the board or its riser."
+    return text, advice, facts

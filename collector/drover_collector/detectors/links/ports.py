@@ -1,4 +1,4 @@
-"""What is known of network ports: whose they are, which are down since when, how often they went down."""
+"""Keep the state of network ports: their nodes, GPUs and leafs, since when they are down, how often they flapped."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drover_collector.detectors._lib.inventory import Inventory
+from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools
-from drover_collector.detectors._lib.steady import Ints
 from drover_collector.detectors.links.gpu import GpuState
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Incident
 
-DOWN_MS = 20_000  # told: NCCL's and the adapters' own retries end at about 20 s
+DOWN_MS = 20_000  # until a finding: retries of NCCL and of the adapters end at about 20 s
 DOWN_CRITICAL_MS = 240_000  # gpud: a port is dropped after 4 minutes
 FLAPS_MS = 3 * 3_600_000  # Azure: three flaps in three hours
 FLAPS_WARNING, FLAPS_CRITICAL = 2, 3
 FLAPS_KEPT = 8  # the newest of a port
-RATES = {  # per second, over the window: NVSentinel ADR-046, those that it calls degraded
+RATES = {  # per second, over the window: limits that NVSentinel's ADR-046 calls degraded
     "symbol_errors": 10.0,
     "rx_errors": 10.0,
     "link_error_recoveries": 5 / 60,
@@ -34,13 +34,13 @@ PERSIST = 2  # buckets
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """
+    """A network port.
+
     Attributes:
-        leaf: the switch that it hangs on, "" where nobody says.
-        gpu: slot of the GPU that it serves: as the fleet file says, else as the PCI bus of the node has it; None: none,
-            or it is not known.
-        listed: the fleet file has it. sure: and its leaf.
-        there: its node still has the card, by its own newest word.
+        leaf: the switch that it is connected to; "": unknown.
+        gpu: slot of the GPU that it serves, from the fleet file, else from the node's PCI bus; None: none or unknown.
+        listed: the fleet file has the port. sure: it also has the leaf.
+        there: its node's newest report still has the card.
     """
 
     node: int
@@ -53,20 +53,20 @@ class Port:
 
     @property
     def computes(self) -> bool:
-        """It serves a GPU."""
+        """True if it serves a GPU."""
         return self.gpu is not None
 
     @property
     def group(self) -> str:
-        """Its leaf, where that is sure; "" stands for all of which it is not."""
+        """Its leaf if that is sure, else ""."""
         return self.leaf if self.sure else ""
 
 
 def ports_of(index: FleetIndex, inventory: Inventory | None = None) -> list[Port]:
-    """The ports of a fleet by number, in the layout of a bucket's link columns.
+    """Return the ports of a fleet, in the layout of a bucket's link columns.
 
-    The fleet file's word on a port's GPU and leaf comes first; a GPU below 0 stands for none. A port that the file does
-    not list hangs on its node's leaf if it serves a GPU: those of storage and management have switches of their own.
+    The fleet file's GPU and leaf of a port take precedence; a GPU below 0 means none. A port that is not listed belongs
+    to its node's leaf if it serves a GPU: ports for storage and management have other switches.
     """
     found = []
     for port in index.ports.all():
@@ -85,39 +85,58 @@ def ports_of(index: FleetIndex, inventory: Inventory | None = None) -> list[Port
 
 
 def ports_version(index: FleetIndex, inventory: Inventory | None) -> tuple[int, int]:
-    """Another one whenever `ports_of` gives something else."""
+    """Return a value that changes whenever the result of `ports_of` changes."""
     return len(index.ports), 0 if inventory is None else inventory.ports_version
+
+
+class PortLayout:
+    """The L ports of a fleet as arrays.
+
+    Attributes:
+        version: of the ports, see `ports_version`.
+        of_node: int64 [L], node of each port. of_leaf: leaf -> its ports, in order.
+        computes: bool [L], the port serves a GPU. there: bool [L], the node still has the card.
+    """
+
+    __slots__ = ("computes", "index", "of_leaf", "of_node", "ports", "there", "version")
+
+    def __init__(self, index: FleetIndex, inventory: Inventory | None) -> None:
+        self.index, self.version = index, ports_version(index, inventory)
+        self.ports = ports_of(index, inventory)
+        self.of_node: Ints = np.array([port.node for port in self.ports], np.int64)
+        self.computes: Bools = np.array([port.computes for port in self.ports], bool)
+        self.there: Bools = np.array([port.listed or port.there for port in self.ports], bool)
+        of_leaf: dict[str, list[int]] = {}
+        for k, port in enumerate(self.ports):
+            of_leaf.setdefault(port.leaf, []).append(k)
+        self.of_leaf: dict[str, Ints] = {leaf: np.array(mine, np.int64) for leaf, mine in of_leaf.items()}
 
 
 @dataclass(slots=True)
 class PortState:
-    seen_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a port that never was up is not in use, [L]
-    down_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # since when it is down, 0: it is not
+    """State of the ports of a fleet; arrays are [L]."""
+
+    layout: PortLayout | None = None
+    gpu: GpuState = field(default_factory=GpuState)
+    seen_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a port that was never up is not in use
+    down_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # since when it is down; 0: up
     errs: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row with errors
     was_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # in the last bucket
     downed: Floats = field(default_factory=lambda: np.zeros(0))  # link_downed in the last bucket
+    gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row without the card and a value
     flaps: dict[int, deque[int]] = field(default_factory=dict)  # port -> when it went down
-    gpu: GpuState = field(default_factory=GpuState)
-    index: FleetIndex | None = None  # whose ports these are:
-    version: tuple[int, int] = (0, 0)  # of the ports, see `ports_version`
-    ports: list[Port] = field(default_factory=list)
-    of_node: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # each port's
-    of_leaf: dict[str, Ints] = field(default_factory=dict)  # leaf -> its ports, in order
-    # leaf -> when most of its ports flapped together; "": when ports of several nodes did whose leafs are not sure
+    # leaf -> when most of its ports flapped together; "": when ports without a sure leaf did so on several nodes
     shared: dict[str, set[int]] = field(default_factory=dict)
-    computes: Bools = field(default_factory=lambda: np.zeros(0, bool))  # it serves a GPU, [L]
-    there: Bools = field(default_factory=lambda: np.zeros(0, bool))  # the node still has the card, [L]
-    gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row without it and a value, [L]
-    left: Sequence[Incident] = ()  # open at the start: their ports were up once, and have flapped
+    reopened: Sequence[Incident] = ()  # open when the collector started: their ports were up once, and have flapped
 
 
 def graded(port: Port) -> bool:
-    """Whether its faults may be critical: somebody listed it, or a GPU needs it."""
+    """Return True if faults of the port may be critical: it is listed, or a GPU needs it."""
     return port.listed or port.computes
 
 
 def own_flaps(port: Port, k: int, s: PortState) -> list[int]:
-    """When a port went down by itself, not with its switch."""
+    """Return when a port went down by itself, not with its switch."""
     shared = s.shared.get(port.group, ())
     return [at_ms for at_ms in s.flaps.get(k, ()) if at_ms not in shared]
 

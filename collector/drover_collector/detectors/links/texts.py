@@ -1,4 +1,4 @@
-"""Findings about the network ports of a node: what an operator reads, with the values that say so."""
+"""Write the findings about the network ports of a node."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ NAME = "links"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """One thing that is wrong with one port."""
+class PortFault:
+    """A fault of a port."""
 
     severity: Severity
     action: RecommendedAction
@@ -61,44 +61,49 @@ def of_node(
     rates: dict[str, Floats],
     now_ms: int,
 ) -> Finding:
-    """All that is wrong with a node's ports; the headline is the worst of it."""
+    """Return one finding for all faults of a node's ports; the worst is the headline."""
     index, n = window.index, ports[mine[0]].node
     node = index.nodes[n].name
-    # Nothing proves that their switch is alive. Of a port without a leaf and a GPU nobody asks.
+    # Ports whose switch may be at fault: nothing proves that it works. Ports without a leaf and a GPU are left out.
     gone = [k for k in mine if down[k] and ports[k].leaf in dark and (ports[k].leaf or ports[k].computes)]
-    told, doubted = [], []
+    faults, doubted = [], []
     for k in mine:
         for one in _of_port(ports[k], k, s, bool(down[k]), rates, window):
             mild = replace(one, severity=Severity.WARNING, action=RecommendedAction.ADVISE) if k in gone else one
-            told.append(mild)
+            faults.append(mild)
             doubted += [mild] if k in gone else []
-    worst = max(told, key=lambda one: one.rank)
+    worst = max(faults, key=lambda one: one.rank)
     severity, action, summary = worst.severity, worst.action, f"Port {worst.text} (node {node})."
-    advice = "Check the cable, its transceivers and the switch port; swap the cable first, then the transceiver."
+    advice = "Check the cable, its transceivers and the switch port. Swap the cable first, then the transceiver."
     if action is RecommendedAction.DRAIN:
         advice = f"Drain the node. {advice}"
     if any(worst is one for one in doubted):  # the node may be well
         leafs = listing({ports[k].leaf for k in gone} - {""})
         where = f"at leaf {leafs}" if leafs else "that serves a GPU"
         some = f"{len(gone)} ports" if len(gone) > 1 else f"Port {ports[gone[0]].name}"
-        summary = f"{some} of node {node} are down, and no other port {where} is up: the switch or the node."
-        advice = "Look at the switch first; if it is well, at the node's adapters (lspci, mlxlink) and cables."
+        verb = "are" if len(gone) > 1 else "is"
+        summary = (
+            f"{some} of node {node} {verb} down, and no other port {where} is up: the switch or the node is at fault."
+        )
+        advice = "Check the switch first; if it is healthy, the node's adapters (lspci, mlxlink) and cables."
     return Finding(
         NAME, IncidentKind.LINK, worst.cause, "node", node, None, ((node, None),), now_ms,
-        min(one.since_ms for one in told), severity, 0.9 if severity is Severity.CRITICAL else 0.8, action, summary,
+        min(one.since_ms for one in faults), severity, 0.9 if severity is Severity.CRITICAL else 0.8, action, summary,
         advice,
-        tuple(one.evidence for one in told), window.job_of(int(index.first_gpu[n])) if index.nodes[n].gpus else None,
+        tuple(one.evidence for one in faults), window.job_of(int(index.first_gpu[n])) if index.nodes[n].gpus else None,
     )  # fmt: skip
 
 
-def _of_port(port: Port, k: int, s: PortState, down: bool, rates: dict[str, Floats], window: Window) -> Iterator[Told]:
+def _of_port(
+    port: Port, k: int, s: PortState, down: bool, rates: dict[str, Floats], window: Window
+) -> Iterator[PortFault]:
     end_ms = window.newest.end_ms
 
-    def told(
+    def fault(
         grave: bool, cause: str, text: str, since_ms: int, fact: tuple[str, float, float], to_ms: int = end_ms
-    ) -> Told:
+    ) -> PortFault:
         metric, value, expected = fact
-        return Told(
+        return PortFault(
             Severity.CRITICAL if grave and graded(port) else Severity.WARNING,
             RecommendedAction.DRAIN if grave and port.computes else RecommendedAction.ADVISE,
             cause,
@@ -110,19 +115,17 @@ def _of_port(port: Port, k: int, s: PortState, down: bool, rates: dict[str, Floa
     down_ms = int(end_ms - s.down_ms[k]) if down else 0
     if down_ms >= DOWN_MS:
         text = f"has been down for {duration(down_ms)}"
-        yield told(down_ms >= DOWN_CRITICAL_MS, "port_down", text, end_ms - down_ms, ("link_up", 0.0, 1.0))
+        yield fault(down_ms >= DOWN_CRITICAL_MS, "port_down", text, end_ms - down_ms, ("link_up", 0.0, 1.0))
     times = own_flaps(port, k, s)
     flaps = flaps_of(times, end_ms)
     if flaps >= FLAPS_WARNING:
         first = max(times[0], end_ms - FLAPS_MS)
         text = f"went down {flaps} times in {duration(end_ms - first)}"
-        fact = ("link_downed", float(flaps), 0.0)  # from the first to the last: a restart reads them from it
-        yield told(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
+        fact = ("link_downed", float(flaps), 0.0)  # from the first to the last flap: a restart restores them from it
+        yield fault(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
     if s.errs[k] >= PERSIST:
         for metric, rate in rates.items():
             if rate[k] > RATES[metric]:
-                text = (
-                    f"counts {rate[k] * 60:.0f} {BY_NAME[metric].label} a minute; the limit is {RATES[metric] * 60:g}"
-                )
+                text = f"has {rate[k] * 60:.0f} {BY_NAME[metric].label} per minute; the limit is {RATES[metric] * 60:g}"
                 since = window.buckets[0].end_ms
-                yield told(False, "port_errors", text, since, (metric, float(rate[k]), RATES[metric]))
+                yield fault(False, "port_errors", text, since, (metric, float(rate[k]), RATES[metric]))

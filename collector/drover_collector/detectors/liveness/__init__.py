@@ -1,1 +1,1 @@
-"""Silent nodes, lost GPUs, hung drivers, wrong clocks."""
+"""Detect silent nodes, lost GPUs, hung drivers and wrong clocks."""

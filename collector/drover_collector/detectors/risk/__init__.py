@@ -1,1 +1,1 @@
-"""Nodes that are likelier than others to fail within a week."""
+"""Rank nodes by their risk to fail within a week."""

@@ -1,7 +1,7 @@
-"""Nodes that are likelier than others to fail within a week: a ranking, and a note on the few that stand out.
+"""Rank nodes by their risk to fail within a week, and report the few that stand out.
 
-It asks for nothing: a scheduler may prefer other nodes for the longest jobs, and idle probes begin with these. What the
-ranking finds, measured, stands in docs/evidence/sensitivity.md; most failures come without a forerunner.
+It recommends no action: a scheduler may prefer other nodes for the longest jobs, and idle probes start with these.
+docs/evidence/sensitivity.md has its measured quality; most failures have no early sign.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drover_collector.detectors._lib.examples import (
     play,
     small_fleet,
 )
-from drover_collector.detectors._lib.steady import column, margin_c
+from drover_collector.detectors._lib.metrics import column, margin_c
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.risk.model import (
     DAY_MS,
@@ -27,9 +27,11 @@ from drover_collector.detectors.risk.model import (
     risk_ranking,
 )
 from drover_collector.fleet.buckets import Floats
+from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
     Evidence,
     Finding,
+    Incident,
     IncidentKind,
     RecommendedAction,
     Severity,
@@ -39,11 +41,11 @@ NAME = "risk"
 VERSION = 1
 EVERY_MS = 600_000
 QUIET_MS = 1_800_000
-# Ours: ten times the base rate of the public trace (2.4 % of nodes fail within a week), and no more than the ranking's
-# top 5 %, at most 20: a note that half of the fleet carries helps nobody.
-TELL_CHANCE = 0.25
-TELL_SHARE = 0.05
-TELL_NODES = 20
+# Drover's own limits: ten times the base rate of the public trace (2.4 % of nodes fail within a week), and at most the
+# first 5 % or 20 nodes of the ranking.
+REPORT_CHANCE = 0.25
+REPORT_SHARE = 0.05
+REPORT_NODES = 20
 
 ROWS_MANY = 10  # SuperBench
 MARGIN_C = 3.0
@@ -51,10 +53,10 @@ MARGIN_C = 3.0
 
 @dataclass(slots=True)
 class RiskState:
-    looked_ms: int = 0
+    ranked_ms: int = 0
     ranking: list[Risk] = field(default_factory=list)  # the newest, of all nodes
-    corrected: Floats = field(default_factory=lambda: np.zeros(0))  # newest count of each GPU
-    grown_ms: Floats = field(default_factory=lambda: np.zeros(0))  # when it last grew, NaN never
+    corrected: Floats = field(default_factory=lambda: np.zeros(0))  # newest corrected HBM errors, [G]
+    grown_ms: Floats = field(default_factory=lambda: np.zeros(0))  # when they last grew, [G], NaN never
 
 
 def detect(window: Window, state: RiskState | None, now_ms: int) -> tuple[list[Finding], RiskState]:
@@ -62,19 +64,23 @@ def detect(window: Window, state: RiskState | None, now_ms: int) -> tuple[list[F
     if not window.fresh:
         return [], s
     _watch_corrected(window, s)
-    if 0 <= now_ms - s.looked_ms < EVERY_MS:
+    if 0 <= now_ms - s.ranked_ms < EVERY_MS:
         return [], s
-    s.looked_ms = now_ms
+    s.ranked_ms = now_ms
     history = {node: list(mine.values()) for node, mine in (window.troubles or {}).items()}
     s.ranking = risk_ranking(history, [node.name for node in window.index.nodes], now_ms, _signs(window, s, now_ms))
-    few = max(1, min(TELL_NODES, int(TELL_SHARE * window.index.node_count)))
-    told = [risk for risk in s.ranking[:few] if risk.chance >= TELL_CHANCE and not risk.in_trouble]
-    return [_finding(risk, history.get(risk.node, ()), now_ms) for risk in told], s
+    few = max(1, min(REPORT_NODES, int(REPORT_SHARE * window.index.node_count)))
+    worst = [risk for risk in s.ranking[:few] if risk.chance >= REPORT_CHANCE and not risk.in_trouble]
+    return [_finding(risk, history.get(risk.node, ()), now_ms) for risk in worst], s
+
+
+def restored(_incidents: Sequence[Incident], _index: FleetIndex, _started_ms: int) -> None:
+    """Return no state: what still holds is reported again."""
 
 
 def could_not_judge(window: Window) -> list[str]:
     lacking = [m for m in ("remapped_rows_uncorrected", "thermal_margin_c") if m not in window.newest.gpu]
-    return [f"risk: nodes are ranked without {' and '.join(lacking)}"] if lacking else []
+    return [f"risk: the data lacks {' and '.join(lacking)}, so nodes are ranked without"] if lacking else []
 
 
 def _watch_corrected(window: Window, s: RiskState) -> None:
@@ -107,9 +113,9 @@ def _finding(risk: Risk, mine: Sequence[Trouble], now_ms: int) -> Finding:
         NAME, IncidentKind.RISK, "likely_to_fail", "node", risk.node, None, ((risk.node, None),), now_ms,
         min(since, now_ms), Severity.INFO, min(0.9, risk.chance), RecommendedAction.WATCH,
         f"Node {risk.node} is among the likeliest to fail within {HORIZON_DAYS} days: about {risk.chance:.0%}.",
-        "Give long jobs other nodes first, and probe it when it is free; most nodes of this list do not fail.",
+        "Prefer other nodes for long jobs, and probe it when it is free. Most nodes on this list do not fail.",
         tuple(Evidence(f"{reason[0].upper()}{reason[1:]}.") for reason in risk.reasons)
-        or (Evidence("Its signs stand out."),),
+        or (Evidence("Its signs differ from those of other nodes."),),
     )  # fmt: skip
 
 

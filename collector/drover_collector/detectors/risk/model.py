@@ -1,10 +1,10 @@
-"""The chance of a node to fail within a week, from what it went through: a logistic model that one can read.
+"""Estimate a node's chance to fail within a week from its former troubles, with a readable logistic model.
 
-    log-odds = BASE + SHORT * (troubles, each weighing e^(-age / 3 days)) + LONG * (likewise, 30 days) + signs
+    log-odds = BASE + SHORT * (troubles, weighted e^(-age / 3 days)) + LONG * (troubles, e^(-age / 30 days)) + signs
 
-BASE, SHORT and LONG are fitted by `benchmarks/bench_risk.py --fit` on the first 60 % of a public trace (InfiniteHBD:
-400 servers with 8 GPUs, 348 days); without --fit it says what they find on the rest. For the signs there is no public
-history to fit: their weights are ours, from published odds, and small beside a recent failure.
+`benchmarks/bench_risk.py --fit` fits BASE, SHORT and LONG on the first 60 % of a public trace (InfiniteHBD: 400 servers
+with 8 GPUs, 348 days); without --fit it measures them on the rest. No public history exists for the signs: their
+weights follow published odds, and are small compared with a recent failure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drover_collector.detectors._lib.texts import duration
 from drover_core.model.events import Incident, IncidentKind, Severity
 
 DAY_MS = 86_400_000
-KEPT_MS = 90 * DAY_MS  # e^-3 of a trouble's weight is left
+KEPT_MS = 90 * DAY_MS  # after it e^-3 of a trouble's weight is left
 PER_NODE = 64
 HORIZON_DAYS = 7
 
@@ -26,7 +26,7 @@ SHORT, SHORT_DAYS = 0.96, 3.0
 LONG, LONG_DAYS = 0.49, 30.0
 
 # Not fitted. After 1 to 10 remapped rows 5.6 % of nodes regressed, after more 83 % (SuperBench, ATC'24). Corrected
-# errors alone foretell poorly (Titan, Delta); a GPU at its thermal limit throttles long before it fails.
+# errors alone predict poorly (Titan, Delta); a GPU at its thermal limit throttles long before it fails.
 SIGNS: Mapping[str, tuple[float, str]] = {
     "rows_many": (2.0, "more than 10 HBM rows were remapped on one of its GPUs"),
     "rows_some": (0.4, "HBM rows were remapped on one of its GPUs"),
@@ -34,7 +34,7 @@ SIGNS: Mapping[str, tuple[float, str]] = {
     "margin": (0.3, "one of its GPUs runs within 3 degC of its thermal slowdown"),
 }
 
-# Kinds of incidents that say something of the node's own hardware. Not those of a whole rack, leaf or job.
+# Kinds of incidents that concern the node's own hardware.
 OWN = frozenset(
     {
         IncidentKind.XID, IncidentKind.MEMORY, IncidentKind.LINK, IncidentKind.LIVENESS, IncidentKind.THERMAL,
@@ -46,7 +46,7 @@ NO_FAULT = frozenset({"agent_stopped", "late", "no_telemetry", "clock"})
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something that was wrong with a node, and what. `end_ms` None: it still is."""
+    """A former or open incident of a node. `end_ms` None: open. `what`: its kind and cause."""
 
     id: str
     start_ms: int
@@ -56,7 +56,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """`chance`: of a new failure within HORIZON_DAYS. `in_trouble`: an incident is open, so it is being dealt with."""
+    """A node's `chance` of a new failure within HORIZON_DAYS. `in_trouble`: it has an open incident."""
 
     node: str
     chance: float
@@ -65,10 +65,10 @@ class Risk:
 
 
 class Troubles(dict[str, dict[str, Trouble]]):
-    """Node -> incident id -> trouble: the last PER_NODE of each node within KEPT_MS."""
+    """Node -> incident id -> trouble: the newest PER_NODE of each node within KEPT_MS."""
 
     def take(self, incidents: Iterable[Incident], now_ms: int) -> None:
-        """Incidents that are new or have changed."""
+        """Add incidents that are new or have changed."""
         for incident in incidents:
             if not counts(incident) or (incident.closed_ms or now_ms) < now_ms - KEPT_MS:
                 continue
@@ -83,7 +83,7 @@ class Troubles(dict[str, dict[str, Trouble]]):
 
 
 def counts(incident: Incident) -> bool:
-    """Whether an incident is a trouble of the node's own."""
+    """Return True if an incident concerns the node's own hardware."""
     return (
         incident.severity is not Severity.INFO
         and incident.kind in OWN
@@ -93,16 +93,15 @@ def counts(incident: Incident) -> bool:
 
 
 def memory(ages_days: Iterable[float], days: float) -> float:
-    """Troubles weighed by how long ago they began."""
+    """Return the sum of troubles, weighted by age."""
     return sum(math.exp(-max(0.0, age) / days) for age in ages_days)
 
 
 def chance_of(ages_days: Sequence[float], signs: Iterable[str] = ()) -> float:
-    """
+    """Return the chance of a failure within HORIZON_DAYS, 0..1.
+
     Args:
-        ages_days: how long ago each trouble of the node began.
-    Returns:
-        0..1, within HORIZON_DAYS.
+        ages_days: age of each trouble of the node.
     """
     odds = BASE + SHORT * memory(ages_days, SHORT_DAYS) + LONG * memory(ages_days, LONG_DAYS)
     odds += sum(SIGNS[sign][0] for sign in signs)
@@ -115,10 +114,10 @@ def risk_ranking(
     now_ms: int,
     signs: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Risk]:
-    """All `nodes`, the riskiest first; ties by name.
+    """Return all `nodes`, the riskiest first; ties by name.
 
     Args:
-        history: node -> its troubles; what began more than KEPT_MS ago weighs next to nothing.
+        history: node -> its troubles; those older than KEPT_MS are ignored.
         signs: node -> names of SIGNS that it shows now.
     """
     found = []

@@ -1,1 +1,1 @@
-"""The GPU that a synchronous job waits for, and why it is slow."""
+"""Detect the GPU that a synchronous job waits for, and why it is slow."""

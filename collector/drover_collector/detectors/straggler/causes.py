@@ -1,4 +1,4 @@
-"""Which GPUs of a job are slow, and by what: large effects in the newest bucket, small ones by the sequential test."""
+"""Find the slow GPUs of a job by cause: large effects in the newest bucket, small ones by the sequential test."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drover_collector.detectors._lib.metrics import Ints, column
 from drover_collector.detectors._lib.robust import Bools
-from drover_collector.detectors._lib.steady import Ints, column
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.straggler.cusum import (
     CLOCK,
@@ -20,47 +20,45 @@ from drover_collector.detectors.straggler.cusum import (
 from drover_collector.detectors.straggler.observation import LIMIT_RATIO, Observation, UsualLimit
 from drover_collector.fleet.buckets import Floats
 
-MIN_PEERS = 4  # judged GPUs in a group: with fewer no outlier can be told
+MIN_PEERS = 4  # judged GPUs in a group: with fewer an outlier cannot be recognised
 PERSIST_UNEXPLAINED = 3  # buckets with a cause that the GPU does not report itself
 
 # Large effects are judged against the peers alone, within two or three buckets. Healthy GPUs of one SKU spread by 8 %
-# in clocks, 22 % at most (SC'22). What a GPU reports of itself (a lower power limit, heat, fewer lanes) is no natural
-# spread, and needs only a clear effect; what it does not, must be far outside. Small ones: see straggler_cusum.
+# in clocks, 22 % at most (SC'22). A cause that the GPU reports (a lower power limit, heat, fewer lanes) needs only a
+# clear effect; without one the value must be far outside this spread. Small effects: see cusum.py.
 CLOCK_EXPLAINED = 0.96  # of the peers' median
 CLOCK_UNEXPLAINED = 0.92
-CLOCK_AT_FULL_POWER = 0.78  # where it draws all the power it may, like any chip with more leakage: beyond the 22 %
+CLOCK_AT_FULL_POWER = 0.78  # if it draws its full power, as chips with more leakage do: beyond the 22 %
 SIGMAS = 5.0  # and this many robust deviations from the peers
 SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
-DUTY_SHARE = 0.3  # of the duty that the lower clock must have brought: 1 / ratio - 1, less what is no compute
-NODE_GPUS = 3  # judged there: with fewer, what is the node's cannot be told from what is a GPU's
+DUTY_SHARE = 0.3  # of the additional duty that the lower clock causes: 1 / ratio - 1, less other parts than compute
+NODE_GPUS = 3  # judged on the node: with fewer, its faults cannot be distinguished from those of a GPU
 AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor throttle times are read
 PRESSED_SHARE = 0.05  # of a bucket's time at the power limit: with a clock up to 22 % lower in it, 1 % in the mean
-NEAR_LIMIT = 0.90  # likewise: the limit may hold it now and then
-SAME_WORK = 0.9  # of the peers' duty: a host that is late does not make the work less
-MORE_WORK = (
-    2.0  # of the peers' duty, a node's mean: these do not wait for it, they do nothing (a hung collective spins)
-)
+NEAR_LIMIT = 0.90  # of its power limit: the limit may hold it at times
+SAME_WORK = 0.9  # of the peers' duty: a late host does not reduce the work
+MORE_WORK = 2.0  # of the peers' duty, as the node's mean: such peers do not wait, they do no work
 THROTTLED_SHARE = 0.2  # of a bucket's time, and as much more than the peers
 BANDWIDTH_RATIO = 0.90  # traffic against the peers' where the path is known to be slower
 MEMORY_CLOCK_RATIO = 0.99  # a constant of the board
 UTIL_GAP = 0.03  # time without a kernel beyond the peers', which spin at full utilisation
-NODE_SHARE = 0.5  # of a node's GPUs slow by one cause: told once, of the node
+NODE_SHARE = 0.5  # of a node's GPUs slow by one cause: reported once, for the node
 HOST_NODE_SHARE = 0.75  # of a node's GPUs with such gaps: its host is late, not a GPU
 HOST_CPU_RATIO = 1.5  # CPU of that node against the job's others
-HOST_CPU_HALF = 1.2  # in a job of two nodes, where the median lies in the middle between them
+HOST_CPU_HALF = 1.2  # in a job of two nodes, where the median is the middle between them
 WAITED_RATIO = 1.02  # SM duty over the peers'
-# Small effects, where the sequential test speaks or the GPU reports a limit since before the job began.
-DUTY_TOLD = 0.5  # of the test's threshold: the second sign
+# Small effects, found by the sequential test or with a limit that the GPU has reported since before the job began.
+DUTY_PASSED = 0.5  # of the test's threshold: the second sign
 REPORTED_CLOCK = -0.015  # log ratio to the peers, smoothed, with a limit that the GPU reports
 REPORTED_DUTY = 0.005
-LIGHTER = 0.25  # of what HBM traffic fell by: with as much less duty the work became less, not the HBM slower
-SMALL_CLOCK = -0.015  # log ratio to its own offset: less is not told of a clock that nothing explains
-SLOWER = -0.006  # log ratio to its peers, smoothed: what only lost its lead over them holds nobody up
-FREE_BUCKETS = 3  # since its power limit last held it: from then on its clock does not follow its work
+LIGHTER = 0.25  # of the fall in HBM traffic: if duty fell by as much, the work got less and the HBM is not slower
+SMALL_CLOCK = -0.015  # log ratio to its own offset: a smaller fall of an unexplained clock is not reported
+SLOWER = -0.006  # log ratio to its peers, smoothed: a GPU that was faster before delays nobody
+FREE_BUCKETS = 3  # since its power limit last held it: its clock then does not follow its work
 BUSY = 0.9  # of time with a kernel
-SMALL_GAP = 0.012  # of time, a node's mean
-RESTED = 0.5  # of that time: with as much less duty it has less to do, as a replica of a service has now and then
-CLEAR_GAP = 0.03  # likewise, where the CPUs show nothing
+SMALL_GAP = 0.012  # of time, as the node's mean
+RESTED = 0.5  # of that time: if duty fell by as much, it has less to do, like a replica of a service
+CLEAR_GAP = 0.03  # of time, where the CPUs show nothing
 CLEAR_BUCKETS = 6  # in a row with the test's threshold passed
 
 THERMAL_BITS = 0x20 | 0x40
@@ -71,177 +69,179 @@ BRAKE_BITS = 0x80
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a GPU reports that its group does not: bool [G]."""
+    """Limits that a GPU reports and its group does not, bool [G]."""
 
     heat: Bools
     capped: Bools
     setting: Bools
-    full_power: Bools  # draws all that it may: a chip that leaks more, or has more work, is slower by nature
-    pressed: Bools  # its power limit holds it now and then
+    full_power: Bools  # draws its full power: a chip with more leakage, or more work, is naturally slower
+    pressed: Bools  # its power limit holds it at times
 
 
-def limits_of(look: Observation, usual: UsualLimit) -> Limits:
-    window = look.window
-    held = look.values["throttle_power_us"]
+def limits_of(now: Observation, usual: UsualLimit) -> Limits:
+    window = now.window
+    held = now.values["throttle_power_us"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        of_limit = column(window, "power_w") / look.values["power_limit_w"]
-    bits, unread = look.reports(POWER_CAP_BITS), _unknown(column(window, "clock_event_reasons"), held)
+        of_limit = column(window, "power_w") / now.values["power_limit_w"]
+    bits, unread = now.reports(POWER_CAP_BITS), _unknown(column(window, "clock_event_reasons"), held)
     full_power = bits | (held >= THROTTLED_SHARE) | (unread & ~(of_limit < AT_LIMIT))
     pressed = full_power | (held >= PRESSED_SHARE) | (unread & ~(of_limit < NEAR_LIMIT))
-    heat = look.over("throttle_thermal_sw_us") + look.over("throttle_thermal_hw_us") >= THROTTLED_SHARE
-    low = look.ratio("power_limit_w") <= LIMIT_RATIO
+    heat = now.over("throttle_thermal_sw_us") + now.over("throttle_thermal_hw_us") >= THROTTLED_SHARE
+    low = now.ratio("power_limit_w") <= LIMIT_RATIO
     if low.any():
-        low &= ~look.planned_limit(usual)
-    brake = look.over("throttle_brake_us") >= THROTTLED_SHARE
+        low &= ~now.planned_limit(usual)
+    brake = now.over("throttle_brake_us") >= THROTTLED_SHARE
     return Limits(
-        heat | look.own(THERMAL_BITS), low | brake | look.own(BRAKE_BITS), look.own(SETTING_BITS), full_power, pressed
+        heat | now.own(THERMAL_BITS), low | brake | now.own(BRAKE_BITS), now.own(SETTING_BITS), full_power, pressed
     )
 
 
-def _by_clock(look: Observation, limits: Limits, explained: Bools, unexplained: Bools) -> dict[str, Bools]:
-    """Slow clocks by what holds them down."""
+def _by_clock(now: Observation, limits: Limits, explained: Bools, unexplained: Bools) -> dict[str, Bools]:
+    """Return slow clocks by cause."""
     heat, capped = limits.heat, limits.capped
     clock = (explained & limits.setting) | unexplained
     return {
-        "thermal": look.lone(explained & heat, of_node=True),
-        "power_cap": look.lone(explained & capped & ~heat, of_node=True),
-        "clock": look.lone(clock & ~heat & ~capped)
-        | look.lone(explained & limits.setting & ~heat & ~capped, of_node=True),
+        "thermal": now.lone(explained & heat, of_node=True),
+        "power_cap": now.lone(explained & capped & ~heat, of_node=True),
+        "clock": now.lone(clock & ~heat & ~capped)
+        | now.lone(explained & limits.setting & ~heat & ~capped, of_node=True),
     }
 
 
-def _with_its_node(look: Observation, moved: Floats) -> Bools:
-    """GPUs that moved as their node did, as a stage of a pipeline does when steps get longer; of nodes with others."""
-    known = np.where(look.judged, moved, np.nan)
-    others = np.bincount(look.window.index.gpu_node[look.judged], minlength=look.window.index.node_count) >= NODE_GPUS
-    return np.asarray(others[look.window.index.gpu_node] & (of_node(look, known) < NODE_SHARE * moved))
+def _with_its_node(now: Observation, moved: Floats) -> Bools:
+    """Return GPUs that changed with their whole node, as a pipeline stage does when steps get longer; bool [G]."""
+    known = np.where(now.judged, moved, np.nan)
+    others = np.bincount(now.window.index.gpu_node[now.judged], minlength=now.window.index.node_count) >= NODE_GPUS
+    return np.asarray(others[now.window.index.gpu_node] & (of_node(now, known) < NODE_SHARE * moved))
 
 
-def _unbound(look: Observation, free: Ints) -> Bools:
-    """GPUs of which no duty is read, that compute all the time, and that neither heat nor their power limit has held
-    lately: chips differ by nature only where one of these governs them, and all others run at the clock of their kind.
-    So a lower one needs no second sign."""
-    return np.asarray(~look.has_duty & (free >= FREE_BUCKETS) & (look.values["gpu_util_ratio"] >= BUSY))
+def _unbound(now: Observation, free: Ints) -> Bools:
+    """Return GPUs whose lower clock needs no second sign, bool [G].
 
-
-def large_effects(look: Observation, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
-    """Cause -> GPUs that show it in this bucket, against their peers alone.
-
-    A limit that the GPU reports may be older than the job: then a small effect will do, if it lasts.
+    Their duty is not read, they compute all the time, and neither heat nor their power limit has held them lately. Only
+    under these limits chips differ naturally; all others run at the clock of their kind.
     """
-    window, ratio = look.window, look.ratio("sm_clock_mhz")
-    median = look.medians["sm_clock_mhz"]
-    sigma = np.fmax(look.clock_sigma, SIGMA_FLOOR * median)
+    return np.asarray(~now.has_duty & (free >= FREE_BUCKETS) & (now.values["gpu_util_ratio"] >= BUSY))
+
+
+def large_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
+    """Return cause -> GPUs that show it in this bucket, compared with their peers, bool [G].
+
+    A limit that the GPU reports may be older than the job: then a small effect that lasts is enough.
+    """
+    window, ratio = now.window, now.ratio("sm_clock_mhz")
+    median = now.medians["sm_clock_mhz"]
+    sigma = np.fmax(now.clock_sigma, SIGMA_FLOOR * median)
     with np.errstate(invalid="ignore", divide="ignore"):
-        far = (median - look.values["sm_clock_mhz"]) / sigma >= SIGMAS
+        far = (median - now.values["sm_clock_mhz"]) / sigma >= SIGMAS
         gain = DUTY_SHARE * (1 / ratio - 1)
-    far &= look.clock_count >= MIN_PEERS
-    duty = np.fmax(look.tensor, look.sm)
+    far &= now.clock_count >= MIN_PEERS
+    duty = np.fmax(now.tensor, now.sm)
     waited = duty >= 1 + gain
-    explained = far & (ratio <= CLOCK_EXPLAINED) & (waited | ~look.has_duty)
-    reported = (drifts.count[CLOCK] >= PERSIST_UNEXPLAINED) & (look.clock_count >= MIN_PEERS) & (duty > 1)
+    explained = far & (ratio <= CLOCK_EXPLAINED) & (waited | ~now.has_duty)
+    reported = (drifts.count[CLOCK] >= PERSIST_UNEXPLAINED) & (now.clock_count >= MIN_PEERS) & (duty > 1)
     reported &= (drifts.recent[CLOCK] <= REPORTED_CLOCK) & (drifts.recent[DUTY] >= REPORTED_DUTY)
     explained |= reported & (limits.capped | limits.setting)
     unexplained = (
         far
-        & (waited | _unbound(look, free) | (~look.has_duty & (ratio <= CLOCK_AT_FULL_POWER)))
+        & (waited | _unbound(now, free) | (~now.has_duty & (ratio <= CLOCK_AT_FULL_POWER)))
         & (ratio <= np.where(limits.full_power, CLOCK_AT_FULL_POWER, CLOCK_UNEXPLAINED))
     )
-    result = _by_clock(look, limits, explained, unexplained)
+    result = _by_clock(now, limits, explained, unexplained)
     slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
 
-    sm_waited = look.sm >= WAITED_RATIO
-    dram = look.ratio("dram_active_ratio")
-    slow_memory = look.ratio("memory_clock_mhz") <= MEMORY_CLOCK_RATIO
-    hbm = look.lone(slow_memory & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, look.sm)), of_node=True)
-    gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
+    sm_waited = now.sm >= WAITED_RATIO
+    dram = now.ratio("dram_active_ratio")
+    slow_memory = now.ratio("memory_clock_mhz") <= MEMORY_CLOCK_RATIO
+    hbm = now.lone(slow_memory & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, now.sm)), of_node=True)
+    gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]
     gaps = (gap >= UTIL_GAP) & ~slow_clock
-    pcie_less = np.fmin(look.ratio("pcie_rx_bytes_per_s"), look.ratio("pcie_tx_bytes_per_s"))
-    narrow = (look.ratio("pcie_width") < 1) | (look.ratio("pcie_generation") < 1)
-    pcie = look.lone(narrow & ((gap >= UTIL_GAP) | (pcie_less <= BANDWIDTH_RATIO)), of_node=True)
-    nvlink_less = np.fmin(look.ratio("nvlink_rx_bytes_per_s"), look.ratio("nvlink_tx_bytes_per_s"))
-    slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, look.sm)
-    nvlink = look.lone((look.ratio("nvlink_active_links") < 1) & slower, of_node=True)
-    host = _hosts(window, look, gaps & ~pcie & ~(duty < SAME_WORK))
+    pcie_less = np.fmin(now.ratio("pcie_rx_bytes_per_s"), now.ratio("pcie_tx_bytes_per_s"))
+    narrow = (now.ratio("pcie_width") < 1) | (now.ratio("pcie_generation") < 1)
+    pcie = now.lone(narrow & ((gap >= UTIL_GAP) | (pcie_less <= BANDWIDTH_RATIO)), of_node=True)
+    nvlink_less = np.fmin(now.ratio("nvlink_rx_bytes_per_s"), now.ratio("nvlink_tx_bytes_per_s"))
+    slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, now.sm)
+    nvlink = now.lone((now.ratio("nvlink_active_links") < 1) & slower, of_node=True)
+    host = _hosts(window, now, gaps & ~pcie & ~(duty < SAME_WORK))
     return result | {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
 
 
-def small_effects(look: Observation, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
-    """Cause -> GPUs of which the sequential tests say so."""
-    nothing = np.zeros(len(look.groups), bool)
-    steady = drifts.told(CLOCK)
+def small_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
+    """Return cause -> GPUs that the sequential tests find, bool [G]."""
+    nothing = np.zeros(len(now.groups), bool)
+    steady = drifts.passed(CLOCK)
     with np.errstate(invalid="ignore"):
-        waited = drifts.told(DUTY, DUTY_TOLD) | (drifts.moved(DUTY) >= -DUTY_SHARE * drifts.moved(CLOCK))
+        waited = drifts.passed(DUTY, DUTY_PASSED) | (drifts.moved(DUTY) >= -DUTY_SHARE * drifts.moved(CLOCK))
     result = dict.fromkeys(("thermal", "power_cap", "clock"), nothing)
     if steady.any():
         clear = (drifts.moved(CLOCK) <= SMALL_CLOCK) & (drifts.last[CLOCK] <= SMALL_CLOCK) & (free >= FREE_BUCKETS)
-        # Where another one slows the job the power limit lets go of all, and those that were faster are no more.
+        # If another GPU slows the job, power limits stop holding, and formerly faster GPUs lose their lead.
         clear &= drifts.recent[CLOCK] <= SLOWER
-        unbound = _unbound(look, free) & (drifts.recent[CLOCK] <= SMALL_CLOCK)
-        result = _by_clock(look, limits, steady & (waited | ~look.has_duty), steady & (waited | unbound) & clear)
+        unbound = _unbound(now, free) & (drifts.recent[CLOCK] <= SMALL_CLOCK)
+        result = _by_clock(now, limits, steady & (waited | ~now.has_duty), steady & (waited | unbound) & clear)
     slow_clock = result["thermal"] | result["power_cap"] | result["clock"]
-    less = drifts.told(DRAM) & (np.maximum(drifts.recent[DRAM], drifts.moved(DRAM)) <= SLOWER) & ~slow_clock & ~steady
-    less &= look.has_duty
-    if less.any():  # less traffic and no less work, lately and in this bucket: the HBM gives less
-        less &= ~_with_its_node(look, drifts.moved(DRAM))
+    less = drifts.passed(DRAM) & (np.maximum(drifts.recent[DRAM], drifts.moved(DRAM)) <= SLOWER) & ~slow_clock & ~steady
+    less &= now.has_duty
+    if less.any():  # less traffic without less work, lately and in this bucket: the HBM is slower
+        less &= ~_with_its_node(now, drifts.moved(DRAM))
         less &= drifts.less_work(DRAM) <= -LIGHTER * drifts.moved(DRAM)
         less &= drifts.less_work(DRAM, newest=True) <= -LIGHTER * drifts.last[DRAM]
-        less = look.lone(less)
-    late = drifts.told(LATE) & (drifts.moved(LATE) >= SMALL_GAP)
-    if late.any():  # a host that is late does not make the work less; who has less to do rests as well
-        late &= ~(of_node(look, drifts.less_work(LATE)) > RESTED * drifts.moved(LATE))
-    host = _hosts(look.window, look, late, of_cpu=True) if late.any() else nothing
-    # A host may be late with its CPUs at rest: it waits itself. Then more must be missing, for longer.
+        less = now.lone(less)
+    late = drifts.passed(LATE) & (drifts.moved(LATE) >= SMALL_GAP)
+    if late.any():  # a late host does not reduce the work; a GPU with less work has gaps too
+        late &= ~(of_node(now, drifts.less_work(LATE)) > RESTED * drifts.moved(LATE))
+    host = _hosts(now.window, now, late, of_cpu=True) if late.any() else nothing
+    # A host may be late with idle CPUs, waiting itself. Then the gap must be larger and last longer.
     waits = late & (drifts.moved(LATE) >= CLEAR_GAP) & (drifts.last[LATE] >= CLEAR_GAP)
-    waits &= (drifts.late >= CLEAR_BUCKETS) & (look.has_duty | ~np.isnan(look.traffic))
+    waits &= (drifts.late >= CLEAR_BUCKETS) & (now.has_duty | ~np.isnan(now.traffic))
     if waits.any():
-        host = host | _hosts(look.window, look, waits, busy=False)
+        host = host | _hosts(now.window, now, waits, busy=False)
     return result | {"hbm": less, "host": host}
 
 
-def _works_alone(look: Observation) -> Bools:
-    """GPUs of nodes that do much more than their peers, which therefore do not wait for them in each step."""
-    work = np.where(look.has_duty, np.fmax(look.tensor, look.sm), look.traffic)
-    return np.asarray(of_node(look, np.minimum(work, 10 * MORE_WORK)) > MORE_WORK)
+def _works_alone(now: Observation) -> Bools:
+    """Return GPUs of nodes with much more work than their peers, which so cannot wait for them in each step."""
+    work = np.where(now.has_duty, np.fmax(now.tensor, now.sm), now.traffic)
+    return np.asarray(of_node(now, np.minimum(work, 10 * MORE_WORK)) > MORE_WORK)
 
 
 def _unknown(*metrics: Floats) -> Bools:
-    """Where none of these is known, as on boards before Hopper without DCGM: what the GPU reports must do alone."""
+    """Return True where no metric is known, as on boards before Hopper without DCGM: the reported cause is enough."""
     return np.asarray(np.isnan(np.array(metrics)).all(axis=0))
 
 
-def _hosts(window: Window, look: Observation, gaps: Bools, of_cpu: bool = False, busy: bool = True) -> Bools:
-    """GPUs of nodes most of whose GPUs have gaps while the job's other nodes have none, and whose CPU is busy.
+def _hosts(window: Window, now: Observation, gaps: Bools, of_cpu: bool = False, busy: bool = True) -> Bools:
+    """Return GPUs of nodes with a late host: most of the node's GPUs have gaps, those of other nodes none, bool [G].
 
     Args:
-        of_cpu: only where the CPU is known. busy: only where it is half again as busy as the others'.
+        of_cpu: only where the CPU is known. busy: only where the CPU is half again as busy as the others'.
     """
     index = window.index
-    if not (gaps & look.judged).any():
+    if not (gaps & now.judged).any():
         return np.zeros(len(gaps), bool)
-    judged = np.bincount(index.gpu_node[look.judged], minlength=index.node_count)
-    late = np.bincount(index.gpu_node[look.judged & gaps], minlength=index.node_count)
+    judged = np.bincount(index.gpu_node[now.judged], minlength=index.node_count)
+    late = np.bincount(index.gpu_node[now.judged & gaps], minlength=index.node_count)
     with np.errstate(invalid="ignore", divide="ignore"):
         nodes = (judged >= 1) & (late / judged >= HOST_NODE_SHARE)
-    flags = nodes[index.gpu_node] & look.judged
-    if flags.any():  # who waits in a collective spins at full utilisation: replicas of a service wait for nobody
-        flags &= ~(look.medians["gpu_util_ratio"] < BUSY) & ~_works_alone(look)
+    flags = nodes[index.gpu_node] & now.judged
+    if flags.any():  # GPUs that wait in a collective spin at full utilisation: replicas of a service do not wait
+        flags &= ~(now.medians["gpu_util_ratio"] < BUSY) & ~_works_alone(now)
     if not flags.any():
         return flags
-    if not busy:  # of two nodes one
-        half = look.where(flags, lambda gpus: (look.share(gpus) <= 0.5) & look.one_node(gpus, 2))
-        return half | look.where(flags, lambda gpus: look.share(gpus) < 0.5)
+    if not busy:  # one of two nodes is allowed
+        half = now.where(flags, lambda gpus: (now.share(gpus) <= 0.5) & now.one_node(gpus, 2))
+        return half | now.where(flags, lambda gpus: now.share(gpus) < 0.5)
     cpu = window.newest.node.get("cpu_util_ratio")
     if cpu is None:
-        return look.where(flags, lambda gpus: (look.share(gpus) < 0.5) & (not of_cpu))
+        return now.where(flags, lambda gpus: (now.share(gpus) < 0.5) & (not of_cpu))
     of_gpu = cpu[index.gpu_node]
     with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = of_gpu / look.grouping.spread(look.grouping.medians(of_gpu[None])[0][0])
+        ratio = of_gpu / now.grouping.spread(now.grouping.medians(of_gpu[None])[0][0])
 
     def late_alone(gpus: Ints) -> Bools:
-        share = look.share(gpus)
+        share = now.share(gpus)
         works = ratio[gpus] >= np.where(share < 0.5, HOST_CPU_RATIO, HOST_CPU_HALF)
         unread = np.isnan(of_gpu[gpus]) & (share < 0.5) & (not of_cpu)
         return np.asarray((share <= 0.5) & (works | unread))
 
-    return look.where(flags, late_alone)
+    return now.where(flags, late_alone)

@@ -1,16 +1,16 @@
-"""The sequential test for small changes: a CUSUM for each metric of each GPU, against its peers and its own offset.
+"""Test for small lasting changes with a CUSUM for each metric of each GPU, against its peers and its own offset.
 
-x = log of a GPU's value over the median of its peers in the same bucket: what hits the whole job falls out.
+x = log of a GPU's value over the median of its peers in the same bucket: changes of the whole job cancel out.
 r = x - mean(x), where the mean is the GPU's own offset in this job (natural spread, its pipeline stage), learnt over
-LEARN buckets and forgotten over FORGET; z = r / sigma in the direction of a fault, cut at CLIP; sigma is the largest
-of the GPU's own past deviation, its group's in this bucket, and what the metric resolves. Work that wanders (uneven
-sequences) makes r lean one way for minutes: its own past deviation counts times sqrt((1 + a) / (1 - a)), by how much
-the mean of a first-order process with autocorrelation a strays more than noise (Johnson and Bagshaw 1974).
-S = max(0, S + z - K) tells a lasting change as soon as S > h (Page 1954). How often S passes h by chance is Siegmund's
-formula (Sequential Analysis, 1985): buckets between two false alarms = (exp(2Kb) - 2Kb - 1) / 2 / K^2, b = h + 1.166.
-So h follows from a budget of false alarms per 1,000 GPU-days, whatever the size of the fleet. Real deviations are
-neither normal nor independent: the floors of sigma and the second sign that every cause needs (somebody waits) are the
-margin; docs/evidence/detection.md has what comes of it.
+LEARN buckets and forgotten over FORGET; z = r / sigma in the direction of a fault, clipped at CLIP; sigma is the
+largest of the GPU's own past deviation, its group's in this bucket, and the metric's resolution. Varying work (uneven
+sequences) biases r for minutes: its own past deviation is multiplied by sqrt((1 + a) / (1 - a)), by which the mean of a
+first-order process with autocorrelation a varies more than noise (Johnson and Bagshaw 1974).
+S = max(0, S + z - K) shows a lasting change as soon as S > h (Page 1954). Siegmund's formula gives how often S passes h
+by chance (Sequential Analysis, 1985): buckets between two false alarms = (exp(2Kb) - 2Kb - 1) / 2 / K^2, b = h + 1.166.
+So h follows from a budget of false alarms per 1,000 GPU-days, for any size of fleet. Real deviations are neither normal
+nor independent: the floors of sigma and the second sign that every cause needs (peers wait) are the margin.
+docs/evidence/detection.md has the results.
 """
 
 from __future__ import annotations
@@ -21,58 +21,57 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import MAD_TO_SIGMA, Bools
-from drover_collector.detectors._lib.steady import Ints
 from drover_collector.detectors.straggler.observation import LONE_SHARE, Observation, zeroed
 from drover_collector.fleet.buckets import Floats
 
 CHANNELS = ("clock", "duty", "dram", "late")
 METRICS = (("sm_clock_mhz",), ("tensor_active_ratio", "sm_active_ratio"), ("dram_active_ratio",), ("gpu_util_ratio",))
 SIGNS = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # the direction of a fault
-# What a metric can resolve, in shares: clocks come in steps of 15 MHz, utilisation in whole percent.
+# Resolution of each metric, in shares: clocks are in steps of 15 MHz, utilisation in whole percent.
 FLOORS = np.array([0.006, 0.006, 0.008, 0.004])[:, None]
 CLOCK, DUTY, DRAM, LATE = range(4)
 
-# False alarms of one metric alone, before the second sign. That of HBM traffic is only that the work did not get less,
-# which noise alone shows every other time, so that it has a fifth of it.
+# False alarms of one metric alone, before the second sign. For HBM traffic the second sign is only that the work did
+# not get less, which noise shows half of the time, so it has a fifth of the budget.
 BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25)
 K = 1.0  # half of the smallest change to be found, in sigmas
-CLIP = 4.0  # three buckets at least, whatever one of them shows
-KEEP = 6.0  # over h: so many quiet buckets until it is over
+CLIP = 4.0  # makes a detection take at least three buckets
+KEEP = 6.0  # over h: the number of quiet buckets until a detection ends
 LEARN = 12  # buckets of a job until its offsets are known: 2 min at 10 s
-YOUNG = 6.0  # so many buckets' worth of doubt about an offset: sigma grows by sqrt(1 + YOUNG / count)
+YOUNG = 6.0  # doubt about a new offset, in buckets: sigma grows by sqrt(1 + YOUNG / count)
 MOST_ALIKE = 0.95  # autocorrelation
-PERCENT = 0.01  # the step of sensors that give whole percents
-SOME = 256  # GPUs, of which as a rule one shows that its sensor is finer
+PERCENT = 0.01  # step of sensors in whole percents
+SOME = 256  # GPUs to check first for a finer sensor
 ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
 NO_WORK = 0.01  # of the peers' value, and less
-LEAST_DRAM = 0.05  # of a group: one that waits in a collective for good shows 0 to 2 %, and shares of that are rounding
+LEAST_DRAM = 0.05  # of a group: one that hangs in a collective shows 0 to 2 %, where ratios are only rounding
 SMOOTH = 0.15  # of `recent`: about 6 buckets
-SPIKE = 0.04  # what one bucket may say in it
+SPIKE = 0.04  # most that one bucket may change it
 
 
 def threshold(bucket_ms: int, budget: float = BUDGETS_PER_1000_GPU_DAYS[0], k: float = K) -> float:
-    """h for a budget of false alarms per 1,000 GPU-days, by Siegmund's formula without its small terms."""
+    """Return h for a budget of false alarms per 1,000 GPU-days, by Siegmund's formula without its small terms."""
     apart = 1000 * 86_400_000 / bucket_ms / budget
     return math.log(2 * k * k * apart) / (2 * k) - 1.166
 
 
 @dataclass(slots=True)
 class Drifts:
-    """State of the tests, float64 [channels, G]. Duty is that of memory where no other is read (Look.traffic).
+    """State of the tests, float64 [channels, G]. Where no duty is read, it is that of memory (`Observation.traffic`).
 
     Attributes:
-        mean, var, count: the learnt offset, its spread, and of how many buckets. score: S.
+        mean, var, count: the learnt offset, its spread, and its number of buckets. score: S.
         last, alike: r of the last bucket, and the mean product of two in a row.
-        work: mean duty over just those buckets in which a channel's own offset was learnt, whatever it is: who has less
-            to do than at that time also moves less data and rests more (replicas of a service share no load).
-        recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest
-            bucket.
-        duty: its x in the newest bucket, float64 [G].
-        usual, usual_work: mean and work of the last bucket in which nothing was wrong with a GPU, NaN while that is not
-            known: what it was before, which a fault that goes on must not change.
-        late: for how many buckets the test of LATE has been over its threshold, int64 [G].
+        work: mean duty over the buckets in which a channel's offset was learnt. A GPU with less work than at that time
+            also moves less data and has more gaps (replicas of a service do not share their load).
+        recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest bucket.
+        duty: x of the duty in the newest bucket, float64 [G].
+        usual, usual_work: mean and work of the last bucket in which the GPU was healthy, NaN while unknown; a lasting
+            fault does not change them.
+        late: number of buckets for which the test of LATE has been over its threshold, int64 [G].
     """
 
     mean: Floats
@@ -93,45 +92,34 @@ class Drifts:
     @classmethod
     def of(cls, gpus: int) -> Drifts:
         shape = len(CHANNELS), gpus
-        a, b, c, d, e, f, g, h = np.zeros((8, *shape))
+        mean, var, count, score, recent, last, alike, work = np.zeros((8, *shape))
         usual, usual_work = np.full((2, *shape), np.nan)
         return cls(
-            a,
-            b,
-            c,
-            d,
-            e,
-            f,
-            g,
-            h,
-            np.zeros(shape, np.int64),
-            np.zeros(gpus, np.int64),
-            np.zeros(gpus),
-            usual,
-            usual_work,
-        )
+            mean, var, count, score, recent, last, alike, work, np.zeros(shape, np.int64), np.zeros(gpus, np.int64),
+            np.zeros(gpus), usual, usual_work,
+        )  # fmt: skip
 
     def forget(self, which: Bools) -> None:
-        """Another job: what was usual in the last one says nothing."""
+        """Forget what was learnt of GPUs that another job took."""
         for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike, self.work):
             array[:, which] = 0.0
         self.usual[:, which] = self.usual_work[:, which] = np.nan
         self.late[which] = 0
 
-    def advance(self, look: Observation, slow: Bools) -> None:
-        """Take one bucket in. `slow`: GPUs that a large effect has just been seen on: nothing is learnt of them."""
-        x = _inputs(look)
-        newest = look.window.newest
+    def advance(self, now: Observation, slow: Bools) -> None:
+        """Add one bucket. `slow`: GPUs with a large effect, whose offsets are not learnt."""
+        x = _inputs(now)
+        newest = now.window.newest
         self.h = tuple(threshold(newest.length_ms, budget) for budget in BUDGETS_PER_1000_GPU_DAYS)
         h = np.array(self.h)[:, None]
-        known = ~np.isnan(x) & look.judged
+        known = ~np.isnan(x) & now.judged
         x = np.where(known, x, 0.0)
         self.duty = x[DUTY]
         rest = np.where(known, x - self.mean, np.nan)
-        away, _ = look.grouping.medians(np.abs(rest))
+        away, _ = now.grouping.medians(np.abs(rest))
         alike = np.clip(self.alike / np.maximum(self.var, 1e-12), 0.0, MOST_ALIKE)
         own = np.sqrt(self.var * (1 + alike) / (1 - alike))
-        sigma = np.fmax(np.fmax(_floors(look), own), look.grouping.spread(away) * MAD_TO_SIGMA)
+        sigma = np.fmax(np.fmax(_floors(now), own), now.grouping.spread(away) * MAD_TO_SIGMA)
         sigma *= np.sqrt(1 + YOUNG / np.maximum(self.count, 1))
         rest = zeroed(rest)
         z = np.clip(SIGNS * rest / sigma, -CLIP, CLIP)
@@ -150,38 +138,40 @@ class Drifts:
         self.alike = self.alike + rate * ((1 - rate) * rest * self.last - self.alike)
         self.last = np.where(known, rest, self.last)
         self.count = self.count + (rate > 0)
-        self._relearn(look)
-        self.late = np.where(self.told(LATE), self.late + known[LATE], 0)
+        self._relearn(now)
+        self.late = np.where(self.passed(LATE), self.late + known[LATE], 0)
 
-    def remember(self, look: Observation, slow: Bools) -> None:
-        """Keep what is usual of those that nothing is wrong with in this bucket. `slow`: a large effect is seen."""
-        well = look.judged & ~slow & (self.score == 0).all(axis=0) & (self.count >= LEARN)
+    def remember(self, now: Observation, slow: Bools) -> None:
+        """Keep the usual values of GPUs that are healthy in this bucket. `slow`: GPUs with a large effect."""
+        well = now.judged & ~slow & (self.score == 0).all(axis=0) & (self.count >= LEARN)
         self.usual = np.where(well, self.mean, self.usual)
         self.usual_work = np.where(well, self.work, self.usual_work)
 
-    def told(self, channel: int, share: float = 1.0) -> Bools:
-        """GPUs whose test has passed `share` of its threshold."""
+    def passed(self, channel: int, share: float = 1.0) -> Bools:
+        """Return the GPUs whose test has passed `share` of its threshold, bool [G]."""
         return np.asarray(self.score[channel] > share * self.h[channel])
 
     def moved(self, channel: int) -> Floats:
-        """How far it is from its own offset lately, float64 [G], a log ratio."""
+        """Return how far each GPU is from its own offset lately, float64 [G], a log ratio."""
         return np.asarray(self.recent[channel] - self.mean[channel])
 
     def less_work(self, channel: int, newest: bool = False) -> Floats:
-        """By how much its duty is below that of the time in which this channel's offset was learnt, lately or in the
-        newest bucket; float64 [G], a log ratio."""
+        """Return by how much each GPU's duty is below that while the channel's offset was learnt, float64 [G].
+
+        It is a log ratio, of the smoothed or of the newest duty.
+        """
         return np.asarray(self.work[channel] - (self.duty if newest else self.recent[DUTY]))
 
-    def _relearn(self, look: Observation) -> None:
-        """Where many of a group have changed at once the work has changed: their offsets are learnt anew."""
+    def _relearn(self, now: Observation) -> None:
+        """Learn offsets again where many GPUs of a group have changed at once: the work has changed."""
         for channel in range(len(CHANNELS)):
-            high = self.told(channel, 0.5) & look.judged
+            high = self.passed(channel, 0.5) & now.judged
             if not high.any():
                 continue
             gpus = np.flatnonzero(high)
             # A host is late for all its GPUs.
-            most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / look.size[look.groups[gpus]])
-            many = gpus[(look.share(gpus) > most) & ~look.one_node(gpus)]
+            most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / now.size[now.groups[gpus]])
+            many = gpus[(now.share(gpus) > most) & ~now.one_node(gpus)]
             if not len(many):
                 continue
             for array in (self.mean, self.var, self.count, self.score, self.last, self.alike, self.work):
@@ -189,54 +179,54 @@ class Drifts:
             self.usual[channel, many] = self.usual_work[channel, many] = np.nan
 
 
-def _inputs(look: Observation) -> Floats:
-    """x of each channel, float64 [channels, G]; NaN where unknown."""
-    # No work at all is a value too: it must not be taken for one that is unknown.
+def _inputs(now: Observation) -> Floats:
+    """Return x of each channel, float64 [channels, G]; NaN where unknown."""
+    # 0 is a value too, and must not become unknown by the logarithm.
     with np.errstate(invalid="ignore", divide="ignore"):
         clock, dram, tensor, sm, traffic = (
             np.log(np.maximum(values, NO_WORK))
             for values in (
-                look.ratio("sm_clock_mhz"), look.ratio("dram_active_ratio"), look.tensor, look.sm, look.traffic
+                now.ratio("sm_clock_mhz"), now.ratio("dram_active_ratio"), now.tensor, now.sm, now.traffic
             )
         )  # fmt: skip
-        dram[look.medians["dram_active_ratio"] < LEAST_DRAM] = np.nan
+        dram[now.medians["dram_active_ratio"] < LEAST_DRAM] = np.nan
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
-    duty = np.where(look.has_duty, duty, traffic)
-    gap = look.medians["gpu_util_ratio"] - look.values["gpu_util_ratio"]
-    x = np.array([clock, duty, dram, of_node(look, gap)])
+    duty = np.where(now.has_duty, duty, traffic)
+    gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]
+    x = np.array([clock, duty, dram, of_node(now, gap)])
     x[~np.isfinite(x)] = np.nan
     return x
 
 
-def _floors(look: Observation) -> Floats:
-    """What each channel resolves, float64 [channels, G]: more where sensors give whole percents."""
-    floors = np.repeat(FLOORS, len(look.groups), axis=1)
+def _floors(now: Observation) -> Floats:
+    """Return the resolution of each channel, float64 [channels, G]; coarser with sensors in whole percents."""
+    floors = np.repeat(FLOORS, len(now.groups), axis=1)
     for channel in (DUTY, DRAM):
         for metric in METRICS[channel]:
-            values = look.values[metric][look.judged]
+            values = now.values[metric][now.judged]
             if _in_percents(values[:SOME]) and _in_percents(values):
                 with np.errstate(invalid="ignore", divide="ignore"):
-                    step = ROUNDING * PERCENT / np.maximum(look.medians[metric], PERCENT)
+                    step = ROUNDING * PERCENT / np.maximum(now.medians[metric], PERCENT)
                 floors[channel] = np.fmax(floors[channel], step)
-    used = look.medians.get("memory_util_ratio")  # in whole percents on every board
+    used = now.medians.get("memory_util_ratio")  # in whole percents on every board
     if used is not None:
         step = ROUNDING * PERCENT / np.maximum(used, PERCENT)
-        floors[DUTY] = np.where(look.has_duty, floors[DUTY], np.fmax(floors[DUTY], step))
+        floors[DUTY] = np.where(now.has_duty, floors[DUTY], np.fmax(floors[DUTY], step))
     return floors
 
 
 def _in_percents(values: Floats) -> bool:
-    """Whether all that are known are whole percents."""
+    """Return True if all known values are whole percents."""
     with np.errstate(invalid="ignore"):
         off = np.abs(values / PERCENT - np.round(values / PERCENT))
-    return not (off > 1e-4).any()  # a recording may keep 32 bits of them
+    return not (off > 1e-4).any()  # a recording may have 32-bit values
 
 
-def of_node(look: Observation, values: Floats) -> Floats:
-    """Mean over the judged GPUs of each node, for its GPUs: a late host is late for all of them."""
-    node: Ints = look.window.index.gpu_node.astype(np.int64)
-    use = look.judged & ~np.isnan(values)
-    count = np.bincount(node[use], minlength=look.window.index.node_count)
-    total = np.bincount(node[use], values[use], look.window.index.node_count)
+def of_node(now: Observation, values: Floats) -> Floats:
+    """Return the mean over the judged GPUs of each node, for each of its GPUs, float64 [G]."""
+    node: Ints = now.window.index.gpu_node.astype(np.int64)
+    use = now.judged & ~np.isnan(values)
+    count = np.bincount(node[use], minlength=now.window.index.node_count)
+    total = np.bincount(node[use], values[use], now.window.index.node_count)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.where(use, (total / count)[node], np.nan))

@@ -1,4 +1,4 @@
-"""One bucket as the straggler detector sees it: each metric against the GPU's peers, all metrics in one go."""
+"""Compare each metric of the GPUs in one bucket with their peers, all metrics at once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from drover_collector.detectors._lib.metrics import (
+    Ints,
+    boards,
+    column,
+    counter_share,
+    reasons_of,
+)
 from drover_collector.detectors._lib.robust import (
     MAD_TO_SIGMA,
     Bools,
     Grouping,
     Groups,
     grouped,
-)
-from drover_collector.detectors._lib.steady import (
-    Ints,
-    boards,
-    column,
-    counter_share,
-    reasons_of,
 )
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
@@ -31,16 +31,16 @@ COMPARED = (
 )  # fmt: skip
 THROTTLES = ("throttle_power_us", "throttle_thermal_sw_us", "throttle_thermal_hw_us", "throttle_brake_us")
 
-LONE_SHARE = 0.1  # of the group: more outliers than this are a part of the job that works otherwise, by design
-LONE_OF_NODES = 4  # what a GPU reports of itself may hit all GPUs of one node: a power brake, a cap, a fan
-LONE_REPORTED = 2  # GPUs of a small group that may report a limit of their own at once
-PLANNED_SHARE = 0.5  # of a rack's boards with a lower power limit, on two nodes or more: somebody planned it
+LONE_SHARE = 0.1  # of the group: more outliers are a part of the job that works differently by design
+LONE_OF_NODES = 4  # a limit that GPUs report may affect all GPUs of one node: a power brake, a cap, a fan
+LONE_REPORTED = 2  # GPUs of a small group that may report a limit at once
+PLANNED_SHARE = 0.5  # of a rack's boards with a lower power limit, on two nodes or more: it is planned
 LIMIT_RATIO = 0.97  # power limit against the peers'
 
 
 @dataclass(slots=True)
 class UsualLimit:
-    """Power limits of the last look, W, and the median of each GPU's kind of board, whether it is judged or not."""
+    """Power limits of the last bucket, W, and the median of each GPU's kind of board, judged or not."""
 
     limit: Floats = field(default_factory=lambda: np.zeros(0))
     kinds: Grouping | None = None
@@ -55,15 +55,15 @@ class UsualLimit:
 
 
 def zeroed(values: Floats) -> Floats:
-    """0 for what is unknown."""
+    """Replace NaN by 0."""
     return np.where(np.isnan(values), 0.0, values)
 
 
 class Observation:
-    """float64 [G]; NaN where a GPU is not judged.
+    """The newest bucket of the judged GPUs. Arrays are float64 [G]; NaN where a GPU is not judged.
 
     Attributes:
-        values, medians: metric -> what the GPU has, and the median of its group.
+        values: metric -> values of the GPUs. medians: metric -> medians of their groups.
         size: judged GPUs of each group, int64 [J].
     """
 
@@ -82,7 +82,7 @@ class Observation:
         self.medians = dict.fromkeys((*COMPARED, *THROTTLES), nothing)
         self.values |= zip([*names, *throttles], table, strict=True)
         self.medians |= zip([*names, *throttles], medians, strict=True)
-        if "gpu_util_ratio" in names:  # of two nodes the busy one is the measure: who waits spins at full utilisation
+        if "gpu_util_ratio" in names:  # of two nodes the busy one counts: GPUs that wait spin at full utilisation
             util = self.grouping.medians(self.values["gpu_util_ratio"][None], upper=True)[0][0]
             self.medians["gpu_util_ratio"] = self.grouping.spread(util)
         if "sm_clock_mhz" in names:
@@ -98,8 +98,10 @@ class Observation:
         self.traffic = self._traffic()
 
     def _traffic(self) -> Floats:
-        """Of the peers' median, the share of time in which memory was read or written, where no duty is read: NVML has
-        it on every board, and who does the same work moves the same data."""
+        """Return the time in which memory was used, over the peers' median, where no duty is read.
+
+        NVML has it on every board, and GPUs with the same work move the same data.
+        """
         used = self.window.newest.gpu.get("memory_util_ratio")
         if used is None or not (self.judged & ~self.has_duty).any():
             return np.full(len(self.judged), np.nan)
@@ -109,26 +111,26 @@ class Observation:
             return np.where(self.has_duty, np.nan, used / median)
 
     def ratio(self, metric: str) -> Floats:
-        """Of the peers' median."""
+        """Return a metric over the peers' median."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(self.values[metric] / self.medians[metric])
 
     def over(self, metric: str) -> Floats:
-        """A counter's share of time beyond the peers' median."""
+        """Return a counter's share of time beyond the peers' median."""
         return np.asarray(zeroed(self.values[metric]) - zeroed(self.medians[metric]))
 
     def share(self, gpus: Ints) -> Floats:
-        """How much of the judged GPUs of its group these are, for each of these GPUs, which are judged."""
+        """Return for each of these judged GPUs the share of its group's judged GPUs that they make up."""
         groups = self.groups[gpus]
         return np.asarray(np.bincount(groups, minlength=self.grouping.count)[groups] / self.size[groups])
 
     def own(self, bits: int) -> Bools:
-        """GPUs that report one of these reasons while less than half of their group does."""
+        """Return GPUs that report one of these reasons while less than half of their group does."""
         flags = self.reports(bits) & self.judged
         return self.where(flags, lambda gpus: self.share(gpus) < 0.5)
 
     def where(self, flags: Bools, test: Callable[[Ints], Bools]) -> Bools:
-        """Those flagged GPUs, all of them judged, that pass a test: few as a rule, and looked at by themselves."""
+        """Return the flagged GPUs, all judged, that pass a test. Only these, usually few, are computed."""
         gpus = np.flatnonzero(flags)
         if not len(gpus):
             return flags
@@ -137,15 +139,15 @@ class Observation:
         return result
 
     def reports(self, bits: int) -> Bools:
-        """GPUs that report one of these clock event reasons."""
+        """Return GPUs that report one of these clock event reasons."""
         return np.asarray((self._reasons & bits) != 0)
 
     def lone(self, flags: Bools, of_node: bool = False) -> Bools:
-        """Those that are few enough in their group.
+        """Return the flagged GPUs that are few enough in their group.
 
         Args:
-            of_node: of what GPUs report themselves: two of a small group may do so at once, and all on one node of
-                at least LONE_OF_NODES.
+            of_node: for causes that GPUs report: two of a small group may do so at once, and all on one node of at
+                least LONE_OF_NODES.
         """
 
         def few(gpus: Ints) -> Bools:
@@ -157,7 +159,7 @@ class Observation:
         return self.where(flags & self.judged, few)
 
     def one_node(self, gpus: Ints, of_nodes: int = LONE_OF_NODES) -> Bools:
-        """Of these GPUs, in order, those of groups on so many nodes that have all of them on one."""
+        """Return which of these GPUs, in order, are all on one node of a group that has `of_nodes` nodes or more."""
         groups, nodes = self.groups[gpus], self.window.index.gpu_node
         result = np.zeros(len(gpus), bool)
         for group in set(groups.tolist()):
@@ -168,8 +170,10 @@ class Observation:
         return result
 
     def planned_limit(self, usual: UsualLimit) -> Bools:
-        """GPUs whose lower power limit most boards of their rack have too, whoever holds those. `usual`: of the last
-        look, brought up to date."""
+        """Return GPUs whose lower power limit most boards of their rack share, in any job.
+
+        `usual`: of the last bucket; updated in place.
+        """
         index, limit = self.window.index, column(self.window, "power_limit_w")
         low = limit <= LIMIT_RATIO * usual.of(limit, boards(self.window)[index.gpu_node])
         result = np.zeros(len(limit), bool)

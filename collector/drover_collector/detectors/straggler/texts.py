@@ -1,4 +1,4 @@
-"""Findings about stragglers: what an operator reads, with the values that say so."""
+"""Write the findings about stragglers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drover_collector.detectors._lib.metrics import column
 from drover_collector.detectors._lib.robust import MAD_TO_SIGMA, Grouping
-from drover_collector.detectors._lib.steady import column
 from drover_collector.detectors._lib.texts import place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
@@ -24,55 +24,55 @@ from drover_core.model.reports import job_label
 
 NAME = "straggler"
 
-# What a GPU does by a metric, before the metric's value.
+# Metric -> verb of the summary, before the metric's value.
 _DOES: Mapping[str, str] = {
     "sm_clock_mhz": "runs its SMs at", "memory_clock_mhz": "runs its HBM at", "dram_active_ratio": "moves HBM data for",
     "pcie_width": "has a PCIe link of", "pcie_generation": "has a PCIe link of generation",
     "nvlink_active_links": "has this many NVLinks up:", "gpu_util_ratio": "has a kernel running for",
 }  # fmt: skip
-# cause -> (why, what to do, the metrics that show it: the first that is below the peers' stands in the sentence)
+# cause -> (why, what to do, the metrics that show it: the summary has the first one below the peers')
 CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
     "thermal": (
-        "heat holds it down",
-        "Test it with a probe; if it is slow there too, drain the node when its work is done, and see its cooling.",
+        "heat throttles it",
+        "Test it with a probe. If it is slow there too, drain the node when its work is done, and check its cooling.",
         ("sm_clock_mhz", "gpu_temp_c", "thermal_margin_c", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "power_cap": (
         "its power is capped below its peers'",
-        "Test it with a probe; if it is slow there too, set the power limit back (nvidia-smi -pl), or look at the "
-        "node's power supplies if nobody set it.",
+        "Test it with a probe. If it is slow there too, reset the power limit (nvidia-smi -pl), or check the node's "
+        "power supplies if nobody set it.",
         ("sm_clock_mhz", "power_limit_w", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "clock": (
         "neither heat nor a power cap explains it",
-        "Test it with a probe; if it is slow there too, reset its clock settings (nvidia-smi -rgc -rac), and drain the "
+        "Test it with a probe. If it is slow there too, reset its clock settings (nvidia-smi -rgc -rac), and drain the "
         "node if it stays slow.",
         ("sm_clock_mhz", "power_w", "tensor_active_ratio", "sm_active_ratio"),
     ),
     "hbm": (
         "its HBM is slower than its peers'",
-        "Test its memory bandwidth with a probe; check remapped rows and ECC counters, then drain the node.",
+        "Test its memory bandwidth with a probe. Check remapped rows and ECC counters, then drain the node.",
         ("memory_clock_mhz", "dram_active_ratio", "sm_active_ratio", "tensor_active_ratio"),
     ),
     "pcie": (
-        "it trained with fewer lanes or a lower generation than its peers",
-        "Test its PCIe link with a probe; then drain the node, reseat GPU or riser, and reboot to train it anew.",
+        "its PCIe link has fewer lanes or a lower generation than its peers'",
+        "Test its PCIe link with a probe. Then drain the node, reseat GPU or riser, and reboot to train it again.",
         ("pcie_width", "pcie_generation", "gpu_util_ratio", "pcie_rx_bytes_per_s", "pcie_replays"),
     ),
     "nvlink": (
         "it lost NVLinks that its peers have",
-        "Test its NVLinks with a probe, and look for XID 74; then drain the node, and reset the GPU and the fabric.",
+        "Test its NVLinks with a probe, and check for XID 74. Then drain the node, and reset the GPU and the fabric.",
         ("nvlink_active_links", "nvlink_tx_bytes_per_s", "nvlink_crc_errors", "sm_active_ratio"),
     ),
     "host": (
         "its host is late with work for its GPUs",
-        "Test the node with a probe, and see its CPUs: a stray process, a wrong governor, or a NUMA or memory fault.",
+        "Test the node with a probe. Check its CPUs for a stray process, a wrong governor, or a NUMA or memory fault.",
         ("gpu_util_ratio", "sm_active_ratio", "power_w"),
     ),
 }  # fmt: skip
 
 
-# What was usual of it in this job; a restart learns it from these words again.
+# Channel -> evidence of the usual value in this job.
 USUAL: Mapping[str, str] = {
     "clock": "before, its clock was {:.1%} of its peers'", "duty": "before, its duty was {:.1%} of its peers'",
     "dram": "before, its HBM traffic was {:.1%} of its peers'",
@@ -82,7 +82,7 @@ USUAL: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """What is known of one straggler. `usual`: name of USUAL -> what was its own before; what is not learnt lacks."""
+    """A slow GPU. `usual`: name of USUAL -> its usual value, if it was learnt."""
 
     cause: str
     since_ms: int
@@ -93,13 +93,13 @@ class Slow:
 
 
 def finding(window: Window, g: int, slow: Slow, now_ms: int) -> Finding:
-    """A GPU that its job waits for."""
+    """Return the finding for a GPU that its job waits for."""
     node, gpu = window.index.member(g)
     return _finding(window, g, slow, now_ms, "gpu", node, gpu, place(node, gpu))
 
 
 def node_finding(window: Window, n: int, gpus: list[int], slow: Slow, now_ms: int) -> Finding:
-    """A node whose host keeps its GPUs waiting. `gpus`: those that show it, the first stands for them."""
+    """Return the finding for a node with several slow GPUs; the first of `gpus` represents all."""
     node = window.index.nodes[n].name
     where = f"{place(node, None)} ({len(gpus)} of its {window.index.nodes[n].gpus} GPUs)"
     return _finding(window, gpus[0], slow, now_ms, "node", node, None, where[0].upper() + where[1:])
@@ -111,12 +111,12 @@ def _finding(
     why, advice, metrics = CAUSES[slow.cause]
     job = window.job_of(g)
     evidence = evidence_of(window, g, slow, metrics)
-    told = "is slower than its peers"
+    what = "is slower than its peers"
     for item in evidence:
         name = item.metric or ""
         if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
             metric = BY_NAME[name]
-            told = (
+            what = (
                 f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_label(str(job))} "
                 f"have {describe(metric, item.expected)}"
             )
@@ -135,7 +135,7 @@ def _finding(
         Severity.WARNING,
         0.9 if slow.waiting >= 0.01 else 0.75,
         RecommendedAction.PROBE,
-        f"{where} {told}; {why}{waits}.",
+        f"{where} {what}; {why}{waits}.",
         advice,
         evidence,
         job,
@@ -146,9 +146,9 @@ def _finding(
 
 
 def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) -> tuple[Evidence, ...]:
-    """Each metric of the GPU against its peers."""
+    """Return evidence for each metric of the GPU, compared with its peers."""
     result = []
-    inside = slow.groups.of(int(slow.groups.groups[g]))  # its group alone: there may be hundreds of stragglers
+    inside = slow.groups.of(int(slow.groups.groups[g]))  # only its group: there may be hundreds of stragglers
     columns = {name: column(window, name) for name in metrics}
     shown = {name: float(values[g]) for name, values in columns.items() if not np.isnan(values[g])}
     against = _against(np.array([columns[name][inside] for name in shown]))
@@ -167,7 +167,7 @@ def evidence_of(window: Window, g: int, slow: Slow, metrics: tuple[str, ...]) ->
 
 
 def _against(table: Floats) -> list[tuple[float, float, int]]:
-    """Of each row the median, spread and number of known values; each has some."""
+    """Return median, spread and number of the known values of each row, which has at least one."""
     if not len(table):
         return []
     ordered, rows = np.sort(table, axis=1), np.arange(len(table))
@@ -182,7 +182,7 @@ def _against(table: Floats) -> list[tuple[float, float, int]]:
 def nic_finding(
     window: Window, n: int, link: str, values: tuple[float, float, int], since_ms: int, now_ms: int
 ) -> Finding:
-    """A port below the rate of its peers. `values`: its rate, the peers' median, how many there are."""
+    """Return the finding for a slow port. `values`: its rate, the peers' median, and their number."""
     node, (rate, usual, count) = window.index.nodes[n].name, values
     first = int(window.index.first_gpu[n])
     job = window.job_of(first) if window.index.nodes[n].gpus else None
@@ -194,7 +194,7 @@ def nic_finding(
         NAME, IncidentKind.STRAGGLER, "nic", "node", node, None, ((node, None),), now_ms, since_ms, Severity.WARNING,
         0.85, RecommendedAction.PROBE,
         f"Port {link} of node {node} runs at {rate:g} Gb/s while {count} ports of its kind have {usual:g} Gb/s.",
-        "Test it with a probe between nodes; check the cable, its transceivers and the switch port. Its job's "
+        "Test it with a probe between nodes. Check the cable, its transceivers and the switch port. Its job's "
         "collectives run at the slowest port's pace.",
         (evidence,), job,
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Heat that slows GPUs, cooling that fails, racks that get hot air."""
+"""Detect heat that slows GPUs, failing cooling, and racks that get hot air."""

@@ -1,4 +1,4 @@
-"""How well each GPU is cooled: its thermal resistance at a steady load, and that of the GPUs in the same place."""
+"""Measure how well each GPU is cooled: its thermal resistance at steady load, and that of GPUs in the same place."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from drover_collector.detectors._lib.metrics import Ints, boards, column
 from drover_collector.detectors._lib.robust import Bools, Grouping, group_medians
-from drover_collector.detectors._lib.steady import Ints, boards, column
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
 
 # Slots of a chassis differ by +-11 % (Theta), units by a few percent more: 1.35 lies beyond both, and a heat sink that
 # lost contact or a dead fan is beyond that.
 RESISTANCE_RATIO = 1.35
-BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly the sensors' noise
+BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly noise of the sensors
 BUSY_POWER_W = 250.0  # where no limit is read
-# At less, as inference has it, it tells when what is too much lies clear of the sensors too: whole degrees at the core,
-# one or two at the inlet, which all GPUs of a node share; so it is held against the node's others as well.
+# A lighter load, as in inference, is judged only if the excess is beyond the sensors' resolution: whole degrees at the
+# core, one or two at the inlet, which all GPUs of a node share. So the GPU is compared with its node's others too.
 LIGHT_RATIO = 0.25  # of the power limit
 LIGHT_OVER_C = 5.0
-LEAST_ALIKE = 4  # GPUs in the same slots elsewhere; of fewer all in the same place are taken
-LIGHT_GPUS = 4  # of the node, the GPU itself among them
-POWER_STEADY = 0.10  # within this while the core follows power with a time constant of 15 to 60 s; and no more below
-# the window's highest: a core keeps for a minute the heat of a load that fell, and some boards show the power of one
-# moment (of 25 in 100 ms: Yang et al. 2023, arXiv 2312.02741), so that a few low values in a row are no lower load.
+LEAST_ALIKE = 4  # GPUs in the same slots elsewhere; with fewer, all GPUs in the same place are compared
+LIGHT_GPUS = 4  # of the node, including the GPU itself
+# Power may vary by this share, as the core follows it with a time constant of 15 to 60 s, and may be lower than the
+# window's highest by it: a core keeps the heat of a former load for a minute, and some boards sample power for 25 of
+# 100 ms only (Yang et al. 2023, arXiv 2312.02741), so that a few low values in a row are not a lower load.
+POWER_STEADY = 0.10
 STEADY_BUCKETS = 3  # to compare with peers, which had the same load
-SETTLED_BUCKETS = 6  # to compare with its own past, which had another
-DEFAULT_INLET_C = 25.0  # where no inlet sensor is read: peers are then those of the rack, which share the error
+SETTLED_BUCKETS = 6  # to compare with its own past, which had another load
+DEFAULT_INLET_C = 25.0  # where no inlet sensor is read: the peers are then the rack's, which share the error
 
 
 def _places(window: Window, inlets: Floats) -> tuple[Ints, Ints]:
-    """Board and place of each GPU, int64 [G]: only GPUs of the same board and place compare.
+    """Return board and place of each GPU, int64 [G]: only GPUs of the same board and place are compared.
 
-    All inlets that are known make one place. Without an inlet, or where the board is not known, the rack is the place;
-    without a rack the node.
+    All nodes with a known inlet and board are one place. The others are placed by rack; without a rack by node.
     """
     index, board = window.index, boards(window)
     racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
@@ -44,14 +44,17 @@ def _places(window: Window, inlets: Floats) -> tuple[Ints, Ints]:
 
 
 def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, Bools]:
-    """degC/W of each GPU now; whether its load was steady for STEADY_BUCKETS, and for SETTLED_BUCKETS; and for
-    STEADY_BUCKETS, but light."""
+    """Return each GPU's resistance now, degC/W, and three flags for its load, each [G].
+
+    The flags: busy and steady for STEADY_BUCKETS; busy and steady for SETTLED_BUCKETS; light and steady for
+    STEADY_BUCKETS.
+    """
     power, temp = window.gpu("power_w"), column(window, "gpu_temp_c")
     inlet = np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)
     limit = column(window, "power_limit_w")
     with np.errstate(invalid="ignore", divide="ignore"):
         warmer_by = temp - inlet[window.index.gpu_node]
-        # 0 W is no measurement (where the limit reads 0 too, it would count as busy), nor is a core below its inlet.
+        # 0 W is not a measurement (if the limit is 0 too, it would count as busy), nor is a core below its inlet.
         resistance = np.where((power[-1] > 0) & (warmer_by > 0), warmer_by / power[-1], np.nan)
         busy = power[-1] >= np.where(np.isnan(limit), BUSY_POWER_W, BUSY_RATIO * limit)
         usable = (np.fmax.reduce(power) - power[-1] <= POWER_STEADY * power[-1]) & ~np.isnan(resistance)
@@ -64,7 +67,7 @@ def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, B
 
 
 def resistances(window: Window, inlets: Floats) -> Floats:
-    """degC/W of each GPU in each bucket, float64 [T, G], whether its load was steady or not."""
+    """Return the resistance of each GPU in each bucket, degC/W, float64 [T, G], also at unsteady load."""
     power, temp = window.gpu("power_w"), window.gpu("gpu_temp_c")
     warmer_by = temp - np.where(np.isnan(inlets), DEFAULT_INLET_C, inlets)[window.index.gpu_node]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -73,13 +76,13 @@ def resistances(window: Window, inlets: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Cooling:
-    """How each GPU is cooled in the newest bucket, arrays [G].
+    """Cooling of each GPU in the newest bucket, arrays [G].
 
     Attributes:
-        resistance, expected: degC/W; that of GPUs in the same place, NaN where it is not known.
-        count: how many these are, the GPU itself among them.
-        steady, settled: its load was steady for STEADY_BUCKETS, for SETTLED_BUCKETS. light: the former, but the load is
-            light, so that much of the resistance is the sensors' noise.
+        resistance: degC/W. expected: that of GPUs in the same place, NaN where unknown.
+        count: number of these GPUs, including the GPU itself.
+        steady, settled: busy and steady for STEADY_BUCKETS, for SETTLED_BUCKETS.
+        light: steady at a light load, where much of the resistance is noise of the sensors.
     """
 
     resistance: Floats
@@ -92,16 +95,16 @@ class Cooling:
 
 @dataclass(slots=True)
 class Places:
-    """Where each GPU may be compared, kept from bucket to bucket: by slot, and whole."""
+    """Groups of comparable GPUs, by slot and as a whole, kept from bucket to bucket."""
 
     keys: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     slots: Grouping = field(default_factory=lambda: Grouping(np.zeros(0, np.int64)))
     whole: Grouping = field(default_factory=lambda: Grouping(np.zeros(0, np.int64)))
 
     def usual(self, values: Floats) -> tuple[Floats, Floats]:
-        """Median and number of the known values in the same place: float64 [M, G] to the same, twice."""
+        """Return the median and the number of known values in the same place: float64 [M, G] -> [M, G] twice."""
         median, count = (self.slots.spread(of) for of in self.slots.medians(values))
-        few = (count < LEAST_ALIKE) & ~np.isnan(values)  # nobody asks for the others
+        few = (count < LEAST_ALIKE) & ~np.isnan(values)
         if few.any():
             median_of_all, count_of_all = (self.whole.spread(of) for of in self.whole.medians(values))
             median, count = np.where(few, median_of_all, median), np.where(few, count_of_all, count)
@@ -109,7 +112,12 @@ class Places:
 
 
 def cooling(window: Window, inlets: Floats, places: Places | None = None) -> Cooling:
-    """`inlets`: degC of each node, float64 [N], NaN where unknown. `places`: of the last bucket, brought up to date."""
+    """Return the cooling of all GPUs.
+
+    Args:
+        inlets: degC of each node, float64 [N], NaN where unknown.
+        places: of the last bucket; updated in place.
+    """
     places = places or Places()
     resistance, steady, settled, light = _resistance(window, inlets)
     board, place_of = _places(window, inlets)
@@ -128,10 +136,10 @@ def cooling(window: Window, inlets: Floats, places: Places | None = None) -> Coo
 
 
 def light_and_hot(window: Window, now: Cooling, over: Floats) -> Bools:
-    """GPUs under a light load that are much warmer than those in the same slots elsewhere, and than their node's.
+    """Return GPUs at light load that are much warmer than the same slots elsewhere and than their node's others.
 
     Args:
-        over: resistance over what is expected, float64 [G].
+        over: resistance over the expected one, float64 [G].
     """
     index = window.index
     if not (now.light & (over >= RESISTANCE_RATIO)).any():

@@ -1,8 +1,8 @@
-"""Thermal: heat that slows GPUs, cooling that fails, racks that get hot air.
+"""Detect heat that slows GPUs, failing cooling, and racks that get hot air.
 
-Measure of cooling: the thermal resistance (core - inlet) / power, in degC/W, of a GPU at steady load. It does not
-depend on load or room, so that a GPU can be held against the others of its SKU and slot and against its own past.
-Limits are the driver's own margin, never a fixed temperature.
+Cooling is measured by the thermal resistance (core - inlet) / power, in degC/W, of a GPU at steady load. It does not
+depend on load or room, so a GPU is compared with others of its SKU and slot and with its own past. The temperature
+limit is the driver's own margin, never a fixed value.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import partial
 import numpy as np
 
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
-from drover_collector.detectors._lib.robust import Bools, group_medians, middle
-from drover_collector.detectors._lib.steady import (
+from drover_collector.detectors._lib.metrics import (
     Ints,
     column,
     counter_share,
     margin_c,
 )
+from drover_collector.detectors._lib.robust import Bools, group_medians, middle
 from drover_collector.detectors._lib.texts import listing, place
 from drover_collector.detectors._lib.window import Window, onset_ms
 from drover_collector.detectors.thermal.cooling import (
@@ -44,7 +44,7 @@ from drover_core.model.events import (
 
 NAME = "thermal"
 VERSION = 1
-QUIET_MS = 300_000  # hysteresis: a core cools within a minute, so five of them are an end
+QUIET_MS = 300_000  # hysteresis: a core cools within a minute
 
 RESISTANCE_OWN_RATIO = 1.20  # against the GPU's own past at the same inlet sensor
 LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
@@ -53,20 +53,20 @@ SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
 HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
 PERSIST = 2  # buckets
 MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
-INLET_HELD_MS = 600_000  # an inlet that is read less often than GPUs counts this long
+INLET_HELD_MS = 600_000  # for which a reading of an inlet counts: some are read less often than GPUs
 RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
-RACK_OVER_C = 4.0  # and above the other racks' median; day and load move racks together
+RACK_OVER_C = 4.0  # and above the other racks' median: day and load change all racks together
 RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
-RACK_SHARE = 0.75  # of a rack's nodes that must see it
-NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: the node's fans or coolant, not a heat sink
+RACK_SHARE = 0.75  # of a rack's nodes that must show it
+NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: fans or coolant of the node, not a heat sink
 NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get too little air
-# That is enough by itself: units differ by a few percent, of which little is left in the median of a node's, and an
-# inlet that is off by 2 degC, or not read in a rack whose nodes differ so much, adds some 6 % at 35 degC over it.
+# This ratio is enough by itself. Units differ by a few percent, which a node's median mostly removes; an inlet that is
+# wrong by 2 degC, or unread in a rack with such differences, adds about 6 % at 35 degC over it.
 NODE_RATIO = 1.20
-NODE_GPUS = 4  # judged there
-# For so long, where one GPU is bad and was told alone: when the job that holds most peers stops for some seconds, their
-# cores cool at a power that hardly shows it, and all others seem 10 to 30 % warmer until they are warm again (time
-# constants of 15 to 60 s).
+NODE_GPUS = 4  # judged GPUs of the node, at least
+# Required time where a single bad GPU was reported before. When the job of most peers pauses for seconds, their cores
+# cool while power hardly shows it, and all others seem 10 to 30 % warmer until the peers are warm again (time constants
+# of 15 to 60 s).
 NODE_RISE_MS = 60_000
 
 
@@ -79,24 +79,23 @@ class ThermalState:
     streak_bad: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     streak_warm: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # half of the GPUs over NODE_RISE, [N]
     since_ms: dict[int, int] = field(default_factory=dict)  # flagged GPU -> onset
-    # GPU that cools badly -> (how much, last flagged): its headline stays where its load is too unsteady to see it.
-    told: dict[int, tuple[str, int]] = field(default_factory=dict)
+    # GPU that cools badly -> (its headline, when last flagged); the headline stays while the load is too unsteady.
+    headlines: dict[int, tuple[str, int]] = field(default_factory=dict)
     inlet: Floats = field(default_factory=lambda: np.zeros(0))  # newest known, degC, [N]
     inlet_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
     rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_since_ms: dict[int, int] = field(default_factory=dict)
-    left: Sequence[Incident] = ()  # open at the start
+    reopened: Sequence[Incident] = ()  # open when the collector started
 
 
-def restored(incidents: Sequence[Incident]) -> ThermalState:
-    """State that still knows how those cooled, and how warm those racks were, that a former run of the collector told
-    of: what is learnt anew from a bad heat sink would call it healthy."""
-    return ThermalState(left=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
+def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> ThermalState:
+    """Return state with the past of GPUs and racks with open incidents: a bad heat sink must not become their past."""
+    return ThermalState(reopened=[i for i in incidents if NAME in i.detectors and i.closed_ms is None])
 
 
-def _take_over(index: FleetIndex, s: ThermalState) -> None:
-    for incident in s.left:
+def _resume(index: FleetIndex, s: ThermalState) -> None:
+    for incident in s.reopened:
         nodes = [index.node_number[node] for node, _ in incident.members if node in index.node_number]
         for e in incident.evidence if nodes else ():
             if e.metric == "inlet_temp_c" and incident.scope == "rack" and e.expected is not None:
@@ -106,7 +105,7 @@ def _take_over(index: FleetIndex, s: ThermalState) -> None:
             g = index.gpu(incident.members[0][0], int(slot))
             if g is not None:
                 s.past[g], s.learnt[g] = resistance, LEARN_BUCKETS
-    s.left = ()
+    s.reopened = ()
 
 
 def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[list[Finding], ThermalState]:
@@ -122,7 +121,7 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
         s.inlet_ms = np.zeros(index.node_count, np.int64)
         s.rack_past = np.full(len(index.racks), np.nan)
         s.rack_streak = np.zeros(len(index.racks), np.int64)
-        _take_over(index, s)
+        _resume(index, s)
     if not window.fresh:
         return [], s
     found = list(_racks(window, s, now_ms))
@@ -134,16 +133,16 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
 def could_not_judge(window: Window) -> list[str]:
     have, result = window.newest.gpu, []
     if "gpu_temp_c" not in have or "power_w" not in have:
-        result.append("cooling: needs gpu_temp_c and power_w")
+        result.append("cooling: the data lacks gpu_temp_c or power_w")
     if "throttle_thermal_sw_us" not in have and "throttle_thermal_hw_us" not in have:
-        result.append("slowdown by heat: needs throttle_thermal_sw_us or throttle_thermal_hw_us")
+        result.append("slowdown by heat: the data lacks throttle_thermal_sw_us and throttle_thermal_hw_us")
     if "inlet_temp_c" not in window.newest.node:
-        result.append("hot racks: needs inlet_temp_c")
+        result.append("hot racks: the data lacks inlet_temp_c")
     return result
 
 
 def _inlets(window: Window, s: ThermalState) -> Floats:
-    """degC of each node's inlet, float64 [N]; NaN where no sensor was read lately."""
+    """Return each node's inlet, degC, float64 [N]; NaN where no sensor was read lately."""
     now = window.newest.node.get("inlet_temp_c")
     if now is not None:
         known = ~np.isnan(now)
@@ -168,7 +167,7 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
     rises = np.where(steady, over_peers, np.nan)
     bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
     s.streak_warm = _warm_for(index, rises, s.streak_warm)
-    # Nothing is learnt of one that heat holds down either: what it had before would become what it has now.
+    # Do not learn from a throttled GPU either: its present state would become its past.
     learn = settled & ~bad & (s.streak_bad == 0) & (s.streak_slow == 0)
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
@@ -183,42 +182,52 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
     flagged = (s.streak_bad >= PERSIST) | (s.streak_slow >= PERSIST)
     for g in [g for g in s.since_ms if not flagged[g]]:
         del s.since_ms[g]
-    for g in [g for g, (_, last_ms) in s.told.items() if window.newest.end_ms - last_ms > QUIET_MS]:
-        del s.told[g]  # its incident is over
+    for g in [g for g, (_, last_ms) in s.headlines.items() if window.newest.end_ms - last_ms > QUIET_MS]:
+        del s.headlines[g]  # its incident is over
     known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
-    before = np.where(np.isnan(known_past), expected, known_past)
-    earlier: Floats | None = None
+    _note_onsets(window, s, flagged, inlets, np.where(np.isnan(known_past), expected, known_past))
     facts = _Facts(resistance, expected, count, known_past, margin, held, *shares)
     for n in np.unique(index.gpu_node[flagged]).tolist():
         gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
         poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
-        for g in gpus:
-            if g in s.since_ms:
-                continue
-            first = len(window.buckets) - min(max(int(s.streak_bad[g]), int(s.streak_slow[g])), len(window.buckets))
-            s.since_ms[g] = window.buckets[first].start_ms
-            if s.streak_bad[g] >= PERSIST:  # its load may have been too unsteady to judge when it began
-                earlier = resistances(window, inlets) if earlier is None else earlier
-                s.since_ms[g] = onset_ms(window, first, earlier[:, g], float(before[g]))
         if int(index.rack[n]) in hot_racks and not poor:
-            continue  # hot air, told once for the rack
-        of_node = rises[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
-        known = of_node[~np.isnan(of_node)]
-        alone_ms = NODE_RISE_MS if len(gpus) == 1 and gpus[0] in s.told else 0
-        lasting = max(PERSIST, alone_ms // window.newest.length_ms)
-        together = len(known) > 2 and middle(known) >= NODE_RISE and s.streak_warm[n] >= lasting
-        if together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus):
+            continue  # hot air, reported once for the rack
+        if _is_node_fault(window, s, n, gpus, rises):
             yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
+        else:
+            for g in gpus:
+                yield _gpu_finding(window, s, g, g in poor, facts, now_ms)
+
+
+def _note_onsets(window: Window, s: ThermalState, flagged: Bools, inlets: Floats, before: Floats) -> None:
+    """Set the onset of GPUs that are flagged for the first time. `before`: their usual resistance, degC/W."""
+    earlier: Floats | None = None
+    for g in np.flatnonzero(flagged).tolist():
+        if g in s.since_ms:
             continue
-        for g in gpus:
-            yield _gpu_finding(window, s, g, g in poor, facts, now_ms)
+        first = len(window.buckets) - min(max(int(s.streak_bad[g]), int(s.streak_slow[g])), len(window.buckets))
+        s.since_ms[g] = window.buckets[first].start_ms
+        if s.streak_bad[g] >= PERSIST:  # the load may have been too unsteady to judge when it began
+            earlier = resistances(window, inlets) if earlier is None else earlier
+            s.since_ms[g] = onset_ms(window, first, earlier[:, g], float(before[g]))
+
+
+def _is_node_fault(window: Window, s: ThermalState, n: int, gpus: list[int], rises: Floats) -> bool:
+    """Return True if most of a node's GPUs are too warm, not only the flagged ones `gpus`."""
+    index = window.index
+    of_node = rises[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
+    known = of_node[~np.isnan(of_node)]
+    alone_ms = NODE_RISE_MS if len(gpus) == 1 and gpus[0] in s.headlines else 0
+    lasting = max(PERSIST, alone_ms // window.newest.length_ms)
+    together = len(known) > 2 and middle(known) >= NODE_RISE and s.streak_warm[n] >= lasting
+    return bool(together or len(gpus) > max(1, NODE_SHARE * index.nodes[n].gpus))
 
 
 def _room(index: FleetIndex, over_past: Floats, unread: Bools) -> Floats:
-    """What the air of a rack adds where no inlet is read: as much as even its least changed node shows; [G], from 1.
+    """Return the rise that a rack's air causes where no inlet is read, float64 [G], from 1: that of its coolest node.
 
     Args:
-        over_past: of each GPU against itself, [G]. unread: nodes, [N].
+        over_past: each GPU's resistance over its own past, [G]. unread: nodes without an inlet, [N].
     """
     of_node, _ = group_medians(over_past, index.gpu_node.astype(np.int64), index.node_count)
     racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
@@ -229,15 +238,17 @@ def _room(index: FleetIndex, over_past: Floats, unread: Bools) -> Floats:
 
 
 def _hot_nodes(index: FleetIndex, over_peers: Floats) -> Bools:
-    """GPUs that are warmer than their peers on nodes whose median is so by NODE_RATIO."""
+    """Return GPUs that are warmer than their peers, on nodes where most GPUs are warmer by NODE_RATIO; bool [G]."""
     known, hot = ~np.isnan(over_peers), over_peers >= NODE_RATIO
     judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, hot))
     return np.asarray(((judged >= NODE_GPUS) & (2 * many > judged))[index.gpu_node] & (over_peers >= NODE_RISE))
 
 
 def _warm_for(index: FleetIndex, rises: Floats, before: Ints) -> Ints:
-    """Buckets in a row in which half of a node's GPUs are warmer than their peers by NODE_RISE, [N]; those in which
-    too few were judged count neither way."""
+    """Return the buckets in a row in which half of a node's GPUs are warmer than their peers by NODE_RISE, int64 [N].
+
+    Buckets with too few judged GPUs do not count.
+    """
     known, warm = ~np.isnan(rises), rises >= NODE_RISE
     judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, warm))
     return np.where(judged > 2, np.where(2 * many >= judged, before + 1, 0), before)
@@ -256,7 +267,7 @@ class _Facts:
 
 
 def _known(value: float) -> float:
-    """0 for what is unknown; numpy's own takes a thousand times as long for one number."""
+    """Return 0 for NaN; for one number a thousand times as fast as numpy's."""
     return 0.0 if value != value else float(value)
 
 
@@ -275,25 +286,27 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
         )  # fmt: skip
     if not np.isnan(facts.past[g]) and not np.isnan(facts.resistance[g]):
         now, past, slot = float(facts.resistance[g]), float(facts.past[g]), int(window.index.gpu_slot[g])
-        text = f"GPU {slot} had {past:.3f} degC/W in its own past, and has {now:.3f} now: {now / past - 1:+.0%}"
+        text = f"GPU {slot} had {past:.3f} degC/W in its own past and has {now:.3f} now: {now / past - 1:+.0%}"
         result.append(fact(text, None, now, past, key=f"own past of GPU {slot}"))
     if not np.isnan(facts.margin[g]):
-        text = f"{facts.margin[g]:.0f} degC are left to slowdown"
+        text = f"{facts.margin[g]:.0f} degC left to slowdown"
         result.append(fact(text, "thermal_margin_c", float(facts.margin[g]), 0.0))
     if _known(facts.held[g]) > 0:
-        text = f"held down by heat for {facts.held[g]:.0%} of the time"
+        text = f"heat throttles its clocks for {facts.held[g]:.0%} of the time"
         sw, hw = _known(facts.by_software[g]), _known(facts.by_hardware[g])
-        result.append(fact(text, HELD_BY_HEAT[1 if hw > sw else 0]))  # a share: not the counter's unit
+        result.append(
+            fact(text, HELD_BY_HEAT[1 if hw > sw else 0])
+        )  # without the value: a share, not the counter's unit
     return tuple(result)
 
 
 def _cools(s: ThermalState, g: int, poor: bool, facts: _Facts, evidence: Sequence[Evidence], end_ms: int) -> str:
-    """How badly a GPU cools: as it does now, else as was told last of the same incident; "" where that was never."""
-    text, _ = s.told.get(g, ("", 0))
+    """Return how badly a GPU cools: now, else as last reported in the incident; "" if never."""
+    text, _ = s.headlines.get(g, ("", 0))
     if poor and evidence and (not text or not np.isnan(facts.resistance[g])):
         text = evidence[0].text
     if text:
-        s.told[g] = text, end_ms
+        s.headlines[g] = text, end_ms
     return text
 
 
@@ -303,9 +316,9 @@ def _gpu_finding(window: Window, s: ThermalState, g: int, poor: bool, facts: _Fa
     slow = s.streak_slow[g] >= PERSIST
     critical = bool(facts.margin[g] <= MARGIN_CRITICAL_C)
     cools = _cools(s, g, poor, facts, evidence, window.newest.end_ms)
-    what = f"cools badly: {cools}" if cools else "runs into its temperature limit"
+    what = f"is cooled badly: {cools}" if cools else "has reached its temperature limit"
     if poor and slow:
-        what += f"; heat holds its clocks down for {_known(facts.held[g]):.0%} of the time"
+        what += f"; heat throttles its clocks for {_known(facts.held[g]):.0%} of the time"
     sure = poor and slow
     return Finding(
         NAME, IncidentKind.THERMAL, "cooling", "gpu", node, gpu, ((node, gpu),), now_ms, s.since_ms[g],
@@ -313,7 +326,7 @@ def _gpu_finding(window: Window, s: ThermalState, g: int, poor: bool, facts: _Fa
         RecommendedAction.DRAIN if critical or sure else RecommendedAction.ADVISE, f"{place(node, gpu)} {what}.",
         "Drain the node when its work is done, then check heat sink, air baffles and coolant flow of this GPU."
         if critical or sure
-        else "Give the node no new long job; check this GPU's heat sink, air baffles and coolant flow when it is free.",
+        else "Give the node no new long job. Check this GPU's heat sink, air baffles and coolant flow when it is free.",
         evidence, window.job_of(g), lost_gpus=_known(facts.held[g]) if slow else None,
         snapshot=_snapshot(window, [g], facts),
     )  # fmt: skip
@@ -325,34 +338,24 @@ def _node_finding(
     node = window.index.nodes[n].name
     worst = max(gpus, key=lambda g: _known(float(facts.resistance[g])))
     slow = [g for g in gpus if s.streak_slow[g] >= PERSIST]
-    one = len(gpus) == 1
-    rest = "all GPUs there are too warm" if len(gpus) > 1 else "the others there are too warm as well"
-    what = f"cool{'s' * one} badly" if poor else "runs into its temperature limit" if one else "run into their limits"
+    verb = "is" if len(gpus) == 1 else "are"
+    limit = "has reached its temperature limit" if len(gpus) == 1 else "have reached their temperature limits"
+    rest = "all GPUs of the node are too warm" if len(gpus) > 1 else "the node's other GPUs are too warm too"
+    what = f"{verb} cooled badly" if poor else limit
     return Finding(
-        NAME,
-        IncidentKind.THERMAL,
-        "fan",
-        "node",
-        node,
-        None,
-        ((node, None),),
-        now_ms,
-        min(s.since_ms[g] for g in gpus),
-        Severity.WARNING,
-        0.95 if poor and slow else 0.85,
+        NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms,
+        min(s.since_ms[g] for g in gpus), Severity.WARNING, 0.95 if poor and slow else 0.85,
         RecommendedAction.DRAIN if poor and slow else RecommendedAction.ADVISE,
-        f"{_gpus_of(window, n, gpus)} of node {node} {what}: fans or coolant flow, for {rest}.",
-        "Check fan speeds and coolant flow in the BMC now; "
-        + ("drain the node when its work is done." if poor and slow else "give the node no new long job until then."),
-        _evidence(window, worst, s.since_ms[worst], facts),
-        window.job_of(worst),
-        lost_gpus=sum(_known(facts.held[g]) for g in slow) if slow else None,
-        snapshot=_snapshot(window, gpus, facts),
-    )
+        f"{_gpus_of(window, n, gpus)} of node {node} {what}, probably by fans or coolant flow: {rest}.",
+        "Check fan speeds and coolant flow in the BMC now. "
+        + ("Drain the node when its work is done." if poor and slow else "Give the node no new long job until then."),
+        _evidence(window, worst, s.since_ms[worst], facts), window.job_of(worst),
+        lost_gpus=sum(_known(facts.held[g]) for g in slow) if slow else None, snapshot=_snapshot(window, gpus, facts),
+    )  # fmt: skip
 
 
 def _snapshot(window: Window, gpus: list[int], facts: _Facts) -> dict[str, dict[str, float]]:
-    """GPU slot -> its resistance before, degC/W."""
+    """Return GPU slot -> its past resistance, degC/W, which a restart restores."""
     known = {str(int(window.index.gpu_slot[g])): float(facts.past[g]) for g in gpus if not np.isnan(facts.past[g])}
     return {"past": known} if known else {}
 
@@ -364,7 +367,7 @@ def _gpus_of(window: Window, n: int, gpus: list[int]) -> str:
 
 
 def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
-    """Racks whose inlet rose against their own past and against the other racks."""
+    """Report racks whose inlet rose above their own past and above the other racks."""
     index, inlets = window.index, window.newest.node.get("inlet_temp_c")
     if inlets is None:
         return
@@ -397,7 +400,7 @@ def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
             NAME, IncidentKind.THERMAL, "inlet", "rack", None, None, tuple((name, None) for name in names), now_ms,
             since, Severity.WARNING, 0.85, RecommendedAction.ADVISE,
             f"Rack {index.racks[rack]} gets hot air: {medians[rack]:.1f} degC at its inlets, {over:+.1f} degC.",
-            "A matter of the room, not of the nodes: check air handling or coolant; give new work to other racks.",
+            "Check air handling or coolant of the room. The nodes are not at fault; give new jobs to other racks.",
             (evidence,),
         )  # fmt: skip
     for rack in [rack for rack in s.rack_since_ms if s.rack_streak[rack] < PERSIST]:
@@ -417,7 +420,7 @@ def _hot_rack(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> N
 
 
 EXAMPLES = (
-    Example("units of one SKU that differ by nature", lambda: play(small_fleet(), 8), frozenset()),
+    Example("GPUs of one SKU with natural differences", lambda: play(small_fleet(), 8), frozenset()),
     Example(
         "one heat sink has lost contact",
         lambda: play(small_fleet(), 8, _bad_heat_sink),

@@ -1,1 +1,1 @@
-"""XID and SXid errors of the NVIDIA driver."""
+"""Judge XID and SXid errors of the NVIDIA driver."""

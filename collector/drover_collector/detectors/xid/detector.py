@@ -1,6 +1,6 @@
-"""XID and SXid: hardware faults told from crashes of programs, bursts from repeats, a cause from what follows it.
+"""Judge XIDs and SXids: distinguish hardware faults from crashes, repeats from bursts, and causes from consequences.
 
-Default policy: NVIDIA's XID catalog (drover_core/xid/table.py). Policies may rate any code otherwise.
+Severities follow NVIDIA's XID catalog (drover_core/xid/table.py). A policy may rate any code differently.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from drover_collector.detectors._lib.examples import (
 )
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.xid import resets as xid_back
-from drover_collector.detectors.xid import resolution as xid_endings
+from drover_collector.detectors.xid import resets, resolution
 from drover_collector.detectors.xid.resolution import QUIET_INFO_MS
 from drover_collector.detectors.xid.state import (
     Key,
@@ -30,6 +29,7 @@ from drover_collector.detectors.xid.state import (
     XidState,
 )
 from drover_collector.detectors.xid.verdicts import RECOVERY_CODE, Verdict, judge
+from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import RECOVERY_ACTIONS
 from drover_core.model.events import (
     SEVERITY_ORDER,
@@ -46,27 +46,27 @@ from drover_core.xid.codes import SYMPATHETIC, previous_xid_from_message
 
 NAME = "xid"
 VERSION = 1
-QUIET_MS = None  # it says itself when something is over
+QUIET_MS: int | None = None  # it reports the end itself
 
 BURST_GAP_MS = 180_000  # lines closer than this are one burst (NVSentinel: 3 min)
 REPEAT_WINDOW_MS = 24 * 3_600_000  # in which repeats count (NVSentinel, NVIDIA's workflows for 13 and 31)
-FATAL_BURSTS = 5  # a fatal code in this many bursts a day: a reset does not mend it (NVSentinel)
+FATAL_BURSTS = 5  # a fatal code in this many bursts a day: a reset does not repair it (NVSentinel)
 APP_REPEATS = 2  # 13 or 31 this often a day on one GPU: diagnose the hardware (NVIDIA, workflows 13 and 31)
 DIAGNOSE_WHEN_REPEATED = frozenset({13, 31})
-ATTRIBUTE_MS = 60_000  # a code that follows its possible cause within this is put down to it
+ATTRIBUTE_MS = 60_000  # a code within this time after its possible cause is attributed to it
 JOB_ATTRIBUTE_MS = 900_000  # programs die this late after a fault in their job (NCCL's watchdog waits 10 min)
-CRASH_GPUS = 3  # the same application fault of one job on this many GPUs is the job's, not the GPUs' or nodes'
+CRASH_GPUS = 3  # the same application fault on this many GPUs of a job is the job's, not the GPUs'
 CRASH_WINDOW_MS = 60_000
-HOLD_MS = 10_000  # application faults of a job wait this long, so that a crash of the job is told from one GPU's fault
+HOLD_MS = 10_000  # for which application faults wait, to distinguish a crash of the job from one GPU's fault
 PRUNE_MS = 1_000
-SAME_MS = 1_000  # a line that was put down to another is not looked into again for so long: storms have thousands
-PER_KEY = 16  # bursts remembered per GPU and code
-MOST_PENDING = 512  # faults that wait and are looked through for those that a worse one explains
-MAX_KEYS = 200_000  # GPUs x codes remembered in all; the oldest go first
+SAME_MS = 1_000  # for which an attributed line is not attributed again: a storm has thousands
+PER_KEY = 16  # bursts kept per GPU and code
+MOST_PENDING = 512  # waiting faults that are searched for those that a worse one explains
+MAX_KEYS = 200_000  # pairs of GPU and code kept in all; the oldest are dropped first
 
 
 def detect(window: Window, state: XidState | None, now_ms: int) -> tuple[list[Finding], XidState]:
-    """Findings of the window's new events, at once; of held application faults and of endings, when due."""
+    """Return the findings of the new events, and of application faults and endings that are due."""
     s = state if state is not None else XidState()
     if abs(now_ms - s.pruned_ms) >= PRUNE_MS:
         s.pruned_ms = now_ms
@@ -87,20 +87,20 @@ def detect(window: Window, state: XidState | None, now_ms: int) -> tuple[list[Fi
     found += _crashes(s, now_ms)
     found += _due(s, now_ms)
     if window.fresh:
-        found += _asked_by_driver(window, s, now_ms)
-        xid_back.watch(window, s.open, now_ms)
-        found += xid_endings.ended(window, s, now_ms)
+        found += _recovery_actions(window, s, now_ms)
+        resets.note_resets(window, s.open, now_ms)
+        found += resolution.ended(window, s, now_ms)
         _forget(s, now_ms)
     return found, s
 
 
 def could_not_judge(window: Window) -> list[str]:
-    """XIDs come as events; without any there is nothing to miss that this could tell."""
-    return [] if "recovery_action" in window.newest.gpu else ["recovery_action: what the driver asks for is not known"]
+    """Return what is missing besides XIDs, which are events: the absence of events is not visible."""
+    return [] if "recovery_action" in window.newest.gpu else ["recovery actions: the data lacks recovery_action"]
 
 
-def restored(incidents: Sequence[Incident]) -> XidState:
-    """State that can close `incidents` which a former run of the collector left open."""
+def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> XidState:
+    """Return state that can close `incidents`."""
     state = XidState()
     for incident in incidents:
         if NAME in incident.detectors and incident.closed_ms is None and incident.node is not None:
@@ -126,14 +126,7 @@ def _on_error(window: Window, s: XidState, event: Event, now_ms: int) -> list[Fi
         bursts.append([ts_ms, ts_ms])
         del bursts[:-PER_KEY]
     if event.backlog or event.forgeable:
-        if same_burst:
-            return []
-        old = "history: over an hour old, or from before the agent's start, the node's boot or its return to service"
-        why = old if event.backlog else "from a place that users can write to"
-        plain = replace(
-            verdict, severity=Severity.INFO, action=RecommendedAction.NONE, advice=f"Only noted: the line is {why}."
-        )
-        return [_opened(s, event, plain, ts_ms, None, (_line(event, ts_ms),))]
+        return [] if same_burst else [_history(s, event, verdict, ts_ms)]
     if verdict.recovered:
         if (recovered := s.open.get((event.node, event.gpu))) is not None:
             recovered.back_ms = now_ms
@@ -146,7 +139,7 @@ def _on_error(window: Window, s: XidState, event: Event, now_ms: int) -> list[Fi
         held.proven.clear()
     if same_burst and not verdict.app and held is not None and _rank(held.severity) >= _rank(verdict.severity):
         _note(s, Seen(ts_ms, event.node, event.gpu, verdict.code, job, verdict.severity))
-        return []  # a burst is one observation; its worst line has been told
+        return []  # a burst is one observation, and its worst line was reported
     if verdict.severity is not Severity.CRITICAL or verdict.code in (74, 119, 120):
         if same_burst and 0 <= ts_ms - s.followed.get(key, -SAME_MS) < SAME_MS:
             return []
@@ -164,6 +157,16 @@ def _on_error(window: Window, s: XidState, event: Event, now_ms: int) -> list[Fi
     return [_hardware_fault(s, event, verdict, ts_ms, job)]
 
 
+def _history(s: XidState, event: Event, verdict: Verdict, ts_ms: int) -> Finding:
+    """Return an old line, or one that users could have written, as information."""
+    old = "over an hour old, or from before the agent's start, the node's boot or its return to service"
+    why = old if event.backlog else "from a source that users can write to"
+    plain = replace(
+        verdict, severity=Severity.INFO, action=RecommendedAction.NONE, advice=f"Nothing to do: the line is {why}."
+    )
+    return _opened(s, event, plain, ts_ms, None, (_line(event, ts_ms),))
+
+
 def _note(s: XidState, seen: Seen) -> None:
     if seen.severity is Severity.INFO:
         s.recent[seen.node, seen.gpu, seen.code] = seen
@@ -172,7 +175,7 @@ def _note(s: XidState, seen: Seen) -> None:
 
 
 def _cause_of(s: XidState, event: Event, verdict: Verdict, job: str | None, ts_ms: int) -> Seen | None:
-    """The worst recent line that may have caused this one: on the same GPU, for some codes its node or its job."""
+    """Return the worst recent line that may have caused this one: of its GPU, for some codes of its node or job."""
     causes = SYMPATHETIC.get(verdict.code, frozenset())
     named = previous_xid_from_message(event.message)
     if named is not None:
@@ -182,7 +185,7 @@ def _cause_of(s: XidState, event: Event, verdict: Verdict, job: str | None, ts_m
         close = seen.code in causes and abs(ts_ms - seen.ts_ms) <= ATTRIBUTE_MS
         same_gpu = close and (seen.node, seen.gpu) == (event.node, event.gpu)
         same_node = close and seen.node == event.node and verdict.code in (74, 145)
-        # A program that loses one GPU fails on the others too, in whatever way it happens to notice.
+        # A program that loses one GPU fails on the others too, with any code.
         same_job = verdict.app and job is not None and seen.job == job and seen.severity is Severity.CRITICAL
         if same_gpu or same_node or same_job:
             found.append(seen)
@@ -190,14 +193,14 @@ def _cause_of(s: XidState, event: Event, verdict: Verdict, job: str | None, ts_m
 
 
 def _follows(event: Event, verdict: Verdict, cause: Seen, ts_ms: int, job: str | None) -> Finding:
-    """An XID put down to another: joins that one's incident as evidence, raises nothing by itself."""
+    """Return an XID as a consequence of another: evidence in that incident, without one of its own."""
     apart = duration(abs(ts_ms - cause.ts_ms))
-    text = f"XID {verdict.code} on {place(event.node, event.gpu)} within {apart} follows from it"
+    text = f"XID {verdict.code} on {place(event.node, event.gpu)} within {apart} is a consequence"
     return Finding(
         NAME, IncidentKind.XID, f"xid_{cause.code}", "gpu" if cause.gpu is not None else "node", cause.node, cause.gpu,
         ((cause.node, cause.gpu),), ts_ms, cause.ts_ms, Severity.INFO, 0.8, RecommendedAction.NONE,
-        f"XID {verdict.code} follows from XID {cause.code} on {place(cause.node, cause.gpu)}.",
-        f"Deal with XID {cause.code}; this one needs nothing.", (Evidence(text, from_ms=ts_ms),), job,
+        f"XID {verdict.code} is a consequence of XID {cause.code} on {place(cause.node, cause.gpu)}.",
+        f"Nothing to do for this XID; see the advice for XID {cause.code}.", (Evidence(text, from_ms=ts_ms),), job,
     )  # fmt: skip
 
 
@@ -206,18 +209,20 @@ def _hardware_fault(s: XidState, event: Event, verdict: Verdict, ts_ms: int, job
     held = [(key, item) for key, item in islice(s.pending.items(), MOST_PENDING)]
     for key, item in [(key, item) for key, item in held if _explains(verdict.code, item, event, job)]:
         del s.pending[key]
-        evidence.append(Evidence(f"XID {item[1].code} on {place(item[1].node, item[1].gpu)} belongs to it"))
+        evidence.append(Evidence(f"XID {item[1].code} on {place(item[1].node, item[1].gpu)} is a consequence"))
     times = _bursts_today(s, (event.node, event.gpu, verdict.code), ts_ms)
     if times > 1:
         evidence.append(Evidence(f"{times} bursts of XID {verdict.code} on this GPU within 24 h"))
     if verdict.severity is Severity.CRITICAL and times >= FATAL_BURSTS:
         verdict = replace(
             verdict,
-            advice="Drain the node and have the GPU repaired or replaced: it came so often that resets do not mend it.",
+            advice="Drain the node and have the GPU repaired or replaced: it repeats so often that resets do not help.",
         )
     elif verdict.severity is Severity.WARNING and times >= APP_REPEATS and verdict.known:
         verdict = replace(
-            verdict, action=RecommendedAction.PROBE, advice=f"It repeats: run diagnostics on the GPU. {verdict.advice}"
+            verdict,
+            action=RecommendedAction.PROBE,
+            advice=f"Run diagnostics on the GPU: the XID repeats. {verdict.advice}",
         )
     return _opened(s, event, verdict, ts_ms, job, tuple(evidence))
 
@@ -229,7 +234,7 @@ def _explains(code: int, pending: tuple[int, Event, str], event: Event, job: str
 
 
 def _app_fault(s: XidState, event: Event, verdict: Verdict, ts_ms: int, job: str | None) -> Finding:
-    """A program's fault on one GPU: information, until it comes again on the same GPU."""
+    """Return a program's fault on one GPU: information, until it repeats on the same GPU."""
     key = (event.node, event.gpu, verdict.code)
     faults = s.app_faults.setdefault(key, [])
     faults.append(ts_ms)
@@ -240,14 +245,14 @@ def _app_fault(s: XidState, event: Event, verdict: Verdict, ts_ms: int, job: str
         verdict = replace(
             verdict, severity=Severity.WARNING, action=RecommendedAction.PROBE, confidence=0.7,
             cause=f"xid_{verdict.code}_repeated",
-            advice="Run diagnostics on the GPU: a program's bug seldom stays on one GPU.",
+            advice="Run diagnostics on the GPU: a bug in a program would fail on other GPUs too.",
         )  # fmt: skip
-        evidence.append(Evidence(f"{len(today)} times within 24 h on this GPU, and not on the others of its jobs"))
+        evidence.append(Evidence(f"{len(today)} times within 24 h on this GPU, but not on the other GPUs of its jobs"))
     return _opened(s, event, verdict, ts_ms, job, tuple(evidence))
 
 
 def _crashes(s: XidState, now_ms: int) -> list[Finding]:
-    """Jobs whose programs failed alike on many nodes: one finding each, and nothing for the nodes."""
+    """Return one finding for each job whose programs failed the same way on many GPUs, and none for the nodes."""
     together: dict[tuple[str, int], list[Seen]] = {}
     for seen in s.recent.values():
         if seen.job is not None:
@@ -257,8 +262,8 @@ def _crashes(s: XidState, now_ms: int) -> list[Finding]:
         members = tuple(sorted({(seen.node, seen.gpu) for seen in lines}, key=str))
         nodes = {node for node, _ in members}
         newest, before = s.crashes.get((job, code), (0, ()))
-        told = set(members) <= set(before) and now_ms - newest <= QUIET_INFO_MS
-        if len(members) < CRASH_GPUS or told:
+        known = set(members) <= set(before) and now_ms - newest <= QUIET_INFO_MS
+        if len(members) < CRASH_GPUS or known:
             continue
         s.crashes[job, code] = (now_ms, members)
         since = min(seen.ts_ms for seen in lines)
@@ -269,7 +274,7 @@ def _crashes(s: XidState, now_ms: int) -> list[Finding]:
                 NAME, IncidentKind.XID, "job_crash", "job", None, None, members, now_ms, since, Severity.INFO, 0.9,
                 RecommendedAction.NONE,
                 f"Job {job} failed with XID {code} on {len(members)} GPUs of {_nodes(nodes)} at once. {meaning}",
-                "Look at the job's program and its log: the nodes are not at fault.",
+                "Check the job's program and its log. The nodes are not at fault.",
                 (Evidence(f"XID {code} on {listing(nodes)}", from_ms=since),), job, snapshot={"code": code},
             )
         )  # fmt: skip
@@ -286,7 +291,7 @@ def _due(s: XidState, now_ms: int) -> list[Finding]:
         if verdict is None or (job, verdict.code) in s.crashes:
             continue
         fault = _app_fault(s, event, verdict, event.ts_ms, job)
-        # The one rank that failed first, with a code of its own: part of the crash, unless this GPU does so again.
+        # The rank that failed first may have another code: part of the crash, unless this GPU repeats it.
         if fault.severity is not Severity.INFO or not any(crashed == job for crashed, _ in s.crashes):
             found.append(fault)
     return found
@@ -303,34 +308,33 @@ def _opened(
     held = s.open.get(where)
     if held is None or _rank(verdict.severity) >= _rank(held.severity):
         s.open[where] = Open(verdict.severity, verdict.kind, verdict.cause, max(ts_ms, held.last_ms if held else 0))
-    word = "SXid" if event.kind is EventKind.SXID else "XID"
+    label = "SXid" if event.kind is EventKind.SXID else "XID"
     serious = verdict.severity is Severity.CRITICAL
     return Finding(
         NAME, verdict.kind, verdict.cause, "gpu" if event.gpu is not None else "node", event.node, event.gpu, (where,),
         ts_ms, ts_ms, verdict.severity, verdict.confidence, verdict.action,
-        f"{word} {verdict.code} on {place(event.node, event.gpu)}: {verdict.meaning}", verdict.advice, evidence, job,
+        f"{label} {verdict.code} on {place(event.node, event.gpu)}: {verdict.meaning}", verdict.advice, evidence, job,
         lost_gpus=1.0 if serious and event.gpu is not None else None,
     )  # fmt: skip
 
 
-def _asked_by_driver(window: Window, s: XidState, now_ms: int) -> list[Finding]:
-    """`recovery_action` of the driver, where no XID 154 told it (its line may be lost)."""
-    asked = window.newest.gpu.get("recovery_action")
-    if asked is None:
+def _recovery_actions(window: Window, s: XidState, now_ms: int) -> list[Finding]:
+    """Return findings for the metric recovery_action, in case the line of XID 154 was lost."""
+    requested = window.newest.gpu.get("recovery_action")
+    if requested is None:
         return []
     found = []
-    for g in np.flatnonzero(asked > 0):
+    for g in np.flatnonzero(requested > 0):
         node, gpu = window.index.member(int(g))
         held = s.open.get((node, gpu))
         if held is not None and held.severity is Severity.CRITICAL:
             held.last_ms = now_ms
             continue
-        number = int(asked[g])
+        number = int(requested[g])
         known = number < len(RECOVERY_ACTIONS)
         words = RECOVERY_ACTIONS[number] if known else f"do action {number}, which Drover does not know"
-        serious = (
-            known and RECOVERY_ACTIONS[number] != "drain P2P"
-        )  # as xids.RECOVERY_SEVERITY rates the same in XID 154
+        # The same severity as RECOVERY_SEVERITY gives in XID 154.
+        serious = known and RECOVERY_ACTIONS[number] != "drain P2P"
         event = Event("", window.newest.start_ms, node, gpu, EventKind.XID, str(RECOVERY_CODE), "")
         verdict = Verdict(
             RECOVERY_CODE, IncidentKind.XID, "recovery_action", Severity.CRITICAL if serious else Severity.WARNING,
@@ -379,12 +383,12 @@ def _xid(number: int, code: int, node: str, gpu: int) -> Event:
 
 EXAMPLES = (
     Example(
-        "a program crashes on eight nodes at once: one note for the job, nothing for the nodes",
+        "a program crashes on eight nodes at once: one finding for the job, none for the nodes",
         lambda: play(small_fleet(), 4, events={1: [_xid(20 + n, 31, f"n{n:02d}", 3) for n in range(8)]}),
         frozenset({("xid", "job_crash", "job", "info")}),
     ),
     Example(
-        "a GPU falls off the bus, and its job's other GPUs are stopped for it",
+        "a GPU falls off the bus, and the other GPUs of its job are stopped",
         lambda: play(
             small_fleet(), 4, events={1: [_xid(20, 79, "n03", 5)] + [_xid(21, 45, f"n{n:02d}", 0) for n in range(8)]}
         ),

@@ -1,6 +1,6 @@
-"""Whether a GPU that had a fatal XID has been reset since: what its telemetry proves, where no event tells it.
+"""Detect from telemetry that a GPU with a fatal XID was reset, in case no event reports it.
 
-A restart of the agent proves nothing, and a GPU that goes on answering after its XID was not reset by that.
+A restart of the agent proves nothing, nor does a GPU that still answers after its XID.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.xid.state import Open, Where
 from drover_core.model.events import Severity
 
-GONE_CAUSES = frozenset({"xid_79", "xid_79_repeated"})  # off the bus: it cannot answer before it was reset or rebooted
+GONE_CAUSES = frozenset({"xid_79", "xid_79_repeated"})  # off the bus: it cannot answer until it is reset or rebooted
 
 
-def watch(window: Window, held: dict[Where, Open], now_ms: int) -> None:
-    """Note in `back_ms` when what the newest bucket says proves a reset of all GPUs concerned."""
+def note_resets(window: Window, held: dict[Where, Open], now_ms: int) -> None:
+    """Set `back_ms` of faults whose GPUs were all reset, as the newest bucket proves."""
     for where, one in held.items():
         if one.severity is Severity.CRITICAL and one.back_ms is None:
             gpus = _gpus(window, where)
@@ -26,7 +26,7 @@ def watch(window: Window, held: dict[Where, Open], now_ms: int) -> None:
 
 
 def answers(window: Window, where: Where) -> bool:
-    """Whether the node or GPU gave values in the newest bucket."""
+    """Return True if the node or GPU has values in the newest bucket."""
     node, gpu = where
     if gpu is None:
         n = window.index.node_number.get(node)
@@ -59,17 +59,21 @@ def _proof(window: Window, one: Open, g: int) -> bool:
     if not _answers(window, g):
         inside = slice(int(window.index.first_gpu[n]), int(window.index.first_gpu[n + 1]))
         if bucket.node_rows[n] or bucket.gpu_rows[inside].any():
-            one.gone.add(g)  # the node talks and the GPU does not: it is away, not the agent
+            one.gone.add(g)  # the node reports and the GPU does not answer: the agent runs
         return False
     if g in one.gone or (one.cause in GONE_CAUSES and bucket.start_ms > one.last_ms):
         one.gone.discard(g)
         return True
-    return _fell(window, one.energy_j, "energy_j", g) or _fell(window, one.asked, "recovery_action", g, to_zero=True)
+    return _fell(window, one.energy_j, "energy_j", g) or _fell(
+        window, one.requested, "recovery_action", g, to_zero=True
+    )
 
 
 def _fell(window: Window, last: dict[int, float], metric: str, g: int, to_zero: bool = False) -> bool:
-    """Whether a value is lower than the last known one: energy counts from the load of the driver; what the driver
-    asked for is none again."""
+    """Return True if a value is lower than the last known one.
+
+    Energy counts from the load of the driver; the recovery action returns to 0 (`to_zero`).
+    """
     column = window.newest.gpu.get(metric)
     if column is None or np.isnan(column[g]):
         return False

@@ -1,10 +1,10 @@
-"""When what the XID detector told of is over."""
+"""Decide when XIDs are over."""
 
 from __future__ import annotations
 
 from drover_collector.detectors._lib.texts import duration, place
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.xid import resets as xid_back
+from drover_collector.detectors.xid.resets import answers
 from drover_collector.detectors.xid.state import XidState
 from drover_core.model.events import (
     Finding,
@@ -21,7 +21,7 @@ QUIET_INFO_MS = 600_000
 
 
 def ended(window: Window, s: XidState, now_ms: int) -> list[Finding]:
-    """What may be closed: see the QUIET constants. A critical one needs the GPU back and its telemetry present."""
+    """Return findings that end what has been quiet long enough. A critical XID needs the GPU back, with telemetry."""
     found = []
     for where, held in list(s.open.items()):
         quiet_ms = {Severity.CRITICAL: QUIET_CRITICAL_MS, Severity.WARNING: QUIET_WARNING_MS}.get(
@@ -29,7 +29,7 @@ def ended(window: Window, s: XidState, now_ms: int) -> list[Finding]:
         )
         since = held.last_ms
         if held.severity is Severity.CRITICAL:
-            if held.back_ms is None or not xid_back.answers(window, where):
+            if held.back_ms is None or not answers(window, where):
                 continue
             since = max(since, held.back_ms)
         if now_ms - since < quiet_ms:
@@ -38,7 +38,7 @@ def ended(window: Window, s: XidState, now_ms: int) -> list[Finding]:
         node, gpu = where
         text = f"no XID on {place(node, gpu)} for {duration(now_ms - since)}"
         if held.severity is Severity.CRITICAL:
-            text = f"the GPU came back at {iso(held.back_ms or 0)}, gives telemetry, and {text}"
+            text = f"the GPU came back at {iso(held.back_ms or 0)}, sends telemetry, and {text}"
         found.append(
             Finding(
                 NAME, held.kind, held.cause, "gpu" if gpu is not None else "node", node, gpu, (where,), now_ms, since,
@@ -49,22 +49,9 @@ def ended(window: Window, s: XidState, now_ms: int) -> list[Finding]:
         members = s.crashes.pop(key)[1]
         found.append(
             Finding(
-                NAME,
-                IncidentKind.XID,
-                "job_crash",
-                "job",
-                None,
-                None,
-                members,
-                now_ms,
-                now_ms,
-                Severity.INFO,
-                0.9,
-                RecommendedAction.NONE,
-                f"Over: no more faults of job {key[0]}.",
-                "Nothing to do.",
-                job=key[0],
+                NAME, IncidentKind.XID, "job_crash", "job", None, None, members, now_ms, now_ms, Severity.INFO, 0.9,
+                RecommendedAction.NONE, f"Over: job {key[0]} has no further faults.", "Nothing to do.", job=key[0],
                 cleared=True,
             )
-        )
+        )  # fmt: skip
     return found

@@ -1,4 +1,4 @@
-"""What the XID detector remembers. Bounded: see PER_KEY and MAX_KEYS in `xid.py`."""
+"""Keep the state of the XID detector. Bounded by PER_KEY and MAX_KEYS of detector.py."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Key = tuple[str, int | None, int]
 
 @dataclass(slots=True)
 class Open:
-    """What this detector holds open on a GPU (or node): the worst code of it."""
+    """The worst open XID of a GPU or node."""
 
     severity: Severity
     kind: IncidentKind
     cause: str
     last_ms: int
     back_ms: int | None = None  # when the GPU was reset or answered again
-    proven: set[int] = field(default_factory=set)  # GPUs that were reset since, of a node's
-    gone: set[int] = field(default_factory=set)  # GPUs that gave nothing while their node did
+    proven: set[int] = field(default_factory=set)  # GPUs of the node that were reset since
+    gone: set[int] = field(default_factory=set)  # GPUs without values while their node reports
     energy_j: dict[int, float] = field(default_factory=dict)  # GPU -> newest value
-    asked: dict[int, float] = field(default_factory=dict)  # GPU -> what its driver asked for
+    requested: dict[int, float] = field(default_factory=dict)  # GPU -> newest recovery action
 
 
 @dataclass(slots=True)
 class Seen:
-    """One line of the last minutes."""
+    """An XID line of the last minutes."""
 
     ts_ms: int
     node: str
@@ -43,12 +43,15 @@ class Seen:
     severity: Severity
 
 
-PER_JOB = 16  # causes kept of a job: the first ones, to which the rest is put down
+PER_JOB = 16  # causes kept of a job: the first ones, to which the others are attributed
 
 
 class Causes:
-    """Worse lines of the last minutes, to which others are put down: the newest of each GPU and code, by node; the
-    first critical ones by job. A storm has one of each GPU of the fleet, and each line asks."""
+    """Lines of the last minutes to which others may be attributed.
+
+    It has the newest of each GPU and code, by node, and the first critical ones by job: a look-up stays fast in a storm
+    with a line from every GPU of the fleet.
+    """
 
     def __init__(self) -> None:
         self._of_node: dict[str, dict[Key, Seen]] = {}
@@ -63,7 +66,7 @@ class Causes:
                 mine.setdefault(key, seen)
 
     def near(self, node: str, job: str | None) -> list[Seen]:
-        """Those of a node and of a job."""
+        """Return the lines of a node and of a job."""
         mine = {} if job is None else self._of_job.get(job, {})
         return list({**mine, **self._of_node.get(node, {})}.values())
 
@@ -78,20 +81,20 @@ class Causes:
 @dataclass(slots=True)
 class XidState:
     bursts: dict[Key, list[list[int]]] = field(default_factory=dict)  # [first, last] of each, oldest first
-    app_faults: dict[Key, list[int]] = field(default_factory=dict)  # those that were no crash of a whole job
+    app_faults: dict[Key, list[int]] = field(default_factory=dict)  # application faults outside crashes of jobs
     open: dict[Where, Open] = field(default_factory=dict)
-    recent: dict[Key, Seen] = field(default_factory=dict)  # programs' faults: thousands when a large job crashes
+    recent: dict[Key, Seen] = field(default_factory=dict)  # application faults: thousands when a large job crashes
     causes: Causes = field(default_factory=lambda: Causes())
-    followed: dict[Key, int] = field(default_factory=dict)  # when a line was last put down to another
+    followed: dict[Key, int] = field(default_factory=dict)  # when a line was last attributed to another
     pending: dict[Key, tuple[int, Event, str]] = field(default_factory=dict)  # (due, event, job)
-    pruned_ms: int = 0  # when `recent` and `causes` last were
+    pruned_ms: int = 0  # when `recent` and `causes` were last pruned
     crashes: dict[tuple[str, int], tuple[int, tuple[Member, ...]]] = field(default_factory=dict)  # newest, members
 
 
 def back_in_service(state: XidState, node: str, at_ms: int, gap_ms: int) -> None:
-    """A node has come back: a line from now on is a new burst, not the rest of the one that took the node out.
+    """End the bursts of a node that returned to service: a later line starts a new burst.
 
-    Bursts keep their count, by which repeats are told; their end moves so far back that they are over.
+    Bursts keep their count, so that repeats are still recognised.
 
     Args:
         gap_ms: lines closer than this are one burst.

@@ -1,4 +1,4 @@
-"""What one XID or SXid line means and asks for, by the tables of `drover_proto`: no history, no fleet."""
+"""Judge one XID or SXid line by the tables of drover_core.xid, without history or fleet."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ RECOVERY_CODE = 154
 _KINDS = {XidCategory.MEMORY: IncidentKind.MEMORY, XidCategory.NVLINK: IncidentKind.LINK}
 
 
-# A fatal code asks for a drain, hence its advice begins with that; the tables' words speak of the GPU alone.
+# A fatal code asks for a drain, so its advice begins with one; the advice of NVIDIA's table is about the GPU alone.
 _FATAL_ADVICE = {
-    XidAction.RESET_GPU: "Drain the node, then reset the GPU; let nothing else run on it before.",
-    XidAction.RESTART_NODE: "Drain the node, then reboot it; cut its power when the GPU stays away.",
+    XidAction.RESET_GPU: "Drain the node, then reset the GPU. Run nothing else on it before.",
+    XidAction.RESTART_NODE: "Drain the node, then reboot it. Power-cycle it if the GPU does not come back.",
     XidAction.RESTART_VM: "Drain the node, then restart the virtual machine that holds the GPU.",
-    XidAction.WORKFLOW_XID_48: "Drain the node, then reset the GPU; run diagnostics when it comes again.",
-    XidAction.WORKFLOW_NVLINK: "Drain the node, then reset the GPU; if it comes again, check its seat and its links.",
-    XidAction.UNKNOWN: "Drain the node, then ask the hardware vendor: NVIDIA names no action for this code.",
+    XidAction.WORKFLOW_XID_48: "Drain the node, then reset the GPU. Run diagnostics if the XID returns.",
+    XidAction.WORKFLOW_NVLINK: "Drain the node, then reset the GPU. If the XID returns, check its seat and NVLinks.",
+    XidAction.UNKNOWN: "Drain the node, then ask the hardware vendor: NVIDIA documents no action for this code.",
 }
 
 
 class Remedy(StrEnum):
-    """What mends a fault, and nothing less."""
+    """The least that repairs a fault."""
 
     RESET = "reset"
     REBOOT = "reboot"
@@ -61,20 +61,24 @@ _REMEDIES: dict[str, Remedy] = {
 
 
 def advice_for(severity: Severity, action: XidAction) -> str:
-    """What to do first, in words that fit what the verdict asks for."""
+    """Return what to do, as the verdict's recommendation requires."""
     if severity is Severity.CRITICAL:
         return _FATAL_ADVICE.get(action, f"Drain the node. {ADVICE[action]}")
     if severity is Severity.WARNING and action is XidAction.IGNORE:
-        return "It needs nothing by itself; see whether other errors follow on this GPU."
+        return "Watch the GPU for further errors; this XID alone needs no action."
     if severity is Severity.WARNING and action is XidAction.UNKNOWN:
-        return "NVIDIA names no action for this code: watch the GPU, and ask the hardware vendor when it comes again."
+        return "NVIDIA documents no action for this code. Watch the GPU; ask the hardware vendor if the code returns."
     return ADVICE[action]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line, judged alone. `app`: the program that ran is the first suspect; `recovered`: the GPU is well again;
-    `remedy`: the reset or reboot that the tables name, None where they name neither."""
+    """The meaning of one line, judged alone.
+
+    Attributes:
+        app: the running program is the first suspect. recovered: the GPU is healthy again.
+        remedy: the reset or reboot that the tables name; None: neither.
+    """
 
     code: int
     kind: IncidentKind
@@ -91,7 +95,7 @@ class Verdict:
 
 
 def judge(event: Event) -> Verdict | None:
-    """The verdict on an XID or SXid event; None when its code is no number."""
+    """Return the verdict on an XID or SXid event; None if its code is not a number."""
     if not event.code.isdigit():
         return None
     code = int(event.code)
@@ -101,8 +105,8 @@ def judge(event: Event) -> Verdict | None:
     if row is None:
         return Verdict(
             code, IncidentKind.XID, f"xid_{code}", Severity.WARNING, RecommendedAction.WATCH, 0.5,
-            "A code that this version of Drover does not know (newer drivers add some).",
-            "Look the code up in NVIDIA's XID catalog, and watch the GPU until then.", known=False,
+            "This version of Drover does not know the code (newer drivers add some).",
+            "Look up the code in NVIDIA's XID catalog, and watch the GPU.", known=False,
         )  # fmt: skip
     kind = _KINDS.get(row.category, IncidentKind.XID)
     severity, action, meaning = row.severity, row.action, row.meaning
@@ -113,7 +117,7 @@ def judge(event: Event) -> Verdict | None:
             if decoded.injected:
                 return Verdict(
                     code, kind, f"xid_{code}", Severity.INFO, RecommendedAction.NONE, 0.95,
-                    f"{meaning} It was injected on purpose, by a test.", "Nothing to do.",
+                    f"{meaning} A test injected it on purpose.", "Nothing to do.",
                 )  # fmt: skip
             severity, action = decoded.severity, decoded.action
             advice = advice_for(severity, action)
@@ -125,21 +129,9 @@ def judge(event: Event) -> Verdict | None:
         elif (line := xids_nvlink5.parse_line(event.message)) is not None and line.fatal and not line.injected:
             severity, action = Severity.CRITICAL, XidAction.RESET_GPU
             advice = advice_for(severity, action)
-            meaning = f"{meaning} The driver calls it fatal; its registers stand in no table."
-    if code == RECOVERY_CODE:
-        wanted = recovery_action_from_message(event.message)
-        if wanted is not None:
-            severity = RECOVERY_SEVERITY.get(wanted, Severity.WARNING)
-            advice = f"Do what the driver asks for: {wanted}."
-            if wanted == RecoveryAction.NONE:
-                advice = "Nothing to do."
-            elif severity is Severity.CRITICAL:
-                advice = f"Drain the node, then do what the driver asks for: {wanted}."
-            meaning = f"{meaning} It now asks for: {wanted}."
-            return Verdict(
-                code, kind, f"xid_{code}", severity, _action(severity, XidAction.FOLLOW_XID_154), 0.95, meaning, advice,
-                recovered=wanted == RecoveryAction.NONE, remedy=_remedy(severity, wanted),
-            )  # fmt: skip
+            meaning = f"{meaning} The driver calls it fatal; NVIDIA's tables do not list its registers."
+    if code == RECOVERY_CODE and (requested := recovery_action_from_message(event.message)) is not None:
+        return _recovery(code, kind, meaning, requested)
     return Verdict(
         code, kind, f"xid_{code}", severity, _action(severity, action),
         0.97 if severity is Severity.CRITICAL else 0.8, meaning, advice,
@@ -148,13 +140,28 @@ def judge(event: Event) -> Verdict | None:
     )  # fmt: skip
 
 
+def _recovery(code: int, kind: IncidentKind, meaning: str, requested: str) -> Verdict:
+    """Return the verdict on an XID 154, by which the driver requests a recovery action."""
+    severity = RECOVERY_SEVERITY.get(requested, Severity.WARNING)
+    advice = f"Do what the driver asks for: {requested}."
+    if requested == RecoveryAction.NONE:
+        advice = "Nothing to do."
+    elif severity is Severity.CRITICAL:
+        advice = f"Drain the node, then do what the driver asks for: {requested}."
+    return Verdict(
+        code, kind, f"xid_{code}", severity, _action(severity, XidAction.FOLLOW_XID_154), 0.95,
+        f"{meaning} It now asks for: {requested}.", advice, recovered=requested == RecoveryAction.NONE,
+        remedy=_remedy(severity, requested),
+    )  # fmt: skip
+
+
 def _remedy(severity: Severity, action: XidAction | str) -> Remedy | None:
-    """Of a fatal code. `action`: the table's, or what an XID 154 asks for, which may be words of a newer driver."""
+    """Return the remedy of a fatal code. `action`: the table's, or the text of an XID 154."""
     return _REMEDIES.get(action) if severity is Severity.CRITICAL else None
 
 
 def _action(severity: Severity, action: XidAction) -> RecommendedAction:
-    """A reset or reboot needs the node free of work first, hence drain; what a restarted program mends needs none."""
+    """Return what to recommend. A fatal code needs a reset or reboot, and so a drained node."""
     if severity is Severity.CRITICAL:
         return RecommendedAction.DRAIN
     if severity is Severity.INFO or action in (XidAction.IGNORE, XidAction.INFORMATIONAL):
@@ -167,12 +174,12 @@ def _sxid(code: int, message: str) -> Verdict:
     if fatal:
         return Verdict(
             code, IncidentKind.LINK, f"sxid_{code}", Severity.CRITICAL, RecommendedAction.DRAIN, 0.9,
-            f"NVSwitch error {code}, which the driver calls fatal: GPUs behind that switch lose their links.",
-            "Drain the node, then reset all its GPUs and switches (or reboot it); replace the tray if it comes back.",
+            f"NVSwitch error {code}, which the driver calls fatal: GPUs behind that switch lose their NVLinks.",
+            "Drain the node, then reset all its GPUs and switches, or reboot it. Replace the tray if it returns.",
             remedy=Remedy.RESET,
         )  # fmt: skip
-    word = "not fatal" if fatal is False else "without saying whether it is fatal"
+    label = "not fatal" if fatal is False else "neither fatal nor not fatal"
     return Verdict(
         code, IncidentKind.LINK, f"sxid_{code}", Severity.INFO, RecommendedAction.NONE, 0.6,
-        f"NVSwitch error {code}, reported as {word}.", "Nothing to do now; watch for a fatal one on the same node.",
+        f"NVSwitch error {code}, reported as {label}.", "Nothing to do now. Watch the node for a fatal one.",
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A silent node whose scheduler hears it is not dead: it is advised about, not drained, and counts like any other."""
+"""A silent node that its scheduler still reaches is not dead: it is not drained, and it counts as any other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decider(answers: Mapping[str, bool], mode: str = "enforce") -> Decider:
     return subject
 
 
-def told(made: list[Decision]) -> dict[str, tuple[str, str]]:
+def findings(made: list[Decision]) -> dict[str, tuple[str, str]]:
     return {d.node: (d.outcome, d.wanted.value) for d in made}
 
 
@@ -54,21 +54,21 @@ def test_what_comes_of_a_silence_by_the_word_of_the_scheduler(
     answers: dict[str, bool], mode: str, expected: tuple[str, str]
 ) -> None:
     made, _ = decide(decider(answers, mode), [silent("n003")], 1000)
-    assert told(made) == {"n003": expected}
+    assert findings(made) == {"n003": expected}
     assert answers.get("n003") is False or "scheduler" in made[0].rule, "it is said which"
 
 
 def test_where_another_detector_asks_too_a_person_is_asked_and_other_faults_do_not_wait() -> None:
     subject = decider({"n003": True, "n001": True})
-    assert told(decide(subject, [silent("n003", "thermal")], 1000)[0]) == {"n003": ("pending_approval", "drain")}
+    assert findings(decide(subject, [silent("n003", "thermal")], 1000)[0]) == {"n003": ("pending_approval", "drain")}
     subject = decider({"n001": True})
-    assert told(decide(subject, [incident("n001")], 2000)[0]) == {"n001": ("act", "drain")}, (
+    assert findings(decide(subject, [incident("n001")], 2000)[0]) == {"n001": ("act", "drain")}, (
         "an XID rests on no silence"
     )
 
 
 def test_a_broken_upgrade_of_the_agents_drains_nobody_past_the_caps() -> None:
-    """The review's: a rack of 4, of which 2 may be out; a person has drained two, and an XID of the third is held."""
+    """A case of the review: in a rack of 4, 2 may be out. A person has drained two, and an XID of the third is held."""
     rack = [f"n{n:03d}" for n in range(4)]
     for answers, expected in (
         (dict.fromkeys(rack, True), {"n002": ("held", "drain"), "n003": ("act", "advise")}),
@@ -76,31 +76,33 @@ def test_a_broken_upgrade_of_the_agents_drains_nobody_past_the_caps() -> None:
     ):
         subject = decider(answers)
         subject.away = {"n000", "n001"}
-        assert told(decide(subject, [incident("n002"), silent("n003")], 1000)[0]) == expected
+        assert findings(decide(subject, [incident("n002"), silent("n003")], 1000)[0]) == expected
     upgraded = [silent(node) for node in rack]
-    assert {what for what, _ in told(decide(decider(dict.fromkeys(rack, True)), upgraded, 1000)[0]).values()} == {"act"}
+    assert {what for what, _ in findings(decide(decider(dict.fromkeys(rack, True)), upgraded, 1000)[0]).values()} == {
+        "act"
+    }
     made, _ = decide(decider(dict.fromkeys(rack, True)), upgraded, 1000)
     assert {d.wanted for d in made} == {RecommendedAction.ADVISE}
 
 
-def test_a_heard_node_counts_as_in_service_and_one_without_a_word_as_missing_for_others() -> None:
+def test_a_reporting_node_counts_as_in_service_and_one_without_a_word_as_missing_for_others() -> None:
     two = [silent("n000"), silent("n001")]
-    assert told(decide(decider({"n000": True, "n001": True}), [*two, incident("n002")], 1000)[0])["n002"] == (
+    assert findings(decide(decider({"n000": True, "n001": True}), [*two, incident("n002")], 1000)[0])["n002"] == (
         "act", "drain",
     )  # fmt: skip
-    assert told(decide(decider({}), [*two, incident("n002")], 1000)[0])["n002"] == ("held", "drain")
-    assert told(decide(decider({"n000": False, "n001": False}), [*two, incident("n002")], 1000)[0])["n002"] == (
+    assert findings(decide(decider({}), [*two, incident("n002")], 1000)[0])["n002"] == ("held", "drain")
+    assert findings(decide(decider({"n000": False, "n001": False}), [*two, incident("n002")], 1000)[0])["n002"] == (
         "held", "drain",
     )  # fmt: skip
 
 
-def test_a_word_that_changes_is_decided_anew_and_the_question_ends() -> None:
+def test_a_word_that_changes_is_decided_again_and_the_question_ends() -> None:
     subject, open_ = decider({}), [silent("n003")]
-    assert told(decide(subject, open_, 1000)[0]) == {"n003": ("pending_approval", "drain")}
+    assert findings(decide(subject, open_, 1000)[0]) == {"n003": ("pending_approval", "drain")}
     subject.answers = {"n003": True}
-    assert told(decide(subject, open_, 2000)[0]) == {"n003": ("act", "advise")}
+    assert findings(decide(subject, open_, 2000)[0]) == {"n003": ("act", "advise")}
     subject.answers = {"n003": False}
-    assert told(decide(subject, open_, 3000)[0]) == {"n003": ("act", "drain")}
+    assert findings(decide(subject, open_, 3000)[0]) == {"n003": ("act", "drain")}
 
 
 def wanted_of(live: bool, survey: Survey | None) -> tuple[set[tuple[str, str]], Incident]:

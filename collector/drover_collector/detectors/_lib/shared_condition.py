@@ -1,7 +1,7 @@
-"""What so many boards of one kind show at once that it says nothing of each: told once, and no board is drained for it.
+"""Report once what many boards of one kind show at the same time, without draining any of them.
 
-A field that a driver reads wrongly, a counter of another unit: a fleet of incidents would hide the one that is real,
-and cost a tick minutes. What stood well before the others came stays an incident of its own.
+The cause is then a field that a driver reads wrongly or a counter in another unit. An incident for each board would
+hide the real one. A condition that began well before the others stays an incident of its own.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from drover_collector.detectors._lib.metrics import Ints, boards
 from drover_collector.detectors._lib.robust import Bools
-from drover_collector.detectors._lib.steady import Ints, boards
 from drover_collector.detectors._lib.texts import listing
 from drover_collector.detectors._lib.window import Window
 from drover_core.model.events import (
@@ -23,16 +23,16 @@ from drover_core.model.events import (
     Severity,
 )
 
-# Ours. Real faults of this kind hit one board in thousands a day; batches of bad boards are a few percent.
+# Drover's own limits. Real faults of this kind hit one board in thousands a day; bad batches are a few percent.
 SHARE = 0.1  # of the boards of one kind
-LEAST = 32  # boards, of
-NODES = 4  # nodes at least: all GPUs of a node can break together
-BEFORE_MS = 600_000  # what stood so long before is a fault of its own; younger incidents are taken in
+LEAST = 32  # boards
+NODES = 4  # all GPUs of one node can break together
+BEFORE_MS = 600_000  # a condition that is older than the others by this much is a separate fault
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
-    """Boards of one kind that show the same: their numbers, of how many, since when."""
+class AffectedBoards:
+    """Boards of one kind that show the same condition. `total`: how many boards of that kind the fleet has."""
 
     gpus: Ints
     total: int
@@ -41,15 +41,22 @@ class Many:
 
 @dataclass(slots=True)
 class SharedCondition:
-    """`since_ms`: cause -> since when each GPU shows it, [G], 0: it does not. `begun_ms`: (cause, kind of board) ->
-    since when too many show it."""
+    """Conditions that many boards share.
+
+    Attributes:
+        since_ms: cause -> start of each GPU's condition, int64 [G]; 0: not affected.
+        begun_ms: (cause, kind of board) -> time from which too many boards were affected.
+    """
 
     since_ms: dict[str, Ints] = field(default_factory=dict)
     begun_ms: dict[tuple[str, int], int] = field(default_factory=dict)
-    now: dict[str, list[Many]] = field(default_factory=dict)
+    now: dict[str, list[AffectedBoards]] = field(default_factory=dict)
 
     def split(self, window: Window, cause: str, flags: Bools, onset_ms: int) -> tuple[Bools, Ints]:
-        """Those that are told each, bool [G], and since when each shows it; the others: `together`."""
+        """Return the GPUs to report one by one, bool [G], and the start of each GPU's condition, int64 [G].
+
+        `shared` returns the others.
+        """
         before = self.since_ms.get(cause)
         self.now.pop(cause, None)
         if not flags.any():
@@ -61,13 +68,13 @@ class SharedCondition:
         self.since_ms[cause] = since = np.where(flags, np.where(before > 0, before, onset_ms), 0)
         if np.count_nonzero(flags) < LEAST and not self.begun_ms:
             return flags, since
-        return self._apart(window, cause, flags, since), since
+        return self._single(window, cause, flags, since), since
 
-    def together(self, cause: str) -> Sequence[Many]:
-        """What the newest `split` of this cause kept back, by kind of board."""
+    def shared(self, cause: str) -> Sequence[AffectedBoards]:
+        """Return the boards that the newest `split` of this cause left out, by kind of board."""
         return self.now.get(cause, ())
 
-    def _apart(self, window: Window, cause: str, flags: Bools, since: Ints) -> Bools:
+    def _single(self, window: Window, cause: str, flags: Bools, since: Ints) -> Bools:
         nodes = window.index.gpu_node
         kinds = (boards(window) + 1)[nodes]
         sizes, have = np.bincount(kinds), np.bincount(kinds[flags], minlength=int(kinds.max()) + 1)
@@ -75,7 +82,7 @@ class SharedCondition:
         for kind in np.flatnonzero(have).tolist():
             key = (cause, kind)
             mine = flags & (kinds == kind)
-            least = max(LEAST, SHARE * sizes[kind]) / (2 if key in self.begun_ms else 1)  # no to and fro at the limit
+            least = max(LEAST, SHARE * sizes[kind]) / (2 if key in self.begun_ms else 1)  # hysteresis
             if have[kind] < least or len(np.unique(nodes[mine])) < NODES:
                 self.begun_ms.pop(key, None)
                 continue
@@ -84,14 +91,21 @@ class SharedCondition:
             alone &= ~mine
             gpus = np.flatnonzero(mine)
             if len(gpus):
-                self.now.setdefault(cause, []).append(Many(gpus, int(sizes[kind]), begun))
+                self.now.setdefault(cause, []).append(AffectedBoards(gpus, int(sizes[kind]), begun))
         return alone
 
 
 def common_finding(
-    window: Window, detector: str, kind: IncidentKind, cause: str, metric: str, many: Many, now_ms: int, advice: str
+    window: Window,
+    detector: str,
+    kind: IncidentKind,
+    cause: str,
+    metric: str,
+    many: AffectedBoards,
+    now_ms: int,
+    advice: str,
 ) -> Finding:
-    """One finding for all of them, on their nodes."""
+    """Return one finding for all affected boards, with their nodes as members."""
     index = window.index
     names = [index.nodes[n].name for n in np.unique(index.gpu_node[many.gpus]).tolist()]
     text = f"{len(many.gpus)} of {many.total} GPUs of one kind, on {listing(names)}"

@@ -1,8 +1,8 @@
-"""How often each node reports, learnt from the buckets: a silence counts reports, not only seconds.
+"""Learn from the buckets how often each node reports, so that silence counts missed reports, not only seconds.
 
-A node that is read every 15 s, or whose agent sends every 30 s, leaves buckets empty while all is well. So its silence
-begins when MISSED reports in a row are missing, and never before the limits that hold for a node that reports in each
-bucket. Only the newest gaps are kept, and a few long ones (an outage, a pause of the collector) change nothing.
+A healthy node that is read every 15 s, or whose agent sends every 30 s, leaves buckets empty. Its silence begins when
+MISSED reports in a row are missing, and never before the limits of a node that reports in each bucket. Only the newest
+gaps are kept; a few long ones (an outage, a pause of the collector) change nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 
 MISSED = 3  # reports in a row until a node counts as silent: two may be lost
-SILENT_BUCKETS = 3  # without a row, at least: rides out an agent's restart and a reconnect
+SILENT_BUCKETS = 3  # without a row, at least: covers an agent's restart and a reconnect
 SILENT_MS = 30_000  # and at least this long
-UNKNOWN_MS = 60_000  # and this long while it is not known how often the node reports
+UNKNOWN_MS = 60_000  # and this long while the node's report interval is unknown
 KEPT = 32  # gaps of each node
-LEAST = 3  # gaps until a node's spacing is known; one bucket with two samples is enough as well
-LONGEST_MS = 660_000  # an agent reads every 10 min at least; what is longer is an outage
-# Longer than one bucket by less than this the spacing is that of the bucket: a node that is read every 10 s and loses
-# one sample in ten is no slower node. An interval of 10 to 11 s is taken for 10 s for that.
+LEAST = 3  # gaps until a node's spacing is known; one bucket with two samples is enough too
+LONGEST_MS = 660_000  # an agent reads every 10 min at least; a longer gap is an outage
+# A spacing up to this factor over one bucket counts as one bucket: a node that is read every 10 s and loses one sample
+# in ten is not slower. Intervals of 10 to 11 s therefore count as 10 s.
 SLACK = 1.1
 GROUPED_SHARE = 0.25  # of the gaps have an empty bucket in them: the agent sends its samples in groups
 
@@ -30,67 +30,68 @@ Times = npt.NDArray[np.int64]
 
 
 class ReportInterval:
-    """`hear` each bucket in order of time; the rest is asked when some node is quiet, which is seldom."""
+    """The report interval of each node. Call `add_bucket` for each bucket, in order of time."""
 
     def __init__(self, index: FleetIndex) -> None:
         self._index = index
         self._gaps = np.zeros((index.node_count, KEPT), np.int32)  # ms from one bucket with rows to the next
-        self._rows = np.zeros((index.node_count, KEPT), np.int32)  # of the later one
+        self._rows = np.zeros((index.node_count, KEPT), np.int32)  # of the later bucket
         self._count = np.zeros(index.node_count, np.int64)  # gaps so far
-        self._heard_ms = np.zeros(index.node_count, np.int64)  # start of the newest bucket with rows, 0 never
+        self._newest_ms = np.zeros(index.node_count, np.int64)  # start of the newest bucket with rows; 0: none
         self._newest_rows = np.zeros(index.node_count, np.int32)
-        self._new = np.ones(index.node_count, bool)  # nothing is known of this run of its agent
+        self._new = np.ones(index.node_count, bool)  # no report yet from this run of its agent
         self._spacing = np.zeros(index.node_count, np.int64)
-        self._stale = np.ones(index.node_count, bool)  # `_spacing` is to be worked out again
-        self._length_ms = 0  # that `_spacing` is for
+        self._stale = np.ones(index.node_count, bool)  # `_spacing` must be computed again
+        self._length_ms = 0  # bucket length that `_spacing` was computed for
 
-    def hear(self, bucket: Bucket) -> None:
-        """Take one bucket in."""
+    def add_bucket(self, bucket: Bucket) -> None:
+        """Learn from the next bucket."""
         index = self._index
         of_gpus = np.zeros(index.node_count, np.int32)
         np.maximum.at(of_gpus, index.gpu_node, bucket.gpu_rows)
         rows = np.maximum(bucket.node_rows, of_gpus)
-        heard = rows > 0
-        gaps = bucket.start_ms - self._heard_ms
-        learn = np.flatnonzero(heard & ~self._new & (gaps > 0) & (gaps <= LONGEST_MS))
+        reporting = rows > 0
+        gaps = bucket.start_ms - self._newest_ms
+        learn = np.flatnonzero(reporting & ~self._new & (gaps > 0) & (gaps <= LONGEST_MS))
         at = self._count[learn] % KEPT
         self._gaps[learn, at], self._rows[learn, at] = gaps[learn], rows[learn]
         self._count[learn] += 1
-        self._heard_ms[heard], self._newest_rows[heard], self._new[heard] = bucket.start_ms, rows[heard], False
-        self._stale |= heard
+        self._newest_ms[reporting], self._newest_rows[reporting] = bucket.start_ms, rows[reporting]
+        self._new[reporting] = False
+        self._stale |= reporting
 
     def forget(self, node: str) -> None:
-        """Learn a node anew: its agent has started again, perhaps with another interval."""
+        """Forget what was learnt of a node whose agent restarted, perhaps with another interval."""
         n = self._index.node_number.get(node)
         if n is not None:
             self._count[n], self._new[n], self._stale[n] = 0, True, True
 
     def spacing_ms(self, length_ms: int, quiet: Bools) -> Times:
-        """Return the time between two reports of each node, int64 [N]: at least one bucket; 0 where it is not known.
+        """Return the time between two reports of each node, int64 [N], at least one bucket; 0 where unknown.
 
         Args:
-            quiet: bool [N], nodes that are asked about; of the others it is the time of a bucket.
+            quiet: bool [N], nodes to compute it for; the others get the length of a bucket.
         """
         self._stale |= self._length_ms != length_ms
         self._length_ms = length_ms
         nodes = np.flatnonzero(quiet & self._stale)
-        if len(nodes):  # of few, as a rule: who is quiet has given nothing new to learn from
+        if len(nodes):  # usually few: a quiet node sends nothing new to learn from
             self._spacing[nodes], self._stale[nodes] = self._learnt(nodes, length_ms), False
         return np.where(quiet, self._spacing, length_ms)
 
     def silent_after_ms(self, length_ms: int, quiet: Bools) -> Times:
-        """Return how long each node gives nothing until it counts as silent, int64 [N]. `quiet`: as above."""
+        """Return the time without a report after which each node counts as silent, int64 [N]. `quiet`: as above."""
         spacing, least = self.spacing_ms(length_ms, quiet), least_silence_ms(length_ms)
         return np.where(spacing > 0, np.maximum(least, MISSED * spacing), max(least, UNKNOWN_MS))
 
     def late_ms(self, n: int, length_ms: int) -> int:
-        """Return the same of one node, and change nothing: for other threads."""
+        """Return `silent_after_ms` of one node without changing state; for other threads."""
         spacing, least = int(self._learnt(np.array([n]), length_ms)[0]), least_silence_ms(length_ms)
         return max(least, MISSED * spacing if spacing > 0 else UNKNOWN_MS)
 
     def last_ms(self, n: int, length_ms: int) -> int:
-        """Return about when node `n` was last read, 0 if never: its newest bucket may have ended well after that."""
-        start_ms, rows, count = int(self._heard_ms[n]), int(self._newest_rows[n]), min(int(self._count[n]), KEPT)
+        """Return about when node `n` was last read; 0: never. Its newest bucket may have ended well after that."""
+        start_ms, rows, count = int(self._newest_ms[n]), int(self._newest_rows[n]), min(int(self._count[n]), KEPT)
         usual = int(np.median(self._rows[n, :count])) if count else rows
         full = start_ms == 0 or rows >= usual
         return start_ms + (length_ms * bool(start_ms) if full else length_ms * rows // usual)
@@ -104,7 +105,7 @@ class ReportInterval:
         total = np.where(usual, gaps, 0).sum(axis=1, dtype=np.int64)
         rows = np.where(usual, self._rows[nodes], 0).sum(axis=1, dtype=np.int64)
         breaks = (usual & (gaps > length_ms)).sum(axis=1)
-        # By at most one bucket the first sample may lie before these gaps: few of them say less.
+        # The first sample may lie up to one bucket before these gaps.
         spacing = (total + length_ms) / np.maximum(rows, 1)
         grouped = (rows >= 2 * usual.sum(axis=1)) & (breaks > GROUPED_SHARE * count)
         spacing = np.where(grouped, (total + length_ms) / np.maximum(breaks, 1), spacing)
@@ -114,5 +115,5 @@ class ReportInterval:
 
 
 def least_silence_ms(length_ms: int) -> int:
-    """Return how long a node that reports in each bucket gives nothing until it counts as silent."""
+    """Return the time without a report after which a node that reports in each bucket counts as silent."""
     return max(SILENT_MS, SILENT_BUCKETS * length_ms)
