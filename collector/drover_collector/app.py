@@ -34,7 +34,7 @@ from drover_collector.grpc_h2 import GrpcServer, ServerOptions
 from drover_collector.ingest.context import IngestContext, IngestListeners
 from drover_collector.ingest.limits import MESSAGE_BYTES
 from drover_collector.ingest.service import IngestService
-from drover_collector.notify import Outbox
+from drover_collector.notify import Outbox, OutboxOptions
 from drover_collector.notify.factory import notifiers
 from drover_collector.notify.routes import Routes
 from drover_collector.notify.silences import Silences
@@ -48,11 +48,12 @@ from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
+from drover_collector.probes.context import NodeAccess, ProbeRuntime, Stream
 from drover_collector.probes.scheduling.group_orders import address_of
 from drover_collector.probes.scheduling.protection import Protection, Unprotected
 from drover_collector.probes.scheduling.requests import Asking, held_nodes
 from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
-from drover_collector.probes.service import ProbeOrderService, Stream
+from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.process import memory, open_files
 from drover_collector.store import Store, StoreError
@@ -141,7 +142,7 @@ class Detection:
         self.leadership = Leadership(self.pipeline)
         self.probes = make_probes(self.pipeline, config.probes, config.act, lambda node: self.ingest.stream(node))
         listeners = IngestListeners(
-            self.pipeline.take_events, self.pipeline.take_unstored, self.probes.orders.take_results
+            self.pipeline.take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
         )
         self.ingest = IngestService(IngestContext(store, index, listeners))
         self.maintenance = Maintenance(
@@ -154,13 +155,13 @@ class Detection:
 class Probes:
     """The probe orders of one collector, and what asks for probes by itself."""
 
-    orders: ProbeOrderService
+    service: ProbeOrderService
     asking: Asking
 
     @property
     def tasks(self) -> tuple[Callable[[], Awaitable[None]], ...]:
         """Run each until cancelled."""
-        return self.orders.run, self.asking.run
+        return self.service.run, self.asking.run
 
 
 def make_probes(pipeline: Pipeline, config: ProbesConfig, act: ActConfig, stream: Streams) -> Probes:
@@ -176,22 +177,25 @@ def make_probes(pipeline: Pipeline, config: ProbesConfig, act: ActConfig, stream
     def judge(verdicts: Sequence[ProbeVerdict]) -> None:
         _judge_verdicts(pipeline, verdicts)
 
-    orders = ProbeOrderService(
-        pipeline.store, pipeline.index, config, stream=stream, leading=leading, now_ms=pipeline.now_ms,
-        troubles=pipeline.ticks.troubles, address=address, protection=_protection(pipeline, config, act),
-        held=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()),
-    )  # fmt: skip
-    orders.maintained = lambda: pipeline.outbox.silences.held(pipeline.now_ms())
+    nodes = NodeAccess(
+        stream,
+        busy=lambda: held_nodes(pipeline.store, pipeline.index, pipeline.now_ms()),
+        address=address,
+        maintained=lambda: pipeline.outbox.silences.held(pipeline.now_ms()),
+    )
+    runtime = ProbeRuntime(leading, pipeline.now_ms, pipeline.ticks.troubles)
+    protection = _protection(pipeline, config, act)
+    service = ProbeOrderService(pipeline.store, pipeline.index, config, nodes, runtime, protection)
     asking = Asking(
-        pipeline.store, pipeline.index, config, orders, leading, lambda: pipeline.incidents, pipeline.now_ms,
-        lambda: {risk.node: risk.chance for risk in pipeline.engine.risks}, maintained=orders.maintained,
+        pipeline.store, pipeline.index, config, service, leading, lambda: pipeline.incidents, pipeline.now_ms,
+        lambda: {risk.node: risk.chance for risk in pipeline.engine.risks}, maintained=nodes.maintained,
     )  # fmt: skip
-    orders.on_verdicts.append(judge)
+    service.on_verdicts.append(judge)
     pipeline.saving.takers.append(asking.take)
     if pipeline.dispatcher is not None:
-        pipeline.dispatcher.returns.validator = orders
-        orders.on_verdicts.append(pipeline.dispatcher.on_verdicts)
-    return Probes(orders, asking)
+        pipeline.dispatcher.returns.validator = service.orders
+        service.on_verdicts.append(pipeline.dispatcher.on_verdicts)
+    return Probes(service, asking)
 
 
 def _judge_verdicts(pipeline: Pipeline, verdicts: Sequence[ProbeVerdict]) -> None:
@@ -227,15 +231,20 @@ def _protection(pipeline: Pipeline, config: ProbesConfig, act: ActConfig) -> Pro
 
 
 def _outbox(config: CollectorConfig, spec: FleetSpec, store: Store) -> Outbox:
+    """
+    Raises:
+        SettingsError: a receiver's secret cannot be read.
+    """
     receivers = notifiers(config.notify, config.webhooks, spec)
-    return Outbox(
-        store, receivers, config.console.url, routes=Routes(receivers, config.notify.route, spec.by_name),
-        silences=Silences(spec.by_name, config.maintenance), unstored=_unstored(config.store.url),
+    options = OutboxOptions(
+        Routes(receivers, config.notify.route, spec.by_name), Silences(spec.by_name, config.maintenance),
+        fallback_file=_fallback_file(config.store.url),
     )  # fmt: skip
+    return Outbox(store, receivers, config.console.url, options)
 
 
-def _unstored(url: str) -> Path | None:
-    """Return the file for deliveries made while the store fails. For a server's store systemd names its folder."""
+def _fallback_file(url: str) -> Path | None:
+    """Return the file for messages that the store cannot keep. For a database server systemd names its folder."""
     kind, _, place = url.partition("://")
     folder = place.partition("?")[0] if kind == "chdb" else os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     return Path(folder) / "told-unstored.jsonl" if folder else None
@@ -254,7 +263,7 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         api_file = f"{stack.enter_context(_socket_folder())}/api"
         agents_address = _listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         beats = HeartbeatStatus()
-        parts = OptionalParts(detection.probes.orders, beats, detection.maintenance.expiring, agents_address)
+        parts = OptionalParts(detection.probes.service, beats, detection.maintenance.expiring, agents_address)
         facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls, parts)
         switch = DeadManSwitch(config.heartbeat, lambda: read_signals(facts), pipeline.ticks.troubles, beats)
         api = FleetApi(facts)

@@ -22,7 +22,7 @@ from drover_collector.config import CollectorConfig, load_config
 from drover_collector.notify.factory import notifiers
 from drover_collector.notify.maintenance_windows import validate_window_places
 from drover_collector.notify.routes import validate_places
-from drover_collector.notify.test_command import chosen, try_out
+from drover_collector.notify.test_command import choose, send_test
 from drover_collector.policy.policy import Policy
 from drover_collector.store import StoreError
 from drover_core import interrupts, logs
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "check":
             return check(args.config, config, spec, policy)
         if args.command == "notify-test":
-            made = chosen(notifiers(config.notify, config.webhooks, spec), args.names)
-            return 0 if try_out(made, Severity(args.severity), config.console.url, over=args.over) else 1
+            made = choose(notifiers(config.notify, config.webhooks, spec), args.names)
+            return 0 if send_test(made, Severity(args.severity), config.console.url, over=args.over) else 1
         asyncio.run(serve(config, spec, policy))
     except (SettingsError, FleetError, StoreError, AddressError) as error:
         print(f"drover-collector: {error}", file=sys.stderr)

@@ -70,8 +70,8 @@ class Site:
             PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms),
         )
         self.probes = make_probes(self.pipeline, CONFIG, ActConfig(), collector.ingest.stream)
-        self.probes.orders._poll_s = 0.05
-        collector.on_probes = self.probes.orders.take_results
+        self.probes.service.runtime.poll_s = 0.05
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def judged(self) -> Incident:
         await self.pipeline.start()
@@ -90,7 +90,7 @@ async def site(store: Store, ran: tuple[SimulatedFleet, Recording]) -> AsyncIter
     fleet, recording = ran
     async with Collector(store, now_ms=START_MS, index=recording.index) as collector:
         made = Site(collector, fleet, recording)
-        running = asyncio.ensure_future(made.probes.orders.run())
+        running = asyncio.ensure_future(made.probes.service.run())
         try:
             yield made
         finally:
@@ -150,7 +150,9 @@ async def test_an_innocent_gpu_is_cleared_and_not_drained(
     async with site(store, ran) as at:
         suspect = await at.judged()
         async with agents(at, tmp_path, Prober(healthy, 1001), NODE):
-            order = await asyncio.to_thread(at.probes.orders.ask, NODE, ProbeReason.CONFIRM, incident_id=suspect.id)
+            order = await asyncio.to_thread(
+                at.probes.service.orders.ask, NODE, ProbeReason.CONFIRM, incident_id=suspect.id
+            )
             await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         cleared = at.incident()
         assert cleared.closed_ms is not None

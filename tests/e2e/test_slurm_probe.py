@@ -30,6 +30,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.probes.context import NodeAccess, ProbeRuntime
 from drover_collector.probes.scheduling.protection import Protection
 from drover_collector.probes.scheduling.slurm_holds import NAME, SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
@@ -109,16 +110,17 @@ class Site:
         conf = f"{slurm.folder}/slurm.conf"
         actuator = SlurmActuator(Scontrol(SlurmConfig(conf=conf)), 10_000)
         self.desk = ProbeOrderService(
-            self.store, INDEX, ProbesConfig(), stream=collector.ingest.stream, leading=lambda: True,
-            now_ms=lambda: collector.now_ms, poll_s=0.2,
-            protection=Protection(
-                lambda _: actuator, lambda _: True, SlurmHolds(holds(conf)), now_ms=lambda: collector.now_ms
-            ),
-        )  # fmt: skip
-        collector.on_probes = self.desk.take_results
+            self.store,
+            INDEX,
+            ProbesConfig(),
+            NodeAccess(stream=collector.ingest.stream),
+            ProbeRuntime(leading=lambda: True, now_ms=lambda: collector.now_ms, poll_s=0.2),
+            Protection(lambda _: actuator, lambda _: True, SlurmHolds(holds(conf)), now_ms=lambda: collector.now_ms),
+        )
+        collector.on_probes = self.desk.orders.take_results
 
     async def ask(self, *probes: str) -> str:
-        return await asyncio.to_thread(lambda: self.desk.ask(NODE, ProbeReason.IDLE, probes=probes))
+        return await asyncio.to_thread(lambda: self.desk.orders.ask(NODE, ProbeReason.IDLE, probes=probes))
 
     def newest(self, order: str) -> ProbeOrder:
         return self.store.probes.orders.versions(order)[-1]
@@ -253,8 +255,8 @@ class Acting:
         self.probes = make_probes(
             self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act, collector.ingest.stream
         )
-        self.probes.orders._poll_s = 0.2
-        collector.on_probes = self.probes.orders.take_results
+        self.probes.service.runtime.poll_s = 0.2
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def suspected(self) -> str:
         """The order that it makes Drover ask for."""
@@ -293,7 +295,7 @@ async def acting(
         )  # fmt: skip
         agent = ProbedAgent(config, NODE, inventory(fleet.hardware, fleet.hardware.number[NODE]))
         made = Acting(collector, recording, slurm)
-        running = [asyncio.create_task(made.probes.orders.run()), asyncio.create_task(agent.run())]
+        running = [asyncio.create_task(made.probes.service.run()), asyncio.create_task(agent.run())]
         try:
             with serving(probes, folder / "service.log", program, gpus.env()):
                 await until(lambda: collector.ingest.stream(NODE), "the agent's stream")

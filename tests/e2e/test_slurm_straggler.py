@@ -143,8 +143,8 @@ class Site:
         self.probes = make_probes(
             self.pipeline, ProbesConfig(confirm=True, most_at_once=4), ActConfig(), collector.ingest.stream
         )
-        self.probes.orders._poll_s = 0.05
-        collector.on_probes = self.probes.orders.take_results
+        self.probes.service.runtime.poll_s = 0.05
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def judged(self) -> Incident:
         await self.pipeline.start()
@@ -188,7 +188,7 @@ async def site(
         agent = NodeAgent(config, NODE, inventory(fleet.hardware, fleet.hardware.number[NODE]))
         agent.prober = prober
         made = Site(collector, recording, slurm, agent)
-        running = [asyncio.create_task(made.probes.orders.run()), asyncio.create_task(agent.run())]
+        running = [asyncio.create_task(made.probes.service.run()), asyncio.create_task(agent.run())]
         try:
             await until(lambda: collector.ingest.stream(NODE), "the agent's stream")
             yield made

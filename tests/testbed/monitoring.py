@@ -13,6 +13,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.engine.detector_runner import DetectorError
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.observability.metrics_server import exposition
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
@@ -55,7 +56,7 @@ def names_of(page: str) -> set[str]:
 
 def facts_of(store: Store) -> ApiSnapshot:
     """Four nodes of two GPUs; some things have been counted."""
-    webhook = Webhook("ops", "http://127.0.0.1:9/", b"x" * 32, Severity.WARNING, 1.0)
+    webhook = Webhook(ReceiverOptions("ops", Severity.WARNING, 1.0), "http://127.0.0.1:9/", b"x" * 32)
     pipeline = Pipeline(
         small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), PipelineOptions(lag_ms=7000)
     )

@@ -17,6 +17,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.context import NodeAccess, ProbeRuntime
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
@@ -48,7 +49,7 @@ class Node:
         rows = [ProbeRow(r, KEY, "" if r.gpu is None else f"{r.node}-{r.gpu}", "", now_ms) for r in results]
         await asyncio.to_thread(self.store.probes.results.write, rows)
         assert self.desk is not None
-        self.desk.take_results(results)
+        self.desk.orders.take_results(results)
 
 
 @contextlib.asynccontextmanager
@@ -66,11 +67,8 @@ async def serving(
         store,
         index,
         config or ProbesConfig(),
-        stream=nodes.get,
-        leading=lambda: True,
-        now_ms=now_ms,
-        poll_s=0.05,
-        address=lambda _: "192.0.2.1",
+        NodeAccess(stream=nodes.get, address=lambda _: "192.0.2.1"),
+        ProbeRuntime(leading=lambda: True, now_ms=now_ms, poll_s=0.05),
     )
     for node in nodes.values():
         node.desk = desk

@@ -85,7 +85,7 @@ def get_status(facts: ApiSnapshot) -> pb.Status:
         gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
         jobs_hurt=len(jobs_hurt(incidents)),
         pending=len(api_decisions.pending(facts)),
-        receivers=facts.pipeline.outbox.receivers,
+        receivers=facts.pipeline.outbox.delivery.receivers,
         policy=pipeline.policy.name,
         role=pipeline.lease.role(pipeline.leading),
     )

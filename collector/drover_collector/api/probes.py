@@ -243,7 +243,7 @@ def request_probe(facts: ApiSnapshot, request: pb.ProbeAsk, by: str) -> pb.Probe
             asked = _ask_groups(facts, facts.parts.probes, request, level, by)
         else:
             facts.node_number(request.node)
-            asked = [facts.parts.probes.ask(
+            asked = [facts.parts.probes.orders.ask(
                 request.node, ProbeReason.PERSON, gpus=request.gpus, level=level, probes=request.probes, by=by
             )]  # fmt: skip
     except ValueError as error:
@@ -272,5 +272,5 @@ def _ask_groups(facts: ApiSnapshot, desk: ProbeOrderService, request: pb.ProbeAs
     return [
         order
         for group in groups
-        for order in desk.ask_group(group, ProbeReason.PERSON, probes=request.probes, level=level, by=by)
+        for order in desk.orders.ask_group(group, ProbeReason.PERSON, probes=request.probes, level=level, by=by)
     ]

@@ -270,9 +270,14 @@ def _store(watch: SystemWatch) -> pb.StoreState:
 
 
 def _notifiers(facts: ApiSnapshot) -> list[pb.NotifierState]:
-    outbox = facts.pipeline.outbox
-    oldest, delivered, failed, given_up = outbox.oldest_s, outbox.delivered, outbox.tries_failed, outbox.given_up
-    kinds, trouble = outbox.kinds, outbox.trouble_of
+    delivery = facts.pipeline.outbox.delivery
+    oldest, delivered, failed, given_up = (
+        delivery.oldest_s,
+        delivery.delivered,
+        delivery.tries_failed,
+        delivery.given_up,
+    )
+    kinds, trouble = delivery.kinds, delivery.troubles
     return [
         pb.NotifierState(
             name=name,
@@ -284,5 +289,5 @@ def _notifiers(facts: ApiSnapshot) -> list[pb.NotifierState]:
             given_up=int(given_up.get(name, 0)),
             trouble=trouble.get(name, ""),
         )
-        for name, waiting in outbox.pending.items()
+        for name, waiting in delivery.pending.items()
     ]

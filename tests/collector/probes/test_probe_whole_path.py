@@ -136,11 +136,11 @@ class Site:
             now_ms=lambda: collector.now_ms),
         )  # fmt: skip
         self.probes = make_probes(self.pipeline, ProbesConfig(), ActConfig(), collector.ingest.stream)
-        self.probes.orders._poll_s = 0.02
-        collector.on_probes = self.probes.orders.take_results
+        self.probes.service.runtime.poll_s = 0.02
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def order(self) -> str:
-        return await asyncio.to_thread(lambda: self.probes.orders.ask("n0", ProbeReason.PERSON, by="ann"))
+        return await asyncio.to_thread(lambda: self.probes.service.orders.ask("n0", ProbeReason.PERSON, by="ann"))
 
     async def over(self, order: str) -> str:
         await until(lambda: self.store.probes.orders.versions(order)[-1].state in ("done", "failed"), "the order's end")
@@ -165,7 +165,7 @@ async def site(store: Store) -> AsyncIterator[Site]:
         await asyncio.to_thread(
             made.pipeline.judge_bucket, replace(bucket, jobs=np.full_like(bucket.jobs, -1), job_names=())
         )
-        running = asyncio.create_task(made.probes.orders.run())
+        running = asyncio.create_task(made.probes.service.run())
         try:
             yield made
         finally:
