@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from drover_collector.notify import Notifier, Outbox
-from drover_collector.notify import outbox as outboxes
+from drover_collector.notify import Notifier, Outbox, delivery_pool
 from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers.alertmanager import Alertmanager
 from drover_collector.notify.receivers.apprise import Apprise
@@ -56,7 +55,7 @@ def delivered(store: Store, incident: str) -> set[str]:
 def test_one_that_hangs_delays_no_other_and_no_stop(
     start: Start, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outboxes, "STOP_S", 0.2)
+    monkeypatch.setattr(delivery_pool, "STOP_S", 0.2)
     with http_receiver() as hung, http_receiver() as well, mail_server() as box:
         hung.usual = Reply(how="trickle")
         well.usual = Reply(200, b"[]")
