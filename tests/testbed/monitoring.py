@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from drover_cli.pki import authority as certs
-from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus
+from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus, OptionalParts
 from drover_collector.api.store import StoreWatch
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
@@ -82,7 +82,8 @@ def whole_page(facts: ApiSnapshot, folder: Path) -> str:
     facts.gate.refused["denied"] += 1
     facts.gate.calls["drover.fleet.v1.Fleet"] += 1
     facts.tls.connections["api"] += 1
-    facts.beats, facts.expiring = HeartbeatStatus(sent=3), ClockGuardedExpiry(facts.store, None, 4, {})
+    expiry = ClockGuardedExpiry(facts.store, None, 4, {})
+    facts.parts = OptionalParts(heartbeat=HeartbeatStatus(sent=3), expiry=expiry)
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
     pipeline.engine.errors["xid"] = DetectorError(1, "ValueError: x")

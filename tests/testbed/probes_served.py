@@ -12,7 +12,7 @@ from typing import cast
 import grpc
 
 from drover_collector.api.service import FleetApi
-from drover_collector.api.snapshot import ApiSnapshot
+from drover_collector.api.snapshot import ApiSnapshot, OptionalParts
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
@@ -63,8 +63,7 @@ async def serving(
     """`answers`: of nodes that have a stream; with any, orders are sent and judged."""
     nodes = {name: Node(store, now_ms, answer) for name, answer in (answers or {}).items()}
     pipeline = cast(Pipeline, SimpleNamespace(index=index, store=store, now_ms=now_ms))
-    facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
-    desk = facts.probe_desk = ProbeOrderService(
+    desk = ProbeOrderService(
         store,
         index,
         config or ProbesConfig(),
@@ -73,6 +72,7 @@ async def serving(
     )
     for node in nodes.values():
         node.desk = desk
+    facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig(), parts=OptionalParts(desk))
     api = FleetApi(facts)
     server = grpc.aio.server()
     api.add_to(server)

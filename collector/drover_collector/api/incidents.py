@@ -145,7 +145,7 @@ def find_incident(facts: ApiSnapshot, beginning: str) -> Incident:
     """The incident whose id begins so.
 
     Raises:
-        RefusalError: none, or more than one, or no id at all.
+        RefusalError: no such incident, several, or an empty id.
     """
     if not beginning or set(beginning) - set(string.ascii_letters + string.digits + "-_"):
         raise bad_argument(f"{beginning!r} is no incident id; `drover incidents` lists them")

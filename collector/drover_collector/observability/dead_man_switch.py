@@ -33,6 +33,7 @@ class DeadManSwitch:
     Args:
         read_signals: may block.
         troubles: gets a sentence under SUBJECT while Drover is blind.
+        status: where pings are counted.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class DeadManSwitch:
         config: HeartbeatConfig,
         read_signals: Callable[[], HealthSignals],
         troubles: MutableMapping[str, str],
+        status: HeartbeatStatus | None = None,
         *,
         environment: Mapping[str, str] = os.environ,
         monotonic: Callable[[], float] = time.monotonic,
@@ -50,7 +52,7 @@ class DeadManSwitch:
         self._signals: TimeLimited[HealthSignals] = TimeLimited("signs", SIGNALS_S)
         self._pings: TimeLimited[HttpAnswer] = TimeLimited("heartbeat", 3 * config.timeout_s)
         self._next_s = 0.0
-        self.status = HeartbeatStatus()
+        self.status = status or HeartbeatStatus()
 
     async def run(self) -> None:
         """Check until cancelled."""

@@ -186,9 +186,10 @@ def notifications(page: Page, facts: ApiSnapshot) -> None:
         "drover_outbox_tries_failed_total", "tries that failed; most are repeated", delivery.tries_failed, "receiver"
     )
     page.counter("drover_outbox_given_up_total", "messages given up", delivery.given_up, "receiver")
-    if facts.beats is not None:
-        page.counter("drover_heartbeats_total", "signs of life that arrived, also those of blindness", facts.beats.sent)
-        page.counter("drover_heartbeats_failed_total", "signs of life that did not arrive", facts.beats.failed)
+    beats = facts.parts.heartbeat
+    if beats is not None:
+        page.counter("drover_heartbeats_total", "signs of life that arrived, also those of blindness", beats.sent)
+        page.counter("drover_heartbeats_failed_total", "signs of life that did not arrive", beats.failed)
 
 
 def process(page: Page, facts: ApiSnapshot) -> None:

@@ -206,6 +206,7 @@ class PipelineOptions:
         watch: of the policy's file. None: it has none.
         boot_ms: see `StepClock`.
         lease: None: there is no other collector.
+        spoke_ms: see `BucketLoop`.
     """
 
     lag_ms: int
@@ -215,6 +216,7 @@ class PipelineOptions:
     boot_ms: Callable[[], int] | None = None
     watch: PolicyWatch | None = None
     lease: LeaderLease | None = None
+    spoke_ms: Callable[[], Mapping[str, int]] = dict
 
 
 class Pipeline:
@@ -251,6 +253,7 @@ class Pipeline:
         self.incidents: Mapping[str, Incident] = {}
         self.saving = OutcomeWriter(store, outbox, self.ticks, now_ms, lambda: self.incidents)
         self.buckets = BucketLoop(store, index, self.ticks, now_ms, options.lag_ms, options.wake_s)
+        self.buckets.spoke_ms = options.spoke_ms
         self._clock = StepClock(now_ms, options.boot_ms)
         self._judge = ThreadPoolExecutor(1, "engine")
         self._events = EventQueue(self.ticks)

@@ -173,7 +173,7 @@ def test_notify_test_proves_receivers_and_says_which_is_none(
         )
         config = write("c.toml", f'fleet = "{fleet}"\n{text}')
         assert main(["check", "--config", str(config)]) == 0
-        assert "tells chat (slack), pager (pagerduty), mail (apprise)" in capsys.readouterr().out
+        assert "notifies chat (slack), pager (pagerduty), mail (apprise)" in capsys.readouterr().out
         assert main(["notify-test", "--config", str(config)]) == 0
         said = capsys.readouterr().out.splitlines()
         assert [line.partition(" accepted in ")[0] for line in said[:3]] == [
