@@ -57,7 +57,7 @@ def test_a_bad_setting_is_one_line_and_exit_code_2(
         ("chdb://relative/path", "needs an absolute path"),
         ("chdb:///x?databse=y", "'databse' is not known here"),
         ("clickhouse://u:geheim@:8123/drover", "has no host"),
-        ("clickhouse://u:geheim@host/dro-ver", "no name for a database"),
+        ("clickhouse://u:geheim@host/dro-ver", "is not a name for a database"),
         ("mysql://u:geheim@host/x", "not a store"),
     ],
 )
