@@ -184,13 +184,13 @@ def test_store_and_backups(made: Callable[..., CollectorConfig], tmp_path: Path)
 
 
 def test_who_is_told(made: Callable[..., CollectorConfig], tmp_path: Path) -> None:
-    found = own.told(made())
+    found = own.notifications(made())
     says(found, FindingState.WARN, "none: nobody is told of incidents")
     says(found, FindingState.WARN, "none: nobody notices when Drover itself dies")
     secret = tmp_path / "url"
     secret.write_text("https://hc.example/x")
     secret.chmod(0o600)
-    says(own.told(made(f'[heartbeat]\nurl_file = "{secret}"\n')), FindingState.OK, "a sign of life each 60 s")
+    says(own.notifications(made(f'[heartbeat]\nurl_file = "{secret}"\n')), FindingState.OK, "a sign of life each 60 s")
 
 
 # ---- schedulers, asked and not changed
