@@ -2,7 +2,7 @@
 
     benchmarks/structure.py                    tables, then one JSON line
     benchmarks/structure.py --rev v0.1.0       each cell: there -> here
-    benchmarks/structure.py --details FILE     what is behind the figures: which classes, functions, imports
+    benchmarks/structure.py --write-details FILE    what is behind the figures: which classes, functions, imports
 
 tools/code_structure.py says what is measured. Takes seconds; `make bench` does not run it.
 """
@@ -139,16 +139,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure the structure of a checkout.")
     parser.add_argument("--rev", help="a commit to compare with")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to measure (default: this one)")
-    parser.add_argument("--details", type=Path, metavar="FILE", help="write the names behind the figures as JSON")
+    parser.add_argument("--write-details", type=Path, metavar="FILE", help="write the names behind the figures as JSON")
     chosen = parser.parse_args(arguments)
     measured = {chosen.rev: measure_commit(chosen.rev, chosen.root)} if chosen.rev else {}
     measured["here"] = measure(chosen.root)
     print(tables([figures for figures, _ in measured.values()]))
     print()
     print(json.dumps({name: figures for name, (figures, _) in measured.items()}))
-    if chosen.details:
+    if chosen.write_details:
         named = {name: details for name, (_, details) in measured.items()}
-        chosen.details.write_text(json.dumps(named, indent=1) + "\n", "utf-8")
+        chosen.write_details.write_text(json.dumps(named, indent=1) + "\n", "utf-8")
     return 0
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from drover_collector import app
 from drover_collector import main as collector
 from drover_collector.api.service import FleetApi
 from drover_collector.pipeline.pipeline import Pipeline
@@ -146,7 +147,7 @@ def _batch(
 
 
 if __name__ == "__main__":
-    collector.Pipeline = Told  # type: ignore[misc]  # the only change to what the real command does
+    app.Pipeline = Told  # type: ignore[misc]  # the only change to what the real command does
     count_calls()
     signal.signal(signal.SIGUSR1, write_calls)
     signal.signal(signal.SIGUSR2, hush)

@@ -93,7 +93,7 @@ def check(store: Store, journal: Journal, others: frozenset[str] = frozenset()) 
         "series_unequal": unequal,
         "events_lost": len(journal.events - events.keys()),
         "events_doubled": sum(count - 1 for count in events.values()),
-        "damaged_parts": len(store.integrity.look()) if store.integrity is not None else 0,
+        "damaged_parts": len(store.integrity.check_set_aside()) if store.integrity is not None else 0,
         **check_rollups(store, series, others),
     }
 

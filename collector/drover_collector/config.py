@@ -12,7 +12,6 @@ from pathlib import Path
 from drover_collector.actions.settings import ActConfig, validate_act
 from drover_collector.auth.identity import Denied, DeniedError
 from drover_collector.auth.tls import TlsConfig
-from drover_collector.cost import CostConfig
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
 from drover_collector.notify.maintenance_windows import MaintenanceConfig, validate_windows
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
@@ -24,6 +23,7 @@ from drover_core.settings import (
     error_at_key,
     load,
     one_of,
+    required,
     setting,
 )
 
@@ -38,17 +38,17 @@ def _address(value: str) -> str | None:
     return None
 
 
-def _no_slip(value: int) -> str | None:
-    """So few bytes are a slip, such as a number of gigabytes: nearly all that is held would be deleted at once."""
+def _size_limit(value: int) -> str | None:
+    """Refuse a limit that is likely in gigabytes: nearly all stored data would be deleted at once."""
     return None if value == 0 or LEAST_BYTES <= value <= 2**60 else f"must be 0 or at least {LEAST_BYTES} (bytes)"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    url: str = setting("chdb:///var/lib/drover/store", "where data rests: chdb:///PATH is embedded, needs no server")
+    url: str = setting("chdb:///var/lib/drover/store", "where data is: chdb:///PATH is embedded, needs no server")
     retention_days: int = setting(30, "samples older than this are deleted", between(1, 3650))
-    retention_10s_days: int = setting(90, "likewise values of 10 s, which charts are made of", between(1, 3650))
-    retention_5min_days: int = setting(1100, "likewise values of 5 min", between(1, 3650))
+    retention_10s_days: int = setting(90, "10 s values, as in charts, are deleted after this", between(1, 3650))
+    retention_5min_days: int = setting(1100, "5 min values are deleted after this", between(1, 3650))
     cluster: str = setting(
         "", "name of the server's cluster, as in its remote_servers: tables are spread over it; empty: one server"
     )
@@ -60,7 +60,9 @@ class StoreConfig:
         " (2 GiB or 5 %, the larger, but no more than 20 %)",
         between(0, 2**60),
     )
-    max_bytes: int = setting(0, "the oldest samples go when the store is larger than this; 0: no such limit", _no_slip)
+    max_bytes: int = setting(
+        0, "the oldest samples go when the store is larger than this; 0: no such limit", _size_limit
+    )
     backup_folder: str = setting(
         "/var/lib/drover/backups", "where `drover backup` copies an embedded store to; best on another disk"
     )
@@ -90,9 +92,7 @@ class DetectConfig:
         "on a server: auto: detect if no other collector does, else stand by; ingest: never detect",
         one_of("auto", "ingest"),
     )
-    lease_s: float = setting(
-        8.0, "on a server: how long a detecting collector that is not heard of stays the one", between(2, 300)
-    )
+    lease_s: float = setting(8.0, "on a server: how long a silent collector stays the active one", between(2, 300))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,27 @@ class MetricsConfig:
 @dataclass(frozen=True, slots=True)
 class ConsoleConfig:
     url: str = setting("http://127.0.0.1:8501", "where people reach the console; messages link to it", http_url)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPrice:
+    pool: str = required("a pool of the fleet file")
+    gpu_hour: float = required("price of one of its GPU-hours", between(0, 1e6))
+
+
+@dataclass(frozen=True, slots=True)
+class CostConfig:
+    currency: str = setting(
+        "", "what prices are in, such as EUR; empty: costs are shown in GPU-hours alone",
+        lambda v: None if len(v) <= 8 and v.isprintable() else "must be a word of at most 8 letters",
+    )  # fmt: skip
+    gpu_hour: float = setting(0.0, "price of a GPU-hour of pools not named below; 0: they have none", between(0, 1e6))
+    pools: tuple[PoolPrice, ...] = setting((), "Prices by pool, one table each.")
+
+    def price(self, pool: str) -> float | None:
+        """Return the price of a GPU-hour; None: not set."""
+        own = next((entry.gpu_hour for entry in self.pools if entry.pool == pool), None)
+        return own if own is not None else self.gpu_hour or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +146,12 @@ class CollectorConfig:
     heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
     webhooks: tuple[WebhookConfig, ...] = setting((), "The older form of [[notify.webhook]], with the same keys.")
     maintenance: tuple[MaintenanceConfig, ...] = setting(
-        (), "Weekly windows in which nobody is told of some nodes, and nothing is done to them."
+        (), "Weekly windows without notifications about some nodes, and without actions on them."
     )
 
 
 def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) -> CollectorConfig:
-    """Settings of `path` (None: defaults), fit to run with.
+    """Load the settings of `path` (None: defaults) and validate them.
 
     Raises:
         SettingsError: one line, what is wrong and what to do.
@@ -144,7 +165,7 @@ def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) 
 
 
 def validate(config: CollectorConfig, environment: Mapping[str, str] = os.environ) -> None:
-    """The checks over several settings and the files they name.
+    """Check what concerns several settings, and the files they name.
 
     Raises:
         SettingsError: one line, what is wrong and what to do.
@@ -161,7 +182,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
 
 
 def split_address(value: str) -> tuple[str, int]:
-    """(host, port) of `HOST:PORT` or `[IPV6]:PORT`.
+    """Split `HOST:PORT` or `[IPV6]:PORT` into host and port.
 
     Raises:
         ValueError: neither of these.
@@ -175,7 +196,7 @@ def split_address(value: str) -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `HOST:PORT` can be reached from this machine only."""
+    """Return True if `HOST:PORT` can be reached from this machine only."""
     host, _ = split_address(address)
     if host == "localhost":
         return True
@@ -186,7 +207,7 @@ def is_loopback(address: str) -> bool:
 
 
 def store_password(store: StoreConfig, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The password of a server's user; None: what the url says. It never appears in a message.
+    """Return the password of a server's user; None: the url has it. It never appears in a message.
 
     Raises:
         SettingsError: given twice, unreadable, readable by everyone, or not set.

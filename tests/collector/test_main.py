@@ -68,9 +68,9 @@ def test_an_occupied_port_and_a_store_opened_twice(tmp_path: Path) -> None:
 
 HANGING = """
 import sys, threading
-from drover_collector import main
+from drover_collector import app, main
 from drover_collector.store import Store
-main.STOP_S = 0.5
+app.STOP_S = 0.5
 Store.close = lambda self: threading.Event().wait()
 sys.exit(main.main(["run", "--config", sys.argv[1]]))
 """

@@ -89,8 +89,8 @@ def test_check_tells_what_run_would_say_of_the_stores_folder(
 ) -> None:
     path = write(tmp_path)
     for url, says in (
-        (f"chdb://{tmp_path}/fleet.toml", "fleet.toml is no folder"),
-        (f"chdb://{tmp_path}/fleet.toml/store", "fleet.toml is no folder"),
+        (f"chdb://{tmp_path}/fleet.toml", "fleet.toml is not a folder"),
+        (f"chdb://{tmp_path}/fleet.toml/store", "fleet.toml is not a folder"),
     ):
         write(tmp_path)
         path.write_text(path.read_text().replace(f"chdb://{tmp_path}/store", url))

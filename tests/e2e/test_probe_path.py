@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
+from drover_collector.actions.settings import ActConfig
+from drover_collector.app import make_probes
 from drover_collector.notify import Outbox
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
-from drover_collector.probing import Probing
 from drover_collector.store import Store
 from drover_core.model.events import (
     Health,
@@ -68,10 +69,9 @@ class Site:
             Outbox(store, [], "http://127.0.0.1:8501"),
             PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms),
         )
-        self.probing = Probing(self.pipeline, CONFIG)
-        self.probing.stream = collector.ingest.stream
-        self.probing.desk._poll_s = 0.05
-        collector.on_probes = self.probing.desk.take_results
+        self.probes = make_probes(self.pipeline, CONFIG, ActConfig(), collector.ingest.stream)
+        self.probes.service.runtime.poll_s = 0.05
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def judged(self) -> Incident:
         await self.pipeline.start()
@@ -90,7 +90,7 @@ async def site(store: Store, ran: tuple[SimulatedFleet, Recording]) -> AsyncIter
     fleet, recording = ran
     async with Collector(store, now_ms=START_MS, index=recording.index) as collector:
         made = Site(collector, fleet, recording)
-        running = asyncio.ensure_future(made.probing.desk.run())
+        running = asyncio.ensure_future(made.probes.service.run())
         try:
             yield made
         finally:
@@ -129,7 +129,7 @@ async def test_a_straggler_is_confirmed_by_a_probe(
         assert (suspect.kind, suspect.cause, suspect.action) == (IncidentKind.STRAGGLER, "hbm", RecommendedAction.PROBE)
         assert at.pipeline.engine.health_of(NODE, GPU)[0] is Health.SUSPECT
         async with agents(at, tmp_path, Prober(at.fleet, 1001), NODE):
-            (order,) = await asyncio.to_thread(at.probing.asking.step)
+            (order,) = await asyncio.to_thread(at.probes.asking.step)
             assert store.probes.orders.versions(order)[0].why is ProbeReason.CONFIRM
             await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         proved = at.incident()
@@ -150,7 +150,9 @@ async def test_an_innocent_gpu_is_cleared_and_not_drained(
     async with site(store, ran) as at:
         suspect = await at.judged()
         async with agents(at, tmp_path, Prober(healthy, 1001), NODE):
-            order = await asyncio.to_thread(at.probing.desk.ask, NODE, ProbeReason.CONFIRM, incident_id=suspect.id)
+            order = await asyncio.to_thread(
+                at.probes.service.orders.ask, NODE, ProbeReason.CONFIRM, incident_id=suspect.id
+            )
             await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         cleared = at.incident()
         assert cleared.closed_ms is not None
@@ -170,8 +172,8 @@ async def test_a_node_that_never_answers_leaves_a_suspect(
 ) -> None:
     async with site(store, ran) as at:
         suspect = await at.judged()
-        (order,) = await asyncio.to_thread(at.probing.asking.step)
-        assert await asyncio.to_thread(at.probing.asking.step) == []  # it is under way
+        (order,) = await asyncio.to_thread(at.probes.asking.step)
+        assert await asyncio.to_thread(at.probes.asking.step) == []  # it is under way
         at.collector.now_ms += round(CONFIG.wait_s * 1000)
         await until(lambda: store.probes.orders.versions(order)[-1].state == "failed", "the order's end")
         assert store.probes.orders.versions(order)[-1].detail == f"expired: not sent within 900 s, {NODE} has no stream"

@@ -23,17 +23,18 @@ from drover_cli.doctor.finding import FindingState
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol
+from drover_collector.app import make_probes
 from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.probes.context import NodeAccess, ProbeRuntime
 from drover_collector.probes.scheduling.protection import Protection
 from drover_collector.probes.scheduling.slurm_holds import NAME, SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import HoldConfig, ProbesConfig
-from drover_collector.probing import Probing
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -109,16 +110,17 @@ class Site:
         conf = f"{slurm.folder}/slurm.conf"
         actuator = SlurmActuator(Scontrol(SlurmConfig(conf=conf)), 10_000)
         self.desk = ProbeOrderService(
-            self.store, INDEX, ProbesConfig(), stream=collector.ingest.stream, leading=lambda: True,
-            now_ms=lambda: collector.now_ms, poll_s=0.2,
-            protection=Protection(
-                lambda _: actuator, lambda _: True, SlurmHolds(holds(conf)), now_ms=lambda: collector.now_ms
-            ),
-        )  # fmt: skip
-        collector.on_probes = self.desk.take_results
+            self.store,
+            INDEX,
+            ProbesConfig(),
+            NodeAccess(stream=collector.ingest.stream),
+            ProbeRuntime(leading=lambda: True, now_ms=lambda: collector.now_ms, poll_s=0.2),
+            Protection(lambda _: actuator, lambda _: True, SlurmHolds(holds(conf)), now_ms=lambda: collector.now_ms),
+        )
+        collector.on_probes = self.desk.orders.take_results
 
     async def ask(self, *probes: str) -> str:
-        return await asyncio.to_thread(lambda: self.desk.ask(NODE, ProbeReason.IDLE, probes=probes))
+        return await asyncio.to_thread(lambda: self.desk.orders.ask(NODE, ProbeReason.IDLE, probes=probes))
 
     def newest(self, order: str) -> ProbeOrder:
         return self.store.probes.orders.versions(order)[-1]
@@ -250,10 +252,11 @@ class Acting:
             detection=Beyond(self.pipeline, collector), now_ms=lambda: collector.now_ms, look_s=0.2,
         )  # fmt: skip
         self.pipeline.act_by(self.desk)
-        self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act)
-        self.probing.stream = collector.ingest.stream
-        self.probing.desk._poll_s = 0.2
-        collector.on_probes = self.probing.desk.take_results
+        self.probes = make_probes(
+            self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act, collector.ingest.stream
+        )
+        self.probes.service.runtime.poll_s = 0.2
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def suspected(self) -> str:
         """The order that it makes Drover ask for."""
@@ -262,7 +265,7 @@ class Acting:
             self.collector.now_ms = bucket.end_ms + 7000
             await asyncio.to_thread(self.pipeline.judge_bucket, bucket)
         assert (self.incident().kind, self.incident().action) == (IncidentKind.STRAGGLER, RecommendedAction.PROBE)
-        (order,) = await asyncio.to_thread(self.probing.asking.step)
+        (order,) = await asyncio.to_thread(self.probes.asking.step)
         return order
 
     def incident(self) -> Incident:
@@ -292,7 +295,7 @@ async def acting(
         )  # fmt: skip
         agent = ProbedAgent(config, NODE, inventory(fleet.hardware, fleet.hardware.number[NODE]))
         made = Acting(collector, recording, slurm)
-        running = [asyncio.create_task(made.probing.desk.run()), asyncio.create_task(agent.run())]
+        running = [asyncio.create_task(made.probes.service.run()), asyncio.create_task(agent.run())]
         try:
             with serving(probes, folder / "service.log", program, gpus.env()):
                 await until(lambda: collector.ingest.stream(NODE), "the agent's stream")

@@ -21,12 +21,12 @@ from drover_collector.actions.node_outage import gpu_hours_lost
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
+from drover_collector.app import make_probes
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.notify import Outbox
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.probes.settings import ProbesConfig
-from drover_collector.probing import Probing
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -140,10 +140,11 @@ class Site:
             return found
 
         actuator.observe_all = counted  # type: ignore[method-assign]  # the same, and counted
-        self.probing = Probing(self.pipeline, ProbesConfig(confirm=True, most_at_once=4))
-        self.probing.stream = collector.ingest.stream
-        self.probing.desk._poll_s = 0.05
-        collector.on_probes = self.probing.desk.take_results
+        self.probes = make_probes(
+            self.pipeline, ProbesConfig(confirm=True, most_at_once=4), ActConfig(), collector.ingest.stream
+        )
+        self.probes.service.runtime.poll_s = 0.05
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def judged(self) -> Incident:
         await self.pipeline.start()
@@ -187,7 +188,7 @@ async def site(
         agent = NodeAgent(config, NODE, inventory(fleet.hardware, fleet.hardware.number[NODE]))
         agent.prober = prober
         made = Site(collector, recording, slurm, agent)
-        running = [asyncio.create_task(made.probing.desk.run()), asyncio.create_task(agent.run())]
+        running = [asyncio.create_task(made.probes.service.run()), asyncio.create_task(agent.run())]
         try:
             await until(lambda: collector.ingest.stream(NODE), "the agent's stream")
             yield made
@@ -205,7 +206,7 @@ async def test_an_innocent_node_is_cleared_and_stays_in_service(
     healthy = SimulatedFleet(ran[0].spec, 1001, [], START_MS, [])
     async with site(store, ran, slurm, tmp_path, Prober(healthy, 1001)) as at:
         suspect = await at.judged()
-        (order,) = await asyncio.to_thread(at.probing.asking.step)
+        (order,) = await asyncio.to_thread(at.probes.asking.step)
         await until(lambda: store.probes.orders.versions(order)[-1].state == "done", "the order's end")
         await until(lambda: at.incident().closed_ms is not None, "it is cleared")
         assert at.incident().id == suspect.id
@@ -222,7 +223,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
     async with site(store, ran, slurm, tmp_path, prober) as at:
         suspect = await at.judged()
         assert "DRAIN" not in at.node().states, "a suspicion drains nothing"
-        (order,) = await asyncio.to_thread(at.probing.asking.step)
+        (order,) = await asyncio.to_thread(at.probes.asking.step)
         assert store.probes.orders.versions(order)[0].why is ProbeReason.CONFIRM
         await at.stage(Health.DRAINING)
         looks = at.looks

@@ -114,10 +114,9 @@ class Judge:
 class Quiet:
     """An outbox that sends nothing."""
 
-    troubles: tuple[str, ...] = ()
-
     def __init__(self) -> None:
         self.silences = Silences()
+        self.delivery = SimpleNamespace(troubles={})
 
     def __getattr__(self, _: str) -> Callable[..., int]:
         return lambda *_, **__: 0

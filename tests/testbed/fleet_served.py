@@ -13,7 +13,8 @@ from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.ingest.stats import IngestStats
-from drover_collector.notify import Outbox, Webhook
+from drover_collector.notify import Outbox, OutboxOptions, Webhook
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
@@ -75,8 +76,8 @@ async def served(store: Store) -> AsyncIterator[Served]:
     )
     store.inventories.write_one("n0", T0, {"driver": "570.1", "kernel": "6.1"})
     store.events.write([XID])
-    hook = Webhook("ops", "http://127.0.0.1:9/", bytes(32), Severity.WARNING, 1)
-    outbox = Outbox(store, [hook], "http://console", delays_s=(3600,) * 7, now_ms=lambda: NOW)
+    hook = Webhook(ReceiverOptions("ops", Severity.WARNING, 1), "http://127.0.0.1:9/", bytes(32))
+    outbox = Outbox(store, [hook], "http://console", OutboxOptions(delays_s=(3600,) * 7), now_ms=lambda: NOW)
     now = [T0]
     pipeline = Pipeline(index, store, Policy.load(), outbox, PipelineOptions(lag_ms=7000, now_ms=lambda: now[0]))
     for start in range(T0, END, BUCKET_MS):

@@ -20,8 +20,8 @@ def uuid(slot: int) -> str:
 def node(count: int = 8) -> Gpus:
     gpus = Gpus()
     for slot in range(count):
-        gpus.tell(Entity(Scope.GPU, f"S{slot}", slot, uuid=uuid(slot), pci=f"0000:{0x10 + slot:02x}:00.0"))
-        gpus.tell_pids(slot, ())
+        gpus.set_entity(Entity(Scope.GPU, f"S{slot}", slot, uuid=uuid(slot), pci=f"0000:{0x10 + slot:02x}:00.0"))
+        gpus.set_pids(slot, ())
     return gpus
 
 

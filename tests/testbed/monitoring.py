@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 from drover_cli.pki import authority as certs
-from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus
+from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus, OptionalParts
 from drover_collector.api.store import StoreWatch
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
 from drover_collector.engine.detector_runner import DetectorError
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.observability.metrics_server import exposition
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
@@ -55,7 +56,7 @@ def names_of(page: str) -> set[str]:
 
 def facts_of(store: Store) -> ApiSnapshot:
     """Four nodes of two GPUs; some things have been counted."""
-    webhook = Webhook("ops", "http://127.0.0.1:9/", b"x" * 32, Severity.WARNING, 1.0)
+    webhook = Webhook(ReceiverOptions("ops", Severity.WARNING, 1.0), "http://127.0.0.1:9/", b"x" * 32)
     pipeline = Pipeline(
         small_index(), store, Policy.load(), Outbox(store, [webhook], "http://console"), PipelineOptions(lag_ms=7000)
     )
@@ -81,7 +82,8 @@ def whole_page(facts: ApiSnapshot, folder: Path) -> str:
     facts.gate.refused["denied"] += 1
     facts.gate.calls["drover.fleet.v1.Fleet"] += 1
     facts.tls.connections["api"] += 1
-    facts.beats, facts.expiring = HeartbeatStatus(sent=3), ClockGuardedExpiry(facts.store, None, 4, {})
+    expiry = ClockGuardedExpiry(facts.store, None, 4, {})
+    facts.parts = OptionalParts(heartbeat=HeartbeatStatus(sent=3), expiry=expiry)
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
     pipeline.engine.errors["xid"] = DetectorError(1, "ValueError: x")

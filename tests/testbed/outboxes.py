@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from drover_collector.notify import Delivery, Outbox
+from drover_collector.notify import Delivery, Outbox, OutboxOptions
 from drover_collector.notify.routes import RouteConfig, Routes
 from drover_collector.notify.silences import Silences
 from drover_collector.store import OutboxRow, StoreError
@@ -129,8 +129,9 @@ class Scene:
     def _made(self) -> Outbox:
         store: Any = self.store
         return Outbox(
-            store, self.listeners, "http://console", routes=self.routes, silences=self.silences,
-            now_ms=lambda: self.now_ms, unstored=self.unstored,
+            store, self.listeners, "http://console",
+            OutboxOptions(routes=self.routes, silences=self.silences, fallback_file=self.unstored),
+            now_ms=lambda: self.now_ms,
         )  # fmt: skip
 
     def tell(self, *incidents: Incident) -> int:
@@ -141,7 +142,7 @@ class Scene:
 
     def run(self) -> None:
         """All that is due now."""
-        while self.outbox.step():
+        while self.outbox.delivery.step():
             pass
 
     def wait(self, minutes: float) -> None:

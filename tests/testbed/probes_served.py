@@ -12,11 +12,12 @@ from typing import cast
 import grpc
 
 from drover_collector.api.service import FleetApi
-from drover_collector.api.snapshot import ApiSnapshot
+from drover_collector.api.snapshot import ApiSnapshot, OptionalParts
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.probes.context import NodeAccess, ProbeRuntime
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import ProbeRow, Store
@@ -48,7 +49,7 @@ class Node:
         rows = [ProbeRow(r, KEY, "" if r.gpu is None else f"{r.node}-{r.gpu}", "", now_ms) for r in results]
         await asyncio.to_thread(self.store.probes.results.write, rows)
         assert self.desk is not None
-        self.desk.take_results(results)
+        self.desk.orders.take_results(results)
 
 
 @contextlib.asynccontextmanager
@@ -62,19 +63,16 @@ async def serving(
     """`answers`: of nodes that have a stream; with any, orders are sent and judged."""
     nodes = {name: Node(store, now_ms, answer) for name, answer in (answers or {}).items()}
     pipeline = cast(Pipeline, SimpleNamespace(index=index, store=store, now_ms=now_ms))
-    facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
-    desk = facts.probe_desk = ProbeOrderService(
+    desk = ProbeOrderService(
         store,
         index,
         config or ProbesConfig(),
-        stream=nodes.get,
-        leading=lambda: True,
-        now_ms=now_ms,
-        poll_s=0.05,
-        address=lambda _: "192.0.2.1",
+        NodeAccess(stream=nodes.get, address=lambda _: "192.0.2.1"),
+        ProbeRuntime(leading=lambda: True, now_ms=now_ms, poll_s=0.05),
     )
     for node in nodes.values():
         node.desk = desk
+    facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig(), parts=OptionalParts(desk))
     api = FleetApi(facts)
     server = grpc.aio.server()
     api.add_to(server)

@@ -129,9 +129,9 @@ def messages(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[str]]:
 
 def outbox(store: Any, _folder: Path) -> list[list[object]]:
     """Messages that wait for their receivers: of which incident, whether it goes on as another one, and as which."""
-    from drover_collector.notify.wording import story
+    from drover_collector.notify.wording import read_message
 
-    waiting = [(row, story(row.payload_json.encode(), {})) for row in store.outbox.pending()]
+    waiting = [(row, read_message(row.payload_json.encode(), {})) for row in store.outbox.pending()]
     return [[row.incident_id, found.merged, found.merged_into] for row, found in waiting]
 
 

@@ -37,9 +37,9 @@ class Listening:
 
     def after(self, send: Callable[[], object], heard: int = 1) -> Reading:
         """The reading after `send`, when this many datagrams more were heard."""
-        before = self.source.heard
+        before = self.source.received
         send()
-        wait_until(lambda: self.source.heard >= before + heard, "the reports are heard")
+        wait_until(lambda: self.source.received >= before + heard, "the reports are heard")
         return self.source.read(T)
 
     def send(self, **fields: object) -> None:
@@ -57,5 +57,5 @@ def row(reading: Reading) -> dict[str, float]:
 def h100s(count: int = 8, model: str = "NVIDIA H100 80GB HBM3") -> Gpus:
     gpus = Gpus()
     for slot in range(count):
-        gpus.tell(Entity(Scope.GPU, f"S{slot}", slot, serial=f"S{slot}", model=model))
+        gpus.set_entity(Entity(Scope.GPU, f"S{slot}", slot, serial=f"S{slot}", model=model))
     return gpus

@@ -312,7 +312,7 @@ def test_a_commit_is_measured_next_to_the_checkout(
     (tmp_path / "core/drover_core").mkdir(parents=True)
     (tmp_path / "core/drover_core/__init__.py").touch()
     details = tmp_path / "details.json"
-    arguments = ["--root", str(tmp_path), "--rev", "HEAD", "--details", str(details)]
+    arguments = ["--root", str(tmp_path), "--rev", "HEAD", "--write-details", str(details)]
     assert structure.main(arguments) == 0
     printed = capsys.readouterr().out
     assert structure.main(arguments) == 0

@@ -88,7 +88,7 @@ class Context:
     Attributes:
         torch: the module, so that a probe's file can be imported without it.
         seconds: how long it should take at most, per device.
-        tell: one line of progress, such as "GPU 3: bf16 8192".
+        show_progress: takes one line of progress, such as "GPU 3: bf16 8192".
         stopping: whether to end at once; asked between two measurements, at least each half second where possible.
         seed: of random data; the same seed gives the same data on every device and in every run.
         folder: where files may be written (disk), removed afterwards.
@@ -100,7 +100,7 @@ class Context:
     devices: tuple[Device, ...]
     level: Level
     seconds: float
-    tell: Callable[[str], None]
+    show_progress: Callable[[str], None]
     stopping: Callable[[], bool]
     seed: int = 1
     folder: str = ""

@@ -31,12 +31,12 @@ BAD_INPUT = 2
 
 class _Stop:
     def __init__(self) -> None:
-        self.told = False
-        signal.signal(signal.SIGTERM, self._tell)
-        signal.signal(signal.SIGINT, self._tell)
+        self.requested = False
+        signal.signal(signal.SIGTERM, self._request)
+        signal.signal(signal.SIGINT, self._request)
 
-    def _tell(self, _number: int, _frame: object) -> None:
-        self.told = True
+    def _request(self, _number: int, _frame: object) -> None:
+        self.requested = True
 
 
 def main() -> int:
@@ -54,22 +54,22 @@ def main() -> int:
 
     if request["gpus"]:
         if why := unfit(torch):
-            _tell(lines, "unfit", text=why)
+            _send(lines, "unfit", text=why)
             return 0
         if (seen := torch.cuda.device_count()) < len(request["gpus"]):  # CUDA's list ends at the first that it lacks
-            _tell(lines, "unseen", number=seen)
+            _send(lines, "unseen", number=seen)
             return 0
     found = devices(torch, request["gpus"], request.get("cpus", 1))
-    _tell(lines, "devices", devices=[dataclasses.asdict(device) for device in found])
+    _send(lines, "devices", devices=[dataclasses.asdict(device) for device in found])
     for name in request["probes"]:
-        if stop.told:
+        if stop.requested:
             break
-        _tell(lines, "start", probe=name)
+        _send(lines, "start", probe=name)
         context = _context(torch, request, name, found, lines, stop)
-        stop.told |= not _run(context, name, lines)
+        stop.requested |= not _run(context, name, lines)
         if request["gpus"]:
             _give_back(torch)
-    _tell(lines, "end", stopped=stop.told)
+    _send(lines, "end", stopped=stop.requested)
     return 0
 
 
@@ -123,17 +123,17 @@ def _context(
     group = request.get("group")
     return Context(
         torch, found, level, PROBES[name].seconds[level is not Level.QUICK] * request.get("scale", 1.0),
-        lambda text: _tell(lines, "progress", text=text), lambda: stop.told, request.get("seed", 1), request["folder"],
-        request.get("inlet_c"), Group(**group) if group else None, tuple(request["probes"]),
+        lambda text: _send(lines, "progress", text=text), lambda: stop.requested, request.get("seed", 1),
+        request["folder"], request.get("inlet_c"), Group(**group) if group else None, tuple(request["probes"]),
     )  # fmt: skip
 
 
 def _run(context: Context, name: str, lines: TextIO) -> bool:
-    """False when it was told to stop."""
+    """Run one probe and send its results. Return False if it was asked to stop."""
     probe = PROBES[name]
     try:
         for result in importlib.import_module(f"drover_agent.probes.{probe.module}").run(context, name):
-            _tell(lines, "result", **_plain(result))
+            _send(lines, "result", **_plain(result))
     except InterruptedError:
         return False
     except (
@@ -141,10 +141,10 @@ def _run(context: Context, name: str, lines: TextIO) -> bool:
         MemoryError,
     ) as error:  # of others that use it, not of the device
         text = f"not enough memory: {str(error).splitlines()[0] if str(error) else 'of the host'}"
-        _tell(lines, "unmeasured", probe=name, text=text)
+        _send(lines, "unmeasured", probe=name, text=text)
     except Exception as error:  # noqa: BLE001  # what it did not foresee, a device's error say; the others go on
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        _tell(lines, "error", probe=name, text=text)
+        _send(lines, "error", probe=name, text=text)
     return True
 
 
@@ -154,7 +154,7 @@ def _plain(result: Result) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 
 
-def _tell(lines: TextIO, kind: str, **fields: Any) -> None:
+def _send(lines: TextIO, kind: str, **fields: Any) -> None:
     print(json.dumps({"kind": kind, **fields}), file=lines, flush=True)
 
 

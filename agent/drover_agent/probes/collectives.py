@@ -33,7 +33,7 @@ CPU_RANKS = 2
 KINDS = ("allreduce", "allgather", "alltoall")
 
 Figures = dict[str, tuple[float, int, int, float]]  # name -> bus bandwidth, bytes, calls, their variation
-_met: dict[tuple[str, tuple[str, ...]], tuple[str, Figures]] = {}  # group and names -> what came of it, in this process
+_met: dict[tuple[str, tuple[str, ...]], tuple[str, Figures]] = {}  # group and names -> their result, in this process
 
 
 def run(context: Context, name: str) -> Iterator[Result]:
@@ -79,7 +79,7 @@ def _measured(context: Context, names: tuple[str, ...], group: Group, devices: l
         MissedError, RankError.
     """
     what = f"{', '.join(names)} over {group.nodes * len(devices)} ranks"
-    context.tell(what)
+    context.show_progress(what)
     given = [(names, device.name, k, len(devices), group, context.seconds) for k, device in enumerate(devices)]
     patience_s = 2 * group.join_s + JOIN_S + len(names) * 3 * context.seconds + 10
     figures: Figures = first_answer(context, what, measure, given, patience_s)

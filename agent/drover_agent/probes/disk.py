@@ -1,6 +1,6 @@
 """The local disk: sequential reads and writes in GB/s, random reads of 4 KiB in operations per second.
 
-No more is written than suits the probe's length, so that a slow disk is no hang.
+The amount written depends on the probe's length, so that a slow disk does not look like a hang.
 Past the page cache: written with fsync, read with O_DIRECT; where a file system has none, its pages are dropped first.
 """
 
@@ -38,7 +38,7 @@ def run(context: Context, name: str) -> Iterator[Result]:
         yield Result(name, None, None, unit, f"too little free space in {folder}")
         return
     path = folder / f"drover-{name}.bin"
-    context.tell(f"{name}: {size >> 20} MiB in {folder}")
+    context.show_progress(f"{name}: {size >> 20} MiB in {folder}")
     try:
         size, written_s, parts = _write(context, path, size)
         value, how = size / written_s / 1e9, "with fsync"
@@ -65,13 +65,13 @@ def _write(context: Context, path: Path, size: int) -> tuple[int, float, list[fl
     with path.open("wb", buffering=0) as file:
         # Three parts at least, however slow the disk is: one says nothing of the spread, and reading has one less.
         while count < size // BLOCK and (count < 3 * sync or time.perf_counter() - began < context.seconds):
-            _stop_if_told(context)
+            _raise_if_stopping(context)
             file.write(block)
             count += 1
             if count % sync == 0:
                 os.fdatasync(file.fileno())
                 marks.append(time.perf_counter())
-                context.tell(f"{count * BLOCK >> 20} MiB written")
+                context.show_progress(f"{count * BLOCK >> 20} MiB written")
         os.fsync(file.fileno())
     return count * BLOCK, time.perf_counter() - began, _parts(marks)
 
@@ -94,7 +94,7 @@ def _read(context: Context, path: Path, size: int, *, at_random: bool) -> tuple[
             if turn % (LOOK_AT_RANDOM if at_random else LOOK) == 0:
                 if turn:
                     marks.append(time.perf_counter())
-                _stop_if_told(context)
+                _raise_if_stopping(context)
                 if len(marks) > 2 and time.perf_counter() - began > context.seconds:  # two parts
                     break
             os.preadv(file, [buffer], (numbers.randrange(size // chunk) if at_random else turn) * chunk)
@@ -114,6 +114,6 @@ def _open(path: Path) -> tuple[int, str]:
         return file, "pages dropped before"
 
 
-def _stop_if_told(context: Context) -> None:
+def _raise_if_stopping(context: Context) -> None:
     if context.stopping():
-        raise InterruptedError("told to stop")
+        raise InterruptedError("asked to stop")

@@ -43,7 +43,7 @@ class DriverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`refusal`: why it cannot be probed at all. `holders`: processes that hold it, each as "PID (name, user)".
+    """`refusal`: why it cannot be probed. `holders`: processes that hold it, each as "PID (name, user)".
 
     `unseen_bytes`: of its memory in use, by none of the processes that the driver names.
     """
@@ -79,7 +79,7 @@ class Found:
 
 
 def look() -> Found:
-    """The GPUs of this node as they are now.
+    """Return the GPUs of this node in their present state.
 
     Raises:
         DriverError: there is a driver, and it does not answer or fails.
@@ -133,7 +133,7 @@ def _gpu(slot: int) -> Gpu:
 
 
 def _used(handle: Any) -> int:
-    """Bytes, 0 when they are as few as on an idle GPU or the driver is too old to tell them from its own."""
+    """Return bytes; 0 when the GPU uses no more than an idle one, or the driver is too old to report its own share."""
     try:
         used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
     except pynvml.NVMLError:

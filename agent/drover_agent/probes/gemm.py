@@ -26,7 +26,7 @@ def run(context: Context, name: str) -> Iterator[Result]:
     kind = name.removeprefix("gemm_")
     for device in context.devices:
         size = SIZES.get(kind, SIZE) if device.is_cuda else CPU_SIZE
-        context.tell(f"{device.name}: {kind} {size}")
+        context.show_progress(f"{device.name}: {kind} {size}")
         try:
             call = product(context.torch, device, kind, size, context.seed)
         except UnsupportedError as error:

@@ -26,7 +26,7 @@ def run(context: Context, name: str) -> Iterator[Result]:
         if not size:
             yield Result(name, device.slot, None, UNIT, "too little free memory on the device")
             continue
-        context.tell(f"{device.name}: {name} of {size >> 20} MiB")
+        context.show_progress(f"{device.name}: {name} of {size >> 20} MiB")
         timing = time_calls(
             context.torch, device, _call(context.torch, device, name, size), context.seconds, context.stopping, COPIES
         )

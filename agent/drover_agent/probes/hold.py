@@ -2,8 +2,8 @@
 
 The job listens on a socket that is named after the request, and the probe service connects: as long as the connection
 stands the scheduler gives the node to nobody else. When it wants the node back (a job of somebody's preempts this one)
-it tells the job to end; that ends its half of the connection, the probe gives way, and only when the service has let go
-does the job end, so that the next one finds the GPUs free. A job that is killed takes the connection with it.
+it signals the job to end; that ends its half of the connection, the probe gives way, and only when the service has let
+go does the job end, so that the next one finds the GPUs free. A job that is killed takes the connection with it.
 
 The name is of Linux's abstract namespace (unix(7)): no file is left, and folders of the unit's own hide nothing. It is
 no secret (squeue shows it); either end takes only its own user and root for the other, so who else binds it first can
@@ -42,8 +42,8 @@ def _name(id_: str) -> str:
 
 def _trusted(connection: socket.socket) -> bool:
     """Whether root or our own user is at the other end (SO_PEERCRED: pid, uid, gid)."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", told)[1] in (0, os.getuid())
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] in (0, os.getuid())
 
 
 class Held:
@@ -97,20 +97,20 @@ def hold(id_: str, wait_s: float = WAIT_S) -> str:
     Raises:
         OSError: another job holds the node for this request.
     """
-    heard, told = socket.socketpair()
-    told.setblocking(False)
+    wakes, wake = socket.socketpair()
+    wake.setblocking(False)
     before = {number: signal.signal(number, lambda *_: None) for number in ENDS}
-    wakeup = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    wakeup = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     try:
-        with heard, told, socket.socket(socket.AF_UNIX) as server:
+        with wakes, wake, socket.socket(socket.AF_UNIX) as server:
             server.bind(_name(id_))
             server.listen(1)
-            connection = _probe(server, heard, wait_s)
+            connection = _probe(server, wakes, wait_s)
             if connection is None:
                 return "no probe came"
             with connection:
                 server.close()
-                if connection in select.select([connection, heard], [], [])[0]:
+                if connection in select.select([connection, wakes], [], [])[0]:
                     return "the probe is over"
                 with contextlib.suppress(OSError):  # it has gone just now
                     connection.shutdown(socket.SHUT_WR)
@@ -122,12 +122,12 @@ def hold(id_: str, wait_s: float = WAIT_S) -> str:
             signal.signal(number, handler)
 
 
-def _probe(server: socket.socket, heard: socket.socket, wait_s: float) -> socket.socket | None:
+def _probe(server: socket.socket, wakes: socket.socket, wait_s: float) -> socket.socket | None:
     """The service's connection; None: none came in time, or a signal did."""
     until = time.monotonic() + wait_s
     while (left_s := until - time.monotonic()) > 0:
-        ready = select.select([server, heard], [], [], left_s)[0]
-        if heard in ready or not ready:
+        ready = select.select([server, wakes], [], [], left_s)[0]
+        if wakes in ready or not ready:
             return None
         connection, _ = server.accept()
         if _trusted(connection):

@@ -15,7 +15,7 @@ QUICK_BYTES = 64 << 20
 def run(context: Context, name: str) -> Iterator[Result]:
     torch = context.torch
     size = BYTES if any(device.is_cuda for device in context.devices) else QUICK_BYTES
-    context.tell(f"host memory, {size >> 20} MiB")
+    context.show_progress(f"host memory, {size >> 20} MiB")
     source = random_bytes(torch, size, context.seed)
     target = source.clone()
     host = Device(None, "cpu", "host", 0)

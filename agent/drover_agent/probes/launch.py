@@ -24,7 +24,7 @@ def run(context: Context, name: str) -> Iterator[Result]:
     """`name`: launch or launch_wait."""
     torch = context.torch
     for device in context.devices:
-        context.tell(f"{device.name}: {name}")
+        context.show_progress(f"{device.name}: {name}")
         with near(device):
             small = torch.zeros(32, device=device.name)
 
@@ -41,7 +41,7 @@ def run(context: Context, name: str) -> Iterator[Result]:
             until = time.monotonic() + context.seconds
             while len(found) < LEAST_REPEATS or time.monotonic() < until:
                 if context.stopping():
-                    raise InterruptedError("told to stop")
+                    raise InterruptedError("asked to stop")
                 found.append(_one_by_one(call, wait) if name == "launch_wait" else _in_a_row(call, wait))
         how = f"each waited for, {WAITS}" if name == "launch_wait" else f"{CALLS}"
         yield Result(

@@ -16,7 +16,7 @@ FREE_SHARE = 0.9
 BLOCK_BYTES = 1 << 30
 CPU_BYTES = 32 << 20
 CPU_BLOCK_BYTES = 8 << 20
-TOLD = 4  # wrong addresses written out
+REPORTED = 4  # wrong addresses written out
 
 
 def run(context: Context, name: str) -> Iterator[Result]:
@@ -30,27 +30,27 @@ def run(context: Context, name: str) -> Iterator[Result]:
         wrong: list[str] = []
         count = 0
         for pattern in ("walking ones", "address", "random", "inverse random"):
-            context.tell(f"{device.name}: {pattern} over {tested >> 20} MiB")
+            context.show_progress(f"{device.name}: {pattern} over {tested >> 20} MiB")
             for number, block in enumerate(blocks):
-                _stop_if_told(context)
+                _raise_if_stopping(context)
                 block.copy_(values(torch, device, pattern, number, block.numel(), context.seed))
             for number, block in enumerate(blocks):  # only after all are written: one may overwrite another
-                _stop_if_told(context)
+                _raise_if_stopping(context)
                 bad = block != values(torch, device, pattern, number, block.numel(), context.seed)
                 found = int(bad.sum().item())
                 if found:
                     count += found
-                    places = torch.nonzero(bad).flatten()[:TOLD].tolist()
+                    places = torch.nonzero(bad).flatten()[:REPORTED].tolist()
                     wrong += [f"{pattern}, block {number}, word {place}" for place in places]
         del blocks
         detail = f"{tested >> 20} MiB in four patterns"
         if count:
-            detail = f"{count} of {tested // 8} words came back wrong: {'; '.join(wrong[:TOLD])}"
+            detail = f"{count} of {tested // 8} words came back wrong: {'; '.join(wrong[:REPORTED])}"
         yield Result(name, device.slot, float(tested), UNIT, detail, ok=not count)
 
 
 def values(torch: Any, device: Device, pattern: str, number: int, count: int, seed: int) -> Any:
-    """What block `number` holds: int64 [count]. Made anew for the comparison, from the same numbers."""
+    """Return what block `number` holds: int64 [count]. The comparison computes it again, from the same numbers."""
     if pattern in ("walking ones", "address"):
         words = torch.arange(count, dtype=torch.int64, device=device.name)
         if pattern == "address":
@@ -74,6 +74,6 @@ def _take(torch: Any, device: Device) -> list[Any]:
     return blocks
 
 
-def _stop_if_told(context: Context) -> None:
+def _raise_if_stopping(context: Context) -> None:
     if context.stopping():
-        raise InterruptedError("told to stop")
+        raise InterruptedError("asked to stop")

@@ -1,7 +1,7 @@
 """On the cores next to a GPU: across the link between two sockets, copies from and to the host are slower.
 
 A process that is not bound lands on either socket by chance, so that half of a node's GPUs would read less, others in
-each run. nvbandwidth binds itself likewise (nvmlDeviceSetCpuAffinity). Memory that is pinned meanwhile is near too.
+each run. nvbandwidth binds itself the same way (nvmlDeviceSetCpuAffinity). Memory that is pinned meanwhile is near too.
 """
 
 from __future__ import annotations

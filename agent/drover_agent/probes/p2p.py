@@ -24,8 +24,8 @@ def run(context: Context, name: str) -> Iterator[Result]:
         return
     for source, target in pairs:
         if context.stopping():
-            raise InterruptedError("told to stop")
-        context.tell(f"{source.name} to {target.name}")
+            raise InterruptedError("asked to stop")
+        context.show_progress(f"{source.name} to {target.name}")
         direct = source.is_cuda and torch.cuda.can_device_access_peer(target.name, source.name)
         size = BYTES if source.is_cuda else CPU_BYTES
         here = random_bytes(torch, size, context.seed, source.name)

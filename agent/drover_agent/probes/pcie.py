@@ -22,7 +22,7 @@ def run(context: Context, name: str) -> Iterator[Result]:
     """`name`: pcie_h2d, pcie_d2h or pcie_both (the sum of both ways)."""
     for device in context.devices:
         size = BYTES if device.is_cuda else CPU_BYTES
-        context.tell(f"{device.name}: {name} of {size >> 20} MiB")
+        context.show_progress(f"{device.name}: {name} of {size >> 20} MiB")
         with near(device) as bound:
             try:
                 call = _call(context.torch, device, name, size, context.seed)

@@ -51,7 +51,7 @@ def own_s(names: Sequence[str], level: Level, devices: int) -> float:
 
 
 def fixed_s(names: Iterable[str], devices: int) -> float:
-    """Of that, and beside it where they are made shorter: warming up, and the least number of repeats."""
+    """Return the seconds that do not shrink with the probes: warming up, and the least number of repeats."""
     each = [(PROBES[name].module, FIXED_S.get(PROBES[name].module, 0.0)) for name in names]
     return sum(s * devices * (devices - 1 if module == "p2p" else 1) for module, s in each)
 

@@ -17,7 +17,7 @@ TERM_S = 0.1  # from SIGTERM to SIGKILL: with the looks of runner and guard, a n
 REAP_S = 5.0  # a process that the kernel does not let die (a driver that hangs) is left behind
 NICE = 10
 STDERR_BYTES = 2_000  # kept of what the child printed, for a crash
-LINE_BYTES = 1 << 20  # of one line; a longer one is no line of ours
+LINE_BYTES = 1 << 20  # of one line; the child writes none that is longer
 
 
 class Streams:

@@ -17,7 +17,7 @@ from drover_agent.probes.base import Context
 from drover_agent.probes.child import die_with_parent
 
 IMPORT_S = 60.0  # of torch, by a process for each device at once
-TELL_S = 5.0  # between signs of life
+PROGRESS_S = 5.0  # between two lines of progress
 
 
 class RankError(RuntimeError):
@@ -31,14 +31,14 @@ class MissedError(Exception):
 def first_answer(
     context: Context, what: str, work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], limit_s: float
 ) -> Any:
-    """The answer of whichever of them tells first. All have ended when it returns.
+    """Run `work` in one process per device and return the first answer. All have ended when it returns.
 
     Args:
         work: a function of a module, called with each of `arguments` in a process of its own. What it returns is the
-            answer; None: another one tells.
+            answer; None: another one answers.
         limit_s: beyond importing torch.
     Raises:
-        InterruptedError: it was told to stop. MissedError, RankError.
+        InterruptedError: it was asked to stop. MissedError, RankError.
     """
     spawned = context.torch.multiprocessing.get_context("spawn")
     # A pipe each, and no queue: that has locks in /dev/shm, which stay there when the session is killed.
@@ -52,7 +52,7 @@ def first_answer(
             rank.start()
         for _, answer in pipes:
             answer.close()
-        return _await(context, what, ranks, [heard for heard, _ in pipes], IMPORT_S + limit_s)
+        return _await(context, what, ranks, [receiving for receiving, _ in pipes], IMPORT_S + limit_s)
     finally:
         for rank in ranks:
             if rank.ident is not None:
@@ -66,16 +66,16 @@ def first_answer(
 def _await(
     context: Context, what: str, ranks: Sequence[Any], answers: list[Connection], limit_s: float
 ) -> Any:  # fmt: skip
-    began = told = time.monotonic()
-    while (answer := _heard(answers)) is None:
+    began = shown = time.monotonic()
+    while (answer := _received(answers)) is None:
         now_s = time.monotonic()
-        if now_s > told + TELL_S:
-            told = now_s
-            context.tell(f"{what}, since {told - began:.0f} s")
+        if now_s > shown + PROGRESS_S:
+            shown = now_s
+            context.show_progress(f"{what}, since {shown - began:.0f} s")
         if context.stopping():
-            raise InterruptedError("told to stop")
+            raise InterruptedError("asked to stop")
         if dead := [k for k, rank in enumerate(ranks) if rank.exitcode not in (None, 0)]:
-            if (answer := _heard(answers)) is not None:  # it told before it ended
+            if (answer := _received(answers)) is not None:  # it answered before it ended
                 break
             raise RankError(f"process {dead[0]} of {len(ranks)} on this node ended by itself")
         if now_s > began + limit_s:
@@ -87,8 +87,8 @@ def _await(
     return found
 
 
-def _heard(answers: list[Connection]) -> Any:
-    """What one of them has told, None: nothing yet. Those that ended without a word are dropped."""
+def _received(answers: list[Connection]) -> Any:
+    """Return one answer, None: none yet. Drop those that ended without one."""
     for answer in wait(answers, 0):
         assert isinstance(answer, Connection)
         try:

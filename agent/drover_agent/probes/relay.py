@@ -40,27 +40,27 @@ REMEMBERED = 500  # ids of requests that are done
 NO_SERVICE = f"no probe service on this node took it within {TAKEN_S:g} s: is drover-probe.path enabled?"
 TOO_MANY = f"{MAX_WAITING} requests wait on this node already"
 
-Tell = Callable[[int, pb.Record], None]
+AddRecord = Callable[[int, pb.Record], None]
 
 
 class ProbeRelay:
     """Run `run`; give requests to `ask`.
 
     Args:
-        root: `probes` in the spool's folder. tell: takes a record for the spool, with its time.
-        kept: returns when what was told is safe. now_ms: the wall clock.
+        root: `probes` in the spool's folder. add_record: takes a record for the spool, with its time.
+        kept: returns when all records added so far are stored. now_ms: the wall clock.
     """
 
     def __init__(
         self,
         root: Path,
         node: str,
-        tell: Tell,
+        add_record: AddRecord,
         kept: Callable[[], Awaitable[None]],
         now_ms: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._node, self._tell, self._kept = ExchangeFolder(root), node, tell, kept
+        self._folder, self._node, self._add_record, self._kept = ExchangeFolder(root), node, add_record, kept
         self._now_ms, self._monotonic = now_ms, monotonic
         self._disk = DiskThread()
         self._done: list[str] | None = None  # None: not read yet
@@ -89,7 +89,7 @@ class ProbeRelay:
         except OSError as error:
             refusal = f"the request cannot be written: {error.strerror or error}"
         if refusal:
-            self._tell_all([ProbeAnswer(request.id[:100], Outcome.REFUSED, refusal, request.level[:80])])
+            self._add_results([ProbeAnswer(request.id[:100], Outcome.REFUSED, refusal, request.level[:80])])
 
     def _put(self, request: pb.ProbeRequest) -> str:
         """Why it is refused; "" when it waits for the service, or is known already."""
@@ -121,7 +121,7 @@ class ProbeRelay:
         try:
             answers, waits = await self._disk.submit(self._read)
             if answers:
-                self._tell_all(answers)
+                self._add_results(answers)
                 await self._kept()
                 self._kept_ids += [answer.id for answer in answers]
             if self._kept_ids:
@@ -160,7 +160,7 @@ class ProbeRelay:
         return answers, bool(self._since or self._taken_s)
 
     def _given_up(self, waiting: list[str], taken: list[str], *, busy: bool) -> list[ProbeAnswer]:
-        """Requests that nobody takes, and those that were taken and came to nothing."""
+        """Return answers for requests that nobody takes, and for those that were taken and never answered."""
         now_s = self._monotonic()
         self._taken_s = {id_: self._taken_s.get(id_, now_s) for id_ in taken}
         self._since = {id_: now_s if taken or busy else self._since.get(id_, now_s) for id_ in waiting}
@@ -180,12 +180,12 @@ class ProbeRelay:
         except (ValueError, OSError):
             return LONGEST_S + OVERDUE_S
 
-    def _tell_all(self, answers: Iterable[ProbeAnswer]) -> None:
+    def _add_results(self, answers: Iterable[ProbeAnswer]) -> None:
         """To the spool."""
         for answer in answers:
             for result in results_of(answer, self._node, self._now_ms()):
                 body = pb.ProbeResult(request_id=answer.id, json=to_json(result))
-                self._tell(result.ts_ms, pb.Record(probe_result=body))
+                self._add_record(result.ts_ms, pb.Record(probe_result=body))
             log.info("probe request %s: %s %s", answer.id, answer.end, answer.detail)
 
     def _finish(self, ids: list[str]) -> None:
@@ -214,7 +214,7 @@ class ProbeRelay:
 
 
 def ask_of(request: pb.ProbeRequest, now_ms: int) -> ProbeAsk:
-    """What the service is asked; `now_ms` is kept beside it, so that it can get too old."""
+    """Return what the service is asked; it holds `now_ms` too, so that it can get too old."""
     return ProbeAsk(
         request.id, tuple(request.probes), request.level or "quick", tuple(request.gpus), float(request.timeout_s),
         now_ms, request.inlet_c if request.HasField("inlet_c") else None,
@@ -222,10 +222,10 @@ def ask_of(request: pb.ProbeRequest, now_ms: int) -> ProbeAsk:
     )  # fmt: skip
 
 
-def _group(told: pb.ProbeGroup) -> Group:
+def _group(sent: pb.ProbeGroup) -> Group:
     return Group(
-        told.address, told.port, told.node, told.nodes, tuple(told.names), tuple(told.addresses), told.key,
-        told.join_s or JOIN_S,
+        sent.address, sent.port, sent.node, sent.nodes, tuple(sent.names), tuple(sent.addresses), sent.key,
+        sent.join_s or JOIN_S,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from drover_agent.probes.base import Group
 from drover_agent.probes.ranks import MissedError
 
+_READ_KEY = "heard/"  # and a node's number, in the shared store: the node has read the decision
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 SO_ATTACH_FILTER = 26  # asm-generic/socket.h
 # linux/filter.h and bpf_common.h: load a word at a fixed place, jump if equal, return.
@@ -50,7 +51,7 @@ def packet_filter(partners: Iterable[str]) -> bytes:
 
 
 def listening(address: str, port: int, partners: Sequence[str]) -> socket.socket:
-    """A socket that listens at this one address, and hears `partners` alone; none: everybody.
+    """Open a socket that listens at this one address and accepts from `partners` alone; none: from everybody.
 
     Raises:
         OSError: the address is none of this node, the port is taken, or the kernel takes no filter.
@@ -88,7 +89,7 @@ def free_port() -> int:
 
 
 def interface_to(address: str, port: int) -> str:
-    """The name of the interface by which this node reaches an address; "" where that cannot be told."""
+    """Return the name of the interface by which this node reaches an address; "" if that is not known."""
     try:
         family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as asked:
@@ -136,7 +137,7 @@ class Meeting:
         Raises:
             MissedError: one did not come, or is of another kind.
         """
-        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not told as exported
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not listed as exported
 
         group = self._group
         until = time.monotonic() + group.join_s
@@ -161,13 +162,13 @@ class Meeting:
         self._store = PrefixStore(f"drover/{group.key}", store)
         if self._first:
             self._store.set(f"node/{group.node}", self._about)
-        why = self._decide(until) if self._hosts else self._hear()
+        why = self._decide(until) if self._hosts else self._read_decision()
         if why:
             raise MissedError(why)
         return PrefixStore("ranks", self._store)
 
     def _decide(self, until: float) -> str:
-        """Of the first node's process: whether all are there and alike, told to all that are; "" to begin."""
+        """Check, on the first node, that all have joined and are alike. Send all the reason why not; "" to begin."""
         keys = [f"node/{n}" for n in range(self._group.nodes)]
         try:
             self._store.wait(keys, datetime.timedelta(seconds=max(0.001, until - time.monotonic())))
@@ -175,24 +176,24 @@ class Meeting:
             missing = [n for n, key in enumerate(keys) if not self._store.check([key])]
             why = f"{', '.join(map(self._group.name, missing))} never joined within {self._group.join_s:g} s"
             self._store.set("go", why)
-            heard = [f"heard/{n}" for n in range(1, self._group.nodes) if n not in missing]
-            self._wait_briefly(heard)
+            read = [f"{_READ_KEY}{n}" for n in range(1, self._group.nodes) if n not in missing]
+            self._wait_briefly(read)
             return why
-        told = [self._store.get(key).decode() for key in keys]
-        odd = next((n for n, about in enumerate(told) if about != told[0]), 0)
-        why = f"not alike: {self._group.name(0)} has {told[0]}, {self._group.name(odd)} {told[odd]}" if odd else ""
+        kinds = [self._store.get(key).decode() for key in keys]
+        odd = next((n for n, about in enumerate(kinds) if about != kinds[0]), 0)
+        why = f"not alike: {self._group.name(0)} has {kinds[0]}, {self._group.name(odd)} {kinds[odd]}" if odd else ""
         self._store.set("go", why)
         if why:
-            self._wait_briefly([f"heard/{n}" for n in range(1, self._group.nodes)])
+            self._wait_briefly([f"{_READ_KEY}{n}" for n in range(1, self._group.nodes)])
         return why
 
-    def _hear(self) -> str:
+    def _read_decision(self) -> str:
         """What the first node's process has decided."""
         try:
             self._store.wait(["go"], datetime.timedelta(seconds=self._group.join_s + LEAVE_S))
             why = self._store.get("go").decode()
             if why and self._first:
-                self._store.set(f"heard/{self._group.node}", "1")
+                self._store.set(f"{_READ_KEY}{self._group.node}", "1")
         except RuntimeError:
             return f"{self._group.name(0)} left before all had joined"
         return str(why)

@@ -41,7 +41,7 @@ SLACK_S = 30.0
 MAX_RESULTS = 10_000
 TEXT = 2_000  # characters kept of a text that the child gave
 _CUDA = re.compile(r"\bcuda:(\d+)")
-# Settings of whoever starts it that would change what is measured. CUDA_MPS: NVIDIA's docs on MPS: without a daemon
+# Settings of the caller that would change what is measured. CUDA_MPS: NVIDIA's docs on MPS: without a daemon
 # behind its pipe folder a process computes by itself; through one it would start a server that holds the GPU.
 FALSIFY = (
     "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
@@ -57,7 +57,7 @@ class End(StrEnum):
     LOST = "lost"  # the driver no longer answers for the GPU
     TIMEOUT = "timeout"
     MEMORY = "memory"  # took more of the host's memory than it may, or the kernel had none left
-    REFUSED = "refused"  # nothing can be run on this node as it is set up: says nothing of a device
+    REFUSED = "refused"  # this node's set-up cannot run any probe: says nothing of a device
 
     @property
     def bad(self) -> bool:
@@ -96,7 +96,7 @@ class Request:
 
 @dataclass(slots=True)
 class Report:
-    """What came of it. `detail` says why it did not end as it should, in a sentence; `probe` and `gpu`: in what.
+    """The result of a run. `detail` says why it did not end as it should, in a sentence; `probe` and `gpu`: in what.
 
     `tries`: how often that was run, each time with the same end. `stuck`: its process could not be killed. `silent`: it
     was ended since the driver did not say who holds its GPUs.
@@ -120,20 +120,25 @@ class Runner:
     Args:
         needed: asked several times a second with the id of the child's session; a reason when the node is wanted for
             work, "" when not. Must return at once.
-        tell: progress, a line each. command: another program than CHILD, which speaks as it does.
+        show_progress: takes a line each time. command: another program than CHILD, which speaks as it does.
     """
 
     def __init__(
         self,
         request: Request,
         needed: Callable[[int], str] = lambda session: "",  # noqa: ARG005  # the default never needs it
-        tell: Callable[[str], None] = lambda text: None,  # noqa: ARG005  # the default tells nobody
+        show_progress: Callable[[str], None] = lambda text: None,  # noqa: ARG005  # the default shows nothing
         command: Sequence[str] = (),
     ) -> None:
         unknown = [name for name in request.probes if name not in PROBES]
         if unknown:
             raise ValueError(f"no probe is called {unknown[0]}; there are {', '.join(PROBES)}")
-        self._request, self._needed, self._tell, self._command = request, needed, tell, command or CHILD
+        self._request, self._needed, self._show_progress, self._command = (
+            request,
+            needed,
+            show_progress,
+            command or CHILD,
+        )
         self._stop = ""
         self._doing = "its start"
         self._probe = ""
@@ -182,13 +187,13 @@ class Runner:
             child.stdin.write(json.dumps(fields).encode() + b"\n")
             child.stdin.close()
         streams = Streams(child.stdout, child.stderr)
-        heard = began
+        last_line = began
         while True:
             dead = child.poll() is not None  # before the read: then all that it said is in the pipe
             lines = streams.read(LOOK_S)
             now = time.monotonic()
             if lines:
-                heard = now
+                last_line = now
             for line in lines:
                 if self._take(line, report):
                     return
@@ -196,53 +201,53 @@ class Runner:
                 self._crashed(child, streams.errors, report)
                 report.probe, report.gpu = self._probe, self._gpu
                 return
-            if reason := self._why_end(child.pid, report, now - began, now - heard):
+            if reason := self._why_end(child.pid, report, now - began, now - last_line):
                 report.detail, report.probe, report.gpu = reason, self._probe, self._gpu
                 return
 
     def _take(self, line: bytes, report: Report) -> bool:
         """Whether that was the last line."""
         try:
-            told = read_object(line)
-            kind = told.pop("kind")
-            return self._obey(kind, told, report)
+            message = read_object(line)
+            kind = message.pop("kind")
+            return self._obey(kind, message, report)
         except (ValueError, KeyError, TypeError, AttributeError):
             log.warning("the probe's process printed %r", line[:200])
             return False
 
-    def _obey(self, kind: object, told: dict[str, Any], report: Report) -> bool:
-        """Raises KeyError, TypeError or ValueError: it is no message of ours."""
+    def _obey(self, kind: object, message: dict[str, Any], report: Report) -> bool:
+        """Act on a message. Raises KeyError, TypeError or ValueError: the child's protocol has no such message."""
         if kind == "devices":
-            report.devices = [from_dict(Device, device) for device in told["devices"]]
+            report.devices = [from_dict(Device, device) for device in message["devices"]]
         elif kind == "start":
-            PROBES[told["probe"]]
-            self._probe = self._doing = told["probe"]
+            PROBES[message["probe"]]
+            self._probe = self._doing = message["probe"]
             self._gpu = None
-            self._tell(told["probe"])
+            self._show_progress(message["probe"])
         elif kind == "progress":
-            text = str(told["text"])
+            text = str(message["text"])
             if found := _CUDA.search(text):
                 self._gpu = self._slot(found[1])
             text = self._named(text)
             self._doing = f"{self._probe}, {text}"
-            self._tell(f"  {text}")
+            self._show_progress(f"  {text}")
         elif kind == "result" and len(report.results) < MAX_RESULTS:
-            report.results.append(self._result(told))
+            report.results.append(self._result(message))
         elif kind == "error":
-            self._failed(PROBES[told["probe"]], self._named(str(told["text"])), report)
+            self._failed(PROBES[message["probe"]], self._named(str(message["text"])), report)
         elif kind == "unmeasured":
-            probe, text = PROBES[told["probe"]], self._named(str(told["text"]))
+            probe, text = PROBES[message["probe"]], self._named(str(message["text"]))
             report.results.append(Result(probe.name, self._gpu, None, probe.unit, text))
         elif kind == "unfit":
-            report.end, report.detail = End.REFUSED, self._named(str(told["text"]))
+            report.end, report.detail = End.REFUSED, self._named(str(message["text"]))
             return True
         elif kind == "unseen":
-            report.gpu = self._slot(str(int(told["number"])))
+            report.gpu = self._slot(str(int(message["number"])))
             report.end, report.detail = End.CRASHED, f"CUDA does not see GPU {report.gpu}, which the driver lists"
             return True
         elif kind == "end":
-            if told["stopped"]:
-                report.end, report.detail = End.STOPPED, self._stop or "it was told to stop"
+            if message["stopped"]:
+                report.end, report.detail = End.STOPPED, self._stop or "it was asked to stop"
                 report.probe, report.gpu = self._probe, self._gpu
             return True
         return False
@@ -254,8 +259,8 @@ class Runner:
             report.end, report.detail = End.CRASHED, f"failed in {self._doing}: {text}"
             report.probe, report.gpu = probe.name, self._gpu
 
-    def _result(self, told: dict[str, Any]) -> Result:
-        result = from_dict(Result, told)
+    def _result(self, message: dict[str, Any]) -> Result:
+        result = from_dict(Result, message)
         return dataclasses.replace(result, detail=self._named(result.detail))
 
     def _named(self, text: str) -> str:

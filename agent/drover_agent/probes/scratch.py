@@ -58,7 +58,7 @@ def _made(root: Path) -> tuple[Path, int]:
 
 
 def _clear_up(root: Path) -> None:
-    """Folders of ours that nobody works in any more."""
+    """Remove our folders in which no process works any longer."""
     for left in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else's, a file, or gone meanwhile
             descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

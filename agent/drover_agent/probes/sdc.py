@@ -31,7 +31,7 @@ def run(context: Context, name: str, make: Product = product) -> Iterator[Result
     wrong: dict[Device, list[str]] = defaultdict(list)
     first: dict[Device, dict[tuple[str, int], int]] = {device: {} for device in context.devices}
     for device in context.devices:
-        context.tell(f"{device.name}: products, bit for bit")
+        context.show_progress(f"{device.name}: products, bit for bit")
         cases = [(kind, size) for kind in KINDS for size in (SIZES if device.is_cuda else CPU_SIZES)]
         share = context.seconds / len(cases)
         for kind, size in cases:
@@ -45,7 +45,7 @@ def run(context: Context, name: str, make: Product = product) -> Iterator[Result
             count, differ = 1, 0
             while count < LEAST_PRODUCTS or time.monotonic() < until:
                 if context.stopping():
-                    raise InterruptedError("told to stop")
+                    raise InterruptedError("asked to stop")
                 count += 1
                 differ += not torch.equal(bits(torch, call()), bits(torch, reference))
             made[device] += count
@@ -86,13 +86,13 @@ def odd_ones(first: dict[Device, dict[tuple[str, int], int]]) -> Iterator[tuple[
     for device, answers in first.items():
         for (kind, size), value in answers.items():
             groups[device.model, kind, size][device] = value
-    for (_, kind, size), told in groups.items():
-        counts = Counter(told.values())
+    for (_, kind, size), by_device in groups.items():
+        counts = Counter(by_device.values())
         usual, votes = counts.most_common(1)[0]
         if len(counts) == 1:
             continue
-        for holder, value in told.items():
-            if votes * 2 <= len(told):
+        for holder, value in by_device.items():
+            if votes * 2 <= len(by_device):
                 yield holder, f"{kind} {size}: devices of one model disagree, and no majority says which is right"
             elif value != usual:
                 yield holder, f"{kind} {size}: another answer than {votes} devices of its model"

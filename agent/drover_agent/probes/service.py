@@ -51,7 +51,7 @@ class Service:
             runner.stop("the probe service was told to stop")
 
     def serve(self, linger_s: float = LINGER_S) -> None:
-        """Until it was told to stop, or nothing came for `linger_s`.
+        """Serve until asked to stop, or until no request came for `linger_s`.
 
         Raises:
             Busy: another one is at it. OSError: the folder cannot be used.

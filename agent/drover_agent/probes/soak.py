@@ -1,7 +1,7 @@
 """Steady full load until temperature settles: what clock, power and temperature a device comes to, and its cooling.
 
 Thermal resistance = (core - inlet) / power, in degC/W: it depends on neither load nor room, so that a heat sink that
-lost contact or a dead fan shows against the other boards of its slot and model. Without an inlet sensor it is not told.
+lost contact or a dead fan shows against the other boards of its slot and model. It needs an inlet sensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from drover_agent.probes.gemm import CPU_SIZE, SIZE, product
 LOOK_S = 1.0
 IN_A_ROW = 8  # products of 8192: about 10 ms of a large GPU
 UNDER_LOOK = 64  # queued while the sensors are read
-SETTLED_S = 15.0  # of no more change than SETTLED_C
+SETTLED_S = 15.0  # without a change beyond SETTLED_C
 SETTLED_C = 1.0
 UNITS = {"sm_clock_mhz": "MHz", "power_w": "W", "gpu_temp_c": "degC"}
 
@@ -52,7 +52,7 @@ def run(context: Context, name: str, sensors: Sensors | None = None) -> Iterator
         for device, seen in looks.items():
             if values := read(device):
                 seen.append(SoakSample(at_s, values))
-        context.tell(f"soak: {at_s:.0f} s")
+        context.show_progress(f"soak: {at_s:.0f} s")
         if at_s >= context.seconds or (all(looks.values()) and all(settled(seen) for seen in looks.values())):
             break
     for device, seen in looks.items():
@@ -73,7 +73,7 @@ def _load(context: Context, calls: Mapping[Device, Callable[[], Any]]) -> None:
     until = time.monotonic() + LOOK_S
     while time.monotonic() < until:
         if context.stopping():
-            raise InterruptedError("told to stop")
+            raise InterruptedError("asked to stop")
         _queue(calls, IN_A_ROW)
         for device in calls:
             if device.is_cuda:

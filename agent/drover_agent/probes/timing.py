@@ -59,7 +59,7 @@ def time_calls(
     """How long one `call` takes on the device, out of as many as fit into `seconds` (at least LEAST_REPEATS batches).
 
     Raises:
-        InterruptedError: it was told to stop.
+        InterruptedError: it was asked to stop.
     """
     clock = _CudaClock(torch, device) if device.is_cuda else _HostClock()
     once = _warm_up(clock, call, pace.warm_up_s if device.is_cuda else min(pace.warm_up_s, seconds / 4), stopping)
@@ -67,7 +67,7 @@ def time_calls(
     until, found = time.monotonic() + seconds, [clock.measure(call, batch)]
     while len(found) < LEAST_REPEATS or time.monotonic() < until:
         if stopping():
-            raise InterruptedError("told to stop")
+            raise InterruptedError("asked to stop")
         found.append(clock.measure(call, batch))
     return Timing(statistics.median(found), variation(found), len(found))
 
@@ -97,7 +97,7 @@ def _warm_up(
     until, once = time.monotonic() + seconds, clock.measure(call, 1)
     while time.monotonic() < until:
         if stop():
-            raise InterruptedError("told to stop")
+            raise InterruptedError("asked to stop")
         once = clock.measure(call, 1)
     return once
 

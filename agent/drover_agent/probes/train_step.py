@@ -6,7 +6,7 @@ process a device; NCCL between GPUs, gloo between two processes on a CPU. A lone
 
 With deterministic algorithms and one seed the loss after STEPS steps is one number, so that a node must agree with
 itself. Where it does not, each device trains alone: the one whose loss differs is named, or else what they share.
-Strictly deterministic ones: with `warn_only` PyTorch leaves flash attention's backward pass as it is, whose sums come
+Strictly deterministic ones: with `warn_only` PyTorch leaves flash attention's backward pass unchanged, whose sums come
 in any order (pytorch/pytorch#182551), and a healthy device would differ from itself. Nor may NVSwitches add up (NVLS),
 whose sums differ from call to call (NVIDIA/nccl#1497): older torch lets them (pytorch/pytorch#156381). Where a build
 has no such algorithm for a step, the tokens per second are measured and the loss is not judged.
@@ -51,7 +51,7 @@ CPU = Shape(32, 2, 2, 32, 2, 100)
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of it: the loss of each run, and seconds of each step but the first of a run."""
+    """The result: the loss of each run, and seconds of each step but the first of a run."""
 
     losses: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -86,7 +86,7 @@ NOT_EXACT = "the loss is not judged: this build of torch has no deterministic al
 
 
 def _strictly(train: Callable[[bool], Any]) -> tuple[bool, Any]:
-    """(whether the loss is exact, what came of it)."""
+    """Return (whether the loss is exact, the result of `train`)."""
     try:
         return True, train(True)
     except RuntimeError as error:
@@ -103,7 +103,7 @@ def _sharded(context: Context, name: str, devices: list[Device], *, exact: bool)
     group = Group("127.0.0.1", free_port(), 0, 1, join_s=JOIN_S)
     given = [(device.name, k, len(devices), group, context.seed, exact) for k, device in enumerate(devices)]
     what = f"{name} over {len(devices)} devices"
-    context.tell(what)
+    context.show_progress(what)
     found = first_answer(context, what, train_sharded, given, 2 * JOIN_S + 3 * context.seconds)
     assert isinstance(found, Trained)
     return found
@@ -112,7 +112,7 @@ def _sharded(context: Context, name: str, devices: list[Device], *, exact: bool)
 def train_sharded(
     device: str, rank: int, world: int, group: Group, seed: int, exact: bool
 ) -> Trained | None:  # fmt: skip
-    """One process of them; the first one tells."""
+    """Train as one of the processes; the first one answers."""
     import torch
     import torch.distributed as dist
 
@@ -160,8 +160,8 @@ def _train_shard(
     loss: Any = None
     for _ in range(STEPS):
         began = time.perf_counter()
-        told = model(words[:, :-1])
-        loss = torch.nn.functional.cross_entropy(told.flatten(0, 1).float(), words[:, 1:].flatten())
+        predicted = model(words[:, :-1])
+        loss = torch.nn.functional.cross_entropy(predicted.flatten(0, 1).float(), words[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -205,7 +205,7 @@ def _results(context: Context, name: str, *, exact: bool) -> Iterator[Result]:
     losses: dict[Device, float] = {}
     found: dict[Device, list[float]] = defaultdict(list)
     for device in context.devices:
-        context.tell(f"{device.name}: training steps")
+        context.show_progress(f"{device.name}: training steps")
         shape = GPU if device.is_cuda else CPU
         until = time.monotonic() + context.seconds
         for _ in range(RUNS):
@@ -247,11 +247,11 @@ def _train(context: Context, device: Device, shape: Shape) -> tuple[float, list[
     loss: Any = None
     for _ in range(STEPS):
         if context.stopping():
-            raise InterruptedError("told to stop")
+            raise InterruptedError("asked to stop")
         began = time.perf_counter()
         with torch.autocast(device.name.partition(":")[0], dtype=kind, enabled=device.is_cuda):
-            told = model(words[:, :-1])
-            loss = torch.nn.functional.cross_entropy(told.flatten(0, 1).float(), words[:, 1:].flatten())
+            predicted = model(words[:, :-1])
+            loss = torch.nn.functional.cross_entropy(predicted.flatten(0, 1).float(), words[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,8 +1,8 @@
 """A run of probes, and, where one hung or crashed on a GPU, a second try of that one on it alone, by a new process.
 
 Once may be chance, another program's doing or what ran before; twice is a finding about the GPU. Where the driver does
-not answer for it any more there is no second try: that is the finding. A driver that answers for no GPU at all is lost
-as a whole: a finding about the node, and about none of its GPUs. What a second try does not repeat is told too,
+not answer for it any more there is no second try: that is the finding. A driver that answers for none of them is lost
+as a whole: a finding about the node, and about none of its GPUs. What a second try does not repeat is reported too,
 and clears nothing: the run was cut short.
 """
 
@@ -17,20 +17,20 @@ from drover_agent.probes.runner import End, Report, Request, Runner
 
 LEAST_S = 60.0  # for a second try, however long the first took
 
-Start = Callable[[Runner], None]  # told of each runner before it begins, to stop it
+Start = Callable[[Runner], None]  # receives each runner before it begins, to stop it
 
 
 def run(
     request: Request,
     gpus: Sequence[Gpu],
     started: Start,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
     tolerated: Sequence[int] = (),
     look: Callable[[], eligible.Found] = eligible.look,
     wanted: Callable[[], str] = str,
 ) -> Report:
     """`tolerated`: processes that a person forced the probes upon. `wanted`: why the node is given back, else ""."""
-    report = _once(request, gpus, started, tell, tolerated, wanted)
+    report = _once(request, gpus, started, show_progress, tolerated, wanted)
     silent = report.end is End.LOST or report.silent
     if not silent and (report.end not in (End.HUNG, End.CRASHED) or report.gpu is None or not report.probe):
         return report
@@ -50,11 +50,11 @@ def run(
         return _ended(report, End.LOST, f"{report.detail}; {why}")
     if [pid for pid in now.pids if pid not in tolerated] or (now.unseen_bytes and not tolerated):
         return _ended(report, report.end, f"{report.detail}; no second try: {now.why_not()}")
-    tell(f"{report.probe} on GPU {report.gpu} once more: it {report.end.value}")
+    show_progress(f"{report.probe} on GPU {report.gpu} once more: it {report.end.value}")
     refs = tuple(ref for ref in request.gpus if ref.slot == report.gpu)
     left_s = max(LEAST_S, request.timeout_s - report.seconds)
     alone = dataclasses.replace(request, probes=(report.probe,), gpus=refs, timeout_s=left_s)
-    again = _once(alone, [now], started, tell, tolerated, wanted)
+    again = _once(alone, [now], started, show_progress, tolerated, wanted)
     report.seconds += again.seconds
     if again.end in (End.HUNG, End.CRASHED, End.LOST):
         report.tries = 2
@@ -62,7 +62,7 @@ def run(
         return _ended(report, end, f"{report.detail}; in a second try on it alone: {again.detail}")
     if again.end is End.DONE:
         return _ended(report, report.end, f"{report.detail}; a second try on it alone went well")
-    return _ended(report, report.end, f"{report.detail}; a second try came to nothing: {again.detail}")
+    return _ended(report, report.end, f"{report.detail}; a second try failed: {again.detail}")
 
 
 def _asked(look: Callable[[], eligible.Found]) -> tuple[Sequence[Gpu], str]:
@@ -83,17 +83,17 @@ def _once(
     request: Request,
     gpus: Sequence[Gpu],
     started: Start,
-    tell: Callable[[str], None],
+    show_progress: Callable[[str], None],
     tolerated: Sequence[int],
     wanted: Callable[[], str],
 ) -> Report:
     with Guard(gpus, tolerated) as guard:
-        runner = Runner(request, lambda session: wanted() or guard.needed(session), tell)
+        runner = Runner(request, lambda session: wanted() or guard.needed(session), show_progress)
         started(runner)
-        return _told(runner.run(), guard)
+        return _with_silence(runner.run(), guard)
 
 
-def _told(report: Report, guard: Guard) -> Report:
+def _with_silence(report: Report, guard: Guard) -> Report:
     """That the driver lost a GPU under the probe is its finding, and no giving way."""
     report.silent = guard.silent and report.end is End.STOPPED
     if guard.lost is None or report.end is not End.STOPPED:

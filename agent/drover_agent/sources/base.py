@@ -46,7 +46,7 @@ class NodeEvent:
     count: int = 1
     forgeable: bool = False
     up_ms: int = field(default=0, compare=False)  # since boot; 0: not known yet
-    where: str = ""  # what tells it from others with its code (device, port, severity); kept within the agent
+    where: str = ""  # what distinguishes it from others with its code (device, port, severity); kept within the agent
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Reading:
 
     rows: list[tuple[Entity, Mapping[str, float]]] = field(default_factory=list)
     absent: list[tuple[Entity, str, Absent]] = field(default_factory=list)
-    quiet: list[tuple[Entity, str]] = field(default_factory=list)  # could be read, and there is nothing to tell
+    quiet: list[tuple[Entity, str]] = field(default_factory=list)  # could be read, and there is nothing to report
     events: list[NodeEvent] = field(default_factory=list)
     holdings: list[tuple[int, str | None]] = field(default_factory=list)  # (GPU slot, job or None): changes only
     inventory: dict[str, str] = field(default_factory=dict)

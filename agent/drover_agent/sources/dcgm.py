@@ -1,10 +1,10 @@
 """GPUs through dcgm-exporter's metrics page, where it already runs.
 
 Profiling metrics are taken from it, and `Gpus.profiled_elsewhere` says so: NVML's own profiling stays off meanwhile.
-Everything else NVML gives fresher: dcgm-exporter reads every 30 s unless told otherwise (`--collect-interval`), and
+Everything else NVML gives fresher: dcgm-exporter reads every 30 s by default (`--collect-interval`), and
 repeats its values between. Only where NVML cannot be opened (no permission, a container without driver) all metrics of
 the page are taken. Where the settings name no page, one that an ordinary user serves is not taken: any user may listen
-at a port that is free, and would switch NVML's profiling off and tell what he likes of the GPUs.
+at a port that is free, and could switch NVML's profiling off and report false values for the GPUs.
 
 Names, units and labels: dcgm_fields.h of NVIDIA/DCGM; etc/default-counters.csv and
 internal/pkg/rendermetrics/render_metrics.go of NVIDIA/dcgm-exporter. The violation times are nanoseconds, as the header
@@ -42,14 +42,14 @@ AUTO_PORT = 9400
 AUTO_URL = f"http://127.0.0.1:{AUTO_PORT}/metrics"
 RETRY_MS = 60_000  # between looks for a page that is not there
 CONNECT_LIMIT_S = 0.5  # to a port of this machine
-GRACE_MS = 15_000  # NVML has this long to tell of its GPUs before the page stands in for it
+GRACE_MS = 15_000  # NVML has this long to report its GPUs before the page replaces it
 LOST_READS = 2  # failed reads after which NVML may profile again
 
 XID_KEY = "DCGM_FI_DEV_XID_ERRORS"
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {m.sources["dcgm"].key: m for m in of_scope(Scope.GPU) if "dcgm" in m.sources}
 )
-# Names of the same fields in other versions. (DCGM 4.7 also has e.g. DCGM_FI_DEV_GPU_UTIL_RATIO, of which headers
+# Names of the same fields in other versions. (DCGM 4.7 also has e.g. DCGM_FI_DEV_GPU_UTIL_RATIO; headers
 # disagree whether it is a ratio or percent; dcgm-exporter does not give it.)
 _ALIASES = {"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"}
 _WANTED = frozenset({*METRICS, *_ALIASES, XID_KEY})
@@ -64,8 +64,8 @@ _BLANK: Mapping[float, Absent] = MappingProxyType(
         for n, why in enumerate((Absent.ERROR, Absent.UNSUPPORTED, Absent.UNSUPPORTED, Absent.NO_PERMISSION))
     }
 )
-# DCGM's words for a state that it cannot tell, beside NVML's (dcgm_structs.h, dcgmFabricManagerStatus_t): a state that
-# it does not know, and a driver that has none.
+# DCGM's numbers, in addition to NVML's (dcgm_structs.h, dcgmFabricManagerStatus_t), for a state that it does not know
+# and for a driver that has none.
 _NO_FABRIC_STATE = (5, 6)
 _INT64_BLANK = float(0x7FFFFFFFFFFFFFF0)  # its four kinds are one number as a double
 
@@ -80,14 +80,14 @@ def _somebody_listens() -> bool:
 
 
 class DcgmSource:
-    """Rows of the GPUs that the page tells of; nothing while there is no page."""
+    """Reads rows of the GPUs on the page; nothing while there is no page."""
 
     name = "dcgm"
     interval_s = 10.0  # one value per detector bucket
 
     def __init__(self, node: str, url: str, gpus: Gpus, kmsg: Path | None = None, proc: Path = Path("/proc")) -> None:
         """`url`: "auto" looks for the page at its usual place. `kmsg`: the kernel log's device, None where it is not
-        read; XIDs are taken from the page only where neither it nor NVML tells of them.
+        read; XIDs are taken from the page only where neither it nor NVML reports them.
         """
         self._node, self._gpus, self._kmsg, self._proc = node, gpus, kmsg, proc
         self._auto = url == "auto"
@@ -95,7 +95,7 @@ class DcgmSource:
         self._began_ms: int | None = None
         self._next_try_ms = 0
         self._failed = LOST_READS  # reads in a row; begins as one that is not there
-        self._told: dict[Entity, set[str]] = {}  # what the page gave, and would be absent without it
+        self._reported: dict[Entity, set[str]] = {}  # what the page gave, and would be absent without it
         self._xids: dict[Entity, int] = {}  # the last XID of each GPU
         self.skipped: Counter[str] = Counter()  # rows of the last page that were left out, by why
         self._logged: set[str] = set()
@@ -108,7 +108,7 @@ class DcgmSource:
             return self._without(self._why)
         try:
             if self._auto:
-                if not _somebody_listens():  # and whoever begins to just now is not asked unseen
+                if not _somebody_listens():  # a program that has just begun to listen is checked first
                     raise PageError(Absent.LOST, f"nobody serves {AUTO_URL}")
                 self._refuse_users()
             found = parse(self._page.read(), _WANTED)
@@ -161,12 +161,12 @@ class DcgmSource:
         return reading
 
     def _without(self, why: Absent) -> Reading:
-        """The values that nobody else tells now. NVML has its own again when it may profile."""
+        """Report as absent what no other source has now. NVML has its own again when it may profile."""
         reading = Reading()
         if self._failed < LOST_READS or not self._gpus.all():
-            reading.absent = [(entity, name, why) for entity, names in self._told.items() for name in names]
+            reading.absent = [(entity, name, why) for entity, names in self._reported.items() for name in names]
         else:
-            self._told.clear()
+            self._reported.clear()
         return reading
 
     def _profiled(self, *, here: bool) -> None:
@@ -193,7 +193,7 @@ class DcgmSource:
         absent: dict[Entity, dict[str, Absent]] = {}
         for key, samples in found.items():
             if key == XID_KEY:
-                self._take_xids(now_ms, samples, reading, told=alone)
+                self._take_xids(now_ms, samples, reading, wanted=alone)
                 continue
             metric = METRICS[_ALIASES.get(key, key)]
             if metric.name not in names:
@@ -206,19 +206,19 @@ class DcgmSource:
                         absent.setdefault(entity, {})[metric.name] = value
                     else:
                         rows.setdefault(entity, {})[metric.name] = value
-        self._told = {}
+        self._reported = {}
         for entity in rows.keys() | absent.keys():
             values, missing = rows.get(entity, {}), absent.get(entity, {})
             if values:
                 reading.rows.append((entity, values))
-            # What dcgm-exporter is not told to collect is had from nobody.
+            # What dcgm-exporter is not set to collect has no other source.
             reading.absent += [(entity, n, missing.get(n, Absent.UNSUPPORTED)) for n in sorted(names - values.keys())]
-            self._told[entity] = set(names)
-        self._tell_skipped()
+            self._reported[entity] = set(names)
+        self._log_skipped()
         return reading
 
     def _entity(self, labels: Mapping[str, str], *, alone: bool) -> Entity | None:
-        """The GPU or MIG instance of a row; None, with a count, for what is neither, or cannot be told."""
+        """Return the GPU or MIG instance of a row. Return None, and count it, for other or unknown entities."""
         uuid, pci = labels.get("UUID") or labels.get("uuid") or "", labels.get("pci_bus_id", "")
         instance = labels.get("GPU_I_ID", "")
         if not uuid or "nvlink" in labels:
@@ -249,10 +249,10 @@ class DcgmSource:
             model=labels.get("modelName", ""),
         )
 
-    def _take_xids(self, now_ms: int, samples: list[Sample], reading: Reading, *, told: bool) -> None:
+    def _take_xids(self, now_ms: int, samples: list[Sample], reading: Reading, *, wanted: bool) -> None:
         """The field is the last XID, with neither time nor text; the same one again does not show. Better than none."""
         for labels, raw in samples:
-            entity = self._entity(labels, alone=True) if told else None
+            entity = self._entity(labels, alone=True) if wanted else None
             if entity is None or not 0 <= raw < 2**16:
                 continue
             code, before = int(raw), self._xids.get(entity)
@@ -273,7 +273,7 @@ class DcgmSource:
             return False
         return True
 
-    def _tell_skipped(self) -> None:
+    def _log_skipped(self) -> None:
         for what, count in self.skipped.items():
             if count and what not in self._logged:
                 self._logged.add(what)
@@ -281,7 +281,7 @@ class DcgmSource:
 
 
 def _value(metric: Metric, raw: float) -> float | Absent:
-    """In the catalog's unit and the resolution that is told; or why there is none."""
+    """Return the value in the catalog's unit and in the resolution that is sent, or why there is none."""
     if why := _BLANK.get(raw):
         return why
     if metric.name == "fabric_state" and raw in _NO_FABRIC_STATE:

@@ -31,7 +31,7 @@ class SourceFacts:
 
 
 # What it means that `jobs` gives nothing, or not all, where GPUs are.
-JOBS_UNKNOWN = "which job holds them is not known: their processes, or those of a job, cannot be told"
+JOBS_UNKNOWN = "which job holds them is not known: their processes, or those of a job, cannot be identified"
 
 FACTS: Mapping[str, SourceFacts] = MappingProxyType(
     {
@@ -40,7 +40,7 @@ FACTS: Mapping[str, SourceFacts] = MappingProxyType(
             reads="libnvidia-ml.so.1; a GPU that hangs is left behind alone",
             pace="1 s; energy, memory in use, memory clock, margin to slowdown, clock event reasons and time held "
             "down, ECC, row remaps, NVLinks up, PCIe link, fabric, recovery action and processes every 10 s, and "
-            "memory utilisation where GPM tells each second how busy the memory is; errors of NVLinks every 30 s; "
+            "memory utilisation where GPM reports each second how busy the memory is; errors of NVLinks every 30 s; "
             "inventory every 5 min",
             rights="read and write access to /dev/nvidiactl and /dev/nvidia*; those of /dev/nvidia-caps for MIG",
             missing="no NVIDIA driver on this node",
@@ -64,7 +64,7 @@ FACTS: Mapping[str, SourceFacts] = MappingProxyType(
         ),
         "sensors": SourceFacts(
             what="inlet temperature and fans",
-            reads="/sys/class/hwmon; what it does not tell: `ipmitool` or `ipmi-sensors` on /dev/ipmi0",
+            reads="/sys/class/hwmon; what it lacks: `ipmitool` or `ipmi-sensors` on /dev/ipmi0",
             pace="10 s; IPMI every minute",
             rights="read and write access to /dev/ipmi0 for IPMI",
             missing="no such sensor on this node",
@@ -89,7 +89,7 @@ FACTS: Mapping[str, SourceFacts] = MappingProxyType(
         "dcgm": SourceFacts(
             what="GPUs' profiling metrics; everything it has where NVML cannot be opened",
             reads="dcgm-exporter's metrics page",
-            pace="10 s; dcgm-exporter itself reads every 30 s unless told otherwise",
+            pace="10 s; dcgm-exporter itself reads every 30 s by default",
             rights="none",
             missing="no dcgm-exporter at `dcgm_url`",
             setting="`dcgm_url`",

@@ -1,4 +1,4 @@
-"""What is known of the node's GPUs: told by their reader (`nvml.py`), asked by every other source, from any thread."""
+"""What is known of the node's GPUs: set by their reader (`nvml`), read by every other source, from any thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Gpus:
         self._places: dict[tuple[int, int], Entity] = {}
         self._pids: dict[int, tuple[int, ...]] = {}
 
-    def tell(self, entity: Entity) -> None:
+    def set_entity(self, entity: Entity) -> None:
         """This is now the GPU of its slot, or the MIG instance of its name there."""
         place = entity.gpu, entity.mig
         known = self._entities.get(place)
@@ -33,7 +33,7 @@ class Gpus:
             with self._lock:
                 self._entities = {**self._entities, place: entity}
 
-    def tell_instances(
+    def set_instances(
         self, gpu: int, instances: tuple[Entity, ...], places: Mapping[int, Entity] = MappingProxyType({})
     ) -> None:
         """These are now the MIG instances of the GPU in this slot; `places`: see `instance`."""
@@ -43,7 +43,7 @@ class Gpus:
             kept = {p: e for p, e in self._entities.items() if p[0] != gpu or not p[1]}
             self._entities = kept | {(gpu, entity.mig): entity for entity in instances}
 
-    def tell_pids(self, gpu: int, pids: tuple[int, ...] | None) -> None:
+    def set_pids(self, gpu: int, pids: tuple[int, ...] | None) -> None:
         """The processes with a context on this GPU; None: it cannot be read."""
         with self._lock:
             rest = {slot: held for slot, held in self._pids.items() if slot != gpu}

@@ -28,7 +28,7 @@ def user_listening(proc: Path, port: int) -> int | None:
             next(file, None)
             for line in file:
                 fields = line.split()
-                if len(fields) < 8 or fields[3] != _LISTEN:  # connections follow, of which there may be thousands
+                if len(fields) < 8 or fields[3] != _LISTEN:  # connections follow; there may be thousands
                     break
                 if fields[1].endswith(wanted) and int(fields[7]) >= SYSTEM_USERS:
                     return int(fields[7])

@@ -2,7 +2,7 @@
 
 The format is that of https://prometheus.io/docs/instrumenting/exposition_formats/ (text 0.0.4), and of OpenMetrics 1.0
 as far as samples go: exemplars after ` # `, timestamps in seconds, `# EOF`. Lines with other names are only looked at
-as far as their name, which is what makes it cheap: a page of dcgm-exporter or vLLM holds few samples of ours.
+as far as their name, which is what makes it cheap: a page of dcgm-exporter or vLLM holds few samples that are used.
 """
 
 from __future__ import annotations
@@ -109,5 +109,5 @@ def _labels(line: str, at: int, labels: dict[str, str]) -> int:
 
 
 def _unescape(match: re.Match[str]) -> str:
-    """Escapes other than the three of the format stay as they are, as Prometheus' own parser has it."""
+    """Escapes other than the three of the format stay unchanged, as Prometheus' own parser has it."""
     return _ESCAPED.get(match[1], match[0])

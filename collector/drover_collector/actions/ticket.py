@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from drover_collector.actions.base import ActError, CheckLease, LaterError, NodeState, Result
 from drover_collector.actions.command import payload
 from drover_collector.actions.settings import TicketConfig
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.settings import webhook_secret, webhook_url
 from drover_core.model.events import Act, Action, Severity
@@ -34,10 +35,10 @@ class Ticket:
         self._webhook: Webhook | None = None
         if config.on:
             secret = webhook_secret(config, os.environ, KEY)
-            self._webhook = Webhook(
-                self.name, webhook_url(config, KEY), secret, Severity.INFO, config.timeout_s, config.ca_file,
-                config.proxy,
-            )  # fmt: skip
+            options = ReceiverOptions(
+                self.name, Severity.INFO, config.timeout_s, ca_file=config.ca_file, proxy=config.proxy
+            )
+            self._webhook = Webhook(options, webhook_url(config, KEY), secret)
         self.acts = frozenset({Act.REPAIR} if config.on else ())
 
     def knows(self, act: Act) -> bool:

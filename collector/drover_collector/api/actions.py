@@ -128,8 +128,8 @@ def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: b
     else:
         reply.guard = facts.pipeline.of_engine(partial(_held, request.node)) or ""
     if act is Act.RESUME and duty is not None and is_out(duty):
-        safe, told = return_grounds(facts, request.node, duty)
-        reply.grounds.extend(told)
+        safe, grounds = return_grounds(facts, request.node, duty)
+        reply.grounds.extend(grounds)
         if safe is not None:
             reply.safe = safe
     reply.maintenance = facts.pipeline.outbox.silences.held(facts.now_ms()).get(request.node, "")
@@ -175,7 +175,7 @@ def _dispatcher(facts: ApiSnapshot) -> ActionDispatcher:
 
 def _resume(dispatcher: ActionDispatcher, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
     action, said = dispatcher.resume(request.node, why, by, request.force)
-    return pb.ActReply(detail=said) if action is None else _told(dispatcher.wait(action, WAIT_S))
+    return pb.ActReply(detail=said) if action is None else _reply(dispatcher.wait(action, WAIT_S))
 
 
 def _take_out(
@@ -186,13 +186,13 @@ def _take_out(
     if act in (Act.RESET, Act.REBOOT):
         if not request.force and (duty is None or duty.stage not in IDLE):
             raise ActError(f"jobs may run on {request.node}: drain it first, or give --force")
-        return _told(dispatcher.wait(dispatcher.drain(request.node, act, why, by, request.force), WAIT_S))
+        return _reply(dispatcher.wait(dispatcher.drain(request.node, act, why, by, request.force), WAIT_S))
     dispatcher.check(request.node)
     with outages.requested(request.node):
         if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
             raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
         made = dispatcher.drain(request.node, act, why, by, request.force)
-    return _told(dispatcher.wait(made, WAIT_S))
+    return _reply(dispatcher.wait(made, WAIT_S))
 
 
 def _held(node: str, engine: Engine) -> str | None:
@@ -206,7 +206,7 @@ def _held(node: str, engine: Engine) -> str | None:
     return hold(node, engine.jobs_on(node), census, engine.policy.guard)
 
 
-def _told(action: Action) -> pb.ActReply:
+def _reply(action: Action) -> pb.ActReply:
     return pb.ActReply(action_id=action.id, state=action.state, detail=action.detail)
 
 
@@ -251,31 +251,31 @@ def judge_return(
 ) -> tuple[bool | None, list[str]]:
     """Pure. `first`, `now`: how it was taken out, and its present stage. `verdicts`: since then, the oldest first."""
     by = "" if first.by == "drover" else f", by {first.by}"
-    told = [f"Out since {iso(first.ts_ms)}{by}: {_stage_reason(first)}."]
+    grounds = [f"Out since {iso(first.ts_ms)}{by}: {_stage_reason(first)}."]
     if now.stage is not first.stage:
-        told.append(f"Now {now.stage}: {_stage_reason(now)}.")
+        grounds.append(f"Now {now.stage}: {_stage_reason(now)}.")
     own = [incident for incident in opened if incident.scope in ("gpu", "node")]
     against = [f"Still open: {incident.summary}" for incident in own[:SHOWN_INCIDENTS]]
     if len(own) > SHOWN_INCIDENTS:
         against.append(f"{len(own) - SHOWN_INCIDENTS} more incidents of it are open.")
     if silent_ms > REPORTING_MS:
-        against.append("Nothing is heard of it: what it is like now is not known.")
+        against.append("It does not report: its present state is not known.")
     newest = [v for v in verdicts if v.request == verdicts[-1].request]  # of the last probes, the node's and its GPUs'
     failed = [verdict for verdict in newest if verdict.passed is False]
     against += [f"Its probes of {iso(v.ts_ms)} failed: {v.text}" for v in failed]
     passed = bool(newest) and all(verdict.passed for verdict in newest)
     if passed:
         whole = next((v for v in newest if v.gpu is None), newest[-1])
-        told.append(f"Its probes of {iso(whole.ts_ms)}, since it was taken out, passed: {whole.text}")
+        grounds.append(f"Its probes of {iso(whole.ts_ms)}, since it was taken out, passed: {whole.text}")
     elif not newest:
-        told.append("It was not probed since it was taken out: nothing proves that it is well.")
+        grounds.append("It was not probed since it was taken out: nothing proves that it works.")
     elif not failed:
-        told.append(f"Its probes of {iso(newest[-1].ts_ms)} could not be judged: {newest[-1].text}")
+        grounds.append(f"Its probes of {iso(newest[-1].ts_ms)} could not be judged: {newest[-1].text}")
     around = [incident for incident in opened if incident not in own]  # no fault of the node, but it will meet it
-    told += [f"Open around it, not on it: {incident.summary}" for incident in around[:SHOWN_INCIDENTS]]
+    grounds += [f"Open around it, not on it: {incident.summary}" for incident in around[:SHOWN_INCIDENTS]]
     if first.returns:
-        told.append(f"It came back {first.returns} times before, and failed again.")
-    return (False if against else True if passed else None), [*against, *told]
+        grounds.append(f"It came back {first.returns} times before, and failed again.")
+    return (False if against else True if passed else None), [*against, *grounds]
 
 
 def _stage_reason(duty: NodeOutage) -> str:

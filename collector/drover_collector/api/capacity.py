@@ -17,7 +17,7 @@ from drover_collector.api.snapshot import (
     ApiSnapshot,
     bad_argument,
 )
-from drover_collector.cost import CostConfig
+from drover_collector.config import CostConfig
 from drover_collector.detectors.idle import IDLE_MS
 from drover_collector.store import StoreError, WorkloadRow
 from drover_core.model.events import OUT_STAGES, Incident, IncidentKind, NodeOutage
@@ -39,7 +39,7 @@ OUT = "out_of_service"  # cause of what nodes cost that are out; its kind is `se
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Of each GPU, bool [G]: exactly one of held, unknown, out, free. `idle_ms`: int64 [G], None: cannot be told.
+    """Of each GPU, bool [G]: exactly one of held, unknown, out, free. `idle_ms`: int64 [G], None: not known.
 
     `judged_ms`: end of the bucket that says so; 0: none of the last minute, then what is not held is unknown.
     """
@@ -51,7 +51,7 @@ class Use:
     jobs: npt.NDArray[np.int32]
     job_names: Sequence[str]
     idle_ms: npt.NDArray[np.int64] | None
-    told: Bools  # whether it is at work is known
+    activity_known: Bools  # whether it is at work is known
     judged_ms: int
 
     @property
@@ -93,7 +93,7 @@ def get_capacity(facts: ApiSnapshot, request: pb.CapacityRequest) -> pb.Capacity
 
 
 def workloads(facts: ApiSnapshot) -> list[WorkloadRow]:
-    """What inference servers and training loops told lately. Raises StoreError."""
+    """Return what inference servers and training loops reported lately. Raises StoreError."""
     return facts.once("workloads", LONG_S, lambda: facts.store.samples.workloads(facts.now_ms(), SERVICES_MS))
 
 
@@ -114,9 +114,9 @@ def use(facts: ApiSnapshot) -> Use:
     unknown = ~held & unheard
     out = ~held & ~unheard & gone
     util = bucket.gpu.get("gpu_util_ratio")
-    told = np.isfinite(util) if util is not None else np.zeros(index.gpu_count, np.bool_)
+    activity_known = np.isfinite(util) if util is not None else np.zeros(index.gpu_count, np.bool_)
     free = ~(held | unknown | out)
-    return Use(held, unknown, out, free, codes, names, pipeline.engine.idle_ms, told, bucket.end_ms)
+    return Use(held, unknown, out, free, codes, names, pipeline.engine.idle_ms, activity_known, bucket.end_ms)
 
 
 # ---- what faults cost
@@ -238,7 +238,7 @@ def _pools(facts: ApiSnapshot, used: Use, losses: Losses) -> list[pb.PoolCapacit
             gpu_hours_waited=sum(row.waited.get(name, 0.0) for row in faults),
             gpu_hours_out=out_row.lost.get(name, 0.0),
         )
-        if used.idle_ms is not None and ((used.told & held).any() or not held.any()):
+        if used.idle_ms is not None and ((used.activity_known & held).any() or not held.any()):
             row.idle = int((here & used.idle).sum())
         price = facts.config.cost.price(name)
         if price is not None and facts.config.cost.currency:

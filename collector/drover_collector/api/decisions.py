@@ -45,28 +45,26 @@ MOST = 10_000
 WHY_CHARS = 500
 OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
 NAMED = 5
-RETURN = "return to service"  # where a rule stands in other decisions
-ANSWERS = ("approved", "rejected")  # outcomes that stand in the audit as the answers they are
+RETURN = "return to service"  # in place of a rule's name
+ANSWERS = ("approved", "rejected")  # outcomes that are in the audit already
 BACKTEST_DAYS = 7
-BACKTEST_FRESH_S = 60.0  # one answer for all who ask meanwhile
+BACKTEST_FRESH_S = 60.0  # one answer for all callers meanwhile
 BACKTEST_INCIDENTS = 1_000  # incidents, the newest
-BACKTEST_WORK = (
-    20_000_000  # incidents times GPUs: each decision looks at the whole fleet's health, and detection goes first
-)
+BACKTEST_WORK = 20_000_000  # incidents x GPUs: each decision reads the whole fleet's health; detection goes first
 BACKTEST_NODES = 50  # nodes by name
 
 
 def may_answer(caller: Identity | None) -> bool:
-    """Whether a caller may approve and reject; without TLS every local user may."""
+    """Return True if a caller may approve and reject; without TLS every local user may."""
     return caller is None or caller.role in (Role.OPERATOR, Role.ADMIN)
 
 
 def named(caller: Identity | None, who: str) -> str:
-    """Who answers: the certificate's name, and before it what a person said of itself."""
+    """Return who acts: the certificate's name, and before it the person's name as the console sent it."""
     name = "a local user" if caller is None else caller.name
     if who.strip():
-        told = "".join(c if c.isprintable() else " " for c in who)  # no sign may turn what stands behind it around
-        return f"{' '.join(told.split())[:80]} ({name})"
+        printable = "".join(c if c.isprintable() else " " for c in who)  # no character may reverse the text after it
+        return f"{' '.join(printable.split())[:80]} ({name})"
     return f"{name} (a certificate)" if name == ITSELF else name
 
 
@@ -77,23 +75,23 @@ def list_decisions(facts: ApiSnapshot, request: pb.DecisionsRequest, may: bool) 
     limit = min(request.limit or LIMIT, MOST)
     waiting = {d.id: d for d in pending(facts)} if request.outcome in ("", "pending_approval") else {}
     found = facts.store.decisions.newest(since_ms, request.outcome, limit)
-    # What the engine no longer asks is not shown as waiting, whatever the store has of before a crash.
+    # A decision that the engine no longer asks about does not wait, even if the store says so after a crash.
     rest = [d for d in found if d.id not in waiting and d.outcome != "pending_approval"]
     shown = [*waiting.values(), *rest][:limit]
     return pb.DecisionList(decisions_json=[to_json(d) for d in shown], may_answer=may)
 
 
 def pending(facts: ApiSnapshot) -> list[Decision]:
-    """Decisions that wait for a person, the newest first."""
+    """Return the decisions that wait for a person, the newest first."""
     standing = list(facts.pipeline.engine.decider.standing.copy().values())
     return sorted((d for d in standing if d.outcome == "pending_approval"), key=lambda d: (-d.ts_ms, d.id))
 
 
 def answer(facts: ApiSnapshot, request: pb.Answer, approved: bool, by: str) -> pb.Answered:
-    """A person's answer; returns what came of it.
+    """Apply a person's answer, and return the decisions that follow.
 
     Raises:
-        RefusalError: no reason, no such decision, one that waits no more, or this collector does not decide.
+        RefusalError: no reason, no such decision, one that no longer waits, or this collector does not decide.
     """
     why = " ".join(request.why.split())
     if not why:
@@ -112,7 +110,7 @@ def answer(facts: ApiSnapshot, request: pb.Answer, approved: bool, by: str) -> p
     outcome = facts.pipeline.answer(Approval(decision.id, now_ms, by, approved, why), line)
     if not any(d.outcome in ("approved", "rejected") for d in outcome.decisions):
         raise RefusalError(
-            grpc.StatusCode.FAILED_PRECONDITION, f"decision {decision.id} waits no more; nothing was done"
+            grpc.StatusCode.FAILED_PRECONDITION, f"decision {decision.id} no longer waits; nothing was done"
         )
     return pb.Answered(decisions_json=[to_json(d) for d in outcome.decisions])
 
@@ -151,7 +149,7 @@ def list_audit(facts: ApiSnapshot, request: pb.AuditRequest) -> pb.AuditList:
 
 
 def _withheld(duties: Sequence[NodeOutage], mode: str) -> list[Decision]:
-    """Returns to service that are withheld though their probes were passed, beside what the guard holds."""
+    """Return the returns to service that are withheld though their probes passed."""
     return [
         Decision(
             f"return {d.node}", d.incident_id, d.ts_ms, d.node, RecommendedAction.NONE, mode, "held", RETURN, d.reason
@@ -164,7 +162,7 @@ def _withheld(duties: Sequence[NodeOutage], mode: str) -> list[Decision]:
 def get_policy(facts: ApiSnapshot, may: bool) -> pb.PolicyState:
     pipeline = facts.pipeline
     policy, decider = pipeline.policy, pipeline.engine.decider
-    told = {
+    content = {
         "guard": dataclasses.asdict(policy.guard),
         "rules": [dataclasses.asdict(rule) for rule in policy.rules],
         "overrides": [dataclasses.asdict(override) for override in policy.overrides],
@@ -179,7 +177,7 @@ def get_policy(facts: ApiSnapshot, may: bool) -> pb.PolicyState:
         name=policy.name,
         mode=policy.mode,
         ceiling=pipeline.ceiling,
-        policy_json=json.dumps(told),
+        policy_json=json.dumps(content),
         breaker_json=[to_json(i) for i in decider.breaker.events.copy().values() if i.closed_ms is None],
         out=sorted(decider.out()),
         taken_in_hour=len(taken),
@@ -192,7 +190,7 @@ def get_policy(facts: ApiSnapshot, may: bool) -> pb.PolicyState:
 
 
 def automatic_audit(store: Store, since_ms: int, subject: str, limit: int) -> list[Audit]:
-    """Of all, or of one incident, node or decision; the newest where there are more than `limit` of either.
+    """Return what Drover did by itself, of all or of one incident, node or decision: the newest `limit`.
 
     Raises:
         StoreError: the store cannot be read.
@@ -216,13 +214,14 @@ def _decision_line(d: Decision) -> Audit:
 
 
 def _action_line(a: Action) -> Audit:
-    """How it stands; one that a person asked for stands in the audit itself, but not how it failed later."""
+    """Make an audit line of an action. A person's request is in the audit already, its later failure is not."""
     what = f"{a.action} {a.node}: {a.state}"
     return Audit(f"action {a.id}", a.ts_ms, a.by, what, a.incident_id or a.node, a.why, f"{a.actuator}: {a.detail}")
 
 
 def backtest_policies(facts: ApiSnapshot) -> pb.BacktestReply:
-    """The last BACKTEST_DAYS days; nodes of jobs of the past are not known, so the cap of a job's nodes is left out."""
+    """Decide the last BACKTEST_DAYS again, by the policy in force and each preset, without the cap of a job's nodes:
+    the nodes of past jobs are not known."""
     return facts.once("backtest", BACKTEST_FRESH_S, lambda: _backtest(facts))
 
 
@@ -243,7 +242,7 @@ def _backtest(facts: ApiSnapshot) -> pb.BacktestReply:
 
 
 def _other_presets(present: Policy) -> list[Policy]:
-    """Presets that decide otherwise."""
+    """Return the presets that decide differently."""
     presets = [Policy.load(None, name) for name in PRESETS]
     decides = (present.rules, present.guard, present.overrides)
     return [p for p in presets if (p.rules, p.guard, p.overrides) != decides]

@@ -35,13 +35,13 @@ def export(facts: ApiSnapshot, request: pb.ExportRequest) -> Generator[pb.Export
     """The chunks of all files, one file after the other.
 
     One that reaches up to now ends with the newest bucket that was judged: a replay that saw more than the live run
-    would tell more.
+    would have more.
     """
     incidents, judged_ms = _judged(facts)
     from_ms, to_ms = request.from_ms, request.to_ms or facts.now_ms()
-    told_ms = to_ms
+    judged_to_ms = to_ms
     if judged_ms < to_ms <= judged_ms + JUST_NOW_MS:
-        to_ms, told_ms = judged_ms, min(to_ms, judged_ms + facts.pipeline.lag_ms)  # when that bucket was judged
+        to_ms, judged_to_ms = judged_ms, min(to_ms, judged_ms + facts.pipeline.lag_ms)  # when that bucket was judged
     if from_ms >= to_ms:
         raise bad_argument(f"from_ms {from_ms} is not before to_ms {to_ms}")
     store, index = facts.store, facts.index
@@ -51,16 +51,16 @@ def export(facts: ApiSnapshot, request: pb.ExportRequest) -> Generator[pb.Export
         yield from _tables(f"{scope}.parquet", store.export.tables(scope, from_ms, to_ms))
     if request.instances:
         yield from _tables("mig.parquet", store.export.instance_tables(from_ms, to_ms))
-    yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, told_ms)))
+    yield from _text("events.jsonl", _lines(event_report(e) for e in _events(facts, from_ms, judged_to_ms)))
     absences = (a for a in store.absences.between(from_ms, to_ms) if a.node in index.node_number)
     yield from _text("absences.jsonl", _lines(absence_row(a) for a in absences))
     mine = index.node_number
     if request.inventory:
         yield from _text("inventory.jsonl", _lines(_inventories(facts, from_ms, to_ms)))
     probes = _probes(
-        [r for r in store.probes.results.between(from_ms, told_ms) if r.result.node in mine],
-        [o for o in store.probes.orders.between(from_ms, told_ms) if o.node in mine],
-        [v for v in store.probes.verdicts.read(from_ms=from_ms, to_ms=told_ms) if v.node in mine],
+        [r for r in store.probes.results.between(from_ms, judged_to_ms) if r.result.node in mine],
+        [o for o in store.probes.orders.between(from_ms, judged_to_ms) if o.node in mine],
+        [v for v in store.probes.verdicts.read(from_ms=from_ms, to_ms=judged_to_ms) if v.node in mine],
     )
     yield from _text("probes.jsonl", _lines(probes))
     yield from _text(
@@ -68,13 +68,13 @@ def export(facts: ApiSnapshot, request: pb.ExportRequest) -> Generator[pb.Export
         _lines(
             incident_report(i)
             for i in sorted(incidents, key=lambda i: (i.opened_ms, i.id))
-            if i.opened_ms <= told_ms and (i.closed_ms is None or i.closed_ms >= from_ms)
+            if i.opened_ms <= judged_to_ms and (i.closed_ms is None or i.closed_ms >= from_ms)
         ),
     )
 
 
 def _judged(facts: ApiSnapshot) -> tuple[list[Incident], int]:
-    """Incidents as they are, and the end of the newest bucket that they know of; 0 when there was none."""
+    """Incidents in their newest version, and the end of the newest bucket that they cover; 0: none."""
     ticks = facts.pipeline.ticks
     while True:
         judged_ms = ticks.newest_end_ms
@@ -84,9 +84,9 @@ def _judged(facts: ApiSnapshot) -> tuple[list[Incident], int]:
 
 
 def jobs_of(holdings: Iterable[Holding]) -> tuple[JobSpec, ...]:
-    """Jobs out of what each GPU was held by. Nodes tell of a job at slightly different times: it spans them all.
+    """Make jobs of what held each GPU. Nodes report a job at slightly different times: it spans them all.
 
-    A job id that comes back after it had ended everywhere (a requeued job) is told apart as a second entry.
+    A job id that comes back after it had ended everywhere (a requeued job) is a second entry.
     """
     spans: dict[str, list[tuple[int, int | None, tuple[str, int]]]] = {}
     current: dict[tuple[str, int], Holding] = {}
@@ -99,7 +99,7 @@ def jobs_of(holdings: Iterable[Holding]) -> tuple[JobSpec, ...]:
     for holding in sorted(holdings, key=lambda h: h.from_ms):
         member = (holding.node, holding.gpu)
         if member in current and current[member].job == holding.job:
-            continue  # told again after an agent's restart
+            continue  # reported again after an agent's restart
         end(member, holding.from_ms)
         if holding.job is not None:
             current[member] = holding
@@ -146,9 +146,11 @@ def _inventories(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Iterator[dict[
     """What nodes were made of, from as long before the span as a start of detection looks back."""
     slices = max(1, -(-facts.index.node_count // SLICE_NODES))
     for number in range(slices):
-        for ts_ms, node, told in facts.store.inventories.between(max(0, from_ms - BEFORE_MS), to_ms, number, slices):
+        for ts_ms, node, inventory in facts.store.inventories.between(
+            max(0, from_ms - BEFORE_MS), to_ms, number, slices
+        ):
             if node in facts.index.node_number:
-                yield {"ts": iso(ts_ms), "node": node, "inventory": told}
+                yield {"ts": iso(ts_ms), "node": node, "inventory": inventory}
 
 
 def _probes(

@@ -1,6 +1,6 @@
 """The fabric: leaf switches with what is wrong at them, their ports, and the NVLinks of a node.
 
-What is wrong is what open incidents say, and ports that are down; figures beside it are of the newest buckets.
+Open incidents and ports that are down say what is wrong; the figures next to them are of the newest buckets.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 from drover_collector.api.recent_buckets import (
     NOW,
     counted,
+    is_warning,
     known,
     last_known,
     per_second,
     recent,
-    told,
     total,
 )
 from drover_collector.api.snapshot import ApiSnapshot, not_found, worst_first
@@ -131,7 +131,7 @@ class Ports:
 
 
 def _incident_says(found: Incident, port: str, state: str) -> str:
-    """Its sentence, of a port that is up again with the time it is of: it would contradict what stands beside it."""
+    """Return its sentence, with its time if the port is up again: it would contradict the port's present state."""
     own = [e for e in found.evidence if e.port == port]
     if state != "up" or not any(e.metric == "link_up" and e.value == 0 for e in own):
         return found.summary
@@ -202,7 +202,7 @@ def _incidents(facts: ApiSnapshot, layout: Layout) -> dict[int, Incident]:
     found: dict[int, Incident] = {}
     about = [
         i for i in facts.open_incidents()
-        if told(i) and i.cause in OF_PORTS and i.kind in (IncidentKind.LINK, IncidentKind.STRAGGLER)
+        if is_warning(i) and i.cause in OF_PORTS and i.kind in (IncidentKind.LINK, IncidentKind.STRAGGLER)
     ]  # fmt: skip
     for incident in sorted(about, key=worst_first):
         named, leafs = {e.port for e in incident.evidence}, incident.snapshot_of(LINKS).get("leafs", {})
@@ -215,7 +215,7 @@ def _incidents(facts: ApiSnapshot, layout: Layout) -> dict[int, Incident]:
 
 
 class _Leafs:
-    """What is told of each leaf, arrays [F] in the order of the fleet file."""
+    """What is known about each leaf, arrays [F] in the order of the fleet file."""
 
     def __init__(self, index: FleetIndex, ports: Ports) -> None:
         self._index, self._ports, layout = index, ports, ports.layout
@@ -252,7 +252,7 @@ class _Leafs:
         return np.where(np.bincount(layout.leaf[there], minlength=count) > 0, sums, np.nan)
 
     def order(self) -> list[int]:
-        """Codes of leafs: of which an incident says it is the switch, the gravest, the largest share of nodes."""
+        """Return codes of leafs: first those with an incident of the switch, then the gravest, then by nodes."""
         count = len(self._ports.layout.leafs)
         graded = [(0, 0)] * count
         for code, incident in self._worst.items():
@@ -351,7 +351,7 @@ def _nvlinks(facts: ApiSnapshot, buckets: Sequence[Bucket], n: int) -> list[pb.N
     usual = up[kind & ~np.isnan(up)]
     incidents = [
         i for i in facts.open_by_node().get(index.nodes[n].name, ())
-        if told(i) and i.cause.startswith("nvlink")
+        if is_warning(i) and i.cause.startswith("nvlink")
     ]  # fmt: skip
     rows = []
     for g in range(first, end):
@@ -363,6 +363,6 @@ def _nvlinks(facts: ApiSnapshot, buckets: Sequence[Bucket], n: int) -> list[pb.N
         members = {(index.nodes[n].name, g - first), (index.nodes[n].name, None)}
         row.incident = next((i.id for i in incidents if members.intersection(i.members)), "")
         if not row.HasField("links_up"):
-            row.absent = "not reported: no NVLinks, or the driver does not tell"
+            row.absent = "not reported: no NVLinks, or the driver does not report them"
         rows.append(row)
     return rows

@@ -55,7 +55,7 @@ MEASURED = "measured.json"  # what benchmarks/bench_risk.py prints; a test holds
 
 
 def get_status(facts: ApiSnapshot) -> pb.Status:
-    facts.store.last_query.note()  # it tells how old the newest values are, and open pages ask for it
+    facts.store.last_query.note()  # the status shows how old the newest values are, and open pages ask for it
     pipeline, stats, now_ms = facts.pipeline, facts.stats, facts.now_ms()
     totals, seen = facts.totals(), facts.last_seen()
     incidents = facts.open_incidents()
@@ -85,7 +85,7 @@ def get_status(facts: ApiSnapshot) -> pb.Status:
         gpu_hours_waited=sum(i.gpu_hours_waited or 0 for i in day),
         jobs_hurt=len(jobs_hurt(incidents)),
         pending=len(api_decisions.pending(facts)),
-        receivers=facts.pipeline.outbox.receivers,
+        receivers=facts.pipeline.outbox.delivery.receivers,
         policy=pipeline.policy.name,
         role=pipeline.lease.role(pipeline.leading),
     )
@@ -95,22 +95,22 @@ def get_status(facts: ApiSnapshot) -> pb.Status:
 
 
 def _fill_use(status: pb.Status, facts: ApiSnapshot) -> None:
-    """What the GPUs are used for, as far as it is known."""
+    """Fill in how the GPUs are used, where that is known."""
     used = api_capacity.use(facts)
     status.gpus_held = int(used.held.sum())
     if used.judged_ms:
         status.gpus_free = int(used.free.sum())
-        if used.idle_ms is not None and (used.told & used.held).any():
+        if used.idle_ms is not None and (used.activity_known & used.held).any():
             status.gpus_idle = int(used.idle.sum())
     try:
         rows = api_capacity.workloads(facts)
     except StoreError:
         return  # `facts.away` says so
     gpus = {node.name: node.gpus for node in facts.index.nodes}
-    told = [(row.values["mfu_ratio"], gpus.get(row.node, 0)) for row in rows if "mfu_ratio" in row.values]
-    status.mfu_gpus = sum(count for _, count in told)
+    reported = [(row.values["mfu_ratio"], gpus.get(row.node, 0)) for row in rows if "mfu_ratio" in row.values]
+    status.mfu_gpus = sum(count for _, count in reported)
     if status.mfu_gpus:
-        status.mfu_ratio = sum(ratio * count for ratio, count in told) / status.mfu_gpus
+        status.mfu_ratio = sum(ratio * count for ratio, count in reported) / status.mfu_gpus
 
 
 def troubles(facts: ApiSnapshot) -> list[str]:
@@ -118,14 +118,14 @@ def troubles(facts: ApiSnapshot) -> list[str]:
     stats, pipeline = facts.stats, facts.pipeline
     found = pipeline.troubles() + api_store.troubles(facts)
     if facts.away:
-        found.append(f"The store does not answer; counts are those of before: {facts.away}.")
+        found.append(f"The store does not answer; counts are older: {facts.away}.")
     if stats.trouble:
         found.append(f"Data of agents waits, in memory and in their spools: {stats.trouble}.")
     found += stats.notices()
     for what, since in stats.writing.copy().items():
         seconds = int(time.monotonic() - since)
         if seconds >= STUCK_S:
-            found.append(f"The store has not come back for {seconds} s from taking {what}; is its disk well?")
+            found.append(f"Writing {what} to the store has been blocked for {seconds} s. Check the store's disk.")
     if stats.defects:
         found.append(
             f"Taking data in failed {stats.defects} times, last with {stats.defect}; see the log, and report it."
@@ -137,7 +137,7 @@ def troubles(facts: ApiSnapshot) -> list[str]:
         damages = facts.store.integrity.damages
         found += [damage.sentence for damage in damages[-SHOWN_DAMAGES:]]
         if len(damages) > SHOWN_DAMAGES:
-            found.append(f"{len(damages) - SHOWN_DAMAGES} more damaged parts lie there; the log names each.")
+            found.append(f"{len(damages) - SHOWN_DAMAGES} more damaged parts were set aside; the log names each.")
     judged_ms = max(pipeline.ticks.newest_end_ms, pipeline.began_ms)
     if pipeline.leading and facts.now_ms() - judged_ms > UNJUDGED_MS:
         found.append(f"Nothing has been judged since {iso(judged_ms)}: health is as it was then.")

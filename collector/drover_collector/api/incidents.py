@@ -11,7 +11,7 @@ from drover_collector.api.snapshot import (
     not_found,
     worst_first,
 )
-from drover_collector.notify import tell
+from drover_collector.notify import describe
 from drover_core.model.events import (
     SEVERITY_ORDER,
     Event,
@@ -86,7 +86,7 @@ def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bo
         incident_json=to_json(incident),
         decisions_json=[to_json(d) for d in store.decisions.of_incident(incident.id)],
         events_json=[to_json(e) for e in _events_around(facts, incident)],
-        notifications=[tell(row) for row in rows],
+        notifications=[describe(row) for row in rows],
         health=health,
         health_history=_health_history(facts, incident),
         actions_json=[to_json(a) for a in store.actions.newest(incident=incident.id)],
@@ -145,7 +145,7 @@ def find_incident(facts: ApiSnapshot, beginning: str) -> Incident:
     """The incident whose id begins so.
 
     Raises:
-        RefusalError: none, or more than one, or no id at all.
+        RefusalError: no such incident, several, or an empty id.
     """
     if not beginning or set(beginning) - set(string.ascii_letters + string.digits + "-_"):
         raise bad_argument(f"{beginning!r} is no incident id; `drover incidents` lists them")

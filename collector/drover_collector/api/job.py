@@ -10,9 +10,9 @@ from drover_collector.api import fabric as api_fabric
 from drover_collector.api import jobs as api_jobs
 from drover_collector.api.recent_buckets import (
     NOW,
+    is_warning,
     last_known,
     recent,
-    told,
 )
 from drover_collector.api.snapshot import (
     RECENT_MS,
@@ -105,18 +105,18 @@ def _incidents(facts: ApiSnapshot, job: str, gpus: Sequence[int], since_ms: int,
     members: set[Member] = {facts.index.member(g) for g in gpus} | {(node, None) for node in _nodes(facts, gpus)}
     found = [
         i for i in facts.incidents(max(since_ms, facts.now_ms() - RECENT_MS))
-        if i.job == job or (not over and i.job is None and told(i) and members.intersection(i.members))
+        if i.job == job or (not over and i.job is None and is_warning(i) and members.intersection(i.members))
     ]  # fmt: skip
     return sorted(found, key=worst_first)
 
 
 def _by_gpu(facts: ApiSnapshot, gpus: Sequence[int], incidents: Sequence[Incident]) -> dict[int, Incident]:
-    """The worst open incident of one GPU or node that names a GPU or its node. One of a whole job tells none apart, and
-    one of a network port is told beside the port."""
+    """The worst open incident of one GPU or node that names a GPU or its node. One of a whole job distinguishes none;
+    one of a network port is shown with the port."""
     found: dict[int, Incident] = {}
     ours = set(gpus)
     for incident in incidents:
-        if not told(incident) or incident.scope not in ("gpu", "node") or incident.cause in api_fabric.OF_PORTS:
+        if not is_warning(incident) or incident.scope not in ("gpu", "node") or incident.cause in api_fabric.OF_PORTS:
             continue
         for node, slot in incident.members:
             n = facts.index.node_number.get(node)
@@ -166,7 +166,7 @@ def _absent(reply: pb.JobDetail, over: bool) -> list[str]:
     elif missing := [BY_NAME[m].label for m in METRICS if m not in {each.metric for each in reply.metrics}]:
         found.append(f"No GPU of it reports: {', '.join(missing)}.")
     if over:
-        return [*found, "Steps and network are told of jobs that run."]
+        return [*found, "Steps and network are shown for running jobs only."]
     if not reply.workloads:
         found.append(NO_STEPS)
     return [*found, reply.ports_absent] if reply.ports_absent else found

@@ -1,4 +1,4 @@
-"""Jobs: which run, which are hurt and what that costs. What is told of a straggler is what its incident says."""
+"""Jobs: which run, which are hurt, and what that costs. A straggler's text is its incident's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from drover_collector.api.recent_buckets import told
+from drover_collector.api.recent_buckets import is_warning
 from drover_collector.api.snapshot import (
     DAY_MS,
     LONG_S,
@@ -89,7 +89,7 @@ def list_jobs(facts: ApiSnapshot, request: pb.ListJobsRequest) -> pb.JobList:
     now, over = running(facts), ended(facts)
     named, limit = incidents_by_job(facts), min(request.limit or JOBS, JOBS_MAX)
     asked = [job for job in now.values() if request.contains in job.job]
-    hurt = [_row(facts, job, named[job.job]) for job in asked if any(map(told, named.get(job.job, ())))]
+    hurt = [_row(facts, job, named[job.job]) for job in asked if any(map(is_warning, named.get(job.job, ())))]
     hurt.sort(key=lambda row: (-row.waiting_share, -row.gpus, row.job))
     shown = {row.job for row in hurt}
     well = sorted((job for job in asked if job.job not in shown), key=lambda job: (-len(job.gpus), job.job))
@@ -153,7 +153,9 @@ def _killer(span: JobSpan, incidents: Sequence[Incident]) -> Incident | None:
     found = [
         i
         for i in incidents
-        if told(i) and i.severity is Severity.CRITICAL and -DEATH_EARLY_MS <= span.ended_ms - i.since_ms <= DEATH_MS
+        if is_warning(i)
+        and i.severity is Severity.CRITICAL
+        and -DEATH_EARLY_MS <= span.ended_ms - i.since_ms <= DEATH_MS
     ]
     return max(found, key=lambda i: i.since_ms, default=None)
 
@@ -170,8 +172,8 @@ def _restarted_as(span: JobSpan, now: Iterable[Running]) -> str:
 
 def _hurt(row: pb.JobRow, incidents: Sequence[Incident], now_ms: int) -> None:
     """Fill in what the incidents that name the job say."""
-    hurting = [incident for incident in incidents if told(incident)]
-    hurting.sort(key=lambda i: -(i.gpu_hours_waited or 0.0))  # stable: the worst first where no cost is told
+    hurting = [incident for incident in incidents if is_warning(incident)]
+    hurting.sort(key=lambda i: -(i.gpu_hours_waited or 0.0))  # stable: the worst first where no cost is known
     row.incidents.extend(incident.id for incident in hurting)
     if hurting:
         row.hurt = hurting[0].summary
@@ -207,8 +209,8 @@ def figures(facts: ApiSnapshot, nodes: Iterable[str]) -> dict[str, float]:
 
 
 def summed(facts: ApiSnapshot, nodes: Iterable[str]) -> list[pb.JobWorkload]:
-    """Each workload over the nodes that report it. All nodes of a training job tell the same tokens and operations of a
-    step; servers of one name each make tokens of their own."""
+    """Sum each workload over the nodes that report it. All nodes of a training job report the same tokens and
+    operations of a step; servers of one name each make tokens of their own."""
     by_node = workloads(facts)
     found: dict[str, list[WorkloadRow]] = {}
     for node in nodes:

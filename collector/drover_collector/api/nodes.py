@@ -105,34 +105,9 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
     newest = store.samples.latest_values(node.name, now_ms)
     reasons = _reasons(store.absences.current(node.name))
     inventory = store.inventories.newest(node.name)
-    entities = {e.gpu: e for e in store.entities.gpus_of(node.name)}
-    codes, job_names = facts.jobs()
-    first = int(index.first_gpu[n])
-    medians = GpuMedians(facts)
     seen_ms = int(facts.last_seen()[n])
-    lacking = (
-        NOT_REPORTED if seen_ms > now_ms - SILENT_MS else f"silent since {iso(seen_ms)}" if seen_ms else "never heard"
-    )
-    gpus = []
-    for slot in range(node.gpus):
-        g = first + slot
-        health, reason = facts.pipeline.engine.health_of(node.name, slot)
-        detail = pb.GpuDetail(
-            gpu=slot,
-            health=health,
-            reason=reason,
-            job=job_names[codes[g]] if codes[g] >= 0 else "",
-            values=_values(Scope.GPU, newest.get((Scope.GPU, slot, None), {}), reasons.get((slot, None), {}), lacking),
-        )
-        if entity := entities.get(slot):
-            detail.serial, detail.uuid, detail.pci, detail.model = (
-                entity.serial, entity.uuid, entity.pci, entity.model,
-            )  # fmt: skip
-        for value in detail.values:
-            value.peers_median, value.peers = medians.of(value.metric, g)
-            if (beside := medians.own(value.metric, g)) is not None:
-                value.own = beside
-        gpus.append(detail)
+    lacking = _absent_reason(seen_ms, now_ms)
+    gpus = _gpu_details(facts, n, newest, reasons, lacking)
     own = _values(Scope.NODE, newest.get((Scope.NODE, None, None), {}), reasons.get((None, None), {}), lacking)
     for value in own:
         value.peers_median, value.peers = _node_median(facts, value.metric, n)
@@ -158,6 +133,47 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
         inventory_peers=inventory_peers(facts.pipeline.engine.inventory, index, n, inventory),
         health=_health(facts, node.name, request),
     )
+
+
+def _absent_reason(seen_ms: int, now_ms: int) -> str:
+    """Return why a value without a reason of its own is absent."""
+    if seen_ms > now_ms - SILENT_MS:
+        return NOT_REPORTED
+    return f"silent since {iso(seen_ms)}" if seen_ms else "never reported"
+
+
+def _gpu_details(
+    facts: ApiSnapshot,
+    n: int,
+    newest: Mapping[tuple[Scope, int | None, str | None], Newest],
+    reasons: Mapping[tuple[int | None, str | None], Reasons],
+    lacking: str,
+) -> list[pb.GpuDetail]:
+    node, first = facts.index.nodes[n], int(facts.index.first_gpu[n])
+    entities = {e.gpu: e for e in facts.store.entities.gpus_of(node.name)}
+    codes, job_names = facts.jobs()
+    medians = GpuMedians(facts)
+    gpus = []
+    for slot in range(node.gpus):
+        g = first + slot
+        health, reason = facts.pipeline.engine.health_of(node.name, slot)
+        detail = pb.GpuDetail(
+            gpu=slot,
+            health=health,
+            reason=reason,
+            job=job_names[codes[g]] if codes[g] >= 0 else "",
+            values=_values(Scope.GPU, newest.get((Scope.GPU, slot, None), {}), reasons.get((slot, None), {}), lacking),
+        )
+        if entity := entities.get(slot):
+            detail.serial, detail.uuid, detail.pci, detail.model = (
+                entity.serial, entity.uuid, entity.pci, entity.model,
+            )  # fmt: skip
+        for value in detail.values:
+            value.peers_median, value.peers = medians.of(value.metric, g)
+            if (own_now := medians.own(value.metric, g)) is not None:
+                value.own = own_now
+        gpus.append(detail)
+    return gpus
 
 
 def _health(facts: ApiSnapshot, node: str, request: pb.NodeRequest) -> list[pb.HealthMoment]:
@@ -267,37 +283,39 @@ def _median(values: npt.NDArray[np.float64], metric: str) -> tuple[float, int]:
     return float(middle), len(values)
 
 
-def inventory_peers(told: Inventory, index: FleetIndex, n: int, own: Mapping[str, str]) -> list[pb.InventoryPeers]:
+def inventory_peers(inventory: Inventory, index: FleetIndex, n: int, own: Mapping[str, str]) -> list[pb.InventoryPeers]:
     """For each key of `own` that is compared (docs/explanation/detectors.md, drift) what the peers of node `n` have;
-    nothing for a key to which no peer told anything."""
+    nothing for a key that no peer reported."""
     alike = (index.sku == index.sku[n]) & (index.pool == index.pool[n])
     alike[n] = False
-    return list(_node_keys(told, np.flatnonzero(alike), own)) + list(_gpu_keys(told, index, n, alike, own))
+    return list(_node_keys(inventory, np.flatnonzero(alike), own)) + list(_gpu_keys(inventory, index, n, alike, own))
 
 
-def _node_keys(told: Inventory, peers: npt.NDArray[np.intp], own: Mapping[str, str]) -> Iterator[pb.InventoryPeers]:
-    keys = {**NODE_KEYS, **{f"{name}.firmware": name for name in told.nic_boards}}
+def _node_keys(
+    inventory: Inventory, peers: npt.NDArray[np.intp], own: Mapping[str, str]
+) -> Iterator[pb.InventoryPeers]:
+    keys = {**NODE_KEYS, **{f"{name}.firmware": name for name in inventory.nic_boards}}
     for key, name in keys.items():
-        if own.get(key) and (found := _usual(told, told.node[name].codes[peers])):
+        if own.get(key) and (found := _usual(inventory, inventory.node[name].codes[peers])):
             yield pb.InventoryPeers(key=key, usual=found[0], having=found[1], peers=found[2])
 
 
 def _gpu_keys(
-    told: Inventory, index: FleetIndex, n: int, alike: npt.NDArray[np.bool_], own: Mapping[str, str]
+    inventory: Inventory, index: FleetIndex, n: int, alike: npt.NDArray[np.bool_], own: Mapping[str, str]
 ) -> Iterator[pb.InventoryPeers]:
     peers = np.flatnonzero(alike[index.gpu_node])
     for key, name in GPU_KEYS.items():
         slots = [slot for slot in range(index.nodes[n].gpus) if own.get(f"gpu{slot}.{key}")]
-        if slots and (found := _usual(told, told.gpu[name].codes[peers])):
+        if slots and (found := _usual(inventory, inventory.gpu[name].codes[peers])):
             for slot in slots:
                 yield pb.InventoryPeers(key=f"gpu{slot}.{key}", usual=found[0], having=found[1], peers=found[2])
 
 
-def _usual(told: Inventory, codes: Codes) -> tuple[str, int, int] | None:
-    """(value that most have, how many have it, how many told one)."""
+def _usual(inventory: Inventory, codes: Codes) -> tuple[str, int, int] | None:
+    """Return (value that most have, how many have it, how many reported one)."""
     known = codes[codes != UNKNOWN]
     if not len(known):
         return None
     counts = np.bincount(known)
     most = int(counts.argmax())
-    return told.values[most], int(counts[most]), len(known)
+    return inventory.values[most], int(counts[most]), len(known)

@@ -36,7 +36,7 @@ from drover_proto import fleet_pb2 as pb
 
 KEPT_S = 15.0  # a judgement of the fleet is shared by all who look
 NODES = 512  # of the fleet's distribution, those probed last
-NODES_BESIDE = 32  # likewise beside all figures of one node, which are many
+PEER_NODES = 32  # the same next to all figures of one node, which are many
 HISTORY = 64
 MOST_HISTORY = 1000
 ORDERS = 100
@@ -57,7 +57,7 @@ def list_probes(facts: ApiSnapshot, request: pb.ProbesRequest) -> pb.ProbeList:
     if request.figure:
         rows = facts.once(("probes", request.figure), KEPT_S, lambda: _newest(facts, [request.figure], "", NODES))
     else:
-        rows = _beside(facts, request.node)
+        rows = _with_peers(facts, request.node)
     return pb.ProbeList(figures=_figures(rows, request.node))
 
 
@@ -67,12 +67,12 @@ def _newest(
     return facts.store.probes.results.newest(figures, sku=sku, node=node, nodes=nodes, now_ms=facts.now_ms())
 
 
-def _beside(facts: ApiSnapshot, node: str) -> list[ProbeRow]:
+def _with_peers(facts: ApiSnapshot, node: str) -> list[ProbeRow]:
     """All of a node's figures, with those of other nodes of its boards."""
     own = _newest(facts, [], node, 0)
     others: list[ProbeRow] = []
     for sku in sorted({row.key.sku for row in own}):
-        fleet = facts.once(("probes of", sku), KEPT_S, lambda sku=sku: _newest(facts, [], "", NODES_BESIDE, sku))  # type: ignore[misc]  # bound now
+        fleet = facts.once(("probes of", sku), KEPT_S, lambda sku=sku: _newest(facts, [], "", PEER_NODES, sku))  # type: ignore[misc]  # bound now
         others += [row for row in fleet if row.result.node != node]
     return [*own, *others]
 
@@ -108,7 +108,7 @@ def _newest_of_each(judged: Judgement) -> Judgement:
 
 
 def _figure(figure: str, sku: str, judged: Judgement, rows: dict[object, ProbeRow], node: str) -> pb.ProbeFigure:
-    told = FIGURES[figure]
+    described = FIGURES[figure]
     centres = {group.key: group for group in judged.groups}
     values = [
         _value(v, centres.get(_part(v.measurement.key, figure)), rows[_place(v.measurement)])
@@ -117,7 +117,7 @@ def _figure(figure: str, sku: str, judged: Judgement, rows: dict[object, ProbeRo
     ]
     known = [v.measurement.value for v in judged.verdicts if v.measurement.value is not None]
     return pb.ProbeFigure(
-        figure=figure, unit=told.unit, better=told.better.value, sku=sku, values=values,
+        figure=figure, unit=described.unit, better=described.better.value, sku=sku, values=values,
         groups=[_group(group) for group in judged.groups], notes=[note.text for note in judged.notes],
         fleet=np.sort(np.array(known, "<f4")).tobytes(), nodes=len({v.measurement.node for v in judged.verdicts}),
     )  # fmt: skip
@@ -231,7 +231,7 @@ def _sorted(verdicts: Iterable[ProbeVerdict]) -> list[str]:
 
 def request_probe(facts: ApiSnapshot, request: pb.ProbeAsk, by: str) -> pb.ProbeAsked:
     """`by`: who asks, as the certificate names them."""
-    if facts.probe_desk is None:
+    if facts.parts.probes is None:
         raise RefusalError(
             grpc.StatusCode.FAILED_PRECONDITION, "this collector asks for no probes: ask the active one (drover status)"
         )
@@ -240,18 +240,18 @@ def request_probe(facts: ApiSnapshot, request: pb.ProbeAsk, by: str) -> pb.Probe
         raise bad_argument(f"no level is called {level[:80]!r}; there are {', '.join(LEVELS)}")
     try:
         if request.group or request.fabric:
-            asked = _ask_groups(facts, facts.probe_desk, request, level, by)
+            asked = _ask_groups(facts, facts.parts.probes, request, level, by)
         else:
             facts.node_number(request.node)
-            asked = [facts.probe_desk.ask(
+            asked = [facts.parts.probes.orders.ask(
                 request.node, ProbeReason.PERSON, gpus=request.gpus, level=level, probes=request.probes, by=by
             )]  # fmt: skip
     except ValueError as error:
         raise bad_argument(str(error)) from None
     now_ms, why = facts.now_ms(), " ".join(request.why.split())[:WHY_CHARS]
     whom = request.node or ", ".join(request.group) or "all nodes"
-    told = f"order {asked[0]}" + (f" and {len(asked) - 1} more" if len(asked) > 1 else "")
-    facts.store.audit.write([Audit(f"probe {asked[0]} {now_ms}", now_ms, by, "probe", whom[:WHY_CHARS], why, told)])
+    orders = f"order {asked[0]}" + (f" and {len(asked) - 1} more" if len(asked) > 1 else "")
+    facts.store.audit.write([Audit(f"probe {asked[0]} {now_ms}", now_ms, by, "probe", whom[:WHY_CHARS], why, orders)])
     return pb.ProbeAsked(id=asked[0], ids=asked)
 
 
@@ -266,11 +266,11 @@ def _ask_groups(facts: ApiSnapshot, desk: ProbeOrderService, request: pb.ProbeAs
     if request.fabric:
         groups = [pair for round_ in fabric_rounds(facts.index.spec, request.group or None) for pair in round_]
         if not groups:
-            raise ValueError("no pairs: name two nodes or more, of GPUs and leaf switches that fleet.toml tells")
+            raise ValueError("no pairs: name two nodes or more, of GPUs and leaf switches that fleet.toml has")
         if len(groups) > MOST_GROUPS:
             raise ValueError(f"{len(groups)} pairs are more than {MOST_GROUPS}; name fewer nodes")
     return [
         order
         for group in groups
-        for order in desk.ask_group(group, ProbeReason.PERSON, probes=request.probes, level=level, by=by)
+        for order in desk.orders.ask_group(group, ProbeReason.PERSON, probes=request.probes, level=level, by=by)
     ]

@@ -65,7 +65,7 @@ def last_known(buckets: Sequence[Bucket], scope: Scope, metric: str, size: int) 
 
 def per_second(buckets: Sequence[Bucket], scope: Scope, metric: str, size: int) -> Floats:
     """Growth of a counter from its first to its last value within the buckets, float64 [size]; NaN where fewer than two
-    values came or it began anew."""
+    values arrived or it was reset."""
     before, now, since_ms, at_ms = (np.full(size, np.nan) for _ in range(4))
     for end_ms, column in columns(buckets, scope):
         if (values := _sized(column.get(metric), scope, size)) is None:
@@ -84,7 +84,7 @@ def counted(
 ) -> tuple[int, dict[str, Floats]]:
     """(since when, metric -> how much its counter grew since, float64 [size]); NaN where either end is not known.
 
-    A counter that is lower than it was began anew with its driver: what it shows came since.
+    A counter that is lower than before was reset with its driver: its value is the growth since.
     """
     if not buckets:
         return 0, {}
@@ -120,8 +120,8 @@ def known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def told(incident: Incident) -> bool:
-    """Whether it says that something is wrong now."""
+def is_warning(incident: Incident) -> bool:
+    """Return True if the incident is open and not only informational."""
     return incident.closed_ms is None and SEVERITY_ORDER.index(incident.severity) >= SEVERITY_ORDER.index(
         Severity.WARNING
     )

@@ -1,4 +1,4 @@
-"""Time series for charts, with the peers' spread beside them."""
+"""Time series for charts, with the spread of the peers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def query_series(facts: ApiSnapshot, request: pb.SeriesRequest) -> pb.SeriesRepl
     most = min(POINTS_MAX, VALUES_MAX // (len(targets) * len(metrics)))
     points = max(2, min(request.max_points or POINTS, most))
     peers = _peers(facts, targets[0]) if request.with_peers else None
-    beside = None if peers is None else facts.store.series.with_peers(facts.index, peers, from_ms, to_ms)
-    step_ms, ts_ms, found = facts.store.series.read(scope, targets, metrics, from_ms, to_ms, points, beside)
+    raster = None if peers is None else facts.store.series.with_peers(facts.index, peers, from_ms, to_ms)
+    step_ms, ts_ms, found = facts.store.series.read(scope, targets, metrics, from_ms, to_ms, points, raster)
     reply = pb.SeriesReply(step_ms=step_ms, ts_ms=ts_ms.astype("<i8").tobytes())
     for node, gpu, link in targets:
         for metric in metrics:
@@ -42,7 +42,7 @@ def query_series(facts: ApiSnapshot, request: pb.SeriesRequest) -> pb.SeriesRepl
     if peers is not None:
         node, slot, _ = targets[0]
         end_ms = min(to_ms, int(ts_ms[-1]) + step_ms)
-        spreads = facts.store.series.read_peers(facts.index, peers, metrics, from_ms, end_ms, step_ms, beside)
+        spreads = facts.store.series.read_peers(facts.index, peers, metrics, from_ms, end_ms, step_ms, raster)
         for metric, spread in spreads.items():
             for role, values in zip(("peers_p10", "peers_median", "peers_p90"), spread, strict=True):
                 _add(reply, node, slot, None, metric, role, values)
@@ -81,7 +81,7 @@ def _target(facts: ApiSnapshot, scope: Scope, target: pb.SeriesTarget) -> tuple[
 
 
 def _peers(facts: ApiSnapshot, target: tuple[str, int | None, str | None]) -> npt.NDArray[np.int32] | None:
-    """Numbers of the GPUs beside which one is looked at."""
+    """Return the numbers of the GPUs that one is compared with."""
     node, slot, _ = target
     gpu = facts.index.gpu(node, slot) if slot is not None else None
     if gpu is None:

@@ -40,7 +40,7 @@ AHEAD_MS = 90 * 86_400_000
 def list_silences(facts: ApiSnapshot, request: pb.SilencesRequest, may: bool) -> pb.SilenceList:
     now_ms = facts.now_ms()
     known = {silence.id: silence for silence in facts.pipeline.outbox.silences.known(now_ms)}
-    if request.since_ms or not facts.pipeline.leading:  # one that stands by has not heard of the newest
+    if request.since_ms or not facts.pipeline.leading:  # a standby does not know the newest
         known |= {silence.id: silence for silence in facts.store.silences.newest(request.since_ms or now_ms)}
     since_ms = request.since_ms or now_ms
     found = sorted((s for s in known.values() if s.until_ms > since_ms), key=lambda s: (s.until_ms, s.id))
@@ -53,7 +53,7 @@ def list_silences(facts: ApiSnapshot, request: pb.SilencesRequest, may: bool) ->
 def create_silence(facts: ApiSnapshot, request: pb.SilenceAsk, by: str) -> pb.SilenceReply:
     """
     Raises:
-        RefusalError: no end, too long, no reason, nothing that it covers, or this collector does not tell anybody.
+        RefusalError: no end, too long, no reason, nothing that it covers, or this collector does not notify.
     """
     _leading(facts)
     now_ms = facts.now_ms()
@@ -84,7 +84,7 @@ def end_silence(facts: ApiSnapshot, request: pb.SilenceEnd, by: str) -> pb.Silen
     """Ends one that is in force or to come; of a window of the settings this once.
 
     Raises:
-        RefusalError: no reason, none of that id, or this collector does not tell anybody.
+        RefusalError: no reason, none of that id, or this collector does not notify.
     """
     _leading(facts)
     why, now_ms = _why(request.why), facts.now_ms()
@@ -130,7 +130,7 @@ def _check(facts: ApiSnapshot, silence: Silence) -> None:
 def _why(text: str) -> str:
     why = " ".join(text.split())
     if not why:
-        raise bad_argument("why is empty; say in a few words why, for those who wonder that nobody was told")
+        raise bad_argument("why is empty; say in a few words why, for those who miss the notification")
     if len(why) > WHY_CHARS:
         raise bad_argument(f"why has {len(why)} characters; at most {WHY_CHARS}")
     return why
@@ -139,5 +139,5 @@ def _why(text: str) -> str:
 def _leading(facts: ApiSnapshot) -> None:
     if not facts.pipeline.leading:
         raise RefusalError(
-            grpc.StatusCode.FAILED_PRECONDITION, "this collector stands by; ask the active one, which tells people"
+            grpc.StatusCode.FAILED_PRECONDITION, "this collector stands by; ask the active one, which notifies"
         )

@@ -1,6 +1,6 @@
-"""What the Fleet API's answers are made of, each computed at most once in a while however many consoles ask.
+"""The data of the Fleet API's answers. Each is computed once for all consoles that ask within its time.
 
-Everything here blocks on the store and is called from the API's worker threads.
+Everything here may block on the store and is called from the API's worker threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import numpy as np
@@ -22,6 +22,7 @@ from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
+from drover_collector.pipeline.expiry import ClockGuardedExpiry
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.store import Store, StoreError, Totals
@@ -32,24 +33,21 @@ from drover_core.model.events import (
     Incident,
 )
 
-if TYPE_CHECKING:  # it is made of these facts
-    from drover_collector.pipeline.expiry import ClockGuardedExpiry
-
 T = TypeVar("T")
 
-# Of these the last known is told while the store does not answer, with a trouble that says so: people ask the status.
+# While the store does not answer, the last known of these is returned, and the status shows a trouble.
 STATUS = frozenset({"totals", "stored last seen", "incidents", "jobs", "parts", "drops"})
 SHORT_S = 1.0  # pictures
-LONG_S = 5.0  # counts, times and jobs: what a person does not watch move
+LONG_S = 5.0  # counts, times and jobs, which change slowly
 COUNTED_SHARE = 30  # counting what is stored takes at most a thirtieth of the time,
 MOST_S = 60.0  # unless the count would be older than this
-MOST_KEPT = 128  # answers, beside those of STATUS: a picture for each metric of GPUs, and some for each board and span
+MOST_KEPT = 128  # answers without STATUS: a picture for each metric of GPUs, some for each board and span
 DAY_MS = 86_400_000
 RECENT_MS = 7 * DAY_MS
-AHEAD_MS = 30_000  # how far a node's clock may be ahead of ours
-REPORTING_MS = 30_000  # a node whose newest data came longer ago is not reporting: six batches of an agent
+AHEAD_MS = 30_000  # how far a node's clock may be ahead of the collector's
+REPORTING_MS = 30_000  # a node without newer data is not reporting: six batches of an agent
 
-# The worst first. Nobody knows how an unknown one is, so it stands before those that are being dealt with.
+# The worst first. An unknown one may be faulty, so it comes before those being repaired.
 HEALTH_ORDER = (
     Health.CONFIRMED, Health.SUSPECT, Health.UNKNOWN, Health.REPAIR, Health.DRAINING, Health.DRAINED,
     Health.VALIDATING, Health.HEALTHY,
@@ -93,6 +91,21 @@ class HeartbeatStatus:
     trouble: str = ""  # why the newest did not arrive
 
 
+@dataclass(frozen=True, slots=True)
+class OptionalParts:
+    """Parts of a whole collector that a test or a benchmark may lack.
+
+    Attributes:
+        probes: orders probes. heartbeat: of the dead man's switch. expiry: of what is too old.
+        agents_address: HOST:PORT on which agents are served.
+    """
+
+    probes: ProbeOrderService | None = None
+    heartbeat: HeartbeatStatus | None = None
+    expiry: ClockGuardedExpiry | None = None
+    agents_address: str = ""
+
+
 class ApiSnapshot:
     def __init__(
         self,
@@ -101,17 +114,15 @@ class ApiSnapshot:
         config: CollectorConfig,
         gate: Gate | None = None,
         tls: ServerTls | None = None,
+        parts: OptionalParts | None = None,
     ) -> None:
         self.gate = gate or Gate(secure=False)
         self.tls = tls
         self.pipeline = pipeline
         self.stats = stats
         self.config = config
-        self.probe_desk: ProbeOrderService | None = None  # of the collector that asks for probes
-        self.beats: HeartbeatStatus | None = None  # of the dead-man's switch
-        self.expiring: ClockGuardedExpiry | None = None  # of what is too old
-        self.agents_address = ""  # HOST:PORT on which agents are served
-        self.away = ""  # why the store does not answer what the status asks
+        self.parts = parts or OptionalParts()
+        self.away = ""  # why the store does not answer the status's questions
         self._kept: dict[object, _Kept] = {}  # the one made last comes last
         self._locks: dict[object, _Lock] = {}  # of those that are being made
         self._guard = threading.Lock()  # of these two
@@ -128,9 +139,9 @@ class ApiSnapshot:
         return self.pipeline.now_ms()
 
     def once(self, key: object, seconds: float, make: Callable[[], T]) -> T:
-        """`make()`, or its result of less than `seconds` ago; concurrent callers share one call.
+        """Return `make()`, or its result of less than `seconds` ago. Concurrent callers share one call.
 
-        What is older than its time is forgotten when something else is made; of STATUS the last one stays.
+        Older results are dropped when another is made; the last one of each key of STATUS stays.
         """
         with self._alone(key):
             found = self._kept.get(key)
@@ -173,7 +184,7 @@ class ApiSnapshot:
                     del self._kept[each]
 
     def totals(self) -> Totals:
-        """Counted anew the more seldom the longer it takes: at 100,000 GPUs it is a second's work."""
+        """Count what is stored, the more rarely the longer it takes: with 100,000 GPUs it is a second's work."""
 
         def make() -> tuple[Totals, float]:
             began_s = time.monotonic()
@@ -184,16 +195,16 @@ class ApiSnapshot:
         return self.once("totals", min(max(LONG_S, took_s * COUNTED_SHARE), MOST_S), make)[0]
 
     def newest_sample_ms(self) -> int:
-        """Of all nodes of the fleet, as far as it is stored; 0: none. A sample of the future counts as none."""
+        """Return the time of the newest stored sample of the fleet; 0: none. A sample of the future does not count."""
         return max(int(self._stored_seen().max(initial=0)), 0)
 
     def _stored_seen(self) -> npt.NDArray[np.int64]:
         stored = self.once("stored last seen", LONG_S, lambda: self.store.entities.last_seen(self.index))
-        # A sample of the future tells of a wrong clock: counted, a node that fell silent would seem to report.
+        # A sample of the future has a wrong clock: counted, a node that fell silent would seem to report.
         return np.where(stored > self.now_ms() + AHEAD_MS, 0, stored)
 
     def jobs(self) -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
-        """int32 [G]: index into the names of the job that holds each GPU now, -1 for none."""
+        """Return int32 [G], the index into the job names of each GPU's job, -1 for none, and the names."""
 
         def make() -> tuple[npt.NDArray[np.int32], tuple[str, ...]]:
             codes, names = self.store.jobs.at(self.index, self.now_ms())
@@ -202,16 +213,17 @@ class ApiSnapshot:
         return self.once("jobs", LONG_S, make)
 
     def last_seen(self) -> npt.NDArray[np.int64]:
-        """int64 [N]: newest sample or message of each node, ms; 0 never."""
+        """Return int64 [N], the time of each node's newest sample or message, ms; 0: never."""
 
         def make() -> npt.NDArray[np.int64]:
-            heard = self.stats.last_seen
-            return np.maximum(self._stored_seen(), np.array([heard.get(n.name, 0) for n in self.index.nodes], np.int64))
+            messages = self.stats.last_seen
+            newest = np.array([messages.get(n.name, 0) for n in self.index.nodes], np.int64)
+            return np.maximum(self._stored_seen(), newest)
 
         return self.once("last seen", SHORT_S, make)
 
     def incidents(self, since_ms: int = 0) -> list[Incident]:
-        """Incidents open, or closed after `since_ms`, in their newest version: the engine's before the store's."""
+        """Return incidents open, or closed after `since_ms`, in their newest version: the engine's over the store's."""
 
         recent_ms = self.now_ms() - RECENT_MS
         if since_ms >= recent_ms:
@@ -223,7 +235,7 @@ class ApiSnapshot:
         return [i for i in found.values() if i.closed_ms is None or i.closed_ms >= since_ms]
 
     def open_by_node(self) -> dict[str, list[Incident]]:
-        """Open incidents by the nodes of their members, the worst first."""
+        """Return the open incidents of each node, the worst first."""
         found: dict[str, list[Incident]] = defaultdict(list)
         for incident in sorted(self.open_incidents(), key=worst_first):
             for node in dict.fromkeys(node for node, _ in incident.members):
@@ -234,7 +246,7 @@ class ApiSnapshot:
         return [i for i in self.pipeline.incidents.values() if i.closed_ms is None]
 
     def node_number(self, name: str) -> int:
-        """Index of a node.
+        """Return the index of a node.
 
         Raises:
             RefusalError: the fleet has no such node.

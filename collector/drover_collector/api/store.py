@@ -1,4 +1,4 @@
-"""What the status tells of the store: sizes, how long its disk will do, and what had to go for room."""
+"""The store in status, System page and metrics: sizes, how long its disk lasts, deletions for room. And backups."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class StoreWatch:
             figures = read(self._facts)
             with self._lock:
                 self._figures, self._failed = figures, False
-        except Exception as error:  # noqa: BLE001  # told on the page; a defect in one figure must not end them all
+        except Exception as error:  # noqa: BLE001  # shown on the page; a defect in one figure must not end them all
             with self._lock:
                 first, self._failed = not self._failed, True
             if first:

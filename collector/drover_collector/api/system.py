@@ -62,7 +62,7 @@ def get_system(watch: SystemWatch) -> pb.System:
         certificate_ends_ms=round(facts.tls.own.ends_s * 1000) if facts.tls is not None else 0,
         resident_bytes=watch.resident_bytes(),
         cpu_cores=watch.cpu_cores(),
-        agents_address=facts.agents_address,
+        agents_address=facts.parts.agents_address,
     )
 
 
@@ -110,7 +110,7 @@ def _agent_troubles(
     now_ms, names = facts.now_ms(), [node.name for node in facts.index.nodes]
     silent = sorted((last, n) for n, last in enumerate(seen) if 0 < last < now_ms - REPORTING_MS)
     late = sorted((last, n) for n, last in enumerate(stored) if known[n] and last < now_ms - LAG_MS)
-    told = {
+    found_kinds = {
         "refused": _recent(facts, facts.stats.refusals.items(), "refused"),
         "rival": _recent(facts, facts.stats.conflicts.items(), "rival"),
         "silent": [_trouble(names[n], "silent", "nothing has come from its agent", last) for last, n in silent],
@@ -136,7 +136,7 @@ def _agent_troubles(
             for name in sorted(facts.stats.unknown_nodes)
         ],
     }
-    return {kind: found for kind, found in told.items() if found}
+    return {kind: found for kind, found in found_kinds.items() if found}
 
 
 def _trouble(node: str, kind: str, text: str, since_ms: int) -> pb.AgentTrouble:
@@ -165,16 +165,16 @@ def _beyond(facts: ApiSnapshot, metric: str, least: float) -> Iterator[tuple[str
 
 def _bad_sources(facts: ApiSnapshot) -> list[tuple[str, str]]:
     """(node, which of its sources failed or overran their limit in the newest bucket), those with most of them first;
-    of agents that do not tell which, how many."""
+    of agents that do not name them, how many."""
     found: dict[str, list[str]] = {}
     for metric in OUTCOMES:
         source = metric.name.removeprefix("source_").removesuffix("_outcome")
         for node, value in _beyond(facts, metric.name, 0):
             found.setdefault(node, []).append(f"source {source} {describe(metric, value)}")
-    told = {node: "; ".join(texts) for node, texts in sorted(found.items(), key=lambda item: -len(item[1]))}
+    found_kinds = {node: "; ".join(texts) for node, texts in sorted(found.items(), key=lambda item: -len(item[1]))}
     for node, value in _beyond(facts, "agent_sources_failing", 0):
-        told.setdefault(node, f"{value:.0f} of its sources give nothing")
-    return list(told.items())
+        found_kinds.setdefault(node, f"{value:.0f} of its sources give nothing")
+    return list(found_kinds.items())
 
 
 def _ingest(watch: SystemWatch) -> pb.IngestState:
@@ -270,9 +270,14 @@ def _store(watch: SystemWatch) -> pb.StoreState:
 
 
 def _notifiers(facts: ApiSnapshot) -> list[pb.NotifierState]:
-    outbox = facts.pipeline.outbox
-    oldest, delivered, failed, given_up = outbox.oldest_s, outbox.delivered, outbox.tries_failed, outbox.given_up
-    kinds, trouble = outbox.kinds, outbox.trouble_of
+    delivery = facts.pipeline.outbox.delivery
+    oldest, delivered, failed, given_up = (
+        delivery.oldest_s,
+        delivery.delivered,
+        delivery.tries_failed,
+        delivery.given_up,
+    )
+    kinds, trouble = delivery.kinds, delivery.troubles
     return [
         pb.NotifierState(
             name=name,
@@ -284,5 +289,5 @@ def _notifiers(facts: ApiSnapshot) -> list[pb.NotifierState]:
             given_up=int(given_up.get(name, 0)),
             trouble=trouble.get(name, ""),
         )
-        for name, waiting in outbox.pending.items()
+        for name, waiting in delivery.pending.items()
     ]

@@ -1,6 +1,6 @@
 """Heat: racks as they stand, and the GPUs that are held down by it or poorly cooled.
 
-Who is poorly cooled is what open incidents say; the resistance beside it is the thermal detector's own figure.
+Open incidents say which nodes are poorly cooled; the resistance next to it is the thermal detector's figure.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from drover_collector.api.fleet import racks
 from drover_collector.api.recent_buckets import (
     MINUTE_MS,
     NOW,
+    is_warning,
     known,
     last_known,
     recent,
-    told,
 )
 from drover_collector.api.snapshot import ApiSnapshot, not_found, worst_first
 from drover_collector.detectors._lib.metrics import counter_share
@@ -68,7 +68,7 @@ class _Heat:
 def get_thermals(facts: ApiSnapshot, request: pb.ThermalsRequest) -> pb.Thermals:
     index, buckets = facts.index, recent(facts)
     heat = facts.once("heat", KEPT_S, lambda: _Heat(facts, buckets))
-    incidents = [i for i in facts.open_incidents() if told(i) and i.kind is IncidentKind.THERMAL]
+    incidents = [i for i in facts.open_incidents() if is_warning(i) and i.kind is IncidentKind.THERMAL]
     incidents.sort(key=worst_first)
     of_node: dict[str, list[Incident]] = {}
     for incident in incidents:
@@ -139,10 +139,10 @@ def _rack(
         row.gpu_max_at = f"{node} GPU {slot}"
     if not np.isnan(heat.margin[gpus]).all():
         row.margin_min_c = float(np.nanmin(heat.margin[gpus]))
-    tells = ~np.isnan(power)
-    if tells.any():
-        row.power_w, row.power_known = float(power[tells].sum()), int(tells.sum())
-        limits = heat.limit[gpus][tells]
+    known_power = ~np.isnan(power)
+    if known_power.any():
+        row.power_w, row.power_known = float(power[known_power].sum()), int(known_power.sum())
+        limits = heat.limit[gpus][known_power]
         if not np.isnan(limits).any():
             row.limit_w = float(limits.sum())
     row.throttled = int(heat.throttled[gpus].sum())
@@ -217,7 +217,7 @@ def _absent(facts: ApiSnapshot, buckets: Sequence[Bucket], heat: _Heat) -> list[
     if np.isnan(heat.temp).all():
         found.append("Core temperatures: no GPU reports one.")
     if np.isnan(heat.held).all():
-        found.append("GPUs held down by heat: no GPU tells the time that heat held it down.")
+        found.append("GPUs held down by heat: no GPU reports how long heat held it down.")
     if any(facts.index.racks) and not any(rack.power_budget_w for rack in facts.index.spec.racks):
         found.append(NO_BUDGET)
     return found

@@ -1,6 +1,6 @@
-"""Buckets: one value per entity, metric and 10 s, what detectors see. The store and replay make the same from raw rows.
+"""Buckets: one value per entity, metric and 10 s, which detectors judge. Store and replay make the same from raw rows.
 
-Gauge: lower median. Counter and state: the last one. Absent (no value in the bucket): NaN.
+The value of a gauge is the lower median, of a counter or state the last value, NaN if there is none.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Ints = npt.NDArray[np.int32]
 BUCKET_MS = 10_000
 
 
-class Lazy(Mapping[str, Floats]):
-    """Columns that are made when they are asked for: as the store has them they take a third.
+class LazyColumns(Mapping[str, Floats]):
+    """Columns that are decoded when they are read: encoded they take a third of the memory.
 
-    They are kept while the bucket is the newest, of which detectors ask GPU by GPU; from `age` on they are made anew.
+    Decoded columns are kept while the bucket is the newest, which detectors read GPU by GPU. After `age` each read
+    decodes again.
     """
 
     def __init__(self, columns: Mapping[str, Callable[[], Floats]]) -> None:
@@ -30,6 +31,7 @@ class Lazy(Mapping[str, Floats]):
         self._made: dict[str, Floats] | None = {}
 
     def age(self) -> None:
+        """Keep no decoded columns from now on."""
         self._made = None
 
     def __getitem__(self, metric: str) -> Floats:
@@ -55,12 +57,12 @@ class Bucket:
     """Values of one closed bucket, laid out by a FleetIndex with N nodes and G GPUs.
 
     Attributes:
-        gpu, node: metric name -> float64 [G] or [N] in catalog units, NaN where absent; no key for what none reported.
-        link: likewise over the links of `FleetSpec` nodes in order (may be empty).
+        gpu, node: metric name -> float64 [G] or [N] in catalog units, NaN where absent; no key if nothing reported it.
+        link: metric name -> float64 over the ports of `FleetIndex.ports` (may be empty).
         gpu_rows, node_rows: int32 [G], [N]: how many samples fell into the bucket; 0 = silent.
         jobs: int32 [G]: index into `job_names` of the job that held the GPU at the bucket's end, -1 for none.
-        late: nodes without a row whose agents sent something after its end: they are late, not silent. A replay has
-            none: the store holds what came late.
+        late: nodes without a row whose agents sent data after its end: they are late, not silent. Empty in a replay,
+            as the store has late data.
     """
 
     start_ms: int
@@ -80,11 +82,11 @@ class Bucket:
 
 
 def aggregate(metric: str, entity: Ints, ts_ms: npt.NDArray[np.int64], values: Floats, count: int) -> Floats:
-    """One bucket's value of `metric` per entity.
+    """Return one bucket's value of `metric` per entity.
 
     Args:
-        entity: int32 [R], 0 .. count - 1; ts_ms: int64 [R]; values: float64 [R] with NaN where absent. Any order;
-            a row that is there twice (same entity and ts) counts once.
+        entity: int32 [R], 0 .. count - 1; ts_ms: int64 [R]; values: float64 [R] with NaN where absent. In any order;
+            of rows with the same entity and ts the last counts.
     Returns:
         float64 [count], NaN for entities without a value.
     """

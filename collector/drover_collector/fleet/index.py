@@ -1,4 +1,4 @@
-"""Integer indices for the nodes and GPUs of a fleet, in the order of its file: what arrays are laid out by."""
+"""Number the nodes and GPUs of a fleet, in the order of its file. Arrays are laid out by these numbers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from drover_core.model.fleet import FleetSpec, NodeSpec
 
 IntArray = npt.NDArray[np.int32]
 
-RACK_NODES = 64  # more of one name are no rack: some write the same for all
+RACK_NODES = 64  # more nodes of one rack name are not a rack: some fleet files have one name for all
 
 
 class FleetIndex:
-    """Arrays over N nodes and G GPUs. Frozen: a changed fleet is a new index. Only `ports` grows, as agents report.
+    """Arrays over N nodes and G GPUs. A changed fleet is a new index; only `ports` grows, as agents report.
 
     Attributes:
         nodes: N node specs; node_number: name -> n.
         gpu_node, gpu_slot: int32 [G].
         first_gpu: int32 [N + 1]; GPUs of node n are first_gpu[n] .. first_gpu[n + 1].
-        ports: the network ports by number, what link columns of buckets are laid out by.
+        ports: the network ports by number, by which link columns of buckets are laid out.
         rack, leaf, pool, sku: code per node, int32 [N]; names in `racks`, `leafs`, `pools`, `skus`.
     """
 
@@ -53,20 +53,20 @@ class FleetIndex:
         return len(self.gpu_node)
 
     def gpu(self, node: str, slot: int) -> int | None:
-        """Index of a GPU, or None when the fleet has no such node or slot."""
+        """Return the number of a GPU, or None if the fleet has no such node or slot."""
         n = self.node_number.get(node)
         if n is None or not 0 <= slot < self.nodes[n].gpus:
             return None
         return int(self.first_gpu[n]) + slot
 
     def near(self, node: str) -> str:
-        """What to keep a node's GPUs beside: its rack; itself where it has none, or one that is no rack by its size."""
+        """Return the rack of a node, by which its GPUs are stored; the node itself if it has no real rack."""
         n = self.node_number.get(node)
         rack = -1 if n is None else int(self.rack[n])
         return self.racks[rack] if rack >= 0 and self._rack_nodes[rack] <= RACK_NODES and self.racks[rack] else node
 
     def member(self, gpu: int) -> tuple[str, int]:
-        """(node name, slot) of GPU index `gpu`."""
+        """Return (node name, slot) of the GPU with number `gpu`."""
         return self.nodes[int(self.gpu_node[gpu])].name, int(self.gpu_slot[gpu])
 
 

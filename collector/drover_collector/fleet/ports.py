@@ -1,4 +1,4 @@
-"""The network ports of a fleet: those of its file, then those that agents report, in the order in which they came."""
+"""Number the network ports of a fleet: those of its file, then those that agents report, in order of report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from drover_core.model.fleet import LinkSpec, NodeSpec
 
-FOUND_MOST = 64  # ports of one node beyond those that its file lists: an agent may report thousands of names
+FOUND_MAX = 64  # ports of one node in addition to those of the file: an agent may report thousands of names
 _NUMBERS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPort:
-    """`listed`: what the fleet file says of it, None where an agent reported it and the file does not list it."""
+    """A network port. `listed`: its entry in the fleet file; None: only an agent reported it."""
 
     node: int
     name: str
@@ -27,11 +27,13 @@ class FleetPort:
 
 
 class FleetPorts:
-    """Ports by number. Number k is one port for ever and ports are only added, so that an array that was laid out
-    before a port came is the beginning of one that is laid out later. Any thread may use it.
+    """Ports by number. Thread-safe.
+
+    Ports are only added, and a number never changes: an array that was laid out before a port was added is the
+    beginning of one that is laid out later.
 
     Attributes:
-        left_out: node -> how many of its ports are not judged because it reports more than FOUND_MOST.
+        left_out: node -> how many of its ports are not judged, because it reports more than FOUND_MAX.
     """
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
@@ -47,24 +49,25 @@ class FleetPorts:
         return len(self._ports)
 
     def all(self) -> tuple[FleetPort, ...]:
-        """The ports by number."""
+        """Return the ports by number."""
         with self._lock:
             if len(self._all) != len(self._ports):
                 self._all = tuple(self._ports)
             return self._all
 
     def number(self, node: str, name: str) -> int | None:
+        """Return the number of a port; None: it is not known."""
         return self._numbers.get((node, name))
 
     def add(self, found: Iterable[tuple[str, str]]) -> None:
-        """Take in ports that agents report, each as (node, port); the first ones count where a node has too many."""
+        """Add ports that agents report, as (node, port). Of a node with too many the first ones count."""
         with self._lock:
             over: Counter[str] = Counter()
             for node, name in found:
                 n = self._nodes.get(node)
                 if n is None or not name or (node, name) in self._numbers:
                     continue
-                if self._found[n] >= FOUND_MOST:
+                if self._found[n] >= FOUND_MAX:
                     over[node] += 1
                     continue
                 self._found[n] += 1
@@ -74,17 +77,18 @@ class FleetPorts:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """mlx5_2 before mlx5_10."""
+    """Return the names in order: mlx5_2 before mlx5_10."""
     return sorted(names, key=name_key)
 
 
 def name_key(name: str) -> tuple[tuple[str, int], ...]:
+    """Return the key by which `in_order` sorts."""
     parts = _NUMBERS.split(name)
     return tuple((parts[at], int(parts[at + 1]) if at + 1 < len(parts) else -1) for at in range(0, len(parts), 2))
 
 
 def fitted(values: npt.NDArray[np.float64] | None, size: int) -> npt.NDArray[np.float64]:
-    """A column of ports laid out for `size` of them: those that it does not have yet are NaN."""
+    """Return a column with `size` ports: those that it does not have are NaN."""
     if values is None:
         return np.full(size, np.nan)
     if len(values) >= size:

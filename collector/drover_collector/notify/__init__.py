@@ -1,10 +1,10 @@
-"""Telling people: messages about incidents, kept in the store until they are delivered or given up."""
+"""Notify people of incidents: messages are stored before they are sent, and kept until delivered or given up."""
 
 from __future__ import annotations
 
-from drover_collector.notify.base import Delivery, Notifier
-from drover_collector.notify.outbox import Outbox
+from drover_collector.notify.base import Delivery, Notifier, ReceiverOptions
+from drover_collector.notify.outbox import Outbox, OutboxOptions
 from drover_collector.notify.receivers.webhook import Webhook
-from drover_collector.notify.state import tell
+from drover_collector.notify.state import describe
 
-__all__ = ["Delivery", "Notifier", "Outbox", "Webhook", "tell"]
+__all__ = ["Delivery", "Notifier", "Outbox", "OutboxOptions", "ReceiverOptions", "Webhook", "describe"]

@@ -14,11 +14,11 @@ from drover_core.settings import SettingsError, between, setting
 class HeartbeatConfig:
     url_file: str | None = setting(
         None,
-        "file with the address that is asked (GET) while Drover sees, judges and can tell; not open to everyone",
+        "file with the address that is requested (GET) while Drover sees, judges and notifies; not open to everyone",
     )
     url_env: str | None = setting(None, "or the environment variable that holds it; neither: no sign of life is given")
     fail_url_file: str | None = setting(
-        None, "likewise the address that is asked while it is blind, such as that of healthchecks.io with /fail"
+        None, "file with the address that is requested while it is blind, such as that of healthchecks.io with /fail"
     )
     interval_s: float = setting(
         60.0, "seconds between two signs; let the other side alarm after three", between(5, 3600)

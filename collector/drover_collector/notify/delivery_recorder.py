@@ -1,4 +1,4 @@
-"""The thread that stores how far messages are."""
+"""Store how far messages are, in a thread of its own, so that a store that hangs delays no delivery."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+from drover_collector.notify.message_queue import MAX_PENDING
 from drover_collector.store import OutboxRow, Store
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING = 10_000  # messages per receiver, in memory
 RETRY_S = 5.0  # after the store has failed
-STOP_S = 2.0  # how long a stop waits for what is under way
+STOP_S = 2.0  # the longest wait for what is under way at a stop
 
 
 class DeliveryRecorder(threading.Thread):
-    """Stores how far messages are, tried until the store takes it. `on_saved`: told of their ids."""
+    """Stores the newest state of each message, and tries until the store accepts it.
+
+    Args:
+        on_saved: called with the ids that were stored.
+    """
 
     def __init__(
         self, store: Store, receivers: int, on_saved: Callable[[Iterable[str]], object] = lambda _: None
@@ -27,9 +31,10 @@ class DeliveryRecorder(threading.Thread):
         self._rows: dict[str, OutboxRow] = {}  # newest states that the store does not have
         self._changed = threading.Condition()
         self._due = self._stopping = False
-        self._failing = False  # said once, not with each delivery
+        self._failing = False  # logged once, not with each delivery
 
-    def note(self, row: OutboxRow) -> None:
+    def record(self, row: OutboxRow) -> None:
+        """Have a message's state stored soon."""
         with self._changed:
             self._rows[row.id] = row
             if len(self._rows) > self._room:
@@ -37,14 +42,14 @@ class DeliveryRecorder(threading.Thread):
             self._due = True
             self._changed.notify()
 
-    def look(self) -> None:
-        """The store takes data now."""
+    def retry_now(self) -> None:
+        """Store without waiting what failed before: the store works again."""
         with self._changed:
             self._due = bool(self._rows)
             self._changed.notify()
 
     def end(self) -> None:
-        """Stores what is left, if the store takes it now."""
+        """Store what is left, if the store accepts it now, and end the thread."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -61,7 +66,7 @@ class DeliveryRecorder(threading.Thread):
                 return
 
     def flush(self) -> None:
-        """One try to store what there is."""
+        """Try once to store what there is."""
         with self._changed:
             self._due = False
             rows = dict(self._rows)
@@ -71,13 +76,13 @@ class DeliveryRecorder(threading.Thread):
     def _write(self, rows: Mapping[str, OutboxRow]) -> None:
         try:
             self._store.outbox.write(list(rows.values()))
-        except Exception as error:  # noqa: BLE001  # again later; after a restart by the ids that receivers know
+        except Exception as error:  # noqa: BLE001  # tried again; after a restart receivers drop ids that they know
             if not self._failing:
-                log.warning("how far %d messages are is not stored, and tried again: %s", len(rows), error)
+                log.warning("the state of %d messages cannot be stored and is tried again: %s", len(rows), error)
             self._failing = True
             return
         if self._failing:
-            log.info("how far messages are is stored again, %d of them", len(rows))
+            log.info("the state of messages is stored again, %d of them", len(rows))
         self._failing = False
         self._on_saved(rows)
         with self._changed:

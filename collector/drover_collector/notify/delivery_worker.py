@@ -1,46 +1,56 @@
-"""Delivery of messages: a thread for each receiver, so that a slow one delays nobody else."""
+"""Deliver the messages of one receiver in a thread of its own, so that a slow receiver delays no other."""
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import logging
 import math
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from drover_collector.notify.base import Delivery, Notifier
-from drover_collector.notify.delivery_recorder import MAX_PENDING, DeliveryRecorder
+from drover_collector.notify.delivery_recorder import DeliveryRecorder
+from drover_collector.notify.message_queue import MAX_PENDING, MessageQueue
 from drover_collector.notify.state import (
     AGAIN_MS,
     CHANGED,
     CLOSED,
     FAILED,
     GROUPED,
-    NEWS,
     NOT_SENT,
     OPENED,
+    UPDATES,
     kind_of,
-    said_by,
 )
 from drover_collector.store import OutboxRow, Store, StoreError
-from drover_core.model.events import SEVERITY_ORDER
 from drover_core.times import iso
 
 log = logging.getLogger(__name__)
 
-FENCED_S = 1.0  # how often one that may not deliver looks whether it may
-ENDS_MS = 7 * 86_400_000  # an end is tried for so long: who was told of a fault must not take it for open for ever
-MOST_ASKED_S = 900.0  # a receiver may ask us to wait (429), but not for longer: alarms would be of no use any more
+FENCED_S = 1.0  # between checks whether this collector may deliver again
+ENDS_MS = 7 * 86_400_000  # how long an end is tried: without it a receiver shows the fault for ever
+MAX_WAIT_S = 900.0  # the longest wait that a receiver can ask for (429); a later alarm is of no use
+
+
+@dataclass(slots=True)
+class DeliveryStats:
+    """Counts since the start. `trouble`: why the receiver does not accept messages now; "": it does."""
+
+    delivered: int = 0
+    tries_failed: int = 0
+    given_up: int = 0
+    trouble: str = ""
 
 
 class DeliveryWorker(threading.Thread):
     """Delivers the messages of one receiver, those of one incident in their order.
 
     Args:
-        on_given_up: told of each message that is given up, with its kind.
+        delays_s: waits between attempts; after the last the message is given up.
+        on_given_up: called with each message that is given up, and its kind.
     """
 
     def __init__(
@@ -49,93 +59,78 @@ class DeliveryWorker(threading.Thread):
         notifier: Notifier,
         delays_s: Sequence[float],
         now_ms: Callable[[], int],
-        clerk: DeliveryRecorder,
+        recorder: DeliveryRecorder,
         on_given_up: Callable[[OutboxRow, str], None] = lambda _row, _kind: None,
     ) -> None:
         super().__init__(name=f"{notifier.kind}-{notifier.name}", daemon=True)
         self.notifier = notifier
-        self.trouble = ""
-        self.delivered = self.tries_failed = self.given_up = 0
+        self.stats = DeliveryStats()
         self._store = store
         self._delays_s = tuple(delays_s)
         self._now_ms = now_ms
-        self._rows: dict[str, OutboxRow] = {}  # pending ones, oldest first
-        self._queues: dict[str, dict[str, None]] = {}  # incident -> ids, in their order
-        self._later: list[tuple[int, int, str]] = []  # heap of (next_ms, created_ms, id)
-        self._ready: list[tuple[bool, int, int, int, str]] = []  # heap of what is due, the most urgent first
-        self._fleeting: set[str] = set()  # ids of those that are not stored, and tried once: see `refresh`
-        self._tired: dict[str, None] = {}  # ids of ends that have failed as often as others are tried
+        self._queue = MessageQueue(len(self._delays_s) + 1)
         self._unopened: dict[str, None] = {}  # incidents whose opening was given up, the oldest first
-        self._pause_ms = 0  # nothing is sent before: the receiver asked for it
+        self._paused_until_ms = 0  # the receiver asked to wait
         self._changed = threading.Condition()
-        self._clerk = clerk
+        self._recorder = recorder
         self._on_given_up = on_given_up
         self._stopping = False
-        self._abandoned = False  # the store may be closed by now
+        self._abandoned = False  # after a stop the store may be closed
 
     @property
     def full(self) -> bool:
-        return len(self._rows) >= MAX_PENDING
+        return self.waiting >= MAX_PENDING
 
     @property
     def waiting(self) -> int:
-        return len(self._rows)
+        return len(self._queue.rows)
 
-    def oldest_ms(self, none_ms: int) -> int:
-        """When the oldest message that waits was made, or was to go first where it waits for what explains it."""
-        rows = list(self._rows.values())
+    def oldest_ms(self, default_ms: int) -> int:
+        """Return when the oldest waiting message was made, or was due first if it waited for a wider incident."""
+        rows = list(self._queue.rows.values())
         made_ms = (row.created_ms if row.attempts else max(row.created_ms, row.next_ms) for row in rows)
-        return min(made_ms, default=none_ms)
+        return min(made_ms, default=default_ms)
 
     def add(self, row: OutboxRow) -> None:
-        """Behind what waits of the same incident. An opening that waits for what explains it (`group_wait_s`) goes at
-        once when there is more to tell, and not at all when it is over. An end that was tried in vain for long does not
-        hold up what comes after it."""
+        """Append a message behind those of the same incident.
+
+        An opening that a route holds back (`group_wait_s`) is sent at once when the incident gets worse, and never when
+        it ends. An end that keeps failing does not hold up what follows it.
+        """
         with self._changed:
             now_ms = self._now_ms()
-            for id_ in [id_ for id_ in self._queues.get(row.incident_id, ()) if id_ in self._tired]:
-                self._not_sent(self._rows[id_], f"{self._rows[id_].detail}; given up: it has come back", FAILED)
-            of_incident = (self._rows[id_] for id_ in self._queues.get(row.incident_id, ()))
-            waits = next((r for r in of_incident if _held(r, now_ms)), None)
+            for old in self._queue.of_incident(row.incident_id):
+                if old.id in self._queue.late_ends:
+                    self._skip(old, f"{old.detail}; given up: the incident has opened again", FAILED)
+            held = next((r for r in self._queue.of_incident(row.incident_id) if _is_held(r, now_ms)), None)
             kind = kind_of(row)
-            if waits is not None and kind == CLOSED:
-                self._drop_news(row.incident_id)
-                self._not_sent(waits, "not sent: over, or part of another, before its time to wait was")
-                self._not_sent(row, NOT_SENT)
+            if held is not None and kind == CLOSED:
+                self._skip_updates(row.incident_id)
+                self._skip(held, "not sent: the incident ended, or became part of another, within the route's wait")
+                self._skip(row, NOT_SENT)
             else:
-                if waits is not None and kind not in NEWS:
-                    self._keep(dataclasses.replace(waits, next_ms=now_ms))
-                self._keep(row)
+                if held is not None and kind not in UPDATES:
+                    self._queue.add(dataclasses.replace(held, next_ms=now_ms))
+                self._queue.add(row)
             self._changed.notify()
 
-    def withdraw(self, id_: str, state: str, detail: str) -> bool:
-        """Whether a message was still waiting for what explains it: then it is not sent."""
+    def add_repeat(self, row: OutboxRow) -> None:
+        """Add a message that only repeats what the receiver knows: one attempt, not stored, dropped if others wait."""
         with self._changed:
-            row = self._rows.get(id_)
-            if row is None or not _held(row, self._now_ms()):
-                return False
-            self._drop_news(row.incident_id)
-            self._not_sent(row, detail, state)
-            return True
-
-    def _drop_news(self, incident: str) -> None:
-        """Of an opening that is not sent."""
-        for row in [self._rows[id_] for id_ in self._queues.get(incident, ())]:
-            if kind_of(row) in NEWS:
-                self._not_sent(row, NOT_SENT)
-
-    def _not_sent(self, row: OutboxRow, detail: str, state: str = GROUPED) -> None:
-        self._drop(row.id)
-        self._clerk.note(dataclasses.replace(row, state=state, detail=detail))
-
-    def refresh(self, row: OutboxRow) -> None:
-        """A message that only says that what was told holds still: nothing where others wait, nor while the receiver is
-        away; tried once, as the next one says the same."""
-        with self._changed:
-            if row.incident_id not in self._queues and not self.full:
-                self._fleeting.add(row.id)
-                self._keep(row)
+            if not self._queue.of_incident(row.incident_id) and not self.full:
+                self._queue.once.add(row.id)
+                self._queue.add(row)
                 self._changed.notify()
+
+    def withdraw(self, id_: str, state: str, detail: str) -> bool:
+        """Remove a message that a route holds back. Return False if it is no longer held back."""
+        with self._changed:
+            row = self._queue.rows.get(id_)
+            if row is None or not _is_held(row, self._now_ms()):
+                return False
+            self._skip_updates(row.incident_id)
+            self._skip(row, detail, state)
+            return True
 
     def ask_to_stop(self) -> None:
         with self._changed:
@@ -143,8 +138,7 @@ class DeliveryWorker(threading.Thread):
             self._changed.notify()
 
     def join_and_close(self, until_s: float) -> None:
-        """A try still under way at `until_s` (time.monotonic) is left behind: its message stays pending and goes
-        again, same id."""
+        """Wait until `until_s` (time.monotonic). A message still under way then stays pending and is sent later."""
         if self.is_alive():
             self.join(max(0.0, until_s - time.monotonic()))
         with self._changed:
@@ -156,93 +150,54 @@ class DeliveryWorker(threading.Thread):
         while (row := self._next()) is not None:
             try:
                 self._store.fence()
-            except StoreError:  # another collector delivers it, unless the lease comes back
+            except StoreError:  # another collector delivers, unless the lease comes back
                 self._rest(FENCED_S)
                 continue
             self._try(row)
 
     def step(self) -> bool:
-        """Delivers one message that is due, in the caller's thread; False: there is none."""
+        """Deliver one message that is due, in the caller's thread. Return False if none is."""
         with self._changed:
-            row = self._first()
+            row = self._queue.first(self._now_ms())
         if row is None or self._due_ms(row) > self._now_ms():
             return False
         self._try(row)
         return True
 
+    def _skip_updates(self, incident: str) -> None:
+        for row in self._queue.of_incident(incident):
+            if kind_of(row) in UPDATES:
+                self._skip(row, NOT_SENT)
+
+    def _skip(self, row: OutboxRow, detail: str, state: str = GROUPED) -> None:
+        self._queue.remove(row.id)
+        self._recorder.record(dataclasses.replace(row, state=state, detail=detail))
+
     def _try(self, row: OutboxRow) -> None:
         try:
             kind = kind_of(row)
-            if (kind == CLOSED or kind in NEWS) and row.incident_id in self._unopened:
-                self._settle(row, kind, None)
+            if (kind == CLOSED or kind in UPDATES) and row.incident_id in self._unopened:
+                self._settle(row, kind, dataclasses.replace(row, state=GROUPED, detail=NOT_SENT))
             else:
-                self._settle(row, kind, self.notifier.deliver(row.id, row.payload_json.encode(), self._now_ms()))
-        except Exception as error:  # noqa: BLE001  # whatever one message does, the thread must serve the next
-            frames = "".join(traceback.format_tb(error.__traceback__))  # its words may hold an address or a key
+                result = self.notifier.deliver(row.id, row.payload_json.encode(), self._now_ms())
+                self._settle(row, kind, self._after(row, kind, result))
+        except Exception as error:  # noqa: BLE001  # one message must not stop the thread
+            frames = "".join(traceback.format_tb(error.__traceback__))  # not its text, which may hold an address or key
             log.error("%s: message %s: %s\n%s", self._who, row.id, type(error).__name__, frames)
-            self._settle(row, "", Delivery(False, f"failed ({type(error).__name__})"))
+            self._settle(row, "", self._after(row, "", Delivery(False, f"failed ({type(error).__name__})")))
 
     @property
     def _who(self) -> str:
         return f"{self.notifier.kind} {self.notifier.name}"
 
-    def _first(self) -> OutboxRow | None:
-        """What is due: news before what only says that all holds still, the worst first, as a storm of warnings may
-        take an hour; else what is due first."""
-        now_ms = self._now_ms()
-        while self._later and self._later[0][0] <= now_ms:
-            next_ms, created_ms, id_ = heapq.heappop(self._later)
-            if (row := self._standing(id_, next_ms)) is not None:
-                urgency = -SEVERITY_ORDER.index(said_by(row).severity)
-                heapq.heappush(self._ready, (id_ in self._fleeting, urgency, next_ms, created_ms, id_))
-        while self._ready:
-            if (row := self._standing(self._ready[0][4], self._ready[0][2])) is not None:
-                return row
-            heapq.heappop(self._ready)
-        while self._later:
-            if (row := self._standing(self._later[0][2], self._later[0][0])) is not None:
-                return row
-            heapq.heappop(self._later)
-        return None
-
-    def _standing(self, id_: str, next_ms: int) -> OutboxRow | None:
-        """The message, if it still waits until then, and none of the same incident is before it."""
-        row = self._rows.get(id_)
-        good = row is not None and row.next_ms == next_ms and next(iter(self._queues[row.incident_id])) == id_
-        return row if good else None
-
-    def _keep(self, row: OutboxRow) -> None:
-        """A new message, or a new state of one in its place."""
-        self._rows[row.id] = row
-        if row.attempts > len(self._delays_s):
-            self._tired[row.id] = None
-        self._queues.setdefault(row.incident_id, {})[row.id] = None
-        self._line_up(row.incident_id)
-
-    def _drop(self, id_: str) -> None:
-        row = self._rows.pop(id_, None)
-        self._tired.pop(id_, None)
-        if row is not None:
-            queue = self._queues[row.incident_id]
-            del queue[id_]
-            if queue:
-                self._line_up(row.incident_id)
-            else:
-                del self._queues[row.incident_id]
-
-    def _line_up(self, incident: str) -> None:
-        """The first of an incident; what it was before is passed over when its turn comes."""
-        row = self._rows[next(iter(self._queues[incident]))]
-        heapq.heappush(self._later, (row.next_ms, row.created_ms, row.id))
-
     def _due_ms(self, row: OutboxRow) -> int:
-        return max(row.next_ms, self._pause_ms)
+        return max(row.next_ms, self._paused_until_ms)
 
     def _next(self) -> OutboxRow | None:
-        """Waits for a message that is due; None when asked to stop."""
+        """Wait for a message that is due. Return None when asked to stop."""
         with self._changed:
             while not self._stopping:
-                row = self._first()
+                row = self._queue.first(self._now_ms())
                 if row is None:
                     self._changed.wait()
                     continue
@@ -257,69 +212,64 @@ class DeliveryWorker(threading.Thread):
             if not self._stopping:
                 self._changed.wait(seconds)
 
-    def _settle(self, row: OutboxRow, kind: str, result: Delivery | None) -> None:
-        """`result`: None: it was not sent, as its opening was not."""
+    def _after(self, row: OutboxRow, kind: str, result: Delivery) -> OutboxRow:
+        """Return the row's state after an attempt, and count the attempt."""
         now_ms, attempts = self._now_ms(), row.attempts + 1
-        fleeting = row.id in self._fleeting
-        lost = False
-        if result is None:
-            row = dataclasses.replace(row, state=GROUPED, detail=NOT_SENT)
-        elif result.delivered:
-            row = dataclasses.replace(row, state="delivered", attempts=attempts, detail=f"delivered {iso(now_ms)}")
-            self.trouble = ""
-            self.delivered += 1
-        elif self._goes_on(row, kind, result, attempts):
+        if result.delivered:
+            self.stats.trouble = ""
+            self.stats.delivered += 1
+            return dataclasses.replace(row, state="delivered", attempts=attempts, detail=f"delivered {iso(now_ms)}")
+        wait_s = _requested_wait_s(result)
+        self._paused_until_ms = max(self._paused_until_ms, now_ms + round(wait_s * 1000))
+        self.stats.tries_failed += 1
+        who = f"{self._who[:1].upper()}{self._who[1:]}"
+        self.stats.trouble = f"{who} does not accept messages: {result.detail.rstrip('?.')}."
+        log.warning("%s: message %s, try %d: %s", self._who, row.id, attempts, result.detail)
+        if self._is_tried_on(row, kind, result, attempts):
             detail = f"failed: {result.detail}; an end is tried for a week"
-            row = dataclasses.replace(row, attempts=attempts, next_ms=now_ms + AGAIN_MS, detail=detail)
-        elif fleeting or result.permanent or attempts > len(self._delays_s):
-            row = dataclasses.replace(row, state=FAILED, attempts=attempts, detail=f"given up: {result.detail}")
-            lost = not fleeting
-            self.given_up += lost
-        else:
-            wait_s = max(self._delays_s[attempts - 1], _asked(result))
-            row = dataclasses.replace(
-                row, attempts=attempts, next_ms=now_ms + round(wait_s * 1000), detail=f"failed: {result.detail}"
-            )
-        if result is not None and not result.delivered:
-            self._pause_ms = max(self._pause_ms, now_ms + round(_asked(result) * 1000))
-            self.tries_failed += 1
-            self.trouble = (
-                f"{self._who[:1].upper()}{self._who[1:]} does not take messages: {result.detail.rstrip('?.')}."
-            )
-            log.warning("%s: message %s, try %d: %s", self._who, row.id, attempts, result.detail)
+            return dataclasses.replace(row, attempts=attempts, next_ms=now_ms + AGAIN_MS, detail=detail)
+        if row.id in self._queue.once or result.permanent or attempts > len(self._delays_s):
+            return dataclasses.replace(row, state=FAILED, attempts=attempts, detail=f"given up: {result.detail}")
+        next_ms = now_ms + round(max(self._delays_s[attempts - 1], wait_s) * 1000)
+        return dataclasses.replace(row, attempts=attempts, next_ms=next_ms, detail=f"failed: {result.detail}")
+
+    def _settle(self, before: OutboxRow, kind: str, row: OutboxRow) -> None:
+        """Queue or remove the message according to its new state `row`, and have that stored."""
+        repeat = before.id in self._queue.once
+        lost = row.state == FAILED and not repeat
+        self.stats.given_up += lost
         with self._changed:
             if self._abandoned:
                 return
-            self._fleeting.discard(row.id)
-            if fleeting and row.state == FAILED:  # each would wait as long for a receiver that is away
-                for id_ in self._fleeting:
-                    self._drop(id_)
-                self._fleeting.clear()
+            self._queue.once.discard(row.id)
+            if repeat and row.state == FAILED:  # each of the others would wait as long for this receiver
+                self._queue.remove_repeats()
             if row.state == "pending":
-                self._keep(row)
+                self._queue.add(row)
             else:
-                self._drop(row.id)
+                self._queue.remove(row.id)
                 self._note_opening(row, kind, lost)
                 if row.state == "delivered":
-                    self._wake_tired(now_ms)
-            if not fleeting:
-                self._clerk.note(row)
+                    self._retry_late_ends()
+            if not repeat:
+                self._recorder.record(row)
         if lost:
             self._on_given_up(row, kind)
 
-    def _goes_on(self, row: OutboxRow, kind: str, result: Delivery, attempts: int) -> bool:
-        """Whether this is an end that is tried on and on, as long as there is room for news."""
-        last = kind == CLOSED and attempts > len(self._delays_s) and not result.permanent
-        return last and self._now_ms() - row.created_ms < ENDS_MS and len(self._rows) < MAX_PENDING // 2
+    def _is_tried_on(self, row: OutboxRow, kind: str, result: Delivery, attempts: int) -> bool:
+        """Whether this is an end that is tried for a week, while the queue has room for news."""
+        failed = kind == CLOSED and attempts > len(self._delays_s) and not result.permanent
+        return failed and self._now_ms() - row.created_ms < ENDS_MS and self.waiting < MAX_PENDING // 2
 
-    def _wake_tired(self, now_ms: int) -> None:
-        """The receiver takes messages again."""
-        for row in [self._rows[id_] for id_ in self._tired]:
+    def _retry_late_ends(self) -> None:
+        """Send at once the ends that failed before: the receiver accepts messages again."""
+        now_ms = self._now_ms()
+        for row in [self._queue.rows[id_] for id_ in self._queue.late_ends]:
             if row.next_ms > now_ms:
-                self._keep(dataclasses.replace(row, next_ms=now_ms))
+                self._queue.add(dataclasses.replace(row, next_ms=now_ms))
 
     def _note_opening(self, row: OutboxRow, kind: str, lost: bool) -> None:
-        """What waits behind an opening that was given up does not know of it yet."""
+        """Remember incidents whose opening was given up: the receiver does not know them."""
         if lost and kind == OPENED:
             self._unopened[row.incident_id] = None
             if len(self._unopened) > MAX_PENDING:
@@ -328,12 +278,11 @@ class DeliveryWorker(threading.Thread):
             self._unopened.pop(row.incident_id, None)
 
 
-def _held(row: OutboxRow, now_ms: int) -> bool:
-    """Whether it waits for its first try, and not because that failed."""
+def _is_held(row: OutboxRow, now_ms: int) -> bool:
+    """Whether a route holds the message back: it waits, and not after a failed attempt."""
     return not row.attempts and row.next_ms > now_ms
 
 
-def _asked(result: Delivery) -> float:
-    """Seconds that the receiver asks us to wait, within bounds."""
-    asked = result.retry_after_s
-    return 0.0 if asked is None or not math.isfinite(asked) else min(max(asked, 0.0), MOST_ASKED_S)
+def _requested_wait_s(result: Delivery) -> float:
+    wait_s = result.retry_after_s
+    return 0.0 if wait_s is None or not math.isfinite(wait_s) else min(max(wait_s, 0.0), MAX_WAIT_S)

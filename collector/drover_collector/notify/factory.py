@@ -1,11 +1,11 @@
-"""The notifiers that the settings ask for."""
+"""Make the receivers that the settings name."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-from drover_collector.notify.base import Notifier
+from drover_collector.notify.base import Notifier, ReceiverOptions
 from drover_collector.notify.receivers.alertmanager import Alertmanager
 from drover_collector.notify.receivers.apprise import Apprise
 from drover_collector.notify.receivers.pagerduty import PagerDuty
@@ -26,9 +26,8 @@ from drover_collector.notify.settings import (
     webhook_secret,
     webhook_url,
 )
-from drover_collector.notify.wording import Places
 from drover_core.model.events import Severity
-from drover_core.model.fleet import FleetSpec
+from drover_core.model.fleet import FleetSpec, NodeSpec
 
 
 def notifiers(
@@ -37,29 +36,31 @@ def notifiers(
     spec: FleetSpec,
     environment: Mapping[str, str] = os.environ,
 ) -> list[Notifier]:
-    """
+    """Return the configured receivers.
+
     Args:
-        webhooks: those of the older form.
-        spec: says where nodes are.
+        webhooks: those of the older table `[[webhooks]]`.
+        spec: gives racks, pools and SKUs for texts.
     Raises:
         SettingsError: a secret cannot be read, or apprise does not know an address.
     """
-    return [_made(entry, key, spec.by_name, environment) for key, entry in receivers(config, webhooks)]
+    return [_make(entry, key, spec.by_name, environment) for key, entry in receivers(config, webhooks)]
 
 
-def _made(entry: Receiver, key: str, places: Places, environment: Mapping[str, str]) -> Notifier:
-    name, least, timeout_s = entry.name, Severity(entry.min_severity), entry.timeout_s
+def _make(entry: Receiver, key: str, places: Mapping[str, NodeSpec], environment: Mapping[str, str]) -> Notifier:
+    options = ReceiverOptions(
+        entry.name, Severity(entry.min_severity), entry.timeout_s, places,
+        ca_file=getattr(entry, "ca_file", None), proxy=getattr(entry, "proxy", None),
+    )  # fmt: skip
     if isinstance(entry, WebhookConfig):
-        secret = webhook_secret(entry, environment, key)
-        return Webhook(name, webhook_url(entry, key), secret, least, timeout_s, entry.ca_file, entry.proxy)
+        return Webhook(options, webhook_url(entry, key), webhook_secret(entry, environment, key))
     if isinstance(entry, SlackConfig):
-        return Slack(name, slack_url(entry, environment, key), least, timeout_s, places, entry.proxy)
+        return Slack(options, slack_url(entry, environment, key))
     if isinstance(entry, PagerdutyConfig):
-        secret_key = routing_key(entry, environment, key)
-        return PagerDuty(name, secret_key, entry.url, least, timeout_s, places, entry.proxy)
+        return PagerDuty(options, routing_key(entry, environment, key), entry.url)
     if isinstance(entry, AlertmanagerConfig):
+        labels = dict(label.split("=", 1) for label in entry.labels)
         return Alertmanager(
-            name, entry.urls, least, timeout_s, places, repeat_s=entry.repeat_s, ca_file=entry.ca_file,
-            labels=dict(label.split("=", 1) for label in entry.labels), authorization=authorization(entry, key),
-        )  # fmt: skip
-    return Apprise(name, apprise_urls(entry, environment, key), least, timeout_s, places)
+            options, entry.urls, repeat_s=entry.repeat_s, labels=labels, authorization=authorization(entry, key)
+        )
+    return Apprise(options, apprise_urls(entry, environment, key))

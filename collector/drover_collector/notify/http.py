@@ -1,6 +1,6 @@
-"""One request to a receiver, within a time, and what went wrong with it in words that name no address.
+"""Send one HTTP request to a receiver within a time limit.
 
-Addresses of receivers are often secrets of their own, so nothing here puts one into an error or a log.
+A receiver's address is often a secret, so no error or log here contains one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from urllib3.exceptions import (
 )
 
 MAX_ANSWER_BYTES = 1 << 20
-MAX_RETRY_AFTER_S = 3600.0  # what asks for more is tried in an hour all the same
+MAX_RETRY_AFTER_S = 3600.0
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """
+    """What came back from a request.
+
     Attributes:
-        status: 0: there is none, `trouble` says why.
-        body: its beginning, up to MAX_ANSWER_BYTES.
+        status: HTTP status; 0: no answer, and `trouble` says why.
+        body: at most MAX_ANSWER_BYTES.
     """
 
     status: int
@@ -45,22 +46,22 @@ class HttpAnswer:
     def good(self) -> bool:
         return 200 <= self.status < 300
 
-    def told(self) -> str:
-        """What is wrong with it."""
+    def problem(self) -> str:
+        """Return why the answer is not a success."""
         if self.trouble:
             return self.trouble
         if 300 <= self.status < 400:
-            return f"answered {self.status}, a redirect, not followed; set its final address"
+            return f"answered {self.status}, a redirect, which Drover does not follow; set the final address"
         return f"answered {self.status}"
 
 
 class Http:
-    """A client of one receiver. A redirect is not followed: it would carry keys and signatures elsewhere."""
+    """The HTTP client of one receiver. It follows no redirect, which could send keys and signatures elsewhere."""
 
     def __init__(self, timeout_s: float, ca_file: str | None = None, proxy: str | None = None) -> None:
         """
         Args:
-            timeout_s: for the connection, then for each part of the answer; `Bounded` bounds the whole.
+            timeout_s: for the connection, then for each part of the answer; `TimeLimited` limits the whole.
         """
         self.timeout_s = timeout_s
         options: dict[str, Any] = {"num_pools": 4, "maxsize": 1, "ca_certs": ca_file}
@@ -69,9 +70,10 @@ class Http:
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None, *, read: bool = True
     ) -> HttpAnswer:
-        """
+        """Send a request and return the answer, or why there is none.
+
         Args:
-            read: whether the answer's body is wanted; else nobody reads it, however long it is.
+            read: False: do not read the answer's body.
         """
         timeout_s = self.timeout_s
         try:
@@ -86,24 +88,26 @@ class Http:
                 preload_content=False,
             )
         except ProxyError:
-            return HttpAnswer(0, "the proxy does not answer, or lets us not through; is its address right?")
+            return HttpAnswer(0, "the proxy did not answer or refused the request; check its address")
         except NewConnectionError:  # before its parent class, a timeout
-            return HttpAnswer(0, "cannot connect; is the receiver running, and its name known here?")
+            return HttpAnswer(0, "cannot connect; check that the receiver runs and that its name resolves")
         except ConnectTimeoutError:
             return HttpAnswer(0, f"no connection within {timeout_s:g} s")
         except ReadTimeoutError:
             return HttpAnswer(0, f"no answer within {timeout_s:g} s")
         except SSLError:
-            return HttpAnswer(0, "TLS failed; is the receiver's certificate valid and trusted here?")
+            return HttpAnswer(
+                0, "TLS failed; check that the receiver's certificate is valid and trusted on this machine"
+            )
         except (HTTPError, OSError) as error:
             return HttpAnswer(0, f"the connection broke ({type(error).__name__})")
         try:
             text = answer.read(MAX_ANSWER_BYTES) if read else b""
         except (HTTPError, OSError):
-            text = b""  # the status stands
+            text = b""  # the status is enough
         finally:
             answer.close()
-            self._pool.clear()  # messages are rare: a connection kept would be found closed by the other side
+            self._pool.clear()  # messages are rare: the other side would close a kept connection
         return HttpAnswer(answer.status, "", text, _seconds(answer.headers.get("retry-after")))
 
     def close(self) -> None:
@@ -111,7 +115,7 @@ class Http:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """A Retry-After header (RFC 9110, 10.2.3): seconds, or a date; None: there is none that can be read."""
+    """Return the seconds of a Retry-After header (RFC 9110, 10.2.3: seconds or a date); None: missing or invalid."""
     if retry_after is None:
         return None
     text = retry_after.strip()
@@ -123,10 +127,11 @@ def _seconds(retry_after: str | None) -> float | None:
         return None
 
 
-class Bounded(Generic[T]):
-    """Calls that end in time, whatever is at the other end: one that sends a byte now and then trips no timeout.
+class TimeLimited(Generic[T]):
+    """Runs one call at a time in a daemon thread and waits for it at most `limit_s`.
 
-    A call that takes longer is left behind in its own daemon thread, and nothing new is begun until it has ended.
+    A peer that sends a byte now and then triggers no socket timeout, so the whole call is limited here. A call that
+    takes longer is abandoned; the next one starts only after it has ended.
     """
 
     def __init__(self, name: str, limit_s: float) -> None:
@@ -138,7 +143,7 @@ class Bounded(Generic[T]):
         self._failed: list[Exception] = []
 
     def call(self, work: Callable[[], T]) -> T | None:
-        """What `work` returns; None: it did not end in time, or that of before has not.
+        """Return what `work` returns; None: it did not end in time, or an earlier call still runs.
 
         Raises:
             Exception: what `work` raises.
@@ -147,9 +152,10 @@ class Bounded(Generic[T]):
         return self.result()
 
     def start(self, work: Callable[[], T]) -> None:
+        """Start `work` unless an earlier call still runs."""
         self._until_s = time.monotonic() + self._limit_s
         if self._thread is not None and self._thread.is_alive():
-            self._until_s = 0.0  # that of before is waited for no longer
+            self._until_s = 0.0
             return
         done, failed = self._done, self._failed = [], []
 
@@ -163,7 +169,7 @@ class Bounded(Generic[T]):
         self._thread.start()
 
     def result(self) -> T | None:
-        """Of what was started; as `call`."""
+        """Wait for what was started. Return and raise as `call` does."""
         if self._thread is None or not self._until_s:
             return None
         self._thread.join(max(0.0, self._until_s - time.monotonic()))

@@ -1,12 +1,12 @@
-"""What people are told of an incident while it is open, beside that it opened, got worse and is over. Pure.
+"""Make updates of open incidents out of decisions, actions and outages. Pure.
 
-    incident.asks            a decision waits for a person: once for each time that it is asked
+    incident.asks            a decision waits for a person's approval; once each time Drover asks
     incident.unanswered      nobody answered in time, and nothing was done
-    incident.action_failed   what was to be done to a node could not be
-    incident.repair          its node has failed its validation, and goes to repair
+    incident.action_failed   an action on a node failed
+    incident.repair          a node failed its validation and needs repair
 
-Told to whom its opening was told and who would be told of it now, each piece once: the ids of its messages say so, also
-after a restart. What a mass event asks stands in its own opening.
+An update goes to the receivers that got the opening and that routes still name. Each goes out once, also after a
+restart, because its message's id is made from its key. A mass event's question is part of its opening.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from drover_collector.notify.state import (
     ACTION_FAILED,
     ASKS,
-    NOBODY,
     REPAIR,
+    UNANSWERED,
 )
 from drover_core.model.events import (
     Action,
@@ -29,12 +29,12 @@ from drover_core.model.events import (
     NodeOutage,
 )
 
-OLD_MS = 86_400_000  # at a start nothing older is told any more
+OLD_MS = 86_400_000  # a start sends no older updates
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """`key`: the same of the same piece of news. `ts_ms`: when it came to be."""
+class IncidentUpdate:
+    """One update. `key` identifies it within the incident. `ts_ms`: when it happened."""
 
     kind: str
     incident_id: str
@@ -43,37 +43,39 @@ class News:
     text: str
 
 
-def of_decisions(decisions: Iterable[Decision]) -> list[News]:
-    """Of new decisions, or of how others stand."""
+def of_decisions(decisions: Iterable[Decision]) -> list[IncidentUpdate]:
+    """Return the updates of new or changed decisions."""
     found = []
     for d in decisions:
         what = f"{d.wanted} {d.node}"
         if not d.node:
             continue
         if d.outcome == "pending_approval":
-            text = f"Drover {d.reason}. To answer: drover approve {d.id} --why TEXT, or drover reject {d.id} --why TEXT"
-            found.append(News(ASKS, d.incident_id, d.id, d.ts_ms, text))
+            text = f"Drover {d.reason}. Answer with drover approve {d.id} --why TEXT or drover reject {d.id} --why TEXT"
+            found.append(IncidentUpdate(ASKS, d.incident_id, d.id, d.ts_ms, text))
         elif d.cause is DecisionCause.UNANSWERED:
-            text = f"Drover did not {what}: {d.reason}. It is asked again while the incident is open"
-            found.append(News(NOBODY, d.incident_id, d.id, d.ts_ms, text))
+            text = f"Drover did not {what}: {d.reason}. It asks again while the incident is open"
+            found.append(IncidentUpdate(UNANSWERED, d.incident_id, d.id, d.ts_ms, text))
     return found
 
 
-def of_actions(actions: Iterable[Action]) -> list[News]:
+def of_actions(actions: Iterable[Action]) -> list[IncidentUpdate]:
+    """Return the updates of failed actions."""
     return [
-        News(ACTION_FAILED, a.incident_id, a.id, a.ts_ms, f"{a.action} {a.node} failed: {a.detail}")
+        IncidentUpdate(ACTION_FAILED, a.incident_id, a.id, a.ts_ms, f"{a.action} {a.node} failed: {a.detail}")
         for a in actions
         if a.state is ActionState.FAILED and a.incident_id
     ]
 
 
-def of_duties(duties: Iterable[NodeOutage]) -> list[News]:
+def of_outages(outages: Iterable[NodeOutage]) -> list[IncidentUpdate]:
+    """Return the updates of nodes that need repair."""
     return [
-        News(
+        IncidentUpdate(
             REPAIR, d.incident_id, f"{d.node}-{d.ts_ms}", d.ts_ms,
-            f"{d.node} failed its validation and stays out, for repair: {d.reason}."
-            f" When it is mended: drover resume {d.node} --why TEXT has it probed, and put back if it passes",
+            f"{d.node} failed its validation and stays out of service for repair: {d.reason}."
+            f" After the repair run: drover resume {d.node} --why TEXT. It is probed, and returns if it passes",
         )
-        for d in duties
+        for d in outages
         if d.stage is Health.REPAIR and d.incident_id
     ]  # fmt: skip

@@ -1,8 +1,7 @@
-"""Maintenance windows of the settings: every week at the same local time. Pure.
+"""Read the maintenance windows of the settings: every week at the same local time. Pure.
 
-While one is open nobody is told of what happens on its nodes, and nothing is done to them: a drain in the middle of
-planned work makes no sense. What happens is found, stored and shown all the same, and told when the window has closed
-and it is still there.
+While a window is open, nobody is notified of incidents on its nodes and no action is taken on them. Incidents are still
+found, stored and shown, and those that are open when the window closes are notified then.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ MOST_HOURS = 72.0
 
 def _days(values: tuple[str, ...]) -> str | None:
     wrong = [value for value in values if value not in DAYS]
-    return f"{wrong[0]!r} is none of {', '.join(DAYS)}" if wrong else None if values else "name at least one day"
+    return f"{wrong[0]!r} is not one of {', '.join(DAYS)}" if wrong else None if values else "name at least one day"
 
 
 def _start(value: str) -> str | None:
@@ -42,29 +41,29 @@ def _zone(value: str) -> str | None:
     try:
         ZoneInfo(value)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # OSError: the name of a folder of zones
-        return "is no time zone of this machine; write one such as Europe/Berlin or UTC"
+        return "is not a time zone of this machine; write one such as Europe/Berlin or UTC"
     return None
 
 
-def _word(value: Any) -> str | None:
-    return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be a word of letters, digits, - and _"
+def _name(value: Any) -> str | None:
+    return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be 1 to 64 letters, digits, - and _"
 
 
 @dataclass(frozen=True)
 class MaintenanceConfig:
-    name: str = required("a word for it, shown where something is held back", _word)
-    why: str = required("what is done then, shown likewise")
+    name: str = required("its name, shown where something is held back", _name)
+    why: str = required("what work is planned, shown in the same places")
     days: tuple[str, ...] = required(f"on which days it begins: {', '.join(DAYS)}", _days)
     start: str = required("local time of its beginning, HH:MM", _start)
     hours: float = required("how long it lasts", between(0.1, MOST_HOURS))
     time_zone: str = setting("UTC", "of `days` and `start`, such as Europe/Berlin", _zone)
     node: tuple[str, ...] = setting((), "these nodes")
-    rack: tuple[str, ...] = setting((), "nodes of these racks; of several such keys each has to fit")
+    rack: tuple[str, ...] = setting((), "nodes of these racks; a node must match every key that is set")
     leaf: tuple[str, ...] = setting((), "nodes of these leaf switches")
     pool: tuple[str, ...] = setting((), "nodes of these pools")
 
     def open_at(self, now_ms: int) -> Silence | None:
-        """The window that is open then, under an id of its own each time."""
+        """Return the silence of the window that is open then, with another id each week; None: it is closed."""
         zone = ZoneInfo(self.time_zone)
         today = datetime.fromtimestamp(now_ms / 1000, zone).date()
         hour, minute = int(self.start[:2]), int(self.start[3:])
@@ -84,23 +83,27 @@ class MaintenanceConfig:
 
 
 def validate_windows(windows: Sequence[MaintenanceConfig]) -> None:
-    """
+    """Check the windows by themselves.
+
     Raises:
-        SettingsError: one without a place, or two of one name.
+        SettingsError: a window without a place or a reason, or two of one name.
     """
     for number, window in enumerate(windows):
         if not any(getattr(window, key) for key in PLACES):
             raise SettingsError(f"maintenance[{number}]: say where: give {', '.join(PLACES[:-1])} or {PLACES[-1]}")
         if not window.why.strip():
-            raise SettingsError(f"maintenance[{number}].why: is empty; say what is done then")
+            raise SettingsError(f"maintenance[{number}].why: is empty; say what work is planned")
         if window.name in [other.name for other in windows[:number]]:
-            raise SettingsError(f"maintenance[{number}].name: {window.name!r} is there twice; names tell them apart")
+            raise SettingsError(
+                f"maintenance[{number}].name: {window.name!r} is there twice; give each window its own name"
+            )
 
 
 def validate_window_places(windows: Sequence[MaintenanceConfig], spec: FleetSpec) -> None:
-    """
+    """Check the windows against the fleet file.
+
     Raises:
-        SettingsError: a place that the fleet file does not have: its nodes would not be spared.
+        SettingsError: a place that the fleet file does not have, so that the window would protect nothing.
     """
     for number, window in enumerate(windows):
         if wrong := unknown_place(spec, {key: getattr(window, key) for key in PLACES}):
@@ -108,7 +111,7 @@ def validate_window_places(windows: Sequence[MaintenanceConfig], spec: FleetSpec
 
 
 def unknown_place(spec: FleetSpec, places: dict[str, Sequence[str]]) -> tuple[str, str] | None:
-    """(key, value) of the first node, rack, leaf or pool that the fleet file does not have."""
+    """Return key and value of the first node, rack, leaf or pool that the fleet file does not have."""
     for key, values in places.items():
         known = {node.name if key == "node" else getattr(node, key) for node in spec.nodes}
         for value in values:

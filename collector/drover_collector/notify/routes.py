@@ -1,8 +1,8 @@
-"""Who is told of an incident: the routes of the settings, in their order. Pure.
+"""Decide which receivers get an incident, by the routes of the settings in their order. Pure.
 
-The first route that matches decides; `continue = true` goes on to those after it, as Alertmanager has it. What no route
-matches goes to every receiver from its `min_severity` on, so that a gap between routes hides nothing; a route without
-receivers keeps to itself what it matches.
+The first route that matches decides; with `continue = true` later ones are tried too, as in Alertmanager. An incident
+that no route matches goes to every receiver from its `min_severity` on, so a gap between routes hides nothing. A route
+without receivers drops what it matches.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from drover_collector.notify.silences import Silences
 from drover_core.model.events import (
     SEVERITY_ORDER,
     Incident,
@@ -31,7 +32,7 @@ WHERE = "notify.route"
 
 
 class Receiver(Protocol):
-    """What is asked of a receiver here."""
+    """The part of a receiver that routes read."""
 
     @property
     def name(self) -> str: ...
@@ -43,32 +44,32 @@ class Receiver(Protocol):
 def _each_of(*choices: str) -> Callable[[Any], str | None]:
     def check(values: tuple[str, ...]) -> str | None:
         wrong = [value for value in values if value not in choices]
-        return f"{wrong[0]!r} is none of {', '.join(choices)}" if wrong else None
+        return f"{wrong[0]!r} is not one of {', '.join(choices)}" if wrong else None
 
     return check
 
 
 @dataclass(frozen=True)
 class RouteConfig:
-    """One route; a key to match that is left out matches everything."""
+    """One route. A key that is left out matches everything."""
 
-    receivers: tuple[str, ...] = required("names of those that are told; [] tells nobody")
+    receivers: tuple[str, ...] = required("names of the receivers that are notified; []: nobody")
     severity: tuple[str, ...] = setting(
         (), "incidents of these severities; left out: from each receiver's min_severity on", _each_of(*Severity)
     )
     kind: tuple[str, ...] = setting((), "of these kinds", _each_of(*IncidentKind))
     scope: tuple[str, ...] = setting((), "of these scopes", _each_of(*SCOPES))
     pool: tuple[str, ...] = setting((), "that touch a node of these pools of the fleet file")
-    sku: tuple[str, ...] = setting((), "likewise of these SKUs")
+    sku: tuple[str, ...] = setting((), "that touch a node of these SKUs of the fleet file")
     continue_: bool = setting(False, "go on to the routes after this one")
     repeat_h: float = setting(
-        0.0, "an incident that is still open is told again after so many hours; 0: it is not", between(0, 720)
+        0.0, "an incident that is still open is sent again after this many hours; 0: it is not", between(0, 720)
     )
-    group: bool = setting(True, "while a mass event is open its own message stands for those of its incidents")
+    group: bool = setting(True, "while a mass event is open, its message replaces those of its incidents")
     group_wait_s: float = setting(
         0.0,
-        "an opening waits so long, unless it gets worse: what meanwhile ends, or becomes part of a wider incident or of"
-        " a mass event, is told with that alone",
+        "an opening waits this long unless it gets worse; it is not sent if the incident ends in that time, or becomes"
+        " part of a wider incident or a mass event",
         between(0, 600),
     )
 
@@ -82,7 +83,7 @@ class RouteConfig:
         )
 
     def covers(self, other: RouteConfig) -> bool:
-        """Whether whatever `other` matches, this matches too."""
+        """Whether this route matches everything that `other` matches."""
         return all(
             not getattr(self, key) or (getattr(other, key) and set(getattr(other, key)) <= set(getattr(self, key)))
             for key in KEYS
@@ -91,8 +92,13 @@ class RouteConfig:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How one receiver is told: again after `repeat_ms` (None: not), whether mass events stand for others, and how long
-    an opening waits for what explains it."""
+    """How routes notify one receiver.
+
+    Attributes:
+        repeat_ms: after which an open incident is sent again; None: never.
+        group: mass events replace the messages of their incidents.
+        wait_ms: how long an opening is held back.
+    """
 
     repeat_ms: int | None = None
     group: bool = True
@@ -100,11 +106,11 @@ class Target:
 
 
 class Routes:
-    """
+    """All routes.
+
     Args:
-        receivers: all that there are.
-        routes: in order; none: each receiver is told from its `min_severity` on.
-        places: the nodes of the fleet by name, for pools and SKUs.
+        routes: in order; none: each receiver gets incidents from its `min_severity` on.
+        places: the fleet's nodes by name, for pools and SKUs.
     """
 
     def __init__(
@@ -120,16 +126,16 @@ class Routes:
 
     @property
     def least_repeat_ms(self) -> int | None:
-        """The shortest time after which a route tells again; None: none does."""
+        """The shortest time after which a route repeats; None: none does."""
         repeats = [route.repeat_h for route in self._routes if route.repeat_h]
         return round(min(repeats) * 3_600_000) if repeats else None
 
     def receivers(self, incident: Incident) -> tuple[str, ...]:
-        """Names of those that are to be told, in the order of the routes."""
+        """Return the names of the receivers to notify, in the order of the routes."""
         return tuple(self.targets(incident))
 
     def targets(self, incident: Incident) -> dict[str, Target]:
-        """Those that are to be told; where two routes name one, the first says how."""
+        """Return the receivers to notify, each with how; the first of several routes that name one decides."""
         places = self._places_of(incident) if self._placed else ()
         rank = SEVERITY_ORDER.index(incident.severity)
         found: dict[str, Target] = {}
@@ -156,34 +162,49 @@ class Routes:
         return [self._places[name] for name in names if name in self._places]
 
 
+@dataclass(frozen=True, slots=True)
+class Recipients:
+    """Routes and silences, which decide together who is notified now."""
+
+    routes: Routes
+    silences: Silences
+
+    def silenced(self, incident: Incident, now_ms: int) -> bool:
+        """Whether the incident is open and a silence covers it."""
+        return incident.closed_ms is None and self.silences.of(incident, now_ms) is not None
+
+
 def validate_routes(routes: Sequence[RouteConfig], receivers: Sequence[str]) -> None:
-    """
+    """Check routes against the configured receivers.
+
     Raises:
-        SettingsError: a receiver that there is none of, a route that nothing reaches, or a receiver that no route
-            reaches. One line, with the route's key.
+        SettingsError: an unknown receiver, a route that no incident reaches, or a receiver that no route reaches.
     """
     for number, route in enumerate(routes):
         for name in route.receivers:
             if name not in receivers:
                 known = f"there are {', '.join(receivers)}" if receivers else "none is configured"
-                raise SettingsError(f"{WHERE}[{number}].receivers: {name!r} is no receiver; {known}")
+                raise SettingsError(f"{WHERE}[{number}].receivers: {name!r} is not a configured receiver; {known}")
         for earlier, before in enumerate(routes[:number]):
             if before.covers(route) and not before.continue_:
                 raise SettingsError(
-                    f"{WHERE}[{number}]: nothing reaches it: {WHERE}[{earlier}] matches all that it does and comes"
-                    f" first; move it up, or set continue = true in {WHERE}[{earlier}]"
+                    f"{WHERE}[{number}]: nothing reaches it: {WHERE}[{earlier}] matches the same and comes first;"
+                    f" move it up, or set continue = true in {WHERE}[{earlier}]"
                 )
     last = next((n for n, route in enumerate(routes) if route.covers(RouteConfig(())) and not route.continue_), None)
     named = {name for route in routes for name in route.receivers}
     for name in receivers:
         if last is not None and name not in named:
-            raise SettingsError(f"{WHERE}[{last}]: matches everything, and no route names {name!r}: it is never told")
+            raise SettingsError(
+                f"{WHERE}[{last}]: matches everything, and no route names {name!r}, which is never notified"
+            )
 
 
 def validate_places(routes: Sequence[RouteConfig], spec: FleetSpec) -> None:
-    """
+    """Check routes against the fleet file.
+
     Raises:
-        SettingsError: a pool or SKU that no node of the fleet file has: nothing would reach that route.
+        SettingsError: a pool or SKU that no node has, so that nothing reaches the route.
     """
     for key in ("pool", "sku"):
         known = {getattr(node, key) for node in spec.nodes} - {""}

@@ -105,7 +105,7 @@ class AlertmanagerConfig:
     ca_file: str | None = setting(None, _CA)
     repeat_s: float = setting(
         120.0,
-        "how often open incidents are told again; an alert that is not heard of for three times as long ends there",
+        "how often open incidents are sent again; an alert that is not repeated for three times as long ends there",
         between(10, 3600),
     )
     min_severity: str = setting("info", _SEVERITY, one_of("info", "warning", "critical"))
@@ -132,7 +132,7 @@ class NotifyConfig:
     alertmanager: tuple[AlertmanagerConfig, ...] = setting((), "Alertmanagers, or clusters of them.")
     apprise: tuple[AppriseConfig, ...] = setting((), "E-mail and whatever else apprise knows (extra `apprise`).")
     route: tuple[RouteConfig, ...] = setting(
-        (), "Who is told of what; the first that matches decides. None: each receiver from its min_severity on."
+        (), "Who gets which incidents; the first match decides. None: each receiver from its min_severity on."
     )
 
 
@@ -163,7 +163,7 @@ def validate_notify(config: NotifyConfig, webhooks: tuple[WebhookConfig, ...], e
     for key, entry in receivers(config, webhooks):
         if entry.name in seen:
             raise SettingsError(
-                f"{key}.name: {entry.name!r} is there twice (at {seen[entry.name]}); names tell them apart"
+                f"{key}.name: {entry.name!r} is there twice (at {seen[entry.name]}); give each its own name"
             )
         seen[entry.name] = key
         _check_addresses(entry, key)
@@ -277,7 +277,7 @@ def slack_url(slack: SlackConfig, environment: Mapping[str, str], key: str = "sl
     """The address of a channel, which is the right to post there.
 
     Raises:
-        SettingsError: likewise, or not an https:// address (http:// to this machine is taken too).
+        SettingsError: as above, or not an https:// address (http:// to this machine is taken too).
     """
     place, url = _either(
         key, "url", slack.url_file, slack.url_env, environment, "the address is a secret: who knows it can post"
@@ -290,7 +290,7 @@ def slack_url(slack: SlackConfig, environment: Mapping[str, str], key: str = "sl
 def routing_key(pagerduty: PagerdutyConfig, environment: Mapping[str, str], key: str = "pagerduty") -> str:
     """
     Raises:
-        SettingsError: likewise, or not 32 characters long, as PagerDuty's are.
+        SettingsError: as above, or not 32 characters long, as PagerDuty's are.
     """
     place, text = _either(
         key,
@@ -334,7 +334,7 @@ def apprise_urls(apprise: AppriseConfig, environment: Mapping[str, str], key: st
     """Addresses in apprise's own form; empty lines and those that begin with # are left out.
 
     Raises:
-        SettingsError: likewise, or there is none.
+        SettingsError: as above, or there is none.
     """
     place, text = _either(
         key, "url", apprise.url_file, apprise.url_env, environment, "addresses of apprise hold passwords"

@@ -1,7 +1,7 @@
-"""Silences: of which incidents nobody is told for a while, by a person's word or in a maintenance window. Pure.
+"""Decide which incidents are silenced, by a person or by a maintenance window. Pure.
 
-A silenced incident is found, stored, shown and decided as ever. Only maintenance holds actions back too. Without an end
-there is no silence: what is muted for ever is what nobody sees when it breaks.
+A silenced incident is found, stored, shown and decided as usual, but nobody is notified. Only maintenance holds actions
+back too. Every silence has an end: nobody notices a fault that is silenced for ever.
 """
 
 from __future__ import annotations
@@ -15,60 +15,61 @@ from drover_core.model.fleet import NodeSpec
 from drover_core.model.silences import describe_author
 
 PLACES = ("rack", "leaf", "pool")
-KEPT_MS = 4 * 86_400_000  # of one that has ended: a window that a person ended stays so, and lasts 3 days at most
+KEPT_MS = 4 * 86_400_000  # after its end: a window lasts at most 3 days, and one that a person ended stays ended
 
 
 class Silences:
-    """Those that are known. `of` and `held` from any thread: what they read is replaced as a whole.
+    """The known silences. `of` and `held` from any thread: what they read is replaced as a whole.
 
     Args:
-        nodes: those of the fleet by name. windows: the settings'.
+        nodes: the fleet's by name. windows: those of the settings.
     """
 
     def __init__(self, nodes: Mapping[str, NodeSpec] | None = None, windows: Sequence[MaintenanceConfig] = ()) -> None:
         self._nodes = nodes or {}
         self._windows = tuple(windows)
-        self._lock = threading.Lock()  # of two that are taken at once
+        self._lock = threading.Lock()  # of `take`
         self._known: Mapping[str, Silence] = {}
-        self._held: tuple[list[Silence], dict[str, str]] = ([], {})  # likewise
-        self._active: tuple[int, Mapping[str, Silence], list[Silence]] = (0, {}, [])  # of the newest question
+        self._held: tuple[list[Silence], dict[str, str]] = ([], {})  # newest answer of `held`
+        self._active: tuple[int, Mapping[str, Silence], list[Silence]] = (0, {}, [])  # newest answer of `active`
 
     def load(self, silences: Iterable[Silence]) -> None:
-        """Instead of all that were known."""
+        """Replace all known silences."""
         self._known = {silence.id: silence for silence in silences}
 
     def take(self, silence: Silence) -> None:
-        """A new one, or a new version."""
+        """Add a silence, or a new version of one."""
         with self._lock:
             kept = {id_: s for id_, s in self._known.items() if s.until_ms > silence.made_ms - KEPT_MS}
             self._known = {**kept, silence.id: silence}
 
     def known(self, now_ms: int) -> list[Silence]:
-        """Those that are in force or to come, the first to end first; of windows the open one."""
+        """Return current and future silences and open windows, the first to end first."""
         open_now = [window.open_at(now_ms) for window in self._windows]
         known = {silence.id: silence for silence in open_now if silence is not None} | dict(self._known)
         left = [silence for silence in known.values() if silence.until_ms > now_ms]
         return sorted(left, key=lambda silence: (silence.until_ms, silence.id))
 
     def active(self, now_ms: int) -> list[Silence]:
+        """Return the silences that are in force."""
         at_ms, known, found = self._active
-        if at_ms != now_ms or known is not self._known:  # thousands of incidents are asked about at one moment
+        if at_ms != now_ms or known is not self._known:  # asked for thousands of incidents at one time
             known = self._known
             found = [silence for silence in self.known(now_ms) if silence.from_ms <= now_ms]
             self._active = now_ms, known, found
         return found
 
     def of(self, incident: Incident, now_ms: int) -> Silence | None:
-        """Of the silences that cover an incident the one that lasts longest."""
+        """Return the silence that covers an incident longest; None: none does."""
         if not self._known and not self._windows:
             return None
         found = [silence for silence in self.active(now_ms) if covers(silence, incident, self._nodes)]
         return found[-1] if found else None
 
     def held(self, now_ms: int) -> Mapping[str, str]:
-        """Nodes in maintenance, each with the sentence that says so."""
+        """Return the nodes in maintenance, each with a sentence that says why."""
         holding = [silence for silence in self.active(now_ms) if silence.maintenance]
-        if holding != self._held[0]:  # asked with each tick, of a large fleet
+        if holding != self._held[0]:  # asked at each tick, for a large fleet
             found: dict[str, str] = {}
             for silence in holding:
                 text = f"maintenance window: {describe_author(silence)}"
@@ -78,7 +79,7 @@ class Silences:
 
 
 def covers(silence: Silence, incident: Incident, nodes: Mapping[str, NodeSpec]) -> bool:
-    """Whether all of the incident is within the silence."""
+    """Whether the silence covers all members of the incident."""
     if silence.incident and incident.id not in silence.incident:
         return False
     if silence.kind and incident.kind not in silence.kind:

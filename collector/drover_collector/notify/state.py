@@ -1,12 +1,12 @@
-"""What a receiver is to be told of an incident, given what it was told before. Pure.
+"""Decide which message an incident calls for, given what the receiver knows of it. Pure.
 
-    incident.opened     the first that it hears
-    incident.changed    worse than what it heard
+    incident.opened     the receiver does not know it
+    incident.changed    worse than the receiver knows
     incident.repeated   still open
-    incident.closed     over, and it was told of the opening
+    incident.closed     closed, and the receiver got the opening
 
-A silenced incident is told of nothing but its end; when the silence is over, what it heard and how it stands then are
-compared again, so that nothing is lost.
+A silenced incident sends only its end. When the silence is over, its state is compared again with what the receiver
+knows, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,31 +31,41 @@ from drover_core.model.events import (
 from drover_core.times import iso
 
 OPENED, CHANGED, REPEATED, CLOSED = (f"incident.{word}" for word in ("opened", "changed", "repeated", "closed"))
-ASKS, NOBODY, ACTION_FAILED, REPAIR = (f"incident.{word}" for word in ("asks", "unanswered", "action_failed", "repair"))
-NEWS = frozenset({ASKS, NOBODY, ACTION_FAILED, REPAIR})  # of an open incident (news.py): they change nothing here
-GROUPED = "grouped"  # state of a message that is not sent
-DEFERRED = "deferred"  # state of one that is not sent while a gap in telemetry lasts
+ASKS, UNANSWERED, ACTION_FAILED, REPAIR = (
+    f"incident.{word}" for word in ("asks", "unanswered", "action_failed", "repair")
+)
+UPDATES = frozenset({ASKS, UNANSWERED, ACTION_FAILED, REPAIR})  # of an open incident: they change no state
+GROUPED = "grouped"  # state of a message that another replaces
+DEFERRED = "deferred"  # state of one that waits for the end of a gap in telemetry
 FAILED = "failed"  # state of one that was given up
-NOT_SENT = "not sent, as its opening was not"
-AGAIN_MS = 2 * 3_600_000  # what was given up is told again after so long, while the incident is open
+NOT_SENT = "not sent, because the opening was not"
+AGAIN_MS = 2 * 3_600_000  # a message that was given up is sent again after this, while the incident is open
 
 
 @dataclass(frozen=True, slots=True)
 class NotificationState:
-    """What a receiver has been told of an incident, the strongest of each, and whether it was told of the end."""
+    """What a receiver knows of an incident.
+
+    Attributes:
+        severity, action, members: the greatest that it got.
+        closed: it got the end.
+        unsent: why the opening did not reach it: GROUPED, DEFERRED or FAILED; "": it did.
+        missed: the newest message was given up.
+        at_ms: when the newest message was made.
+    """
 
     severity: Severity
     action: RecommendedAction
     closed: bool
     members: int = 0
-    unsent: str = ""  # its opening did not arrive: GROUPED (a mass event's message stands for it), DEFERRED or FAILED
-    missed: bool = False  # the newest message was given up
-    at_ms: int = 0  # when that was made
+    unsent: str = ""
+    missed: bool = False
+    at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentFacts:
-    """What a message says, as far as it matters to the next one."""
+    """The content of a message that decides about the next one."""
 
     kind: str
     severity: Severity
@@ -65,58 +75,58 @@ class IncidentFacts:
 
 def transition(
     incident: Incident,
-    told: NotificationState | None,
+    before: NotificationState | None,
     target: Target | None,
     *,
     now_ms: int = 0,
-    owed: frozenset[str] = frozenset(),
+    released: frozenset[str] = frozenset(),
 ) -> str | None:
-    """Which message, if any, `incident` calls for.
+    """Return the kind of message that `incident` calls for; None: none.
 
     Args:
-        told: what this receiver was told; None: nothing.
-        target: how it is to be told; None: it is not, by the routes or for a silence.
-        owed: kinds of `unsent` that are told now, as what stood for it is over and nobody has answered that.
+        before: what this receiver knows; None: nothing.
+        target: how routes notify it; None: they do not, or a silence covers the incident.
+        released: values of `unsent` to send now, because the message that replaced them is over and unanswered.
     """
     if incident.closed_ms is not None:
-        return CLOSED if told is not None and not told.closed else None
+        return CLOSED if before is not None and not before.closed else None
     if target is None:
         return None
-    if told is None or told.closed:
+    if before is None or before.closed:
         return OPENED
-    if told.unsent in owed:
+    if before.unsent in released:
         return OPENED
-    raised = SEVERITY_ORDER.index(incident.severity) > SEVERITY_ORDER.index(told.severity) or WANTED_ORDER.index(
+    raised = SEVERITY_ORDER.index(incident.severity) > SEVERITY_ORDER.index(before.severity) or WANTED_ORDER.index(
         incident.action
-    ) > WANTED_ORDER.index(told.action)
-    grown = of_guard(incident) and len(incident.members) >= 2 * max(1, told.members)
+    ) > WANTED_ORDER.index(before.action)
+    grown = of_guard(incident) and len(incident.members) >= 2 * max(1, before.members)
     if raised or grown:
-        return OPENED if told.unsent else CHANGED
-    if told.missed:
-        again = OPENED if told.unsent else CHANGED
-        return again if now_ms - told.at_ms >= AGAIN_MS else None
-    if target.repeat_ms is not None and not told.unsent and now_ms - told.at_ms >= target.repeat_ms:
+        return OPENED if before.unsent else CHANGED
+    if before.missed:
+        again = OPENED if before.unsent else CHANGED
+        return again if now_ms - before.at_ms >= AGAIN_MS else None
+    if target.repeat_ms is not None and not before.unsent and now_ms - before.at_ms >= target.repeat_ms:
         return REPEATED
     return None
 
 
-def after(told: NotificationState | None, said: IncidentFacts, state: str, at_ms: int) -> NotificationState:
-    """What is told when a message is on its way: `state` is that of its row."""
+def after(before: NotificationState | None, sent: IncidentFacts, state: str, at_ms: int) -> NotificationState:
+    """Return what a receiver knows after a message. `state`: of the message's row."""
     kept_back = state if state in (GROUPED, DEFERRED, FAILED) else ""
-    closed, missed = said.kind == CLOSED, state == FAILED
-    if told is None or said.kind == OPENED:
-        return NotificationState(said.severity, said.action, closed, said.members, kept_back, missed, at_ms)
+    closed, missed = sent.kind == CLOSED, state == FAILED
+    if before is None or sent.kind == OPENED:
+        return NotificationState(sent.severity, sent.action, closed, sent.members, kept_back, missed, at_ms)
     arrives = not kept_back and not closed
     return NotificationState(
-        worse(told.severity, said.severity), stronger(told.action, said.action), closed,
-        max(told.members, said.members), "" if arrives else told.unsent, missed, at_ms,
+        worse(before.severity, sent.severity), stronger(before.action, sent.action), closed,
+        max(before.members, sent.members), "" if arrives else before.unsent, missed, at_ms,
     )  # fmt: skip
 
 
-def given_up(told: NotificationState, kind: str) -> NotificationState:
-    """What is told when the newest message, of that kind, is given up."""
-    unsent = FAILED if kind == OPENED else told.unsent
-    return replace(told, unsent=unsent, missed=True)
+def given_up(before: NotificationState, kind: str) -> NotificationState:
+    """Return what a receiver knows after its newest message, of that kind, was given up."""
+    unsent = FAILED if kind == OPENED else before.unsent
+    return replace(before, unsent=unsent, missed=True)
 
 
 def facts(kind: str, incident: Incident) -> IncidentFacts:
@@ -124,11 +134,11 @@ def facts(kind: str, incident: Incident) -> IncidentFacts:
 
 
 def kind_of(row: OutboxRow) -> str:
-    """`incident.opened`, ..."""
+    """Return a message's kind, such as `incident.opened`."""
     return str(json.loads(row.payload_json)["type"])
 
 
-def said_by(row: OutboxRow) -> IncidentFacts:
+def facts_of(row: OutboxRow) -> IncidentFacts:
     body: dict[str, Any] = json.loads(row.payload_json)
     data = body["data"]
     return IncidentFacts(
@@ -136,18 +146,18 @@ def said_by(row: OutboxRow) -> IncidentFacts:
     )
 
 
-def told_by(rows: Iterable[OutboxRow]) -> dict[tuple[str, str], NotificationState]:
-    """(incident, receiver) -> what it was told, out of the stored messages in any order."""
-    told: dict[tuple[str, str], NotificationState] = {}
+def states_of(rows: Iterable[OutboxRow]) -> dict[tuple[str, str], NotificationState]:
+    """Return (incident, receiver) -> what it knows, from stored messages in any order."""
+    states: dict[tuple[str, str], NotificationState] = {}
     for row in sorted(rows, key=lambda r: (r.created_ms, r.id)):
-        key, said = (row.incident_id, row.notifier), said_by(row)
-        if said.kind not in NEWS:
-            told[key] = after(told.get(key), said, row.state, row.created_ms)
-    return told
+        key, sent = (row.incident_id, row.notifier), facts_of(row)
+        if sent.kind not in UPDATES:
+            states[key] = after(states.get(key), sent, row.state, row.created_ms)
+    return states
 
 
-def tell(row: OutboxRow) -> str:
-    """One line about a message for the operator: `ops: incident.opened delivered 2026-11-21T06:17:00.000Z`."""
+def describe(row: OutboxRow) -> str:
+    """Return one line about a message: `ops: incident.opened delivered 2026-11-21T06:17:00.000Z`."""
     line = f"{row.notifier}: {kind_of(row)} {row.detail or 'waits for its first try'}"
     if row.state == "pending" and row.attempts:
         line += f"; try {row.attempts + 1} at {iso(row.next_ms)}"

@@ -1,4 +1,4 @@
-"""Messages for news of open incidents (`news.py`): part of the outbox, stored before their first try like all of it."""
+"""Send updates of open incidents (`incident_updates.py`), stored before their first attempt like every message."""
 
 from __future__ import annotations
 
@@ -6,95 +6,85 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
-from drover_collector.notify.delivery_recorder import DeliveryRecorder
-from drover_collector.notify.delivery_worker import DeliveryWorker
-from drover_collector.notify.fallback_file import Unstored
-from drover_collector.notify.incident_updates import News
-from drover_collector.notify.messages import Key
-from drover_collector.notify.receivers.webhook import message
-from drover_collector.notify.routes import Routes
-from drover_collector.notify.silences import Silences
-from drover_collector.notify.state import NotificationState
+from drover_collector.notify.delivery_pool import DeliveryPool
+from drover_collector.notify.incident_updates import IncidentUpdate
+from drover_collector.notify.messages import MessageWriter
+from drover_collector.notify.notification_states import NotificationStates
+from drover_collector.notify.routes import Recipients
 from drover_collector.store import OutboxRow, Store, StoreError
 from drover_core.model.events import Incident
 
-KNOWN = 20_000  # messages of this process that are remembered; others are looked up in the store
+MAX_KNOWN = 20_000  # ids of messages in memory; the store knows the others
 
 
-class IncidentUpdates:
-    """What an outbox is beside its messages of incidents' openings, changes and ends."""
+class UpdateMessages:
+    """Sends each update once to each receiver that knows the incident."""
 
-    _store: Store
-    _unstored: Unstored
-    _clerk: DeliveryRecorder
-    _couriers: Mapping[str, DeliveryWorker]
-    _console_url: str
-    _now_ms: Callable[[], int]
-    routes: Routes
-    silences: Silences
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        store: Store,
+        delivery: DeliveryPool,
+        states: NotificationStates,
+        writer: MessageWriter,
+        recipients: Recipients,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._delivery = delivery
+        self._states = states
+        self._writer = writer
+        self._recipients = recipients
+        self._now_ms = now_ms
         self._made: OrderedDict[str, None] = OrderedDict()  # ids of messages
-        self._made_lock = threading.Lock()
+        self._lock = threading.Lock()  # of `_made`
 
-    def _recall(self, incidents: set[str], blind: bool) -> dict[Key, NotificationState | None]:
-        raise NotImplementedError  # the outbox has it
-
-    def tell(self, news: Sequence[News], incidents: Mapping[str, Incident], blind: bool = False) -> int:
-        """Messages for news of open incidents, after theirs; safe to call again with the same news.
-
-        Args:
-            blind: the store fails or hangs: told from memory, and stored when it works again.
-        Returns:
-            How many messages were made.
-        Raises:
-            StoreError: nothing is lost; call again with the same news.
-        """
-        if not news or not self._couriers:
+    def send(self, updates: Sequence[IncidentUpdate], incidents: Mapping[str, Incident], from_memory: bool) -> int:
+        """As `Outbox.send_updates`."""
+        if not updates or not self._delivery.receivers:
             return 0
-        due = self._due(news, incidents, blind)
-        if due and not blind:
-            there = {row.id for row in self._store.outbox.of_incidents(*{row.incident_id for row in due})}
-            due = [row for row in due if row.id not in there]
-        with self._made_lock:  # what was told from memory while the store was asked is not told again
+        due = self._due(updates, incidents, from_memory)
+        if due and not from_memory:
+            stored = {row.id for row in self._store.outbox.of_incidents(*{row.incident_id for row in due})}
+            due = [row for row in due if row.id not in stored]
+        with self._lock:  # another call may have sent some from memory while the store was asked
             due = [row for row in due if row.id not in self._made]
             self._made.update((row.id, None) for row in due)
-            while len(self._made) > KNOWN:
+            while len(self._made) > MAX_KNOWN:
                 self._made.popitem(last=False)
-        if blind:
-            self._unstored.note(due)
-            for row in due:
-                self._clerk.note(row)
+        if from_memory:
+            self._delivery.keep_for_store(due)
         elif due:
-            self._store_all(due)
+            self._write(due)
         for row in due:
-            self._couriers[row.notifier].add(row)
+            self._delivery.add(row)
         return len(due)
 
-    def _store_all(self, due: Sequence[OutboxRow]) -> None:
+    def _write(self, due: Sequence[OutboxRow]) -> None:
         try:
             self._store.outbox.write(due)
         except StoreError:
-            with self._made_lock:
+            with self._lock:
                 for row in due:
                     self._made.pop(row.id, None)
             raise
 
-    def _due(self, news: Sequence[News], incidents: Mapping[str, Incident], blind: bool) -> list[OutboxRow]:
-        """For those who know of the incident, and would be told of it now."""
+    def _due(
+        self, updates: Sequence[IncidentUpdate], incidents: Mapping[str, Incident], from_memory: bool
+    ) -> list[OutboxRow]:
+        """Return the messages for receivers that know the incident and that routes still name."""
         now_ms = self._now_ms()
-        told = self._recall({piece.incident_id for piece in news}, blind)
+        states = self._states.recall({u.incident_id for u in updates}, self._delivery.workers, from_memory)
         due = []
-        for piece in news:
-            incident = incidents.get(piece.incident_id)
-            if incident is None or incident.closed_ms is not None or self.silences.of(incident, now_ms) is not None:
+        for update in updates:
+            incident = incidents.get(update.incident_id)
+            if incident is None or incident.closed_ms is not None or self._recipients.silenced(incident, now_ms):
                 continue
-            body = message(piece.kind, incident, now_ms, self._console_url, piece.text)
-            for name in self.routes.receivers(incident):
-                before = told.get((incident.id, name))
-                id_ = f"msg_{incident.id}_{piece.kind.rpartition('.')[2]}_{piece.key}_{name}"
+            body = self._writer.body(update.kind, incident, now_ms, update.text)
+            for name in self._recipients.routes.receivers(incident):
+                before = states.get((incident.id, name))
                 if before is None or before.closed or before.unsent:
                     continue
-                created_ms = max(now_ms, before.at_ms + 1)  # the order in which they are read again
+                id_ = f"msg_{incident.id}_{update.kind.rpartition('.')[2]}_{update.key}_{name}"
+                created_ms = max(now_ms, before.at_ms + 1)  # rows are read back in this order
                 due.append(OutboxRow(id_, incident.id, name, body, created_ms, next_ms=now_ms))
         return due

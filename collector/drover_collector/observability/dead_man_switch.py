@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from drover_collector.api.snapshot import HeartbeatStatus
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
-from drover_collector.notify.http import Bounded, Http, HttpAnswer
+from drover_collector.notify.http import Http, HttpAnswer, TimeLimited
 from drover_collector.observability.self_check import HealthSignals, self_check, works
 from drover_collector.store import StoreError
 
@@ -33,6 +33,7 @@ class DeadManSwitch:
     Args:
         read_signals: may block.
         troubles: gets a sentence under SUBJECT while Drover is blind.
+        status: where pings are counted.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class DeadManSwitch:
         config: HeartbeatConfig,
         read_signals: Callable[[], HealthSignals],
         troubles: MutableMapping[str, str],
+        status: HeartbeatStatus | None = None,
         *,
         environment: Mapping[str, str] = os.environ,
         monotonic: Callable[[], float] = time.monotonic,
@@ -47,10 +49,10 @@ class DeadManSwitch:
         self._config, self._read_signals, self._troubles, self._monotonic = config, read_signals, troubles, monotonic
         self._url, self._fail_url = ping_urls(config, environment)
         self._http = Http(config.timeout_s, config.ca_file, config.proxy)
-        self._signals: Bounded[HealthSignals] = Bounded("signs", SIGNALS_S)
-        self._pings: Bounded[HttpAnswer] = Bounded("heartbeat", 3 * config.timeout_s)
+        self._signals: TimeLimited[HealthSignals] = TimeLimited("signs", SIGNALS_S)
+        self._pings: TimeLimited[HttpAnswer] = TimeLimited("heartbeat", 3 * config.timeout_s)
         self._next_s = 0.0
-        self.status = HeartbeatStatus()
+        self.status = status or HeartbeatStatus()
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -97,7 +99,7 @@ class DeadManSwitch:
         if url is None:
             return
         answer = self._pings.call(lambda: self._http.request("GET", url, {}, read=False))
-        trouble = "it does not return" if answer is None else "" if answer.good else answer.told()
+        trouble = "it does not return" if answer is None else "" if answer.good else answer.problem()
         if trouble and trouble != self.status.trouble:
             log.warning("the heartbeat did not reach %s: %s", urlsplit(url).hostname, trouble)
         self.status.trouble = trouble

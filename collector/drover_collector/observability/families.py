@@ -176,17 +176,20 @@ def detection(page: Page, facts: ApiSnapshot) -> None:
 
 
 def notifications(page: Page, facts: ApiSnapshot) -> None:
-    outbox = facts.pipeline.outbox
-    page.gauge("drover_outbox_pending", "messages that wait, by receiver", outbox.pending, "receiver")
-    page.gauge("drover_outbox_oldest_seconds", "age of the oldest of them; 0: none waits", outbox.oldest_s, "receiver")
-    page.counter("drover_outbox_delivered_total", "messages delivered", outbox.delivered, "receiver")
-    page.counter(
-        "drover_outbox_tries_failed_total", "tries that failed; most are repeated", outbox.tries_failed, "receiver"
+    delivery = facts.pipeline.outbox.delivery
+    page.gauge("drover_outbox_pending", "messages that wait, by receiver", delivery.pending, "receiver")
+    page.gauge(
+        "drover_outbox_oldest_seconds", "age of the oldest of them; 0: none waits", delivery.oldest_s, "receiver"
     )
-    page.counter("drover_outbox_given_up_total", "messages given up", outbox.given_up, "receiver")
-    if facts.beats is not None:
-        page.counter("drover_heartbeats_total", "signs of life that arrived, also those of blindness", facts.beats.sent)
-        page.counter("drover_heartbeats_failed_total", "signs of life that did not arrive", facts.beats.failed)
+    page.counter("drover_outbox_delivered_total", "messages delivered", delivery.delivered, "receiver")
+    page.counter(
+        "drover_outbox_tries_failed_total", "tries that failed; most are repeated", delivery.tries_failed, "receiver"
+    )
+    page.counter("drover_outbox_given_up_total", "messages given up", delivery.given_up, "receiver")
+    beats = facts.parts.heartbeat
+    if beats is not None:
+        page.counter("drover_heartbeats_total", "signs of life that arrived, also those of blindness", beats.sent)
+        page.counter("drover_heartbeats_failed_total", "signs of life that did not arrive", beats.failed)
 
 
 def process(page: Page, facts: ApiSnapshot) -> None:

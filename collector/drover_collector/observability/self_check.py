@@ -94,5 +94,5 @@ def read_signals(facts: ApiSnapshot) -> HealthSignals:
         judged_s=(now_ms - max(pipeline.ticks.newest_end_ms, pipeline.began_ms)) / 1000,
         refused=stats.trouble,
         write_s=max((now - since for since in stats.writing.copy().values()), default=0.0),
-        undelivered_s=pipeline.outbox.oldest_s,
+        undelivered_s=pipeline.outbox.delivery.oldest_s,
     )

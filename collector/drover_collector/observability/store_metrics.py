@@ -13,11 +13,11 @@ def add(page: Page, facts: ApiSnapshot, figures: StoreFigures | None) -> None:
     page.gauge(
         "drover_store_retention_seconds", "raw samples older than this are deleted", facts.store.retention_days * DAY_S
     )
-    if facts.expiring is not None:
+    if facts.parts.expiry is not None:
         page.gauge(
             "drover_store_expiry_held_seconds",
             "for how long what is too old has been kept, because the clock is doubted; 0: it is deleted",
-            facts.expiring.held_s,
+            facts.parts.expiry.held_s,
         )
     integrity = facts.store.integrity
     if integrity is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from drover_collector.engine.engine import Outcome
 from drover_collector.notify import Outbox
-from drover_collector.notify.incident_updates import News, of_decisions
+from drover_collector.notify.incident_updates import IncidentUpdate, of_decisions
 from drover_collector.pipeline.stats import Ticks
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import (
@@ -47,7 +47,7 @@ class _Result:
     outcome: Outcome
     events: Sequence[Event]  # that were judged for it
     audit: Sequence[Audit] = ()
-    news: Sequence[News] = ()
+    news: Sequence[IncidentUpdate] = ()
     stored: bool = False
     refused: bool = False  # by a store that fails, for now; or for ever
 
@@ -85,7 +85,11 @@ class OutcomeWriter:
         return len(self._waiting)
 
     def put(
-        self, outcome: Outcome, events: Sequence[Event], audit: Sequence[Audit] = (), news: Sequence[News] = ()
+        self,
+        outcome: Outcome,
+        events: Sequence[Event],
+        audit: Sequence[Audit] = (),
+        news: Sequence[IncidentUpdate] = (),
     ) -> None:
         """Return when an outcome is stored; if the store fails or is slow, when it is reported from memory.
 
@@ -151,7 +155,7 @@ class OutcomeWriter:
             return
         self._refreshed_ms = now_ms
         try:
-            self._outbox.refresh(self.known().values())
+            self._outbox.repeat(self.known().values())
         except Exception as error:  # noqa: BLE001  # nor may this end detection
             self._ticks.failed(error, now_ms)
 
@@ -162,7 +166,7 @@ class OutcomeWriter:
             )
         try:
             self._outbox.enqueue_unstored(result.outcome.incidents)
-            self._outbox.tell(result.news, self._known(result), blind=True)
+            self._outbox.send_updates(result.news, self._known(result), from_memory=True)
         except Exception as error:  # noqa: BLE001  # nor may this end detection
             self._ticks.failed(error, self._now_ms())
 
@@ -225,7 +229,7 @@ class OutcomeWriter:
             lambda: self._write_findings(outcome.findings),
             lambda: store.health.write([dataclasses.asdict(change) for change in outcome.health]),
             lambda: self._outbox.enqueue(outcome.incidents),
-            lambda: self._outbox.tell(result.news, self._known(result)),
+            lambda: self._outbox.send_updates(result.news, self._known(result)),
             lambda: store.events.write_judged(result.events),
         ]
         for step in steps:

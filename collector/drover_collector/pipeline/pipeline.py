@@ -30,10 +30,10 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.notify import Outbox
 from drover_collector.notify.incident_updates import (
     OLD_MS,
-    News,
+    IncidentUpdate,
     of_actions,
     of_decisions,
-    of_duties,
+    of_outages,
 )
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
 from drover_collector.pipeline.bucket_loop import BucketLoop
@@ -206,6 +206,7 @@ class PipelineOptions:
         watch: of the policy's file. None: it has none.
         boot_ms: see `StepClock`.
         lease: None: there is no other collector.
+        spoke_ms: see `BucketLoop`.
     """
 
     lag_ms: int
@@ -215,6 +216,7 @@ class PipelineOptions:
     boot_ms: Callable[[], int] | None = None
     watch: PolicyWatch | None = None
     lease: LeaderLease | None = None
+    spoke_ms: Callable[[], Mapping[str, int]] = dict
 
 
 class Pipeline:
@@ -251,6 +253,7 @@ class Pipeline:
         self.incidents: Mapping[str, Incident] = {}
         self.saving = OutcomeWriter(store, outbox, self.ticks, now_ms, lambda: self.incidents)
         self.buckets = BucketLoop(store, index, self.ticks, now_ms, options.lag_ms, options.wake_s)
+        self.buckets.spoke_ms = options.spoke_ms
         self._clock = StepClock(now_ms, options.boot_ms)
         self._judge = ThreadPoolExecutor(1, "engine")
         self._events = EventQueue(self.ticks)
@@ -390,7 +393,7 @@ class Pipeline:
             acting.append(
                 f"{len(undone)} actions failed; each is tried again hourly if its node is in service; {first}"
             )
-        return [*list(self.ticks.troubles.values()), *self.outbox.troubles, *acting]
+        return [*list(self.ticks.troubles.values()), *self.outbox.delivery.troubles.values(), *acting]
 
     def answer(self, approval: Approval, audit: Audit) -> Outcome:
         """Take a person's answer to a decision; return when its outcome is stored, or waits for the store.
@@ -442,7 +445,7 @@ class Pipeline:
 
         def take() -> None:
             known = self.engine.duties
-            news = of_duties(outage for node, outage in outages.items() if known.get(node) != outage)
+            news = of_outages(outage for node, outage in outages.items() if known.get(node) != outage)
             self._guarded(lambda: self.engine.on_duties(outages, self.now_ms()), news=news)
 
         self._judge.submit(take)
@@ -460,7 +463,7 @@ class Pipeline:
 
         self._judge.submit(take)
 
-    def _report(self, news: Sequence[News]) -> None:
+    def _report(self, news: Sequence[IncidentUpdate]) -> None:
         """Report news, each piece once; nothing old, as after a start."""
         after_ms = self.now_ms() - OLD_MS
         self.saving.put(Outcome(), (), news=[piece for piece in news if piece.ts_ms >= after_ms])
@@ -527,7 +530,9 @@ class Pipeline:
         self.ticks.newest_end_ms = bucket.end_ms
         self.ticks.done += 1
 
-    def _guarded(self, call: Callable[[], Outcome], events: Sequence[Event] = (), news: Sequence[News] = ()) -> None:
+    def _guarded(
+        self, call: Callable[[], Outcome], events: Sequence[Event] = (), news: Sequence[IncidentUpdate] = ()
+    ) -> None:
         try:
             self._note_step()
             outcome = call()
@@ -637,7 +642,7 @@ class Pipeline:
         messages = self.outbox.enqueue(found.incidents)
         self.in_force.audited = next((line.state for line in self.store.audit.read(what="policy", limit=1)), "")
         self._audit_policy("the collector's start", "in force from this start on")
-        self._report([*of_decisions(self.engine.decider.standing.values()), *of_duties(found.duties.values())])
+        self._report([*of_decisions(self.engine.decider.standing.values()), *of_outages(found.duties.values())])
         if self.dispatcher is not None:  # before the decisions below, which it must take
             self.dispatcher.start(self.policy.most_mode)
         self._guarded(functools.partial(self.engine.on_duties, found.duties, now_ms))

@@ -28,11 +28,11 @@ class HoldConfig:
     partition: str = setting(
         "", "partition for jobs that hold nodes while these are probed; others must preempt its jobs"
     )
-    qos: str = setting("", "likewise a QOS, beside it or in its place; none of both: nodes are held by no job")
+    qos: str = setting("", "a QOS for the same jobs, with the partition or instead of it; neither: no job holds nodes")
     account: str = setting("", "account of these jobs")
     pools: tuple[str, ...] = setting((), "pools whose nodes are held so; none: all nodes")
     options: tuple[str, ...] = setting((), 'more options of sbatch, as "--reservation=probes"')
-    sbatch: str = setting("sbatch", "the program, or its path; squeue and scancel are looked for beside it")
+    sbatch: str = setting("sbatch", "the program, or its path; squeue and scancel are searched in the same folder")
     conf: str | None = setting(None, "slurm.conf of the cluster; none: as for any Slurm command (SLURM_CONF)")
     agent: str = setting("/opt/drover/bin/drover-agent", "the agent's program on the nodes, which the job runs")
     wait_s: float = setting(
@@ -56,7 +56,7 @@ class ProbesConfig:
     level: str = setting("quick", "level of all probes that Drover asks for by itself", one_of(*LEVELS))
     idle_for_s: float = setting(900.0, "a node is idle when nothing has run there for this long", between(60, 86_400))
     most_at_once: int = setting(8, "orders under way in the fleet at once", between(1, 10_000))
-    most_per_rack: int = setting(2, "likewise in one rack", between(1, 1000))
+    most_per_rack: int = setting(2, "orders under way in one rack at once", between(1, 1000))
     group_ports: str = setting(
         "29500-29599", "ports at which the first node of a group listens, FIRST-LAST, one for each group", _ports
     )

@@ -8,4 +8,4 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """The store cannot be opened, read or written; the message is one line for the operator."""
+    """The store cannot be opened, read or written. The message is one line for the operator."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import millis
 
-# What only the active collector writes.
+# Tables that only the active collector writes.
 FENCED = frozenset(
     {
         "findings",
@@ -87,7 +87,7 @@ class TableWriter:
 
 
 class Ms:
-    """A time in a column (None: NULL)."""
+    """A time in a column, in ms since 1970; None: NULL."""
 
     __slots__ = ("value",)
 

@@ -110,7 +110,7 @@ def test_an_agent_that_restarts_is_found_again(path: Path) -> None:
         reporter._next_send = reporter._next_connect = 0.0
         reporter.step(3.0)
     assert reporter.unsent == 1
-    wait_until(lambda: second.source.heard, "the report reaches the new agent")
+    wait_until(lambda: second.source.received, "the report reaches the new agent")
     assert row(second.source.read(T))["step_time_s"] == 3.0
     second.source.close()
 

@@ -174,7 +174,7 @@ def test_a_gpu_that_is_lost_under_a_probe_is_the_finding_and_no_giving_way(free:
             lambda text: free.lose(4) if "GPU 7" in text else None,
             [sys.executable, str(CHILD), "hang"],
         )
-        report = trying._told(runner.run(), guard)
+        report = trying._with_silence(runner.run(), guard)
     assert (report.end, report.gpu, report.probe) == (End.LOST, 4, "gemm_bf16")
     assert report.detail.startswith("the driver lost GPU 4 under the probe; it gave way during gemm_bf16, GPU 7")
 

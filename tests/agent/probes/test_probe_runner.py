@@ -39,7 +39,7 @@ def is_gone(pid: int) -> bool:
 
 def test_a_run_that_goes_well_has_its_results_and_its_progress() -> None:
     told: list[str] = []
-    report = Runner(Request(("gemm_bf16",)), tell=told.append, command=command("well")).run()
+    report = Runner(Request(("gemm_bf16",)), show_progress=told.append, command=command("well")).run()
     assert (report.end, report.detail, report.probe) == (End.DONE, "", "")
     assert [(r.probe, r.value) for r in report.results] == [("gemm_bf16", 1.0)]
     assert told == ["gemm_bf16", "  cpu: bf16 128"]
@@ -309,7 +309,7 @@ def test_what_is_none_of_the_protocol_is_passed_over(caplog: pytest.LogCaptureFi
 
 def test_stopped_from_outside_it_says_by_whom() -> None:
     told = Runner(Request(("gemm_bf16",)), command=command("hang"))
-    told._tell = lambda text: told.stop("interrupted") if "cpu" in text else None
+    told._show_progress = lambda text: told.stop("interrupted") if "cpu" in text else None
     report = told.run()
     assert (report.end, report.detail) == (End.STOPPED, "gave way during gemm_bf16, cpu: bf16 128: interrupted")
 

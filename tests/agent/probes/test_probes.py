@@ -272,7 +272,7 @@ def test_a_slow_disk_is_measured_by_what_it_takes_in_time_and_tells_that_it_goes
     monkeypatch.setattr(disk, "CPU_BYTES", 40 << 20)
     monkeypatch.setattr(disk, "BLOCK", 1 << 16)
     told: list[str] = []
-    given = replace(context(tmp_path, seconds=2.5), tell=told.append)
+    given = replace(context(tmp_path, seconds=2.5), show_progress=told.append)
     (result,) = disk.run(given, "disk_write")
     step = disk.SYNC_BLOCKS << 16
     assert result.value == pytest.approx(3 * step / 3.0 / 1e9), "the third step ends after 2.5 s"

@@ -65,14 +65,14 @@ def test_who_waits_for_ranks_gives_signs_of_life(tmp_path: Path, monkeypatch: py
         now_s += 1.0
 
     monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=sleeps, monotonic=lambda: now_s))
-    monkeypatch.setattr(ranks, "_heard", lambda _: None)
+    monkeypatch.setattr(ranks, "_received", lambda _: None)
     told: list[float] = []
-    given = replace(context(tmp_path, seconds=1.0), tell=lambda _text: told.append(now_s))
+    given = replace(context(tmp_path, seconds=1.0), show_progress=lambda _text: told.append(now_s))
     rank = SimpleNamespace(exitcode=None)
     with pytest.raises(RankError, match="they did not finish: one of them, or the way between them, hangs"):
         ranks._await(given, "allreduce over 16 ranks", [rank], [], 100.0)
     gaps = [after - before for before, after in pairwise([0.0, *told, now_s])]
-    assert max(gaps) <= ranks.TELL_S + 2
+    assert max(gaps) <= ranks.PROGRESS_S + 2
     assert now_s > 100.0, "as long as it was given"
     rank.exitcode = -9
     with pytest.raises(RankError, match="process 0 of 1 on this node ended by itself"):

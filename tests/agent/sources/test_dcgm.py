@@ -42,11 +42,11 @@ def known(*rows: dict[str, object]) -> Gpus:
         if number := row.get("place"):
             uuid, slot = str(row["uuid"]), int(str(row["gpu"]))
             instance = Entity(Scope.GPU, uuid, slot, uuid=uuid, mig=uuid)
-            gpus.tell_instances(slot, (instance,), {int(str(number)): instance})
+            gpus.set_instances(slot, (instance,), {int(str(number)): instance})
             continue
         texts = {key: str(row.get(key, "")) for key in ("uuid", "serial", "pci")}
         key = str(row.get("key") or texts["serial"] or texts["uuid"])
-        gpus.tell(Entity(Scope.GPU, key, int(str(row["gpu"])), **texts))
+        gpus.set_entity(Entity(Scope.GPU, key, int(str(row["gpu"])), **texts))
     return gpus
 
 
@@ -99,7 +99,7 @@ def test_a_gpu_that_nvml_does_not_tell_in_time_is_taken_from_the_page(page: Serv
     assert gpus.profiled_elsewhere, "so that it does not begin to profile"
     [(entity, values)] = dcgm.read(T + GRACE_MS).rows
     assert (entity.key, entity.gpu, values["sm_clock_mhz"]) == (UUID, 0, 1410)
-    gpus.tell(Entity(Scope.GPU, "1320", 0, uuid=UUID, serial="1320"))
+    gpus.set_entity(Entity(Scope.GPU, "1320", 0, uuid=UUID, serial="1320"))
     [(entity, values)] = dcgm.read(T + GRACE_MS + 10_000).rows
     assert entity.key == "1320"
     assert values == {"sm_active_ratio": 0.5}, "the rest is NVML's again"

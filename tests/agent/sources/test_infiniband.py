@@ -24,7 +24,7 @@ PORT = "sys/class/infiniband/mlx5_0/ports/1"
 def gpus() -> Gpus:
     found = Gpus()
     for slot, pci in enumerate(("0000:19:00.0", "0000:1b:00.0", "0000:3b:00.0", "0000:81:00.0")):
-        found.tell(Entity(Scope.GPU, f"S{slot}", slot, pci=pci))
+        found.set_entity(Entity(Scope.GPU, f"S{slot}", slot, pci=pci))
     return found
 
 
@@ -130,7 +130,7 @@ def test_who_is_near_whom_is_looked_at_as_rarely(node: Path, monkeypatch: pytest
         source.read(T + 1000 * second)
     every = [gpu.pci for gpu in known.all()]
     assert asked == every
-    known.tell(Entity(Scope.GPU, "new", 9, pci="0000:ff:00.0"))
+    known.set_entity(Entity(Scope.GPU, "new", 9, pci="0000:ff:00.0"))
     found = source.read(T + 50_000).inventory
     assert asked[len(every) :] == [*every, "0000:ff:00.0"]
     assert found["gpu9.nic"] == "mlx5_0,mlx5_1"

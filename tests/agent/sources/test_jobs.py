@@ -47,9 +47,9 @@ def described(case: Path) -> Gpus:
     gpus = node(data["gpus"])
     for slot in range(data["gpus"]):
         pids = data["pids"].get(str(slot))
-        gpus.tell_pids(slot, None if pids is None else tuple(pids))
+        gpus.set_pids(slot, None if pids is None else tuple(pids))
     for mig, slot in data.get("mig", {}).items():
-        gpus.tell(Entity(Scope.GPU, f"S{slot}", slot, uuid=mig, mig=mig))
+        gpus.set_entity(Entity(Scope.GPU, f"S{slot}", slot, uuid=mig, mig=mig))
     return gpus
 
 
@@ -98,10 +98,10 @@ def test_changes_alone_are_told(proc: Path) -> None:
     assert jobs.read(T).holdings == [(0, None), (1, None)]
     child = start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=1\0")
     assert jobs.read(T).holdings == [(1, "7")]
-    gpus.tell_pids(1, (child,))
+    gpus.set_pids(1, (child,))
     assert jobs.read(T).holdings == []
     end(proc, 7000, 7001)
-    gpus.tell_pids(1, ())
+    gpus.set_pids(1, ())
     assert jobs.read(T).holdings == [(1, None)]
 
 
@@ -109,10 +109,10 @@ def test_a_job_keeps_its_gpu_while_it_runs_though_its_process_died(proc: Path) -
     gpus = node(2)
     jobs = source(gpus, proc)
     child = start_job(proc, 7)  # its environment cannot be read: what its process holds is all there is
-    gpus.tell_pids(0, (child,))
+    gpus.set_pids(0, (child,))
     assert jobs.read(T).holdings == [(0, "7")]  # nothing of GPU 1, which may be the job's as well
     end(proc, 7001)
-    gpus.tell_pids(0, ())
+    gpus.set_pids(0, ())
     assert jobs.read(T).holdings == []
     end(proc, 7000)
     assert jobs.read(T).holdings == [(0, None), (1, None)]
@@ -134,7 +134,7 @@ def test_a_job_that_ended_is_told_though_its_gpu_cannot_be_asked(proc: Path) -> 
     start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0\0")
     assert jobs.read(T).holdings == [(0, "7")]
     end(proc, 7000, 7001)
-    gpus.tell_pids(0, None)
+    gpus.set_pids(0, None)
     assert jobs.read(T).holdings == [(0, None)]
 
 
@@ -143,11 +143,11 @@ def test_a_job_known_by_cgroups_alone_is_not_over_because_its_gpu_cannot_be_aske
     gpus = node(1)
     process(proc, 800, "python", 1, cgroup="/system.slice/slurmstepd.scope/job_7/step_0/user/task_0")
     jobs = source(gpus, proc)
-    gpus.tell_pids(0, (800,))
+    gpus.set_pids(0, (800,))
     assert jobs.read(T).holdings == [(0, "7")]
-    gpus.tell_pids(0, None)
+    gpus.set_pids(0, None)
     assert jobs.read(T).holdings == []
-    gpus.tell_pids(0, ())
+    gpus.set_pids(0, ())
     assert jobs.read(T).holdings == [(0, None)]
 
 
@@ -158,7 +158,7 @@ def test_a_step_daemon_that_has_no_title_yet_is_looked_at_again(proc: Path) -> N
     title = proc / "7000/cmdline"
     title.write_text("/usr/sbin/slurmstepd\0")
     (proc / "7000/comm").write_text("slurmd\n")  # between fork and exec
-    gpus.tell_pids(0, (child,))
+    gpus.set_pids(0, (child,))
     jobs.read(T)
     (proc / "7000/comm").write_text("slurmstepd\n")
     jobs.read(T)
@@ -193,10 +193,10 @@ def test_a_gpu_that_a_job_only_claims_is_the_one_whose_process_is_on_it(proc: Pa
     jobs = source(gpus, proc)
     start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0,1\0")
     child = start_job(proc, 8)
-    gpus.tell_pids(1, (child,))
+    gpus.set_pids(1, (child,))
     assert jobs.read(T).holdings == [(0, "7"), (1, "8")]
     end(proc, 8001)
-    gpus.tell_pids(1, ())
+    gpus.set_pids(1, ())
     assert jobs.read(T).holdings == [], "it keeps what it was seen with"
     end(proc, 8000)
     assert jobs.read(T).holdings == [(1, "7")]
@@ -214,7 +214,7 @@ def test_environments_that_may_not_be_read_are_told_as_trouble_once(
     gpus = node(2)
     jobs = source(gpus, proc)
     child = start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0,1\0")
-    gpus.tell_pids(0, (child,))
+    gpus.set_pids(0, (child,))
     forbid(monkeypatch, lambda path: path.endswith("/environ"))
     first = jobs.read(T)
     assert (first.holdings, first.inventory) == ([(0, "7")], {TROUBLE: NO_ENVIRONMENT})
@@ -282,8 +282,8 @@ def test_what_a_user_calls_a_process_or_a_login_a_cgroup_makes_no_job(proc: Path
     process(proc, 701, "python", 700)
     login = "/user.slice/user-1000.slice/user@1000.service/slurmstepd.scope/job_9/step_0/user/task_0"
     process(proc, 702, "python", 1, cgroup=login)
-    gpus.tell_pids(0, (701,))
-    gpus.tell_pids(1, (702,))
+    gpus.set_pids(0, (701,))
+    gpus.set_pids(1, (702,))
     assert source(gpus, proc).read(T).holdings == [(0, None), (1, None)]
 
 
@@ -295,7 +295,7 @@ def test_a_process_that_left_its_step_belongs_to_the_job_that_it_names_if_that_i
     start_job(proc, 7, "SLURM_JOB_ID=7\0")
     (proc / "7001/status").write_text("Name:\tpython\nUid:\t1000\t1000\t1000\t1000\n")
     process(proc, 800, "python", 1, environ="SLURM_JOB_ID=7\0", status=f"Uid:\t{user}\t{user}\t{user}\t{user}")
-    gpus.tell_pids(0, (800,))
+    gpus.set_pids(0, (800,))
     assert source(gpus, proc).read(T).holdings == [(0, job)]
 
 

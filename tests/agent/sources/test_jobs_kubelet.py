@@ -160,7 +160,7 @@ def outlook(gpus: Gpus, pipe: Any, user: int | None) -> None:
     jobs = source(gpus, Path("/proc"))
     while (pids := pipe.recv()) is not None:
         for slot, held in pids.items():
-            gpus.tell_pids(slot, held)
+            gpus.set_pids(slot, held)
         reading = jobs.read(T)
         pipe.send((reading.holdings, reading.inventory))
 

@@ -199,7 +199,7 @@ def test_an_overrun_is_told_with_the_number_of_lost_lines_and_its_going_on_in_su
             assert [event.code for event in seen] == ["48", "kmsg_overrun", "79", "94", "95", "31"]
             assert (seen[1].count, "50 kernel log lines" in seen[1].message) == (50, True)
             assert found._kernel_log and found._kernel_log._reader
-            found._kernel_log._reader._tell_lost_at = 0.0  # the ten seconds are over
+            found._kernel_log._reader._deliver_lost_at = 0.0  # the ten seconds are over
             await until(lambda: len(told()) == 7, "the sum")
             assert (told()[6].code, told()[6].count) == ("kmsg_overrun", 9 + 7)
 

@@ -121,10 +121,10 @@ def test_check_calls_it_broken_on_a_machine_without_gpus_on_its_bus(tmp_path: Pa
         "from pathlib import Path\n"
         "from drover_agent.commands.check import sources as check_sources\n"
         "from drover_agent.config import AgentConfig\n"
-        "from drover_agent.commands.read_all import Look\n"
+        "from drover_agent.commands.read_all import SourceReading\n"
         "from drover_agent.sources.nvml.source import NvmlSource\n"
         "config = AgentConfig(node='n1', sys_root='/nowhere')\n"
-        "opened = Look('nvml', 1.0, 0, readings=[NvmlSource('n').read(0)])\n"
+        "opened = SourceReading('nvml', 1.0, 0, readings=[NvmlSource('n').read(0)])\n"
         "line, = check_sources._gpus(config, opened, [])\n"
         "print(line.state.value, '|', line.text, '|', line.remedy)"
     )

@@ -99,7 +99,7 @@ def test_mfu_is_absent_where_it_is_not_known(path: Path, gpus: Gpus, flops: floa
 
 def test_two_models_on_a_node_have_no_common_peak(path: Path) -> None:
     gpus = h100s()
-    gpus.tell(Entity(Scope.GPU, "other", 8, model="NVIDIA A100-SXM4-80GB"))
+    gpus.set_entity(Entity(Scope.GPU, "other", 8, model="NVIDIA A100-SXM4-80GB"))
     listening = Listening(path, gpus)
     assert absences(listening.after(lambda: listening.send(flops=1e15)))["mfu_ratio"] == "unsupported"
     listening.source.close()
@@ -222,12 +222,12 @@ def test_a_flood_is_cut_off_until_the_next_tick(listening: Listening) -> None:
                 while True:
                     flood.send(b"junk")
             except BlockingIOError:
-                return listening.source.heard >= MAX_PER_TICK
+                return listening.source.received >= MAX_PER_TICK
 
         wait_until(pour, "the source has had enough")
-        assert listening.source.heard == MAX_PER_TICK
+        assert listening.source.received == MAX_PER_TICK
         listening.source.read(T)
-        wait_until(lambda: listening.source.heard > MAX_PER_TICK, "the next tick takes more")
+        wait_until(lambda: listening.source.received > MAX_PER_TICK, "the next tick takes more")
 
 
 def test_without_a_folder_there_is_nothing_and_it_is_told_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:

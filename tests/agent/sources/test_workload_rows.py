@@ -44,7 +44,7 @@ def settings(folder: Path, port: int, url: str) -> AgentConfig:
 async def test_rows_of_workloads_reach_the_store_with_their_absences(store: Store) -> None:
     now_ms = time.time_ns() // 1_000_000
     gpus = Gpus()
-    gpus.tell(H100)
+    gpus.set_entity(H100)
     with tempfile.TemporaryDirectory(prefix="drover") as name, serving() as page:
         page.body = b'vllm:num_requests_running{model_name="m"} 12\nvllm:num_requests_waiting{model_name="m"} 3\n'
         async with Collector(store, now_ms=now_ms) as collector:

@@ -153,7 +153,7 @@ def test_a_silent_node_says_so_for_every_value(against: Against) -> None:
         node = await fleet.stub.GetNode(pb.NodeRequest(node="n3"))
         values = [v for g in node.gpus for v in g.values] + list(node.values)
         assert values
-        assert {(v.present, v.reason) for v in values} == {(False, "never heard")}
+        assert {(v.present, v.reason) for v in values} == {(False, "never reported")}
 
     against(check)
 
@@ -274,7 +274,11 @@ def test_what_is_stuck_or_broken_inside_is_told(store: Store) -> None:
             stats.defects, stats.defect = 2, "telemetry: KeyError"
             fleet.pipeline.leading, fleet.pipeline.now_ms = True, lambda: END + 100_000
             troubles = (await fleet.stub.GetStatus(pb.StatusRequest())).troubles
-            for words in ("from taking telemetry", "failed 2 times", f"Nothing has been judged since {iso(END)}"):
+            for words in (
+                "Writing telemetry to the store has been blocked",
+                "failed 2 times",
+                f"Nothing has been judged since {iso(END)}",
+            ):
                 assert any(words in trouble for trouble in troubles), words
 
     asyncio.run(scenario())

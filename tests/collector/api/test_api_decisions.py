@@ -207,7 +207,7 @@ def test_who_answers_too_late_reads_so_and_so_does_the_audit(subject: Fleet, mon
     monkeypatch.setattr(api_decisions, "pending", lambda _: [asked])
     subject.answer(asked.id, "gone for good")
     subject.now_ms += 1
-    with pytest.raises(RefusalError, match="waits no more; nothing was done"):
+    with pytest.raises(RefusalError, match="no longer waits; nothing was done"):
         subject.answer(asked.id, "leave it", yes=False)
     assert [(line.what, line.why) for line in subject.store.audit.read()] == [
         ("reject (too late)", "leave it"), ("approve", "gone for good"),

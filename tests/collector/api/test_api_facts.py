@@ -40,7 +40,7 @@ def test_what_takes_long_is_counted_seldom(clock: Clock, took_s: float, kept_s: 
         clock.now_s += took_s
         return SimpleNamespace(samples=len(counted))
 
-    facts = ApiSnapshot(SimpleNamespace(store=SimpleNamespace(totals=totals)), None, None)  # type: ignore[arg-type]  # no more is asked
+    facts = ApiSnapshot(SimpleNamespace(store=SimpleNamespace(rollups=SimpleNamespace(totals=totals))), None, None)  # type: ignore[arg-type]  # no more is asked
     assert facts.totals().samples == 1
     began_s = counted[0]
     clock.now_s = began_s + kept_s - 0.1
@@ -52,7 +52,7 @@ def test_what_takes_long_is_counted_seldom(clock: Clock, took_s: float, kept_s: 
 def test_the_newest_sample_is_none_of_the_future(clock: Clock) -> None:
     now_ms = 1_800_000_000_000
     seen = np.array([0, now_ms - 3000, now_ms + AHEAD_MS + 1, now_ms - 9000])
-    store = SimpleNamespace(last_seen=lambda _index: seen)
+    store = SimpleNamespace(entities=SimpleNamespace(last_seen=lambda _index: seen))
     pipeline = SimpleNamespace(store=store, index=None, now_ms=lambda: now_ms)
     facts = ApiSnapshot(pipeline, None, None)  # type: ignore[arg-type]  # no more is asked
     assert facts.newest_sample_ms() == now_ms - 3000

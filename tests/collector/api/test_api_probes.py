@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
+from drover_collector.api.snapshot import OptionalParts
 from drover_collector.auth.authorization import ROLES
 from drover_collector.auth.identity import Identity, Role
 from drover_collector.store import Store
@@ -235,9 +236,9 @@ def test_what_cannot_be_answered_says_what_to_do(
 
 def test_a_collector_that_asks_for_no_probes_says_so(against: Against) -> None:
     async def check(fleet: Served) -> None:
-        desk, fleet.facts.probe_desk = fleet.facts.probe_desk, None
+        parts, fleet.facts.parts = fleet.facts.parts, OptionalParts()
         found = await fleet.refused(fleet.stub.RequestProbe(pb.ProbeAsk(node=FIRST)))
-        fleet.facts.probe_desk = desk
+        fleet.facts.parts = parts
         assert found[0] is grpc.StatusCode.FAILED_PRECONDITION
         assert "ask the active one" in found[1]
 

@@ -48,7 +48,7 @@ def test_without_probes_nothing_is_proven() -> None:
     ("opened", "silent_ms", "verdicts", "why"),
     [
         ([OPEN], 2_000, [PASSED], "Still open: A row remap failed on GPU 2"),
-        ([], 90_000, [PASSED], "Nothing is heard of it: what it is like now is not known."),
+        ([], 90_000, [PASSED], "It does not report: its present state is not known."),
         (
             [], 2_000, [PASSED, replace(PASSED, request="p2", gpu=1, passed=False, text="HBM 20 % slow")],
             "Its probes of 2026-09-21T14:15:20.000Z failed: HBM 20 % slow",

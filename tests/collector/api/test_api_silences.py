@@ -25,7 +25,7 @@ from drover_collector.api import (
 from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
-from drover_collector.notify import Outbox
+from drover_collector.notify import Outbox, OutboxOptions
 from drover_collector.notify.maintenance_windows import MaintenanceConfig
 from drover_collector.notify.silences import Silences
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
@@ -54,8 +54,8 @@ class Fleet:
     def __init__(self, store: Store, windows: tuple[MaintenanceConfig, ...] = ()) -> None:
         self.now_ms, self.store, self.listener = T0, store, Listener()
         outbox = Outbox(
-            store, [self.listener], "http://console", now_ms=lambda: self.now_ms,
-            silences=Silences(INDEX.spec.by_name, windows),
+            store, [self.listener], "http://console",
+            OutboxOptions(silences=Silences(INDEX.spec.by_name, windows)), now_ms=lambda: self.now_ms,
         )  # fmt: skip
         self.pipeline = Pipeline(
             INDEX,

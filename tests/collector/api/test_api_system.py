@@ -18,7 +18,7 @@ from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api.capacity import MOST_DAYS, READ_DAYS, share_of
 from drover_collector.api.snapshot import DAY_MS
 from drover_collector.api.system import SystemWatch, get_system
-from drover_collector.cost import CostConfig, PoolPrice
+from drover_collector.config import CostConfig, PoolPrice
 from drover_collector.detectors import idle
 from drover_collector.engine.node_state import Survey
 from drover_collector.ingest.context import IngestContext, IngestListeners

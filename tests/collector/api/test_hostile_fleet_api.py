@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from drover_collector.app import REQUEST_BYTES
 from drover_collector.auth import authorization as gate
-from drover_collector.main import REQUEST_BYTES
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.certificates import Files, Fleet

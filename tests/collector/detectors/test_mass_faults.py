@@ -19,7 +19,8 @@ from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
 from drover_collector.engine.engine import Outcome
-from drover_collector.notify import Outbox
+from drover_collector.notify import Outbox, OutboxOptions
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers.webhook import Webhook
 from drover_collector.notify.routes import RouteConfig, Routes
 from drover_collector.pipeline.action_review import ActionReview
@@ -60,9 +61,11 @@ class Site:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Pipeline]:
-        webhook = Webhook("ops", self.receiver.url, b"k" * 32, Severity.WARNING, 10.0)
+        webhook = Webhook(ReceiverOptions("ops", Severity.WARNING, 10.0), self.receiver.url, b"k" * 32)
         routes = Routes([webhook], [RouteConfig(("ops",), group_wait_s=self.wait_s)])
-        outbox = Outbox(self.store, [webhook], "http://console", routes=routes, now_ms=lambda: self.now_ms)
+        outbox = Outbox(
+            self.store, [webhook], "http://console", OutboxOptions(routes=routes), now_ms=lambda: self.now_ms
+        )
         made = Pipeline(
             INDEX,
             self.store,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drover_collector.fleet.index import RACK_NODES, FleetIndex
 from drover_collector.store import Store, entity_id
 from drover_collector.store.records import placed_id
-from drover_collector.store.samples.rows import ranges
+from drover_collector.store.samples.rows import id_ranges
 from drover_core.metrics.catalog import Scope
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from testbed.fleets import T0, batch, block, gpu_key, gpu_row, hello, index_of, samples
@@ -137,7 +137,7 @@ def test_a_server_has_the_hash(store: Store, monkeypatch: pytest.MonkeyPatch) ->
 @given(st.lists(st.integers(0, 2**64 - 1), unique=True, max_size=60), st.integers(0, 80))
 def test_pieces_hold_all_ids_once_and_as_many_each(known: list[int], count: int) -> None:
     ids = np.sort(np.array(known, np.uint64))
-    found = ranges(ids, count)
+    found = id_ranges(ids, count)
     assert len(found) == max(1, count)
     assert found[0][0] == 0 and found[-1][1] == 1 << 64
     assert all(before[1] == after[0] for before, after in pairwise(found))

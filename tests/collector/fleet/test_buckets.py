@@ -12,7 +12,7 @@ from drover_collector.fleet.buckets import (
     BUCKET_MS,
     Bucket,
     Floats,
-    Lazy,
+    LazyColumns,
 )
 
 
@@ -25,7 +25,7 @@ def test_columns_are_made_once_while_their_bucket_is_the_newest() -> None:
 
     def bucket(start_ms: int) -> Bucket:
         none = np.zeros(2, np.int32)
-        lazy = Lazy({name: partial(column, name) for name in ("power_w", "gpu_temp_c")})
+        lazy = LazyColumns({name: partial(column, name) for name in ("power_w", "gpu_temp_c")})
         return Bucket(start_ms, BUCKET_MS, lazy, {}, none, none, none)
 
     held = Buckets(2)

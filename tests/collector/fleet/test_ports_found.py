@@ -17,7 +17,7 @@ from drover_collector.detectors.links.ports import ports_of
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.fleet.ports import FOUND_MOST
+from drover_collector.fleet.ports import FOUND_MAX
 from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import BY_NAME, Scope
@@ -51,19 +51,21 @@ def nearest(gpus: int = 8) -> dict[str, str]:
 
 
 def played(
-    index: FleetIndex, count: int, change: Change, told: Mapping[str, str] | None = None
+    index: FleetIndex, count: int, change: Change, reported: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Engine, Bucket]]:
     engine = Engine(index, Policy.load(), 0)
-    for node in index.nodes if told else ():
-        engine.on_inventory(node.name, told or {}, 1)
+    for node in index.nodes if reported else ():
+        engine.on_inventory(node.name, reported or {}, 1)
     for number in range(count):
         bucket = training_bucket(index, number, links=change)
         engine.on_bucket(bucket, bucket.end_ms + EXAMPLE_LAG_MS)
         yield engine, bucket
 
 
-def incidents(index: FleetIndex, count: int, change: Change, told: Mapping[str, str] | None = None) -> list[Incident]:
-    *_, (engine, _) = played(index, count, change, told)
+def incidents(
+    index: FleetIndex, count: int, change: Change, reported: Mapping[str, str] | None = None
+) -> list[Incident]:
+    *_, (engine, _) = played(index, count, change, reported)
     return [i for i in engine.incidents.values() if "links" in i.detectors]
 
 
@@ -216,20 +218,20 @@ def test_the_fleet_file_adds_and_corrects() -> None:
         (["", ""], {}),
     ],
 )
-def test_cards_that_are_as_near_are_shared_in_order(told: list[str], serves: dict[str, int]) -> None:
-    assert served_by({f"gpu{slot}.nic": names for slot, names in enumerate(told)}, 8) == serves
+def test_cards_that_are_as_near_are_shared_in_order(ports: list[str], serves: dict[str, int]) -> None:
+    assert served_by({f"gpu{slot}.nic": names for slot, names in enumerate(ports)}, 8) == serves
 
 
 def test_an_agent_that_reports_thousands_of_ports_fills_no_memory() -> None:
     index = small_fleet(4)
     index.ports.add(("n00", f"eth{n}") for n in range(8000))
     index.ports.add([("n01", "mlx5_0")])
-    assert len(index.ports) == FOUND_MOST + 1
-    assert index.ports.left_out == {"n00": 8000 - FOUND_MOST}
+    assert len(index.ports) == FOUND_MAX + 1
+    assert index.ports.left_out == {"n00": 8000 - FOUND_MAX}
     assert index.ports.number("n01", "mlx5_0") is not None
     engine = Engine(index, Policy.load(), 0)
     engine.on_bucket(training_bucket(index, 0), T0)
-    assert any(f"{8000 - FOUND_MOST} network ports of n00" in text for text in engine.could_not_judge())
+    assert any(f"{8000 - FOUND_MAX} network ports of n00" in text for text in engine.could_not_judge())
 
 
 def test_the_order_in_which_ports_came_changes_nothing_that_is_said() -> None:
@@ -243,9 +245,9 @@ def test_the_order_in_which_ports_came_changes_nothing_that_is_said() -> None:
             findings += found
         return findings
 
-    told = said(["mlx5_0", "mlx5_1", "mlx5_2"])
-    assert told
-    assert said(["mlx5_2", "mlx5_1", "mlx5_0"]) == told
+    found = said(["mlx5_0", "mlx5_1", "mlx5_2"])
+    assert found
+    assert said(["mlx5_2", "mlx5_1", "mlx5_0"]) == found
 
 
 # ---- with a store

@@ -18,6 +18,7 @@ from standardwebhooks.webhooks import WebhookVerificationError
 
 from drover_collector.config import CollectorConfig, is_loopback, load_config
 from drover_collector.notify import Webhook
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.store import Store
 from drover_core.model.events import Event, EventKind, Severity
 from drover_core.settings import SettingsError
@@ -97,7 +98,7 @@ def test_a_webhook_sent_again_or_forged_is_refused_by_its_receiver(receiver: Htt
     """What a receiver does that follows Standard Webhooks: its own library, with the same key."""
     key = b"k" * 32
     now_ms = time.time_ns() // 1_000_000
-    sender = Webhook("ops", receiver.url, key, Severity.INFO, 5.0)
+    sender = Webhook(ReceiverOptions("ops", Severity.INFO, 5.0), receiver.url, key)
     assert sender.deliver("msg_1", message(), now_ms).delivered
     assert sender.deliver("msg_2", message(), now_ms - 6 * 60_000).delivered
     taken, old = receiver.got

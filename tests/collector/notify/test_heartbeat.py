@@ -150,7 +150,7 @@ def test_a_sign_that_does_not_arrive_is_counted_and_told_without_its_address(
     watched.after(0)
     watched.after(60)
     assert (watched.heartbeat.status.sent, watched.heartbeat.status.failed) == (0, 2)
-    assert [r.message for r in caplog.records if "sign of life" in r.message] == [
+    assert [r.message for r in caplog.records if "heartbeat" in r.message] == [
         "the heartbeat did not reach 127.0.0.1: answered 404"
     ]
     assert "secret-id" not in caplog.text
@@ -170,7 +170,7 @@ def test_a_store_that_hangs_is_blindness(
         receiver.released.wait(20)
         return WELL
 
-    watched.heartbeat._look = hangs
+    watched.heartbeat._read_signals = hangs
     watched.after(0)
     assert "the store does not answer within" in watched.troubles[SUBJECT]
     assert receiver.got == []

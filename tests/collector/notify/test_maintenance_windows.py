@@ -101,6 +101,10 @@ def test_no_probe_is_asked_for_on_its_own_account() -> None:
         protection = SimpleNamespace(refused=lambda _: False)
         troubles: ClassVar[dict[str, str]] = {}
 
+        @property
+        def orders(self) -> Desk:
+            return self
+
         def ask(self, node: str, *_: object, **__: object) -> str:
             asked.append(node)
             return node

@@ -12,10 +12,10 @@ from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.notify import Delivery, Outbox
 from drover_collector.notify.incident_updates import (
-    News,
+    IncidentUpdate,
     of_actions,
     of_decisions,
-    of_duties,
+    of_outages,
 )
 from drover_collector.notify.receivers.pagerduty import event
 from drover_collector.notify.receivers.slack import payload
@@ -25,11 +25,11 @@ from drover_collector.notify.state import (
     ACTION_FAILED,
     ASKS,
     CLOSED,
-    NOBODY,
     OPENED,
     REPAIR,
+    UNANSWERED,
 )
-from drover_collector.notify.wording import story
+from drover_collector.notify.wording import read_message
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.store import Store
@@ -56,7 +56,7 @@ from testbed.outboxes import T0, Listener, Scene, fault, silence
 from testbed.slurm_stand_in import SlurmStandIn
 from testbed.waiting import until
 
-ASKED = News(ASKS, "i1", "d1", T0, "Drover asks to drain n-i1")
+ASKED = IncidentUpdate(ASKS, "i1", "d1", T0, "Drover asks to drain n-i1")
 PENDING = Decision(
     "d1", "i1", T0, "n1", RecommendedAction.DRAIN, "approve", "pending_approval", "xid", "asks to drain n1"
 )
@@ -64,8 +64,8 @@ PENDING = Decision(
 
 def test_what_is_news_and_what_is_not() -> None:
     late = replace(PENDING, outcome="expired", reason="nobody answered within 60 min", cause=DecisionCause.UNANSWERED)
-    assert [n.kind for n in of_decisions([PENDING, late])] == [ASKS, NOBODY]
-    assert "drover approve d1 --why TEXT, or drover reject d1" in of_decisions([PENDING])[0].text
+    assert [n.kind for n in of_decisions([PENDING, late])] == [ASKS, UNANSWERED]
+    assert "drover approve d1 --why TEXT or drover reject d1" in of_decisions([PENDING])[0].text
     others = ("would_act", "held", "approved", "rejected", "act")
     assert of_decisions(replace(PENDING, outcome=outcome) for outcome in others) == []
     assert of_decisions([replace(PENDING, outcome="expired", reason="over: nothing is wanted any more")]) == []
@@ -74,14 +74,14 @@ def test_what_is_news_and_what_is_not() -> None:
     assert [(n.kind, n.text) for n in of_actions([failed])] == [(ACTION_FAILED, "drain n1 failed: no such node")]
     assert of_actions([replace(failed, state=ActionState.DONE), replace(failed, incident_id="")]) == []
     repair = NodeOutage("n1", Health.REPAIR, T0, "i1", "HBM 9 % slow")
-    (told,) = of_duties([repair])
+    (told,) = of_outages([repair])
     assert told.kind == REPAIR
-    assert "for repair: HBM 9 % slow. When it is mended: drover resume n1" in told.text
-    assert of_duties([replace(repair, stage=Health.DRAINED)]) == []
+    assert "for repair: HBM 9 % slow. After the repair run: drover resume n1" in told.text
+    assert of_outages([replace(repair, stage=Health.DRAINED)]) == []
 
 
-def tell(scene: Scene, *news: News) -> int:
-    made = scene.outbox.tell(news, scene.open)
+def tell(scene: Scene, *news: IncidentUpdate) -> int:
+    made = scene.outbox.send_updates(news, scene.open)
     scene.run()
     return made
 
@@ -144,7 +144,7 @@ def test_told_from_memory_while_the_store_fails_it_is_not_told_again() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     scene.tell(fault())
-    assert scene.outbox.tell([ASKED], scene.open, blind=True) == 1
+    assert scene.outbox.send_updates([ASKED], scene.open, from_memory=True) == 1
     scene.run()
     assert tell(scene, ASKED) == 0
     assert ops.heard() == ["opened", "asks"]
@@ -152,8 +152,8 @@ def test_told_from_memory_while_the_store_fails_it_is_not_told_again() -> None:
 
 def test_its_words_are_the_first_line_and_an_alert_stays_the_same_alert() -> None:
     body = message(ASKS, fault(), T0, "http://console", ASKED.text).encode()
-    told = story(body, {})
-    assert told.headline == "WARNING (waits for your answer): Drover asks to drain n-i1"
+    told = read_message(body, {})
+    assert told.headline == "WARNING (needs your approval): Drover asks to drain n-i1"
     assert told.text(T0).startswith("Drover asks to drain n-i1\n\n")
     assert payload(told, T0)["text"] == told.headline
     sent = event(told, "key", T0)

@@ -17,12 +17,14 @@ import pytest
 
 from drover_collector.notify import (
     Outbox,
+    OutboxOptions,
     Webhook,
-    tell,
+    describe,
 )
 from drover_collector.notify import (
     delivery_worker as courier,
 )
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.outbox import DELAYS_S
 from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.store import OutboxRow, Store, StoreError
@@ -97,7 +99,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def webhook(url: str, name: str = "ops", timeout_s: float = 10, least: Severity = Severity.WARNING) -> Webhook:
-    return Webhook(name, url, KEY, least, timeout_s)
+    return Webhook(ReceiverOptions(name, least, timeout_s), url, KEY)
 
 
 @pytest.fixture
@@ -105,7 +107,7 @@ def outboxes(store: Store) -> Iterator[Callable[..., Outbox]]:
     made: list[Outbox] = []
 
     def make(*webhooks: Webhook, delays_s: tuple[float, ...] = (0.01,) * 7) -> Outbox:
-        outbox = Outbox(store, webhooks, "http://console/", delays_s=delays_s)
+        outbox = Outbox(store, webhooks, "http://console/", OutboxOptions(delays_s=delays_s))
         made.append(outbox)
         outbox.start()
         return outbox
@@ -170,7 +172,7 @@ def test_failures_are_tried_again_under_the_same_id(
     until(lambda: states(store) == [("delivered", 4)], "delivered at the fourth try")
     assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
     assert len({body for _, _, body in receiver.got}) == 1
-    assert outbox.troubles == []
+    assert list(outbox.delivery.troubles.values()) == []
 
 
 def test_a_receiver_that_never_takes_it_is_given_up(
@@ -181,9 +183,9 @@ def test_a_receiver_that_never_takes_it_is_given_up(
     outbox.enqueue([INCIDENT])
     until(lambda: states(store) == [("failed", 8)], "given up after eight tries")
     (row,) = store.outbox.of_incidents("i1")
-    assert tell(row) == "ops: incident.opened given up: answered 500"
-    assert outbox.troubles == ["Webhook ops does not take messages: answered 500."]
-    assert outbox.pending == {"ops": 0}
+    assert describe(row) == "ops: incident.opened given up: answered 500"
+    assert list(outbox.delivery.troubles.values()) == ["Webhook ops does not accept messages: answered 500."]
+    assert outbox.delivery.pending == {"ops": 0}
 
 
 def test_the_tries_span_about_an_hour() -> None:
@@ -197,7 +199,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver) -> None:
     receiver.location = receiver.url + "/elsewhere"
     result = webhook(receiver.url).deliver("m1", b"{}", 0)
     assert not result.delivered
-    assert "302, a redirect, not followed" in result.detail
+    assert "302, a redirect, which Drover does not follow" in result.detail
     assert [path for path, _, _ in receiver.got] == ["/hook"]
 
 
@@ -301,7 +303,7 @@ def test_messages_for_a_webhook_that_is_gone_are_given_up(outboxes: Callable[...
     store.outbox.write(OutboxRow("m1", "i1", "old", '{"type": "incident.opened"}', 1, "pending", 0, 1, ""))
     outboxes()
     assert states(store) == [("failed", 0)]
-    assert "no receiver 'old' is configured any more" in store.outbox.of_incidents("i1")[0].detail
+    assert "receiver 'old' is no longer configured" in store.outbox.of_incidents("i1")[0].detail
 
 
 def test_receivers_get_from_their_severity_on(
@@ -341,8 +343,8 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
     assert [(t["type"], t["data"]["id"]) for t in told if t["data"]["id"] != other.id] == [
         ("incident.opened", "mass"), ("incident.closed", "mass"),
     ]  # fmt: skip
-    (line,) = [tell(row) for row in store.outbox.of_incidents(held[59].id)]
-    assert line == "ops: incident.opened not sent: mass event mass was told instead"
+    (line,) = [describe(row) for row in store.outbox.of_incidents(held[59].id)]
+    assert line == "ops: incident.opened not sent: the message of mass event mass was sent instead"
     worse = dataclasses.replace(held[59], version=4, action=RecommendedAction.ISOLATE)
     assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"
     until(lambda: len(receiver.got) == 4, "told, for the first time")

@@ -11,8 +11,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers.alertmanager import Alertmanager, alert
-from drover_collector.notify.wording import story
+from drover_collector.notify.wording import read_message
 from drover_core.model.events import Incident, IncidentKind, Severity
 from drover_core.times import from_iso
 from testbed.alertmanager import Running, alertmanager
@@ -39,7 +40,7 @@ def server() -> Iterator[HttpReceiver]:
 
 
 def notifier(*urls: str, **options: Any) -> Alertmanager:
-    return Alertmanager("am", urls, Severity.INFO, 10, PLACES, **{"repeat_s": 60, **options})
+    return Alertmanager(ReceiverOptions("am", Severity.INFO, 10, PLACES), urls, **{"repeat_s": 60, **options})
 
 
 def known(labels: dict[str, str]) -> Reply:
@@ -52,7 +53,7 @@ def known(labels: dict[str, str]) -> Reply:
 
 @pytest.mark.parametrize("incident", [LOST_GPU, NASTY, MASS], ids=["gpu", "nasty", "mass"])
 def test_alertmanager_takes_every_alert(incident: Incident) -> None:
-    told = story(body("opened", incident), PLACES)
+    told = read_message(body("opened", incident), PLACES)
     jsonschema.validate([alert(told, {"cluster": "alpha"}, NOW_MS, 60)], ALERTMANAGER)
 
 
@@ -73,7 +74,7 @@ def test_labels_say_where_and_annotations_what(server: HttpReceiver) -> None:
 
 
 def test_a_mass_event_is_called_one() -> None:
-    told = story(body("opened", MASS), PLACES)
+    told = read_message(body("opened", MASS), PLACES)
     assert alert(told, {}, NOW_MS, 60)["labels"]["alertname"] == "DroverMassEvent"
 
 
@@ -137,7 +138,7 @@ def test_each_member_of_a_cluster_gets_it_and_one_is_enough(
 def test_a_member_that_hangs_keeps_none_of_the_others_waiting(server: HttpReceiver) -> None:
     with http_receiver() as other:
         other.usual = Reply(how="hang")
-        am = Alertmanager("am", (other.url, server.url), Severity.INFO, 0.2, PLACES, repeat_s=60)
+        am = Alertmanager(ReceiverOptions("am", Severity.INFO, 0.2, PLACES), (other.url, server.url), repeat_s=60)
         assert am.deliver("m1", body(), NOW_MS).delivered
         assert [request.method for request in server.got] == ["GET", "POST"]
 
@@ -161,7 +162,7 @@ def test_another_server_at_that_address(server: HttpReceiver) -> None:
     server.usual = Reply(200, b"<html>")
     result = notifier(server.url).deliver("m1", body(), NOW_MS)
     assert not result.delivered
-    assert "is this the address of an Alertmanager?" in result.detail
+    assert "check that this is the address of an Alertmanager" in result.detail
 
 
 class Pages:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers import apprise as module
 from drover_collector.notify.receivers.apprise import Apprise, without_secrets
 from drover_core.model.events import Severity
@@ -41,7 +42,7 @@ def address(port: int, to: str = "ops@example.org", login: str = "") -> str:
 
 
 def apprise(*urls: str, timeout_s: float = 10) -> Apprise:
-    return Apprise("mail", urls, Severity.WARNING, timeout_s, PLACES)
+    return Apprise(ReceiverOptions("mail", Severity.WARNING, timeout_s, PLACES), urls)
 
 
 def test_an_incident_arrives_as_a_mail_that_can_be_read(box: Mailbox) -> None:
@@ -68,7 +69,7 @@ def test_an_incident_arrives_as_a_mail_that_can_be_read(box: Mailbox) -> None:
 def test_the_end_of_one_too(box: Mailbox) -> None:
     assert apprise(address(box.port)).deliver("m2", body("closed", OVER, NOW_MS + 1_680_000), NOW_MS).delivered
     ((_, mail),) = box.mails
-    assert mail["subject"] == "OVER: r01n03 GPU 3, xid 79, after 42 min"
+    assert mail["subject"] == "CLOSED: r01n03 GPU 3, xid 79, after 42 min"
 
 
 def test_markup_of_a_message_stays_text(box: Mailbox) -> None:
@@ -85,7 +86,7 @@ def test_of_two_addresses_the_one_that_took_it_is_not_sent_it_again(box: Mailbox
     notifier = apprise(address(box.port), address(box.port, "night@example.org"))
     first = notifier.deliver("m1", body(), NOW_MS)
     assert not first.delivered
-    assert first.detail.startswith("address 2 (mailto) did not take it: ")
+    assert first.detail.startswith("address 2 (mailto) did not accept the message: ")
     assert [to for to, _ in box.mails] == [["ops@example.org"]]
     box.refusing.clear()
     assert notifier.deliver("m1", body(), NOW_MS).delivered
@@ -134,7 +135,7 @@ def test_what_is_taken_late_is_not_sent_again() -> None:
         notifier = apprise(f"json://127.0.0.1:{slow.port}", timeout_s=0.2)
         assert not notifier.deliver("m1", body(), NOW_MS).delivered
         (address_of_it,) = notifier._addresses
-        address_of_it._taken["m1"] = None  # as its thread does when the answer comes
+        address_of_it._accepted["m1"] = None  # as its thread does when the answer comes
         assert notifier.deliver("m1", body(), NOW_MS).delivered
         assert len(slow.got) == 1
 
@@ -160,14 +161,14 @@ def test_what_apprise_says_is_told_without_what_stands_in_the_address() -> None:
 
 @pytest.mark.parametrize("url", ["nonsense://x", "mailto://", "discord://only-one"])
 def test_an_address_that_apprise_does_not_know_is_refused_by_number(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(SettingsError, match=r"apprise 'mail': address 2 \(\w+://\.\.\.\) is none that apprise knows"):
+    with pytest.raises(SettingsError, match=r"apprise 'mail': address 2 \(\w+://\.\.\.\) is unknown to apprise"):
         apprise("json://127.0.0.1:9", url)
     assert not [r for r in caplog.records if r.name != "mail.log"]
 
 
 def test_without_the_library_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
-    with pytest.raises(SettingsError, match=r"apprise is not installed; pip install 'drover\[apprise\]'"):
+    with pytest.raises(SettingsError, match=r"apprise is not installed: pip install 'drover\[apprise\]'"):
         apprise("json://127.0.0.1:9")
 
 

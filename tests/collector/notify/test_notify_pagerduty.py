@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers.pagerduty import PagerDuty, event
-from drover_collector.notify.wording import story
+from drover_collector.notify.wording import read_message
 from drover_core.model.events import Incident, Severity
 from testbed.notified import LOST_GPU, NASTY, NOW_MS, OVER, PLACES, body
 from testbed.notify_schemas import PAGERDUTY, PAGERDUTY_BYTES
@@ -32,12 +33,12 @@ def server() -> Iterator[HttpReceiver]:
 
 
 def pagerduty(server: HttpReceiver) -> PagerDuty:
-    return PagerDuty("pager", KEY, f"{server.url}/v2/enqueue", Severity.CRITICAL, 10, PLACES)
+    return PagerDuty(ReceiverOptions("pager", Severity.CRITICAL, 10, PLACES), KEY, f"{server.url}/v2/enqueue")
 
 
 @pytest.mark.parametrize(("step", "incident"), STEPS, ids=["opened", "changed", "closed", "nasty", "rack"])
 def test_pagerduty_takes_every_event(step: str, incident: Incident) -> None:
-    request = event(story(body(step, incident), PLACES), KEY, NOW_MS)
+    request = event(read_message(body(step, incident), PLACES), KEY, NOW_MS)
     jsonschema.validate(request, PAGERDUTY)
     assert len(json.dumps(request)) < PAGERDUTY_BYTES
 
@@ -53,7 +54,7 @@ def test_an_alert_is_raised_made_worse_and_resolved_under_one_key(server: HttpRe
     assert {one["routing_key"] for one in told} == {KEY}
     assert [one["event_action"] for one in told] == ["trigger", "trigger", "resolve"]
     assert [one["payload"]["severity"] for one in told[:2]] == ["warning", "critical"]
-    assert told[1]["payload"]["summary"].startswith("CRITICAL (worse than told before): XID 79 on GPU 3")
+    assert told[1]["payload"]["summary"].startswith("CRITICAL (worse than before): XID 79 on GPU 3")
 
 
 def test_what_the_page_says(server: HttpReceiver) -> None:
@@ -73,7 +74,7 @@ def test_what_the_page_says(server: HttpReceiver) -> None:
 
 @pytest.mark.parametrize("severity", list(Severity))
 def test_severities_are_pagerdutys(severity: Severity) -> None:
-    told = story(body("opened", dataclasses.replace(LOST_GPU, severity=severity)), PLACES)
+    told = read_message(body("opened", dataclasses.replace(LOST_GPU, severity=severity)), PLACES)
     assert event(told, KEY, NOW_MS)["payload"]["severity"] == severity.value
 
 

@@ -13,8 +13,8 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from drover_cli.pki import authority as certs
-from drover_collector.notify.base import Notifier
-from drover_collector.notify.http import Bounded, HttpAnswer, _seconds
+from drover_collector.notify.base import Notifier, ReceiverOptions
+from drover_collector.notify.http import HttpAnswer, TimeLimited, _seconds
 from drover_collector.notify.receivers.alertmanager import Alertmanager
 from drover_collector.notify.receivers.apprise import Apprise
 from drover_collector.notify.receivers.pagerduty import PagerDuty
@@ -31,14 +31,16 @@ ROUTING_KEY = "R0SECRETKEY" + "0" * 21
 KEY = bytes(range(32))
 LEAST = Severity.WARNING
 MAKE: dict[str, Callable[[str, float], Notifier]] = {
-    "webhook": lambda url, timeout_s: Webhook("ops", f"{url}/{SECRET}", KEY, LEAST, timeout_s),
-    "slack": lambda url, timeout_s: Slack("ops", f"{url}/{SECRET}", LEAST, timeout_s, PLACES),
-    "pagerduty": lambda url, timeout_s: PagerDuty("ops", ROUTING_KEY, f"{url}/v2/enqueue", LEAST, timeout_s, PLACES),
+    "webhook": lambda url, timeout_s: Webhook(ReceiverOptions("ops", LEAST, timeout_s), f"{url}/{SECRET}", KEY),
+    "slack": lambda url, timeout_s: Slack(ReceiverOptions("ops", LEAST, timeout_s, PLACES), f"{url}/{SECRET}"),
+    "pagerduty": lambda url, timeout_s: PagerDuty(
+        ReceiverOptions("ops", LEAST, timeout_s, PLACES), ROUTING_KEY, f"{url}/v2/enqueue"
+    ),
     "alertmanager": lambda url, timeout_s: Alertmanager(
-        "ops", (url,), LEAST, timeout_s, PLACES, repeat_s=60, authorization=f"Bearer {SECRET}"
+        ReceiverOptions("ops", LEAST, timeout_s, PLACES), (url,), repeat_s=60, authorization=f"Bearer {SECRET}"
     ),
     "apprise": lambda url, timeout_s: Apprise(
-        "ops", (f"{url.replace('http', 'json')}/{SECRET}",), LEAST, timeout_s, PLACES
+        ReceiverOptions("ops", LEAST, timeout_s, PLACES), (f"{url.replace('http', 'json')}/{SECRET}",)
     ),
 }
 KINDS = list(MAKE)
@@ -82,7 +84,7 @@ def test_what_may_pass_is_tried_again(make: Callable[..., Notifier], server: Htt
     assert not result.delivered
     assert not result.permanent
     if notifier.kind == "apprise":
-        assert "did not take it" in result.detail
+        assert "did not accept the message" in result.detail
     else:
         assert str(status) in result.detail
         assert result.retry_after_s == 17
@@ -148,7 +150,7 @@ def test_a_webhook_that_is_gone_is_given_up_at_once(server: HttpReceiver) -> Non
     server.usual = Reply(410)
     result = MAKE["webhook"](server.url, 10).deliver("m1", body(), NOW_MS)
     assert (result.delivered, result.permanent) == (False, True)
-    assert "gone for good" in result.detail
+    assert "gone" in result.detail
 
 
 def test_a_private_authority_is_trusted_only_where_it_is_named(tmp_path: Path) -> None:
@@ -157,23 +159,25 @@ def test_a_private_authority_is_trusted_only_where_it_is_named(tmp_path: Path) -
         server.usual = Reply(200, b"[]")
         for ca_file, taken in ((str(files.ca), True), (None, False)):
             for notifier in (
-                Webhook("ops", server.url, KEY, LEAST, 10, ca_file),
-                Alertmanager("ops", (server.url,), LEAST, 10, PLACES, repeat_s=60, ca_file=ca_file),
+                Webhook(ReceiverOptions("ops", LEAST, 10, ca_file=ca_file), server.url, KEY),
+                Alertmanager(ReceiverOptions("ops", LEAST, 10, PLACES, ca_file=ca_file), (server.url,), repeat_s=60),
             ):
                 result = notifier.deliver("m1", body(), NOW_MS)
                 assert result.delivered is taken, result.detail
-                assert ("TLS failed; is the receiver's certificate valid" in result.detail) is not taken
+                assert ("TLS failed; check that the receiver's certificate is valid" in result.detail) is not taken
         assert [request.method for request in server.got] == ["POST", "GET", "POST"]
 
 
 def test_a_proxy_is_asked_in_the_receivers_place(server: HttpReceiver) -> None:
-    chat = Slack("ops", "http://hooks.example/T0", LEAST, 10, PLACES, proxy=server.url)
+    chat = Slack(ReceiverOptions("ops", LEAST, 10, PLACES, proxy=server.url), "http://hooks.example/T0")
     assert chat.deliver("m1", body(), NOW_MS).delivered
     assert server.got[0].path == "http://hooks.example/T0"
-    hidden = PagerDuty("ops", ROUTING_KEY, "https://events.example/", LEAST, 10, PLACES, proxy=server.url)
+    hidden = PagerDuty(
+        ReceiverOptions("ops", LEAST, 10, PLACES, proxy=server.url), ROUTING_KEY, "https://events.example/"
+    )
     result = hidden.deliver("m1", body(), NOW_MS)
     assert not result.delivered  # this proxy has no CONNECT
-    assert result.detail == "the proxy does not answer, or lets us not through; is its address right?"
+    assert result.detail == "the proxy did not answer or refused the request; check its address"
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
@@ -186,7 +190,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
 
 def test_a_call_that_hangs_is_left_behind_and_nothing_new_is_begun_before_it_ends() -> None:
     release, begun = threading.Event(), []
-    bounded = Bounded[HttpAnswer]("try", 0.05)
+    bounded = TimeLimited[HttpAnswer]("try", 0.05)
 
     def work() -> HttpAnswer:
         begun.append(1)
@@ -201,7 +205,7 @@ def test_a_call_that_hangs_is_left_behind_and_nothing_new_is_begun_before_it_end
 
 
 def test_what_a_call_raises_is_raised() -> None:
-    bounded = Bounded[HttpAnswer]("try", 10)
+    bounded = TimeLimited[HttpAnswer]("try", 10)
     with pytest.raises(ZeroDivisionError):
         bounded.call(lambda: HttpAnswer(1 // 0))
     assert bounded.call(lambda: HttpAnswer(204)) == HttpAnswer(204)

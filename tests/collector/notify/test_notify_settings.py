@@ -173,10 +173,10 @@ def test_notify_test_proves_receivers_and_says_which_is_none(
         )
         config = write("c.toml", f'fleet = "{fleet}"\n{text}')
         assert main(["check", "--config", str(config)]) == 0
-        assert "tells chat (slack), pager (pagerduty), mail (apprise)" in capsys.readouterr().out
+        assert "notifies chat (slack), pager (pagerduty), mail (apprise)" in capsys.readouterr().out
         assert main(["notify-test", "--config", str(config)]) == 0
         said = capsys.readouterr().out.splitlines()
-        assert [line.partition(" taken in ")[0] for line in said[:3]] == [
+        assert [line.partition(" accepted in ")[0] for line in said[:3]] == [
             "slack chat:",
             "pagerduty pager:",
             "apprise mail:",
@@ -193,7 +193,7 @@ def test_notify_test_proves_receivers_and_says_which_is_none(
 
         slack.usual = Reply(404, b"no_service")
         assert main(["notify-test", "chat", "--config", str(config)]) == 1
-        assert "slack chat: NOT taken: answered 404 (no_service): the webhook was removed" in capsys.readouterr().out
+        assert "slack chat: NOT accepted: answered 404 (no_service): the webhook was removed" in capsys.readouterr().out
 
         assert main(["notify-test", "nobody", "--config", str(config)]) == 2
         assert "no receiver 'nobody' is configured; there are chat, pager, mail" in capsys.readouterr().err
@@ -210,5 +210,5 @@ def test_check_finds_an_address_that_apprise_does_not_know(write: Write, capsys:
     lines = table("apprise", f'url_file = "{write("mail", "nonsense://S3CR3T")}"')
     assert main(["check", "--config", str(write("c.toml", f'fleet = "{fleet}"\n{lines}'))]) == 2
     error = capsys.readouterr().err
-    assert "address 1 (nonsense://...) is none that apprise knows" in error
+    assert "address 1 (nonsense://...) is unknown to apprise" in error
     assert "S3CR3T" not in error

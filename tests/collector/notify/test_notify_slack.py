@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
-from drover_collector.notify.receivers.slack import MENDS, Slack, payload
-from drover_collector.notify.wording import story
+from drover_collector.notify.base import ReceiverOptions
+from drover_collector.notify.receivers.slack import ERRORS, Slack, payload
+from drover_collector.notify.wording import read_message
 from drover_core.model.events import Incident, RecommendedAction, Severity
 from testbed.notified import LOST_GPU, NASTY, NOW_MS, OVER, PLACES, body
 from testbed.notify_schemas import SLACK
@@ -27,7 +28,7 @@ def server() -> Iterator[HttpReceiver]:
 
 
 def slack(server: HttpReceiver) -> Slack:
-    return Slack("ops", f"{server.url}/services/T0/B0/x", Severity.WARNING, 10, PLACES)
+    return Slack(ReceiverOptions("ops", Severity.WARNING, 10, PLACES), f"{server.url}/services/T0/B0/x")
 
 
 def texts(request: dict[str, object]) -> str:
@@ -36,7 +37,7 @@ def texts(request: dict[str, object]) -> str:
 
 @pytest.mark.parametrize(("step", "incident"), STEPS, ids=["opened", "changed", "repeated", "closed", "nasty"])
 def test_slack_takes_every_message(step: str, incident: Incident) -> None:
-    jsonschema.validate(payload(story(body(step, incident), PLACES), NOW_MS), SLACK)
+    jsonschema.validate(payload(read_message(body(step, incident), PLACES), NOW_MS), SLACK)
 
 
 def test_an_opened_incident_says_what_where_since_when_and_what_to_do(server: HttpReceiver) -> None:
@@ -53,7 +54,7 @@ def test_an_opened_incident_says_what_where_since_when_and_what_to_do(server: Ht
         "*Where*\\nr01n03 GPU 3 (rack r01, pool train, H100-SXM)",
         "*Since*\\n23 Nov 01:59 UTC, for 14 min",
         "*Job*\\n4711",
-        "*Lost so far*\\n0.4 GPU-hours by the fault, 31.2 by peers that waited",
+        "*Lost so far*\\n0.4 GPU-hours to the fault, 31.2 to peers that waited",
         "*Drover wants*\\nisolate",
         "• 7 of its 8 GPUs answer.",
         "<https://drover.example/incidents?id=3f2a9c1e77aa01bc|Open it in the console>",
@@ -66,16 +67,16 @@ def test_the_end_is_told_as_one_and_asks_for_nothing(server: HttpReceiver) -> No
     now_ms = NOW_MS + 1_680_000
     assert slack(server).deliver("m2", body("closed", OVER, now_ms), now_ms).delivered
     told = server.got[0].json
-    assert told["text"] == "OVER: r01n03 GPU 3, xid 79, after 42 min"
+    assert told["text"] == "CLOSED: r01n03 GPU 3, xid 79, after 42 min"
     assert told["attachments"][0]["color"] == "#2e9e5b"
-    assert "It is over: the condition has ended. It was: XID 79 on GPU 3" in texts(told)
+    assert "Closed: the condition has ended. It was: XID 79 on GPU 3" in texts(told)
     assert "*Lasted*\\n42 min, until 23 Nov 02:41 UTC" in texts(told)
     assert "What to do" not in texts(told)
     assert "Drover wants" not in texts(told)
 
 
 def test_texts_can_neither_mention_nor_link() -> None:
-    said = texts(payload(story(body("opened", NASTY), PLACES), NOW_MS))
+    said = texts(payload(read_message(body("opened", NASTY), PLACES), NOW_MS))
     assert "<!channel>" not in said
     assert "<https://evil" not in said
     assert "&lt;!channel&gt; &amp; &lt;https://evil|look&gt;" in said
@@ -83,13 +84,13 @@ def test_texts_can_neither_mention_nor_link() -> None:
 
 def test_the_policy_and_the_detectors_may_differ() -> None:
     milder = dataclasses.replace(LOST_GPU, action=RecommendedAction.WATCH, asked=RecommendedAction.ISOLATE)
-    assert "*Drover wants*\\nwatch (its detectors ask for isolate)" in texts(
-        payload(story(body("opened", milder), PLACES), NOW_MS)
+    assert "*Drover wants*\\nwatch (detectors recommend isolate)" in texts(
+        payload(read_message(body("opened", milder), PLACES), NOW_MS)
     )
 
 
 def test_a_message_that_waited_says_so() -> None:
-    told = story(body(), PLACES)
+    told = read_message(body(), PLACES)
     assert "this message is 14 min old" in texts(payload(told, NOW_MS + 840_000))
     assert "Late" not in texts(payload(told, NOW_MS + 60_000))
 
@@ -104,12 +105,12 @@ def test_a_message_that_slack_does_not_take_is_sent_as_plain_text(server: HttpRe
     assert len(second.json["text"]) < 4000
 
 
-@pytest.mark.parametrize("word", sorted(MENDS))
+@pytest.mark.parametrize("word", sorted(ERRORS))
 def test_a_webhook_that_is_gone_is_given_up_with_what_to_do(server: HttpReceiver, word: str) -> None:
     server.usual = Reply(404, word.encode())
     result = slack(server).deliver("m1", body(), NOW_MS)
     assert (result.delivered, result.permanent) == (False, True)
-    assert f"answered 404 ({word}): {MENDS[word]}; make a new one in Slack" in result.detail
+    assert f"answered 404 ({word}): {ERRORS[word]}; create a new one in Slack" in result.detail
 
 
 @pytest.mark.parametrize("status", [403, 410])
@@ -117,7 +118,7 @@ def test_a_channel_that_is_closed_to_it_likewise(server: HttpReceiver, status: i
     server.usual = Reply(status, b"<html>who knows</html>")
     result = slack(server).deliver("m1", body(), NOW_MS)
     assert result.permanent
-    assert result.detail.startswith(f"answered {status}: this webhook is not there any more")
+    assert result.detail.startswith(f"answered {status}: this webhook no longer exists")
 
 
 def test_too_many_messages_wait_as_long_as_slack_asks(server: HttpReceiver) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from drover_collector.notify import Delivery, outbox
+from drover_collector.notify import Delivery, delivery_pool, notification_states
 from drover_collector.notify import delivery_worker as courier
 from drover_collector.notify.delivery_recorder import STOP_S
 from drover_collector.notify.delivery_worker import DeliveryWorker
+from drover_collector.notify.message_queue import MessageQueue
 from drover_collector.notify.routes import RouteConfig
 from drover_collector.notify.state import AGAIN_MS
-from drover_collector.notify.test_command import try_out
+from drover_collector.notify.test_command import send_test
 from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.store import OutboxRow
 from drover_core.model.events import (
@@ -120,7 +121,7 @@ def test_what_found_the_queue_full_is_told_hours_later(monkeypatch: pytest.Monke
 
 
 def test_one_that_forgets_is_told_of_what_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "REMEMBERED", 3)
+    monkeypatch.setattr(notification_states, "MAX_KNOWN", 3)
     manager = Listener("am", repeat_s=120)
     scene = Scene(manager)
     scene.tell(fault("old"))
@@ -137,7 +138,7 @@ def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
     scene.outbox.enqueue([fault(f"i{n}") for n in range(20)])
     scene.now_ms += 1000
     scene.outbox.enqueue([fault("worst", severity=Severity.CRITICAL), fault("i0", 2, Severity.CRITICAL)])
-    scene.outbox.step()
+    scene.outbox.delivery.step()
     assert (ops.heard(), ops.heard("worst")) == (["opened"], ["opened"])
     scene.run()
     assert ops.heard("i0") == ["opened", "changed"], "those of one incident stay in their order"
@@ -146,13 +147,13 @@ def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
 
 def test_a_storm_is_not_searched_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    standing = DeliveryWorker._standing
+    valid = MessageQueue._valid
 
-    def counted(self: DeliveryWorker, id_: str, next_ms: int) -> OutboxRow | None:
+    def counted(self: MessageQueue, id_: str, next_ms: int) -> OutboxRow | None:
         looks.append(id_)
-        return standing(self, id_, next_ms)
+        return valid(self, id_, next_ms)
 
-    monkeypatch.setattr(DeliveryWorker, "_standing", counted)
+    monkeypatch.setattr(MessageQueue, "_valid", counted)
     scene = Scene()
     (ops,) = scene.listeners
     ops.answer = AWAY
@@ -188,7 +189,7 @@ def test_a_stop_waits_once_for_all_that_hang(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(DeliveryWorker, "is_alive", lambda _: True)
     monkeypatch.setattr(DeliveryWorker, "join", join)
-    for module in (outbox, courier):
+    for module in (delivery_pool, courier):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     scene.outbox.stop()
     assert len(waits_s) == 5
@@ -211,8 +212,8 @@ def test_a_defect_of_a_receiver_names_no_secret_and_loses_nothing(
     scene = Scene(broken, well)
     broken.answer = AWAY
     scene.tell(fault())
-    assert not try_out([broken, well], Severity.WARNING, "http://console")
-    said = caplog.text + "".join(capsys.readouterr()) + " ".join(scene.outbox.troubles)
+    assert not send_test([broken, well], Severity.WARNING, "http://console")
+    said = caplog.text + "".join(capsys.readouterr()) + " ".join(scene.outbox.delivery.troubles.values())
     assert "ValueError" in said
     assert "hunter2" not in said
     assert well.heard() == ["opened", "opened"], "the trial's too"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from drover_collector.notify import Notifier, Outbox
-from drover_collector.notify import outbox as outboxes
+from drover_collector.notify import Notifier, Outbox, delivery_pool
+from drover_collector.notify.base import ReceiverOptions
 from drover_collector.notify.receivers.alertmanager import Alertmanager
 from drover_collector.notify.receivers.apprise import Apprise
 from drover_collector.notify.receivers.pagerduty import PagerDuty
@@ -55,19 +55,19 @@ def delivered(store: Store, incident: str) -> set[str]:
 def test_one_that_hangs_delays_no_other_and_no_stop(
     start: Start, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outboxes, "STOP_S", 0.2)
+    monkeypatch.setattr(delivery_pool, "STOP_S", 0.2)
     with http_receiver() as hung, http_receiver() as well, mail_server() as box:
         hung.usual = Reply(how="trickle")
         well.usual = Reply(200, b"[]")
         mail = f"mailto://127.0.0.1:{box.port}?mode=insecure&from=a@example.org&to=ops@example.org"
         outbox = start(
-            Slack("hung", hung.url, LEAST, 30, PLACES),
-            Apprise("hung2", (f"json://127.0.0.1:{hung.port}",), LEAST, 30, PLACES),
-            Webhook("hook", well.url, b"x" * 32, LEAST, 30),
-            Slack("chat", well.url, LEAST, 30, PLACES),
-            PagerDuty("pager", "k" * 32, well.url, LEAST, 30, PLACES),
-            Alertmanager("am", (well.url,), LEAST, 30, PLACES, repeat_s=60),
-            Apprise("mail", (mail,), LEAST, 30, PLACES),
+            Slack(ReceiverOptions("hung", LEAST, 30, PLACES), hung.url),
+            Apprise(ReceiverOptions("hung2", LEAST, 30, PLACES), (f"json://127.0.0.1:{hung.port}",)),
+            Webhook(ReceiverOptions("hook", LEAST, 30), well.url, b"x" * 32),
+            Slack(ReceiverOptions("chat", LEAST, 30, PLACES), well.url),
+            PagerDuty(ReceiverOptions("pager", LEAST, 30, PLACES), "k" * 32, well.url),
+            Alertmanager(ReceiverOptions("am", LEAST, 30, PLACES), (well.url,), repeat_s=60),
+            Apprise(ReceiverOptions("mail", LEAST, 30, PLACES), (mail,)),
         )
         outbox.enqueue([lived("i1")])
         wait_until(lambda: delivered(store, "i1") == {"hook", "chat", "pager", "am", "mail"}, "the others have it")
@@ -86,7 +86,7 @@ def test_an_incident_lives_in_a_real_alertmanager_over_a_restart_of_the_collecto
     with http_receiver() as hook, alertmanager(tmp_path, hook.url) as real:
 
         def notifier() -> Alertmanager:
-            return Alertmanager("am", real.urls, LEAST, 10, PLACES, repeat_s=2)
+            return Alertmanager(ReceiverOptions("am", LEAST, 10, PLACES), real.urls, repeat_s=2)
 
         def severities() -> list[str]:
             return [labels["severity"] for labels in real.firing()]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drover_collector.config import CollectorConfig
-from drover_collector.notify.wording import Story, cut, listed, moment, span, story
+from drover_collector.notify.wording import Notification, clock_time, cut, join_names, read_message, span
 from drover_core.model.events import Incident, Note, NoteKind
 from drover_core.settings import load
 from testbed.notified import LOST_GPU, NOW_MS, OVER, PLACES, body
@@ -20,9 +20,9 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs/how-to/notify.md"
 RACK = tuple((f"r01n{n:02}", None) for n in range(1, 17))
 
 
-def told(step: str = "opened", now_ms: int = NOW_MS, **changes: object) -> Story:
+def told(step: str = "opened", now_ms: int = NOW_MS, **changes: object) -> Notification:
     incident: Incident = dataclasses.replace(LOST_GPU, **changes)  # type: ignore[arg-type]  # any field
-    return story(body(step, incident, now_ms), PLACES)
+    return read_message(body(step, incident, now_ms), PLACES)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_a_summary_gets_its_place_in_front_unless_it_has_it(changes: dict[str, o
 
 def test_the_first_line_says_how_it_goes_on() -> None:
     assert told().headline == f"CRITICAL: {LOST_GPU.summary}"
-    assert told("changed").headline == f"CRITICAL (worse than told before): {LOST_GPU.summary}"
+    assert told("changed").headline == f"CRITICAL (worse than before): {LOST_GPU.summary}"
     assert told("repeated", NOW_MS + 3_600_000).headline == f"CRITICAL (still open, 74 min): {LOST_GPU.summary}"
-    assert told("closed", closed_ms=OVER.closed_ms).headline == "OVER: r01n03 GPU 3, xid 79, after 42 min"
+    assert told("closed", closed_ms=OVER.closed_ms).headline == "CLOSED: r01n03 GPU 3, xid 79, after 42 min"
     assert told("news").headline == f"CRITICAL: {LOST_GPU.summary}"  # of a newer collector
 
 
 def test_an_end_says_why_and_one_that_goes_on_elsewhere_is_none() -> None:
     over = told("closed", closed_ms=OVER.closed_ms, timeline=OVER.timeline)
-    assert over.text(NOW_MS).startswith(f"It is over: the condition has ended. It was: {LOST_GPU.summary}")
+    assert over.text(NOW_MS).startswith(f"Closed: the condition has ended. It was: {LOST_GPU.summary}")
     merged = told(
         "closed",
         closed_ms=NOW_MS,
@@ -85,8 +85,8 @@ def test_an_end_says_why_and_one_that_goes_on_elsewhere_is_none() -> None:
         ),
     )
     assert merged.headline == "MERGED: r01n03 GPU 3, xid 79, is now part of incident 77aa"
-    assert merged.text(NOW_MS).startswith("It goes on as part of incident 77aa. It was told as: XID 79")
-    assert told("closed", closed_ms=NOW_MS).text(NOW_MS).startswith("It is over. It was: ")
+    assert merged.text(NOW_MS).startswith("This incident is now part of incident 77aa. It was: XID 79")
+    assert told("closed", closed_ms=NOW_MS).text(NOW_MS).startswith("Closed. It was: ")
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -99,17 +99,17 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_what_it_cost() -> None:
     assert told(gpu_hours_lost=0.0, gpu_hours_waited=0.01).lost == ""
-    assert told(gpu_hours_lost=1.25, gpu_hours_waited=None).lost == "1.2 GPU-hours by the fault"
-    assert told(gpu_hours_lost=None, gpu_hours_waited=3.0).lost == "3.0 GPU-hours by peers that waited"
+    assert told(gpu_hours_lost=1.25, gpu_hours_waited=None).lost == "1.2 GPU-hours to the fault"
+    assert told(gpu_hours_lost=None, gpu_hours_waited=3.0).lost == "3.0 GPU-hours to peers that waited"
 
 
 def test_an_older_message_with_less_in_it_can_be_told() -> None:
     data = {"id": "i1", "severity": "warning", "summary": "It is slow."}
     message = json.dumps({"type": "incident.opened", "timestamp": "2026-11-23T02:13:20Z", "data": data}).encode()
-    one = story(message, PLACES)
+    one = read_message(message, PLACES)
     assert one.headline.startswith("WARNING: ")
     assert "It is slow." in one.text(NOW_MS)
-    assert one.since_ms == one.told_ms
+    assert one.since_ms == one.sent_ms
 
 
 def test_the_document_shows_a_message_as_it_is() -> None:
@@ -130,8 +130,8 @@ def test_lengths_and_times_of_day() -> None:
     assert [span(ms) for ms in (-5, 4_000, 119_400, 120_000, 7_199_000, 7_200_000, 11_100_000, 180_000_000)] == [
         "0 s", "4 s", "119 s", "2 min", "119 min", "2 h 00 min", "3 h 05 min", "2 d 2 h",
     ]  # fmt: skip
-    assert moment(NOW_MS) == "23 Nov 02:13 UTC"
+    assert clock_time(NOW_MS) == "23 Nov 02:13 UTC"
     assert cut("abcdef", 6) == "abcdef"
     assert cut("abcdefg", 6) == "abcde…"
-    assert listed(("a", "b")) == "a, b"
-    assert listed(tuple("abcdefgh")) == "a, b, c, d, e, f and 2 more (8 in all)"
+    assert join_names(("a", "b")) == "a, b"
+    assert join_names(tuple("abcdefgh")) == "a, b, c, d, e, f and 2 more (8 in all)"

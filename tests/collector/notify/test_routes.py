@@ -100,19 +100,19 @@ def loaded(folder: Path, routes: str) -> Any:
 @pytest.mark.parametrize(
     ("routes", "line", "says"),
     [
-        ('[[notify.route]]\nreceivers = ["opps"]', 6, "route[0].receivers: 'opps' is no receiver; there are ops"),
-        ('[[notify.route]]\nreceivers = ["ops"]\nkind = ["heat"]', 7, "route[0].kind: 'heat' is none of straggler, "),
-        ('[[notify.route]]\nreceivers = ["ops"]\nseverity = ["bad"]', 7, "'bad' is none of info, warning, critical"),
-        ('[[notify.route]]\nreceivers = ["ops"]\nscope = ["pod"]', 7, "'pod' is none of gpu, node, rack"),
+        ('[[notify.route]]\nreceivers = ["opps"]', 6, "'opps' is not a configured receiver; there are ops"),
+        ('[[notify.route]]\nreceivers = ["ops"]\nkind = ["heat"]', 7, "kind: 'heat' is not one of straggler, "),
+        ('[[notify.route]]\nreceivers = ["ops"]\nseverity = ["bad"]', 7, "'bad' is not one of info, warning, critical"),
+        ('[[notify.route]]\nreceivers = ["ops"]\nscope = ["pod"]', 7, "'pod' is not one of gpu, node, rack"),
         ('[[notify.route]]\nreceivers = ["ops"]\ncontinues = true', 7, "did you mean notify.route[0].continue?"),
         ('[[notify.route]]\nkind = ["xid"]', 5, "notify.route[0].receivers: missing"),
         ('[[notify.route]]\nreceivers = ["ops"]\nrepeat_h = -1', 7, "must be from 0 to 720"),
         (
             '[[notify.route]]\nreceivers = ["ops"]\nkind = ["xid", "link"]\n'
             '[[notify.route]]\nreceivers = ["ops"]\nkind = ["link"]\npool = ["lab"]',
-            8, "notify.route[1]: nothing reaches it: notify.route[0] matches all that it does",
+            8, "notify.route[1]: nothing reaches it: notify.route[0] matches the same",
         ),
-        ("[[notify.route]]\nreceivers = []", 5, "route[0]: matches everything, and no route names 'ops': it is never"),
+        ("[[notify.route]]\nreceivers = []", 5, "matches everything, and no route names 'ops', which is never"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_routes_is_told_with_its_line(tmp_path: Path, routes: str, line: int, says: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drover_collector.notify import Delivery
-from drover_collector.notify.delivery_worker import MOST_ASKED_S
+from drover_collector.notify.delivery_worker import MAX_WAIT_S
 from drover_collector.notify.outbox import DELAYS_S
 from drover_collector.notify.routes import RouteConfig, Target
 from drover_collector.notify.state import AGAIN_MS, NotificationState, transition
@@ -124,7 +124,7 @@ def killed_while_the_store_failed(path: Path, listener: Listener) -> Scene:
     scene.outbox.enqueue_unstored([fault()])
     scene.run()
     assert listener.heard() == ["opened"]
-    assert scene.outbox._unstored.wait(20)
+    assert scene.outbox.delivery.fallback.wait(20)
     scene.store.fails = False
     return scene
 
@@ -142,8 +142,8 @@ def test_what_was_told_while_the_store_failed_and_is_found_under_another_id_is_e
     assert listener.heard("i2") == ["opened"]
     (end,) = [body for body in listener.got.values() if body["type"] == "incident.closed"]
     assert end["data"]["closed"] == iso(T0 + 25 * 60_000)
-    assert end["data"]["closed_because"].startswith("it was told while the store failed")
-    assert scene.outbox._unstored.wait(20)
+    assert end["data"]["closed_because"].startswith("it was reported while the store failed")
+    assert scene.outbox.delivery.fallback.wait(20)
     assert not (tmp_path / "unstored").exists()
     scene.restart()
     scene.wait(60)
@@ -169,7 +169,7 @@ def test_a_file_of_what_was_told_that_is_not_ours_or_cannot_be_written_stops_not
     nowhere.store.fails = True
     nowhere.outbox.enqueue_unstored([fault()])
     nowhere.run()
-    assert nowhere.outbox._unstored.wait(20)
+    assert nowhere.outbox.delivery.fallback.wait(20)
     assert nowhere.listeners[0].heard() == ["opened"]
 
 
@@ -190,7 +190,7 @@ def test_what_was_given_up_is_told_hours_later_if_it_is_still_so() -> None:
     assert ops.heard() == ["opened"]
 
 
-@pytest.mark.parametrize(("asked_s", "waits_s"), [(40.0, 40.0), (1e9, MOST_ASKED_S), (1.0, 5.0), (float("nan"), 5.0)])
+@pytest.mark.parametrize(("asked_s", "waits_s"), [(40.0, 40.0), (1e9, MAX_WAIT_S), (1.0, 5.0), (float("nan"), 5.0)])
 def test_a_receiver_may_ask_for_patience_within_bounds(asked_s: float, waits_s: float) -> None:
     scene = Scene()
     (ops,) = scene.listeners
@@ -249,13 +249,13 @@ def test_news_goes_before_what_only_holds_still_and_one_that_is_away_is_asked_on
     scene.now_ms += 120_000
     scene.outbox.sweep(scene.open)
     scene.outbox.enqueue([fault("new")])
-    assert scene.outbox.pending == {"am": 21}
-    scene.outbox.step()
+    assert scene.outbox.delivery.pending == {"am": 21}
+    scene.outbox.delivery.step()
     assert manager.heard("new") == ["opened"]
     manager.answer = AWAY
     tries = manager.tries
     scene.run()
-    assert (manager.tries - tries, scene.outbox.pending) == (1, {"am": 0})
+    assert (manager.tries - tries, scene.outbox.delivery.pending) == (1, {"am": 0})
     manager.answer = Delivery(True)
     scene.wait(5)
     assert manager.heard().count("repeated") == 20
@@ -315,6 +315,6 @@ def test_a_store_that_fails_is_logged_once_and_when_it_is_back(caplog: pytest.Lo
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     scene.store.fails = False
     scene.run()
-    scene.outbox.step()
+    scene.outbox.delivery.step()
     assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
     assert [state for _, state in scene.store.states()] == ["delivered"] * 5

@@ -44,7 +44,9 @@ def test_an_opening_that_waits_goes_at_once_when_it_gets_worse_and_else_in_its_t
     (ops,) = scene.listeners
     scene.tell(fault("i1"), fault("i2"))
     scene.now_ms += 10_000
-    assert (scene.outbox.pending, scene.outbox.oldest_s) == ({"ops": 2}, {"ops": 0}), "no receiver is late here"
+    assert (scene.outbox.delivery.pending, scene.outbox.delivery.oldest_s) == ({"ops": 2}, {"ops": 0}), (
+        "no receiver is late here"
+    )
     scene.tell(fault("i1", 2, Severity.CRITICAL))
     assert (ops.heard("i1"), ops.heard("i2")) == (["opened", "changed"], [])
     scene.now_ms += 20_000

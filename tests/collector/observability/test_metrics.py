@@ -15,7 +15,7 @@ from prometheus_client import Histogram
 from drover_collector.api import store as store_watch
 from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.api.store import StoreWatch
-from drover_collector.ingest.stats import MOST_LABELS
+from drover_collector.ingest.stats import MAX_LABELS
 from drover_collector.observability.metrics_server import MetricsServer, exposition
 from drover_collector.observability.page import Page
 from drover_collector.store import Store, StoreError
@@ -73,7 +73,7 @@ def test_what_agents_name_without_end_is_added_up(facts: ApiSnapshot, watch: Sto
     for n in range(10_000):
         facts.stats.rejected[f"reason {n}"] += 1
     lines = [line for line in samples(exposition(facts, watch)) if line.startswith("drover_rejected_total")]
-    assert len(lines) == MOST_LABELS + 1
+    assert len(lines) == MAX_LABELS + 1
     assert sum(float(line.split()[-1]) for line in lines) == 10_002
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.notify import Outbox, Webhook
+from drover_collector.notify import Outbox, ReceiverOptions, Webhook
 from drover_collector.notify.receivers.webhook import Delivery
 from drover_collector.pipeline.leadership import Leadership
 from drover_collector.pipeline.lease import ACTIVE, INGEST, STANDBY, LeaderLease
@@ -43,7 +43,7 @@ class Given(FileLease):
 
 class Receiver(Webhook):
     def __init__(self) -> None:
-        super().__init__("ops", "http://nowhere", b"x" * 32, Severity.INFO, 1)
+        super().__init__(ReceiverOptions("ops", Severity.INFO, 1), "http://nowhere", b"x" * 32)
         self.got: list[str] = []
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:

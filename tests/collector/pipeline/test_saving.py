@@ -118,7 +118,7 @@ def test_receivers_that_forget_hear_of_what_is_open_while_nothing_can_be_stored(
         for _ in range(13):  # two minutes of ticks
             made.put(FOUND, ())
             clock_ms[0] += 10_000
-        assert store.done == ["refresh"] * 4, "else Alertmanager says that all is over"
+        assert store.done == ["repeat"] * 4, "else Alertmanager says that all is over"
     finally:
         store.fails.clear()
         store.free.set()

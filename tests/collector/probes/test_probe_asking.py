@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from drover_collector.actions.base import Actuator, NodeState
+from drover_collector.probes.context import NodeAccess, ProbeRuntime
 from drover_collector.probes.scheduling.protection import Protection, Unprotected
 from drover_collector.probes.scheduling.requests import UPKEEP_S, Asking
 from drover_collector.probes.service import ProbeOrderService
@@ -39,9 +40,13 @@ class Site:
         self.store, self.now_ms = store, T0
         index = index_of(NODES)
         self.desk = ProbeOrderService(
-            store, index, config, stream=lambda _: None, leading=lambda: True, now_ms=lambda: self.now_ms,
-            protection=protection or Unprotected(),
-        )  # fmt: skip
+            store,
+            index,
+            config,
+            NodeAccess(stream=lambda _: None),
+            ProbeRuntime(leading=lambda: True, now_ms=lambda: self.now_ms),
+            protection or Unprotected(),
+        )
         self.asking = Asking(
             store, index, config, self.desk, lambda: True, dict, lambda: self.now_ms, lambda: risk or {},
             maintained=lambda: maintained,
@@ -53,7 +58,7 @@ class Site:
         self.now_ms += round(later_s * 1000)
         self.asking._upkeep_s -= UPKEEP_S
         asked = self.asking.step()
-        orders = {o.id: o for o in self.desk.open_orders()}
+        orders = {o.id: o for o in self.desk.orders.open_orders()}
         return [(orders[id_].node, orders[id_].why) for id_ in asked]
 
 
@@ -80,7 +85,7 @@ def test_idle_nodes_are_probed_by_the_days_share_the_riskiest_first_then_the_old
     at = Site(store, risk={"n2": 0.3})
     assert at.step() == [("n2", IDLE), ("n1", IDLE)]
     assert at.step() == [], "the day's share is used"
-    at.store.probes.orders.write([replace(o, state="done", ts_ms=at.now_ms) for o in at.desk.open_orders()])
+    at.store.probes.orders.write([replace(o, state="done", ts_ms=at.now_ms) for o in at.desk.orders.open_orders()])
     again = Site(store)
     again.now_ms = at.now_ms
     assert again.step() == [], "and a restart does not forget that"

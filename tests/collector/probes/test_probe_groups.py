@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
-from collector.test_probe_orders import Answers, Bench, bench, closing, figure, requested
 
+from collector.probes.test_probe_orders import Answers, Bench, bench, closing, figure, requested
+from drover_collector.probes.context import Stream
 from drover_collector.probes.judging.group_orders import Ran, blames_of, verdicts
 from drover_collector.probes.scheduling.follow_ups import ROUNDS, follow_ups
 from drover_collector.probes.scheduling.group_orders import address_of, check_group
@@ -34,7 +36,7 @@ USUAL = {"allreduce_group": 380.0, "allgather_group": 360.0, "alltoall_group": 1
 
 
 async def ask_group(of: Bench, *nodes: str) -> list[str]:
-    return await asyncio.to_thread(lambda: of.desk.ask_group(nodes, ProbeReason.PERSON, by="ada"))
+    return await asyncio.to_thread(lambda: of.desk.orders.ask_group(nodes, ProbeReason.PERSON, by="ada"))
 
 
 def from_node(node: str, result: ProbeResult) -> ProbeResult:
@@ -46,7 +48,7 @@ async def test_a_group_is_asked_at_once_with_one_rendezvous_and_a_partner_that_n
     store: Store,
 ) -> None:
     async with bench(store) as at:
-        at.desk._address = {"n0": "10.0.0.1", "n1": "10.0.0.2"}.__getitem__
+        at.desk.nodes.address = {"n0": "10.0.0.1", "n1": "10.0.0.2"}.__getitem__
         first, second = await ask_group(at, "n0", "n1")
         assert await ask_group(at, "n0", "n1") == [first, second], "the same one that is open"
         async with at.collector.agent(hello("n0")) as one, at.collector.agent(hello("n1")) as other:
@@ -66,22 +68,22 @@ async def test_a_group_is_asked_at_once_with_one_rendezvous_and_a_partner_that_n
                 *(figure(first, k, probe, None, None, detail=missed) for k, probe in enumerate(GROUP_FIGURES)),
                 closing(first),
             )  # fmt: skip
-            await until(lambda: first in at.desk._ended, "the first answer")
+            await until(lambda: first in at.desk.orders.answered, "the first answer")
             assert at.state(first) == "sent", "the group is judged together"
             await Answers(other)(from_node("n1", closing(second, "refused", detail="GPU 3: held by python (7)")))
             ends = [await at.ended(first), await at.ended(second)]
         assert [(o.state, o.detail) for o in ends] == [("done", ""), ("failed", "refused: GPU 3: held by python (7)")]
         assert [(v.node, v.gpu, v.passed) for v in at.verdicts] == [("n0", None, None), ("n1", None, None)]
         assert all("n1: refused: GPU 3: held by python (7)" in v.text for v in at.verdicts)
-        assert at.desk.open_orders() == []
+        assert at.desk.orders.open_orders() == []
 
 
 @in_loop
 async def test_nothing_is_asked_of_anybody_while_one_is_busy_or_away(store: Store) -> None:
     async with bench(store, ProbesConfig(wait_s=60)) as at, at.collector.agent(hello("n0")) as one:
-        at.desk._address = lambda node: "10.0.0.1"
+        at.desk.nodes.address = lambda node: "10.0.0.1"
         waits = await ask_group(at, "n0", "n2")
-        alone = await asyncio.to_thread(lambda: at.desk.ask("n0", ProbeReason.PERSON))
+        alone = await asyncio.to_thread(lambda: at.desk.orders.ask("n0", ProbeReason.PERSON))
         assert (await requested(one)).id == alone, "the group's was not sent, and holds nothing up"
         async with at.collector.agent(hello("n1")):
             at.held = {"n1"}
@@ -113,7 +115,7 @@ async def test_an_address_that_nobody_knows_is_told(store: Store) -> None:
         (["n0"], [], "a group has 2 to 256 nodes, each once"),
         (["n0", "n0"], [], "a group has 2 to 256 nodes, each once"),
         (["n0", "n9"], [], "no node is called 'n9'"),
-        (["n0", "n1"], ["sdc"], "'sdc' is no probe of a group; there are allreduce_group, "),
+        (["n0", "n1"], ["sdc"], "'sdc' is not a probe for groups; there are allreduce_group, "),
     ],
 )
 def test_what_no_group_is(nodes: list[str], probes: list[str], text: str) -> None:
@@ -247,8 +249,8 @@ def test_follow_ups_end_and_take_no_node_that_nobody_named_unless_that_is_allowe
 async def test_the_desk_asks_for_the_pairs_that_tell(store: Store, maintained: tuple[str, ...]) -> None:
     """What ran before is in the store; the group that ends now was slow."""
     async with bench(store, ProbesConfig()) as at:
-        at.desk._there = lambda node: node in ("n0", "n1", "n2")  # type: ignore[method-assign]  # they have streams
-        at.desk.maintained = lambda: maintained
+        at.desk.nodes.stream = lambda node: cast(Stream, object()) if node in ("n0", "n1", "n2") else None
+        at.desk.nodes.maintained = lambda: maintained
         now_ms = at.collector.now_ms = time.time_ns() // 1_000_000  # what is old is dropped by the store
         earlier = [ran(pair, ts_ms=now_ms - 10**7) for pair in (("n0", "n2"), ("n2", "n1"), ("n1", "n0"))]
         slow = ran(("n0", "n1"), 0.5, ts_ms=now_ms)
@@ -259,9 +261,9 @@ async def test_the_desk_asks_for_the_pairs_that_tell(store: Store, maintained: t
             [replace(row, result=replace(row.result, ts_ms=now_ms), received_ms=now_ms) for row in rows]
         )
         held = [OpenOrder(order, now_ms, now_ms) for order in slow.orders]
-        await asyncio.to_thread(at.desk._finish_group, held)
+        await asyncio.to_thread(at.desk.completion.finish_group, held)
         assert {v.passed for v in at.verdicts if v.node == "n0"} == {None}, "once is no proof"
-        asked = at.desk.open_orders()
+        asked = at.desk.orders.open_orders()
         assert [(o.node, o.members, o.why, o.by) for o in asked] == [
             (node, ("n0", "n2"), ProbeReason.CONFIRM, "drover") for node in ("n0", "n2") if not maintained
         ]  # fmt: skip

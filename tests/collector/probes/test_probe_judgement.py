@@ -90,7 +90,7 @@ def test_a_slow_gpu_is_told_with_figures_an_operator_can_check() -> None:
     assert verdict.basis is Basis.FLEET
     assert verdict.text.startswith("GPU 5 of n0: gemm_bf16 712 TFLOP/s, 9.")
     assert "below the 63 boards of its configuration (78" in verdict.text
-    assert "smallest difference that can be told is" in verdict.text
+    assert "smallest detectable difference is" in verdict.text
     assert [v.measurement.gpu for v in found.verdicts if v.ok is not True] == [5]
     assert verdict.worse == pytest.approx(1 - 712 / 789, abs=0.005)
 

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from drover_collector.fleet.index import FleetIndex
+from drover_collector.probes.context import NodeAccess, ProbeRuntime
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import Store
@@ -43,10 +45,13 @@ class Bench:
     def __post_init__(self) -> None:
         self.store = self.collector.store
         self.desk = ProbeOrderService(
-            self.store, index_of(), self.config, stream=self.collector.ingest.stream, leading=lambda: self.leading,
-            now_ms=lambda: self.collector.now_ms, poll_s=0.02, held=lambda: self.held,
-        )  # fmt: skip
-        self.collector.on_probes = self.desk.take_results
+            self.store,
+            index_of(),
+            self.config,
+            NodeAccess(self.collector.ingest.stream, busy=lambda: self.held),
+            ProbeRuntime(lambda: self.leading, lambda: self.collector.now_ms, poll_s=0.02),
+        )
+        self.collector.on_probes = self.desk.orders.take_results
         self.desk.on_verdicts.append(self.verdicts.extend)
 
     def state(self, order: str) -> str:
@@ -70,7 +75,7 @@ async def bench(store: Store, config: ProbesConfig | None = None) -> AsyncIterat
 
 
 async def ask(of: Bench, node: str = "n0", why: ProbeReason = CONFIRM, **more) -> str:
-    return await asyncio.to_thread(lambda: of.desk.ask(node, why, **more))
+    return await asyncio.to_thread(lambda: of.desk.orders.ask(node, why, **more))
 
 
 def figure(request: str, number: int, probe: str, gpu: int | None, value: float | None, **more) -> ProbeResult:
@@ -123,7 +128,7 @@ async def test_an_order_is_sent_answered_and_judged(store: Store) -> None:
         assert at.verdicts[1].text == "GPU 1 of n0: sdc gave a wrong answer (bit 3)"
         assert store.probes.verdicts.read("n0") == [at.verdicts[2], *at.verdicts[:2]]
         assert {v.incident_id for v in at.verdicts} == {"i1"}
-        assert at.desk.open_orders() == []
+        assert at.desk.orders.open_orders() == []
 
 
 @in_loop
@@ -169,7 +174,7 @@ async def test_the_same_open_order_is_not_asked_twice(store: Store) -> None:
         assert await ask(at, gpus=[1]) == first
         assert await ask(at, gpus=[2]) != first
         assert await ask(at, why=ProbeReason.PERSON, gpus=[1], by="ann") != first
-        assert next(o.id for o in at.desk.open_orders()) == first
+        assert next(o.id for o in at.desk.orders.open_orders()) == first
 
 
 @in_loop
@@ -287,7 +292,7 @@ async def test_after_a_restart_what_was_answered_meanwhile_is_judged(store: Stor
         running = asyncio.create_task(new.desk.run())
         try:
             assert (await new.ended(order)).state == "failed"
-            assert [o.id for o in new.desk.open_orders()] == [waits]
+            assert [o.id for o in new.desk.orders.open_orders()] == [waits]
             assert len(new.verdicts) == 1
         finally:
             running.cancel()
@@ -310,10 +315,10 @@ async def test_one_that_does_not_lead_sends_and_ends_nothing(store: Store) -> No
 
 
 WRONG: dict[str, Callable[[ProbeOrderService], str]] = {
-    "no node is called 'n9'": lambda desk: desk.ask("n9", CONFIRM),
-    "n0 has no GPU 4; its slots are 0 to 3": lambda desk: desk.ask("n0", CONFIRM, gpus=[4]),
-    "no level is called 'fast'": lambda desk: desk.ask("n0", CONFIRM, level="fast"),
-    "no probe is called 'rm'": lambda desk: desk.ask("n0", CONFIRM, probes=["rm"]),
+    "no node is called 'n9'": lambda desk: desk.orders.ask("n9", CONFIRM),
+    "n0 has no GPU 4; its slots are 0 to 3": lambda desk: desk.orders.ask("n0", CONFIRM, gpus=[4]),
+    "no level is called 'fast'": lambda desk: desk.orders.ask("n0", CONFIRM, level="fast"),
+    "no probe is called 'rm'": lambda desk: desk.orders.ask("n0", CONFIRM, probes=["rm"]),
 }
 
 
@@ -323,8 +328,13 @@ def test_what_cannot_be_asked(text: str) -> None:
         shared = False
 
     index: FleetIndex = index_of()
+    nowhere: Any = NoStore()  # it must not be asked
     desk = ProbeOrderService(
-        NoStore(), index, ProbesConfig(), stream=lambda _: None, leading=lambda: True, now_ms=lambda: T0
-    )  # type: ignore[arg-type]  # it must not come to the store
+        nowhere,
+        index,
+        ProbesConfig(),
+        NodeAccess(stream=lambda _: None),
+        ProbeRuntime(leading=lambda: True, now_ms=lambda: T0),
+    )
     with pytest.raises(ValueError, match=text):
         WRONG[text](desk)

@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 
 from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError, NodeState, Service
+from drover_collector.probes.context import NodeAccess, ProbeRuntime
 from drover_collector.probes.scheduling.protection import Given, Protection
 from drover_collector.probes.scheduling.slurm_holds import HoldJob
 from drover_collector.probes.service import ProbeOrderService
@@ -308,11 +309,14 @@ class Bench:
     def __init__(self, collector: Collector, holds: Holds) -> None:
         self.store, self.holds, self.verdicts = collector.store, holds, list[ProbeVerdict]()
         self.desk = ProbeOrderService(
-            self.store, index_of(), ProbesConfig(), stream=collector.ingest.stream, leading=lambda: True,
-            now_ms=lambda: collector.now_ms, poll_s=0.02, protection=protection(IN, holds),
-            address=lambda _: "192.0.2.1",
-        )  # fmt: skip
-        collector.on_probes = self.desk.take_results
+            self.store,
+            index_of(),
+            ProbesConfig(),
+            NodeAccess(stream=collector.ingest.stream, address=lambda _: "192.0.2.1"),
+            ProbeRuntime(leading=lambda: True, now_ms=lambda: collector.now_ms, poll_s=0.02),
+            protection(IN, holds),
+        )
+        collector.on_probes = self.desk.orders.take_results
         self.desk.on_verdicts.append(self.verdicts.extend)
 
     def newest(self, id_: str) -> ProbeOrder:
@@ -334,7 +338,7 @@ async def bench(store: Store) -> AsyncIterator[tuple[Collector, Bench]]:
 @in_loop
 async def test_an_order_waits_for_its_job_is_sent_in_it_and_the_job_ends_with_it(store: Store) -> None:
     async with bench(store) as (collector, at), collector.agent(hello(node="n0")) as agent:
-        id_ = await asyncio.to_thread(at.desk.ask, "n0", CONFIRM)
+        id_ = await asyncio.to_thread(at.desk.orders.ask, "n0", CONFIRM)
         await until(lambda: at.newest(id_).detail == "job 801 is pending", "why it waits is told")
         assert at.newest(id_).state == "asked"
         at.holds.begin(id_)
@@ -355,13 +359,13 @@ async def test_a_node_that_was_put_back_while_it_had_no_stream_is_not_sent_its_o
         scheduler = Scheduler(DRAINED)
         at.desk.protection._actuator_of = lambda _: cast(Actuator, scheduler)
         async with collector.agent(hello(node="n0")) as agent:
-            id_ = await asyncio.to_thread(at.desk.ask, "n0", VALIDATE)
+            id_ = await asyncio.to_thread(at.desk.orders.ask, "n0", VALIDATE)
             assert (await agent.read("probe_request")).probe_request.protection == "drained"
         scheduler.service = IN
         asked = scheduler.asked
         async with collector.agent(hello(node="n0")) as agent:
             await until(lambda: scheduler.asked > asked + 1, "the scheduler is asked again")
-            assert id_ not in at.desk._told or at.desk._told[id_] is not collector.ingest.stream("n0")
+            assert id_ not in at.desk.sender.sent_on or at.desk.sender.sent_on[id_] is not collector.ingest.stream("n0")
             scheduler.service = DRAINED
             assert (await agent.read("probe_request")).probe_request.id == id_
 
@@ -371,7 +375,7 @@ async def test_a_group_is_sent_when_all_its_nodes_are_held(store: Store) -> None
     async with bench(store) as (collector, at), collector.agent(hello(node="n0")) as one, collector.agent(
         hello(node="n1")
     ) as other:  # fmt: skip
-        first, second = await asyncio.to_thread(at.desk.ask_group, ["n0", "n1"], PERSON)
+        first, second = await asyncio.to_thread(at.desk.orders.ask_group, ["n0", "n1"], PERSON)
         await until(lambda: len(at.holds.submitted) == 2, "a job for each")
         at.holds.begin(first)
         await until(lambda: at.newest(second).detail == "job 802 is pending", "the other one's is told")
@@ -385,7 +389,7 @@ async def test_a_group_is_sent_when_all_its_nodes_are_held(store: Store) -> None
 async def test_jobs_that_cannot_be_seen_are_a_trouble_and_nothing_is_sent(store: Store) -> None:
     async with bench(store) as (collector, at), collector.agent(hello(node="n0")):
         at.holds.trouble = AwayError("Slurm does not answer: x")
-        id_ = await asyncio.to_thread(at.desk.ask, "n0", IDLE)
+        id_ = await asyncio.to_thread(at.desk.orders.ask, "n0", IDLE)
         await until(lambda: "probe_jobs" in at.desk.troubles, "the trouble")
         assert at.newest(id_).state == "asked"
         at.holds.trouble = None

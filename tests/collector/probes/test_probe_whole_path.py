@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from drover_collector.actions.settings import ActConfig
+from drover_collector.app import make_probes
 from drover_collector.detectors._lib.examples import training_bucket
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.notify import Outbox
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.probes.settings import ProbesConfig
-from drover_collector.probing import Probing
 from drover_collector.store import ProbeRow, Store
 from drover_core.model.events import (
     Health,
@@ -134,13 +135,12 @@ class Site:
             PipelineOptions(lag_ms=7000,
             now_ms=lambda: collector.now_ms),
         )  # fmt: skip
-        self.probing = Probing(self.pipeline, ProbesConfig())
-        self.probing.stream = collector.ingest.stream
-        self.probing.desk._poll_s = 0.02
-        collector.on_probes = self.probing.desk.take_results
+        self.probes = make_probes(self.pipeline, ProbesConfig(), ActConfig(), collector.ingest.stream)
+        self.probes.service.runtime.poll_s = 0.02
+        collector.on_probes = self.probes.service.orders.take_results
 
     async def order(self) -> str:
-        return await asyncio.to_thread(lambda: self.probing.desk.ask("n0", ProbeReason.PERSON, by="ann"))
+        return await asyncio.to_thread(lambda: self.probes.service.orders.ask("n0", ProbeReason.PERSON, by="ann"))
 
     async def over(self, order: str) -> str:
         await until(lambda: self.store.probes.orders.versions(order)[-1].state in ("done", "failed"), "the order's end")
@@ -165,7 +165,7 @@ async def site(store: Store) -> AsyncIterator[Site]:
         await asyncio.to_thread(
             made.pipeline.judge_bucket, replace(bucket, jobs=np.full_like(bucket.jobs, -1), job_names=())
         )
-        running = asyncio.create_task(made.probing.desk.run())
+        running = asyncio.create_task(made.probes.service.run())
         try:
             yield made
         finally:

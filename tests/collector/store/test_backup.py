@@ -108,22 +108,22 @@ def drover(*words: object) -> subprocess.CompletedProcess[str]:
 def backup(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A backup made while rows and positions were written, and what was known around it."""
     root = tmp_path_factory.mktemp("backup")
-    told = run(LOAD, f"chdb://{root}/store", root / "backups" / "b1", T0)
+    report = run(LOAD, f"chdb://{root}/store", root / "backups" / "b1", T0)
     shutil.rmtree(root / "store")
-    return root / "backups" / "b1", told
+    return root / "backups" / "b1", report
 
 
-def test_what_was_backed_up_under_load_comes_back_as_it_was(backup: Made, tmp_path: Path) -> None:
-    folder, told = backup
-    assert "give the backup another name" in told["again"]
-    assert told["left"] == ["b1"]
+def test_what_was_backed_up_under_load_comes_back_unchanged(backup: Made, tmp_path: Path) -> None:
+    folder, report = backup
+    assert "give the backup another name" in report["again"]
+    assert report["left"] == ["b1"]
     url = f"chdb://{tmp_path}/store"
     done = drover("restore", folder, "--url", url, "--json")
     assert done.returncode == 0, done.stderr
     restored = json.loads(done.stdout)
     found = run(READ, url, T0 + 10_000_000)
     count = len(found["rows"])
-    assert told["low"] <= count <= told["high"] + 1
+    assert report["low"] <= count <= report["high"] + 1
     assert found["rows"] == [T0 + n for n in range(count)]  # each up to one moment, and once
     assert restored["rows"]["gpu_samples"] == count
     assert count - 1 <= found["held"] <= count  # never ahead of the rows
@@ -163,7 +163,7 @@ def test_what_root_restores_belongs_to_the_user_of_the_collector(backup: Made, t
 def test_of_a_damaged_backup_all_that_is_whole_comes_back_when_asked_for(
     backup: Made, tmp_path: Path, kind: str
 ) -> None:
-    """Without that it is refused, by the name and time of what is damaged, and all is left as it is."""
+    """Without that it is refused, with the name and time of what is damaged, and nothing is changed."""
     folder = shutil.copytree(backup[0], tmp_path / "b1")
     file = max((folder / "data" / "drover" / "gpu_samples").glob("*/data.bin"), key=lambda f: f.stat().st_size)
     rows = int((file.parent / "count.txt").read_text())
@@ -180,18 +180,18 @@ def test_of_a_damaged_backup_all_that_is_whole_comes_back_when_asked_for(
     done = drover("restore", folder, "--url", url)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    if kind != "checksums":  # of which the engine says itself what it cannot load
+    if kind != "checksums":  # there the engine reports what it cannot load
         assert f"table gpu_samples, rows from {iso(T0)[:13]}" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b1"]
     salvaged = drover("restore", folder, "--url", url, "--salvage", "--json")
     assert salvaged.returncode == 0, salvaged.stderr
-    told = json.loads(salvaged.stdout)
+    report = json.loads(salvaged.stdout)
     noted = Counter(json.loads((folder / "drover-backup.json").read_text())["rows"])
     noted["gpu_samples"] -= rows
-    assert told["rows"] == +noted
-    assert len(told["lost"]) == 1
-    assert f"damaged in the backup, and not restored: {told['lost'][0]}" in salvaged.stderr
-    assert f"table gpu_samples, rows from {iso(T0)[:13]}" in told["lost"][0]
+    assert report["rows"] == +noted
+    assert len(report["lost"]) == 1
+    assert f"not restored, because it is damaged in the backup: {report['lost'][0]}" in salvaged.stderr
+    assert f"table gpu_samples, rows from {iso(T0)[:13]}" in report["lost"][0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b1", "store"]
 
 
@@ -215,7 +215,7 @@ def test_a_restore_that_was_stopped_leaves_no_place_for_an_empty_store(tmp_path:
     embedded.make(tmp_path / "store")
 
 
-def test_what_is_no_backup_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_a_backup_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restore", str(tmp_path), "--url", f"chdb://{tmp_path}/store"]) == 2
     assert "not a backup" in capsys.readouterr().err
 
@@ -236,10 +236,10 @@ def test_a_backup_leaves_the_stores_reserve_free_or_is_refused(
     """Else maintenance would delete the oldest samples for the room that the copy took."""
     total = 1000 << 30
     disk_of(monkeypatch, keep_free(total, 0) - (1 << 20), total)
-    with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
+    with pytest.raises(StoreError, match="the store would delete its oldest samples"):
         store.backups.make(tmp_path / "b", T0)
     disk_of(monkeypatch, 3 << 30, total)
-    with pytest.raises(StoreError, match="or the store would delete its oldest samples"):
+    with pytest.raises(StoreError, match="the store would delete its oldest samples"):
         store.backups.make(tmp_path / "b", T0, 4 << 30)  # the setting, store.keep_free_bytes
     assert list(tmp_path.iterdir()) == []
     store.backups.make(tmp_path / "b", T0, 1 << 30)

@@ -1,4 +1,4 @@
-"""A store on a server, and spread over a cluster: what it tells the engine, and how it bears what a network does.
+"""A store on a server, and spread over a cluster: the statements that it sends, and what a network may do to them.
 
 That queries answer as in the embedded form is shown by the store's own tests, which run in all three forms (conftest).
 """
@@ -38,7 +38,7 @@ class Recorder(Clients):
 
     def __init__(self, held: list[dict[str, str]], columns: list[dict[str, str]]) -> None:
         super().__init__(lambda: None, cluster=FORM)
-        self.told: list[str] = []
+        self.statements: list[str] = []
         self._held, self._columns = held, columns
 
     def rows(self, sql, parameters=None):
@@ -47,7 +47,7 @@ class Recorder(Clients):
         return self._held if "create_table_query" in sql else [{"v": 1, "n": 0}]
 
     def command(self, sql: str) -> None:
-        self.told += FORM.statements(sql)
+        self.statements += FORM.statements(sql)
 
     def insert(self, table, data, note="") -> None:
         """Notes of the schema's versions."""
@@ -73,15 +73,15 @@ def statements() -> list[str]:
     migrations.ensure(older, TABLES)
     lease = KeeperEpochs.ddl("drover", " ON CLUSTER `prod`")
     drops = FORM.statements("ALTER TABLE gpu_samples DROP PARTITION ID '1' SETTINGS max_partition_size_to_drop = 0")
-    return [FORM.create_database(), *fresh.told, *older.told, lease, *drops]
+    return [FORM.create_database(), *fresh.statements, *older.statements, lease, *drops]
 
 
 def test_every_statement_of_the_cluster_form_is_one_to_the_engine(store: Store) -> None:
-    told = statements()
-    verbs = [sql.split()[0] for sql in told]
+    found = statements()
+    verbs = [sql.split()[0] for sql in found]
     assert verbs.count("CREATE") == len(TABLES) + len(SHARDED) + 2
     assert verbs.count("ALTER") >= len(TABLES)
-    for sql in told:
+    for sql in found:
         parsed = store.clients.rows("SELECT formatQuery({sql:String}) AS text", {"sql": sql})[0]["text"]
         replicated_by_itself = sql.startswith("ALTER TABLE") and sql.split()[2] in {t.name for t in TABLES} - SHARDED
         assert (" ON CLUSTER prod" in parsed) != replicated_by_itself, sql
@@ -105,15 +105,15 @@ def test_rows_rest_in_replicated_tables_and_samples_are_spread_by_entity(store: 
 
 def test_who_takes_over_waits_for_all_that_it_reads_of_the_one_before() -> None:
     """Who holds which GPU and what cannot be read rest in tables of their own, and marks of late rows in another."""
-    told: list[str] = []
-    store = SimpleNamespace(_clients=SimpleNamespace(cluster=FORM, command=told.append), retention_days=30)
+    sent: list[str] = []
+    store = SimpleNamespace(clients=SimpleNamespace(cluster=FORM, command=sent.append), retention_days=30)
     Store.catch_up(store)  # type: ignore[arg-type]  # it needs no more
-    tables = {sql.rpartition(".")[2] for sql in told}
+    tables = {sql.rpartition(".")[2] for sql in sent}
     assert {"holders", "absent", "rollup_marks", "rollup_state", "inventory", "actions", "events"} <= tables
     assert not tables & SHARDED
 
 
-def test_what_concerns_columns_is_told_to_both_tables_and_partitions_to_one() -> None:
+def test_what_concerns_columns_goes_to_both_tables_and_partitions_to_one() -> None:
     both = FORM.statements("ALTER TABLE gpu_samples ADD COLUMN IF NOT EXISTS `x` Nullable(Int8)")
     assert [sql.split()[2] for sql in both] == ["gpu_samples_local", "gpu_samples"]
     assert [sql.split()[2] for sql in FORM.statements("ALTER TABLE gpu_samples MODIFY TTL x")] == ["gpu_samples_local"]
@@ -167,7 +167,7 @@ def test_histories_are_forgotten_in_a_cluster_too(cluster_front: Front) -> None:
     ("url", "says"),
     [
         ("clickhouse:///x", "has no host"),
-        ("clickhouse://u:hush@h:no/x", "its port is no number"),
+        ("clickhouse://u:hush@h:no/x", "its port is not a number"),
         ("clickhouse://u:hush@h/x?sure=1", "'sure' is not known here"),
         ("clickhouse://u:hush@h/x?secure=yes", "secure must be 0 or 1"),
         ("clickhouse://u:hush@h/x?timeout_s=0", "timeout_s must be"),

@@ -56,7 +56,7 @@ def read(store):
         "SELECT entity_id, count() AS n, sum(gpu_temp_c) AS s FROM gpu_samples GROUP BY entity_id")
     return {
         "rows": {row["entity_id"]: row["n"] for row in rows},
-        "damages": [[d.table, str(d.path), d.from_ms, d.to_ms, d.sentence] for d in store.integrity.look()],
+        "damages": [[d.table, str(d.path), d.from_ms, d.to_ms, d.sentence] for d in store.integrity.check_set_aside()],
         "held": [list(lanes.values()) for lanes in held.values()],
     }
 
@@ -158,7 +158,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, d
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_part_is_set_aside_and_told_and_the_rest_answers(
+def test_a_damaged_part_is_set_aside_and_reported_and_the_rest_answers(
     damaged: dict[str, tuple[Path, dict[str, Any], dict[str, Any]]], kind: str
 ) -> None:
     part, found, again = damaged[kind]
@@ -241,7 +241,7 @@ def asked(store):
         pass
     yield [steps(store, 10), steps(store, 300), len(store.dirty_ranges.all())]
     yield [store.clients.rows(f"SELECT count() AS n FROM {table} FINAL")[0]["n"] for table in ("gpu_10s", "gpu_5m")]
-    yield sorted({damage.table for damage in store.integrity.look()})
+    yield sorted({damage.table for damage in store.integrity.check_set_aside()})
 
 start = int(sys.argv[3])
 stores = [Store.open(f"chdb://{sys.argv[1]}?database={name}", retention_days=3650) for name in sys.argv[2].split()]
@@ -265,16 +265,16 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[tuple[str, int
     done = run(ASK, *words)
     assert done.returncode == 0, done.stderr[-2000:]
     tables = {key: str(Path(part).parent) for key, part in parts.items()}
-    told = {key: next(line for line in done.stderr.splitlines() if table in line) for key, table in tables.items()}
-    return dict(zip(ROLLED, json.loads(done.stdout.splitlines()[-1]), strict=True)), told
+    lines = {key: next(line for line in done.stderr.splitlines() if table in line) for key, table in tables.items()}
+    return dict(zip(ROLLED, json.loads(done.stdout.splitlines()[-1]), strict=True)), lines
 
 
 @pytest.mark.parametrize(("kind", "level"), ROLLED)
 def test_rollups_that_are_damaged_are_made_again(
     asked: tuple[dict[tuple[str, int], Any], dict[tuple[str, int], str]], kind: str, level: int
 ) -> None:
-    found, told = asked
-    assert "is damaged" in told[kind, level]
+    found, lines = asked
+    assert "is damaged" in lines[kind, level]
     assert found[kind, level] == [[60, 2], [60, 2, 0], [60, 2], [("gpu_10s", "gpu_5m")[level]]]
 
 
@@ -324,7 +324,7 @@ def test_a_broken_definition_is_replaced_by_its_copy(folder: Path, kind: str) ->
     assert all(path.is_file() for path in asides)
 
 
-def test_without_a_copy_the_table_begins_anew_and_says_so(folder: Path) -> None:
+def test_without_a_copy_the_table_starts_empty_and_says_so(folder: Path) -> None:
     shutil.rmtree(folder / "definitions")
     part = first_part(folder)
     definition(folder).write_bytes(b"")

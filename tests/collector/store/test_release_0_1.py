@@ -167,7 +167,7 @@ def test_detectors_and_guard_go_on_as_release_0_1_itself_did(left: Left, name: s
     """By the incidents alone, as after a stop that was longer than what a start reads."""
 
     def known(after: dict[str, Any]) -> dict[str, Any]:
-        """0.1 opened an incident of a switch's resets that names no node anew; that is no example."""
+        """0.1 opened an incident of a switch's resets that names no node again; that is no example."""
         found = [finding for finding in after["findings"] if finding[-1]]
         return after | {"findings": found, "incidents": [i for i in after["incidents"] if i[5]]}
 

@@ -1,4 +1,4 @@
-"""Room on the disk: the oldest samples go first, then rollups, and never what tells of faults."""
+"""Room on the disk: the oldest samples go first, then rollups, and never events and incidents."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOTAL = 1000 * GIB
 
 
 def free(*levels: int):
-    """A disk with so much free, told level by level; the last stays."""
+    """A disk with so much free, level by level; the last stays."""
     left = list(levels)
     return lambda: ((left.pop(0) if len(left) > 1 else left[0]), TOTAL)
 
@@ -101,14 +101,14 @@ def test_a_cap_drops_only_as_far_as_it_must(filled: Store) -> None:
     assert filled.retention.make_room(NOW, disk=lambda: None, max_bytes=held - 1) == []
 
 
-def test_what_was_dropped_is_told_after_a_restart(filled: Store, store_url: str) -> None:
+def test_what_was_dropped_is_known_after_a_restart(filled: Store, store_url: str) -> None:
     dropped = filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)
     filled.close()
     again = Store.open(store_url, retention_days=3650)
-    told = again.retention.drops(NOW - 1)
+    drops = again.retention.drops(NOW - 1)
     later = again.retention.drops(NOW + 1)
     again.close()
-    assert sorted(map(repr, told)) == sorted(map(repr, dropped))
+    assert sorted(map(repr, drops)) == sorted(map(repr, dropped))
     assert later == []
 
 
@@ -216,7 +216,7 @@ def test_days_left_follows_what_grows() -> None:
     assert days_left(day, kept, 600 * 9 + 1) == FOREVER_DAYS
     assert days_left(day, kept, 0) == 0
     assert days_left([], kept, 100) is None
-    assert days_left([part("gpu_samples", 0, 0.1)], kept, 100) is None  # minutes tell no rate
+    assert days_left([part("gpu_samples", 0, 0.1)], kept, 100) is None  # minutes give no rate
     full = [part("gpu_samples", 24 * k, 24 * k + 24, 600) for k in range(10)]  # its retention is there already
     both = full + [part("gpu_10s", 24 * k, 24 * k + 24, 60) for k in range(10)]
     assert days_left(full, kept, 1) == FOREVER_DAYS
@@ -292,7 +292,7 @@ def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
 ) -> None:
     troubles: dict[str, str] = {}
     maintenance = Maintenance(filled, StoreConfig(max_bytes=1), now_ms=lambda: NOW, troubles=troubles)
-    for number, error in enumerate((StoreError("no disk"), ZeroDivisionError("a defect of ours")), 1):
+    for number, error in enumerate((StoreError("no disk"), ZeroDivisionError("a defect")), 1):
 
         def refuse(*_: object, error: Exception = error, **__: object) -> None:
             raise error
@@ -334,7 +334,7 @@ class FactsOf:
         return make()
 
 
-def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_status_has_sizes_room_and_what_went(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filled.sizes, "disk", lambda: (TOTAL // 2, TOTAL))
     facts, status = FactsOf(filled, StoreConfig()), pb.Status()
     api_store.fill(status, facts)
@@ -349,15 +349,15 @@ def test_the_status_tells_sizes_room_and_what_went(filled: Store, monkeypatch: p
     )  # of a small disk, before it is full
     assert any("something else fills it" in line for line in api_store.troubles(facts))
     monkeypatch.setattr(filled.sizes, "disk", lambda: (1, TOTAL))
-    told, nothing = api_store.troubles(facts)
-    assert told.startswith(
+    trouble, nothing = api_store.troubles(facts)
+    assert trouble.startswith(
         f"The store ran short of room: in the last 24 h {size / 1e6:,.1f} MB of the oldest samples were deleted, up to"
     )
-    assert "; none is left." in told
+    assert "; none is left." in trouble
     assert "something else fills it" in nothing
 
 
-def test_a_server_tells_no_disk(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_has_no_known_disk(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filled.sizes, "disk", lambda: None)
     facts, status = FactsOf(filled, StoreConfig()), pb.Status()
     api_store.fill(status, facts)

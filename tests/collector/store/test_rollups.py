@@ -34,14 +34,14 @@ from testbed.rolled import (
 
 
 def cut(table: pa.Table, names: Sequence[str], low: int, high: int) -> pa.Table:
-    """Some of its rows, as an insert has them: without columns that tell nothing."""
+    """Some of its rows, as an insert has them: without empty columns."""
     rows = table.slice(low, high - low)
     return rows.drop([name for name in names if rows[name].null_count == rows.num_rows])
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_folding_is_the_aggregate_in_numpy(seed: int) -> None:
-    """Every metric, uneven groups, gaps, rows told twice and in parts."""
+    """Every metric, uneven groups, gaps, rows sent twice and in parts."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 400))
     ids = np.sort(rng.integers(0, 1 << 64, 9, np.uint64))
@@ -53,9 +53,9 @@ def test_folding_is_the_aggregate_in_numpy(seed: int) -> None:
         drawn = random_values(rng, metric, 997, (0.3, 0.0, 0.9)[seed % 3])
         values = drawn[(entity * 31 + ts // 500) % 997]  # of one moment always the same
         batch = SampleBatch.of_values(Scope.GPU, ids[entity], ts, {metric.name: values})
-        told = rng.random(count) < (0.7 if seed > 2 else 1.0)  # in parts
+        sent = rng.random(count) < (0.7 if seed > 2 else 1.0)  # in parts
         number, mask = batch.columns[metric.name]
-        mask = mask & told
+        mask = mask & sent
         table[metric.name] = pa.array(number, mask=~mask)
         stored[metric.name] = np.where(mask, number.astype(np.float64) * (metric.step or 1), np.nan)
     table["present"] = pa.array(sum((~np.isnan(v)).astype(np.uint16) for v in stored.values()))
@@ -173,7 +173,7 @@ def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
 
 @pytest.mark.parametrize("by_another", [False, True], ids=["here", "by another collector"])
 def test_a_chart_shows_at_once_what_is_older_than_all_that_was_known(store: Store, by_another: bool) -> None:
-    """For 10 s, the time of what an agent had spooled was taken for one of which only rollups are left."""
+    """For 10 s, the time of spooled samples was taken for one that has only rollups left."""
     rng = np.random.default_rng(5)
     index = index_of()
     store.entities.write(everything())
@@ -185,9 +185,11 @@ def test_a_chart_shows_at_once_what_is_older_than_all_that_was_known(store: Stor
     late = random_batch(rng, T0 - 2 * CHUNK, T0, 1500)  # each GPU in each step, nearly
     if by_another:
         store.samples.write(late)
-        marks = [store.dirty_ranges._mark(Scope.GPU, low, low + CHUNK, None) for low in (T0 - 2 * CHUNK, T0 - CHUNK)]
-        store.dirty_ranges._insert_marks(marks)
-        store.dirty_ranges._marks.clear()
+        marks = [
+            store.dirty_ranges._new_range(Scope.GPU, low, low + CHUNK, None) for low in (T0 - 2 * CHUNK, T0 - CHUNK)
+        ]
+        store.dirty_ranges._insert(marks)
+        store.dirty_ranges._ranges.clear()
         store.dirty_ranges.load()
     else:
         store_batch(store, late)
@@ -270,13 +272,13 @@ def test_a_crash_at_any_insert_leaves_no_hole(store: Store, store_url: str, numb
 def test_a_resend_marks_its_entities_and_no_others(store: Store) -> None:
     index = index_of()
     store.entities.write(everything())
-    told = samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})])
-    store_batch(store, told)
+    early = samples(Scope.GPU, [(gpu_row(0, 0), T0 + 1000, {"power_w": 100.0})])
+    store_batch(store, early)
     assert store.dirty_ranges.all() == [], "in time"
     store.buckets.read_closing(index, T0)
     store.rollups.roll_up()
     assert store.dirty_ranges.late_rows == 0
-    store_batch(store, told)
+    store_batch(store, early)
     store_batch(store, samples(Scope.NODE, [(node_row(1), T0 - CHUNK, {"load1": 1.0})]))
     found = [
         (m.scope, m.from_ms, m.to_ms, m.entities.tolist()) for m in store.dirty_ranges.all() if m.entities is not None
@@ -376,7 +378,7 @@ def test_an_old_answer_about_the_state_undoes_nothing(store: Store, monkeypatch:
     rows_of = store.clients.rows
     said: list[list[dict[str, int]]] = []
 
-    def told(sql: str) -> list[dict[str, int]]:
+    def answer(sql: str) -> list[dict[str, int]]:
         if "FROM rollup_state" in sql:
             said.append(rows_of(sql))
             return said[0]
@@ -385,7 +387,7 @@ def test_an_old_answer_about_the_state_undoes_nothing(store: Store, monkeypatch:
     store.buckets.read_closing(index, T0)
     store.rollups.roll_up()
     with monkeypatch.context() as patched:
-        patched.setattr(store.clients, "rows", told)
+        patched.setattr(store.clients, "rows", answer)
         store.dirty_ranges.progress.read()
         store_batch(store, samples(Scope.GPU, [(gpu_row(0, 0), T0 + BUCKET, {"power_w": 100.0})]))
         store.buckets.read_closing(index, T0 + BUCKET)

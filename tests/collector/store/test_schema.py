@@ -84,7 +84,7 @@ def test_a_metric_that_changed_its_storage_is_refused(
         Store.open(store_url).close()
 
 
-def test_retention_follows_the_setting_but_for_a_command_beside_collectors(store_url: str) -> None:
+def test_retention_follows_the_setting_but_for_a_command_next_to_a_collector(store_url: str) -> None:
     embedded = store_url.startswith("chdb:")  # no TTL: passes of the collector delete (test_expiry.py)
     for days, asked, visitor in ((30, 30, False), (7, 7, False), (7, 3650, True)):
         opened = Store.open(store_url, retention_days=asked, visitor=visitor)
@@ -114,7 +114,7 @@ def test_a_url_that_is_none(url: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_password_is_not_told() -> None:
+def test_a_password_is_not_shown() -> None:
     with pytest.raises(StoreError) as caught:
         Store.open("clickhouse://me:secret@127.0.0.1:1/drover")
     assert "secret" not in str(caught.value)
@@ -205,8 +205,8 @@ def test_a_store_of_the_first_version_is_copied(store_url: str) -> None:
     an_old_store(store_url)
     opened = Store.open(store_url, retention_days=3650)
     assert whole(opened) == [[(300.0, 60.0)], [(300.0, 60.0)]]
-    told = {"power_w": 300.0, "gpu_temp_c": 60.0}
-    opened.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, told)]))  # a resend has the copied row's shape
+    values = {"power_w": 300.0, "gpu_temp_c": 60.0}
+    opened.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, values)]))  # a resend has the copied row's shape
     opened.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
     assert opened.clients.rows("SELECT count() AS n FROM gpu_samples") == [{"n": 2}]
     changes = [row["change"] for row in opened.clients.rows("SELECT change FROM schema_versions")]
@@ -298,7 +298,7 @@ def test_a_copy_that_the_disk_did_not_take_is_no_copy(store_url: str, monkeypatc
     opened.close()
 
 
-def test_an_older_collector_leaves_a_newer_store_as_it_is(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_collector_leaves_a_newer_store_unchanged(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It works with the columns it knows, and undoes nothing."""
     newer = Store.open(store_url, retention_days=3650)
     newer.clients.command("ALTER TABLE gpu_samples ADD COLUMN newer Nullable(UInt16)")
@@ -349,13 +349,13 @@ def test_smaller_blocks_come_to_a_store_from_before_and_its_rows_stay(
         opened.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
         rows = opened.clients.rows("SELECT power_w, gpu_temp_c FROM gpu_samples")
         ddl = opened.clients.rows(f"SELECT create_table_query AS q FROM {opened.clients.tables} WHERE name = 'gpu_10s'")
-        told = opened.clients.rows("SELECT change FROM schema_versions WHERE change NOT LIKE '%: made'")
+        rows = opened.clients.rows("SELECT change FROM schema_versions WHERE change NOT LIKE '%: made'")
         opened.close()
         assert rows == [{"power_w": 3000, "gpu_temp_c": 60}]
         assert re.search(r"`power_w` [^`]*SETTINGS \(min_compress_block_size = 16384\)", ddl[0]["q"])
         assert not re.search(r"`nvlink_tx_bytes_per_s` [^`]*SETTINGS \(", ddl[0]["q"])
-        assert "gpu_10s: power_w in blocks of 16384 bytes" in {row["change"] for row in told}
-        changes.append(str(sorted(row["change"] for row in told)))
+        assert "gpu_10s: power_w in blocks of 16384 bytes" in {row["change"] for row in rows}
+        changes.append(str(sorted(row["change"] for row in rows)))
     assert changes[0] == changes[1]  # there was nothing left to change
 
 

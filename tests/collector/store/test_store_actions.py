@@ -1,4 +1,4 @@
-"""Actions and duties: append-only histories of which the newest version counts."""
+"""Actions and outages: append-only histories in which the newest version counts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def synced(store: Store) -> int:
 
 
 def test_what_is_written_before_an_effect_is_on_the_disk_when_the_call_returns(store: Store) -> None:
-    """A drain whose intent a power cut took would be nobody's. Findings are told again, and wait for no disk."""
+    """A drain whose intent a power cut took would be nobody's. Findings are found again, and wait for no disk."""
     decided = Decision("d1", "i1", T0, "n1", RecommendedAction.DRAIN, "enforce", "act", "rule", "why")
     found = Finding(
         "xid",

@@ -120,15 +120,15 @@ def test_inserts_do_not_wait_for_questions(store: Store) -> None:
 def test_who_waits_for_a_client_learns_that_the_store_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "CLOSED_S", 0.01)
     pool = pool_module.Pool(lambda: pytest.fail("not made"), 0)
-    told: list[str] = []
+    errors: list[str] = []
 
     def wait() -> None:
         with pytest.raises(StoreError) as raised:
             pool.take()
-        told.append(str(raised.value))
+        errors.append(str(raised.value))
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     pool.close()
     waiting.join(20)
-    assert told == ["the store is closed"]
+    assert errors == ["the store is closed"]

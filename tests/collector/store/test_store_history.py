@@ -59,11 +59,11 @@ def incident(**fields) -> Incident:
 
 
 def test_events_come_back_newest_first_and_once(store: Store) -> None:
-    told = [event(1), event(2, gpu=3, backlog=True, count=7, clock_suspect=True, forgeable=True), event(3, node="n1")]
-    store.events.write(told)
+    events = [event(1), event(2, gpu=3, backlog=True, count=7, clock_suspect=True, forgeable=True), event(3, node="n1")]
+    store.events.write(events)
     store.events.write([event(1, received_ms=T0 + 99)])  # a resend
     assert [e.id for e in store.events.read(0, T0 + 10)] == ["n0/s/3", "n0/s/2", "n0/s/1"]
-    assert store.events.read(0, T0 + 10)[1] == told[1]
+    assert store.events.read(0, T0 + 10)[1] == events[1]
     assert [e.id for e in store.events.read(0, T0 + 10, limit=1)] == ["n0/s/3"]
     assert [e.id for e in store.events.read(0, T0 + 10, "n0", 3)] == ["n0/s/2"]
     assert [e.id for e in store.events.read(T0 + 2, T0 + 3)] == ["n0/s/2"]
@@ -76,7 +76,7 @@ def test_events_of_one_moment_are_all_exported(store: Store, monkeypatch: pytest
     store.events.write([event(n, ts_ms=T0) for n in range(8)] + [event(8), event(9, node="stranger")])
     store.events.write([event(2, ts_ms=T0, received_ms=T0 + 99)])
     facts = SimpleNamespace(store=store, index=SimpleNamespace(node_number={"n0": 0}))
-    found = api_export._events(facts, T0, T0 + 100)  # type: ignore[arg-type]  # it needs no more
+    found = api_export._events(facts, T0, T0 + 100)  # type: ignore[arg-type]  # it uses nothing else
     assert [e.id for e in found] == [f"n0/s/{n}" for n in range(9)]
 
 
@@ -104,18 +104,18 @@ def test_noted_positions_of_some(store: Store) -> None:
 
 
 def test_absences_open_and_closed(store: Store) -> None:
-    told = Absence("n0", None, "inlet_temp_c", "unsupported", T0)
+    open_ = Absence("n0", None, "inlet_temp_c", "unsupported", T0)
     gone = Absence("n0", 3, "power_w", "lost", T0, T0 + 500)
     link = Absence("n0", None, "link_up", "error", T0 + 9000, None, "mlx5_0")
-    store.absences.write([told, gone, link])
+    store.absences.write([open_, gone, link])
     store.absences.write([replace(gone, to_ms=None)])  # its beginning, sent again
-    assert store.absences.current("n0") == [told, link] or store.absences.current("n0") == [link, told]
+    assert store.absences.current("n0") == [open_, link] or store.absences.current("n0") == [link, open_]
     assert store.absences.current("n1") == []
-    assert set(store.absences.between(T0, T0 + 400)) == {told, gone}
-    assert set(store.absences.between(T0 + 600, T0 + 10_000)) == {told, link}
+    assert set(store.absences.between(T0, T0 + 400)) == {open_, gone}
+    assert set(store.absences.between(T0 + 600, T0 + 10_000)) == {open_, link}
 
 
-def test_incidents_are_versions_of_which_the_newest_counts(store: Store) -> None:
+def test_incidents_are_versions_and_the_newest_counts(store: Store) -> None:
     first = incident()
     closed = incident(version=2, closed_ms=T0 + 60_000, updated_ms=T0 + 60_000)
     other = incident(id="i2", opened_ms=T0 + 1000)
@@ -196,14 +196,14 @@ def test_the_newest_row_of_a_notification_is_its_state(store: Store) -> None:
 
 
 def test_troubles_are_what_risk_remembers_of_incidents(store: Store) -> None:
-    told = [
+    incidents = [
         incident(),
         incident(version=2, updated_ms=T0 + 5, members=(("n2", 0),)),
         incident(id="i2", opened_ms=T0 + 10, closed_ms=T0 + 20, severity=Severity.CRITICAL),
         incident(id="i3", severity=Severity.INFO),
         incident(id="i4", closed_ms=T0 - 99),
     ]
-    store.incidents.write(told)
+    store.incidents.write(incidents)
     whole, brief = Troubles(), Troubles()
     whole.take(store.incidents.newest("all", T0), T0 + 30)
     found = store.incidents.for_risk(T0)

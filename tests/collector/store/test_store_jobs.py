@@ -1,4 +1,4 @@
-"""Jobs and workloads as the store tells them, and values of a moment laid out by the fleet."""
+"""Jobs and workloads in the store, and values at a time laid out by the fleet."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MINUTE = 60_000
 
 
 def test_jobs_that_ended_are_those_that_no_gpu_holds_any_more(store: Store) -> None:
-    told = [
+    holdings = [
         Holding("n0", 0, "done", T0), Holding("n0", 1, "done", T0 + 10), Holding("n1", 0, "half", T0),
         Holding("n1", 1, "half", T0), Holding("n2", 0, "runs", T0 + 5),
         Holding("n0", 0, None, T0 + MINUTE), Holding("n0", 1, "next", T0 + 2 * MINUTE), Holding("n1", 0, None, T0 + 70),
     ]  # fmt: skip
-    store.jobs.write_holdings(told)
-    store.jobs.write_holdings(told[:2])  # told again after an agent's restart
+    store.jobs.write_holdings(holdings)
+    store.jobs.write_holdings(holdings[:2])  # sent again after an agent's restart
     assert store.jobs.ended(T0, T0 + 3 * MINUTE) == [JobSpan("done", T0, T0 + 2 * MINUTE, 2, 1)]
     assert store.jobs.ended(T0 + 3 * MINUTE, T0 + 4 * MINUTE) == [], "it ended before"
     assert store.jobs.started(["half", "runs", "no such"], T0 + MINUTE) == {"half": T0, "runs": T0 + 5}
@@ -38,7 +38,7 @@ def test_a_name_like_sql_is_a_name_in_a_question_with_a_deadline(store: Store) -
         assert store.buckets.values_at(small_index(), Scope.GPU, T0, 10_000, ["power_w"]) == {}
 
 
-def test_a_workload_tells_its_newest_values(store: Store) -> None:
+def test_a_workload_has_its_newest_values(store: Store) -> None:
     keys = ["n0/pretrain", "n1/llm"]
     store.entities.write(
         [

@@ -28,24 +28,29 @@ def row(number: int, probe: str = "hbm_copy", gpu: int | None = 0, value: float 
 
 
 def end(request: str = "r1", **more) -> ProbeRow:
-    told = row(99, "", None, None, request=request, end="done")
-    return replace(told, result=replace(told.result, id=f"{request}/end", **more))
+    closing = row(99, "", None, None, request=request, end="done")
+    return replace(closing, result=replace(closing.result, id=f"{request}/end", **more))
 
 
 def order(id_: str = "r1", state: str = "asked", ts_ms: int = T0, node: str = "n0") -> ProbeOrder:
     return ProbeOrder(id_, node, (1, 2), "quick", ("sdc",), ProbeReason.CONFIRM, state, ts_ms, "i1", "ann", "why")
 
 
-def test_results_come_back_as_they_were_and_once(store: Store) -> None:
-    told = [row(2), row(10, "p2p", 0, 300.0, peer=3, spread=0.01, repeats=5), row(1, "sdc", 1, None, ok=False), end()]
-    store.probes.results.write(told)
-    store.probes.results.write(told[:2])  # a resend
+def test_results_come_back_unchanged_and_once(store: Store) -> None:
+    results = [
+        row(2),
+        row(10, "p2p", 0, 300.0, peer=3, spread=0.01, repeats=5),
+        row(1, "sdc", 1, None, ok=False),
+        end(),
+    ]
+    store.probes.results.write(results)
+    store.probes.results.write(results[:2])  # a resend
     found = store.probes.results.of_order("r1")
     assert [r.result.id for r in found] == ["r1/1", "r1/2", "r1/10", "r1/end"]
-    assert {r.result.id: r for r in found} == {r.result.id: r for r in told}
+    assert {r.result.id: r for r in found} == {r.result.id: r for r in results}
     assert store.probes.results.of_order("r2") == []
     assert [r.result.id for r in store.probes.results.of_node("n0", limit=2)] == ["r1/end", "r1/10"]
-    assert store.probes.results.between(T0 + 2, T0 + 3) == [told[0]]
+    assert store.probes.results.between(T0 + 2, T0 + 3) == [results[0]]
 
 
 def test_the_newest_of_each_place_and_figure(store: Store) -> None:
@@ -103,15 +108,15 @@ def test_the_newest_version_of_an_order_counts(store: Store) -> None:
 
 
 def test_verdicts_of_an_order_that_was_judged_again(store: Store) -> None:
-    told = ProbeVerdict(
+    verdict = ProbeVerdict(
         "r1", "n0", 1, False, "sdc", "wrong", T0, ProbeReason.CONFIRM, "i1", 1.0, None, 4, ("hbm_copy",)
     )
-    whole = replace(told, gpu=None)
-    store.probes.verdicts.write([told, whole])
-    store.probes.verdicts.write([replace(told, ts_ms=T0 + 5)])
-    assert store.probes.verdicts.read() == [whole, replace(told, ts_ms=T0 + 5)]
+    whole = replace(verdict, gpu=None)
+    store.probes.verdicts.write([verdict, whole])
+    store.probes.verdicts.write([replace(verdict, ts_ms=T0 + 5)])
+    assert store.probes.verdicts.read() == [whole, replace(verdict, ts_ms=T0 + 5)]
     assert store.probes.verdicts.read("n1") == []
-    assert store.probes.verdicts.read(request="r1", from_ms=T0 + 1) == [replace(told, ts_ms=T0 + 5)]
+    assert store.probes.verdicts.read(request="r1", from_ms=T0 + 1) == [replace(verdict, ts_ms=T0 + 5)]
 
 
 def test_an_order_that_has_ended_is_not_opened_by_a_later_note_of_another(store: Store) -> None:

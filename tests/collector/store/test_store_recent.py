@@ -136,8 +136,8 @@ def rows_of(*moments: int) -> Packed:
 
 @pytest.mark.parametrize("metric", [metric.name for metric in of_scope(Scope.GPU)])
 @pytest.mark.parametrize("spread", [0, 1, 1 << 32, 1 << 62])
-def test_packed_rows_say_what_was_told(metric: str, spread: int) -> None:
-    """Of each storage type: all alike, near each other, far apart; all told, some, none."""
+def test_packed_rows_have_what_was_packed(metric: str, spread: int) -> None:
+    """Of each storage type: all alike, near each other, far apart; all present, some, none."""
     rng = np.random.default_rng(spread % 97)
     dtype = storage_dtype(metric)
     if dtype.kind == "f":
@@ -200,7 +200,7 @@ def test_what_is_held_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_clock_far_ahead_does_not_end_it() -> None:
-    """What it told is not answered for when its time comes; all other times are."""
+    """Its values are not returned for when its time comes; all other times are."""
     now_s = [0.0]
     found = Recent(lambda: now_s[0])
     found.begin({})
@@ -244,8 +244,8 @@ def test_buckets_that_close_are_what_the_store_has(store: Store, seed: int, monk
                 second[rng.random(40) < 0.02] = 3_600
             ids = np.array([row.entity_id for row in targets[scope]], np.uint64)[entity]
             ts = start + 1000 * second
-            told = names[scope][: int(rng.integers(1, 4))]
-            values = {name: whole[name][(entity * 31 + ts // 500) % 997] for name in told}  # always the same
+            sent = names[scope][: int(rng.integers(1, 4))]
+            values = {name: whole[name][(entity * 31 + ts // 500) % 997] for name in sent}  # always the same
             with monkeypatch.context() as broken:
                 if rng.random() < 0.05:
                     unsure, written = True, rng.random() < 0.5
@@ -260,7 +260,7 @@ def test_buckets_that_close_are_what_the_store_has(store: Store, seed: int, monk
                     store.samples.write(SampleBatch.of_values(scope, ids, ts, values))
         said.clear()
         held = store.rollups.closing_folds(start)
-        assert unsure or before or not said  # one that failed may have told of the next bucket, too
+        assert unsure or before or not said  # one that failed may hold rows of the next bucket, too
         folded += not said
         for scope, found in held.items():
             want = store.rows.fold(scope, [(start, start + BUCKET_MS)], BUCKET_MS)

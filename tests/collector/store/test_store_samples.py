@@ -90,7 +90,7 @@ def test_every_metric_arrives_in_its_own_column(store: Store) -> None:
 
 
 def test_two_rows_of_one_moment_fill_each_other(store: Store) -> None:
-    """Two sources of one GPU may report at the same tick: neither takes away what the other told."""
+    """Two sources of one GPU may report at the same tick: neither takes away what the other reported."""
     row = gpu_row(0, 1)
     store.entities.write([row])
     store.samples.write(samples(Scope.GPU, [(row, T0, {"power_w": 300.0})]))
@@ -102,12 +102,12 @@ def test_two_rows_of_one_moment_fill_each_other(store: Store) -> None:
     assert (merged.gpu["power_w"][1], merged.gpu["gpu_temp_c"][1], merged.gpu_rows[1]) == (300.0, 60.0, 1)
 
 
-def test_a_resend_that_is_read_otherwise_weighs_no_more(store: Store) -> None:
+def test_a_resend_that_is_read_otherwise_counts_once(store: Store) -> None:
     """A collector that learnt a metric takes a resent row with more columns than the first time."""
     row = gpu_row(0, 1)
     store.entities.write([row])
-    told = [(row, T0 + 1000 * t, {"power_w": power}) for t, power in enumerate((100.0, 200.0, 300.0))]
-    store.samples.write(samples(Scope.GPU, told))
+    rows = [(row, T0 + 1000 * t, {"power_w": power}) for t, power in enumerate((100.0, 200.0, 300.0))]
+    store.samples.write(samples(Scope.GPU, rows))
     store.samples.write(samples(Scope.GPU, [(row, T0 + 2000, {"power_w": 300.0, "gpu_temp_c": 60.0})]))
     for _ in range(2):
         bucket = store.buckets.read(index_of(), T0)
@@ -128,7 +128,7 @@ def test_old_values_are_unknown_not_current(store: Store) -> None:
     assert store.samples.latest_values("n0", T0 + 200_000) == {}
 
 
-def test_a_value_is_unknown_as_soon_as_it_is_told_absent(store: Store) -> None:
+def test_a_value_is_unknown_as_soon_as_it_is_reported_absent(store: Store) -> None:
     """Asked before, between and after: what is kept of the absences is asked for again when more is written."""
     store.entities.write(everything())
     store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))

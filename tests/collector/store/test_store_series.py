@@ -28,8 +28,8 @@ def test_step_is_the_shortest_that_fits() -> None:
 def test_series_downsamples_and_leaves_gaps(store: Store) -> None:
     row = gpu_row(0, 0)
     store.entities.write([row])
-    told = [(row, T0 + 1000 * t, {"power_w": float(t), "energy_j": 10.0 * t}) for t in range(100) if not 40 <= t < 60]
-    store.samples.write(samples(Scope.GPU, told))
+    rows = [(row, T0 + 1000 * t, {"power_w": float(t), "energy_j": 10.0 * t}) for t in range(100) if not 40 <= t < 60]
+    store.samples.write(samples(Scope.GPU, rows))
     target = ("n0", 0, None)
     step, ts, found = store.series.read(Scope.GPU, [target], ["power_w", "energy_j"], T0, T0 + 100_000, 12)
     assert step == 10_000
@@ -47,7 +47,7 @@ def test_a_long_chart_ends_with_the_newest_rollup_unless_rollups_lag(store: Stor
     store.entities.write([row])
     end = T0 + 2_400_000
 
-    def tell(from_ms: int, to_ms: int) -> None:
+    def write(from_ms: int, to_ms: int) -> None:
         rows = [(row, at, {"power_w": float(at - T0) / 1e4}) for at in range(from_ms, to_ms, 10_000)]
         store.samples.write(samples(Scope.GPU, rows))
 
@@ -61,16 +61,16 @@ def test_a_long_chart_ends_with_the_newest_rollup_unless_rollups_lag(store: Stor
         values: list[float] = found[*target, "power_w"].tolist()
         return values
 
-    tell(T0, end)
+    write(T0, end)
     store.buckets.read_closing(index_of(), end - 20_000)
     store.rollups.roll_up()
     while store.rollups.roll_up_late(10):
         pass
-    told = [float(n) for n in range(240)]
-    assert line(T0, end) == told[:239]  # the last is not closed: it is left out, not told as absent
+    rows = [float(n) for n in range(240)]
+    assert line(T0, end) == rows[:239]  # the last is not closed: it is left out, not shown as absent
     assert line(end - 600_000, end)[-1] == 239  # a short span has it
-    tell(end, end + 30_000)
-    assert line(T0, end + 30_000) == [*told, 240.0, 241.0, 242.0]  # rollups are behind: samples answer
+    write(end, end + 30_000)
+    assert line(T0, end + 30_000) == [*rows, 240.0, 241.0, 242.0]  # rollups are behind: samples answer
 
 
 def test_a_slow_agent_gives_a_line_not_dots(store: Store) -> None:
@@ -100,14 +100,14 @@ def test_unknown_targets_are_gaps_and_bad_questions_are_refused(store: Store) ->
 def test_peers(store: Store) -> None:
     index = index_of()
     store.entities.write(everything())
-    told = [
+    rows = [
         (gpu_row(n, g), T0 + 1000 * t, {"power_w": 100.0 * (n * GPUS + g) + t % 2})
         for n in range(3)
         for g in range(GPUS)
         for t in range(10)
         if (n, g) != (2, 3)
     ]
-    store.samples.write(samples(Scope.GPU, told))
+    store.samples.write(samples(Scope.GPU, rows))
     low, middle, high = store.series.read_peers(index, np.arange(11), ["power_w"], T0, T0 + 30_000, 10_000)["power_w"]
     np.testing.assert_allclose(low, [100.0, np.nan, np.nan])
     np.testing.assert_allclose(middle, [500.0, np.nan, np.nan])
@@ -119,14 +119,14 @@ def test_peers(store: Store) -> None:
 def test_export_has_each_row_once_in_order_and_in_units(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_module, "ROWS", 7)  # slices within an hour
     store.entities.write(everything())
-    told = [
+    rows = [
         (gpu_row(n, g), T0 + 1000 * t, {"power_w": 100.1 + t} if (n + g + t) % 3 else {"gpu_temp_c": 50.0})
         for n in range(2)
         for g in range(GPUS)
         for t in (0, 1, 3_599, 3_600, 9_000)
     ]
-    store.samples.write(samples(Scope.GPU, told))
-    store.samples.write(samples(Scope.GPU, told[::2]))
+    store.samples.write(samples(Scope.GPU, rows))
+    store.samples.write(samples(Scope.GPU, rows[::2]))
     tables = list(store.export.tables(Scope.GPU, T0 + 1000, T0 + 9_000_000))
     table = pa.concat_tables(tables)
     assert len(tables) == 3  # slices with nothing in them give none
@@ -137,9 +137,9 @@ def test_export_has_each_row_once_in_order_and_in_units(store: Store, monkeypatc
     keys = [
         (int(r["ts"].timestamp() * 1000), r["node"], r["gpu"]) for r in table.select(["ts", "node", "gpu"]).to_pylist()
     ]
-    wanted = sorted((ts, row.node, row.gpu) for row, ts, _ in told if T0 + 1000 <= ts < T0 + 9_000_000)
+    wanted = sorted((ts, row.node, row.gpu) for row, ts, _ in rows if T0 + 1000 <= ts < T0 + 9_000_000)
     assert keys == wanted
-    values = {(row.node, row.gpu, ts): v for row, ts, v in told}
+    values = {(row.node, row.gpu, ts): v for row, ts, v in rows}
     for (ts, node, gpu), power in zip(keys, table["power_w"].to_pylist(), strict=True):
         assert power == (
             pytest.approx(values[node, gpu, ts]["power_w"]) if "power_w" in values[node, gpu, ts] else None

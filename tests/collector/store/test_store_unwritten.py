@@ -19,7 +19,7 @@ UNWRITTEN = """
 import contextlib, resource, sys
 sys.path.insert(0, sys.argv[2])
 from drover_collector.store import Store, StoreError
-from drover_collector.store.durability.verify_insert import Whole
+from drover_collector.store.durability.verify_insert import InsertVerifier
 from drover_core.metrics.catalog import Scope
 from testbed.fleets import T0, everything, gpu_row, samples
 
@@ -36,15 +36,15 @@ def refused(sql):
     raise StoreError("the disk takes nothing")
 
 def unwritten(second):
-    before = Whole.before
+    before = InsertVerifier.before
 
     def none(self, *words):
-        Whole.before = before
+        InsertVerifier.before = before
         found = before(self, *words)
         may_write(0)
         return found
 
-    Whole.before = none
+    InsertVerifier.before = none
     try:
         write(second)
     except StoreError as error:
@@ -62,7 +62,7 @@ for second in range(5):
 unwritten(5)
 write(5)
 assert held() == {"n": 6, "p": 6}, held()
-assert store.integrity.look() == ()
+assert store.integrity.check_set_aside() == ()
 
 may_write(0)  # a merge: what was acknowledged long ago goes into a part that is not on the disk
 with contextlib.suppress(StoreError):  # the engine's own merge may have come before it
@@ -76,11 +76,11 @@ else:
     command, store.integrity._clients.command = store.integrity._clients.command, refused
     for _ in range(2):  # the disk is not well yet: nothing may be given up
         with contextlib.suppress(StoreError):
-            store.integrity._look_at_merged()
+            store.integrity._check_merged()
     store.integrity._clients.command = command
-    store.integrity._look_at_merged()
+    store.integrity._check_merged()
 assert held() == {"n": 7, "p": 7}, held()
-assert [damage.table for damage in store.integrity.look()] == ["gpu_samples"], store.integrity.look()
+assert [damage.table for damage in store.integrity.check_set_aside()] == ["gpu_samples"]
 store.close()
 store = Store.open(f"chdb://{sys.argv[1]}/store", retention_days=3650)
 assert held() == {"n": 7, "p": 7}, held()
@@ -98,16 +98,16 @@ def test_what_was_not_written_is_not_stored_and_a_merge_that_was_not_costs_nothi
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_a_part_is_whole_when_every_file_has_the_size_that_is_told(store: Store, tmp_path: Path) -> None:
+def test_a_part_is_whole_when_every_file_has_the_listed_size(store: Store, tmp_path: Path) -> None:
     store.entities.write(everything())
     store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
     row = store.clients.rows("SELECT path FROM system.parts WHERE active AND table = 'gpu_samples'")[0]
     part = Path(shutil.copytree(row["path"], tmp_path / "part"))
     assert whole(part)
     assert whole(tmp_path / "merged and gone")
-    told = listed((part / "checksums.txt").read_bytes())
-    assert told["data.bin"] == (part / "data.bin").stat().st_size
-    for name in (*told, "checksums.txt", "columns.txt"):
+    sizes = listed((part / "checksums.txt").read_bytes())
+    assert sizes["data.bin"] == (part / "data.bin").stat().st_size
+    for name in (*sizes, "checksums.txt", "columns.txt"):
         data = (part / name).read_bytes()
         (part / name).write_bytes(b"" if name == "columns.txt" else data[:-1])
         assert not whole(part), name
@@ -116,6 +116,6 @@ def test_a_part_is_whole_when_every_file_has_the_size_that_is_told(store: Store,
     assert not whole(part)
 
 
-def test_a_list_of_another_form_tells_nothing() -> None:
+def test_a_list_of_another_format_is_empty() -> None:
     assert listed(b"checksums format version: 5\n" + bytes(40)) == {}
     assert listed(b"checksums format version: 4\n" + bytes(16) + b"\x02" + bytes(40)) == {}

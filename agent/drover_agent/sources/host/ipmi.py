@@ -1,6 +1,6 @@
-"""Inlet temperature and fans as the board's BMC tells them, by ipmitool(1) or ipmi-sensors(8) where one is installed.
+"""Inlet temperature and fans as the board's BMC reports them, by ipmitool(1) or ipmi-sensors(8) where one is installed.
 
-The program runs beside the agent at a slow pace and never blocks a tick: a BMC takes seconds, and some never answer.
+The program runs by itself at a slow pace and never blocks a tick: a BMC takes seconds, and some never answer.
 Formats: ipmitool lib/ipmi_sdr.c (`-c sdr list full`: name,value,unit,status; status is ok, nc, cr, nr or ns),
 FreeIPMI ipmi-sensors/ipmi-sensors-simple-output.c (ID,name,type,state,reading,units,event).
 """

@@ -85,7 +85,7 @@ class SensorsSource:
                 values["inlet_temp_c"] = int(self._inlet.head(64)) / 1000
             except (OSError, ValueError) as error:
                 wrong["inlet_temp_c"] = _why(error)
-        speeds, failed, told = [], 0, False
+        speeds, failed, has_alarms = [], 0, False
         for speed, alarms in self._fans:
             try:
                 bad = any(int(alarm.head(16)) for alarm in alarms)
@@ -93,13 +93,13 @@ class SensorsSource:
             except (OSError, ValueError) as error:
                 wrong["fan_min_rpm"] = wrong["fans_failed"] = _why(error)
                 return values, wrong
-            told = told or bool(alarms)
+            has_alarms = has_alarms or bool(alarms)
             failed += bad
             if rpm > 0 or bad:  # 0 of a fan that nobody complains of: nothing is plugged in
                 speeds.append(rpm)
         if speeds:
             values["fan_min_rpm"] = float(min(speeds))
-        if told:
+        if has_alarms:
             values["fans_failed"] = float(failed)
         return values, wrong
 

@@ -2,7 +2,7 @@
 
 procfs and sysfs are read directly: their roots are parameters (a test points at a folder), and a handful of small reads
 each second costs less than psutil's generality. Which devices there are is looked at each FIND_MS; their files are
-kept open. What is told of the agent's own process is of this one, whatever root is read: CPU time out of getrusage(2),
+kept open. The agent's own use is that of this process, whatever root is read: CPU time out of getrusage(2),
 memory out of /proc/self/statm (proc(5)).
 """
 
@@ -49,9 +49,11 @@ class HostSource:
         self._counters = {name: KeptFiles() for name in ("rx_bytes", "tx_bytes", "correctable", "fatal", "ce", "ue")}
         self._disk_names: dict[str, bool] = {}  # name in diskstats -> whether it is a whole disk
         self._before: dict[str, tuple[float, int]] = {}  # counter -> (value, ts_ms) at the last reading
-        self._counts: dict[str, tuple[Mapping[str, int], int]] = {}  # counter -> (device -> value, ts_ms) likewise
+        self._counts: dict[
+            str, tuple[Mapping[str, int], int]
+        ] = {}  # counter -> (device -> value, ts_ms); at the last reading
         self._slow_done = self._found = -1
-        self._inventory_told = False
+        self._inventory_sent = False
         # metrics -> how to read them; each fails by itself
         self._fast: tuple[tuple[tuple[str, ...], Callable[[int], Values]], ...] = (
             (("cpu_util_ratio",), self._cpu),
@@ -87,8 +89,8 @@ class HostSource:
                 reason = _reason(error)
                 reading.absent += [(self._entity, name, reason) for name in names]
         reading.rows.append((self._entity, row))
-        if not self._inventory_told:
-            self._inventory_told = True
+        if not self._inventory_sent:
+            self._inventory_sent = True
             reading.inventory = inventory(self._proc, self._sys, self._root)
         return reading
 
@@ -139,7 +141,7 @@ class HostSource:
         counters would jump whenever one comes or goes. None when there is none such.
 
         Raises:
-            MissingError: there is no device at all.
+            MissingError: there is no device.
         """
         if not counts:
             raise MissingError

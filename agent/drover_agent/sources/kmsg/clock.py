@@ -2,7 +2,7 @@
 
 The log's own time is in microseconds since boot, by a clock that stands still while the machine is suspended
 (kernel/printk: local_clock), as CLOCK_MONOTONIC does, and that nothing corrects, so that it is minutes off after weeks.
-So a line that is read as it comes is told with the time now, and others are reckoned: back from now, by the age of the
+So a line that is read as it comes is sent with the time now, and others are computed: back from now, by the age of the
 line, less what the log's clock was seen to lag, plus what the machine slept since (CLOCK_BOOTTIME less
 CLOCK_MONOTONIC). Where the lag was not seen lately, an age of a few seconds may be nothing but lag, and counts as none.
 """
@@ -71,7 +71,7 @@ class LogClock:
         return {"lag_us": self._lag_us, "looked_us": self._looked_us, "sleeps": self._sleeps[-MAX_SLEEPS:]}
 
     def explain(self, lines: Iterable[tuple[int, str]]) -> None:
-        """Take from the whole log (time, text) when the machine slept while nobody looked, if it can be told.
+        """Take from the whole log (time, text) when the machine slept while the log was not read, if it shows that.
 
         A length that the kernel did not write is what is left, in equal parts: right for one suspend.
         """

@@ -21,8 +21,8 @@ from drover_core.model.kinds import EventKind
 
 MAX_MESSAGE = 1_000  # characters kept of a line
 MAX_TEXT = 4_096  # characters looked at: a record has 1,024 bytes at most, each written as \xNN if it is no ASCII
-SETTLED_US = 300_000_000  # links come up and cables are found while a machine starts; that is told from then on
-# The lines for which this counts. Errors of modules and ports do not: they are told once, and that may be then.
+SETTLED_US = 300_000_000  # links come up and cables are found while a machine starts; that is sent from then on
+# The lines for which this counts. Errors of modules and ports do not: they are logged once, and that may be then.
 _STARTING = re.compile(r".*(?:Link (?:is )?(?:[Uu]p|[Dd]own)\b|Card not present|Cable (?:un)?plugged)")
 
 _PCI = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
@@ -36,12 +36,12 @@ _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(([^)]{1,120})\): (\d{1,6})\b(?:.
 # python[812]: segfault at 0 ip ... in libcuda.so[7f21+1000]      python: page allocation failure: ... cpuset=step_0
 # A name has 15 bytes at most (TASK_COMM_LEN).
 _BY_A_PROCESS = re.compile(r"(?:\\x[0-9a-f]{2}|[^\\]){1,15}(?:\[\d+\]|: (?:page allocation|vmalloc))")
-_SXID_MORE = re.compile(r"\): \d+, (?:Severity \d+ Engine instance|Data \{)")  # more of the error told before
+_SXID_MORE = re.compile(r"\): \d+, (?:Severity \d+ Engine instance|Data \{)")  # more of the error before it
 
 
 def _row(code: str, word: str, pattern: str) -> tuple[str, str, str]:
-    """`word` is what every such line contains, a cheap look before the pattern. What the named groups match tells two
-    errors with the same code apart, beside the PCI address."""
+    """`word` is what every such line contains, a cheap check before the pattern. The named groups and the PCI address
+    distinguish errors with the same code."""
     return code, word, pattern
 
 
@@ -179,7 +179,7 @@ class Line(NamedTuple):
     message: str
     pci: str
     uuid: str
-    where: str = ""  # what tells it from others with its code: device, port, severity
+    where: str = ""  # what distinguishes it from others with its code: device, port, severity
 
 
 def normal_pci(text: str) -> str:

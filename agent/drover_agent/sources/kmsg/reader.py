@@ -1,11 +1,11 @@
 """The kernel log, read from where the last run stopped: XIDs, NVSwitch errors, PCIe, memory, OOM, hung tasks.
 
-Not on the sampler's schedule: `KmsgReader.run` has a thread of its own that waits for lines, so that an event is told
+Not on the sampler's schedule: `KmsgReader.run` has a thread of its own that waits for lines, so that an event is sent
 as soon as the kernel has it. Only lines of the kernel's own facility count; user space can write all others.
 
-What is told as backlog is noted and never acted on: lines of before the first start, and of before the last reboot, are
+What is sent as backlog is noted and never acted on: lines of before the first start, and of before the last reboot, are
 of a machine that nobody watched, or that was mended since. An agent that was restarted or updated goes on at its place:
-what the same boot wrote since is news, told late with its own time, unless it is older than LATE_S.
+what the same boot wrote since is news, sent late with its own time, unless it is older than LATE_S.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ WAIT_S = 5.0  # between looks at a log in which nothing is written
 FILE_WAIT_S = 0.05  # the same for a regular file, for which nobody can wait
 STALL_S = 1.0  # a wait longer than it should be by this was none: the machine or the process stood still
 SAVE_S = 5.0
-BATCH = 500  # records read before their events are told
+BATCH = 500  # records read before their events are sent
 MAX_REST = 65_536  # bytes kept of a record that has not ended; the device gives whole ones
-LOST_EVERY_S = 10.0  # lines that go on being lost are told in sums
+LOST_EVERY_S = 10.0  # lines that go on being lost are reported in sums
 LATE_S = 3600.0  # a line that was missed for longer is history: somebody may have dealt with it since
 
 SlotOf = Callable[[str, str], int | None]  # (PCI address as `normal_pci` writes it, UUID or "") -> GPU slot
@@ -105,8 +105,8 @@ class KmsgReader:
         self._backlog = True
         self._first_new: int | None = None  # sequence of the first record written since `run` began, once there is one
         self._overran = False
-        self._lost: int | None = None  # lines that were lost and not told yet; 0 when nobody knows how many
-        self._tell_lost_at = 0.0
+        self._lost: int | None = None  # lines that were lost and are not reported yet; 0 when their number is not known
+        self._deliver_lost_at = 0.0
         self._rest = b""
 
     def stop(self) -> None:
@@ -135,19 +135,19 @@ class KmsgReader:
             regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if not regular:  # a regular file is always readable
                 waits.register(descriptor, select.POLLIN)
-            prompt, told = False, False
+            prompt, at_end = False, False
             while not self._stopped.is_set():
                 empty_us = self._clock.boot_us()  # if nothing is read, nothing was there then
                 if self._read_some(descriptor, prompt, end):
                     prompt = False
                     continue
-                if not told and self._began_anew(descriptor):
+                if not at_end and self._was_reset(descriptor):
                     continue
                 self._backlog = False
-                if not told:
-                    told = True
+                if not at_end:
+                    at_end = True
                     self._caught_up()
-                self._tell_lost()
+                self._deliver_lost()
                 self._save(time.monotonic())
                 wait_s = FILE_WAIT_S if regular else WAIT_S
                 waits.poll(wait_s * 1000)
@@ -160,7 +160,7 @@ class KmsgReader:
                 os.close(end)
 
     def _open_end(self) -> int | None:
-        """The log, to be read from its present end on; None of a pipe, of which nobody can tell what is old."""
+        """The log, to be read from its present end on; None of a pipe, whose old lines cannot be known."""
         end = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.lseek(end, 0, os.SEEK_END)
@@ -172,7 +172,7 @@ class KmsgReader:
         return end
 
     def _look_for_new(self, end: int) -> None:
-        """Find the first record that is no backlog. To tell old ones takes as long as the disk does: what comes
+        """Find the first record that is no backlog. Sending old ones takes as long as the disk does: what comes
         meanwhile is a fault of now, and must not pass for an old one."""
         with contextlib.suppress(BlockingIOError):
             try:
@@ -184,7 +184,7 @@ class KmsgReader:
             found = (parse_record(line) for line in data.split(b"\n") if not line.startswith(b" "))
             self._first_new = next((record.seq for record in found if record), None)
 
-    def _began_anew(self, descriptor: int) -> bool:
+    def _was_reset(self, descriptor: int) -> bool:
         """Whether the whole log is older than the place that was kept: a virtual machine that was set back to an
         earlier state has the boot id of then. Its log is read from the beginning, lest all of it seem known."""
         if self._last is None or self._newest is None or self._newest >= self._last:
@@ -227,7 +227,7 @@ class KmsgReader:
                 self._overran = True  # the kernel overwrote what was not read yet; the next read goes on
 
     def _read_some(self, descriptor: int, prompt: bool, end: int | None) -> bool:
-        """Read up to BATCH records and tell their events; False when nothing is left to read. `prompt`: the first of
+        """Read up to BATCH records and send their events; False when nothing is left to read. `prompt`: the first of
         them came while this waited."""
         records: list[KernelRecord] = []
         more = True
@@ -243,7 +243,7 @@ class KmsgReader:
         events = [event for record in records for event in self._take(record)]
         if events:
             self._deliver(events)
-            self._save_at = 0.0  # what was told must not be told again after a restart
+            self._save_at = 0.0  # what was sent must not be sent again after a restart
             if self._resumed or not self._backlog:  # a place is kept of a log that was read to its end only
                 self._save(time.monotonic())
         return more or bool(events)  # lines may have come while these were delivered: they are not prompt
@@ -281,7 +281,7 @@ class KmsgReader:
 
     def _is_backlog(self, record: KernelRecord, age_us: int) -> bool:
         """Whether the line is from before somebody watched, or too old to be news: an agent that was stopped, or whose
-        disk hung, for so long knows no more of what was done meanwhile than one that did not run."""
+        disk hung, for so long does not know what was done meanwhile, just as one that did not run."""
         if age_us > LATE_S * 1e6:
             return True
         watched = not self._backlog or (self._first_new is not None and record.seq >= self._first_new)
@@ -289,15 +289,15 @@ class KmsgReader:
 
     def _lost_lines(self) -> Iterator[NodeEvent]:
         """Word of lost lines: the first at once, then every LOST_EVERY_S."""
-        if self._lost is None or time.monotonic() < self._tell_lost_at:
+        if self._lost is None or time.monotonic() < self._deliver_lost_at:
             return
-        self._tell_lost_at = time.monotonic() + LOST_EVERY_S
+        self._deliver_lost_at = time.monotonic() + LOST_EVERY_S
         text = f"{self._lost or 'some'} kernel log lines were lost before being read"
         count, self._lost = max(self._lost, 1), None
         now_ms = time.time_ns() // 1_000_000
         yield NodeEvent(now_ms, None, EventKind.LIFECYCLE, "kmsg_overrun", text, "kmsg", self._backlog, count)
 
-    def _tell_lost(self) -> None:
+    def _deliver_lost(self) -> None:
         if events := list(self._lost_lines()):
             self._deliver(events)
 
@@ -330,4 +330,4 @@ class KmsgReader:
             write_whole(self._state, json.dumps(data).encode(), sync=False)
             self._saved = self._last
         except OSError as error:
-            log.error("%s: %s; lines may be told again after a restart", self._state, error.strerror)
+            log.error("%s: %s; lines may be sent again after a restart", self._state, error.strerror)

@@ -4,7 +4,7 @@ The kernel's words for it: Documentation/ABI/testing/sysfs-class-net.
 
 Only cards (what has a `device`), not bridges, bonds, tunnels and the ends of containers; no virtual functions and no
 ports of an embedded switch, which are others' views of the same wire; none on USB, which is how a BMC shows its own
-port and takes it away again; only those that someone has switched on; and none that `infiniband.py` tells already, as
+port and takes it away again; only those that someone has switched on; and none that `infiniband.py` reports already, as
 RoCE.
 """
 
@@ -65,13 +65,13 @@ class EthernetSource:
             port.close()
 
     def _find(self, interfaces: Iterable[str]) -> dict[str, str]:
-        """Take in ports that are new; what is there about their cards. A port that was told of once is kept."""
+        """Add new ports and return the inventory of their cards. A port that was reported once is kept."""
         inventory: dict[str, str] = {}
         cards = [name for name in interfaces if self._is_card(self._sys / "class/net" / name)]
         real = [name for name in cards if not is_virtual_function(self._sys / "class/net" / name / "device")]
         for name in real or cards:
             folder = self._sys / "class/net" / name
-            if name not in self._ports and (not _is_on(folder) or _told_as_roce(folder)):
+            if name not in self._ports and (not _is_on(folder) or _is_roce(folder)):
                 continue
             if name not in self._ports:
                 self._ports[name] = Port(self._node, name, folder, PLACES)
@@ -96,7 +96,7 @@ def _is_on(folder: Path) -> bool:
         return False
 
 
-def _told_as_roce(folder: Path) -> bool:
+def _is_roce(folder: Path) -> bool:
     """Whether an RDMA device of the same card has this port. Cards with two of them number both from `dev_port`."""
     try:
         number = str(int(line(folder / "dev_port") or "0") + 1)
@@ -111,7 +111,7 @@ def _told_as_roce(folder: Path) -> bool:
 
 
 def _up(text: str) -> float:
-    """`operstate`, RFC 2863. Drivers that do not tell leave it at unknown."""
+    """`operstate`, RFC 2863. Drivers that do not report it leave it at unknown."""
     state = text.strip()
     if state == "unknown":
         raise UnsupportedError

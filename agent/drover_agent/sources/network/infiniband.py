@@ -56,7 +56,7 @@ class InfinibandSource:
     interval_s = 1.0
 
     def __init__(self, node: str, sys: Path = Path("/sys"), gpus: Gpus | None = None) -> None:
-        """`gpus`: asked for their places, to tell which port is nearest to each."""
+        """`gpus`: asked for their places, to report which port is nearest to each."""
         self._node, self._sys = node, sys
         self._class = sys / "class/infiniband"
         self._gpus = gpus or Gpus()
@@ -64,7 +64,7 @@ class InfinibandSource:
         self._devices: list[str] = []
         self._functions: dict[str, str] = {}  # device -> its PCI address
         self._last_slow = self._last_find = -1
-        self._placed: tuple[tuple[str, ...], dict[str, str]] = (), {}  # of which GPUs and cards it was told last
+        self._placed: tuple[tuple[str, ...], dict[str, str]] = (), {}  # GPUs and cards, and what was sent of them last
 
     def read(self, now_ms: int) -> Reading:
         slow = now_ms // SLOW_MS != self._last_slow
@@ -87,7 +87,7 @@ class InfinibandSource:
             port.close()
 
     def _find(self, devices: list[str]) -> dict[str, str]:
-        """Take in ports that are new; what is there about their cards. A port that was told of once is kept."""
+        """Add new ports and return the inventory of their cards. A port that was reported once is kept."""
         inventory: dict[str, str] = {}
         virtual = {name for name in devices if is_virtual_function(self._class / name / "device")}
         own = [name for name in devices if name not in virtual] or devices  # a machine may have nothing else
@@ -121,7 +121,7 @@ class InfinibandSource:
 
 
 def _card(folder: Path) -> dict[str, str]:
-    """What is known of a card and its ports; what it does not tell is left out."""
+    """Return what is known of a card and its ports; what it does not report is left out."""
     found = {
         "firmware": line(folder / "fw_ver"),
         "board": line(folder / "board_id"),
@@ -158,7 +158,7 @@ def _counter(key: str, scale: float) -> Place:
         value = count(text)
         if value in stuck:
             raise OutOfRangeError(
-                f"stands at its highest value, {value:.0f}, and counts no more; `perfquery -R` clears it"
+                f"is at its highest value, {value:.0f}, and no longer counts; `perfquery -R` clears it"
             )
         return value * scale
 

@@ -1,6 +1,6 @@
 """Calls of NVML whose buffers are made once: what is asked each second for each GPU.
 
-nvidia-ml-py makes its structs and arrays anew for each call. Measured on the C stand-in, CPU time of the caller (the
+nvidia-ml-py makes new structs and arrays for each call. Measured on the C stand-in, CPU time of the caller (the
 stand-in's own share is in both): a batch of ten field values 56 us by nvidia-ml-py, 16 us here; a temperature 7.2 us
 and 4.6 us. A maker here gives a `read(handle)` with buffers of its own, so that each GPU's thread has its own.
 
@@ -40,8 +40,8 @@ def u64(value: int) -> Raw:
 
 
 class Call:
-    """One function with its buffer. `ask` is the bare call, `values` what it left: whoever makes many calls in a row
-    takes all answers afterwards, for a processor that was idle during a call is slow at first."""
+    """One function with its buffer. `ask` is the bare call, `values` what it left: a caller of many in a row takes all
+    answers afterwards, for a processor that was idle during a call is slow at first."""
 
     __slots__ = ("_arguments", "_ask", "values")
 
@@ -83,7 +83,7 @@ def structure(
     """A function that fills a struct made by `fresh` (with its version set).
 
     `layout`: its values in the form of module struct, "=8xQ16xQ" say, of one width. nvidia-ml-py's structs look each
-    attribute up in Python. `then` makes what is told of them.
+    attribute up in Python. `then` turns them into what is sent.
     """
     none = NONE_64 if "Q" in layout else NONE_32
 
@@ -132,7 +132,7 @@ class FieldBatch:
         self._gpu, self._links = whole[: first * _FIELD.size], whole[first * _FIELD.size :]
         self._codes = struct.Struct("=" + first * "28xi8x")
         self._answers = struct.Struct("=" + first * "24xI4xQ")
-        self._kinds: tuple[int, ...] = ()  # types of the GPU's fields, as they were at the last look
+        self._kinds: tuple[int, ...] = ()  # types of the GPU's fields at the last call
         self._masks: tuple[int, ...] | None = None  # of their values; None: not all of them are unsigned
         self._words = struct.Struct("=" + (self._count - first) * "24xIiQ")
         self._seen: tuple[int, ...] = ()

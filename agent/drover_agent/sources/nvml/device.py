@@ -45,19 +45,19 @@ _log = logging.getLogger(__name__)
 PROFILING = frozenset(metric.name for metric in GPM_METRICS.values())
 # Every metric that this source gives: what is absent while a GPU is lost.
 ALL = tuple({metric.name: None for metric in (*NVML_METRICS.values(), *GPM_METRICS.values())})
-# Where another reader gives that; but how busy a GPU is, NVML itself tells then.
+# Where another reader gives that; but how busy a GPU is, NVML itself reports then.
 BUT_PROFILING = tuple(name for name in ALL if name not in PROFILING or name == UTILIZATION_NAME)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Session:
-    """One opening of NVML, told to all who call it.
+    """One opening of NVML, shared by all who call it.
 
     Attributes:
         open: False: make no call.
         count: how many GPUs NVML lists.
         ids: the driver's number of each field it has.
-        trouble: why it must be closed; set by whoever meets it.
+        trouble: why it must be closed; set by the caller that meets it.
     """
 
     open: bool = False
@@ -123,7 +123,7 @@ class NvmlDevice:
     def _take(self, metrics: Metrics, profile: bool) -> Reading:
         found, entity = Found(), self.entity
         metrics.take(found, profile=profile)
-        self._gpus.tell(entity)
+        self._gpus.set_entity(entity)
         absent = [(entity, name, why) for name, why in found.absent.items()]
         return Reading(rows=[(entity, found.values)] if found.values else [], absent=absent)
 
@@ -175,7 +175,7 @@ class NvmlDevice:
         self._plain = self._plain_from(now_ms)
         entity = self.entity
         if self.slot < self._session.count:
-            self._gpus.tell(entity)
+            self._gpus.set_entity(entity)
         if found.values:
             reading.rows.insert(0, (entity, found.values))
         reading.absent.extend((entity, name, why) for name, why in found.absent.items())
@@ -207,7 +207,7 @@ class NvmlDevice:
         reading.absent.extend((instance, name, why) for instance in self._instances for name in names)
 
     def again(self) -> None:
-        """Read everything next: all of it was told as absent while a call hung."""
+        """Read everything next: all of it was reported as absent while a call hung."""
         self._last_slow = self._last_rare = -1
         self._plain = 0, 0
 
@@ -227,13 +227,13 @@ class NvmlDevice:
         self._plain = 0, 0
         self._identity.doubt()
         self._inventory.again()
-        self._gpus.tell_pids(self.slot, None)
-        self._gpus.tell_instances(self.slot, ())
+        self._gpus.set_pids(self.slot, None)
+        self._gpus.set_instances(self.slot, ())
 
     def _open(self, now_ms: int, inventory: dict[str, str]) -> Absent | None:
         """Get a handle and what is not known yet of the identity; the reason when there is no handle to be had."""
         if self.slot >= self._session.count:
-            # Of the GPUs that were there before NVML was opened anew. Who was here may be in another slot now.
+            # Of the GPUs that were there before NVML was opened again. The one here may be in another slot now.
             inventory |= self._identity.clear() | self._inventory.clear()
             self._gpus.forget(self.slot)
             self._instances = ()
@@ -258,9 +258,9 @@ class NvmlDevice:
         assert self._mig is not None
         profile, slow = not self._gpus.profiled_elsewhere, pace_ms > 0
         if slow and self._mig.look(self.entity):
-            self._metrics.forget()  # in MIG mode a GPU refuses what it told before, and the other way round
+            self._metrics.forget()  # in MIG mode a GPU refuses what it gave before, and the other way round
             self._inventory.again()
-            self._gpus.tell_instances(self.slot, self._mig.entities, self._mig.places)
+            self._gpus.set_instances(self.slot, self._mig.entities, self._mig.places)
         self._instances = self._mig.entities
         self._metrics.read(found, now_ms, pace_ms=pace_ms, profile=profile)
         if slow:
@@ -276,7 +276,7 @@ class NvmlDevice:
         pids = self._listed(0)
         if isinstance(pids, Absent):
             found.absent[target.name] = pids
-            self._gpus.tell_pids(self.slot, None)
+            self._gpus.set_pids(self.slot, None)
             return
         found.put(target, len(pids))
         if not 0 < self._mps_ms - now_ms <= MPS_MS:
@@ -285,7 +285,7 @@ class NvmlDevice:
                 self._mps_ms = now_ms + MPS_MS
             else:
                 pids = sorted({*pids, *of_mps})
-        self._gpus.tell_pids(self.slot, tuple(pids))
+        self._gpus.set_pids(self.slot, tuple(pids))
 
     def _list(self, *names: str) -> ProcessList | Absent:
         try:

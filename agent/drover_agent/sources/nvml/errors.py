@@ -30,7 +30,7 @@ class LostError(Exception):
 
 
 class DriverGoneError(Exception):
-    """NVML no longer works at all, for no GPU: it must be closed and opened again."""
+    """NVML no longer works for any GPU: it must be closed and opened again."""
 
 
 def absence(code: int) -> Absent:

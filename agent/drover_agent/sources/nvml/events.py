@@ -41,7 +41,7 @@ class NvmlXidWatcher:
         self._devices, self._session = devices, session
         self._set: Any = None
         self._watched: frozenset[tuple[int, int]] = frozenset()  # (slot, times lost) that the set was made for
-        self.watching: frozenset[int] = frozenset()  # slots whose XIDs are told
+        self.watching: frozenset[int] = frozenset()  # slots whose XIDs are sent
         self._closed = threading.Event()
         self._trouble = ""
 
@@ -104,7 +104,7 @@ class NvmlXidWatcher:
                     pynvml.nvmlDeviceRegisterEvents(device.handle, pynvml.nvmlEventTypeXidCriticalError, fresh)
                 except pynvml.NVMLError as error:
                     slots.remove(device.slot)
-                    self._tell(f"GPU {device.slot} has no XID events in NVML ({error}); the kernel log has them")
+                    self._log_trouble(f"GPU {device.slot} has no XID events in NVML ({error}); the kernel log has them")
         self._set, self._watched, self.watching = fresh, here, frozenset(slots)
 
     def _drop(self) -> None:
@@ -115,7 +115,7 @@ class NvmlXidWatcher:
 
     def _failed(self, error: Exception, *, at_once: bool) -> None:
         """Start over with a new set next time, and not at once: a set in trouble does not block."""
-        self._tell(f"waiting for XIDs in NVML failed: {error}")
+        self._log_trouble(f"waiting for XIDs in NVML failed: {error}")
         try:
             self._drop()
         except pynvml.NVMLError as second:
@@ -123,7 +123,7 @@ class NvmlXidWatcher:
         if not at_once:  # events in hand leave first
             self._closed.wait(AGAIN_S)
 
-    def _tell(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._trouble = trouble
             _log.warning("%s", trouble)

@@ -1,7 +1,7 @@
 """How each catalog key of reader `nvml` and `gpm` is asked of NVML; scales and ranges stand in the catalog.
 
 A key may be asked in several ways; the first that a GPU and its driver do not refuse is taken. Field values come first,
-for a batch of them is one call, and NVML makes one driver call for all fields that the driver tells together (API
+for a batch of them is one call, and NVML makes one driver call for all fields that the driver gives together (API
 reference, nvmlDeviceGetFieldValues). A field stands for a function only where nvml.h says that both are the same thing.
 """
 
@@ -97,7 +97,7 @@ def _active_links() -> Read:
 def _fabric_state(name: str, fresh: Callable[[], Any], layout: str) -> Callable[[], Read]:
     """`layout`: of status and state. nvml.h has the state as one byte, nvidia-ml-py as four: the rest is padding.
 
-    The status "must be checked only if state returns complete" (nvml.h); an error there is told as DCGM tells it
+    The status "must be checked only if state returns complete" (nvml.h); an error there is reported as by DCGM
     (DcgmFMStatusFailure): the GPU is in no fabric.
     """
 
@@ -181,15 +181,15 @@ _FABRIC = "nvmlDeviceGetGpuFabricInfoV"
 _UTILIZATION = "nvmlDeviceGetUtilizationRates"
 UTILIZATION_KEY, _MEMORY_UTILIZATION_KEY = f"{_UTILIZATION}.gpu", f"{_UTILIZATION}.memory"
 
-# Where GPM tells for how long a kernel ran ("Percentage of time any compute/graphics app was active", nvml.h) and how
-# busy the memory was, over the whole second, this call would tell the same again, of the last part of it.
+# Where GPM reports for how long a kernel ran ("Percentage of time any compute/graphics app was active", nvml.h) and how
+# busy the memory was, over the whole second, this call would report the same again, of the last part of it.
 UTILIZATION = _call(
     _UTILIZATION,
     structure(_UTILIZATION, pynvml.c_nvmlUtilization_t, "=II"),
     UTILIZATION_KEY,
     _MEMORY_UTILIZATION_KEY,
 )
-BESIDE_GPM = _call(
+WITH_GPM = _call(
     _UTILIZATION,
     structure(_UTILIZATION, pynvml.c_nvmlUtilization_t, "=4xI"),
     _MEMORY_UTILIZATION_KEY,
@@ -237,7 +237,7 @@ CALLS: tuple[Way, ...] = (
         slow=True,
     ),
     UTILIZATION,
-    BESIDE_GPM,
+    WITH_GPM,
     MEMORY,
     # Until R510; what it calls used has the driver's reserved memory in it.
     _call(

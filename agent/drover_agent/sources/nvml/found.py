@@ -40,7 +40,7 @@ def _target(metric: Metric, reader: str) -> Target:
 
 TARGETS: Mapping[str, Target] = {key: _target(metric, "nvml") for key, metric in NVML_METRICS.items()}
 UTILIZATION_NAME = TARGETS[UTILIZATION_KEY].name
-UTILIZATION_STEP = 0.01  # NVML tells whole percents: a GPU shall look the same by either
+UTILIZATION_STEP = 0.01  # NVML gives whole percents: a GPU must look the same by either
 
 
 def _step(metric: Metric) -> float:
@@ -50,7 +50,7 @@ def _step(metric: Metric) -> float:
 
 
 # In GPM's order: the name, the factor to our unit, the range of raw values (1.05 of a ratio's highest is rounding), our
-# highest value, the step in which it is told, 0 for GPM's own.
+# highest value, the step in which it is sent, 0 for GPM's own.
 _GPM = tuple(
     (
         metric.name,
@@ -103,7 +103,7 @@ class Found:
 
 
 def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> bool:
-    """GPM's answers, code and value of each key in turn or none at all, in the resolution that is told.
+    """Put in GPM's answers, code and value of each key in turn or none, in the resolution that is sent.
 
     Returns:
         Whether GPM says how busy the GPU is; where it does not, what NVML itself has said of it stands.
@@ -130,9 +130,9 @@ def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> bool:
             if code:
                 values.pop(name, None)
                 found.absent[name] = why(code, key)
-    told = UTILIZATION_NAME in values
-    if not told and before is not None:
+    reported = UTILIZATION_NAME in values
+    if not reported and before is not None:
         values[UTILIZATION_NAME] = before
     if UTILIZATION_NAME in values:
         found.absent.pop(UTILIZATION_NAME, None)
-    return told
+    return reported

@@ -111,7 +111,7 @@ class Identity:
             self._serials.setdefault(serial, set()).add(self._slot)
 
     def _ask(self, part: str, handle: Any, why: Callable[[int, str], Absent]) -> str | None:
-        """Its text; "" when the GPU has none, None when it may be told another time."""
+        """Return its text; "" when the GPU has none, None when it may be given another time."""
         try:
             text = _PARTS[part](handle)
         except UnicodeDecodeError as error:

@@ -62,7 +62,7 @@ _CALLS: Mapping[tuple[str, ...], Callable[[Any], tuple[str, ...]]] = {
     ("inforom_ecc",): _inforom(pynvml.NVML_INFOROM_ECC),
     ("inforom_power",): _inforom(pynvml.NVML_INFOROM_POWER),
     ("part_number",): lambda h: (str(pynvml.nvmlDeviceGetBoardPartNumber(h)),),
-    # As it was set: the enforced one may move with the node's power and heat, and is told each second.
+    # The limit that was set: the enforced one may move with the node's power and heat, and is sent each second.
     ("power_limit_set_w",): lambda h: (_watts(pynvml.nvmlDeviceGetPowerManagementLimit(h)),),
     ("power_limit_default_w",): lambda h: (_watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit(h)),),
     ("power_limit_min_w", "power_limit_max_w"): _limits,
@@ -98,7 +98,7 @@ def _links(handle: Any) -> Iterator[tuple[str, str]]:
 
 
 class Inventory:
-    """Of one slot. A key whose value can no longer be had is told as empty."""
+    """Of one slot. A key whose value can no longer be had is sent as empty."""
 
     def __init__(self, slot: int) -> None:
         self._slot = slot
@@ -110,9 +110,9 @@ class Inventory:
         self._due_ms = None
 
     def clear(self) -> dict[str, str]:
-        """There is no GPU in this slot; what was told of it, as empty."""
-        told, self._last, self._due_ms = dict.fromkeys(self._last, ""), {}, None
-        return told
+        """Forget the GPU, as the slot has none. Return what was sent of it, as empty."""
+        cleared, self._last, self._due_ms = dict.fromkeys(self._last, ""), {}, None
+        return cleared
 
     def due(self, now_ms: int) -> bool:
         return self._due_ms is None or not 0 < self._due_ms - now_ms <= EVERY_MS + self._slot * SPREAD_MS
@@ -144,5 +144,5 @@ class Inventory:
             except pynvml.NVMLError as error:
                 absence(error.value)  # a part that this board or driver does not have, or not for this user
             except UnicodeDecodeError:
-                continue  # damaged InfoROM text; the kernel log and `check` tell of the InfoROM
+                continue  # damaged InfoROM text; the kernel log and `check` report the InfoROM
         yield from _links(handle)

@@ -18,7 +18,6 @@ from drover_agent.sources.nvml.calls import (
 from drover_agent.sources.nvml.errors import FOR_GOOD, DriverGoneError, LostError
 from drover_agent.sources.nvml.fields import (
     BER_KEY,
-    BESIDE_GPM,
     CALLS,
     FIELDS,
     GPM_METRICS,
@@ -26,6 +25,7 @@ from drover_agent.sources.nvml.fields import (
     STATE_KEY,
     UTILIZATION,
     UTILIZATION_KEY,
+    WITH_GPM,
     Way,
     bit_error_rate,
 )
@@ -83,7 +83,7 @@ class Metrics:
         """Ask everything again."""
         self._since_ms = now_ms
         self._refused: dict[Way, Absent] = {}
-        self._plans: dict[tuple[int, bool], _Plan] = {}  # pace, and whether GPM is read beside it
+        self._plans: dict[tuple[int, bool], _Plan] = {}  # pace, and whether GPM is read as well
         self._links = pynvml.NVML_NVLINK_MAX_LINKS
         self._no_gpm: Absent | None = None
 
@@ -96,20 +96,20 @@ class Metrics:
 
         Refused metrics are named in slower reads only.
 
-        Without `profile`, what GPM would tell is left alone: another reader has it.
+        Without `profile`, what GPM would give is left alone: another reader has it.
         """
         if not 0 <= now_ms - self._since_ms < REFUSED_MS:
             self._forget(now_ms)
-        beside_gpm = profile and self._gpm_tells_busy
-        self._ask(found, pace_ms, beside_gpm=beside_gpm)
+        with_gpm = profile and self._gpm_gives_busy
+        self._ask(found, pace_ms, with_gpm=with_gpm)
         if profile:
             self._read_gpm(found)
-            if beside_gpm and (self._gpm_fails or not self._gpm_tells_busy):
+            if with_gpm and (self._gpm_fails or not self._gpm_gives_busy):
                 self._ask_calls(found, self._made(way for way in (UTILIZATION,) if way not in self._refused))
                 if UTILIZATION_NAME in found.values:
                     found.absent.pop(UTILIZATION_NAME, None)
         if pace_ms:
-            self._tell_refused(found, profile=profile)
+            self._report_refused(found, profile=profile)
         if profile:
             if self._no_gpm is not None and pace_ms:
                 for name in (m.name for m in GPM_METRICS.values() if "nvml" not in m.sources):
@@ -123,7 +123,7 @@ class Metrics:
         return self._gpm is not None and self._no_gpm is None
 
     @property
-    def _gpm_tells_busy(self) -> bool:
+    def _gpm_gives_busy(self) -> bool:
         """Then NVML's own utilisation is left out."""
         return self._has_gpm and not self._gpm_not_busy
 
@@ -132,7 +132,7 @@ class Metrics:
     def ask(self, now_ms: int, *, profile: bool) -> bool:
         """Make the calls of a tick, for `take`; False: `read` is needed, something was not answered or is to be
         planned."""
-        plan = self._plans.get((0, profile and self._gpm_tells_busy))
+        plan = self._plans.get((0, profile and self._gpm_gives_busy))
         if plan is None or not plan.bare or not 0 <= now_ms - self._since_ms < REFUSED_MS:
             return False
         gpm = self._gpm if profile else None
@@ -192,10 +192,10 @@ class Metrics:
         if plan.of_gpu < len(plan.fields):
             self._take_links(found, plan)
 
-    def _ask(self, found: Found, pace_ms: int, *, beside_gpm: bool) -> None:
-        plan = self._plans.get((pace_ms, beside_gpm))
+    def _ask(self, found: Found, pace_ms: int, *, with_gpm: bool) -> None:
+        plan = self._plans.get((pace_ms, with_gpm))
         if plan is None:
-            plan = self._plans[pace_ms, beside_gpm] = self._planned(pace_ms, frozenset(), beside_gpm)
+            plan = self._plans[pace_ms, with_gpm] = self._planned(pace_ms, frozenset(), with_gpm)
         elif self._ask_in_a_row(plan):
             before = len(self._refused)
             self._take_row(found, plan)
@@ -212,13 +212,13 @@ class Metrics:
             before = len(self._refused)  # what was refused may be had in another way: ask those only
             done |= plan.ways
             self._plans.clear()
-            plan = self._planned(pace_ms, done, beside_gpm)
+            plan = self._planned(pace_ms, done, with_gpm)
             self._ask_batch(found, plan)
             self._ask_calls(found, plan.calls)
         found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
 
-    def _planned(self, pace_ms: int, done: Set[Way], beside_gpm: bool) -> _Plan:
-        left_out = UTILIZATION if beside_gpm else BESIDE_GPM
+    def _planned(self, pace_ms: int, done: Set[Way], with_gpm: bool) -> _Plan:
+        left_out = UTILIZATION if with_gpm else WITH_GPM
         covered: set[str] = set()
         fields: list[tuple[Way, int, Target]] = []
         of_links: list[tuple[Way, int, Target]] = []
@@ -349,15 +349,15 @@ class Metrics:
             if TARGETS[key].name not in found.values:
                 found.absent[TARGETS[key].name] = why
 
-    def _tell_refused(self, found: Found, *, profile: bool) -> None:
+    def _report_refused(self, found: Found, *, profile: bool) -> None:
         """Keys that no way is left for; `no-permission` says more than that an older way is not there either."""
         reasons: dict[str, Absent] = {}
         for way, why in self._refused.items():
             if way in PCIE_CALLS and not profile:
                 continue
             for key in way.keys:
-                if key == UTILIZATION_KEY and profile and self._gpm_tells_busy:
-                    continue  # which tells it, from its second sample on
+                if key == UTILIZATION_KEY and profile and self._gpm_gives_busy:
+                    continue  # GPM gives it, from its second sample on
                 if reasons.get(key) is not Absent.NO_PERMISSION:
                     reasons[key] = why
         for key, why in reasons.items():
@@ -384,9 +384,9 @@ class Metrics:
         self._put_gpm(found, answers)
 
     def _put_gpm(self, found: Found, answers: Sequence[Any]) -> None:
-        told = put_gpm(found, answers, self._why)
+        reported = put_gpm(found, answers, self._why)
         if answers:  # none at the first sample
-            self._gpm_not_busy = not told
+            self._gpm_not_busy = not reported
 
     def _miss_gpm(self, found: Found, why: Absent) -> None:
         if why in FOR_GOOD:

@@ -1,4 +1,4 @@
-"""MIG instances of one GPU, as rows of their own beside the GPU's."""
+"""MIG instances of one GPU, as rows of their own in addition to the GPU's."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class MigInstances:
         return before != self.entities
 
     def _listed(self, gpu: Entity) -> list[tuple[Any, Entity, int]] | None:
-        """None: it cannot be told just now whether there are any, so those of the last look stay."""
+        """Return the instances; None: not known now whether there are any, so those listed last stay."""
         if not self._supported:
             return []
         try:
@@ -147,7 +147,7 @@ class MigInstances:
             found.absent[TARGETS[PROCESSES_KEY].name] = self._reason(error, PROCESSES_KEY)
 
     def _reason(self, error: Any, what: str) -> Absent:
-        """An instance that was destroyed since the last look is no lost GPU, and no argument of ours was wrong."""
+        """Return why. An instance destroyed since the last listing is no lost GPU, and our arguments were right."""
         gone = (pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_GPU_NOT_FOUND)
         return Absent.LOST if error.value in gone else self._why(error.value, f"{what} of a MIG instance")
 

@@ -20,14 +20,14 @@ reads of a device, so the first one lacks them.
 
 A Reading of a device: values that were read, and every metric that was tried and failed with its reason. Slow metrics
 (those that cost much or change slowly: process list, ECC, row remaps, NVLink, PCIe link, memory in use, memory clock,
-margin to slowdown, clock event reasons, fabric; NVML's memory utilisation, where GPM tells each second how busy the
+margin to slowdown, clock event reasons, fabric; NVML's memory utilisation, where GPM reports each second how busy the
 memory is; and counters, which lose nothing by it: energy, time held down) are
 tried once in each 10 s, errors of NVLinks in each 30 s, GPU 1 a second after GPU 0 and so on up to GPU 7, so that no
 tick has the slow calls of all GPUs; in the ticks between they are in neither, which means "no news". For each detector
 bucket that is one value, and calls are what a tick costs.
-What a GPU refuses for good (unsupported, no-permission) is told with the slow metrics and asked again every 5 minutes.
-When a GPU is lost all its metrics are absent (`lost`) in every tick; when NVML is closed likewise (`error`). Each MIG
-instance is a row of its own, with the GPU's slot.
+What a GPU refuses for good (unsupported, no-permission) is reported with the slow metrics and asked again every 5
+minutes. When a GPU is lost all its metrics are absent (`lost`) in every tick; so are they (`error`) when NVML is
+closed. Each MIG instance is a row of its own, with the GPU's slot.
 The first read adds the GPU's inventory as "gpuN.model" and so on; later ones what changed of it.
 `Entity.pci` is written as in sysfs and the kernel log: "0000:3b:00.0".
 """
@@ -50,7 +50,7 @@ from drover_agent.sources.nvml.library import NOT_FOUND, replaced_by, why_not_lo
 from drover_core.model.kinds import EventKind
 
 RETRY_MS = 10_000  # between attempts to start NVML
-ALL_LOST_MS = 30_000  # between attempts to get lost GPUs back by starting NVML anew
+ALL_LOST_MS = 30_000  # between attempts to get lost GPUs back by starting NVML again
 CLOSE_LIMIT_S = 2.5  # that calls in flight get to return before NVML is closed; the XID watcher's take up to 2 s
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class NvmlSource:
     interval_s = 1.0
 
     def __init__(self, node: str, gpus: Gpus | None = None) -> None:
-        """`gpus` is told who they are; left out where nobody asks."""
+        """`gpus` receives their identities; left out where nobody asks."""
         self.devices: list[NvmlDevice] = []
         self.restart = ""
         self.stuck = ""  # why NVML could not be closed at the last attempt
@@ -110,10 +110,10 @@ class NvmlSource:
                 self._next_try_ms = now_ms + 1000
                 return Reading()
             _log.warning("NVML was closed: %s", why)
-        # A driver that answers at each start and then no more is not started more often than one that is away.
+        # A driver that answers at each start and then stops is not started more often than one that is away.
         self._next_try_ms = self._opened_ms + RETRY_MS if code == "driver_missing" else 0
         if not code:
-            return Reading()  # the GPUs themselves were told as lost
+            return Reading()  # the GPUs themselves were reported as lost
         self._away, self.reason = code, why
         return Reading(events=[_event(now_ms, code, why)], inventory={"no_gpu_reason": why})
 
@@ -192,7 +192,7 @@ class NvmlSource:
             and all(device.lost for device in self.devices)
             and not 0 <= now_ms - self._opened_ms < ALL_LOST_MS
         ):
-            return "", "all GPUs are lost; it is started anew, in case they were reset"
+            return "", "all GPUs are lost; NVML is started again, in case they were reset"
         return None
 
     def _shut(self) -> bool:
@@ -230,7 +230,7 @@ class NvmlSource:
         self.stuck = why
 
     def _unavailable(self, now_ms: int, reason: str) -> Reading:
-        """Told on every node without a driver: only the collector knows how many GPUs it should have."""
+        """Report NVML as away, on all nodes without a driver: only the collector knows how many GPUs it should have."""
         if reason != self.reason:
             self.reason = reason
             _log.warning("no GPU telemetry: %s", reason)

@@ -4,7 +4,7 @@ Latencies and token rates come from the growth of histograms and counters betwee
 read has none, and a window without a request has no latency. What each kind of server calls them stands in
 `inference_engines.py`.
 
-One row per server, keyed NODE/NAME; a server that tells of several models has one for each, NODE/NAME:MODEL.
+One row per server, keyed NODE/NAME; a server that reports several models has one for each, NODE/NAME:MODEL.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from drover_core.metrics.catalog import BY_NAME, Absent, Scope
 BUDGET_S = 2.5  # for all pages of one reading: below the sampler's limit of 3 s
 SIT_OUT = 3  # readings that a server sits out after one in which it did not answer: it would cost the others their time
 MAX_MODELS = 64  # rows of one server
-MAX_MODEL = 120  # characters of a model's name in a key: its end, which tells more than the folder it lies in
-WINDOWS = 3  # a page that was away for more intervals than this begins anew: its growth is of another time
+MAX_MODEL = 120  # characters of a model's name in a key: its end, which says more than the folder it lies in
+WINDOWS = 3  # a page that was away for more intervals than this begins again: its growth is of another time
 
 NAMES = ("ttft_p50_s", "ttft_p95_s", "tokens_per_s", "requests_running", "requests_waiting")
 _LATENCY = ("ttft_p50_s", 0.5), ("ttft_p95_s", 0.95)
@@ -80,7 +80,7 @@ class _Server:
     counts: Counts = field(default_factory=dict)
     read_s: float | None = None
     split: bool = False  # several models were seen
-    crowded: bool = False  # more models than are told of
+    crowded: bool = False  # more models than are reported
     sits_out: int = 0
     trouble: str = ""
 
@@ -110,7 +110,7 @@ class _Server:
         self._take(reading, engine, found, before, since_s)
 
     def _note(self, trouble: str) -> None:
-        """Tell in the log when a server goes and when it is back."""
+        """Log when a server goes and when it is back."""
         if trouble and not self.trouble:
             _log.warning("inference server %s: %s", self.name, trouble)
         elif self.trouble and not trouble:
@@ -127,9 +127,9 @@ class _Server:
         models = self._by_model(engine, found)
         rows = {model: _entity(f"{self.key}:{_printable(model)}" if model else self.key) for model in models}
         for model, entity in self.entities.items():
-            if model not in rows:  # unloaded: told once, for an absence lasts until there is a value
+            if model not in rows:  # unloaded: reported once, for an absence lasts until there is a value
                 reading.absent += [(entity, name, Absent.LOST) for name in NAMES]
-        if not self.entities and "" not in rows:  # what was told while the server was away, and its models not known
+        if not self.entities and "" not in rows:  # reported while the server was away and its models not known
             reading.quiet += [(_entity(self.key), name) for name in NAMES]
         self.entities = rows
         for model, entity in rows.items():
@@ -139,7 +139,7 @@ class _Server:
                     absent[name] = Absent.OUT_OF_RANGE
             reading.rows.append((entity, {n: v for n, v in values.items() if n not in absent}))
             reading.absent += [(entity, name, why) for name, why in absent.items()]
-            # A server that is back is lost no more, though nobody may have asked it for anything yet.
+            # A server that is back is not lost any longer, though nobody may have asked it for anything yet.
             reading.quiet += [(entity, name) for name in NAMES if name not in values and name not in absent]
 
     def _by_model(self, engine: Engine, found: Mapping[str, list[Sample]]) -> dict[str, dict[str, list[Sample]]]:
@@ -155,7 +155,7 @@ class _Server:
             return {"": next(iter(models.values()), {})}
         if len(models) > MAX_MODELS and not self.crowded:
             self.crowded = True
-            _log.warning("inference server %s: %d models; %d are told of", self.name, len(models), MAX_MODELS)
+            _log.warning("inference server %s: %d models; %d are reported", self.name, len(models), MAX_MODELS)
         return {model: models[model] for model in sorted(models)[:MAX_MODELS]}
 
     def _row(
@@ -209,7 +209,7 @@ def quantile(share: float, buckets: Mapping[float, float]) -> float | None:
     """The quantile of a histogram with cumulative counts by upper bound; None when nothing was counted.
 
     As Prometheus' `histogram_quantile` (https://prometheus.io/docs/prometheus/latest/querying/functions/): linear
-    within a bucket, the lowest begins at 0, and of what lies above the highest bound that bound is told.
+    within a bucket, the lowest begins at 0, and of what lies above the highest bound that bound is reported.
     """
     bounds = sorted(buckets)
     if len(bounds) < 2 or bounds[-1] != math.inf or not all(map(math.isfinite, buckets.values())):
@@ -245,5 +245,5 @@ def _printable(model: str) -> str:
 
 
 def _entity(key: str) -> Entity:
-    """Absences name a workload by `link`, so that two of one node are told apart."""
+    """Absences name a workload by `link`, so that two of one node are distinct."""
     return Entity(Scope.WORKLOAD, key, link=key.partition("/")[2])

@@ -78,7 +78,7 @@ ENGINES: tuple[Engine, ...] = (
         tokens=(Series("tgi_request_generated_tokens_sum"),),
     ),
 )
-# Labels whose other values tell the same again: SGLang's ranks can each report, and break their queues down.
+# Labels whose other values count the same again: SGLang's ranks can each report, and break their queues down.
 TOTALS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "tp_rank": ("0",),

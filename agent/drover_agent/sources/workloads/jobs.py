@@ -1,12 +1,12 @@
 """Which job holds which GPU: Slurm's by its step daemons, cgroups and environments, Kubernetes' by the kubelet.
 
-What is told are changes: (slot, job) and, when it is known that no job holds it, (slot, None). A process that belongs
+Only changes are reported: (slot, job) and, when it is known that no job holds it, (slot, None). A process that belongs
 to no job makes no job of its own. Unknown is not none: while something that could hold a GPU cannot be read, nothing is
-told of that GPU, but that the job told before has ended.
+reported of that GPU, but that the job reported before has ended.
 
 A Slurm job keeps every GPU that it was seen with until it has ended on this node, as Slurm's allocations do: a rank
 that died, or one that is between two programs, has not given its GPU away. Of several jobs on one GPU (MIG instances,
-shares) the first is told until it ends; where Slurm itself runs in pods its job is, not the pod.
+shares) the first is reported until it ends; where Slurm itself runs in pods its job is, not the pod.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.workloads.kubernetes import Pods, PodsError, in_pod
 from drover_agent.sources.workloads.slurm import SlurmJobs, job_in_cgroup
 
-RESULT_LOST_S = 2.5  # a read of about the sampler's limit may have been given up: all is told again then
+RESULT_LOST_S = 2.5  # a read of about the sampler's limit may have been given up: all is reported again then
 MAX_ANCESTORS = 64
-GOOD_READS = 12  # until a trouble is told to be over: a change of the inventory is a new Hello of the node
+GOOD_READS = 12  # until a trouble is reported as over: a change of the inventory is a new Hello of the node
 TROUBLE = "jobs.trouble"  # key of the inventory
 HIDDEN = (
     "other users' processes cannot be seen, so that no GPU can be said to be held by nobody: mount /proc without "
@@ -47,13 +47,13 @@ class JobsSource:
         self._proc, self._gpus = proc, gpus
         self._slurm = SlurmJobs(proc, self._slot_of)
         self._pods = Pods(kubelet_socket, resources, self._slot_of)
-        self._told: dict[int, str | None] = {}
+        self._reported: dict[int, str | None] = {}
         self._stepped: set[str] = set()  # of these, Slurm's whose step daemons were seen
         self._minors: tuple[tuple[Entity, ...], dict[int, int]] = (), {}
         self._trouble = ""
         self._good = 0  # reads in a row without a trouble
 
-    def read(self, now_ms: int) -> Reading:  # noqa: ARG002  # sources are told the time
+    def read(self, now_ms: int) -> Reading:  # noqa: ARG002  # every source receives the time
         began = time.monotonic()
         reading = Reading()
         gpus = [entity.gpu for entity in self._gpus.all() if entity.gpu is not None]
@@ -68,40 +68,40 @@ class JobsSource:
         except PodsError as error:
             asked = False
             trouble.append(str(error))
-        # All before any is told: of what jobs hold, their processes are part of the evidence.
+        # All before any is reported: of what jobs hold, their processes are part of the evidence.
         owners = {gpu: self._owners(gpu, in_pods=pods is not None) for gpu in gpus}
         certain = asked and self._slurm.complete and not self._pods.unplaced and HIDDEN not in trouble
         for gpu in gpus:
             jobs, clear = owners[gpu]
             of_slurm = self._slurm.holders(gpu, claimed=not jobs)
             jobs = list(dict.fromkeys([*of_slurm, *jobs, *(pods or {}).get(gpu, [])]))
-            told = self._told.get(gpu)
-            if jobs and told not in jobs:
-                self._tell(reading, gpu, jobs[0])
-            elif not jobs and ((certain and clear) or (told and self._ended(told, asked=asked))):
-                self._tell(reading, gpu, None)
+            reported = self._reported.get(gpu)
+            if jobs and reported not in jobs:
+                self._report_holder(reading, gpu, jobs[0])
+            elif not jobs and ((certain and clear) or (reported and self._ended(reported, asked=asked))):
+                self._report_holder(reading, gpu, None)
         running = self._slurm.running
-        self._stepped = {job for job in self._told.values() if job and (job in running or job in self._stepped)}
+        self._stepped = {job for job in self._reported.values() if job and (job in running or job in self._stepped)}
         self._report([*trouble, self._slurm.trouble], reading)
         if time.monotonic() - began > RESULT_LOST_S:
-            self._told.clear()
+            self._reported.clear()
         return reading
 
     def close(self) -> None:
         self._pods.close()
 
-    def _tell(self, reading: Reading, gpu: int, job: str | None) -> None:
-        if gpu not in self._told or self._told[gpu] != job:
-            self._told[gpu] = job
+    def _report_holder(self, reading: Reading, gpu: int, job: str | None) -> None:
+        if gpu not in self._reported or self._reported[gpu] != job:
+            self._reported[gpu] = job
             reading.holdings.append((gpu, job))
 
     def _ended(self, job: str, *, asked: bool) -> bool:
-        """Whether a job that was told and is seen no more is over: pods have a slash, and only the kubelet knows. A job
-        that its processes' cgroups alone told of may go on where they cannot be asked."""
+        """Return whether a reported job that is no longer seen is over. Pods have a slash, and only the kubelet knows
+        them. A job known by its processes' cgroups alone may go on where they cannot be asked."""
         return asked if "/" in job else job in self._stepped and job not in self._slurm.running
 
     def _owners(self, gpu: int, *, in_pods: bool) -> tuple[list[str], bool]:
-        """The jobs of the processes on a GPU; whether that is all, or some could not be told."""
+        """Return the jobs of the processes on a GPU, and whether each process' job is known."""
         processes = self._gpus.pids().get(gpu)
         jobs, clear = [], processes is not None
         for process in processes or ():
@@ -113,7 +113,7 @@ class JobsSource:
         return jobs, clear
 
     def _owner(self, process: int, *, in_pods: bool) -> tuple[str | None, bool]:
-        """(the Slurm job of a process, whether that is known). Those of pods are told by the kubelet's list."""
+        """(the Slurm job of a process, whether that is known). Those of pods come from the kubelet's list."""
         try:
             cgroup = _text(f"{self._proc}/{process}/cgroup")
             if job := job_in_cgroup(cgroup):
@@ -153,7 +153,7 @@ class JobsSource:
         return self._slurm.by_environment(str(process)), True
 
     def _slot_of(self, device: str) -> int | None:
-        """The GPU with a UUID, or of which an instance has it, or behind the device file of this number."""
+        """Return the slot of the GPU with a UUID, of one whose instance has it, or of the device file so numbered."""
         if not device.isdecimal():
             found = self._gpus.find(uuid=device)
             return found.gpu if found else None

@@ -1,7 +1,7 @@
 """Which pod holds which GPU, from the kubelet's pod-resources socket (Kubernetes 1.20 on).
 
-The kubelet knows every GPU that it handed out, used or not. A pod is told as NAMESPACE/POD: what owns it, a Job or a
-training operator's resource, only the API server knows. Older kubelets (before the
+The kubelet knows every GPU that it handed out, used or not. A pod is reported as NAMESPACE/POD: what owns it, a Job or
+a training operator's resource, only the API server knows. Older kubelets (before the
 feature gate KubeletPodResourcesListUseActivePods) also list pods that have ended, until they are deleted or their
 devices are given to others.
 """
@@ -37,7 +37,7 @@ def in_pod(text: str) -> bool:
 
 
 class PodsError(Exception):
-    """The kubelet is there and does not tell; the message says why and what mends it."""
+    """The kubelet is there and does not answer; the message says why and what mends it."""
 
 
 class Pods:
@@ -106,7 +106,7 @@ class Pods:
                 raise PodsError(f"{self._path}: {error.strerror or error}; is the kubelet running?") from None
 
     def _ask(self) -> pb.ListPodResourcesResponse:
-        import grpc  # the uplink has loaded it; a node without a kubelet needs no more of it
+        import grpc  # the uplink has loaded it; a node without a kubelet does not need it
 
         from drover_proto import podresources_pb2 as pb
         from drover_proto.podresources_pb2_grpc import PodResourcesListerStub
@@ -125,7 +125,7 @@ class Pods:
             return self._list(pb.ListPodResourcesRequest(), timeout=LIST_LIMIT_S)
         except grpc.RpcError as error:
             call: Any = error
-            # Without its numbers (sizes, times), for a text that changes is told anew each time.
+            # Without its numbers (sizes, times), for a text that changes is reported again each time.
             details = re.sub(r"\d+", "#", str(call.details()))[:200]
             raise PodsError(f"{self._path}: {call.code().name}: {details}") from None
 
@@ -140,7 +140,7 @@ class Pods:
                 for claim in (one for resource in container.dynamic_resources for one in resource.claim_resources):
                     if claim.driver_name == DRA_DRIVER and claim.device_name:
                         yield name, claim.device_name
-                    elif not claim.driver_name:  # Kubernetes before 1.33 tells the CDI names alone
+                    elif not claim.driver_name:  # Kubernetes before 1.33 gives the CDI names alone
                         gpus = (device.name for device in claim.cdi_devices if DRA_DRIVER in device.name)
                         yield from ((name, gpu) for gpu in gpus)
 

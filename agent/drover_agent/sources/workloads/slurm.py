@@ -7,8 +7,8 @@ task or of a part of a heterogeneous job is its own, and the same on all of its 
 environment of processes, which an unprivileged agent cannot read on some nodes and would then spell otherwise.
 
 Which GPUs a job was given, used or not, stands in the environment of its batch script (SLURM_JOB_GPUS) and of its
-steps (SLURM_STEP_GPUS; sbatch(1), srun(1)): reading it needs the same user or CAP_SYS_PTRACE. The device cgroup tells
-no more: version 2 keeps it as a BPF program.
+steps (SLURM_STEP_GPUS; sbatch(1), srun(1)): reading it needs the same user or CAP_SYS_PTRACE. The device cgroup does
+not show it: version 2 keeps it as a BPF program.
 
 Users may call their processes and cgroups what they like, so a step daemon counts only when it is root's (SlurmdUser,
 slurm.conf(5)), a cgroup only outside those of logins, an environment only of the job's own user. What an environment
@@ -32,11 +32,11 @@ _CGROUP = re.compile(
 )
 _TITLE = re.compile(r"slurmstepd: \[(\d+)\.([^\]]*)\]")
 _USER = re.compile(r"^Uid:\s+(\d+)", re.MULTILINE)  # of /proc/PID/status: proc(5)
-_SCRIPTS = ("batch", "interactive")  # steps whose environment tells the GPUs of the whole job on this node
+_SCRIPTS = ("batch", "interactive")  # steps whose environment lists the GPUs of the whole job on this node
 
 NO_ENVIRONMENT = (
-    "environments of other users' processes cannot be read, so GPUs that a job was given and does not use are not told "
-    "as its own; CAP_SYS_PTRACE would allow it"
+    "environments of other users' processes cannot be read, so GPUs that a job was given and does not use are not "
+    "reported as its own; CAP_SYS_PTRACE would allow it"
 )
 
 
@@ -54,8 +54,8 @@ class _Job:
     seen: set[int] = field(default_factory=set)  # slots on which processes of it were, since it began
     given: set[int] = field(default_factory=set)  # slots that environments of it name
     complete: bool = False  # no other GPU of this node is its own
-    told: set[int] = field(default_factory=set)  # step daemons whose processes have told
-    user: int | None = None  # whose it is, once a process has told
+    answered: set[int] = field(default_factory=set)  # step daemons whose processes gave their GPUs
+    user: int | None = None  # whose it is, once a process was read
 
 
 class SlurmJobs:
@@ -83,7 +83,7 @@ class SlurmJobs:
         for process in processes - self._others - self._steps.keys():
             name = self._name(process)
             if name == "slurmstepd":
-                # Without a title it has only begun: the next look will tell.
+                # Without a title it has only begun: the next reading will show.
                 if not self._is_of_root(process):
                     self._others.add(process)
                 elif found := _TITLE.match(self._read(process, "cmdline")):
@@ -98,9 +98,9 @@ class SlurmJobs:
         answers = set()
         for process, (name, step) in self._steps.items():
             job = self._jobs[name]
-            if not job.complete and int(process) not in job.told:
+            if not job.complete and int(process) not in job.answered:
                 answers.add(self._ask(job, process, step))
-        # Between two jobs it is not known that the next one's can be read: what was told stands until one could be.
+        # Between two jobs it is not known that the next one's can be read: what was reported stands until one could be.
         if False in answers:
             self.trouble = NO_ENVIRONMENT
         elif True in answers:
@@ -157,7 +157,7 @@ class SlurmJobs:
             slots = [self._slot_of(item) for item in pairs.get(_variable(of_job), "").split(",") if item]
             job.given |= {slot for slot in slots if slot is not None}
             job.complete = job.complete or (of_job and None not in slots)
-            job.told.add(int(process))
+            job.answered.add(int(process))
             job.user = self._user(child)
             return True
         return False if denied else None
@@ -185,7 +185,7 @@ class SlurmJobs:
         return int(found[1]) if found else None
 
     def _is_of_root(self, process: str) -> bool:
-        return self._user(process) in (0, None)  # ended meanwhile: the next look will tell
+        return self._user(process) in (0, None)  # ended meanwhile: the next reading will show
 
     def _name(self, process: str) -> str:
         """ "" when the process has ended meanwhile. By hand, as each process that begins is asked twice: a third of
@@ -204,7 +204,7 @@ class SlurmJobs:
     def _read(self, process: str, file: str) -> str:
         """ "" when the process has ended meanwhile."""
         try:
-            with open(f"{self._proc}/{process}/{file}", encoding="utf-8", errors="replace") as opened:  # noqa: PTH123  # likewise
+            with open(f"{self._proc}/{process}/{file}", encoding="utf-8", errors="replace") as opened:  # noqa: PTH123  # quick
                 return opened.read()
         except OSError:
             return ""

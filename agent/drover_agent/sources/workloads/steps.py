@@ -69,12 +69,12 @@ class Report(NamedTuple):
 class _Workload:
     uid: int
     ranks: dict[int, tuple[float, Report]] = field(default_factory=dict)  # rank -> (when it came, its last report)
-    heard_s: float = 0.0
+    received_s: float = 0.0
     news: bool = False  # a report came since the last row
 
     def stale(self, now_s: float) -> bool:
         slowest_s = max(report.step_time_s for _, report in self.ranks.values())
-        return now_s - self.heard_s > max(STALE_S, STALE_STEPS * slowest_s)
+        return now_s - self.received_s > max(STALE_S, STALE_STEPS * slowest_s)
 
 
 class StepsSource:
@@ -96,7 +96,7 @@ class StepsSource:
         self._workloads: dict[str, _Workload] = {}
         self._names_paid_s = -math.inf  # names that began are paid for up to here
         self._logged: set[str] = set()
-        self.heard = 0  # datagrams
+        self.received = 0  # datagrams
         self.junk = 0  # of them, those that were no report
 
     def read(self, _: int) -> Reading:
@@ -104,7 +104,7 @@ class StepsSource:
         if self._socket is not None and now_s >= self._next_look_s:
             self._next_look_s = now_s + RETRY_S
             if not self._is_there():
-                _log.warning("%s was removed; it is made anew", self._path)
+                _log.warning("%s was removed; it is made again", self._path)
                 self._drop()
                 self._next_try_s = now_s
         if self._socket is None:
@@ -164,7 +164,7 @@ class StepsSource:
         flops = next((r.flops for r in fresh if r.flops is not None), None)
         for name, value in (("tokens_per_step", tokens), ("flops_per_step", flops)):
             if value is None:
-                absent[name] = Absent.UNSUPPORTED  # the loop does not tell it
+                absent[name] = Absent.UNSUPPORTED  # the loop does not report it
             else:
                 row[name] = value
         peak = self._peak()
@@ -237,8 +237,8 @@ class StepsSource:
             try:
                 data, extra, flags, _ = sock.recvmsg(MAX_DATAGRAM, socket.CMSG_SPACE(_CREDENTIALS.size))
             except OSError as error:
-                if self._socket is sock:  # as where memory is short; a reading makes it anew
-                    _log.error("%s: %s; training loops are not heard for a while", self._path, error.strerror)
+                if self._socket is sock:  # as where memory is short; a reading makes it again
+                    _log.error("%s: %s; reports of training loops are lost for a while", self._path, error.strerror)
                     self._drop()
                 return
             if self._socket is not sock:
@@ -252,7 +252,7 @@ class StepsSource:
             except JunkError as error:
                 self.junk += 1
                 self._log_once(f"a datagram of uid {uid} was left out: {error}")
-            self.heard += 1
+            self.received += 1
 
     def take(self, report: Report, uid: int) -> None:
         """Count a report in.
@@ -270,7 +270,7 @@ class StepsSource:
             if report.rank not in workload.ranks and len(workload.ranks) >= MAX_RANKS:
                 raise JunkError(f"workload {report.name!r} has {MAX_RANKS} ranks on this node already")
             workload.ranks[report.rank] = now_s, report
-            workload.heard_s, workload.news = now_s, True
+            workload.received_s, workload.news = now_s, True
 
     def _begin(self, report: Report, uid: int, now_s: float) -> _Workload:
         """

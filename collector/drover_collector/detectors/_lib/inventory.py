@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.fleet.ports import FOUND_MOST, in_order
+from drover_collector.fleet.ports import FOUND_MAX, in_order
 
 Codes = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -37,7 +37,7 @@ NODE_KEYS: Mapping[str, str] = {
 }  # fmt: skip
 _NIC = re.compile(r"nic\.(.+)\.(firmware|board)")
 _CARD = re.compile(r"nic\.(.+)\.(?:driver|pci|mac|guid)")
-MAX_CARDS = 4 * FOUND_MOST  # names of a node's network cards
+MAX_CARDS = 4 * FOUND_MAX  # names of a node's network cards
 InventoryReport = tuple[int, str, Mapping[str, str]]  # time in ms, node, all that it reported
 
 
@@ -159,7 +159,7 @@ def served_by(facts: Mapping[str, str], gpus: int) -> dict[str, int]:
     """
     groups: dict[tuple[str, ...], list[int]] = {}
     for slot in range(gpus):
-        names = tuple(in_order(set(filter(None, facts.get(f"gpu{slot}.nic", "").split(",")[:FOUND_MOST]))))
+        names = tuple(in_order(set(filter(None, facts.get(f"gpu{slot}.nic", "").split(",")[:FOUND_MAX]))))
         if names:
             groups.setdefault(names, []).append(slot)
     found: dict[str, int] = {}

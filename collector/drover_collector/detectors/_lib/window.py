@@ -20,7 +20,7 @@ from drover_collector.fleet.buckets import (
     Bucket,
     Floats,
     Ints,
-    Lazy,
+    LazyColumns,
 )
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Event
@@ -124,7 +124,7 @@ class Buckets:
 
     def append(self, bucket: Bucket) -> None:
         for columns in (self._held[-1].gpu, self._held[-1].node, self._held[-1].link) if self._held else ():
-            if isinstance(columns, Lazy):
+            if isinstance(columns, LazyColumns):
                 columns.age()
         self._held.append(bucket)
 

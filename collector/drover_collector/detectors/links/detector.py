@@ -40,7 +40,7 @@ from drover_collector.detectors.links.ports import (
 from drover_collector.detectors.links.texts import of_node
 from drover_collector.fleet.buckets import BUCKET_MS, Floats
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.fleet.ports import FOUND_MOST, fitted, name_key
+from drover_collector.fleet.ports import FOUND_MAX, fitted, name_key
 from drover_core.model.events import (
     Evidence,
     Finding,
@@ -142,9 +142,7 @@ def could_not_judge(window: Window) -> list[str]:
     over = window.index.ports.left_out
     if over:
         some = f"{sum(over.values())} network ports of {listing(sorted(over))}"
-        result.append(
-            f"{some}: only {FOUND_MOST} unlisted ports of each node are judged; list the others in fleet.toml"
-        )
+        result.append(f"{some}: only {FOUND_MAX} unlisted ports of each node are judged; list the others in fleet.toml")
     if "link_up" not in bucket.link and "link_downed" not in bucket.link:
         result.append("network ports that go down: the data lacks link_up and link_downed")
     if not RATES.keys() & bucket.link.keys():

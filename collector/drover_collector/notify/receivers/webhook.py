@@ -1,6 +1,7 @@
-"""One signed POST, as standardwebhooks.com describes it: id, timestamp and an HMAC-SHA256 over both and the body.
+"""Write a message as JSON, and send it as one signed POST.
 
-The address of a webhook is often a secret of its own, so no message names it.
+The signature follows standardwebhooks.com: an HMAC-SHA256 over id, timestamp and body. A webhook's address is often a
+secret, so no error names it.
 """
 
 from __future__ import annotations
@@ -11,21 +12,25 @@ import hmac
 import json
 from typing import Any
 
-from drover_collector.notify.base import Delivery
-from drover_collector.notify.http import Bounded, Http, HttpAnswer
-from drover_core.model.events import Incident, NoteKind, Severity
+from drover_collector.notify.base import Delivery, ReceiverOptions
+from drover_collector.notify.http import Http, HttpAnswer, TimeLimited
+from drover_core.model.events import Incident, NoteKind
 from drover_core.model.reports import incident_report
 from drover_core.times import iso
 
 
 def sign(secret: bytes, message_id: str, timestamp_s: int, body: bytes) -> str:
-    """The value of the webhook-signature header."""
+    """Return the value of the webhook-signature header."""
     signed = b".".join((message_id.encode(), str(timestamp_s).encode(), body))
     return "v1," + base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
 
 
 def message(kind: str, incident: Incident, ts_ms: int, console_url: str, news: str = "") -> str:
-    """The body. `kind`: of `telling.py`; `news`: the sentence of those that have one."""
+    """Return a message's JSON, which the outbox stores and every receiver reads.
+
+    Args:
+        kind: `incident.opened` and the others of `state.py`. news: the sentence of an update; "" for others.
+    """
     data: dict[str, Any] = incident_report(incident)
     data["version"] = incident.version
     if (end := incident.end) is not None:
@@ -39,30 +44,21 @@ def message(kind: str, incident: Incident, ts_ms: int, console_url: str, news: s
 
 
 class Webhook:
-    """A receiver. `deliver` blocks for at most about twice `timeout_s`; not for use by two threads at once."""
+    """One address for signed webhooks. One thread at a time."""
 
     kind = "webhook"
     repeat_s: float | None = None
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        secret: bytes,
-        min_severity: Severity,
-        timeout_s: float,
-        ca_file: str | None = None,
-        proxy: str | None = None,
-    ) -> None:
-        self.name = name
-        self.min_severity = min_severity
+    def __init__(self, options: ReceiverOptions, url: str, secret: bytes) -> None:
+        self.name = options.name
+        self.min_severity = options.min_severity
         self._url = url
         self._secret = secret
-        self._http = Http(timeout_s, ca_file, proxy)
-        self._bounded = Bounded[HttpAnswer](f"{self.kind}-{name}-try", 2 * timeout_s)
+        self._http = Http(options.timeout_s, options.ca_file, options.proxy)
+        self._call = TimeLimited[HttpAnswer](f"{self.kind}-{options.name}-try", 2 * options.timeout_s)
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:
-        """Post once. Only a 2xx answer counts; 410 is the receiver's word that it is gone for good."""
+        """Post once. Only 2xx is a success; after 410 (gone) no further attempt is useful."""
         timestamp_s = now_ms // 1000
         headers = {
             "content-type": "application/json",
@@ -70,14 +66,14 @@ class Webhook:
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": sign(self._secret, message_id, timestamp_s, body),
         }
-        answer = self._bounded.call(lambda: self._http.request("POST", self._url, headers, body, read=False))
+        answer = self._call.call(lambda: self._http.request("POST", self._url, headers, body, read=False))
         if answer is None:
-            return Delivery(False, f"no whole answer within {2 * self._http.timeout_s:g} s")
+            return Delivery(False, f"no complete answer within {2 * self._http.timeout_s:g} s")
         if answer.good:
             return Delivery(True)
         if answer.status == 410:
-            return Delivery(False, "answered 410: this address is gone for good; set its new one", permanent=True)
-        return Delivery(False, answer.told(), retry_after_s=answer.retry_after_s)
+            return Delivery(False, "answered 410: this address is gone; set the new one", permanent=True)
+        return Delivery(False, answer.problem(), retry_after_s=answer.retry_after_s)
 
     def close(self) -> None:
         self._http.close()

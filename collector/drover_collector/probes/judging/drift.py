@@ -35,7 +35,7 @@ POWER_Z = NormalDist().inv_cdf(POWER)
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """`ok` None: too short to judge. `worse`: share since `since_ms`. `detectable`: by a change now, told 9 in 10."""
+    """`ok` None: too short to judge. `worse`: share since `since_ms`. `detectable`: a change found 9 times in 10."""
 
     ok: bool | None
     text: str
@@ -68,22 +68,22 @@ def drift(history: Sequence[Measurement], budget: float = BUDGET) -> Drift:
     head = f"{last.who}: {last.probe} "
     if size < LEAST_BEFORE + LEAST_AFTER:
         left = f"{len(done) - size} earlier ones were under another" if len(done) > size else "it has no earlier ones"
-        return Drift(None, f"{head}has {size} results under this configuration ({left}): too few to tell drift", size)
+        return Drift(None, f"{head}has {size} results under this configuration ({left}): too few to judge drift", size)
     logs = logs_of(same)
     splits = range(LEAST_BEFORE, size - LEAST_AFTER + 1)
     t = t_quantile(budget / 1000 / len(splits), PRIOR + size - 2)
     prior, least = OWN * usual(last.probe).spread, -math.log1p(-usual(last.probe).material)
     at, drop, noise = max(((k, *_step(logs, k, prior)) for k in splits), key=lambda step: step[1] / step[2])
-    told = -math.expm1(-max((t + POWER_Z) * _step(logs, size - LEAST_AFTER, prior)[1], least))
+    detectable = -math.expm1(-max((t + POWER_Z) * _step(logs, size - LEAST_AFTER, prior)[1], least))
     if drop > max(t * noise, least):
         before = math.exp(sign(last.probe) * float(logs[:at].mean()))
         text = (
             f"{number(last.value)} {FIGURES[last.probe].unit}, and since result {at + 1} of {size} "
             f"{off(last.probe, drop)} what it gave before ({number(before)})"
         )
-        return Drift(False, head + text, size, -math.expm1(-drop), same[at].ts_ms, told)
-    text = f"steady over {size} results; a change of {share(told)} would be told"
-    return Drift(True, head + text, size, -math.expm1(-drop), None, told)
+        return Drift(False, head + text, size, -math.expm1(-drop), same[at].ts_ms, detectable)
+    text = f"steady over {size} results; a change of {share(detectable)} would be detected"
+    return Drift(True, head + text, size, -math.expm1(-drop), None, detectable)
 
 
 def _step(logs: Floats, at: int, prior: float) -> tuple[float, float]:

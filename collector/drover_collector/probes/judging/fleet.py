@@ -26,7 +26,7 @@ from drover_core.model.probe_figures import FIGURES
 
 LEAST = 3  # boards that can say which of them is the odd one
 LARGE = 8  # boards that, all alike, are what their configuration gives, whatever is published
-# A group that can tell no smaller difference than this calls none of its boards healthy.
+# A group that can detect only larger differences than this calls none of its boards healthy.
 TOO_COARSE = 0.15
 TOO_COARSE_USUAL = 5.0  # times the figure's usual spread, where that is more: launch latency, disks
 UNSTEADY = 2.0  # times the usual reach: a board whose own repeats ask for more is measured again
@@ -76,9 +76,9 @@ def by_fleet(group: Sequence[Measurement], logs: Floats, scale: Scale, low: bool
     """Each against its own group. `low`: the whole group reads less than published."""
     own = np.array([own_error(m) for m in group])
     extra = np.sqrt(np.maximum(0.0, own**2 - float(np.median(own)) ** 2))
-    plain, told = float(scale.reach()), scale.detectable
+    plain, detectable = float(scale.reach()), scale.detectable
     around = f"the {len(group)} boards of its configuration ({scale.text})"
-    smallest = f"the smallest difference that can be told is {share(told)}"
+    smallest = f"the smallest detectable difference is {share(detectable)}"
     out: list[Verdict] = []
     for m, far, allowed in zip(group, (scale.fit.centre - logs).tolist(), scale.reach(extra).tolist(), strict=True):
         ok: bool | None
@@ -91,7 +91,7 @@ def by_fleet(group: Sequence[Measurement], logs: Floats, scale: Scale, low: bool
         else:
             ok, text = True, f"like {around}; {smallest}"
         head = f"{m.who}: {m.probe} {number(m.value)} {FIGURES[m.probe].unit}, "
-        out.append(Verdict(m, ok, head + text, Basis.FLEET, -math.expm1(-far), told, len(group)))
+        out.append(Verdict(m, ok, head + text, Basis.FLEET, -math.expm1(-far), detectable, len(group)))
     return out
 
 
@@ -108,12 +108,12 @@ def by_few(
         head = f"{m.who}: {m.probe} {number(m.value)} {FIGURES[m.probe].unit}, "
         few = f"{len(group)} board{'s' if len(group) > 1 else ''} of its configuration"
         ok: bool | None = None
-        basis, worse, told, peers = Basis.NOTHING, None, None, len(group)
+        basis, worse, detectable, peers = Basis.NOTHING, None, None, len(group)
         if len(group) >= LEAST and far > reach:
-            ok, basis, worse, told = False, Basis.FLEET, -math.expm1(-far), scale.detectable
+            ok, basis, worse, detectable = False, Basis.FLEET, -math.expm1(-far), scale.detectable
             text = f"{off(m.probe, far)} the {few} ({scale.text})"
         elif published is not None:
-            basis, worse, told = (
+            basis, worse, detectable = (
                 Basis.REFERENCE,
                 1 - (m.value or 0) / published.expected,
                 1 - published.floor / published.expected,
@@ -122,7 +122,7 @@ def by_few(
             text += f"; {few}"
         elif pool is not None:
             away = pool.fit.centre - log
-            basis, worse, told, peers = Basis.POOLED, -math.expm1(-away), pool.detectable, pool.fit.size
+            basis, worse, detectable, peers = Basis.POOLED, -math.expm1(-away), pool.detectable, pool.fit.size
             around = f"the {peers} boards of its model with any driver ({pool.text})"
             ok = True if away <= float(pool.reach()) else None
             text = f"like {around}" if ok else f"{off(m.probe, away)} {around}: the driver, or the board; not judged"
@@ -130,7 +130,7 @@ def by_few(
             text = f"{few}, and nothing published of it: not judged"
         low = published is not None and log < floor and len(group) == 1
         suspicious = ok is None and (far > reach or low)
-        out.append(Verdict(m, ok, head + text, basis, worse, told, peers, suspicious=suspicious))
+        out.append(Verdict(m, ok, head + text, basis, worse, detectable, peers, suspicious=suspicious))
     return out
 
 
@@ -142,7 +142,7 @@ def _against_published(
     if (m.value or 0) < published.floor:
         if any_above:
             return f"{away}below the {usual_text}", False
-        if alone:  # its driver, libraries, clocks or host may give no more: nobody is there who shows that they do
+        if alone:  # its driver, libraries, clocks or host may limit it: no other board shows that they do not
             return f"{away}below the {usual_text}, and the only one of its configuration: not judged", None
         return f"{away}below the {usual_text}, as all others of its configuration: not judged", None
     if last:

@@ -1,4 +1,4 @@
-"""Orders of groups judged: each finished group beside those that ran about the same time, one figure after the other.
+"""Judge orders of groups: each finished group with those that ran at about the same time, figure by figure.
 
 What is bad of a group is bad of its worst node, or of the way between them. So no order of a group is judged by itself:
 `groups_of_nodes.blame` names a node when it was bad with two partners that were good with others, and nobody else. A
@@ -21,7 +21,7 @@ from drover_collector.store.repositories.probes import NEWEST_DAYS
 from drover_core.model.events import ProbeOrder, ProbeResult, ProbeVerdict
 from drover_core.model.probe_figures import GROUP_FIGURES
 
-FRESH_MS = 3_600_000  # groups that ran so near to each other tell of the same nodes
+FRESH_MS = 3_600_000  # groups that ran within this time show the same state of their nodes
 MOST_ORDERS = 2000  # that are looked at: the newest
 LEAST_BAD = 2  # groups, with different partners
 _TOGETHER = frozenset({"done", "hung", "crashed", "timeout"})  # ends of nodes that had all come
@@ -58,7 +58,7 @@ class Judged:
 
 
 def judge_groups(store: Store, index: FleetIndex, group: str, now_ms: int) -> Judged:
-    """What a group that has ended shows, beside the others of the last hour.
+    """Judge a group that has ended, with the others of the last hour.
 
     Raises:
         StoreError.
@@ -75,11 +75,11 @@ def judge_groups(store: Store, index: FleetIndex, group: str, now_ms: int) -> Ju
     leaf = {node.name: node.leaf for node in index.nodes}
     known = [one for id_, one in whole.items() if id_ not in fresh]
     blames = blames_of(list(fresh.values()), known, leaf)
-    told = verdicts(list(fresh.values()), known, leaf, now_ms)
+    judged = verdicts(list(fresh.values()), known, leaf, now_ms)
     before = {v.request: v for v in store.probes.verdicts.read(from_ms=now_ms - FRESH_MS)}
     mine = {order.id for order in ran[group].orders}
     kept = {
-        id_: v for id_, v in told.items()
+        id_: v for id_, v in judged.items()
         if id_ in mine or (id_ in before and v.passed is not None and before[id_].passed != v.passed)
     }  # fmt: skip
     return Judged(kept, blames, [order for order in orders if order.ts_ms >= now_ms - FRESH_MS])
@@ -116,11 +116,11 @@ def runs_of(one: Ran) -> dict[str, Run]:
     board = next((f"{row.key.sku} {row.result.level}" for rows in one.rows.values() for row in rows), "")
     found = {}
     for probe in GROUP_FIGURES:
-        told = [row.result for rows in one.rows.values() for row in rows if row.result.probe == probe]
-        figures = [r for r in told if not r.end]
-        bad = next((r for r in told if r.end in ("hung", "crashed", "timeout")), None)
+        results = [row.result for rows in one.rows.values() for row in rows if row.result.probe == probe]
+        figures = [r for r in results if not r.end]
+        bad = next((r for r in results if r.end in ("hung", "crashed", "timeout")), None)
         values = [r.value for r in figures if r.value is not None]
-        if not told:
+        if not results:
             continue
         if whole and not apart and len(values) == len(one.members):
             found[probe] = Run(one.members, probe, statistics.median_low(values), board=board)
@@ -154,18 +154,18 @@ def _verdict(
         why = next((f"{o.node}: {o.detail}" for o in one.orders if o.detail), "no figure came")
         text = f"{node}: not judged, {why}"
     elif bad:
-        told = of[bad]
-        passed, text = False, told.text if told is not None else ""
+        verdict = of[bad]
+        passed, text = False, verdict.text if verdict is not None else ""
     elif probe := next((p for p in runs if ways[p]), ""):
         text = f"{node}: {ways[probe]}"
     elif len(good) == len(runs):
         passed, text = True, f"{node}: {', '.join(good)} over {', '.join(one.members)} as groups of its kind give"
     else:
         probe = next(p for p in runs if p not in good)
-        told = of[probe]
+        verdict = of[probe]
         pairs = [f"{a} with {b}" for a, b in blames[probe].next_pairs if node in (a, b)]
         run_next = f"; run next: {', '.join(pairs)}" if pairs else ""
-        why = _no_figure(runs[probe]) or (told.why if told is not None else "")
+        why = _no_figure(runs[probe]) or (verdict.why if verdict is not None else "")
         text = f"{node}: not judged, {why}{run_next}"
     run = runs.get(probe)
     return ProbeVerdict(

@@ -88,7 +88,7 @@ def part(key: Key, probe: str, without: Iterable[str] = ()) -> Key:
     fields = {name: getattr(key, name) for name in _FIELDS[family(probe)] if name not in set(without)}
     limit = fields.get("power_limit_w")
     if limit is not None:
-        fields["power_limit_w"] = float(round(limit))  # sensors tell 699.99
+        fields["power_limit_w"] = float(round(limit))  # sensors read 699.99
     return replace(Key(), **fields)
 
 

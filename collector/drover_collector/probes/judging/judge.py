@@ -34,8 +34,8 @@ def judge_order(store: Store, order: ProbeOrder, now_ms: int) -> tuple[list[Prob
     mine = {_place(m) for m in own}  # measured by this order: these count, whatever the clocks said
     fleet: list[Measurement] = []
     for sku in sorted(skus):
-        told = store.probes.results.newest(sorted(figures), sku=sku, node=order.node, nodes=NODES, now_ms=now_ms)
-        fleet += [m for row in told if (m := measurement(row)) is not None and _place(m) not in mine]
+        stored = store.probes.results.newest(sorted(figures), sku=sku, node=order.node, nodes=NODES, now_ms=now_ms)
+        fleet += [m for row in stored if (m := measurement(row)) is not None and _place(m) not in mine]
     return verdicts(order, rows, judge([*fleet, *own]), _drifts(store, rows), now_ms), end
 
 
@@ -58,9 +58,9 @@ def _drifts(store: Store, rows: list[ProbeRow]) -> dict[int, list[Drift]]:
     found: dict[int, list[Drift]] = defaultdict(list)
     if not judged:
         return found
-    told = store.probes.results.histories(judged[0].node, sorted({r.probe for r in judged}))
+    stored = store.probes.results.histories(judged[0].node, sorted({r.probe for r in judged}))
     for result in judged:
         assert result.gpu is not None
-        history = [m for row in told.get((result.gpu, result.probe), ()) if (m := measurement(row)) is not None]
+        history = [m for row in stored.get((result.gpu, result.probe), ()) if (m := measurement(row)) is not None]
         found[result.gpu].append(drift(history, BUDGET / len(judged)))
     return found

@@ -1,8 +1,7 @@
-"""The newest results of a fleet -> a verdict each: as its configuration gives, or not, or not to be told.
+"""Judge the newest results of a fleet: like the others of the configuration, worse, or not judged.
 
-Budget: of 1,000 healthy GPUs that are validated, `budget` fail, over all probes together (each probe has an equal part
-of it: Bonferroni, which asks for no independence). What cannot be told at that rate is not told; `detectable` says
-what can.
+Budget: of 1,000 healthy GPUs that are validated, `budget` fail, over all probes together. Each probe gets an equal part
+of it (Bonferroni, which needs no independence). Differences below `detectable` cannot be found at that rate.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from drover_collector.store.repositories.probes import Key
 from drover_core.model.probe_figures import FIGURES, Better
 
 BUDGET = 1.0  # false fails per 1,000 GPUs validated
-MOST_FASTER = 0.1  # of a group, likewise: a few fast boards are chance or a slip, many are another kind
+MOST_FASTER = 0.1  # of a group: a few fast boards are chance or a slip, many are another kind
 TRIES = 2  # hangs or crashes of one probe on one device, each in a process of its own
 TWO_KINDS = "its configuration is of two kinds"
 
@@ -170,7 +169,7 @@ def _judge_group(
         text = (
             f"{len(many)} of {len(group)} boards of one configuration are up to {share(most)} "
             f"{'worse' if many is slower else 'better'} in {probe} than the others ({scale.text}): a design or a "
-            "batch, not single faults. What differs that the inventory does not tell?"
+            "batch, not single faults. What differs that the inventory does not show?"
         )
         notes.append(Note(NoteKind.TWO_CLUSTERS, probe, key, text, len(many)))
     if len(faster) > MOST_BAD * len(group):

@@ -50,14 +50,14 @@ def by_matrix(group: Sequence[Measurement], alpha: float) -> list[Verdict]:
     out = []
     for m, centre, f, is_slow in zip(group, centres, far, slow, strict=True):
         around = f"{number(math.exp(centre))} of {len(group)} pairs of its configuration"
-        told = f"the smallest difference that can be told is {share(scale.detectable)}"
+        limit = f"the smallest detectable difference is {share(scale.detectable)}"
         head = f"{m.who}: p2p {number(m.value)} {FIGURES['p2p'].unit}, "
         culprits: tuple[tuple[str, int | None], ...] = ()
         if not is_slow:
-            text = f"like the {around}; {told}"
+            text = f"like the {around}; {limit}"
         else:
             gpus, why = blamed[m.node, _pair(m)]
-            text = f"{off('p2p', f)} the {around}: {why}; {told}"
+            text = f"{off('p2p', f)} the {around}: {why}; {limit}"
             culprits = tuple((m.node, gpu) for gpu in gpus)
         worse = -math.expm1(-f)
         out.append(

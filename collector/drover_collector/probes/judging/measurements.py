@@ -73,7 +73,7 @@ class Verdict:
     Attributes:
         ok: None: could not be judged. text: a sentence for an operator.
         worse: share by which it is worse than expected (0.098: 9.8 %), negative where it is better.
-        detectable: smallest such share that would be told, nine times in ten.
+        detectable: smallest such share that is found nine times in ten.
         peers: boards it was held against, itself among them.
         suspicious: worth another look though it is no proof.
         culprits: (node, GPU or None) that it speaks against, where that is not just what was measured.

@@ -1,7 +1,7 @@
 """Collectives over groups of nodes: a group is as slow as its worst member, so several groups name that one.
 
 Group testing: who ran in a good group is cleared; a bad group with one member left that is not cleared names it; with
-several, it is one of them, and the next groups to run are told; with none, the way between its members is to blame.
+several, it is one of them, and the next groups to run are named; with none, the way between its members is to blame.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """`why`: without the node's name. `suspects`: nodes of which one is faulty, where it cannot be told which."""
+    """`why`: without the node's name. `suspects`: nodes of which one is faulty, where it is unknown which."""
 
     node: str
     ok: bool | None
@@ -77,10 +77,10 @@ def blame(
         known: earlier runs of other nodes of the same kind, to hold these against.
         least: bad groups that a node is named by; one in fewer is a suspect.
     """
-    told = {_name(run): _state(run, [*runs, *known], leaf, budget) for run in runs}
+    states = {_name(run): _state(run, [*runs, *known], leaf, budget) for run in runs}
     by_state: dict[bool | None, list[Run]] = defaultdict(list)
     for run in runs:
-        by_state[told[_name(run)][0]].append(run)
+        by_state[states[_name(run)][0]].append(run)
     cleared = {node for run in by_state[True] for node in run.nodes}
     faulty: dict[str, str] = {}
     open_: dict[str, tuple[tuple[str, ...], str]] = {}
@@ -91,10 +91,10 @@ def blame(
         if len(names) == 1:
             name = min(names)
             if sum(name in other.nodes for other in bad) >= least:
-                faulty[name] = told[_name(run)][1]
+                faulty[name] = states[_name(run)][1]
     for run in bad:
         left = tuple(sorted(set(run.nodes) - cleared))
-        why = told[_name(run)][1]
+        why = states[_name(run)][1]
         if not left:
             leaves = sorted({leaf.get(node, "?") for node in run.nodes})
             way = f"the way between leaves {', '.join(leaves)}" if len(leaves) > 1 else f"leaf {leaves[0]}"
@@ -107,8 +107,8 @@ def blame(
         _verdict(node, cleared, faulty, open_)
         for node in sorted({node for run in runs for node in run.nodes})
     ]  # fmt: skip
-    beside = {node: {other for run in bad if node in run.nodes for other in run.nodes} for node in open_}
-    return Blame(tuple(verdicts), tuple(ways), _next(open_, cleared, leaf, beside))
+    partners = {node: {other for run in bad if node in run.nodes for other in run.nodes} for node in open_}
+    return Blame(tuple(verdicts), tuple(ways), _next(open_, cleared, leaf, partners))
 
 
 def _name(run: Run) -> tuple[str, tuple[str, ...], float, str]:
@@ -120,7 +120,7 @@ def _kind(run: Run, leaf: Mapping[str, str]) -> tuple[str, str, int, bool]:
 
 
 def _state(run: Run, others: Sequence[Run], leaf: Mapping[str, str], budget: float) -> tuple[bool | None, str]:
-    """Whether the group is good, None: not to be told; and why."""
+    """Return whether the group is good (None: unknown), and why."""
     who = f"{run.probe} over {', '.join(sorted(run.nodes))}"
     why = f" ({run.detail})" if run.detail else ""
     if run.end in (End.HUNG, End.CRASHED, End.TIMEOUT):
@@ -168,19 +168,19 @@ def _verdict(
             text = f"{why}; the others of that group were good elsewhere, but it ran in no other"
             return NodeVerdict(node, None, text, suspects)
         return NodeVerdict(node, None, f"{why}; one of {', '.join(suspects)}", suspects)
-    return NodeVerdict(node, None, "ran only beside a faulty node, or in no group that could be judged")
+    return NodeVerdict(node, None, "ran only with a faulty node, or in no group that could be judged")
 
 
 def _next(
     open_: Mapping[str, tuple[tuple[str, ...], str]],
     cleared: set[str],
     leaf: Mapping[str, str],
-    beside: Mapping[str, set[str]],
+    partners: Mapping[str, set[str]],
 ) -> tuple[tuple[str, str], ...]:
     """Each suspect with a cleared node of its leaf that it was not slow with already, if there is one; else another."""
     pairs = []
     for node in sorted(open_):
-        good = sorted(cleared, key=lambda o: (o in beside[node], leaf.get(o) != leaf.get(node), o))  # used at once
+        good = sorted(cleared, key=lambda o: (o in partners[node], leaf.get(o) != leaf.get(node), o))  # used at once
         if good:
             pairs.append((node, good[0]))
     return tuple(pairs)

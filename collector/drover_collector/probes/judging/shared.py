@@ -15,7 +15,7 @@ from drover_collector.probes.judging.measurements import Basis, Verdict
 
 MOST_BAD = 1 / 3  # of a group: more of them are another kind of board, or a batch; the fit holds up to here
 MOST_OF_NODE = 1 / 2  # of a node's GPUs, and at least two: a wrong answer or a crash of more is the software's
-MOST_NODES = 0.1  # of the nodes that ran a probe, and at least LEAST: likewise
+MOST_NODES = 0.1  # of the nodes that ran a probe, and at least LEAST: the same
 # Figures that depend by design on where in the host a board sits: its way to the host's memory, its air.
 OF_THE_SLOT = frozenset({"pcie", "launch", "soak"})
 # On the board itself, at a clock of its own: no slot makes it slower. In small fleets with many bad boards most of a
@@ -49,14 +49,14 @@ def by_software(verdicts: Sequence[Verdict]) -> list[Verdict]:
     most = {at for at, bad in bad_gpus.items() if len(bad) >= 2 and len(bad) > MOST_OF_NODE * len(gpus[at])}
     if not many and not most:
         return list(verdicts)
-    return [_told(v, many, most, len(bad_nodes[v.measurement.probe])) if _by_itself(v) else v for v in verdicts]
+    return [_of_software(v, many, most, len(bad_nodes[v.measurement.probe])) if _by_itself(v) else v for v in verdicts]
 
 
 def _by_itself(verdict: Verdict) -> bool:
     return verdict.ok is False and verdict.basis in (Basis.EXACT, Basis.END)
 
 
-def _told(verdict: Verdict, many: set[str], most: set[tuple[str, str]], nodes: int) -> Verdict:
+def _of_software(verdict: Verdict, many: set[str], most: set[tuple[str, str]], nodes: int) -> Verdict:
     m = verdict.measurement
     if (m.probe, m.node) in most:
         return doubted(verdict, f"so do most GPUs of {m.node}, which do not break together; see its driver and torch")
@@ -67,7 +67,7 @@ def by_slot(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """GPUs that are slow as most in the same slot of other nodes are: their way to the host or their air is longer.
 
     Of a figure that depends on the slot, one whose slot no other node shows to give more is a doubt, too: on a lone
-    node nobody can tell a slot by design from a fault. Where more are slow than single faults can be, `judge` says so.
+    node a slot by design looks like a fault. Where more are slow than single faults can be, `judge` says so.
     """
     all_: dict[int, int] = defaultdict(int)
     slow: dict[int, int] = defaultdict(int)

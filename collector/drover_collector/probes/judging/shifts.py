@@ -2,7 +2,7 @@
 
 A new driver begins a new group and new histories (`groups.part`, `drift.drift`), so that no board is failed for it;
 what all of them lost is seen here alone. By the similarity of empirical distributions, as SuperBench compares nodes
-(`groups.similarity`), beside a test of the medians: with few boards two samples of one distribution differ by as much.
+(`groups.similarity`), with a test of the medians: with few boards two samples of one distribution differ by as much.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def shifts(groups: Mapping[tuple[str, Key], Sequence[Measurement]]) -> list[Note
     found = []
     for several in wide.values():
         *before, after = sorted(several, key=lambda group: max(m.ts_ms for m in group))
-        told = (shift(old, after) for old in reversed(before))
-        if (note := next((note for note in told if note is not None), None)) is not None:
+        found_shifts = (shift(old, after) for old in reversed(before))
+        if (note := next((note for note in found_shifts if note is not None), None)) is not None:
             found.append(note)
     return found
 
 
 def shift(before: Sequence[Measurement], after: Sequence[Measurement]) -> Note | None:
-    """A note if `after` reads worse than `before`; None too where boards are too few to tell."""
+    """A note if `after` reads worse than `before`; None too if the boards are too few."""
     if min(len(before), len(after)) < LARGE:
         return None
     old, new = logs_of(before), logs_of(after)

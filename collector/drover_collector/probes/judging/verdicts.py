@@ -62,24 +62,24 @@ def verdicts(
 
 
 def _configuration(own: Collection[_Place], judged: Judgement) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """What was measured of which configuration, and which of that has shifted."""
+    """Return which figures of which configuration were measured, and which of them have shifted."""
     mine = heads(
         m for v in judged.verdicts if ((m := v.measurement).node, m.gpu, m.peer, m.probe, m.key.form) in own
     )  # fmt: skip
-    told = [(head(note.probe, note.key), note.text) for note in judged.notes if note.kind is NoteKind.SHIFT]
-    return mine, tuple((figure, text) for figure, text in told if figure in mine)
+    shifted = [(head(note.probe, note.key), note.text) for note in judged.notes if note.kind is NoteKind.SHIFT]
+    return mine, tuple((figure, text) for figure, text in shifted if figure in mine)
 
 
 def failed(order: ProbeOrder, why: str, now_ms: int) -> ProbeVerdict:
-    """The order came to nothing: that is no word on the hardware."""
+    """Return the verdict of an order that failed: nothing is known of the hardware."""
     text = f"{order.node}: not judged, {why}"
     return ProbeVerdict(order.id, order.node, None, None, "", text, now_ms, order.why, order.incident_id)
 
 
 def with_all(found: Sequence[ProbeVerdict], gpus: int) -> list[ProbeVerdict]:
-    """The verdicts of an order for all of a node's GPUs: fewer than it has do not pass for the node.
+    """Return the verdicts of an order for all GPUs of a node, which fails if fewer were probed than it has.
 
-    A GPU that is off the bus when the driver comes up is none that NVML counts (nvmlDeviceGetCount), and is not told as
+    NVML does not count a GPU that is off the bus when the driver starts (nvmlDeviceGetCount), so nothing reports it as
     left out.
 
     Args:
@@ -167,12 +167,12 @@ def _of_node(
 
 def _between(of: Mapping[Place, Sequence[Verdict]], node: str) -> list[Verdict]:
     """Verdicts against several GPUs of the node, as on the link between two: one of them, or what they share."""
-    found = {id(v): v for (name, _), told in of.items() for v in told if name == node and v.ok is False}
+    found = {id(v): v for (name, _), judged in of.items() for v in judged if name == node and v.ok is False}
     return [v for v in found.values() if len(v.against) > 1]
 
 
 def _worst(bad: Sequence[Verdict]) -> Verdict | None:
-    """Wrong answers before what hung, before what is slow; of these the slowest, by what can be told of it."""
+    """Wrong answers before what hung, before what is slow; of these the slowest, by what is known of it."""
     rank = {Basis.EXACT: 2, Basis.END: 1}
     return max(
         bad, key=lambda v: (rank.get(v.basis, 0), (v.worse or 0.0) / (v.detectable or 1.0), v.measurement.probe),

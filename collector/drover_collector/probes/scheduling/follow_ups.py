@@ -1,8 +1,8 @@
-"""After a slow group: pairs that tell which of its nodes made it slow, each suspect with a node that is good. Pure.
+"""Choose pairs that find the node that made a group slow: each suspect with a good node. Pure.
 
 A node is named by two slow groups whose other nodes were good elsewhere (`groups_of_nodes`); so a suspect needs one
-pair more, with a partner that it was not with, and mostly that is all. What it takes is bounded, and what the pairs
-cannot tell the verdicts say.
+pair more, with a partner that it was not with, and mostly that is all. The number of pairs is
+limited; what they leave open, the verdicts say.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def follow_ups(
     """
     Args:
         blames: of each figure. orders: of the groups that they are about, and of those under way.
-        partners: nodes that may run beside a node now, those that suit it best first.
+        partners: nodes that may run with a node now, the best first.
         anybody: also nodes that none of these groups had.
     """
     met: dict[str, set[str]] = defaultdict(set)

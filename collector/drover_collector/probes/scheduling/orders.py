@@ -1,16 +1,17 @@
-"""Orders for probes as they are asked for: stored before anything is done with them."""
+"""Keep the open orders for probes. An order is stored before anything is done with it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
 
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.probes.scheduling.group_orders import check_group
-from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import OpenOrder, Store
 from drover_core.model.events import ProbeOrder, ProbeReason, ProbeResult
 from drover_core.model.probe_figures import FIGURES, GROUP_FIGURES, LEVELS
@@ -20,21 +21,14 @@ log = logging.getLogger(__name__)
 MAX_OPEN = 10_000  # orders
 
 
-class Orders:
-    """Those that are open. `ask` and `take_results` from any thread.
+class OrderBook:
+    """The open orders. Any thread, but `listen` and `wait` in the event loop."""
 
-    Attributes:
-        troubles: what goes wrong, by what, each a sentence.
-    """
-
-    def __init__(
-        self, store: Store, index: FleetIndex, config: ProbesConfig, now_ms: Callable[[], int], troubles: dict[str, str]
-    ) -> None:
-        self.troubles = troubles
-        self._store, self._index, self._config, self._now_ms = store, index, config, now_ms
+    def __init__(self, store: Store, index: FleetIndex, now_ms: Callable[[], int]) -> None:
+        self._store, self._index, self._now_ms = store, index, now_ms
         self._lock = threading.Lock()
         self._open: dict[str, OpenOrder] | None = None  # None: not read yet
-        self._ended: dict[str, None] = {}  # requests whose closing result is stored
+        self.answered: dict[str, None] = {}  # orders whose closing result is stored
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -49,10 +43,10 @@ class Orders:
         incident_id: str = "",
         by: str = "drover",
     ) -> str:
-        """Store an order, to be sent when its turn comes; gives its id, or that of the same one that is open.
+        """Store an order, to be sent when its turn comes. Return its id, or that of the same open order.
 
         Args:
-            gpus: slots; none: all that no process holds. probes: none: all of the level.
+            gpus: slots; none: all that no process uses. probes: none: all of the level.
         Raises:
             ValueError: no such node, GPU, probe or level: one line, what to do.
             StoreError: it could not be stored, or this collector is not the active one.
@@ -82,8 +76,7 @@ class Orders:
         self, nodes: Iterable[str], why: ProbeReason, *, probes: Iterable[str] = (), level: str = "quick",
         incident_id: str = "", by: str = "drover",
     ) -> list[str]:  # fmt: skip
-        """Store orders for nodes that are probed together, one each, in their order; gives their ids, or those of the
-        same group that is open.
+        """Store orders for nodes that are probed together, one each. Return their ids, or those of the same open group.
 
         Raises:
             ValueError, StoreError: as `ask`.
@@ -115,14 +108,63 @@ class Orders:
         return [order.id for order in made]
 
     def open_orders(self) -> list[ProbeOrder]:
-        """In the order they were asked for; as of the last look where several collectors share the store."""
+        """Return the open orders in the order they were asked for.
+
+        With several collectors on the store this is the newest snapshot.
+        """
         with self._lock:
             return [held.order for held in self._read().values()]
 
     def take_results(self, results: Sequence[ProbeResult]) -> None:
-        """Results that ingest has stored. Takes no lock: the event loop calls it."""
-        self._ended.update(dict.fromkeys(r.request for r in results if r.end))
+        """Note the results that ingest has stored. Take no lock: the event loop calls this."""
+        self.answered.update(dict.fromkeys(r.request for r in results if r.end))
         self._rouse()
+
+    def snapshot(self) -> list[OpenOrder]:
+        """Return the open orders; read again if other collectors may have changed them. Raises StoreError."""
+        with self._lock:
+            if self._store.shared:
+                self._open = None
+            return list(self._read().values())
+
+    def forget_answers(self, open_ids: Container[str]) -> None:
+        """Forget answers to other orders: they had ended, or are unknown."""
+        for request in [request for request in list(self.answered) if request not in open_ids]:
+            self.answered.pop(request, None)
+
+    def update(self, held: OpenOrder, order: ProbeOrder) -> None:
+        """Store a new version of an open order. Raises StoreError."""
+        self._store.probes.orders.write([order])
+        with self._lock:
+            if self._open is not None and order.id in self._open:
+                self._open[order.id] = replace(held, order=order)
+
+    def mark_sent(self, held: OpenOrder) -> ProbeOrder:
+        """Store that an order is sent, before it is: nobody waits for an answer to one that is not stored."""
+        now_ms = self._now_ms()
+        order = replace(held.order, state="sent", ts_ms=now_ms, detail="")
+        self.update(replace(held, sent_ms=now_ms), order)
+        return order
+
+    def end(self, held: OpenOrder, state: str, detail: str) -> None:
+        """Store an order's end: done or failed. Raises StoreError."""
+        self._store.probes.orders.write([replace(held.order, state=state, ts_ms=self._now_ms(), detail=detail[:2000])])
+        with self._lock:
+            if self._open is not None:
+                self._open.pop(held.order.id, None)
+            self.answered.pop(held.order.id, None)
+        log.info("probes of %s: order %s %s %s", held.order.node, held.order.id, state, detail)
+
+    def listen(self) -> None:
+        """Let `wait` in this event loop end early when an order or an answer comes."""
+        self._loop = asyncio.get_running_loop()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for a new order or answer, but not longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):  # not wait_for, which may lose a cancellation (Python 3.11)
+                await self._wake.wait()
+        self._wake.clear()
 
     def _check(self, node: str, gpus: Sequence[int], level: str, probes: Sequence[str]) -> None:
         spec = self._index.spec.by_name.get(node)
@@ -140,8 +182,8 @@ class Orders:
     def _read(self) -> dict[str, OpenOrder]:
         if self._open is None:
             self._open = {held.order.id: held for held in self._store.probes.orders.open()}
-            # Closing results that came before a stop: seen again.
-            self._ended.update(dict.fromkeys(self._store.probes.results.ended(list(self._open))))
+            # Closing results from before a stop.
+            self.answered.update(dict.fromkeys(self._store.probes.results.ended(list(self._open))))
         return self._open
 
     def _rouse(self) -> None:

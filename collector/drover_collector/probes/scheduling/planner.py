@@ -21,7 +21,7 @@ from drover_core.model.fleet import FleetSpec
 
 DAY_MS = 86_400_000
 AGAIN_MS = 1_800_000  # a suspicion that could not be probed is tried again after this long, while it stands
-# What the level quick has, and what tells of a cause that it cannot show: heat, after minutes at full load.
+# What the level quick has, and what shows a cause that it cannot: heat, after minutes at full load.
 _MORE = {"thermal": ("gemm_bf16", "hbm_copy", "sdc", "soak"), "cooling": ("gemm_bf16", "sdc", "soak")}
 
 
@@ -45,7 +45,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class PlannedProbe:
-    """Arguments of `ProbeDesk.ask`; all GPUs of the node that no process holds."""
+    """Arguments of `OrderBook.ask`; all GPUs of the node that no process holds."""
 
     node: str
     why: ProbeReason
@@ -127,7 +127,7 @@ def fabric_rounds(spec: FleetSpec, among: Collection[str] | None = None) -> list
     """Pairs of nodes for collectives, in rounds: in one round each node is in one pair at most.
 
     Two rounds under the same leaf switch, then two across leaves, with other partners in each, so that a bad pair can
-    be told from a bad node (`groups_of_nodes.blame`). A node whose leaf is not known is in none.
+    be distinguished from a bad node (`groups_of_nodes.blame`). A node whose leaf is not known is in none.
 
     Args:
         among: these nodes; None: all with GPUs.

@@ -1,4 +1,4 @@
-"""What keeps new jobs off a node while it is probed: its scheduler has drained it, or gave it to a job of ours.
+"""Keep new jobs off a node while it is probed: its scheduler drained it, or runs Drover's own job there.
 
 Between a look at an idle node and a probe on it a job may start; only the scheduler itself can shut that out. So where
 one is configured nothing is sent to a node that is in service, but what a person asks for by hand.
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 DRAINED, JOB, HAND, NONE = "drained", "job", "hand", "none"
 OF_DRAINED = frozenset({ProbeReason.VALIDATE, ProbeReason.REPAIRED})
-MORE_S = 300.0  # beyond what a level may take: of a job, for the request to come and be told
+MORE_S = 300.0  # beyond what a level may take: of a job, for the request to arrive and its result to be reported
 AGAIN_MS = 30_000  # between two tries of a job that Slurm does not take
 REMEDY = "drain it, or let a preemptible job hold it: [probes.slurm] in the collector's settings (docs/how-to/probe.md)"
 
@@ -56,7 +56,7 @@ class Protection:
 
     Args:
         actuator_of: who has a node and may be asked; None: nobody. scheduled: whether the settings name a scheduler
-            that has the node, though Drover may not act there. holds: None: no jobs of ours. may: raises StoreError
+            that has the node, though Drover may not act there. holds: None: Drover runs no jobs. may: raises StoreError
             when this collector is not the active one any more; called before each job.
     """
 
@@ -85,7 +85,7 @@ class Protection:
         return f"{node} is in service: {REMEDY}" if self._scheduler(node) else ""
 
     def look(self, orders: Collection[str], *, unsent: bool = True) -> None:
-        """Jobs as they are now; those of orders that are not open any more are ended.
+        """Read the current jobs, and end those of orders that are no longer open.
 
         Args:
             orders: all that are open. unsent: some are not sent yet; else only what has a job is of interest.

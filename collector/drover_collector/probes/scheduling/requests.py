@@ -42,7 +42,7 @@ class Asking:
     """`run` in the event loop while this collector lives; `take` in the thread that stores outcomes.
 
     Args:
-        incidents: as they are now, by id. risk: node -> how likely a fault is. maintained: nodes in maintenance.
+        incidents: the current ones by id. risk: node -> how likely a fault is. maintained: nodes in maintenance.
     """
 
     store: Store
@@ -110,14 +110,14 @@ class Asking:
             self._upkeep_s = time.monotonic()
             wishes += self._upkeep(now_ms)
         maintained = self.maintained()
-        self._tell_refused({w.node for w in wishes if w.incident_id} | self._unprotected)
+        self._report_refused({w.node for w in wishes if w.incident_id} | self._unprotected)
         return [
-            self.desk.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
+            self.desk.orders.ask(w.node, w.why, probes=w.probes, level=self.config.level, incident_id=w.incident_id)
             for w in wishes
             if w.node not in maintained and not self.desk.protection.refused(w.node)
         ]
 
-    def _tell_refused(self, nodes: Collection[str]) -> None:
+    def _report_refused(self, nodes: Collection[str]) -> None:
         """That nothing will ever be asked of nodes in service must not go unseen."""
         refused = sorted(filter(self.desk.protection.refused, nodes))
         if refused:
@@ -152,7 +152,7 @@ class Asking:
             )  # fmt: skip
         orders = self.store.probes.orders.newest(since_ms=now_ms - DAY_MS, limit=100_000)
         asked = sum(o.why is ProbeReason.IDLE for o in orders)
-        open_ = {o.node for o in self.desk.open_orders()}
+        open_ = {o.node for o in self.desk.orders.open_orders()}
         return upkeep(nodes, open_, asked, self.config, self.config.most_at_once - len(open_))
 
     def _look(self, now_ms: int) -> None:
@@ -172,9 +172,9 @@ class Asking:
         """Suspicions from before a restart."""
         for incident in list(self.incidents().values()):
             if incident.closed_ms is None and incident.action is RecommendedAction.PROBE:
-                told = self.store.decisions.of_incident(incident.id)
+                stored = self.store.decisions.of_incident(incident.id)
                 with self._lock:
-                    self._keep(told)
+                    self._keep(stored)
         self._restored = True
 
     def _keep(self, decisions: Sequence[Decision]) -> None:

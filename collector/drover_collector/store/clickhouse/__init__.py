@@ -1,1 +1,1 @@
-"""ClickHouse: the embedded engine or a server, one code path after opening."""
+"""ClickHouse: the embedded engine or a server, behind one class of clients."""

@@ -1,4 +1,4 @@
-"""The folder of an embedded store: who holds it, and what the engine is told about it."""
+"""The folder of an embedded store: its lock, its owner, and the engine's config."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from xml.sax.saxutils import escape
 from drover_collector.store.errors import StoreError
 
 LOCK = "drover.lock"
-_WRITABLE = "give a folder that this user may write, in store.url"
+_WRITABLE = "set store.url to a folder that this user may write"
 
 
 class _Lock:
-    """What this process holds of one embedded path: the lock file, and the databases that are open."""
+    """The lock of this process on one embedded path, and the databases that are open."""
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
@@ -34,16 +34,21 @@ _held_guard = threading.Lock()
 
 
 def runs(path: Path) -> bool:
-    """Whether this process has another database of the folder open, and so the engine running."""
+    """Return whether this process has another database of the folder open, so that the engine runs."""
     with _held_guard:
         return len(_held[path].databases) > 1
 
 
 def acquire(path: Path, database: str, wait_s: float) -> None:
+    """Lock the folder, and note a database as open.
+
+    Raises:
+        StoreError: another process has it, or this one has this database or another folder open.
+    """
     with _held_guard:
         mine = _held.get(path)
         if mine is not None and database in mine.databases:
-            raise StoreError(f"{path}: this process has the store open already; use that one")
+            raise StoreError(f"{path}: this process has the store open already; use that Store")
         if mine is None and _held:
             other = next(iter(_held))
             raise StoreError(f"{path}: this process has {other} open, and can hold one embedded store at a time")
@@ -53,6 +58,7 @@ def acquire(path: Path, database: str, wait_s: float) -> None:
 
 
 def release(path: Path, database: str) -> None:
+    """Note a database as closed, and unlock the folder after the last one."""
     with _held_guard:
         mine = _held[path]
         mine.databases.discard(database)
@@ -64,25 +70,30 @@ def release(path: Path, database: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoreFolderState:
-    """What opening a store would meet: the process that has it open, or "", free and total bytes of its disk, and when
-    something was last written to it, Unix time, None: never."""
+    """What is known about a store without opening it.
+
+    Attributes:
+        holder: the process that has it open, or "".
+        disk: free and total bytes of its disk.
+        written_s: when it was written last, Unix time; None: never.
+    """
 
     holder: str
     disk: tuple[int, int]
     written_s: float | None = None
 
 
-def look(path: Path) -> StoreFolderState:
-    """Makes nothing, and holds nothing.
+def folder_state(path: Path) -> StoreFolderState:
+    """Return the state of a folder, without creating or locking anything.
 
     Raises:
-        StoreError: a folder that this user cannot open as a store, as `make` and `lock_file` say it.
+        StoreError: this user cannot open the folder as a store.
     """
     _half_restored(path)
     there = next(each for each in (path, *path.parents) if each.exists())
     lock = path / LOCK
     if not there.is_dir():
-        raise StoreError(f"{path}: {there} is no folder; {_WRITABLE}")
+        raise StoreError(f"{path}: {there} is not a folder; {_WRITABLE}")
     if not os.access(there, os.W_OK | os.X_OK) or (lock.exists() and not os.access(lock, os.R_OK | os.W_OK)):
         raise StoreError(f"{path}: this user may not write in {there}; {_WRITABLE}")
     usage = shutil.disk_usage(there)
@@ -94,7 +105,7 @@ def _holder(lock: Path) -> str:
     try:
         with lock.open() as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # for a moment: who starts waits longer
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for an instant; a starting process waits longer
             except OSError:
                 return file.read().strip() or "unknown"
     except FileNotFoundError:
@@ -111,11 +122,11 @@ def _half_restored(path: Path) -> None:
 
 
 def make(path: Path) -> None:
-    """The folder; of one that root makes the owner is that of the folder above, as which the collector may run.
+    """Create the folder. If root does, it gets the owner of the folder above, as which the collector may run.
 
     Raises:
         OSError
-        StoreError: what should be there is being restored.
+        StoreError: the store is being restored.
     """
     _half_restored(path)
     missing = [each for each in (path, *path.parents) if not each.exists()]
@@ -125,15 +136,15 @@ def make(path: Path) -> None:
 
 
 def restoring(path: Path) -> Path:
-    """Where what is to be the store at `path` is made out of a backup."""
+    """Return the folder in which the store at `path` is restored from a backup."""
     return path.with_name(path.name + ".restoring")
 
 
 def give(folder: Path, like: Path) -> None:
-    """All in the folder to the owner of `like`: `drover restore` and `import` may be root's, the collector is not.
+    """Give all files of the folder to the owner of `like`: root may run `drover restore`, but not the collector.
 
     Raises:
-        StoreError: not possible on this disk.
+        StoreError: the disk does not allow it.
     """
     try:
         owner = like.stat()
@@ -141,7 +152,7 @@ def give(folder: Path, like: Path) -> None:
             return
         for at, folders, files in os.walk(folder):
             for name in (".", *folders, *files):
-                with contextlib.suppress(FileNotFoundError):  # what the engine removes meanwhile
+                with contextlib.suppress(FileNotFoundError):  # the engine may remove files in between
                     _own(Path(at, name), owner)
     except OSError as error:
         raise StoreError(f"{error.filename}: {error.strerror}; chown -R {folder} to the collector's user") from None
@@ -153,6 +164,11 @@ def _own(path: Path, owner: os.stat_result) -> None:
 
 
 def lock_file(path: Path, wait_s: float) -> IO[str]:
+    """Lock the folder of a store for this process, and return the lock file.
+
+    Raises:
+        StoreError: another process holds it for longer than `wait_s`.
+    """
     name = path / LOCK
     try:
         file = name.open("a+")
@@ -180,7 +196,7 @@ def lock_file(path: Path, wait_s: float) -> IO[str]:
 
 
 def pinned_config(path: Path, settings: Mapping[str, int], keep_free_bytes: int) -> Path:
-    """Our own engine config, so that no `config.xml` of the working directory is taken."""
+    """Write the engine's config, so that it uses no `config.xml` of the working directory. Return its path."""
     config = path / "drover-engine.xml"
     temporary = path / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -190,18 +206,18 @@ def pinned_config(path: Path, settings: Mapping[str, int], keep_free_bytes: int)
         + "<storage_configuration><disks><default>"
         f"<keep_free_space_bytes>{keep_free_bytes}</keep_free_space_bytes>"
         "</default></disks></storage_configuration>"
-        # However much is damaged, the rest is to answer; and folders that no table knows are left alone.
+        # However much is damaged, the rest must be readable; folders of no table are left alone.
         "<merge_tree><max_suspicious_broken_parts>1000000000</max_suspicious_broken_parts>"
         "<max_suspicious_broken_parts_bytes>1000000000000000000</max_suspicious_broken_parts_bytes>"
-        # One thread removes what was merged: of the pool for it the engine starts 128, which stay.
+        # One thread removes merged parts: else the engine starts a pool of 128 threads, which stay.
         "<concurrent_part_removal_threshold>1000000000</concurrent_part_removal_threshold>"
-        # Tables of a version before have a TTL until they are migrated: none is begun for it (see `expiry`).
+        # Tables of older versions have a TTL until they are migrated: no merge may apply it (see `retention`).
         "<max_number_of_merges_with_ttl_in_pool>0</max_number_of_merges_with_ttl_in_pool>"
-        # Else each merge counts the distinct values of all columns, for joins that nobody asks for: a fifth of its CPU.
+        # Else each merge counts the distinct values of all columns for joins, a fifth of its CPU; we have no joins.
         "<auto_statistics_types></auto_statistics_types></merge_tree>"
         "<database_catalog_unused_dir_hide_timeout_sec>1000000000</database_catalog_unused_dir_hide_timeout_sec>"
         "<database_catalog_unused_dir_rm_timeout_sec>0</database_catalog_unused_dir_rm_timeout_sec>"
-        # Only the collector makes statements, and it says where backups go.
+        # Only the collector runs statements, and it decides where backups go.
         "<backups><allowed_path>/</allowed_path></backups></clickhouse>\n"
     )
     if not config.exists() or config.read_text("utf-8") != text:
@@ -210,7 +226,7 @@ def pinned_config(path: Path, settings: Mapping[str, int], keep_free_bytes: int)
 
 
 def clear(folder: Path) -> None:
-    """The folder for inserts, without what a killed process left there."""
+    """Create the folder for inserts, and remove what a killed process left in it."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob("insert-*.arrow"):
         left.unlink()
@@ -218,7 +234,7 @@ def clear(folder: Path) -> None:
 
 @contextmanager
 def no_stray_config(path: Path) -> Iterator[None]:
-    """Out of a working directory with a `config.xml` while the engine starts: it looks there even when told another."""
+    """Leave a working directory with a `config.xml` while the engine starts: it reads it despite its own config."""
     here = Path.cwd()
     stray = any((here / f"config.{kind}").exists() for kind in ("xml", "yaml", "yml"))
     if stray:

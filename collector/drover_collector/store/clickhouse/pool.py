@@ -1,4 +1,4 @@
-"""Clients of the store, each used by one thread at a time."""
+"""A pool of clients, each used by one thread at a time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from drover_collector.store.errors import StoreError
 
-CLOSED_S = 1.0  # how often those who wait for a client look whether the store was closed
+CLOSED_S = 1.0  # how often a thread that waits for a client checks if the store was closed
 
 
 class Pool:
-    """At most `size` clients, made when they are needed."""
+    """At most `size` clients, made when they are needed. Thread-safe."""
 
     def __init__(self, make: Callable[[], Any], size: int) -> None:
         self._make = make
@@ -25,6 +25,11 @@ class Pool:
         self._closed = False
 
     def take(self) -> Any:
+        """Return a client, and wait for one if all are in use.
+
+        Raises:
+            StoreError: the store is closed.
+        """
         try:
             client = self._free.get_nowait()
         except queue.Empty:
@@ -47,10 +52,11 @@ class Pool:
         raise StoreError("the store is closed")
 
     def give(self, client: Any) -> None:
+        """Return a client to the pool."""
         self._free.put(client)
 
     def close(self) -> bool:
-        """Waits for running statements; False when it was closed before."""
+        """Wait for running statements, and close. Return False if it was closed before."""
         with self._lock:
             if self._closed:
                 return False

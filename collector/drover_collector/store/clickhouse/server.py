@@ -1,4 +1,4 @@
-"""How a ClickHouse server is reached: what its url says, and what may be shown of it."""
+"""The url of a ClickHouse server: parse it, connect, and hide its secrets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from drover_collector.store.errors import StoreError
 SCHEMES = ("clickhouse", "clickhouses")
 PORT, TLS_PORT = 8123, 8443
 CONNECT_S = 5
-ANSWER_S = 60  # for one statement
-QUICK_S = 3  # for one of the lease
+ANSWER_S = 60  # limit for one statement
+QUICK_S = 3  # limit for a statement of the lease
 FILES = ("ca_cert", "client_cert", "client_cert_key")
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`where` is safe to show: host, port and database, no user and no password."""
+    """A server. `where` is safe to show: host, port and database, without user and password."""
 
     where: str
     database: str
@@ -30,7 +30,7 @@ class Server:
     options: dict[str, Any]  # for clickhouse_connect.get_client
 
     def client(self, settings: Mapping[str, Any], *, database: str = "", quick: bool = False) -> Any:
-        """A connected client, of another database than the url's if one is given."""
+        """Return a connected client of the url's database, or of `database`."""
         return clickhouse_connect.get_client(
             database=database or self.database,
             settings=dict(settings),
@@ -40,12 +40,12 @@ class Server:
 
 
 def redacted(url: str) -> str:
-    """The url without what may be secret: user, password and parameters."""
+    """Return the url without user, password and parameters, which may be secret."""
     return f"{url.partition('://')[0]}://{url.rpartition('@')[2].partition('?')[0]}" if "@" in url else url
 
 
 def short(text: str) -> str:
-    """Why a connection failed, out of what the HTTP client says: the same each time, so that it is logged once."""
+    """Return why a connection failed, from the HTTP client's error: equal causes give equal texts."""
     if "ConnectionPool(" not in text:
         return text
     found = re.search(r"\[(?:Errno|SSL)[^\]]*\] ?([^()'\"]+)", text) or re.search(r"(\w+(?: to \S+)? timed out)", text)
@@ -53,10 +53,10 @@ def short(text: str) -> str:
 
 
 def parse(url: str, password: str | None, default_database: str) -> Server:
-    """A `clickhouse://` or `clickhouses://` (TLS) url.
+    """Parse a `clickhouse://` or `clickhouses://` (TLS) url.
 
     Args:
-        password: goes before that of the url.
+        password: takes precedence over the url's.
     Raises:
         StoreError: one line, without the password.
     """
@@ -65,7 +65,7 @@ def parse(url: str, password: str | None, default_database: str) -> Server:
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise StoreError(f"{shown}: its port is no number; write clickhouse://USER@HOST:PORT/DATABASE") from None
+        raise StoreError(f"{shown}: its port is not a number; write clickhouse://USER@HOST:PORT/DATABASE") from None
     if not host:
         raise StoreError(f"{shown}: has no host; write clickhouse://USER@HOST:PORT/DATABASE")
     given = {key: values[-1] for key, values in parse_qs(parts.query).items()}
@@ -89,7 +89,7 @@ def parse(url: str, password: str | None, default_database: str) -> Server:
         "password": unquote(parts.password or "") if password is None else password,
         "verify": _flag(shown, given, "verify", True),
         "connect_timeout": CONNECT_S,
-        "autogenerate_session_id": False,  # several statements at once
+        "autogenerate_session_id": False,  # so that several statements run at once
         **{key: given[key] for key in FILES if key in given},
     }
     return Server(f"{at}/{database}", database, timeout_s, options)
@@ -102,14 +102,23 @@ def _flag(shown: str, given: dict[str, str], name: str, default: bool) -> bool:
     return value == "1"
 
 
-def word(cluster: str) -> str:
+def cluster_name(cluster: str) -> str:
+    """Return the name of a cluster.
+
+    Raises:
+        StoreError: it has other characters than letters, digits, `-` and `_`.
+    """
     if not cluster.replace("_", "").replace("-", "").isalnum() or not cluster.isascii():
-        raise StoreError(f"{cluster!r} is no name for a cluster; use letters, digits, '-' and '_'")
+        raise StoreError(f"{cluster!r} is not a name for a cluster; use letters, digits, '-' and '_'")
     return cluster
 
 
-def name(database: str) -> str:
-    """Quoted."""
+def database_name(database: str) -> str:
+    """Return the quoted name of a database.
+
+    Raises:
+        StoreError: it has other characters than letters, digits and `_`.
+    """
     if not database.replace("_", "").isalnum() or not database.isascii():
-        raise StoreError(f"{database!r} is no name for a database; use letters, digits and '_'")
+        raise StoreError(f"{database!r} is not a name for a database; use letters, digits and '_'")
     return f"`{database}`"

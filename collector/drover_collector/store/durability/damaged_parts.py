@@ -1,7 +1,7 @@
-"""Parts that are not whole taken out of a table, and what they were merged from put back in their place.
+"""Take damaged parts out of a table, and attach the parts that they were merged from in their place.
 
-The engine keeps for eight minutes what it merged. When it starts it takes that instead of a damaged part; while it runs
-it does not, and DROP or DETACH of any part of a table removes all of it at once: so it is kept before.
+The engine keeps merged parts for eight minutes. At its start it uses them instead of a damaged part. While it runs it
+does not, and DROP or DETACH of any part of a table removes them all at once: so copies of them are made before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drover_collector.store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-_KEPT = "tmp-"  # before a part's name, until it is put back: what begins so is no damage
+_KEPT = "tmp-"  # before the name of a copy until it is attached; such a folder is not damage
 _one_at_a_time = threading.Lock()
 
 
@@ -34,24 +34,24 @@ class Statements(Protocol):
 
 
 def waiting(table_folder: Path) -> list[Path]:
-    """What is still to be put back: the disk took nothing when it should have been."""
+    """Return the copies that are still to be attached: the disk was full when they should have been."""
     return sorted((table_folder / "detached").glob(f"{_KEPT}*"), key=lambda path: int(path.name.split("_")[1]))
 
 
-def clear(clients: Statements, table: str, damaged: str = "", untold: Collection[str] = ()) -> None:
-    """
+def clear(clients: Statements, table: str, damaged: str = "", unacknowledged: Collection[str] = ()) -> None:
+    """Detach the damaged parts of a table, and attach what they were merged from.
+
     Args:
-        damaged: a part that is not whole although its sizes are.
-        untold: parts of inserts that failed, which hold nothing that anybody was told is stored: dropped, while the
-            others are set aside.
+        damaged: a part that is damaged although its file sizes are right.
+        unacknowledged: parts of inserts that failed: they are dropped, not detached.
     Raises:
         StoreError
     """
     with _one_at_a_time:
-        _clear(clients, table, damaged, untold)
+        _clear(clients, table, damaged, unacknowledged)
 
 
-def _clear(clients: Statements, table: str, damaged: str, untold: Collection[str]) -> None:
+def _clear(clients: Statements, table: str, damaged: str, unacknowledged: Collection[str]) -> None:
     parts = clients.rows(
         "SELECT name, path, partition_id, level, active, rows, toInt64(min_block_number) AS low,"
         " toInt64(max_block_number) AS high FROM system.parts WHERE database = currentDatabase()"
@@ -63,9 +63,9 @@ def _clear(clients: Statements, table: str, damaged: str, untold: Collection[str
         _keep(row, parts)
     for name in [row["name"] for row in bad]:
         try:
-            clients.command(f"ALTER TABLE `{table}` {'DROP' if name in untold else 'DETACH'} PART '{name}'")
+            clients.command(f"ALTER TABLE `{table}` {'DROP' if name in unacknowledged else 'DETACH'} PART '{name}'")
         except StoreError as error:
-            if "NO_SUCH_DATA_PART" not in str(error):  # else another thread's, which met it too, was before us
+            if "NO_SUCH_DATA_PART" not in str(error):  # unless another thread, which met it too, was faster
                 raise
     for folder in sorted({Path(row["path"]).parent for row in parts}):
         for copy in waiting(folder):
@@ -73,13 +73,17 @@ def _clear(clients: Statements, table: str, damaged: str, untold: Collection[str
             try:
                 clients.command(f"ALTER TABLE `{table}` ATTACH PART '{part.name}'")
             except StoreError:
-                part.rename(copy)  # again with the next look
+                part.rename(copy)  # tried again with the next check
                 raise
-            log.warning("store: table %s: part %s is back, of which a damaged one was merged", table, part.name)
+            log.warning(
+                "store: table %s: attached part %s again, because the part that it was merged into is damaged",
+                table,
+                part.name,
+            )
 
 
 def _keep(bad: dict[str, Any], parts: list[dict[str, Any]]) -> None:
-    """Copies, by links, of what a part was merged from: the largest that are whole, then what these leave open."""
+    """Copy, by links, the parts that a part was merged from: the largest undamaged ones that do not overlap."""
     inside = [
         row for row in parts
         if not row["active"] and row["rows"] and bad["level"] and row["partition_id"] == bad["partition_id"]
@@ -93,9 +97,11 @@ def _keep(bad: dict[str, Any], parts: list[dict[str, Any]]) -> None:
         folder = Path(row["path"])
         copy = folder.parent / "detached" / f"{_KEPT}{folder.name}"
         try:
-            if copy.exists() and not whole(copy):  # of a try that was broken off
+            if copy.exists() and not whole(copy):  # an earlier attempt was interrupted
                 shutil.rmtree(copy)
             if not copy.exists():
                 shutil.copytree(folder, copy, copy_function=os.link)
-        except OSError as error:  # nothing is dropped then
-            raise StoreError(f"{copy}: {error.strerror or error}; what was merged cannot be kept") from error
+        except OSError as error:  # so nothing is dropped
+            raise StoreError(
+                f"{copy}: {error.strerror or error}; the parts that it was merged from cannot be copied"
+            ) from error

@@ -1,12 +1,11 @@
-"""Retention: what is older than its table keeps goes; and before the disk is full the oldest samples go, then the
-oldest rollups. What tells of faults goes by its age only.
+"""Retention: delete what has expired, and make room before the disk is full.
 
-By age: on a server by the tables' TTL. The embedded store has none: its engine would ask this machine's clock alone, at
-any merge, and years ahead, as after an empty battery, delete everything. There the collector drops what has expired,
-when it has grounds to believe the clock (`pipeline.expiry`).
+By age: on a server by the tables' TTL. The embedded store has none: its engine would trust this machine's clock at any
+merge, and if that is years ahead, as after an empty battery, delete everything. There the collector drops what has
+expired, when it has reasons to trust the clock (`pipeline.expiry`).
 
-For room: `make_room` is called every half minute by the active collector, and drops whole partitions until there is
-room again.
+For room: the active collector calls `make_room` every half minute. It drops the oldest samples, then rollups.
+Events, incidents and decisions are deleted only by their age.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ log = logging.getLogger(__name__)
 
 # Dropped in this order: a suffix of the tables' names. No other table is ever touched.
 DROPPED = ("_samples", "_10s", "_5m")
-LIVED_DAYS = 7  # so many days up to now the store must have samples of before anything is deleted for its age
-REFUSALS = 20  # partitions that one pass fails to drop before it gives up: a server may be away, and slow to say so
+LIVED_DAYS = 7  # the store needs samples of so many recent days before anything is deleted for its age
+REFUSALS = 20  # failed drops after which a pass gives up: a server may be away, and slow to fail
 RECENT_MS = 3_600_000  # the newest hour is dropped last, and part by part
-HISTORY_DAYS = 400  # what was once so, and is no more: as long as events
+HISTORY_DAYS = 400  # superseded states are kept as long as events
 HISTORY_CHECK_MS = 86_400_000
-VERSION_DAYS = 1  # an open incident gets a version every 5 minutes; its newest one has the whole timeline
-SPOOL_DAYS = 90  # a spool that did not move for so long is gone; of one that comes again data is sent again
+VERSION_DAYS = 1  # an open incident gets a version every 5 minutes; the newest has the whole timeline
+SPOOL_DAYS = 90  # a spool that was silent for so long is gone; if it returns, its data is sent again
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What went for room."""
+    """A partition that was dropped to make room."""
 
     table: str
     from_ms: int
@@ -53,17 +52,17 @@ class Dropped:
 
 
 def kept_days(tables: Iterable[Table]) -> dict[str, int]:
-    """Days that each table of samples or rollups is kept, by its TTL."""
+    """Return the days that each table of samples or rollups is kept, from its TTL."""
     found = {table.name: re.search(r"toIntervalDay\((\d+)\)", table.ttl) for table in tables}
     return {name: int(days.group(1)) for name, days in found.items() if days and name.endswith(DROPPED)}
 
 
 class Retention:
-    """What is deleted for its age, or for room on the disk.
+    """Deletes for age, and for room on the disk.
 
     Attributes:
         kept_days: days that each table of samples or rollups is kept.
-        expires: table without partitions -> when a row of it expires, as SQL; a server's: none.
+        expires: table without partitions -> when a row expires, as SQL; empty on a server.
     """
 
     def __init__(
@@ -94,17 +93,17 @@ class Retention:
     ) -> list[Dropped]:
         """Drop the oldest partitions while less than the reserve is free, or more than `max_bytes` are held.
 
-        While a backup is being made on the same disk, that one ends first, and nothing is dropped in this pass.
-
-        Once it starts it goes on until a quarter of the reserve, or a twentieth of the cap, is there beyond what is
-        needed, so that it does not start again at once.
+        A backup that is being made on the same disk is ended first, and nothing is dropped in this pass. Dropping goes
+        on until there is a quarter of the reserve, or a twentieth of the cap, more room than needed, so that it does
+        not start again at once.
 
         Args:
             keep_free_bytes: the reserve; 0: by the size of the disk. max_bytes: 0: no cap.
-            trusted: False: `now_ms` may be of a wrong clock. More than a day from the newest rows, these tell the hour
-                that goes last: years ahead it would go with all others, years behind nothing would.
+            trusted: False: `now_ms` may come from a wrong clock. If it is more than a day from the newest rows, these
+                decide which hour is dropped last: a clock years ahead would drop it with all others, one years behind
+                would drop nothing.
         Raises:
-            StoreError: a partition cannot be dropped, or another collector may be the one that drops.
+            StoreError: a partition cannot be dropped, or this collector is not the active one.
         """
         parts = self._sizes.partitions()
         lacking = self._lacking(parts, keep_free_bytes, max_bytes, disk or self._sizes.disk)
@@ -125,23 +124,18 @@ class Retention:
                     if self._drop(f"{part.table} DROP PARTITION ID '{part.partition}'", refused):
                         lacking -= part.bytes
                         dropped.append(Dropped(part.table, part.oldest_ms, part.newest_ms, part.bytes))
-            if lacking > 0 and self._clients.cluster is None:  # there, parts of two shards may have one name
+            if lacking > 0 and self._clients.cluster is None:  # in a cluster parts of two shards may have one name
                 self._drop_recent(at_ms, lacking, dropped)
-        finally:  # whatever stopped it: nothing goes without being told
-            for drop in dropped:
-                log.warning(
-                    "the disk runs full: dropped %s of %s to %s, %d MB",
-                    drop.table, iso(drop.from_ms), iso(drop.to_ms), drop.bytes >> 20,
-                )  # fmt: skip
+        finally:  # whatever stopped it, what was dropped is logged and stored
             self._note_drops(now_ms, dropped)
         if refused:
             raise refused[0]
         return dropped
 
     def _drop(self, what: str, refused: list[StoreError]) -> bool:
-        """One that cannot be dropped keeps none that comes after it."""
+        """Drop a partition. If that fails, add the error to `refused` and return False, so that others are tried."""
         try:
-            # Else the engine refuses those of more than 50 GB: near what 100,000 GPUs fill in four hours.
+            # Else the engine refuses partitions above 50 GB, about what 100,000 GPUs fill in four hours.
             self._clients.command(f"ALTER TABLE {what} SETTINGS max_partition_size_to_drop = 0")
         except StoreError as error:
             refused.append(error)
@@ -149,7 +143,7 @@ class Retention:
         return True
 
     def drops(self, since_ms: int) -> list[Dropped]:
-        """What went for room since then, in order."""
+        """Return what was dropped for room since then, in order."""
         found = self._clients.rows(
             "SELECT table, toUnixTimestamp64Milli(`from`) AS from_ms, toUnixTimestamp64Milli(to) AS to_ms, bytes"
             f" FROM drops WHERE at >= fromUnixTimestamp64Milli({int(since_ms)}) ORDER BY at, from_ms, table"
@@ -157,10 +151,10 @@ class Retention:
         return [Dropped(**row) for row in found]
 
     def expire_histories(self, now_ms: int) -> None:
-        """Forget what was superseded more than HISTORY_DAYS ago (versions of incidents: VERSION_DAYS), and where spools
-        stood that are gone. The newest state of each other thing stays for ever.
+        """Delete states superseded more than HISTORY_DAYS ago (incidents: VERSION_DAYS), and offsets of gone spools.
 
-        Not by TTL: a row that ends an interval could go before the one that began it, which would then seem open.
+        The newest state of everything else stays for ever. Not by TTL: the row that ends an interval could be deleted
+        before the row that begins it, which would then seem open.
         """
         before, spools, versions = (
             f"fromUnixTimestamp64Milli({int(now_ms) - days * 86_400_000})"
@@ -171,7 +165,7 @@ class Retention:
                 self._clients.command(f"ALTER TABLE {table} DELETE WHERE {gone}")
 
     def expired(self, now_ms: int) -> list[Part]:
-        """Partitions of which every row is older than the retention of its table, the oldest first. A server: none."""
+        """Return the partitions whose rows have all expired, the oldest first; none on a server."""
         if not self._clients.embedded:
             return []
         days = self.kept_days
@@ -184,16 +178,16 @@ class Retention:
         """Drop these partitions, as `expired` found them.
 
         Returns:
-            How many went.
+            How many were dropped.
         Raises:
-            StoreError: one cannot be dropped; it keeps none that comes after it.
+            StoreError: one cannot be dropped; the others are.
         """
         refused: list[StoreError] = []
         count = 0
         wanted = list(parts)
         if wanted:
-            # With a part the engine removes all that the table's newest ones were merged from, which would be taken
-            # after a power cut instead of what the kernel had not written yet (see `damaged_parts`).
+            # With a part the engine removes what the table's newest parts were merged from. After a power cut it would
+            # need those instead of parts that the kernel had not written yet (see `damaged_parts`).
             os.sync()
         for part in wanted:
             self._fence()
@@ -207,7 +201,7 @@ class Retention:
         return count
 
     def expire_rows(self, now_ms: int) -> None:
-        """Forget what has expired of the tables without partitions: events, findings, results of probes, old marks.
+        """Delete expired rows of the tables without partitions: events, findings, results of probes, dirty ranges.
 
         Raises:
             StoreError
@@ -219,10 +213,10 @@ class Retention:
                 self._clients.command(f"ALTER TABLE {table} DELETE WHERE {gone}")
 
     def days_lived(self, now_ms: int) -> tuple[int, int]:
-        """(on how many of the last days there are samples; how many are needed to believe the clock).
+        """Return on how many of the last days there are samples, and how many are needed to trust the clock.
 
-        A clock that was set years ahead, and the clocks of all agents with it, has no days behind it. Looks twice as
-        far back as is needed, so that a weekend without the collector is no doubt.
+        Behind a clock that was set years ahead, with those of all agents, there are no days with samples. Twice the
+        needed days are searched, so that a weekend without the collector raises no doubt.
         """
         kept = {name: days for name, days in self.kept_days.items() if not name.endswith("_5m")}
         needed = max(1, min(LIVED_DAYS, max(kept.values(), default=1)))
@@ -237,7 +231,7 @@ class Retention:
     def _lacking(
         self, parts: list[Part], keep_free_bytes: int, max_bytes: int, disk: Callable[[], tuple[int, int] | None]
     ) -> float:
-        """Bytes to drop; none below the marks where dropping starts."""
+        """Return how many bytes to drop; 0 while neither limit is reached."""
         lacking = 0.0
         found = disk()
         if found is not None:
@@ -251,7 +245,7 @@ class Retention:
         return lacking
 
     def _drop_recent(self, now_ms: int, lacking: float, dropped: list[Dropped]) -> None:
-        """Nothing but the partitions of this hour is left: their oldest parts, as far as they lie before the minute."""
+        """Drop the oldest parts of the newest hour, up to a minute ago: nothing else is left."""
         for suffix in DROPPED:
             found = self._clients.rows(
                 "SELECT table, name, toInt64(bytes_on_disk) AS bytes,"
@@ -265,17 +259,23 @@ class Retention:
                     return
                 try:
                     self._clients.command(f"ALTER TABLE {row['table']} DROP PART '{row['name']}'")
-                except StoreError as error:  # merged in this moment: the next pass finds the new part
+                except StoreError as error:  # merged just now: the next pass finds the new part
                     log.info("a part was not dropped: %s", error)
                     continue
                 lacking -= row["bytes"]
                 dropped.append(Dropped(row["table"], row["from_ms"], row["to_ms"], row["bytes"]))
 
     def _note_drops(self, now_ms: int, dropped: list[Dropped]) -> None:
+        """Log what was dropped, and store it."""
+        for drop in dropped:
+            log.warning(
+                "the disk is nearly full: dropped %s of %s to %s, %d MB",
+                drop.table, iso(drop.from_ms), iso(drop.to_ms), drop.bytes >> 20,
+            )  # fmt: skip
         dropped = [*self._unnoted, *dropped]
         if not dropped:
             return
-        self._unnoted = dropped  # until it is written: on a disk without room for it yet, with the next pass
+        self._unnoted = dropped  # until it is written: if the disk has no room for it yet, with the next pass
         self._clients.insert(
             "drops",
             pa.table(
@@ -292,7 +292,7 @@ class Retention:
 
 
 def _steps(parts: list[Part], now_ms: int) -> list[list[Part]]:
-    """Partitions to drop, in order: those of one step lie in the same time and go together."""
+    """Return the partitions to drop, in order: those of one step cover the same time and are dropped together."""
     steps: list[list[Part]] = []
     for suffix in DROPPED:
         old = [p for p in parts if p.table.endswith(suffix) and 0 < p.newest_ms < now_ms - RECENT_MS]
@@ -304,7 +304,7 @@ def _steps(parts: list[Part], now_ms: int) -> list[list[Part]]:
 
 
 def _superseded(before: str, spools: str, versions: str) -> dict[str, str]:
-    """Table -> condition for the rows that tell of nothing any more."""
+    """Return table -> condition for the rows that no longer mean anything."""
 
     def not_newest(table: str, key: str, time: str) -> str:
         newest = f"SELECT {key}, max(`{time}`) FROM {table} GROUP BY {key}"
@@ -322,7 +322,7 @@ def _superseded(before: str, spools: str, versions: str) -> dict[str, str]:
         "inventory": not_newest("inventory", "node", "ts"),
         "health": not_newest("health", "node, gpu", "ts"),
         "outbox": f"id IN ({sent})",
-        # Those of versions before `at` was there have the year 1970.
+        # Rows from before the column `at` existed have the year 1970.
         "lane_seqs": f"at < {spools} AND (node, spool) NOT IN (SELECT node, spool FROM lane_seqs"
         f" WHERE at >= {spools} OR toUnixTimestamp(at) = 0)",
     }

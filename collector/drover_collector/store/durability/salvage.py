@@ -1,4 +1,4 @@
-"""What of a damaged backup is whole. The engine restores all of a backup or nothing, unless it is shown less of it."""
+"""Find the damaged parts of a backup, and make one without them: the engine restores all of a backup or nothing."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A part that does not come back, by its name in the backup, or as the engine restored it. Times are of its rows,
-    as far as they can be known."""
+    """A part that is not restored, by its name in the backup or engine. Times are those of its rows, if known."""
 
     table: str
     part: str
@@ -36,7 +35,7 @@ class Lost:
 
 
 def lost(backup: Path, parts: Iterable[tuple[str, str]]) -> list[Lost]:
-    """(table, part) of a backup."""
+    """Return what is known about these (table, part) of a backup."""
     found = []
     for table, part in sorted(parts):
         folder = next(backup.glob(f"data/*/{table}/{part}"), backup)
@@ -47,17 +46,17 @@ def lost(backup: Path, parts: Iterable[tuple[str, str]]) -> list[Lost]:
     return found
 
 
-def told(losses: Sequence[Lost]) -> str:
-    """One line of them."""
-    more = f"; and {len(losses) - SHOWN} parts more" if len(losses) > SHOWN else ""
+def listed(losses: Sequence[Lost]) -> str:
+    """Return one line about them."""
+    more = f"; and {len(losses) - SHOWN} more parts" if len(losses) > SHOWN else ""
     return "; ".join(each.sentence for each in losses[:SHOWN]) + more
 
 
-def unwhole(backup: Path) -> set[tuple[str, str]]:
-    """(table, part) of files that are missing or have another size than was noted.
+def damaged(backup: Path) -> set[tuple[str, str]]:
+    """Return (table, part) with files that are missing or have another size than the list has.
 
     Raises:
-        StoreError: the list itself cannot be read; then nothing can be restored.
+        StoreError: the list cannot be read, so nothing can be restored.
     """
     found = set()
     for name, size in _listed(backup):
@@ -70,7 +69,7 @@ def unwhole(backup: Path) -> set[tuple[str, str]]:
 
 
 def without(backup: Path, parts: set[tuple[str, str]], folder: Path) -> Path:
-    """The same backup without some parts, as links, in a folder that is made."""
+    """Make a folder with links to the backup without these parts, and return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / "metadata").symlink_to(backup / "metadata")

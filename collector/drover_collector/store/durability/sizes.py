@@ -1,4 +1,4 @@
-"""How much the store holds, for how long back, and how long its disk will do."""
+"""How much the store holds, since when, and for how long its disk is large enough."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from drover_collector.store.clickhouse.client import KEEP_FREE_BYTES, Clients
 DAY_MS = 86_400_000
 GIB = 1 << 30
 RATE_MS = DAY_MS  # the growth of a table is measured over its newest day
-SHORTEST_MS = 600_000  # less than this of data tells no rate
-FOREVER_DAYS = 36_500.0  # the disk holds all that the retention keeps
+SHORTEST_MS = 600_000  # a rate needs at least so much data
+FOREVER_DAYS = 36_500.0  # the disk is large enough for the retention
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All parts of one partition of a table. Times are those of its rows; 0: the table is not partitioned by time."""
+    """One partition of a table. Times are those of its rows; 0: the table is not partitioned by time."""
 
     table: str
     partition: str
@@ -28,7 +28,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """Times are 0 for an empty table, and for one that is not partitioned by time."""
+    """What a table holds. Times are 0 if it is empty or not partitioned by time."""
 
     name: str
     rows: int
@@ -44,7 +44,7 @@ class StoreSizes:
         self._clients = clients
 
     def partitions(self) -> list[Part]:
-        """What each table holds, oldest partitions first. Cheap: the engine has it in memory."""
+        """Return what each table holds, oldest partitions first. Cheap: the engine has it in memory."""
         found = self._clients.rows(
             "SELECT table, partition_id, toInt64(sum(rows)) AS rows, toInt64(sum(bytes_on_disk)) AS bytes,"
             " toInt64(toUnixTimestamp(min(min_time))) * 1000 AS oldest_ms,"
@@ -56,18 +56,18 @@ class StoreSizes:
         ]
 
     def disk(self) -> tuple[int, int] | None:
-        """(free, total) bytes of the disk of an embedded store; None: a server's, not known here."""
+        """Return (free, total) bytes of an embedded store's disk; None: a server's, which is not known here."""
         return self._clients.disk()
 
 
 def keep_free(total: int, setting: int) -> int:
-    """Bytes of a disk to leave free: the setting, or by its size; always well above where the engine itself stops."""
+    """Return how many bytes of a disk to keep free: the setting, or by its size; always above the engine's limit."""
     least = KEEP_FREE_BYTES + KEEP_FREE_BYTES // 2
     return max(least, setting or min(max(2 * GIB, total // 20), total // 5))
 
 
 def sizes_of(parts: Iterable[Part]) -> list[TableSize]:
-    """What each table holds, the largest first."""
+    """Return what each table holds, the largest first."""
     held: dict[str, list[Part]] = {}
     for part in parts:
         held.setdefault(part.table, []).append(part)
@@ -85,7 +85,7 @@ def sizes_of(parts: Iterable[Part]) -> list[TableSize]:
 
 
 def bytes_per_day(parts: Sequence[Part]) -> float | None:
-    """How fast the table of these parts grows; None: too little data to tell."""
+    """Return how fast the table of these parts grows; None: too little data."""
     newest = max((part.newest_ms for part in parts), default=0)
     recent = [part for part in parts if part.oldest_ms and part.newest_ms > newest - RATE_MS]
     span = newest - min((part.oldest_ms for part in recent), default=newest)
@@ -93,12 +93,12 @@ def bytes_per_day(parts: Sequence[Part]) -> float | None:
 
 
 def days_left(parts: Sequence[Part], retention_days: dict[str, int], room: float) -> float | None:
-    """Days until `room` bytes are used up: each table grows at its rate until it holds its retention.
+    """Return the days until `room` bytes are used up. Each table grows at its rate until it holds its retention.
 
     Args:
-        retention_days: of the tables that grow by time; others are small.
+        retention_days: of the tables that grow with time; others are small.
     Returns:
-        FOREVER_DAYS where that never happens; None where no rate is known.
+        FOREVER_DAYS if that never happens; None if no rate is known.
     """
     growing: list[tuple[float, float]] = []  # (days until it is full, bytes a day)
     for table, days in retention_days.items():

@@ -1,8 +1,8 @@
-"""Whether what an insert wrote lies on the disk, before anybody is told that it is stored.
+"""Verify that an insert is on the disk, before it is acknowledged.
 
-The embedded engine (chDB 26.9) does not look at what `write` answers: on a disk that is full, over its quota or broken
-an INSERT succeeds, and leaves a part whose files are empty or cut (seen with ENOSPC and EFBIG, under strace). So after
-each insert the files of the parts that are new are compared with the sizes that each part's `checksums.txt` tells.
+The embedded engine (chDB 26.9) ignores errors of `write`: on a disk that is full, over its quota or broken, an INSERT
+succeeds and leaves a part whose files are empty or cut off (seen with ENOSPC and EFBIG, under strace). So after each
+insert the file sizes of new parts are compared with those in each part's `checksums.txt`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _CODECS = {0x82: "lz4_raw", 0x90: "zstd"}
 
 @dataclass(slots=True)
 class _Table:
-    folder: Path | None  # None: of no table that has one
-    seen: set[str] = field(default_factory=set)  # parts that were looked at
-    broken: set[str] = field(default_factory=set)  # that hold nothing anybody was told of
-    found: int = 0  # how often some were broken
+    folder: Path | None  # None: the table has none
+    seen: set[str] = field(default_factory=set)  # parts that were checked
+    broken: set[str] = field(default_factory=set)  # which hold nothing that was acknowledged
+    found: int = 0  # how many broken parts were found
 
 
 class InsertVerifier:
-    """Of one embedded store. Any thread may call."""
+    """Verifies inserts into one embedded store. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._tables: dict[str, _Table] = {}
 
     def before(self, table: str, folder_of: Callable[[], Path | None]) -> int:
-        """To be given to `after`, when the insert is done. `folder_of`: where the table's parts lie."""
+        """Return what `after` needs when the insert is done. `folder_of`: returns the folder of the table's parts."""
         with self._lock:
             known = self._tables.get(table)
             if known is None or (known.folder is not None and not known.folder.exists()):
@@ -46,7 +46,7 @@ class InsertVerifier:
             return known.found
 
     def after(self, table: str, before: int) -> bool:
-        """Whether all is whole that inserts of this table have written since; of two at once both are to be redone."""
+        """Return whether all parts written since `before` are complete. If not, repeat all inserts since then."""
         with self._lock:
             known = self._tables[table]
             names = set(_inserted(known.folder))
@@ -58,7 +58,7 @@ class InsertVerifier:
             return known.found == before
 
     def take_broken(self, table: str) -> set[str]:
-        """Parts to be dropped, each told once."""
+        """Return the broken parts to drop, each once."""
         with self._lock:
             known = self._tables[table]
             broken, known.broken = known.broken, set()
@@ -66,21 +66,21 @@ class InsertVerifier:
 
 
 def whole(part: Path) -> bool:
-    """Whether a part's files have the sizes that its list tells; one that is merged and gone meanwhile has."""
+    """Return whether a part's files have the sizes in its list. A part that was merged away counts as complete."""
     try:
         sizes = {file.name: file.stat().st_size for file in part.iterdir()}
         if not sizes.get("checksums.txt") or not sizes.get("columns.txt"):
             return False
-        told = listed((part / "checksums.txt").read_bytes())
+        sizes_listed = listed((part / "checksums.txt").read_bytes())
     except FileNotFoundError:
         return not part.exists()
     except (ValueError, IndexError, pa.ArrowException):
         return False
-    return all(sizes.get(name) == size for name, size in told.items())
+    return all(sizes.get(name) == size for name, size in sizes_listed.items())
 
 
 def listed(data: bytes) -> dict[str, int]:
-    """Sizes of a part's files, by name, of its `checksums.txt`; nothing where that is of another form than ours.
+    """Return the sizes of a part's files, by name, from its `checksums.txt`; empty if its format is unknown.
 
     Raises:
         ValueError, IndexError, pa.ArrowException: it is cut off.
@@ -107,7 +107,7 @@ def listed(data: bytes) -> dict[str, int]:
 
 
 def _number(text: bytes, at: int) -> tuple[int, int]:
-    """(a number of 7 bits a byte, where the next begins)."""
+    """Return a number of 7 bits a byte, and where the next one begins."""
     value = shift = 0
     while True:
         value |= (text[at] & 127) << shift

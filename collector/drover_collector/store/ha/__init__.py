@@ -1,1 +1,1 @@
-"""Several collectors on one store: the lease, and what one learns of the others."""
+"""Several collectors on one store: the lease, and the tables of a cluster."""

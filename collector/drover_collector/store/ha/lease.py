@@ -1,18 +1,19 @@
-"""Who may detect and act: a lease, of which one collector at a time is the holder.
+"""The lease of the active collector: one collector at a time may detect and act.
 
-A lease is a row of epochs, 1, 2, 3..., each claimed by one collector: to claim an epoch is one atomic step of the
-server, which one of several succeeds with. The newest epoch's holder is the holder, and the epoch its fencing token.
+A lease is a sequence of epochs, 1, 2, 3..., each claimed by one collector. To claim an epoch is one atomic step on the
+server, in which only one collector succeeds. The holder of the newest epoch holds the lease; the epoch is its fencing
+token.
 
-- The holder claims the next epoch every so often. It counts as holder until `ttl_s` after it *began* its last claim.
-- Another may claim only after it has itself seen the newest epoch unchanged for `ttl_s + margin_s`. If the holder has
-  renewed meanwhile, that epoch is taken and the claim fails.
+- The holder regularly claims the next epoch. It holds the lease until `ttl_s` after it *began* its last claim.
+- Another collector may claim only after it has itself seen the newest epoch unchanged for `ttl_s + margin_s`. If the
+  holder has renewed in between, that epoch is taken and the claim fails.
 
-So no two clocks are compared: what is assumed is that the clocks of two machines run at the same rate, to within
-margin / ttl (a half). A process that was stopped wakes up with its time over and must find that out before it acts,
-which is what `holds` is for: it costs two readings of the clock and asks nobody.
+So no clocks are compared. The clocks of two machines must run at the same rate, to within margin / ttl (a half). A
+process that was suspended wakes up after its time and must notice before it acts: `holds` costs two readings of the
+clock and no query.
 
-The atomic step: on one server, CREATE TABLE of a table named after the epoch; in a cluster an INSERT into a KeeperMap
-table, strict, which Keeper decides. In the embedded form the lock on the store's folder is the lease.
+The atomic step: on one server, CREATE TABLE of a table named after the epoch; in a cluster, a strict INSERT into a
+KeeperMap table. For an embedded store the lock on its folder is the lease.
 """
 
 from __future__ import annotations
@@ -27,29 +28,31 @@ from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.errors import StoreError
 
 PREFIX = "drover_lease_"
-KEPT = 30  # epochs that stay, so that a claim made on an old picture meets them
-TABLE = "lease"  # of the cluster form
-NOBODY = "-"  # holder of an epoch with which a lease was given back
+KEPT = 30  # epochs that are kept, so that a claim based on an old state fails
+TABLE = "lease"  # in a cluster
+NOBODY = "-"  # holder of the epoch that releases a lease
 
 
 def clock() -> tuple[float, float]:
-    """(seconds since boot with those asleep, wall clock); a time has passed when it has by either."""
+    """Return seconds since boot, including sleep, and wall clock. A time is over when it is by either."""
     return time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
 
 
 class Epochs(Protocol):
+    """Where epochs are stored."""
+
     def newest(self) -> tuple[int, str]:
-        """(epoch, holder) of the newest; (0, NOBODY) when there is none."""
+        """Return the newest epoch and its holder; (0, NOBODY) if there is none."""
 
     def claim(self, epoch: int, holder: str) -> bool:
-        """Whether this call, and no other, made the epoch."""
+        """Return whether this call, and no other, created the epoch."""
 
     def forget(self, before: int) -> None:
         """Remove epochs below `before`."""
 
 
 class TableEpochs:
-    """Epochs as tables of one server, which makes each name once."""
+    """Epochs as tables of one server, which creates each name once."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -64,7 +67,7 @@ class TableEpochs:
     def claim(self, epoch: int, holder: str) -> bool:
         try:
             self._clients.command(
-                f"CREATE TABLE {PREFIX}{epoch} (epoch UInt64) ENGINE = Null COMMENT '{_word(holder)}'"
+                f"CREATE TABLE {PREFIX}{epoch} (epoch UInt64) ENGINE = Null COMMENT '{_safe(holder)}'"
             )
         except StoreError as error:
             if "TABLE_ALREADY_EXISTS" in str(error):
@@ -82,7 +85,7 @@ class TableEpochs:
 
 
 class KeeperEpochs:
-    """Epochs as keys in ClickHouse Keeper, by a KeeperMap table."""
+    """Epochs as keys in ClickHouse Keeper, through a KeeperMap table."""
 
     def __init__(self, clients: Clients, database: str, on_cluster: str = "") -> None:
         self._clients = clients
@@ -103,7 +106,7 @@ class KeeperEpochs:
         try:
             self._clients.command(
                 f"INSERT INTO {TABLE} (epoch, holder) SETTINGS keeper_map_strict_mode = 1"
-                f" VALUES ({epoch}, '{_word(holder)}')"
+                f" VALUES ({epoch}, '{_safe(holder)}')"
             )
         except StoreError as error:
             if "Node exists" in str(error):
@@ -116,7 +119,7 @@ class KeeperEpochs:
 
 
 class Lease:
-    """Thread-safe. `step` is to be called about every `every_s`; `holds` before each effect."""
+    """The lease. Thread-safe. Call `step` about every `every_s`, and `holds` before each effect."""
 
     def __init__(
         self,
@@ -127,48 +130,48 @@ class Lease:
         clock: Callable[[], tuple[float, float]] = clock,
     ) -> None:
         self.ttl_s, self.margin_s, self.every_s = ttl_s, ttl_s / 2, ttl_s / 5
-        self.holder = _word(holder)
+        self.holder = _safe(holder)
         self._epochs = epochs
         self._clock = clock
         self._lock = threading.Lock()
-        self._epoch = 0  # ours; 0: we are not the holder
-        self._since = (0.0, 0.0)  # before the claim of it began
-        self._seen = (-1, "")  # the newest that another holds
-        self._seen_at = (0.0, 0.0)  # after it was read first
+        self._epoch = 0  # the epoch that this process holds; 0: none
+        self._since = (0.0, 0.0)  # before its claim began
+        self._seen = (-1, "")  # the newest epoch of another holder
+        self._seen_at = (0.0, 0.0)  # after it was first read
         self._forgotten = 0
 
     @property
     def token(self) -> int:
-        """The epoch that this process claimed last; 0: none."""
+        """The epoch that this process holds; 0: none."""
         return self._epoch
 
     def holds(self) -> bool:
-        """Whether this process is the holder at this moment."""
+        """Return whether this process holds the lease now."""
         return self.left_s() > 0
 
     def left_s(self) -> float:
-        """How much longer this process is the holder if it does not renew; 0: it is not."""
+        """Return how much longer this process holds the lease without renewal; 0: it does not."""
         since = self._since
         return max(0.0, self.ttl_s - self._passed(since)) if self._epoch > 0 else 0.0
 
     def step(self) -> bool:
-        """Renew the lease, or take it where its time is over.
+        """Renew the lease, or take it if its time is over.
 
         Returns:
-            Whether this process is the holder.
+            Whether this process holds the lease.
         Raises:
-            StoreError: the store does not answer; `holds` tells whether the time goes on.
+            StoreError: the store does not answer; `holds` is still right.
         """
         with self._lock:
             if self._epoch and not self.holds():
                 self._epoch = 0  # another may have it by now
-            return self._renew() if self._epoch else self._look()
+            return self._renew() if self._epoch else self._try_to_take()
 
     def release(self) -> None:
         """Let another take over at once.
 
         Raises:
-            StoreError: the store does not answer: it takes over when the time is over.
+            StoreError: the store does not answer; another takes over when the time is over.
         """
         with self._lock:
             mine, self._epoch = self._epoch, 0
@@ -181,14 +184,14 @@ class Lease:
             if self._epochs.newest() != (epoch, self.holder):
                 self._epoch = 0
                 return False
-            self._epoch = epoch  # a claim of ours whose answer was lost; its time counts from the one before
+            self._epoch = epoch  # our own claim whose answer was lost; its time counts from the claim before
             return self._renew()
         if epoch - self._forgotten > 2 * KEPT:
             self._epochs.forget(epoch - KEPT)
             self._forgotten = epoch - KEPT
         return self.holds()
 
-    def _look(self) -> bool:
+    def _try_to_take(self) -> bool:
         newest = self._epochs.newest()
         if newest != self._seen:
             self._seen, self._seen_at = newest, self._clock()
@@ -208,16 +211,16 @@ class Lease:
         return True
 
     def _passed(self, since: tuple[float, float]) -> float:
-        """By the clock that says more: one's own time is over early rather than late."""
+        """Return the time passed by the faster clock: the own time is over early rather than late."""
         return max(now - then for now, then in zip(self._clock(), since, strict=True))
 
     def _passed_slowest(self, since: tuple[float, float]) -> float:
-        """Since boot: another's time is over late rather than early."""
+        """Return the time passed since boot: another's time is over late rather than early."""
         return self._clock()[0] - since[0]
 
 
 class FileLease:
-    """The embedded form: the lock on the store's folder, which the operating system gives back with the process."""
+    """The lease of an embedded store: the lock on its folder, which ends with the process."""
 
     ttl_s = every_s = margin_s = 3600.0
     token = 1
@@ -233,9 +236,9 @@ class FileLease:
         return True
 
     def release(self) -> None:
-        """The store's closing gives the lock back."""
+        """Do nothing: closing the store releases the lock."""
 
 
-def _word(text: str) -> str:
-    """Safe within quotes."""
+def _safe(text: str) -> str:
+    """Return the text without characters that are unsafe within quotes."""
     return re.sub(r"[^A-Za-z0-9_.:-]", "_", text)

@@ -1,1 +1,1 @@
-"""Reads and writes of everything that is not a sample, a file for each subject."""
+"""Tables of everything that is not a sample: a class for each table."""

@@ -11,17 +11,17 @@ from drover_collector.store.sql import sql_ms, sql_timestamp
 from drover_collector.store.table_writer import Ms, TableWriter
 from drover_core.model.events import Absence, from_dict
 
-ABSENT_S, ABSENT_MAX = 30.0, 1_000  # where a metric is absent is known for so long, if so few
+CACHE_S, CACHED_MAX = 30.0, 1_000  # open absences of a metric are cached for so long, if there are so few
 
 
 class AbsenceTable:
-    """`written`: how many times this process wrote absences."""
+    """Metrics that could not be read. `written`: how many times this process wrote absences."""
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
         self.written = 0
-        # metric -> (`written` then, when, what was found)
+        # metric -> (`written` at that time, monotonic seconds, rows)
         self._open: Mapping[str, tuple[int, float, Sequence[Mapping[str, Any]]]] = {}
 
     def write(self, absences: Sequence[Absence]) -> None:
@@ -41,28 +41,30 @@ class AbsenceTable:
         self.written += 1
 
     def current(self, node: str | None = None) -> list[Absence]:
-        """What cannot be read now, of one node or of all."""
+        """Return the open absences of one node or of all."""
         return self._absences("closed = 0", node, "absent")
 
     def between(self, from_ms: int, to_ms: int) -> list[Absence]:
-        """Absences that touch [from_ms, to_ms), open ones and closed."""
+        """Return the absences that overlap [from_ms, to_ms), open or closed."""
         return self._absences(
             f"`from` < {sql_timestamp(to_ms)} AND (closed = 0 OR `to` > {sql_timestamp(from_ms)})", None, "absences"
         )
 
     def of_metric(self, metric: str) -> Sequence[Mapping[str, Any]]:
-        """node, gpu and from_ms of where a metric is absent. A few are kept until more is written: by this process
-        alone, where the store is embedded."""
+        """Return node, gpu and from_ms of each GPU where a metric is absent.
+
+        An embedded store, to which only this process writes, answers from memory until it writes absences.
+        """
         written, now_s = self.written, time.monotonic()
         kept = self._open.get(metric)
-        if kept is not None and kept[0] == written and now_s < kept[1] + ABSENT_S:
+        if kept is not None and kept[0] == written and now_s < kept[1] + CACHE_S:
             return kept[2]
         found = self._clients.rows(
             "SELECT node, gpu, toUnixTimestamp64Milli(`from`) AS from_ms FROM absent FINAL"
             " WHERE closed = 0 AND gpu >= 0 AND link = '' AND metric = {metric:String}",
             {"metric": metric},
         )
-        if self._clients.embedded and len(found) <= ABSENT_MAX:
+        if self._clients.embedded and len(found) <= CACHED_MAX:
             self._open = {**self._open, metric: (written, now_s, found)}
         return found
 

@@ -11,12 +11,14 @@ from drover_core.model.events import Act, Action, NodeOutage, from_json, to_json
 
 
 class ActionTable:
+    """Actions that were intended or carried out."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, actions: Sequence[Action]) -> None:
-        """New versions. Fenced: only the active collector acts."""
+        """Write new versions. Only the active collector may."""
         self._writer.insert(
             "actions",
             list(zip(actions, self._writer.next_numbers(len(actions)), strict=True)),
@@ -35,8 +37,11 @@ class ActionTable:
     def newest(
         self, *, node: str = "", incident: str = "", acts: Sequence[Act] = (), since_ms: int = 0, limit: int = 10_000
     ) -> list[Action]:
-        """Newest versions, oldest action first: of a node, of an incident, of these kinds, since then; the newest
-        where there are more than `limit`."""
+        """Return the newest version of each action, oldest action first; the last `limit` of them.
+
+        Args:
+            node, incident, acts: only actions of these. since_ms: only those that changed since.
+        """
         where = f"ts >= {sql_timestamp(since_ms)}"
         if acts:
             where += f" AND JSONExtractString(json, 'action') IN ({', '.join(sql_string(act) for act in acts)})"
@@ -50,11 +55,11 @@ class ActionTable:
         return self._newest(where, "1", limit, parameters)
 
     def intended(self, limit: int = 100_000) -> list[Action]:
-        """Those whose outcome is not stored, oldest first."""
+        """Return the actions whose outcome is not stored, oldest first."""
         return self._newest("1", "state = 'intended'", limit, {})
 
     def history(self, action: str) -> list[Action]:
-        """All versions of one, oldest first."""
+        """Return all versions of an action, oldest first."""
         found = self._clients.rows(
             "SELECT json FROM actions FINAL WHERE id = {id:String} ORDER BY written_ns", {"id": action}
         )
@@ -71,14 +76,16 @@ class ActionTable:
 
 
 class OutageTable:
+    """How each node went out of service and came back."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
-    def write(self, duties: Sequence[NodeOutage]) -> None:
+    def write(self, outages: Sequence[NodeOutage]) -> None:
         self._writer.insert(
             "duties",
-            list(zip(duties, self._writer.next_numbers(len(duties)), strict=True)),
+            list(zip(outages, self._writer.next_numbers(len(outages)), strict=True)),
             {
                 "node": lambda r: r[0].node,
                 "ts": lambda r: Ms(r[0].ts_ms),
@@ -88,12 +95,12 @@ class OutageTable:
         )
 
     def current(self) -> dict[str, NodeOutage]:
-        """Node -> its newest duty."""
+        """Return node -> its newest state."""
         found = self._clients.rows("SELECT node, argMax(json, written_ns) AS newest FROM duties GROUP BY node")
         return {row["node"]: from_json(NodeOutage, row["newest"]) for row in found}
 
     def history(self, node: str, since_ms: int = 0) -> list[NodeOutage]:
-        """Oldest first."""
+        """Return the states of a node since `since_ms`, oldest first."""
         found = self._clients.rows(
             f"SELECT json FROM duties FINAL WHERE node = {{node:String}} AND ts >= {sql_timestamp(since_ms)}"
             " ORDER BY written_ns",
@@ -102,13 +109,13 @@ class OutageTable:
         return [from_json(NodeOutage, row["json"]) for row in found]
 
     def histories(self, since_ms: int) -> dict[str, list[NodeOutage]]:
-        """Node -> how it stood at `since_ms`, if it had a duty then, and what has changed since; oldest first."""
+        """Return node -> its state at `since_ms`, if it had one, and its states since then, oldest first."""
         found = self._clients.rows(
             f"SELECT node, json FROM duties FINAL WHERE ts >= {sql_timestamp(since_ms)} OR (node, written_ns) IN"
             f" (SELECT node, max(written_ns) FROM duties WHERE ts < {sql_timestamp(since_ms)} GROUP BY node)"
             " ORDER BY node, written_ns"
         )
-        told: dict[str, list[NodeOutage]] = {}
+        histories: dict[str, list[NodeOutage]] = {}
         for row in found:
-            told.setdefault(row["node"], []).append(from_json(NodeOutage, row["json"]))
-        return told
+            histories.setdefault(row["node"], []).append(from_json(NodeOutage, row["json"]))
+        return histories

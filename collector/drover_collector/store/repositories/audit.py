@@ -11,12 +11,14 @@ from drover_core.model.events import Audit, from_json, to_json
 
 
 class AuditTable:
+    """Lines of the audit log."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, lines: Sequence[Audit]) -> None:
-        """A line that is written again is there once."""
+        """Write lines. A line that is written twice is stored once."""
         self._writer.insert(
             "audit",
             lines,
@@ -30,7 +32,7 @@ class AuditTable:
         )
 
     def read(self, since_ms: int = 0, subject: str = "", limit: int = 1_000, what: str = "") -> list[Audit]:
-        """Newest first; of all, or of one incident, node or decision. `what`: only these lines."""
+        """Return lines since then, newest first. `subject`: of this incident, node or decision."""
         where, parameters = f"ts >= {sql_timestamp(since_ms)}", {}
         if what:
             where += " AND what = {what:String}"

@@ -11,6 +11,8 @@ from drover_core.model.events import Approval, Decision, from_json, to_json
 
 
 class DecisionTable:
+    """Decisions and the approvals of people."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
@@ -28,14 +30,14 @@ class DecisionTable:
         )
 
     def of_incident(self, incident: str) -> list[Decision]:
-        """Of one incident, oldest first."""
+        """Return all versions of the decisions of an incident, oldest first."""
         found = self._clients.rows(
             "SELECT json FROM decisions FINAL WHERE incident_id = {id:String} ORDER BY ts, id", {"id": incident}
         )
         return [from_json(Decision, row["json"]) for row in found]
 
     def of_incidents(self, incidents: Iterable[str], since_ms: int) -> list[Decision]:
-        """All versions of the decisions of these incidents, and of all incidents since then."""
+        """Return all versions of the decisions of these incidents, and of all decisions since then."""
         which = ", ".join(sql_string(id_) for id_ in incidents)
         of_these = f" OR incident_id IN ({which})" if which else ""
         found = self._clients.rows(
@@ -44,7 +46,7 @@ class DecisionTable:
         return [from_json(Decision, row["json"]) for row in found]
 
     def newest(self, since_ms: int = 0, outcome: str = "", limit: int = 1_000) -> list[Decision]:
-        """How each decision stands, newest first. `outcome`: only those that stand so."""
+        """Return the newest version of each decision, newest first. `outcome`: only those with this outcome."""
         having = "HAVING JSONExtractString(newest, 'outcome') = {outcome:String}" if outcome else ""
         found = self._clients.rows(
             "SELECT argMax(json, ts) AS newest, max(ts) AS last FROM decisions"
@@ -54,7 +56,7 @@ class DecisionTable:
         return [from_json(Decision, row["newest"]) for row in found]
 
     def versions(self, since_ms: int, subject: str = "", limit: int = 1_000) -> list[Decision]:
-        """All versions, newest first; of all, or of one incident, node or decision."""
+        """Return all versions since then, newest first. `subject`: only those of this incident, node or decision."""
         about = (
             " AND (incident_id = {subject:String} OR id = {subject:String}"
             " OR JSONExtractString(json, 'node') = {subject:String})"
@@ -67,7 +69,7 @@ class DecisionTable:
         return [from_json(Decision, row["json"]) for row in found]
 
     def without_action(self, since_ms: int, limit: int = 10_000) -> list[Decision]:
-        """Decisions to act of [since_ms, now) that have no action: their collector was stopped in between."""
+        """Return decisions to act since then that have no action, because their collector stopped in between."""
         found = self._clients.rows(
             f"SELECT json FROM decisions FINAL WHERE ts >= {sql_timestamp(since_ms)}"
             " AND JSONExtractString(json, 'outcome') = 'act' AND JSONExtractString(json, 'wanted') != 'probe'"
@@ -84,7 +86,7 @@ class DecisionTable:
         )
 
     def approvals(self, since_ms: int = 0, limit: int = 1_000) -> list[Approval]:
-        """Oldest first; the newest where there are more than `limit`."""
+        """Return the last `limit` answers since then, oldest first."""
         found = self._clients.rows(
             f"SELECT json FROM approvals FINAL WHERE ts >= {sql_timestamp(since_ms)}"
             f" ORDER BY ts DESC LIMIT {int(limit)}"

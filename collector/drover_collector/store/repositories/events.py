@@ -13,12 +13,14 @@ from drover_core.model.events import Event, from_dict
 
 
 class EventTable:
+    """Events by their id: one that is written twice is stored once."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, events: Sequence[Event]) -> None:
-        """An event whose id is there already is the same event."""
+        """Write events."""
         self._writer.insert(
             "events",
             events,
@@ -41,13 +43,13 @@ class EventTable:
         )
 
     def write_judged(self, events: Sequence[Event]) -> None:
-        """Events whose outcome is stored."""
+        """Note that what the engine made of these events is stored."""
         self._writer.insert("judged_events", events, {"id": lambda e: e.id, "received": _received})
 
     def read(
         self, from_ms: int, to_ms: int, node: str | None = None, gpu: int | None = None, limit: int = 500
     ) -> list[Event]:
-        """Events of [from_ms, to_ms) by the node's clock, newest first."""
+        """Return events of [from_ms, to_ms) by the node's clock, newest first."""
         where, parameters = sql_time_range(from_ms, to_ms), {}
         if node is not None:
             where += " AND node = {node:String}"
@@ -57,7 +59,7 @@ class EventTable:
         return self._events(where, "ts DESC, id DESC", limit, parameters)
 
     def read_after(self, from_ms: int, to_ms: int, last: Event | None, limit: int) -> list[Event]:
-        """Events of [from_ms, to_ms) by the node's clock, oldest first: those after `last`; None: the first."""
+        """Return events of [from_ms, to_ms) by the node's clock after `last` (None: all), oldest first."""
         where, parameters = sql_time_range(from_ms, to_ms), {}
         if last is not None:
             where += f" AND (ts, id) > ({sql_timestamp(last.ts_ms)}, {{id:String}})"
@@ -65,18 +67,18 @@ class EventTable:
         return self._events(where, "ts, id", limit, parameters)
 
     def received(self, node: str, since_ms: int, limit: int = 10_000) -> list[Event]:
-        """Events of a node that came since, by this collector's clock, in order of receipt."""
+        """Return events of a node received since then by this collector's clock, in order of receipt."""
         where = f"node = {{node:String}} AND received >= {sql_timestamp(since_ms)}"
         return self._events(where, "received, id", limit, {"node": node})
 
     def unjudged(self, now_ms: int, limit: int) -> list[Event]:
-        """Events of the last days that are stored, but whose outcome is not; in order of receipt."""
+        """Return events of the last UNJUDGED_DAYS whose outcome is not stored, in order of receipt."""
         since = f"received >= {sql_timestamp(now_ms - UNJUDGED_DAYS * 86_400_000)}"
         judged = f"SELECT id FROM judged_events WHERE {since}"
         return self._events(f"{since} AND id NOT IN ({judged})", "received, id", limit, {})
 
     def _events(self, where: str, order: str, limit: int, parameters: dict[str, Any]) -> list[Event]:
-        # Not FINAL, which would read the ids of all events: what has the same id is the same event.
+        # Not FINAL, which would read the ids of all events.
         found = self._clients.rows(
             f"SELECT id, {sql_ms('ts')} AS ts_ms, node, gpu, kind, code, message, source, backlog, count,"
             f" {sql_ms('received')} AS received_ms, clock_suspect, forgeable, boot FROM events WHERE {where}"

@@ -9,16 +9,18 @@ from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import sql_ms, sql_time_range
 from drover_collector.store.table_writer import Ms, TableWriter
 
-MOST_HEALTH = 1_000  # changes of a node's and its GPUs' health in one answer
+CHANGES_MAX = 1_000  # changes of a node's and its GPUs' health in one answer
 
 
 class HealthTable:
+    """When the health of a node or GPU changed, to what, and why."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, changes: Sequence[Mapping[str, Any]]) -> None:
-        """Changes as dicts: ts_ms, node, gpu (None: the node), health, reason, incident_id (may be None)."""
+        """Write changes: dicts of ts_ms, node, gpu (None: the node), health, reason, incident_id (may be None)."""
         self._writer.insert(
             "health",
             changes,
@@ -33,7 +35,7 @@ class HealthTable:
         )
 
     def history(self, node: str, gpu: int | None, from_ms: int, to_ms: int) -> list[dict[str, Any]]:
-        """Health changes of a GPU (None: the node itself), oldest first, as `write_health` took them."""
+        """Return the changes of a GPU (None: the node itself), oldest first, in the form that `write` takes."""
         return self._clients.rows(
             f"SELECT {sql_ms('ts')} AS ts_ms, node, nullIf(gpu, -1) AS gpu, health, reason,"
             " nullIf(incident_id, '') AS incident_id"
@@ -43,11 +45,11 @@ class HealthTable:
         )
 
     def of_node(self, node: str, from_ms: int, to_ms: int) -> list[dict[str, Any]]:
-        """The same of a node and all of its GPUs; the newest where there are more than MOST_HEALTH."""
+        """Return the changes of a node and its GPUs, oldest first: the newest CHANGES_MAX of them."""
         found = self._clients.rows(
             f"SELECT {sql_ms('ts')} AS ts_ms, node, nullIf(gpu, -1) AS gpu, health, reason,"
             " nullIf(incident_id, '') AS incident_id FROM health FINAL"
-            f" WHERE node = {{node:String}} AND {sql_time_range(from_ms, to_ms)} ORDER BY ts DESC LIMIT {MOST_HEALTH}",
+            f" WHERE node = {{node:String}} AND {sql_time_range(from_ms, to_ms)} ORDER BY ts DESC LIMIT {CHANGES_MAX}",
             {"node": node},
         )
         return sorted(found, key=lambda change: (change["ts_ms"], -1 if change["gpu"] is None else change["gpu"]))

@@ -20,12 +20,14 @@ from drover_core.model.events import (
 
 
 class IncidentTable:
+    """Incidents: the newest version of an id is its state."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, incidents: Sequence[Incident]) -> None:
-        """A new version of each; the history stays."""
+        """Write a new version of each."""
         self._writer.insert(
             "incidents",
             incidents,
@@ -40,14 +42,18 @@ class IncidentTable:
         )
 
     def newest(self, state: str = "all", since_ms: int = 0) -> list[Incident]:
-        """Newest versions, newest first. `since_ms`: those still open, or closed after it."""
+        """Return the newest version of each incident, newest incident first.
+
+        Args:
+            state: open, closed or all. since_ms: only those that are open, or were closed after it.
+        """
         if state not in ("open", "closed", "all"):
-            raise ValueError(f"{state!r} is not a state; open, closed or all")
+            raise ValueError(f"{state!r} is not a state; use open, closed or all")
         having = {"open": "NOT shut", "closed": "shut", "all": "1"}[state]
         if since_ms:
             having += f" AND (NOT shut OR closed_at >= {sql_timestamp(since_ms)})"
         newest = "(version, updated)"
-        # The text of the chosen versions only: there are many of each incident, and they are long.
+        # Only the chosen versions are read whole: an incident has many, and they are long.
         chosen = (
             f"SELECT id, max({newest}) AS last, argMax(isNotNull(closed), {newest}) AS shut,"
             f" argMax(ifNull(closed, {sql_timestamp(0)}), {newest}) AS closed_at FROM incidents"
@@ -60,24 +66,22 @@ class IncidentTable:
         return [from_json(Incident, row["json"]) for row in found]
 
     def history(self, incident: str) -> list[Incident]:
-        """All versions of one incident, oldest first."""
+        """Return all versions of an incident, oldest first."""
         found = self._clients.rows(
             "SELECT json FROM incidents FINAL WHERE id = {id:String} ORDER BY version, updated", {"id": incident}
         )
         return [from_json(Incident, row["json"]) for row in found]
 
     def for_risk(self, since_ms: int, most: int = 100_000) -> list[Incident]:
-        """What `risk` remembers of the newest incidents, open or closed after `since_ms`; nothing of severity info."""
+        """Return what risk needs of the newest incidents, open or closed after `since_ms`, without severity info."""
         return self._brief(since_ms, most, " AND severity != 'info'")
 
     def for_cost(self, since_ms: int, most: int = 100_000) -> list[Incident]:
-        """The same of all severities: what incidents cost, and where."""
+        """Return what costs are computed from: the newest incidents of all severities, in the same form."""
         return self._brief(since_ms, most, "")
 
     def _brief(self, since_ms: int, most: int, where: str) -> list[Incident]:
-        """The newest incidents, open or closed after `since_ms`: members, times and hours without evidence, timeline
-        and words, of which 100,000 would take half a minute.
-        """
+        """Return incidents without evidence, timeline and texts: whole, 100,000 of them would take half a minute."""
         newest = "(version, updated)"
         chosen = (
             f"SELECT id, max({newest}) AS last FROM incidents GROUP BY id"
@@ -105,6 +109,8 @@ class IncidentTable:
 
 
 class FindingTable:
+    """Findings of detectors."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
@@ -123,7 +129,7 @@ class FindingTable:
         )
 
     def between(self, from_ms: int, to_ms: int, limit: int = 10_000, node: str | None = None) -> list[Finding]:
-        """Findings of [from_ms, to_ms), oldest first."""
+        """Return findings of [from_ms, to_ms), oldest first."""
         where, parameters = sql_time_range(from_ms, to_ms), {}
         if node is not None:
             where, parameters = f"{where} AND node = {{node:String}}", {"node": node}

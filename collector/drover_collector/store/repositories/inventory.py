@@ -12,16 +12,18 @@ from drover_core.model.kinds import BOOT_ID
 
 
 class InventoryTable:
+    """Inventories: a dict of texts for each node and time."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write_one(self, node: str, ts_ms: int, inventory: Mapping[str, str]) -> None:
-        """What the node is made of, from `ts_ms` on."""
+        """Write what a node is made of from `ts_ms` on."""
         self.write([(node, ts_ms, inventory)])
 
     def write(self, inventories: Sequence[tuple[str, int, Mapping[str, str]]]) -> None:
-        """(node, from when on, what it is made of) of several."""
+        """Write (node, from when on, what it is made of) of several nodes."""
         self._writer.insert(
             "inventory",
             inventories,
@@ -33,7 +35,7 @@ class InventoryTable:
         )
 
     def newest(self, node: str) -> dict[str, str]:
-        """The newest inventory; empty when the node never told one."""
+        """Return the newest inventory of a node; empty if it never reported one."""
         found = self._clients.rows(
             "SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {node:String} HAVING count() > 0",
             {"node": node},
@@ -41,7 +43,7 @@ class InventoryTable:
         return dict(json.loads(found[0]["newest"])) if found else {}
 
     def at(self, node: str, ts_ms: int) -> dict[str, str]:
-        """What a node was made of at a moment; empty where it had not told by then."""
+        """Return what a node was made of at a time; empty if it had reported nothing by then."""
         found = self._clients.rows(
             f"SELECT argMax(json, ts) AS newest FROM inventory WHERE node = {{node:String}}"
             f" AND ts <= {sql_timestamp(ts_ms)}"
@@ -51,8 +53,10 @@ class InventoryTable:
         return dict(json.loads(found[0]["newest"])) if found else {}
 
     def boots(self, node: str, since_ms: int) -> list[tuple[int, str]]:
-        """(when, boot id) of each inventory since then and of the newest one before, oldest first; "" where the agent
-        reported none."""
+        """Return (time, boot id) of each inventory since then and of the newest one before, oldest first.
+
+        The boot id is "" where the agent reported none.
+        """
         found = self._clients.rows(
             f"SELECT {sql_ms('ts')} AS ts_ms, JSONExtractString(json, '{BOOT_ID}') AS boot FROM inventory FINAL"
             f" WHERE node = {{node:String}} AND (ts >= {sql_timestamp(since_ms)} OR ts ="
@@ -65,19 +69,22 @@ class InventoryTable:
     def newest_between(
         self, from_ms: int, to_ms: int, number: int = 0, slices: int = 1
     ) -> list[tuple[int, str, dict[str, str]]]:
-        """(time, node, all that it told): the newest of each node that was told in [from_ms, to_ms). Of a part of the
-        nodes where there are `slices`."""
+        """Return (time, node, inventory): the newest of each node within [from_ms, to_ms).
+
+        Args:
+            number, slices: only the nodes of this slice, of so many.
+        """
         found = self._clients.rows(
-            f"SELECT node, {sql_ms('told')} AS ts_ms, json FROM (SELECT node, max(ts) AS told, argMax(json, ts) AS json"
-            f" FROM inventory WHERE {sql_time_range(max(0, from_ms), to_ms)}"
-            f" AND cityHash64(node) % {int(slices)} = {int(number)} GROUP BY node) ORDER BY told, node"
+            f"SELECT node, {sql_ms('reported')} AS ts_ms, json FROM (SELECT node, max(ts) AS reported,"
+            f" argMax(json, ts) AS json FROM inventory WHERE {sql_time_range(max(0, from_ms), to_ms)}"
+            f" AND cityHash64(node) % {int(slices)} = {int(number)} GROUP BY node) ORDER BY reported, node"
         )
         return [(row["ts_ms"], row["node"], dict(json.loads(row["json"]))) for row in found]
 
     def between(
         self, from_ms: int, to_ms: int, number: int = 0, slices: int = 1
     ) -> list[tuple[int, str, dict[str, str]]]:
-        """Likewise each time that a node told, and before these what it had told last before `from_ms`."""
+        """Return (time, node, inventory) of all within [from_ms, to_ms), after the newest of each node before that."""
         found = self._clients.rows(
             f"SELECT {sql_ms('ts')} AS ts_ms, node, json FROM inventory FINAL WHERE {sql_time_range(from_ms, to_ms)}"
             f" AND cityHash64(node) % {int(slices)} = {int(number)} ORDER BY ts, node"

@@ -26,7 +26,7 @@ JobsOfGpus = tuple[Ints, tuple[str, ...]]  # int32 [G]: number of the job that h
 
 @dataclass(frozen=True, slots=True)
 class JobSpan:
-    """A job that no GPU holds any more. `gpus`, `nodes`: how many it held."""
+    """A job that has ended. `gpus`, `nodes`: how many it held."""
 
     job: str
     since_ms: int
@@ -36,6 +36,8 @@ class JobSpan:
 
 
 class JobTable:
+    """When each GPU went to a job, and when it was freed."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
@@ -51,7 +53,7 @@ class JobTable:
         self._writer.insert("holders", holdings, columns)
 
     def holdings(self, from_ms: int, to_ms: int) -> list[Holding]:
-        """Changes of who holds what in [from_ms, to_ms), and what was held when it began; oldest first."""
+        """Return the changes within [from_ms, to_ms), after what was held at its beginning; oldest first."""
         columns = f"SELECT node, gpu, nullIf(job, '') AS job, {sql_ms('from')} AS from_ms"
         before = self._clients.rows(
             f"{columns} FROM (SELECT node, gpu, argMax(job, `from`) AS job, max(`from`) AS `from` FROM holdings"
@@ -63,13 +65,13 @@ class JobTable:
         return [from_dict(Holding, row) for row in (*before, *during_it)]
 
     def at(self, index: FleetIndex, ts_ms: int) -> tuple[Ints, tuple[str, ...]]:
-        """(int32 [G]: number of the job that holds each GPU at a moment or -1, names by number)."""
+        """Return the job that holds each GPU at a time."""
         newest = self._clients.arrow(
             f"SELECT node, gpu, job, `from` > {sql_timestamp(ts_ms)} AS later FROM holders FINAL ORDER BY node, gpu"
         )
         later = newest.filter(pc.equal(newest["later"], 1)).select(["node", "gpu"]).to_pylist()
         found = [newest.filter(pc.equal(newest["later"], 0)).drop(["later"])]
-        for at in range(0, len(later), NAMED_MAX):  # few change in the seconds after a bucket: their history tells
+        for at in range(0, len(later), NAMED_MAX):  # few change in the seconds after a bucket: read their history
             which = ", ".join(f"({sql_string(row['node'])}, {int(row['gpu'])})" for row in later[at : at + NAMED_MAX])
             before = self._clients.arrow(
                 "SELECT node, gpu, argMax(job, `from`) AS job FROM holdings"
@@ -81,33 +83,31 @@ class JobTable:
         jobs = np.full(index.gpu_count, -1, np.int32)
         if not held.num_rows:
             return jobs, ()
-        nodes, node = coded(held["node"])
-        number = np.array([index.node_number.get(name, -1) for name in nodes], np.intp)[node]
-        slot = numbers(held, "gpu").astype(np.intp)
-        there = (number >= 0) & (slot >= 0) & (slot < np.diff(index.first_gpu)[number])
+        gpus = _gpus_of(index, held)
+        there = gpus >= 0
         names, job = coded(held["job"])
         used, codes = np.unique(np.array(names)[job[there]], return_inverse=True)
-        jobs[index.first_gpu[number[there]] + slot[there]] = codes
+        jobs[gpus[there]] = codes
         return jobs, tuple(map(str, used))
 
-    def at_times(self, index: FleetIndex, moments: list[int]) -> list[JobsOfGpus]:
-        """`jobs_at` of several moments, in order of time."""
+    def at_times(self, index: FleetIndex, times_ms: list[int]) -> list[JobsOfGpus]:
+        """Return the same as `at` for several times, which are in order."""
         newest = self._clients.arrow(
             "SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS from_ms FROM holders FINAL ORDER BY node, gpu"
         )
-        later = newest.filter(pc.greater(newest["from_ms"], moments[0])).select(["node", "gpu"]).to_pylist()
-        told = [newest]
-        for at in range(0, len(later), NAMED_MAX):  # what changed meanwhile: its history tells
+        later = newest.filter(pc.greater(newest["from_ms"], times_ms[0])).select(["node", "gpu"]).to_pylist()
+        parts = [newest]
+        for at in range(0, len(later), NAMED_MAX):  # what changed meanwhile: read its history
             which = ", ".join(f"({sql_string(row['node'])}, {int(row['gpu'])})" for row in later[at : at + NAMED_MAX])
             of = f"FROM holdings WHERE (node, gpu) IN ({which}) AND `from`"
-            queries = (  # who held it at the first moment, and who since: a GPU has thousands of holders in a year
+            queries = (  # who held it at the first time, and since: a GPU has thousands of holders in a year
                 "SELECT node, gpu, argMax(job, `from`) AS job, toUnixTimestamp64Milli(max(`from`)) AS from_ms"
-                f" {of} <= {sql_timestamp(moments[0])} GROUP BY node, gpu",
+                f" {of} <= {sql_timestamp(times_ms[0])} GROUP BY node, gpu",
                 f"SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS from_ms"
-                f" {of} > {sql_timestamp(moments[0])} AND `from` <= {sql_timestamp(moments[-1])}",
+                f" {of} > {sql_timestamp(times_ms[0])} AND `from` <= {sql_timestamp(times_ms[-1])}",
             )
-            told += [found.cast(newest.schema) for found in map(self._clients.arrow, queries) if found.num_rows]
-        every = pa.concat_tables(told)
+            parts += [found.cast(newest.schema) for found in map(self._clients.arrow, queries) if found.num_rows]
+        every = pa.concat_tables(parts)
         place = _gpus_of(index, every)
         there = np.flatnonzero(place >= 0)
         from_ms: Millis = numbers(every, "from_ms").astype(np.int64)[there]
@@ -115,10 +115,10 @@ class JobTable:
         place, from_ms = place[there][order], from_ms[order]
         names, job = coded(every["job"])
         job = job[there][order]
-        return [_held_at(index, place, from_ms, np.array(names), job, at) for at in moments]
+        return [_held_at(index, place, from_ms, np.array(names), job, at) for at in times_ms]
 
     def started(self, names: Sequence[str], now_ms: int) -> dict[str, int]:
-        """Job -> when its first GPU was held, of those given. A requeued job keeps its first beginning."""
+        """Return job -> when its first GPU was held, of these jobs. A requeued job keeps its first start."""
         if not names:
             return {}
         rows = self._clients.rows(
@@ -129,7 +129,7 @@ class JobTable:
         return {row["job"]: row["since"] for row in rows}
 
     def ended(self, from_ms: int, to_ms: int) -> list[JobSpan]:
-        """JobsOfGpus whose last GPU was let go in [from_ms, to_ms), the newest first."""
+        """JobsOfGpus whose last GPU was freed in [from_ms, to_ms), the newest first."""
         held = (
             "SELECT node, gpu, job, toUnixTimestamp64Milli(`from`) AS since, toUnixTimestamp64Milli(leadInFrame(`from`)"
             " OVER (PARTITION BY node, gpu ORDER BY `from` ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING))"
@@ -143,7 +143,7 @@ class JobTable:
         return [JobSpan(**row) for row in rows]
 
     def members(self, job: str) -> list[tuple[str, int]]:
-        """(node, slot) of each GPU that the job ever held, in order."""
+        """Return (node, slot) of each GPU that the job ever held, in order."""
         rows = self._clients.rows(
             "SELECT DISTINCT node, gpu FROM holdings WHERE job = {job:String} ORDER BY node, gpu", {"job": job}
         )
@@ -159,13 +159,13 @@ class JobTable:
             )
 
 
-def _gpus_of(index: FleetIndex, told: pa.Table) -> npt.NDArray[np.intp]:
-    """GPU of each row of (node, gpu), -1 for one that the fleet does not have."""
-    nodes, node = coded(told["node"])
+def _gpus_of(index: FleetIndex, rows: pa.Table) -> npt.NDArray[np.intp]:
+    """Return the number of the GPU of each row of (node, gpu), -1 for one that the fleet does not have."""
+    nodes, node = coded(rows["node"])
     if not nodes:
         return np.zeros(0, np.intp)
     number = np.array([index.node_number.get(name, -1) for name in nodes], np.intp)[node]
-    slot = numbers(told, "gpu").astype(np.intp)
+    slot = numbers(rows, "gpu").astype(np.intp)
     there = (number >= 0) & (slot >= 0) & (slot < np.diff(index.first_gpu)[number])
     return np.where(there, index.first_gpu[number] + slot, -1)
 
@@ -178,7 +178,7 @@ def _held_at(
     job: npt.NDArray[np.intp],
     at_ms: int,
 ) -> JobsOfGpus:
-    """Who holds each GPU at a moment, out of all that is told, in order of time."""
+    """Return who holds each GPU at a time, out of all changes, which are in order of time."""
     upto = int(np.searchsorted(from_ms, at_ms, side="right"))
     newest = np.full(index.gpu_count, -1, np.intp)
     newest[place[:upto]] = job[:upto]  # the last of each GPU stays

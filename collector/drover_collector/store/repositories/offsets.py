@@ -13,7 +13,7 @@ Offsets = dict[tuple[str, str], dict[int, int]]  # (node, spool id) -> lane -> t
 
 
 class OffsetTable:
-    """`resend`: what was stored last is damaged, so agents are asked for all that they still keep."""
+    """`resend`: the newest data is damaged, so agents are asked for all that they still have."""
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
@@ -21,13 +21,13 @@ class OffsetTable:
         self.resend = False
 
     def forget(self) -> None:
-        """Forget all offsets, so that agents send again what they still keep."""
+        """Forget all offsets, so that agents send again what they still have."""
         self.resend = True
         self._clients.command("TRUNCATE TABLE lane_seqs")
 
-    def write(self, seqs: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
-        """(node, spool id) -> lane -> the last sequence that is stored."""
-        rows = [(node, spool, lane, seq) for (node, spool), held in seqs.items() for lane, seq in held.items()]
+    def write(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
+        """Note how far lanes are stored."""
+        rows = [(node, spool, lane, seq) for (node, spool), held in offsets.items() for lane, seq in held.items()]
         now = Ms(time.time_ns() // 1_000_000)
         self._writer.insert(
             "lane_seqs",
@@ -41,10 +41,10 @@ class OffsetTable:
             },
         )
 
-    def read(self, node: str | None = None, spool: str | None = None) -> dict[tuple[str, str], dict[int, int]]:
-        """(node, spool id) -> lane -> the last sequence that is stored; of one node and spool, or of all.
+    def read(self, node: str | None = None, spool: str | None = None) -> Offsets:
+        """Return the offsets of one node and spool, or of all.
 
-        Events count as stored with their rows: those of the last hour may be ahead of what `write_lane_seqs` noted.
+        The events lane is as far as its rows are, which may be ahead of what `write` noted.
         """
         where, parameters = "1", {}
         if node is not None:
@@ -61,13 +61,13 @@ class OffsetTable:
             f" WHERE length({ids}) = 3 AND {int(not self.resend)}) WHERE {where} GROUP BY node, spool, lane",
             parameters,
         )
-        result: dict[tuple[str, str], dict[int, int]] = {}
+        result: Offsets = {}
         for row in found:
             result.setdefault((row["node"], row["spool"]), {})[row["lane"]] = row["last"]
         return result
 
-    def noted(self, keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
-        """Likewise of these (node, spool id), as they were noted last: an agent may come from another collector."""
+    def noted(self, keys: Iterable[tuple[str, str]]) -> Offsets:
+        """Return the offsets of these (node, spool id) as last noted: an agent may come from another collector."""
         which = ", ".join(f"({sql_string(node)}, {sql_string(spool)})" for node, spool in keys)
         if not which:
             return {}
@@ -75,7 +75,7 @@ class OffsetTable:
             "SELECT node, spool, lane, max(seq) AS last FROM lane_seqs"
             f" WHERE (node, spool) IN ({which}) GROUP BY node, spool, lane"
         )
-        result: dict[tuple[str, str], dict[int, int]] = {}
+        result: Offsets = {}
         for row in found:
             result.setdefault((row["node"], row["spool"]), {})[row["lane"]] = row["last"]
         return result

@@ -9,31 +9,35 @@ from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import sql_ms, sql_string
 from drover_collector.store.table_writer import Ms, TableWriter
 
-TOGETHER = 1_000  # ids in one query: the engine takes at most 256 kB of text
+IDS_MAX = 1_000  # ids in one query: the engine takes at most 256 kB of text
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxRow:
-    """A notification on its way. The newest row of an id is its state."""
+    """A notification and how its delivery goes."""
 
     id: str
     incident_id: str
     notifier: str
     payload_json: str
     created_ms: int
-    state: str = "pending"  # pending, delivered, failed, grouped or deferred (a mass event, a gap told instead)
+    state: str = (
+        "pending"  # pending, delivered, failed, grouped or deferred (replaced by one about a mass event or a gap)
+    )
     attempts: int = 0
     next_ms: int = 0  # not tried again before this
     detail: str = ""
 
 
 class OutboxTable:
+    """Rows of the outbox."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, rows: OutboxRow | Sequence[OutboxRow]) -> None:
-        """A new state of notifications; the newest written is the state."""
+        """Write the new state of notifications."""
         listed = [rows] if isinstance(rows, OutboxRow) else rows
         written = self._writer.next_numbers(1)[0]
         self._writer.insert(
@@ -54,15 +58,15 @@ class OutboxTable:
         )
 
     def pending(self) -> list[OutboxRow]:
-        """Notifications that wait for delivery, oldest first."""
+        """Return the notifications that wait for delivery, oldest first."""
         waiting = "SELECT id FROM outbox GROUP BY id HAVING argMax(state, written_ns) = 'pending'"
         return self._read(f"id IN ({waiting})", {})
 
     def of_incidents(self, *incidents: str) -> list[OutboxRow]:
-        """Notifications of these incidents, oldest first."""
+        """Return the notifications of these incidents, oldest first."""
         found = []
-        for at in range(0, len(incidents), TOGETHER):
-            which = ", ".join(sql_string(id_) for id_ in incidents[at : at + TOGETHER])
+        for at in range(0, len(incidents), IDS_MAX):
+            which = ", ".join(sql_string(id_) for id_ in incidents[at : at + IDS_MAX])
             found += self._read(f"incident_id IN ({which})", {})
         return sorted(found, key=lambda row: (row.created_ms, row.id))
 

@@ -16,25 +16,25 @@ from drover_core.model.events import (
     to_json,
 )
 
-NEWEST_DAYS = 90  # an older figure says little of what a GPU gives now
+NEWEST_DAYS = 90  # an older figure says little about what a GPU does now
 CPU = "cpu"  # ProbeResult.device where there was no NVIDIA driver
-# Results that say something of hardware: a figure has no end; of the closing ones, those that speak against what they
-# name. The others (gave way, refused, ...) must not hide an earlier figure.
-_TELLS = "probe != '' AND device != 'cpu' AND end IN ('', 'hung', 'crashed', 'lost', 'timeout')"
+# Results that say something about hardware: a figure has no end; of the closing results, those that blame the hardware
+# they name. The others (gave way, refused, ...) must not hide an earlier figure.
+_ON_HARDWARE = "probe != '' AND device != 'cpu' AND end IN ('', 'hung', 'crashed', 'lost', 'timeout')"
 _PLACE = "node, gpu, peer, probe"
-_QUICK = "JSONExtractString(json, 'level') = 'quick'"  # measured for a moment, and for longer: they differ by design
+_QUICK = "JSONExtractString(json, 'level') = 'quick'"  # a short measurement and a long one differ by design
 _ENDED = "state NOT IN ('asked', 'sent')"
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a GPU is by design: a difference that comes with one of these is learnt, not failed. None: not known.
+    """The configuration of a GPU: results are compared only within one. None: not known.
 
     Attributes:
         sku: the model, as NVML names it. power_limit_w: as enforced, W. ecc: on or off.
-        pcie_gen, pcie_width: what the board and its slot can do at most, not what the link came up with.
+        pcie_gen, pcie_width: what the board and its slot can do at most, not what the link negotiated.
         nvlinks: links by design. mig: on or off. host: model of the host, for figures of the host and of PCIe.
-        form: how long, and over what, it was measured (`rows.form_of`): a second's products are those of a cool board.
+        form: how long, and over what, it was measured (`rows.form_of`): in one second a board stays cool.
     """
 
     sku: str = ""
@@ -51,7 +51,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRow:
-    """A result with what its GPU was when it was measured: serial and uuid ("": not known), configuration, receipt."""
+    """A result with its GPU's serial, uuid ("": not known) and configuration when it was measured, and its receipt."""
 
     result: ProbeResult
     key: Key = field(default_factory=Key)
@@ -62,7 +62,7 @@ class ProbeRow:
 
 @dataclass(frozen=True, slots=True)
 class OpenOrder:
-    """An order that has not ended: its newest version, when it was asked for and first sent (None: not yet)."""
+    """An order that has not ended: its newest version, when it was asked for, and first sent (None: not yet)."""
 
     order: ProbeOrder
     asked_ms: int
@@ -70,7 +70,7 @@ class OpenOrder:
 
 
 class ProbeResultTable:
-    """A result that is written twice is stored once."""
+    """Results of probes. One that is written twice is stored once."""
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
@@ -102,18 +102,18 @@ class ProbeResultTable:
         )
 
     def of_order(self, request: str) -> list[ProbeRow]:
-        """All of one order, in the order they were told; the closing one last."""
+        """Return the results of an order, in the order in which they were reported; the closing one last."""
         rows = self._select("request = {request:String}", "ts, id", 100_000, request=request)
         return sorted(rows, key=lambda r: (r.result.end != "", _number(r.result.id)))
 
     def of_orders(self, requests: Sequence[str]) -> list[ProbeRow]:
-        """All of these orders, in no order."""
+        """Return the results of these orders."""
         if not requests:
             return []
         return self._select(f"request IN ({', '.join(map(sql_string, requests))})", "ts, id", 100_000)
 
     def ended(self, requests: Sequence[str]) -> list[str]:
-        """Those of these orders whose closing result is here."""
+        """Return those of these orders that have a closing result."""
         if not requests:
             return []
         which = ", ".join(sql_string(request) for request in requests)
@@ -123,14 +123,15 @@ class ProbeResultTable:
     def newest(
         self, probes: Iterable[str] = (), *, sku: str | None = None, node: str = "", nodes: int = 512, now_ms: int
     ) -> list[ProbeRow]:
-        """The newest result of each GPU, pair or node and figure, for the judgement: no figures of a CPU. Of those at
-        level quick and of longer ones the newest each.
+        """Return the newest result of each GPU, pair or node and figure, for judging; none that a CPU computed.
+
+        Level quick and longer levels count as different figures.
 
         Args:
-            probes: these figures; none: all. sku: of nodes with this board; None: of all.
-            node: this one for sure. nodes: at most so many, those that were probed last.
+            probes: only these figures; none: all. sku: only nodes with this board; None: all.
+            node: always included. nodes: at most so many others, those that were probed last.
         """
-        where = f"{_TELLS} AND received >= {sql_timestamp(now_ms - NEWEST_DAYS * 86_400_000)}"
+        where = f"{_ON_HARDWARE} AND received >= {sql_timestamp(now_ms - NEWEST_DAYS * 86_400_000)}"
         if listed := list(probes):
             where += f" AND probe IN ({', '.join(sql_string(name) for name in listed)})"
         if sku is not None:
@@ -146,7 +147,7 @@ class ProbeResultTable:
     def history(
         self, node: str, gpu: int | None, probe: str, peer: int | None = None, limit: int = 64
     ) -> list[ProbeRow]:
-        """Figures of what is in this place now, newest first: earlier ones of another board there are left out."""
+        """Return figures of the board that is in this place now, newest first."""
         where = (
             f"node = {{node:String}} AND gpu = {_slot(gpu)} AND peer = {_slot(peer)} AND probe = {sql_string(probe)}"
             " AND end = '' AND device != 'cpu'"
@@ -155,7 +156,7 @@ class ProbeResultTable:
         return [row for row in rows if row.serial == rows[0].serial]
 
     def histories(self, node: str, probes: Iterable[str], limit: int = 64) -> dict[tuple[int, str], list[ProbeRow]]:
-        """(slot, figure) -> as `probe_history` of each GPU of a node, all by one question; none of pairs."""
+        """Return (slot, figure) -> `history` of each GPU of a node, in one query; none of pairs."""
         if not (listed := list(probes)):
             return {}
         found = self._rows(
@@ -168,26 +169,26 @@ class ProbeResultTable:
         histories: dict[tuple[int, str], list[ProbeRow]] = {}
         for row in found:
             if row.result.gpu is not None:
-                told = histories.setdefault((row.result.gpu, row.result.probe), [])
-                if not told or row.serial == told[0].serial:
-                    told.append(row)
+                history = histories.setdefault((row.result.gpu, row.result.probe), [])
+                if not history or row.serial == history[0].serial:
+                    history.append(row)
         return histories
 
     def of_node(self, node: str, since_ms: int = 0, limit: int = 1000) -> list[ProbeRow]:
-        """All results of a node, newest first."""
+        """Return all results of a node, newest first."""
         return self._select(
             f"node = {{node:String}} AND ts >= {sql_timestamp(since_ms)}", "ts DESC, id DESC", limit, node=node
         )
 
     def between(self, from_ms: int, to_ms: int) -> list[ProbeRow]:
-        """Results of [from_ms, to_ms), oldest first."""
+        """Return results of [from_ms, to_ms), oldest first."""
         return self._select(sql_time_range(from_ms, to_ms), "ts, id", 10_000_000)
 
     def last_probed(self) -> dict[str, int]:
-        """Node -> when the newest figure of a GPU of it was measured."""
+        """Return node -> when the newest figure of one of its GPUs was measured."""
         found = self._clients.rows(
             "SELECT node, toUnixTimestamp64Milli(max(ts)) AS ts_ms FROM probes"
-            f" WHERE {_TELLS} AND gpu >= 0 AND isNotNull(value) GROUP BY node"
+            f" WHERE {_ON_HARDWARE} AND gpu >= 0 AND isNotNull(value) GROUP BY node"
         )
         return {row["node"]: row["ts_ms"] for row in found}
 
@@ -213,14 +214,14 @@ class ProbeResultTable:
 
 
 class ProbeOrderTable:
-    """A row for each version of an order; an order that has ended stays ended."""
+    """Orders for probes, a row for each version. An order that has ended stays ended."""
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, orders: Sequence[ProbeOrder]) -> None:
-        """New versions; the newest written of an order is the one that counts."""
+        """Write new versions; the last one written counts."""
         self._writer.insert(
             "probe_orders",
             list(zip(orders, self._writer.next_numbers(len(orders)), strict=True)),
@@ -235,7 +236,7 @@ class ProbeOrderTable:
         )
 
     def versions(self, id_: str) -> list[ProbeOrder]:
-        """All versions of one order, oldest first."""
+        """Return all versions of an order, oldest first."""
         found = self._clients.rows(
             f"SELECT json FROM probe_orders WHERE id = {{id:String}} ORDER BY {_ENDED}, written_ns LIMIT 1 BY json",
             {"id": id_},
@@ -243,7 +244,7 @@ class ProbeOrderTable:
         return [from_json(ProbeOrder, row["json"]) for row in found]
 
     def newest(self, node: str | None = None, since_ms: int = 0, limit: int = 500) -> list[ProbeOrder]:
-        """Newest versions, those asked for last first. `since_ms`: that changed since."""
+        """Return newest versions, the last asked for first. `since_ms`: only those that changed since."""
         where, parameters = "1", {}
         if node is not None:
             where, parameters = "node = {node:String}", {"node": node}
@@ -255,7 +256,7 @@ class ProbeOrderTable:
         return [from_json(ProbeOrder, row["newest"]) for row in found]
 
     def of_groups(self, since_ms: int, limit: int) -> list[ProbeOrder]:
-        """Newest versions of orders of groups that changed since, those asked for last first."""
+        """Return the newest version of each order of a group that changed since, the last asked for first."""
         found = self._clients.rows(
             f"SELECT argMax(json, ({_ENDED}, written_ns)) AS newest FROM probe_orders"
             f" WHERE JSONExtractString(json, 'group') != '' AND ts >= {sql_timestamp(since_ms)}"
@@ -264,9 +265,9 @@ class ProbeOrderTable:
         return [from_json(ProbeOrder, row["newest"]) for row in found]
 
     def open(self) -> list[OpenOrder]:
-        """Those that have not ended, in the order they were asked for.
+        """Return the orders that have not ended, the first asked for first.
 
-        One that has ended is never open again, whatever another collector noted of it with a later clock.
+        One that has ended is never open again, even if another collector noted a state with a later clock.
         """
         sent = "state = 'sent'"
         found = self._clients.rows(
@@ -277,7 +278,7 @@ class ProbeOrderTable:
         return [OpenOrder(from_json(ProbeOrder, r["newest"]), r["asked_ms"], r["sent_ms"]) for r in found]
 
     def between(self, from_ms: int, to_ms: int) -> list[ProbeOrder]:
-        """All versions of [from_ms, to_ms), in the order they were written."""
+        """Return all versions of [from_ms, to_ms), in the order in which they were written."""
         found = self._clients.rows(
             f"SELECT json FROM probe_orders WHERE {sql_time_range(from_ms, to_ms)}"
             " ORDER BY written_ns LIMIT 1 BY written_ns"
@@ -286,7 +287,7 @@ class ProbeOrderTable:
 
 
 class ProbeVerdictTable:
-    """A verdict that is written twice is stored once."""
+    """Verdicts on probed hardware. One that is written twice is stored once."""
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
@@ -313,7 +314,7 @@ class ProbeVerdictTable:
         to_ms: int | None = None,
         limit: int = 100_000,
     ) -> list[ProbeVerdict]:
-        """Of [from_ms, to_ms), oldest first; of each GPU and order the newest."""
+        """Return verdicts of [from_ms, to_ms), oldest first; the newest of each GPU and order."""
         where, parameters = f"ts >= {sql_timestamp(from_ms)}", {}
         if to_ms is not None:
             where += f" AND ts < {sql_timestamp(to_ms)}"
@@ -344,6 +345,6 @@ def _slot(gpu: int | None) -> int:
 
 
 def _number(id_: str) -> int:
-    """Of a result within its request: ids end in /NUMBER."""
+    """Return the number of a result within its order: ids end in /NUMBER."""
     tail = id_.rpartition("/")[2]
     return int(tail) if tail.isdigit() else 0

@@ -1,4 +1,4 @@
-"""Silences, as people made and ended them. Append-only; the newest version of an id counts."""
+"""Silences. Append-only; the newest version of an id counts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from drover_core.model.events import Silence, from_json, to_json
 
 
 class SilenceTable:
+    """Silences that people made, changed or ended."""
+
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
 
     def write(self, silences: Sequence[Silence]) -> None:
-        """New ones, and new versions."""
+        """Write new silences, and new versions."""
         self._writer.insert(
             "silences",
             list(zip(silences, self._writer.next_numbers(len(silences)), strict=True)),
@@ -29,7 +31,7 @@ class SilenceTable:
         )
 
     def newest(self, since_ms: int = 0, limit: int = 10_000) -> list[Silence]:
-        """Newest versions of those that are in force, to come, or ended after `since_ms`; the last made first."""
+        """Return the newest version of each silence that ends after `since_ms`, the last made first."""
         found = self._clients.rows(
             "SELECT argMax(json, written_ns) AS newest, max(until) AS last, min(written_ns) AS begun FROM silences"
             f" GROUP BY id HAVING last >= {sql_timestamp(since_ms)} ORDER BY begun DESC, id LIMIT {int(limit)}"

@@ -12,7 +12,7 @@ from drover_collector.store.samples.rows import LEVELS_MS
 from drover_collector.store.sql import millis
 from drover_collector.store.table_writer import WriteFence
 
-KNOWN_S = 2.0  # how long what another collector wrote may stay unseen
+KNOWN_S = 2.0  # how long a write of another collector may stay unseen
 LEAP = 3_600 * 10**9  # of versions, which are nanoseconds
 
 
@@ -21,9 +21,9 @@ class RollupProgress:
 
     Attributes:
         upto_ms: buckets of 10 s before this are rolled up or marked.
-        upto_5m: likewise those of 5 minutes.
+        upto_5m: the same for buckets of 5 minutes.
         closing_ms: buckets before this have been read by the detectors.
-        open_samples: samples in the 5 minutes that are not closed.
+        open_samples: samples in the 5 minutes that are not over.
         version: of the newest rows of rollups.
     """
 
@@ -31,7 +31,7 @@ class RollupProgress:
         self._clients = clients
         self._fence = fence
         self._lock = threading.Lock()
-        self._state_version = 0  # of what is known of the state
+        self._state_version = 0  # of the newest state that was read or written
         self._known_at = 0.0  # monotonic
         self.upto_ms = 0
         self.upto_5m = 0
@@ -42,7 +42,7 @@ class RollupProgress:
     def load(self) -> None:
         """Read where the last active collector stopped."""
         self.read()
-        if self.version > time.time_ns():  # the clock went back, and what came late after the state may stand above it
+        if self.version > time.time_ns():  # the clock went back: rows written after the state may have higher ones
             self.version += LEAP
 
     @property
@@ -51,10 +51,16 @@ class RollupProgress:
         return bool(self._known_at) and not self._clients.embedded and time.monotonic() - self._known_at >= KNOWN_S
 
     def next_version(self) -> int:
+        """Return a version above all that were given before."""
         self.version = max(self.version + 1, time.time_ns())
         return self.version
 
-    def write(self, upto_ms: int, upto_5m: int, opened: int) -> None:
+    def write(self, upto_ms: int, upto_5m: int, open_samples: int) -> None:
+        """Store how far the rollups are.
+
+        Raises:
+            StoreError: not stored, or this collector is not the active one.
+        """
         version = self.next_version()
         self._clients.insert(
             "rollup_state",
@@ -62,24 +68,25 @@ class RollupProgress:
                 {
                     "level": pa.array(list(LEVELS_MS)),
                     "upto": millis([upto_ms, upto_5m]),
-                    "samples": pa.array([opened, 0], pa.uint64()),
+                    "samples": pa.array([open_samples, 0], pa.uint64()),
                     "version": pa.array([version, version], pa.uint64()),
                 }
             ),
             self._fence(),
         )
         with self._lock:
-            self.upto_ms, self.upto_5m, self.open_samples = upto_ms, upto_5m, opened
+            self.upto_ms, self.upto_5m, self.open_samples = upto_ms, upto_5m, open_samples
             self._state_version = version
 
     def read(self) -> None:
+        """Read what any collector has stored."""
         found = self._clients.rows(
             "SELECT level, toUnixTimestamp64Milli(upto) AS upto_ms, samples, version FROM rollup_state FINAL"
         )
         with self._lock:
             for row in found:
                 if row["version"] < self._state_version:
-                    continue  # read before this one wrote, or from a replica that lags
+                    continue  # read before this process wrote, or from a replica that lags
                 self.version = max(self.version, row["version"])
                 if row["level"] == "5m":
                     self.upto_5m = row["upto_ms"]

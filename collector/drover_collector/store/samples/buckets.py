@@ -1,4 +1,4 @@
-"""Buckets of samples out of the store: the newest, for the detectors; past ones, for a start or a replay."""
+"""Buckets read from the store: the newest for the detectors, past ones for a start or a replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Ints, Lazy
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Ints, LazyColumns
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.records import Mask, Stored, storage_dtype
@@ -26,7 +26,7 @@ from drover_core.metrics.catalog import Scope
 
 @dataclass(slots=True)
 class _Laid:
-    """One bucket of a scope, filled from the pieces in which it is read.
+    """One bucket of a scope, filled piece by piece.
 
     Attributes:
         rows: int32 [E]; columns: metric -> (stored form [E], present bool [E]).
@@ -37,13 +37,15 @@ class _Laid:
 
     def values(self) -> Mapping[str, Floats]:
         made: dict[str, Callable[[], Floats]] = {}
-        for name, (stored, told) in self.columns.items():
-            if told.any():
-                made[name] = packed(name, stored, told)
-        return Lazy(made)
+        for name, (stored, present) in self.columns.items():
+            if present.any():
+                made[name] = packed(name, stored, present)
+        return LazyColumns(made)
 
 
 class BucketReader:
+    """Reads buckets of all scopes. Thread-safe."""
+
     def __init__(
         self, clients: Clients, registry: EntityRegistry, rows: SampleRows, rollups: Rollups, jobs: JobTable
     ) -> None:
@@ -54,7 +56,7 @@ class BucketReader:
         self._jobs = jobs
 
     def read(self, index: FleetIndex, start_ms: int, length_ms: int = BUCKET_MS) -> Bucket:
-        """One value per entity and metric of [start_ms, start_ms + length_ms), as `buckets.aggregate` makes it."""
+        """Return one value per entity and metric of [start_ms, start_ms + length_ms), as `buckets.aggregate` does."""
         span = (start_ms, start_ms + length_ms)
         folds = {}
         for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
@@ -65,14 +67,14 @@ class BucketReader:
         return self._bucket(index, start_ms, length_ms, folds)
 
     def read_closing(self, index: FleetIndex, start_ms: int) -> Bucket:
-        """The same of a bucket that is just over, by the active collector, which then calls `roll_up`."""
+        """Return the bucket that is just over. For the active collector, which then calls `Rollups.roll_up`."""
         return self._bucket(index, start_ms, BUCKET_MS, self._rollups.closing_folds(start_ms))
 
     def read_past(self, index: FleetIndex, start_ms: int, count: int, *, values: bool = True) -> list[Bucket]:
-        """The `count` buckets of 10 s from `start_ms` on, each as `bucket` gives it.
+        """Return the `count` buckets of 10 s from `start_ms` on, as `read` does; several at once take less time.
 
         Args:
-            values: False: without them, who was heard and who held which GPU.
+            values: False: only which entities reported, and which job held each GPU.
         """
         starts = [start_ms + n * BUCKET_MS for n in range(count)]
         gpu = self._laid(index, Scope.GPU, starts, values)
@@ -87,7 +89,7 @@ class BucketReader:
         ]
 
     def past_jobs(self, index: FleetIndex, start_ms: int, count: int) -> list[Bucket]:
-        """The same buckets without values and rows: who held which GPU."""
+        """Return the same buckets without values and rows: only which job held each GPU."""
         starts = [start_ms + n * BUCKET_MS for n in range(count)]
         gpus, nodes = np.zeros(index.gpu_count, np.int32), np.zeros(index.node_count, np.int32)
         held = self._jobs.at_times(index, [at + BUCKET_MS for at in starts])
@@ -96,15 +98,17 @@ class BucketReader:
     def values_at(
         self, index: FleetIndex, scope: Scope, start_ms: int, length_ms: int, metrics: Sequence[str]
     ) -> dict[str, Floats]:
-        """Metric -> value of each entity in [start_ms, start_ms + length_ms), laid out as in a Bucket, NaN if absent.
-        The length is a multiple of 10 s, the start one of the length. No key for what none reported."""
+        """Return metric -> value of each entity in [start_ms, start_ms + length_ms), laid out as in a Bucket.
+
+        The length is a multiple of 10 s, the start one of the length. NaN: absent; no key: nothing reported it.
+        """
         span = (start_ms, start_ms + length_ms)
         level = self._rollups.level_of(scope, span)
         folds = {scope: self._rows.fold(scope, [span], length_ms, level=level, metrics=metrics, counts=False)}
         return dict(self._laid_out(index, scope, folds, span[1])[0])
 
     def row_counts(self, index: FleetIndex, start_ms: int, length_ms: int) -> Bucket:
-        """A bucket without values: how many rows of each GPU and node are there, and who holds what."""
+        """Return a bucket without values: only how many rows of each GPU and node are stored."""
         gpu_rows = self._row_counts(index, Scope.GPU, start_ms, length_ms)
         node_rows = self._row_counts(index, Scope.NODE, start_ms, length_ms)
         self._row_counts(index, Scope.LINK, start_ms, length_ms)
@@ -136,7 +140,7 @@ class BucketReader:
     ) -> tuple[Mapping[str, Floats], Ints]:
         folded = folds.get(scope)
         places = None if folded is None else self._registry.map(index, scope, at_ms)
-        count = size_of(index, scope)  # after the map, which brings ports that are new
+        count = size_of(index, scope)  # after the map, which may add ports
         counts = np.zeros(count, np.int32)
         if folded is None or places is None or not count:
             return {}, counts
@@ -146,14 +150,14 @@ class BucketReader:
         for name, (stored, mask) in folded.columns.items():
             there = mask[rows]
             if there.any():
-                laid, told = np.zeros(count, stored.dtype), np.zeros(count, np.bool_)
-                laid[target], told[target] = stored[rows], there
-                columns[name] = packed(name, laid, told)
-        return Lazy(columns), counts
+                laid, present = np.zeros(count, stored.dtype), np.zeros(count, np.bool_)
+                laid[target], present[target] = stored[rows], there
+                columns[name] = packed(name, laid, present)
+        return LazyColumns(columns), counts
 
     def _laid(self, index: FleetIndex, scope: Scope, starts: list[int], values: bool) -> list[_Laid]:
         places = [self._registry.map(index, scope, at + BUCKET_MS) for at in starts]
-        size = size_of(index, scope)  # after the maps, which bring ports that are new
+        size = size_of(index, scope)  # after the maps, which may add ports
         laid = [_Laid(np.zeros(size, np.int32)) for _ in starts]
         if not size or not self._registry.count(scope):
             return laid
@@ -180,18 +184,20 @@ def _fill(laid: _Laid, folded: Folded, rows: npt.NDArray[np.intp], target: npt.N
         if name not in laid.columns:
             size = len(laid.rows)
             laid.columns[name] = np.zeros(size, storage_dtype(name)), np.zeros(size, np.bool_)
-        values, told = laid.columns[name]
-        values[target], told[target] = stored[rows], there
+        values, present = laid.columns[name]
+        values[target], present[target] = stored[rows], there
 
 
 def size_of(index: FleetIndex, scope: Scope) -> int:
-    """How many entities a column of a bucket has."""
+    """Return how many entities a column of a bucket has."""
     return {Scope.GPU: index.gpu_count, Scope.NODE: index.node_count, Scope.LINK: len(index.ports)}[scope]
 
 
-def packed(metric: str, stored: Stored, told: Mask) -> Callable[[], Floats]:
-    """What gives a column back, and holds it as small as it can be meanwhile: most are counts and limits that are alike
-    all over the fleet, or need fewer bytes than their type has."""
+def packed(metric: str, stored: Stored, present: Mask) -> Callable[[], Floats]:
+    """Return a function that returns the column, and keeps it in few bytes.
+
+    Most columns are counts and limits that are equal all over the fleet, or need fewer bytes than their type has.
+    """
     if stored.dtype.kind in "iu":
         low, high = stored.min(), stored.max()
         least = np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high))
@@ -199,9 +205,11 @@ def packed(metric: str, stored: Stored, told: Mask) -> Callable[[], Floats]:
             stored = np.broadcast_to(low, stored.shape)
         elif least.itemsize < stored.itemsize:
             stored = stored.astype(least)
-    return partial(unpacked, metric, stored, None if told.all() else np.packbits(told))
+    return partial(unpacked, metric, stored, None if present.all() else np.packbits(present))
 
 
-def unpacked(metric: str, stored: Stored, told: npt.NDArray[np.uint8] | None) -> Floats:
-    mask = np.ones(len(stored), np.bool_) if told is None else np.unpackbits(told, count=len(stored)).view(np.bool_)
+def unpacked(metric: str, stored: Stored, present: npt.NDArray[np.uint8] | None) -> Floats:
+    mask = (
+        np.ones(len(stored), np.bool_) if present is None else np.unpackbits(present, count=len(stored)).view(np.bool_)
+    )
     return units(metric, stored, mask)

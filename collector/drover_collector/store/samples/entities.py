@@ -21,21 +21,21 @@ from drover_core.metrics.catalog import Scope
 
 FOREVER = 2**63 - 1
 _NOW = 2**62
-PORT_KEPT_MS = 7 * 86_400_000  # a port that its agent reported no more for so long is not laid out at a start
+PORT_KEPT_MS = 7 * 86_400_000  # a port that was not reported for so long is left out at a start
 Place = tuple[int, str, int | None, str, str]  # entity id, node, gpu, link, mig
 Target = tuple[str, int | None, str | None]  # node, gpu, link
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
-    """Entity ids, ascending, and where each is in the index's layout (-1: not in it)."""
+class PlaceMap:
+    """Entity ids, ascending, and the position of each in the index's layout (-1: not in it)."""
 
     ids: Ids
     target: IntArray
     since_ms: Millis
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.intp], IntArray]:
-        """(rows, their targets): which of `ids` the index has. Of two entities at one place the newer comes last."""
+        """Return which of `ids` the index has, and their positions. Of two entities at one place the newer is last."""
         if not len(self.ids):
             return np.zeros(0, np.intp), np.zeros(0, np.int32)
         at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
@@ -55,29 +55,29 @@ class Stay:
 
 
 class EntityRegistry:
-    """Thread-safe. `version` grows with every change."""
+    """All entities in memory. Thread-safe. `version` grows with every change."""
 
     def __init__(self, rows: Iterable[EntityRow]) -> None:
         self._lock = threading.Lock()
         self._places: dict[Place, EntityRow] = {}
         self._of_entity: dict[int, list[EntityRow]] = {}
         self._of_node: dict[str, dict[Place, EntityRow]] = {}
-        self._maps: dict[tuple[Scope, int], tuple[FleetIndex, int, Map]] = {}
+        self._maps: dict[tuple[Scope, int], tuple[FleetIndex, int, PlaceMap]] = {}
         self.version = 0
         self._seen_ids: Ids = np.zeros(0, np.uint64)
         self._seen_ms: Millis = np.zeros(0, np.int64)
         self._counts: Counter[Scope] = Counter()
         self._counted_version = -1
-        self._placed: dict[int, int] = {}  # name -> id of GPUs whose id is another (`records.placed_id`)
-        self._nameless: set[int] = set()  # ids of GPUs that have rows in the store, and no place
+        self._id_of_name: dict[int, int] = {}  # name -> id of GPUs whose id is not their name (`records.placed_id`)
+        self._nameless: set[int] = set()  # ids of GPUs that have samples in the store, and no place
         self._sorted: dict[Scope, tuple[int, Ids]] = {}  # version, and its ids
         self.add(list(rows))
 
     def add(self, rows: Sequence[EntityRow]) -> list[EntityRow]:
-        """Take these in. Of a stay at a place that was left and come back to, only the newest is kept.
+        """Add rows. Of several stays of an entity at one place only the newest is kept.
 
         Returns:
-            The rows as they are to be stored: with the earliest `first_ms` known of each place.
+            The rows to store, with the earliest known `first_ms` of each place.
         """
         with self._lock:
             merged = []
@@ -92,20 +92,20 @@ class EntityRegistry:
                     first_ms = first_ms if away else min(held.first_ms, first_ms)
                     last_ms = max(held.last_ms, last_ms)
                 row = row.during(first_ms, last_ms)
-                place = (row.entity_id, row.node, row.gpu, row.link, row.mig)  # of its own texts
+                place = (row.entity_id, row.node, row.gpu, row.link, row.mig)  # with its own texts
                 self._places[place] = row
-                # One place is what most have: not worth a sort.
+                # Most have one place: nothing to sort.
                 self._of_entity[row.entity_id] = sorted([*others, row], key=lambda r: r.first_ms) if others else [row]
                 self._of_node.setdefault(row.node, {})[place] = row
                 if history is None and row.scope is Scope.GPU and (name := row.name) != row.entity_id:
-                    self._placed.setdefault(name, row.entity_id)
+                    self._id_of_name.setdefault(name, row.entity_id)
                 merged.append(row)
             if merged:
                 self.version += 1
             return merged
 
     def news(self, rows: Iterable[EntityRow]) -> list[EntityRow]:
-        """Those that tell more than is known: of a place, or a later time at it."""
+        """Return the rows that add a place, or a later time at a known one."""
         with self._lock:
             known = self._places
             return [
@@ -116,17 +116,18 @@ class EntityRegistry:
             ]
 
     def of_node(self, node: str) -> list[EntityRow]:
-        """Entities whose newest place is on this node."""
+        """Return the entities whose newest place is on this node."""
         with self._lock:
             rows = list(self._of_node.get(node, {}).values())
             return [row for row in rows if self._of_entity[row.entity_id][-1] is row]
 
     def rows(self) -> list[EntityRow]:
+        """Return all places of all entities."""
         with self._lock:
             return list(self._places.values())
 
     def count(self, scope: Scope) -> int:
-        """How many entities of a scope were ever seen."""
+        """Return how many entities of a scope were ever seen."""
         with self._lock:
             if self._counted_version != self.version:
                 self._counts = Counter(history[0].scope for history in self._of_entity.values())
@@ -134,15 +135,15 @@ class EntityRegistry:
             return self._counts[scope]
 
     def id_of(self, name: int) -> int | None:
-        """The id of a GPU that was ever seen. Waits for nobody: the event loop asks."""
-        return name if name in self._of_entity or name in self._nameless else self._placed.get(name)
+        """Return the id of a GPU that was ever seen. Without a lock, as the event loop calls it."""
+        return name if name in self._of_entity or name in self._nameless else self._id_of_name.get(name)
 
     def note_nameless(self, ids: Ids) -> None:
-        """Ids of GPUs that the store has rows of. One without a place, as after damage, is its name in older stores."""
+        """Note ids of GPUs that have samples: one without a place, as after damage, may have its name as id."""
         self._nameless.update(id_ for id_ in ids.tolist() if id_ not in self._of_entity)
 
     def ids(self, scope: Scope) -> Ids:
-        """Of all entities of a scope that were ever seen, ascending."""
+        """Return the ids of all entities of a scope that were ever seen, ascending."""
         with self._lock:
             held = self._sorted.get(scope)
             if held is None or held[0] != self.version:
@@ -150,8 +151,8 @@ class EntityRegistry:
                 held = self._sorted[scope] = self.version, np.sort(np.array(mine, np.uint64))
             return held[1]
 
-    def map(self, index: FleetIndex, scope: Scope, at_ms: int) -> Map:
-        """The places at a moment: each entity's newest one that had begun by then, else its first."""
+    def map(self, index: FleetIndex, scope: Scope, at_ms: int) -> PlaceMap:
+        """Return the places at a time: each entity's newest place that had begun by then, else its first."""
         with self._lock:
             held = self._maps.get((scope, id(index)))
             if held is None or held[0] is not index or held[1] != self.version:
@@ -166,10 +167,10 @@ class EntityRegistry:
         begun = np.flatnonzero(first | (every.since_ms <= at_ms))
         ids = every.ids[begun]
         last = begun[np.append(ids[1:] != ids[:-1], True)]
-        return Map(every.ids[last], every.target[last], every.since_ms[last])
+        return PlaceMap(every.ids[last], every.target[last], every.since_ms[last])
 
     def stays(self, targets: Sequence[Target], scope: Scope) -> list[Stay]:
-        """Which entities were at each target, and when; whole GPUs only."""
+        """Return which entities were at each target, and when; whole GPUs only."""
         found: list[Stay] = []
         with self._lock:
             places = {node: self._rows_at(node, scope) for node in dict.fromkeys(node for node, _, _ in targets)}
@@ -183,7 +184,7 @@ class EntityRegistry:
         return found
 
     def _rows_at(self, node: str, scope: Scope) -> dict[tuple[int | None, str], list[EntityRow]]:
-        """(gpu, link) -> what of a scope was ever there, whole."""
+        """Return (gpu, link) -> the entities of a scope that were ever there, without MIG instances."""
         found: dict[tuple[int | None, str], list[EntityRow]] = {}
         for row in self._of_node.get(node, {}).values():
             if row.scope is scope and not row.mig:
@@ -193,10 +194,10 @@ class EntityRegistry:
     def names(
         self, scope: Scope, ids: Ids, ts_ms: Millis, *, instances: bool = False
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """(node, slot or link) of each row at its time; node "" for an entity that is not known or a part of a GPU.
+        """Return (node, slot or link) of each row at its time; node "" for an unknown entity or a part of a GPU.
 
         Args:
-            ids: uint64 [R]; ts_ms: int64 [R]. instances: MIG instances and no others, as "SLOT/NAME".
+            ids: uint64 [R]; ts_ms: int64 [R]. instances: only MIG instances, as "SLOT/NAME".
         Returns:
             str [R]; int16 [R] for GPUs, else str [R].
         """
@@ -206,8 +207,8 @@ class EntityRegistry:
         count = len(rows)
         nodes = np.array([row.node for row in rows] + [""])
         slots = scope is Scope.GPU and not instances
-        told = [f"{row.gpu}/{row.mig}" if instances else row.gpu if slots else row.link for row in rows]
-        places = np.array([*told, 0 if slots else ""], np.int16 if slots else np.str_)
+        names = [f"{row.gpu}/{row.mig}" if instances else row.gpu if slots else row.link for row in rows]
+        places = np.array([*names, 0 if slots else ""], np.int16 if slots else np.str_)
         known, first = np.unique(np.array([row.entity_id for row in rows], np.uint64), return_index=True)
         if not count:
             return nodes[np.zeros(len(ids), np.intp)], places[np.zeros(len(ids), np.intp)]
@@ -215,7 +216,7 @@ class EntityRegistry:
         owner = np.minimum(np.searchsorted(known, ids), len(known) - 1)
         at = np.where(known[owner] == ids, first[owner], count)
         last = np.append(first[1:], count) - 1  # of each known entity
-        for _ in range(int((last - first).max())):  # as often as the most travelled entity has moved
+        for _ in range(int((last - first).max())):  # as often as the entity that moved most
             onward = np.minimum(at + 1, count - 1)
             moved = (at < last[owner]) & (at < count) & (since[onward] <= ts_ms)
             at = np.where(moved, onward, at)
@@ -236,27 +237,28 @@ class EntityRegistry:
                 np.maximum.at(self._seen_ms, at[rows], ts_ms[rows])
 
     def seen(self) -> tuple[Ids, Millis]:
+        """Return the ids of all entities, and when each was seen last."""
         with self._lock:
             return self._seen_ids.copy(), self._seen_ms.copy()
 
     def _add_ports(self, index: FleetIndex) -> None:
-        """Ports that agents reported and the index does not have yet, the newest first: a node has a limit."""
+        """Add ports that agents reported and the index does not have, the newest first, as a node has a limit."""
         rows = [row for row in self._places.values() if row.scope is Scope.LINK]
         new = [at for at, row in enumerate(rows) if index.ports.number(row.node, row.link) is None]
         if not new:
             return
-        heard_ms = np.array(
-            [row.last_ms for row in rows], np.int64
-        )  # when each was reported, or its newest sample is of
+        reported_ms = np.array([row.last_ms for row in rows], np.int64)  # when each was reported or had a sample last
         if len(self._seen_ids):
             ids = np.array([row.entity_id for row in rows], np.uint64)
             place = np.minimum(np.searchsorted(self._seen_ids, ids), len(self._seen_ids) - 1)
-            heard_ms = np.where(self._seen_ids[place] == ids, np.maximum(heard_ms, self._seen_ms[place]), heard_ms)
-        fresh = [at for at in new if heard_ms[at] >= heard_ms.max() - PORT_KEPT_MS]
-        fresh.sort(key=lambda at: (-int(heard_ms[at]), rows[at].node, name_key(rows[at].link)))
+            reported_ms = np.where(
+                self._seen_ids[place] == ids, np.maximum(reported_ms, self._seen_ms[place]), reported_ms
+            )
+        fresh = [at for at in new if reported_ms[at] >= reported_ms.max() - PORT_KEPT_MS]
+        fresh.sort(key=lambda at: (-int(reported_ms[at]), rows[at].node, name_key(rows[at].link)))
         index.ports.add((rows[at].node, rows[at].link) for at in fresh)
 
-    def _all(self, index: FleetIndex, scope: Scope) -> Map:
+    def _all(self, index: FleetIndex, scope: Scope) -> PlaceMap:
         if scope is Scope.LINK:
             self._add_ports(index)
         ids: list[int] = []
@@ -277,11 +279,11 @@ class EntityRegistry:
             target.append(-1 if place is None else place)
         id_array, since_array = np.array(ids, np.uint64), np.array(since, np.int64)
         order = np.lexsort((since_array, id_array))
-        return Map(id_array[order], np.array(target, np.int32)[order], since_array[order])
+        return PlaceMap(id_array[order], np.array(target, np.int32)[order], since_array[order])
 
 
 class EntityTable:
-    """`registry`: all of it in memory."""
+    """Entities and their places. `registry`: all of them in memory."""
 
     def __init__(self, clients: Clients, registry: EntityRegistry, writer: TableWriter) -> None:
         self._clients = clients
@@ -290,7 +292,7 @@ class EntityTable:
         self.registry = registry
 
     def write(self, rows: Sequence[EntityRow]) -> None:
-        """Who is where, from `first_ms` on."""
+        """Write where entities are from their `first_ms` on."""
         stored = self.registry.add(rows)
         self._writer.insert(
             "entities",
@@ -315,10 +317,10 @@ class EntityTable:
         self.registry.note_seen(ids, last)
 
     def gpu_id(self, key: str, node: str, near: str) -> int:
-        """The id of a GPU, or of a part of one: the one that it has, else one beside those of its neighbours.
+        """Return the id of a GPU or a part of one: the id that it has, else one next to those of its neighbours.
 
-        A question about a rack or a job then reads few places of a table instead of one for each GPU. On a server it
-        is the hash of the key alone: of several collectors none knows what another has just seen.
+        A query about a rack or a job then reads few places of a table instead of one for each GPU. On a server the id
+        is the hash of the key alone, as no collector knows what another has just seen.
 
         Args:
             near: neighbourhood of the node, as `FleetIndex.near` gives it.
@@ -329,17 +331,17 @@ class EntityTable:
         return self.registry.id_of(name) or placed_id(name, near, node)
 
     def of_node(self, node: str) -> list[EntityRow]:
-        """Everything whose newest place is on this node."""
+        """Return the entities whose newest place is on this node."""
         return self.registry.of_node(node)
 
     def gpus_of(self, node: str) -> list[EntityRow]:
-        """The whole GPUs now in this node, by slot; of two that were in one slot, the newer."""
+        """Return the whole GPUs now in this node, by slot; of two in one slot, the newer."""
         rows = [row for row in self.of_node(node) if row.scope is Scope.GPU and not row.mig]
         by_slot = {row.gpu: row for row in sorted(rows, key=lambda row: row.first_ms)}
         return sorted(by_slot.values(), key=lambda row: row.gpu or 0)
 
     def last_seen(self, index: FleetIndex) -> Millis:
-        """int64 [N]: the newest sample of each node or of anything on it, 0 for never."""
+        """Return int64 [N]: when each node or anything on it was seen last, 0 for never."""
         result = np.zeros(index.node_count, np.int64)
         ids, seen = self.registry.seen()
         for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
@@ -353,7 +355,7 @@ class EntityTable:
         return result
 
     def refresh(self) -> int:
-        """Take in where others have seen entities; gives how many were news."""
+        """Add what other collectors have written; return how many rows were new."""
         parts = self._clients.rows(
             "SELECT toInt64(min_block_number) AS low, toInt64(max_block_number) + 1 AS high"
             f" FROM {self._clients.parts} WHERE table = 'entities'"
@@ -375,7 +377,7 @@ class EntityTable:
 
 def read_entities(clients: Clients) -> EntityRegistry:
     """Read all entities of a store."""
-    rows = _rows(clients, " FINAL ORDER BY first, entity_id")  # of two ids of one name the first counts, always
+    rows = _rows(clients, " FINAL ORDER BY first, entity_id")  # of two ids of one name always the first counts
     return EntityRegistry(rows)
 
 

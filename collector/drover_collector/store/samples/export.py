@@ -1,4 +1,4 @@
-"""The samples as tables of a case: node and GPU named, values in units, each row once, in order of time."""
+"""Samples as tables of a case: with names of nodes and GPUs, values in units, each row once, in order of time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ HOUR_MS = 3_600_000
 
 
 class SampleExport:
+    """Exports samples as Arrow tables."""
+
     def __init__(self, clients: Clients, registry: EntityRegistry) -> None:
         self._clients = clients
         self._registry = registry
 
     def tables(self, scope: Scope, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
-        """Tables of at most an hour, ordered by ts, node, gpu, link or workload.
+        """Yield tables of at most an hour, ordered by ts, node, gpu, link or workload.
 
         Columns: ts (timestamp ms UTC), node, gpu (uint8) or link or workload (string), then the catalog's columns as
         float64, null where absent.
@@ -32,7 +34,7 @@ class SampleExport:
         return self._export(scope, from_ms, to_ms, "1", instances=False)
 
     def instance_tables(self, from_ms: int, to_ms: int) -> Iterator[pa.Table]:
-        """The same of MIG instances: column `instance` ("SLOT/NAME") in the place of `gpu`."""
+        """Yield the same of MIG instances, with the column `instance` ("SLOT/NAME") instead of `gpu`."""
         ids = sorted({row.entity_id for row in self._registry.rows() if row.mig})
         if ids:
             which = f"entity_id IN ({comma(ids)})" if len(ids) <= IDS_MAX else "1"

@@ -1,6 +1,6 @@
-"""One value per entity, metric and bucket out of rows, as `buckets.aggregate` makes it, column by column in numpy.
+"""Fold rows into one value per entity, metric and bucket, as `buckets.aggregate` does, column by column in numpy.
 
-The engine could do this in SQL at three times the CPU: it keeps a state per group and column.
+SQL would take three times the CPU: the engine keeps a state per group and column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from drover_core.metrics.catalog import BY_NAME, Kind
 Int64s = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
 
-NETWORK_MAX = 32  # rows of a group that a sorting network is worth: above, numpy's sort
+NETWORK_MAX = 32  # rows of a group up to which a sorting network is faster than numpy's sort
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Folded:
 
     Attributes:
         ids: uint64 [B]; start_ms: int64 [B].
-        rows: int64 [B], moments that raw rows told of; present: int64 [B], values in them; not those of charts.
-        columns: metric -> (stored form [B], present bool [B]); no key for what no row has.
+        rows: int64 [B], times with raw rows; present: int64 [B], values in them; both are not set for charts.
+        columns: metric -> (stored values [B], present bool [B]); no key if no row has the metric.
     """
 
     ids: Ids
@@ -42,6 +42,7 @@ class Folded:
     columns: Mapping[str, tuple[Stored, Mask]]
 
     def where(self, kept: Mask) -> Folded:
+        """Return only these buckets."""
         columns = {name: (stored[kept], mask[kept]) for name, (stored, mask) in self.columns.items()}
         return Folded(self.ids[kept], self.start_ms[kept], self.rows[kept], self.present[kept], columns)
 
@@ -49,12 +50,12 @@ class Folded:
 def fold_raw(
     tables: Sequence[pa.Table | Packed], metrics: Sequence[str], length_ms: int, span: tuple[int, int] | None = None
 ) -> Folded:
-    """Buckets of `length_ms` out of raw rows: entity_id, ts_ms, present and metrics, any order, resends and all.
+    """Fold raw rows, of entity_id, ts_ms, present and metrics, in any order and with resends, into buckets.
 
-    Rows of one entity and moment, whatever parts it was told in, count as one.
+    Rows of one entity and time count as one.
 
     Args:
-        span: [from, to) in ms; rows outside do not count. None: all do.
+        span: [from, to) in ms; rows outside do not count. None: all count.
     """
     parts = [_Part(_Table(table, metrics) if isinstance(table, pa.Table) else table, span) for table in tables]
     ids, ts = _joined([part.ids for part in parts]), _joined([part.ts for part in parts])
@@ -73,7 +74,7 @@ def fold_raw(
 
 
 def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
-    """Buckets of `length_ms` out of a rollup's rows, which have `rows` and `version` too: the newest version counts."""
+    """Fold rows of a rollup, which have `rows` and `version` too, into buckets. The newest version counts."""
     ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
     order = _order(ids, ts)
     ids, ts = ids[order], ts[order]
@@ -87,7 +88,7 @@ def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Fold
 
 
 def fold_again(parts: Sequence[Folded], length_ms: int) -> Folded:
-    """Longer buckets out of shorter ones, each of which is in one part only, in any order."""
+    """Fold buckets into longer ones. Each is in one part only; the order does not matter."""
     whole = join([part for part in parts if len(part.ids)])
     order = _order(whole.ids, whole.start_ms)
     ids, starts = whole.ids[order], whole.start_ms[order] // length_ms * length_ms
@@ -95,7 +96,7 @@ def fold_again(parts: Sequence[Folded], length_ms: int) -> Folded:
 
 
 def join(parts: Sequence[Folded]) -> Folded:
-    """One of all, in the order of `parts`."""
+    """Join parts, in their order."""
     if len(parts) == 1:
         return parts[0]
     counts = [len(part.ids) for part in parts]
@@ -116,7 +117,7 @@ def join(parts: Sequence[Folded]) -> Folded:
 
 
 def units(metric: str, stored: Stored, mask: Mask) -> npt.NDArray[np.float64]:
-    """In catalog units, NaN where absent."""
+    """Return values in catalog units, NaN where absent."""
     step = BY_NAME[metric].step
     decoded = stored.astype(np.float64)
     if step not in (0, 1):
@@ -126,7 +127,7 @@ def units(metric: str, stored: Stored, mask: Mask) -> npt.NDArray[np.float64]:
 
 
 class _Table:
-    """A table of the engine's as `Packed` has its rows."""
+    """Rows of a table of the engine, with the same methods as `Packed`."""
 
     def __init__(self, table: pa.Table, metrics: Sequence[str]) -> None:
         self._table = table
@@ -140,7 +141,7 @@ class _Table:
 
 
 class _Part:
-    """Those rows of a table that lie within a span; None: all."""
+    """The rows of a table within a span; None: all."""
 
     def __init__(self, table: _Table | Packed, span: tuple[int, int] | None) -> None:
         self.names, self._table, self._rows = table.names, table, None
@@ -151,7 +152,7 @@ class _Part:
         self.present = self._some(table.present)
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
-        """(stored form, present); None: all are."""
+        """Return (stored values, present or None: all are)."""
         if name not in self.names:
             return np.zeros(len(self.ids), storage_dtype(name)), np.zeros(len(self.ids), np.bool_)
         stored, mask = self._table.get(name)
@@ -162,14 +163,14 @@ class _Part:
 
 
 class _Columns:
-    """The columns of all parts, each read when it is asked for."""
+    """The columns of all parts, each read when it is needed."""
 
     def __init__(self, parts: Sequence[_Part], metrics: Sequence[str]) -> None:
         self._parts = parts
         self.names = [name for name in metrics if any(name in part.names for part in parts)]
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
-        """(stored form, present); None: all are."""
+        """Return (stored values, present or None: all are)."""
         held = [part.get(name) for part in self._parts]
         stored = _joined([stored for stored, _ in held])
         if all(mask is None for _, mask in held):
@@ -178,7 +179,7 @@ class _Columns:
 
 
 class _Held:
-    """Likewise of what is folded already."""
+    """The columns of buckets that are to be folded again."""
 
     def __init__(self, folded: Folded) -> None:
         self._columns = folded.columns
@@ -189,7 +190,7 @@ class _Held:
 
 
 class _Coalesced:
-    """The same with the rows of one moment as one: where several tell a value, the highest, whatever their order."""
+    """Columns with one row for each time: of several values the highest counts, so the order does not matter."""
 
     def __init__(self, parts: Sequence[_Part], metrics: Sequence[str], order: Places, firsts: Places) -> None:
         self.held: dict[str, tuple[Stored, Mask]] = {}
@@ -210,12 +211,12 @@ class _Coalesced:
 def _fold(
     ids: Ids, starts: Millis, rows: Int64s, present: Int64s, columns: _Columns | _Coalesced | _Held, order: Places
 ) -> Folded:
-    """Rows in order of entity and time, each moment once; `order`: where `columns` has them."""
+    """Fold rows that are in order of entity and time, each time once. `order`: their positions in `columns`."""
     if not len(ids):
         return Folded(ids, starts, rows, present, {})
     firsts = np.flatnonzero(np.append(True, (ids[1:] != ids[:-1]) | (starts[1:] != starts[:-1])))
     found: dict[str, tuple[Stored, Mask]] = {}
-    if len(firsts) == len(ids):  # each has a bucket of its own, as rows of a rollup have
+    if len(firsts) == len(ids):  # each row is a bucket already, as in a rollup
         for name in columns.names:
             stored, mask = columns.get(name)
             there = np.ones(len(ids), np.bool_) if mask is None else mask[order]
@@ -235,10 +236,10 @@ def _fold(
 
 
 class _Groups:
-    """Rows that belong together.
+    """Groups of rows, one for each bucket.
 
     Args:
-        firsts: where each group begins in `order`, which says where the rows are.
+        firsts: where each group begins in `order`; order: the positions of the rows.
     """
 
     def __init__(self, firsts: Places, order: Places) -> None:
@@ -246,7 +247,7 @@ class _Groups:
         self.counts = np.diff(np.append(firsts, len(order)))
         self.most = int(self.counts.max())
         self._even = bool((self.counts == self.most).all())
-        # [most, groups]: where the k-th row of each group is; what a group lacks repeats its last row
+        # [most, groups]: position of the k-th row of each group; short groups repeat their last row
         steps = np.arange(self.most)[:, None]
         self._at = order[firsts + (steps if self._even else np.minimum(steps, self.counts - 1))]
         self._beyond = None if self._even else steps >= self.counts
@@ -288,7 +289,7 @@ def _rank(ranked: Stored) -> None:
 
 @cache
 def _network(count: int) -> tuple[tuple[int, int], ...]:
-    """Batcher's odd-even merge sort: which pairs to compare, in order."""
+    """Return the pairs to compare, in order: Batcher's odd-even merge sort."""
     pairs: list[tuple[int, int]] = []
     p = 1
     while p < count:
@@ -304,25 +305,27 @@ def _network(count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _order(ids: Ids, ts: Millis) -> Places:
-    """By entity and time. One sort of one key where the ids differ in their high bits, as they mostly do."""
+    """Return the order by entity and time. One key is sorted if ids differ in their high bits, as they mostly do."""
     if _sorted(ids, ts):
         return np.arange(len(ids))
     start = int(ts.min())
     bits = np.uint64(int(ts.max() - start).bit_length())
     key = (ids >> bits << bits) | (ts - start).astype(np.uint64)
-    order: Places = np.argsort(key, kind="stable")  # rows come in runs, one of each part: it merges them
+    order: Places = np.argsort(
+        key, kind="stable"
+    )  # rows come in sorted runs, one of each part, which a stable sort merges
     high = key[order] >> bits
     sorted_ids = ids[order]
-    if (sorted_ids[1:] != sorted_ids[:-1])[high[1:] == high[:-1]].any():  # two entities share their high bits
+    if (sorted_ids[1:] != sorted_ids[:-1])[high[1:] == high[:-1]].any():  # two entities have equal high bits
         return np.lexsort((ts, ids))
     return order
 
 
 def _by_version(table: pa.Table, order: Places, same: Mask) -> Places:
-    """The order with rows of one bucket by version. Only those are sorted: they are few, as buckets computed again are.
+    """Return the order with rows of one bucket sorted by version. Only these few, of recomputed buckets, are sorted.
 
     Args:
-        same: of each row but the first, whether it is of the bucket of the row before it.
+        same: for each row but the first, whether it is of the same bucket as the row before it.
     """
     shared = np.flatnonzero(np.append(same, False) | np.append(False, same))
     bucket = np.cumsum(np.append(True, ~same))[shared]
@@ -333,7 +336,7 @@ def _by_version(table: pa.Table, order: Places, same: Mask) -> Places:
 
 
 def _count(table: pa.Table, name: str) -> npt.NDArray[Any]:
-    """Zeros where nobody asked for the counts."""
+    """Return a column of counts; zeros if it was not read."""
     return numbers(table, name) if name in table.column_names else np.zeros(table.num_rows, np.int64)
 
 

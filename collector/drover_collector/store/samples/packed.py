@@ -1,4 +1,4 @@
-"""Rows as they were inserted, in few bytes: most counters stand still, and hardly any runs far in a second."""
+"""Inserted rows in few bytes: most counters stand still, and few grow much in a second."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import numpy.typing as npt
 
 from drover_collector.store.records import Mask, SampleBatch, Stored
 
-WORD = np.uint32
+NARROW = np.uint32
 
 
 class Packed:
-    """
+    """Rows of one insert.
+
     Args:
         present: how many values each row has.
     Attributes:
-        names: metrics that some row tells of. nbytes: what all of it takes.
+        names: metrics that some row has. nbytes: bytes of all columns.
     """
 
     def __init__(self, batch: SampleBatch, present: npt.NDArray[np.uint16]) -> None:
         self.entity_id, self.ts_ms, self.present = batch.entity_id, batch.ts_ms, present
         self._columns: dict[str, tuple[Stored, Mask | None]] = {}
-        self._lowest: dict[str, np.generic] = {}  # of those that are kept as what they are above it
+        self._lowest: dict[str, np.generic] = {}  # of columns that are kept as differences from it
         self.nbytes = batch.entity_id.nbytes + batch.ts_ms.nbytes + present.nbytes
         for name, (stored, mask) in batch.columns.items():
             if mask.all():
@@ -34,10 +35,10 @@ class Packed:
         return len(self.ts_ms)
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
-        """(stored form, present); None: all are.
+        """Return (stored values, present or None: all are).
 
         Raises:
-            KeyError: no row tells of it.
+            KeyError: no row has the metric.
         """
         stored, mask = self._columns[name]
         lowest = self._lowest.get(name)
@@ -50,8 +51,8 @@ class Packed:
         if low == high:
             stored = np.broadcast_to(stored[:1].copy(), stored.shape)
             self.nbytes += stored.itemsize
-        elif stored.dtype.kind in "iu" and stored.itemsize > WORD(0).itemsize and int(high) - int(low) < 1 << 32:
-            stored, self._lowest[name] = (stored - low).astype(WORD), low
+        elif stored.dtype.kind in "iu" and stored.itemsize > NARROW(0).itemsize and int(high) - int(low) < 1 << 32:
+            stored, self._lowest[name] = (stored - low).astype(NARROW), low
             self.nbytes += stored.nbytes
         else:
             self.nbytes += stored.nbytes

@@ -19,12 +19,12 @@ from drover_collector.store.sql import sql_time_range
 from drover_core.metrics.catalog import Scope, of_scope
 
 LEVELS_MS = {"10s": 10_000, "5m": 300_000}
-RAW_MS = 1000  # what an agent's interval is, as a rule
-PIECE_ROWS = 100_000  # of one question: with all columns of a GPU some 30 MB
+RAW_MS = 1000  # the usual interval of an agent
+PIECE_ROWS = 100_000  # of one query: about 30 MB with all columns of a GPU
 WIDTH = len(of_scope(Scope.GPU)) + 5
-IDS_MAX = 20_000  # entities that a question names; above, it reads a range and leaves out the others
+IDS_MAX = 20_000  # entities that a query names; above, it reads a range of ids and leaves out the others
 PARTS_S = 10.0
-# One thread, large blocks, and nothing compressed on the way within one process: half the CPU.
+# One thread, large blocks and no compression within one process: half the CPU.
 LEAN = (
     " SETTINGS max_threads = 1, max_block_size = 131072, preferred_block_size_bytes = 67108864,"
     " output_format_arrow_compression_method = 'none'"
@@ -32,7 +32,7 @@ LEAN = (
 
 
 class SampleRows:
-    """Thread-safe."""
+    """Reads samples and rollups as buckets. Thread-safe."""
 
     def __init__(self, clients: Clients, registry: EntityRegistry) -> None:
         self._clients = clients
@@ -42,7 +42,7 @@ class SampleRows:
         self._parts_changes = 0
 
     def parts_of(self, table: str) -> list[tuple[int, int, int]]:
-        """(rows, from, to ms) of a table's parts, as of the last seconds."""
+        """Return (rows, from, to ms) of a table's parts, at most PARTS_S old."""
         found = [(rows, low, high) for name, rows, low, high in self._parts if name == table]
         asked = time.monotonic()
         if asked - self._parts_at >= (PARTS_S if found else PARTS_S / 10):
@@ -59,18 +59,20 @@ class SampleRows:
         return found
 
     def note_stored(self, table: str, ts_ms: int) -> None:
-        """Rows from `ts_ms` on are in the table. If they are older than all that was known, the parts are read again:
-        a chart would take the time of these rows for one of which only rollups are left."""
+        """Note that rows from `ts_ms` on were stored. If they are older than all known rows, read the parts again.
+
+        Otherwise a chart would take their time for one where only rollups are left.
+        """
         if ts_ms < min((low for name, _, low, _ in self._parts if name == table), default=ts_ms + 1):
             self._parts_changes += 1
             self._parts_at = -PARTS_S
 
     def forget_parts(self) -> None:
-        """Read the parts anew when they are asked for next."""
+        """Read the parts again when they are asked for next."""
         self._parts_at = -PARTS_S
 
     def oldest_ms(self, table: str) -> int | None:
-        """About when the oldest rows of a table are from; None: it has none."""
+        """Return about how old the oldest rows of a table are; None: it has none."""
         return min((low for _, low, _ in self.parts_of(table)), default=None)
 
     def fold(
@@ -85,12 +87,12 @@ class SampleRows:
         entities: Span | None = None,
         counts: bool = True,
     ) -> Folded:
-        """Buckets of `length_ms` out of the rows within `spans`.
+        """Return buckets of `length_ms` made of the rows within `spans`.
 
         Args:
             level: of the rollup; None: the samples themselves.
-            metrics: None: all. ids: None: all entities. entities: a range of ids, [low, high), that is read at once.
-            counts: False: without how many rows and values there were.
+            metrics: None: all. ids: None: all entities. entities: a range of ids, [low, high), read in one query.
+            counts: False: without the numbers of rows and values.
         """
         return fold.join(
             list(
@@ -112,7 +114,7 @@ class SampleRows:
         entities: Span | None = None,
         counts: bool = True,
     ) -> Iterator[Folded]:
-        """The same in the pieces in which it is read; each entity is in one of them."""
+        """Yield the same in the pieces in which it is read; each entity is in one of them."""
         names = [metric.name for metric in of_scope(scope)] if metrics is None else list(metrics)
         if not spans:
             return
@@ -123,7 +125,7 @@ class SampleRows:
         extra = [*(extra if counts else []), *(["version"] if level else []), *names]
         columns = ", ".join(["entity_id", "toUnixTimestamp64Milli(ts) AS ts_ms", *(f"`{column}`" for column in extra)])
         when = " OR ".join(sql_time_range(low, high) for low, high in spans)
-        # As rows with all columns of a GPU, which are what a piece is measured by.
+        # In rows with all columns of a GPU: the measure of a piece.
         rows_each = max(1, sum(high - low for low, high in spans) // every_ms * (len(names) + 5) // WIDTH)
         named = ids is not None and entities is None and len(ids) <= IDS_MAX
         for which in self._pieces(scope, rows_each, ids, entities):
@@ -134,7 +136,7 @@ class SampleRows:
                 yield piece if ids is None or named else piece.where(np.isin(piece.ids, ids))
 
     def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span | None) -> Iterator[str]:
-        """Conditions on entity ids, each for about PIECE_ROWS rows."""
+        """Yield conditions on entity ids, each for about PIECE_ROWS rows."""
         if entities is not None:
             yield f"entity_id BETWEEN {entities[0]} AND {entities[1] - 1}"
             return
@@ -144,15 +146,15 @@ class SampleRows:
                 yield f"entity_id IN ({comma(ids[at : at + step].tolist())})"
             return
         ids = self._registry.ids(scope)
-        for first, last in ranges(ids, -(-len(ids) * rows_each // PIECE_ROWS)):
+        for first, last in id_ranges(ids, -(-len(ids) * rows_each // PIECE_ROWS)):
             yield f"entity_id BETWEEN {first} AND {last - 1}" if last - first < 1 << 64 else "1"
 
 
-def ranges(ids: Ids, count: int) -> list[Span]:
-    """All that an id may be, [0, 2**64), in `count` parts, at least one, with as many of the known ids in each.
+def id_ranges(ids: Ids, count: int) -> list[Span]:
+    """Split all possible ids, [0, 2**64), into `count` ranges, at least one, with equally many known ids in each.
 
     Args:
-        ids: those that are known, ascending; where they are fewer than the parts, these are as wide as each other.
+        ids: the known ids, ascending. If they are fewer than `count`, the ranges have equal widths.
     """
     count = max(1, count)
     cuts = [int(ids[len(ids) * n // count]) if len(ids) >= count else (n << 64) // count for n in range(1, count)]

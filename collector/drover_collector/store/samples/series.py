@@ -1,4 +1,4 @@
-"""Time series for charts: values on a grid of steps, NaN where there is nothing, and the spread of peers."""
+"""Time series for charts: values on a grid of steps, NaN where there is none, and the spread of peers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Floats32 = npt.NDArray[np.float32]
 Spread = tuple[Floats32, Floats32, Floats32]  # p10, median, p90
 SeriesKey = tuple[str, int | None, str | None, str]  # node, gpu, link, metric
 
-# Steps a chart reads well at; none is shorter than the shortest interval of an agent. From 10 s and 5 min on they are
-# multiples of that: rollups answer them.
+# Steps that read well on a chart; none is shorter than the shortest interval of an agent. From 10 s and 5 min on they
+# are multiples of those, so that rollups answer them.
 STEPS_MS = tuple(
     1000 * s for s in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 28_800, 86_400, 604_800)
 )
 
 FINE_MS = 1_800_000  # longer spans are not shown finer than in steps of 10 s
-OPEN_MS = 30_000  # they end with the newest bucket that is rolled up, if no more than this lies after it
+OPEN_MS = 30_000  # they end with the newest bucket that is rolled up, if it is at most this old
 PEER_ROWS = 600_000  # read for the peers of one chart
 PEERS_MIN = 64
 
@@ -66,7 +66,7 @@ class _Grid:
 
 
 def step_for(span_ms: int, max_points: int) -> int:
-    """The shortest step that covers `span_ms` with `max_points` or fewer; of a long span, one that rollups answer."""
+    """Return the shortest step that covers `span_ms` with at most `max_points`; for a long span one of a rollup."""
     for step in STEPS_MS:
         if _points(span_ms, step) <= max_points and (step >= LEVELS_MS["10s"] or span_ms <= FINE_MS):
             return step
@@ -78,8 +78,8 @@ def _points(span_ms: int, step_ms: int) -> int:
 
 
 @dataclass(slots=True)
-class Beside:
-    """Peers that are read with a chart's own line, in one statement; what was read."""
+class PeerRead:
+    """Peers that are read with a chart's own line in one query, and what was read."""
 
     ids: Ids
     span: Span = (0, 0)
@@ -88,17 +88,19 @@ class Beside:
 
 
 class SeriesReader:
+    """Reads series of targets and of their peers. Thread-safe."""
+
     def __init__(self, registry: EntityRegistry, rows: SampleRows, rollups: Rollups, last_query: LastQuery) -> None:
         self._registry = registry
         self._rows = rows
         self._rollups = rollups
         self._last_query = last_query
 
-    def with_peers(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> Beside | None:
-        """For `read` and then `read_peers` of these GPUs; None: they are too many to be read at once."""
+    def with_peers(self, index: FleetIndex, gpus: npt.NDArray[np.integer], from_ms: int, to_ms: int) -> PeerRead | None:
+        """Prepare `read` and then `read_peers` of these GPUs in one query; None: they are too many."""
         places = self._registry.map(index, Scope.GPU, to_ms)
         ids = places.ids[np.isin(places.target, gpus)]
-        return Beside(ids) if 0 < len(ids) <= _peers_most(RAW_MS, from_ms, to_ms) else None
+        return PeerRead(ids) if 0 < len(ids) <= _peers_most(RAW_MS, from_ms, to_ms) else None
 
     def read(
         self,
@@ -108,19 +110,19 @@ class SeriesReader:
         from_ms: int,
         to_ms: int,
         max_points: int,
-        beside: Beside | None = None,
+        peers: PeerRead | None = None,
     ) -> tuple[int, Millis, dict[SeriesKey, Floats32]]:
-        """Values of (node, gpu, link) targets within [from_ms, to_ms).
+        """Return values of (node, gpu, link) targets within [from_ms, to_ms).
 
-        A step's value is the lower median of a gauge, the last of a counter or state, NaN where nothing came. The step
-        is never shorter than the samples' own interval, so that a slow agent gives a line and not dots. Of a span of
-        more than half an hour the steps end with the newest rollup, up to 30 s before `to_ms`.
+        A step's value is the lower median of a gauge, the last of a counter or state, NaN if there is none. The step is
+        never shorter than the samples' interval, so that a slow agent gives a line and not dots. If the span is longer
+        than half an hour, the steps end with the newest rollup, up to 30 s before `to_ms`.
 
         Returns:
             (step_ms, start of each step int64 [P], (node, gpu, link, metric) -> float32 [P]), P <= max_points.
 
         Raises:
-            ValueError: a span that is empty, fewer than 2 points, or a metric that this scope does not have.
+            ValueError: an empty span, fewer than 2 points, or a metric that the scope does not have.
         """
         _check(scope, metrics, from_ms, to_ms, max_points)
         self._last_query.note()
@@ -128,12 +130,12 @@ class SeriesReader:
         step = max(step_for(to_ms - from_ms, max_points), self._finest_ms(scope, from_ms))
         span = (from_ms, self._end(scope, (from_ms, to_ms), step))
         grid = _Grid.over(span, step)
-        found = self._stepped(scope, stays, metrics, span, step, beside)
+        found = self._stepped(scope, stays, metrics, span, step, peers)
         spacing = _spacing(found[0], found[1] // step)
         if spacing > 1:
             step = next((s for s in STEPS_MS if s >= step * spacing), step * spacing)
             grid = _Grid.over(span, step)
-            found = self._stepped(scope, stays, metrics, span, step, beside)
+            found = self._stepped(scope, stays, metrics, span, step, peers)
         lines = _lay_out(found, stays, metrics, len(targets), grid, span)
         result: dict[SeriesKey, Floats32] = {
             (*target, metric): lines[m, t] for t, target in enumerate(targets) for m, metric in enumerate(metrics)
@@ -148,11 +150,11 @@ class SeriesReader:
         from_ms: int,
         to_ms: int,
         step_ms: int,
-        beside: Beside | None = None,
+        peers: PeerRead | None = None,
     ) -> dict[str, Spread]:
-        """Metric -> (p10, median, p90) over GPUs per step, on the grid that `read` has; NaN where none came.
+        """Return metric -> (p10, median, p90) over GPUs per step, on the grid of `read`; NaN where there is none.
 
-        Of very many GPUs over a long time an even selection stands for all, so that an answer stays quick.
+        Of very many GPUs over a long time an even selection is read, so that the answer stays quick.
         """
         _check(Scope.GPU, metrics, from_ms, to_ms, 2)
         grid = _Grid.over((from_ms, to_ms), step_ms)
@@ -164,12 +166,12 @@ class SeriesReader:
         if len(wanted) > most:
             wanted = wanted[np.linspace(0, len(wanted) - 1, most).astype(np.intp)]
         if (
-            beside is not None
-            and beside.folded is not None
-            and (beside.span, beside.step) == ((from_ms, upto_ms), step_ms)
-            and np.isin(wanted, beside.ids).all()
+            peers is not None
+            and peers.folded is not None
+            and (peers.span, peers.step) == ((from_ms, upto_ms), step_ms)
+            and np.isin(wanted, peers.ids).all()
         ):
-            folded = beside.folded.where(np.isin(beside.folded.ids, wanted))
+            folded = peers.folded.where(np.isin(peers.folded.ids, wanted))
         else:
             folded = self._folded(Scope.GPU, wanted, metrics, (from_ms, upto_ms), step_ms) if len(wanted) else join([])
         for metric in metrics:
@@ -188,37 +190,40 @@ class SeriesReader:
         metrics: Sequence[str],
         span: Span,
         step: int,
-        beside: Beside | None,
+        peers: PeerRead | None,
     ) -> Stepped:
-        """(entity, start of its step, metric -> value), by entity and time."""
+        """Return values per step, by entity and time."""
         from_ms, to_ms = span
         stays = [stay for stay in stays if stay.from_ms < to_ms and stay.to_ms > from_ms]
         if not stays:
             return np.zeros(0, np.uint64), np.zeros(0, np.int64), {metric: np.zeros(0) for metric in metrics}
         ids = np.array(sorted({stay.entity_id for stay in stays}), np.uint64)
         low, high = max(from_ms, min(s.from_ms for s in stays)), min(to_ms, max(s.to_ms for s in stays))
-        if beside is None or (low, high) != (from_ms, to_ms):
+        if peers is None or (low, high) != (from_ms, to_ms):
             folded = self._folded(scope, ids, metrics, (low, high), step)
         else:
-            whole = self._folded(scope, np.union1d(ids, beside.ids), metrics, (low, high), step)
-            beside.span, beside.step, beside.folded = (low, high), step, whole
+            whole = self._folded(scope, np.union1d(ids, peers.ids), metrics, (low, high), step)
+            peers.span, peers.step, peers.folded = (low, high), step, whole
             folded = whole.where(np.isin(whole.ids, ids))
         nothing = np.full(len(folded.ids), np.nan)
         held = {metric: units(metric, *folded.columns[metric]) for metric in metrics if metric in folded.columns}
         return folded.ids, folded.start_ms, {metric: held.get(metric, nothing) for metric in metrics}
 
     def _folded(self, scope: Scope, ids: Ids, metrics: Sequence[str], span: Span, step: int) -> Folded:
-        """Values per step. Those of a step of 10 s or more are made of the values of 10 s, then of 5 min, wherever
-        they come from, so that an answer does not change when samples are rolled up or dropped."""
+        """Return values per step.
+
+        Steps of 10 s or more are always made from values of 10 s, then of 5 min, rolled up or computed from samples.
+        So an answer does not change when samples are rolled up or dropped.
+        """
         if step % LEVELS_MS["10s"]:
             return self._rows.fold(scope, [span], step, metrics=metrics, ids=ids, counts=False)
         if step % LEVELS_MS["5m"]:
             parts = self._tens(scope, ids, metrics, span)
-            told = [part for part in parts if len(part.ids)]
-            if step == LEVELS_MS["10s"] and len(told) == 1:
-                return told[0]
+            parts_with_rows = [part for part in parts if len(part.ids)]
+            if step == LEVELS_MS["10s"] and len(parts_with_rows) == 1:
+                return parts_with_rows[0]
         else:
-            kept = self._kept(scope, "5m", span, ids)
+            kept = self._rolled_up(scope, "5m", span, ids)
             parts = [
                 self._rows.fold(scope, kept, LEVELS_MS["5m"], level="5m", metrics=metrics, ids=ids, counts=False),
                 fold_again(self._tens(scope, ids, metrics, *without(span, kept)), LEVELS_MS["5m"]),
@@ -226,26 +231,28 @@ class SeriesReader:
         return fold_again(parts, step)
 
     def _end(self, scope: Scope, span: Span, step: int) -> int:
-        """Where a chart of a span ends: a long one lacks the newest seconds. A step that is not over would change its
-        value, and to read its samples may cost more than all that is rolled up."""
+        """Return where a chart of a span ends. A long one lacks the newest seconds.
+
+        A step that is not over would change its value, and reading its samples may cost more than all rollups.
+        """
         if step % LEVELS_MS["10s"] or span[1] - span[0] <= FINE_MS:
             return span[1]
         upto_ms, _ = self._rollups.rolled_up(scope, "10s", (span[1], span[1]))
         return upto_ms if span[1] - upto_ms <= OPEN_MS else span[1]
 
     def _tens(self, scope: Scope, ids: Ids, metrics: Sequence[str], *spans: Span) -> list[Folded]:
-        """Values of 10 s, each in one of the parts: rolled up ones, and those that are not."""
+        """Return values of 10 s in parts: those that are rolled up, and those computed from samples."""
         found = []
         for span in spans:
-            kept = self._kept(scope, "10s", span, ids)
+            kept = self._rolled_up(scope, "10s", span, ids)
             for level, parts in (("10s", kept), (None, without(span, kept))):
                 found.append(
                     self._rows.fold(scope, parts, LEVELS_MS["10s"], level=level, metrics=metrics, ids=ids, counts=False)
                 )
         return found
 
-    def _kept(self, scope: Scope, level: str, span: Span, ids: Ids) -> list[Span]:
-        """What of a span a rollup answers, in whole buckets."""
+    def _rolled_up(self, scope: Scope, level: str, span: Span, ids: Ids) -> list[Span]:
+        """Return the parts of a span that a rollup answers, in whole buckets."""
         width = LEVELS_MS[level]
         upto_ms, holes = self._rollups.rolled_up(scope, level, span, ids)
         begin = -(-span[0] // width) * width
@@ -253,7 +260,7 @@ class SeriesReader:
         return without((begin, end), merged((low // width * width, -(-high // width) * width) for low, high in holes))
 
     def _finest_ms(self, scope: Scope, from_ms: int) -> int:
-        """The shortest step that the store can still answer from then on: samples go before their rollups."""
+        """Return the shortest step that the store has data for: samples are deleted before their rollups."""
         tables = {samples_table(scope): 1, **{rollup_table(scope, level): ms for level, ms in LEVELS_MS.items()}}
         oldest = {ms: self._rows.oldest_ms(name) for name, ms in tables.items()}
         held = [each for each in oldest.values() if each is not None]
@@ -273,7 +280,7 @@ def _lay_out(
     wanted = np.array([stay.entity_id for stay in stays], np.uint64)
     lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
     whole = all(stay.from_ms <= span[0] and stay.to_ms >= span[1] for stay in stays)
-    if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as most
+    if whole and len({stay.target for stay in stays}) == len(stays):  # each was there all the time, as is usual
         counts = highs - lows
         rows = np.repeat(lows - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         line, at = np.repeat(np.array([stay.target for stay in stays], np.intp), counts), places[rows]
@@ -298,14 +305,16 @@ def _since(found: tuple[Stay, int, int]) -> int:
 
 
 def _spread(at: npt.NDArray[np.int64], value: npt.NDArray[np.float64], lines: Sequence[Floats32]) -> None:
-    """Writes percentiles of the values of each step into the lines, interpolated as numpy does."""
+    """Write percentiles of the values of each step into the lines, interpolated as numpy does."""
     if not len(at):
         return
-    order = np.argsort(at.astype(np.uint16) if at.max() < 1 << 16 else at, kind="stable")  # of 16 bits: no comparisons
+    order = np.argsort(
+        at.astype(np.uint16) if at.max() < 1 << 16 else at, kind="stable"
+    )  # 16 bits are sorted without comparisons
     at, value = at[order], value[order]
     begins = np.flatnonzero(np.append(True, at[1:] != at[:-1]))
     counts = np.diff(np.append(begins, len(at)))
-    if counts.min() == counts.max():  # all told each time, as most do
+    if counts.min() == counts.max():  # all have a value in each step, as is usual
         ranked = value.reshape(len(begins), -1)
     else:
         ranked = np.full((len(begins), int(counts.max())), np.inf)
@@ -324,21 +333,21 @@ def _peers_most(width_ms: int, from_ms: int, to_ms: int) -> int:
 
 
 def _width(step_ms: int) -> int:
-    """Time between the rows that a step's value is made of."""
+    """Return the time between the rows that a step's value is made of."""
     return next((ms for ms in sorted(LEVELS_MS.values(), reverse=True) if step_ms % ms == 0), min(step_ms, RAW_MS))
 
 
 def _check(scope: Scope, metrics: Sequence[str], from_ms: int, to_ms: int, max_points: int) -> None:
     if not 0 <= from_ms < to_ms <= FOREVER:
-        raise ValueError(f"from {from_ms} to {to_ms} is no span of time")
+        raise ValueError(f"from {from_ms} to {to_ms} is not a span of time")
     if max_points < 2:
-        raise ValueError(f"{max_points} points make no series; ask for 2 or more")
+        raise ValueError(f"{max_points} points are too few for a series; ask for 2 or more")
     for metric in metrics:
         if metric not in BY_NAME or BY_NAME[metric].scope is not scope:
-            raise ValueError(f"{metric!r} is no {scope} metric")
+            raise ValueError(f"{metric!r} is not a metric of scope {scope}")
 
 
 def _spacing(ids: Ids, steps: Millis) -> int:
-    """How many steps lie between one row of an entity and the next, as a rule; 1 when that cannot be told."""
+    """Return how many steps usually lie between one row of an entity and the next; 1 if it is not known."""
     gaps = np.diff(steps)[ids[1:] == ids[:-1]]
     return int(np.median(gaps)) if len(gaps) else 1

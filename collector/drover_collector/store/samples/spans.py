@@ -8,7 +8,7 @@ Span = tuple[int, int]
 
 
 def without(span: Span, holes: Sequence[Span]) -> list[Span]:
-    """What of a span lies in no hole. Holes are in order and apart (see `merged`)."""
+    """Return the parts of a span outside the holes, which are in order and apart (see `merged`)."""
     found, low = [], span[0]
     for first, last in holes:
         if first > low:
@@ -20,13 +20,13 @@ def without(span: Span, holes: Sequence[Span]) -> list[Span]:
 
 
 def within(span: Span, holes: Sequence[Span]) -> list[Span]:
-    """What of the holes lies in a span."""
+    """Return the parts of the holes within a span."""
     cut = ((max(first, span[0]), min(last, span[1])) for first, last in holes)
     return [(a, b) for a, b in cut if a < b]
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """In order, those that touch as one."""
+    """Return the spans in order, those that touch as one."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1]:

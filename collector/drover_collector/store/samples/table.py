@@ -13,7 +13,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.records import Ids, Millis, SampleBatch
 from drover_collector.store.repositories.absences import AbsenceTable
-from drover_collector.store.samples.entities import EntityRegistry, Map
+from drover_collector.store.samples.entities import EntityRegistry, PlaceMap
 from drover_collector.store.samples.packed import Packed
 from drover_collector.store.samples.recent import Recent
 from drover_collector.store.samples.rows import IDS_MAX, LEAN, SampleRows, comma
@@ -22,13 +22,13 @@ from drover_collector.store.schema.tables import rollup_table, samples_table, sh
 from drover_collector.store.sql import Floats, in_units, millis, numbers, sql_time_range, values
 from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
 
-NEWEST_MS = 8_000  # batches of 5 s, and a while on the way
+NEWEST_MS = 8_000  # batches of 5 s, and some seconds on the way
 ValueKey = tuple[Scope, int | None, str | None]  # scope, gpu, link
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRow:
-    """The newest values of a workload on a node, in catalog units; absent: no key."""
+    """The newest values of a workload on a node, in catalog units. Absent: no key."""
 
     node: str
     name: str
@@ -37,16 +37,19 @@ class WorkloadRow:
 
 
 class LastQuery:
-    """When this process was last asked for values that a person looks at: samples are stored sooner then."""
+    """When a person last looked at values: while someone looks, samples are stored sooner."""
 
     def __init__(self) -> None:
         self.at_s = -math.inf  # monotonic
 
     def note(self) -> None:
+        """Note that a person looks at values now."""
         self.at_s = time.monotonic()
 
 
 class SampleTable:
+    """Samples of all scopes. Thread-safe."""
+
     def __init__(
         self,
         clients: Clients,
@@ -64,14 +67,14 @@ class SampleTable:
         self._last_query = last_query
 
     def write(self, batch: SampleBatch) -> None:
-        """One insert. Rows that were there already (same entity and ts) are not counted twice by any read."""
+        """Insert samples. Rows that are stored already (same entity and ts) count once in all reads."""
         if not batch.rows:
             return
         present, shape = np.zeros(batch.rows, np.uint16), np.zeros(batch.rows, np.uint32)
         columns: dict[str, pa.Array] = {"entity_id": pa.array(batch.entity_id), "ts": millis(batch.ts_ms)}
         for name, (stored, mask) in batch.columns.items():
             code = np.uint32(shape_code(name))
-            if mask.all():  # most columns are whole or empty: neither needs a look at its rows
+            if mask.all():  # most columns are whole or empty, which needs no work on rows
                 present += 1
                 shape += code
                 columns[name] = pa.array(np.ascontiguousarray(stored))
@@ -92,15 +95,15 @@ class SampleTable:
         self._registry.note_seen(batch.entity_id, batch.ts_ms)
 
     def latest_gpu(self, index: FleetIndex, metric: str, now_ms: int, within_ms: int = 60_000) -> Floats:
-        """float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or became absent since."""
+        """Return float64 [G]: the newest value of each GPU, NaN where it is older than `within_ms` or absent since."""
         self._last_query.note()
         result = np.full(index.gpu_count, np.nan)
         newest = np.zeros(index.gpu_count, np.int64)
         places = self._registry.map(index, Scope.GPU, now_ms)
-        # Most have a value of the last seconds; only the others are worth a longer look.
+        # Most have a value of the last seconds; read further back only for the others.
         since_ms = max(now_ms - within_ms, now_ms - NEWEST_MS)
         self._newest(places, metric, (since_ms, now_ms + 1), None, result, newest)
-        there = np.flatnonzero(places.target >= 0)  # a fleet may list none of those that were ever seen
+        there = np.flatnonzero(places.target >= 0)  # the fleet may list none of the known entities
         lacking = places.ids[there[np.isnan(result[places.target[there]])]]
         if len(lacking) and since_ms > now_ms - within_ms:
             self._newest(places, metric, (now_ms - within_ms, since_ms), lacking, result, newest)
@@ -111,9 +114,9 @@ class SampleTable:
         return result
 
     def _newest(
-        self, places: Map, metric: str, span: Span, lacking: Ids | None, result: Floats, newest: Millis
+        self, places: PlaceMap, metric: str, span: Span, lacking: Ids | None, result: Floats, newest: Millis
     ) -> None:
-        """Fill in the newest values within a span: of all, or of those that have none."""
+        """Fill in the newest values within a span: of all, or of the entities in `lacking`."""
         held = self._recent.newest(metric, places.ids if lacking is None else lacking, span)
         if held is None:
             few = lacking is not None and len(lacking) <= IDS_MAX
@@ -136,7 +139,7 @@ class SampleTable:
     def latest_values(
         self, node: str, now_ms: int, within_ms: int = 60_000
     ) -> dict[ValueKey, dict[str, tuple[float, int]]]:
-        """(scope, gpu, link) -> metric -> (newest value, its time), none older than `within_ms`. Absent: no entry."""
+        """Return (scope, gpu, link) -> metric -> (newest value, its time), none older than `within_ms`."""
         self._last_query.note()
         found: dict[ValueKey, dict[str, tuple[float, int]]] = {}
         entities = self._registry.of_node(node)
@@ -161,7 +164,7 @@ class SampleTable:
         return found
 
     def workloads(self, now_ms: int, within_ms: int) -> list[WorkloadRow]:
-        """What reports on any node, none older than `within_ms`, by node and name."""
+        """Return the workloads that reported within `within_ms`, by node and name."""
         metrics = [metric.name for metric in of_scope(Scope.WORKLOAD)]
         newest = ", ".join(f"argMax(`{name}`, ts) AS `{name}`" for name in metrics)  # skips NULL
         table = self._clients.arrow(
@@ -184,7 +187,7 @@ class SampleTable:
         return sorted(rows, key=lambda row: (row.node, row.name))
 
     def load(self) -> None:
-        """After opening: the newest samples of each entity, of the newest minutes; before, to 10 s, of an hour."""
+        """Read when each entity was seen last, from samples of the newest 2 minutes and 10 s rollups of an hour."""
         for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
             for name, minutes in ((samples_table(scope), 2), (rollup_table(scope, "10s"), 60)):
                 table = self._clients.arrow(
@@ -194,7 +197,7 @@ class SampleTable:
                 self._registry.note_seen(numbers(table, "entity_id"), numbers(table, "newest"))
                 if scope is Scope.GPU:
                     self._registry.note_nameless(numbers(table, "entity_id"))
-        if self._clients.embedded:  # what others write would not be known here
+        if self._clients.embedded:  # with other writers, memory would not be complete
             held = {scope: self._rows.parts_of(samples_table(scope)) for scope in Scope}
             self._recent.begin({scope: max((high for *_, high in parts), default=0) for scope, parts in held.items()})
         rows = self._registry.rows()
@@ -204,5 +207,9 @@ class SampleTable:
 
 
 def _known(metric: str) -> str:
-    """The name, for SQL; KeyError for what the catalog does not have."""
+    """Return the name of a metric of the catalog, for SQL.
+
+    Raises:
+        KeyError: the catalog does not have it.
+    """
     return BY_NAME[metric].name

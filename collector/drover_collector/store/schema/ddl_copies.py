@@ -1,7 +1,7 @@
-"""The files in which the embedded engine keeps what its tables are, and copies of them.
+"""Keep copies of the files in which the embedded engine defines its tables, and restore damaged ones.
 
-A single one that cannot be read keeps the whole engine from starting, and one that is gone makes a table look new and
-empty. So the store keeps copies, and puts back what is missing or broken before the engine looks.
+The engine does not start if a single file cannot be read, and a table whose file is missing looks new and empty. So the
+store keeps copies, and restores missing or damaged files before the engine starts.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-COPIES = "definitions"  # folder in the store's path
-ASIDE = "damaged"  # likewise, for files that were replaced
+COPIES = "definitions"  # folder in the store's folder
+ASIDE = "damaged"  # folder for files that were replaced
 _UUID = re.compile(r"UUID '([0-9a-f]{3})([0-9a-f-]{33})'")
 
 
 def mend(path: Path, *, doubtful: bool = False) -> list[str]:
-    """Put copies in the place of definitions that are missing or broken; with `doubtful`, of all that differ.
+    """Replace definitions that are missing or damaged by their copies; with `doubtful`, all that differ.
 
-    What is replaced is moved to the store's folder `damaged`. A broken one without a copy is moved there too: its
-    table begins anew, and what it held rests where it was.
+    Replaced files are moved to the store's folder `damaged`. A damaged one without a copy is moved there too: its table
+    starts empty, and its data stays on the disk.
 
     Returns:
-        What was done, a line each; these are logged.
+        What was done, a line each. The lines are logged.
     """
     names = {f.stem for f in (path / "metadata").glob("*.sql")} | {f.name for f in (path / COPIES).glob("*")}
     done = [line for name in sorted(names) for line in _mend_database(path, name, doubtful)]
@@ -55,7 +55,7 @@ def _mend_database(path: Path, database: str, doubtful: bool) -> list[str]:
 
 
 def keep(path: Path, database: str) -> None:
-    """Copy the definitions as they are. A full disk only means that the copies stay as they were."""
+    """Copy the present definitions. On a full disk the old copies stay."""
     own = path / "metadata" / f"{database}.sql"
     folder = _folder(path, own)
     if folder is None:
@@ -71,11 +71,11 @@ def keep(path: Path, database: str) -> None:
         for old in set((copies / "tables").glob("*.sql")) - set(wanted):
             old.unlink()
     except OSError as error:
-        log.warning("store: the copies of the tables' definitions stay as they were: %s", error)
+        log.warning("store: the tables' definitions were not copied, the old copies stay: %s", error)
 
 
 def replaced(path: Path) -> list[Path]:
-    """The files that were moved away."""
+    """Return the files that were moved aside."""
     return sorted((path / ASIDE).glob("*.sql"))
 
 
@@ -85,7 +85,7 @@ def _mend(path: Path, file: Path, copy: bytes | None, doubtful: bool) -> list[st
     except FileNotFoundError:
         data = None
     except OSError:
-        data = b""  # the disk cannot read it: as good as empty
+        data = b""  # it cannot be read: treat it as empty
     sound = data is not None and not _broken(data)
     if data is None and copy is None:
         return []
@@ -96,15 +96,15 @@ def _mend(path: Path, file: Path, copy: bytes | None, doubtful: bool) -> list[st
         aside = path / ASIDE / f"{file.stem}.{time.time_ns() // 1_000_000}.sql"
         aside.parent.mkdir(exist_ok=True)
         file.rename(aside)
-        words = f"was damaged, and rests as {aside}"
+        words = f"was damaged and was moved to {aside}"
     if copy is None:
-        return [f"the definition {file.name} {words}; there was no copy of it, so it begins anew"]
+        return [f"the definition {file.name} {words}; it has no copy, so its table starts empty"]
     write_whole(file, copy)
-    return [f"the definition {file.name} {words}; a copy took its place"]
+    return [f"the definition {file.name} {words}; it was restored from its copy"]
 
 
 def _folder(path: Path, own: Path) -> Path | None:
-    """Where the definitions of a database's tables rest."""
+    """Return the folder of the definitions of a database's tables."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         found = _UUID.search(own.read_text("utf-8"))
         if found is not None:
@@ -114,7 +114,7 @@ def _folder(path: Path, own: Path) -> Path | None:
 
 
 def _broken(data: bytes) -> bool:
-    """Whether this can be no definition. What is less plainly wrong is left to the engine."""
+    """Return whether this is clearly not a definition. Other errors are left to the engine."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -124,7 +124,7 @@ def _broken(data: bytes) -> bool:
 
 
 def _copy_of(file: Path) -> bytes | None:
-    """What a copy holds, if it is whole."""
+    """Return the content of a copy if its checksum is right."""
     try:
         digest, _, data = file.read_bytes().partition(b"\n")
     except OSError:
@@ -133,7 +133,7 @@ def _copy_of(file: Path) -> bytes | None:
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Durable, or as it was."""
+    """Replace a file: after a crash it has the old or the new content."""
     temporary = file.with_name(file.name + ".new")
     with temporary.open("wb") as sink:
         sink.write(data)

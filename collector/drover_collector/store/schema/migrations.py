@@ -1,8 +1,8 @@
-"""Making the tables what `schema` says, forward only: what a newer collector made is left as it is.
+"""Create the tables of `tables`, and change older ones to that form. Tables of a newer collector are left unchanged.
 
-A table gets columns, codecs, TTL and settings by ALTER. Another engine, order or partition means a copy, partition by
-partition, which a stop at any point only interrupts. Several collectors may do this at once on a server: each step is
-made if it is missing; copies are made in the embedded store only, which one process holds.
+Columns, codecs, TTL and settings are changed by ALTER. Another engine, order or partition needs a copy, partition by
+partition, which can be interrupted at any point. Several collectors may do this at once on a server: each step is done
+if it is missing. Copies are made in an embedded store only, which one process has open.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from drover_collector.store.schema.tables import Column, Table
 
 log = logging.getLogger(__name__)
 
-TRIES = 5  # two collectors that alter one replicated table at once: one is told to come again
+TRIES = 5  # of two collectors that alter one replicated table at once, one fails and must repeat
 PAUSE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A table as it rests."""
+    """An existing table."""
 
     ddl: str
     engine: str
@@ -46,15 +46,15 @@ Columns = Mapping[str, Mapping[str, Any]]  # of one table, by name
 
 
 def ensure(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False) -> list[str]:
-    """Make what is missing, and bring to its present form what is older.
+    """Create missing tables, and change older ones to the present form.
 
     Args:
-        keep_ttl: but for the TTL of tables that are there. Embedded tables have none, and lose what they had.
+        keep_ttl: do not change the TTL of existing tables. Embedded tables have none, and lose the one they had.
     Returns:
-        What was changed, in words.
+        What was changed, a line each.
     Raises:
-        StoreError: a column rests in another type or resolution than the catalog now has, or a table of a server in
-            another form than this version's.
+        StoreError: a column is stored in another type or resolution than the catalog has, or a table of a server has
+            another form than in this version.
     """
     wanted = tuple(tables)
     held = _held(clients)
@@ -73,7 +73,7 @@ def ensure(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False)
 def _ensure(clients: Clients, table: Table, held: dict[str, Held], columns: Columns, forward: bool) -> list[str]:
     copy = f"{table.name}_copy"
     if table.name not in held:
-        if copy in held:  # a copy that was stopped before its last step
+        if copy in held:  # a copy was interrupted before its last step
             clients.command(f"RENAME TABLE {copy} TO {table.name}")
             return [f"{table.name}: copied"]
         clients.command(schema.create(table))
@@ -112,7 +112,7 @@ def _columns(clients: Clients, table: Table, ddl: str, held: Columns, forward: b
             other.append(f"as {column.codec}")
         if column.block and not re.search(rf"`{column.name}` [^`]*{re.escape(column.settings)}", ddl):
             other.append(f"in blocks of {column.block} bytes")
-        if forward and other:  # what rests stays as it is until it is merged
+        if forward and other:  # stored parts keep their form until they are merged
             alters.append(f"MODIFY COLUMN {column.ddl}")
             changes.append(f"{table.name}: {column.name} {', '.join(other)}")
     if alters:
@@ -142,10 +142,10 @@ def _alter(clients: Clients, table: str, change: str) -> None:
 
 
 def _copy(clients: Clients, table: Table, found: Held) -> None:
-    """Partition by partition: what was copied is dropped after it, so that a second run goes on where one stopped.
+    """Copy a table partition by partition. A copied partition is dropped, so that a second run continues.
 
-    What it copied and had not dropped yet collapses when it is copied again. In a table without versions nothing does:
-    that is copied anew from its beginning, and dropped as a whole.
+    Rows that were copied and not dropped yet collapse when they are copied again. In a table without versions they do
+    not: it is copied again from its beginning, and dropped as a whole.
     """
     if not clients.embedded:
         raise StoreError(
@@ -185,15 +185,15 @@ def _copy(clients: Clients, table: Table, found: Held) -> None:
 
 
 def _written(clients: Clients, copy: str) -> None:
-    """What was copied lies on the disk, of which the engine itself does not make sure (see `whole`).
+    """Check that a copy is complete on the disk, which the engine does not (see `verify_insert`).
 
     Raises:
-        StoreError: it does not; what it was copied from is still there.
+        StoreError: it is not; the source is still there.
     """
     parts = clients.rows(f"SELECT name, path, level FROM {clients.parts} WHERE table = '{copy}'")
     broken = [row for row in parts if not whole(Path(row["path"]))]
     if broken:
-        sources.clear(clients, copy, untold={row["name"] for row in broken if not row["level"]})
+        sources.clear(clients, copy, unacknowledged={row["name"] for row in broken if not row["level"]})
         raise StoreError(f"{copy}: what was copied is not on the disk; make room on it, and start again")
     os.sync()  # nor does it wait for the disk, and a power cut must find one of the two there
 

@@ -1,7 +1,7 @@
-"""Tables of the store: samples tables out of the catalog, and the others listed here. Columns are added, never dropped.
+"""Define the tables of the store: samples and rollups from the catalog, and others. Columns are added, never dropped.
 
-In key columns, where NULL cannot stand, gpu -1 means "not a GPU: the node, or its link", as the empty string does for
-link. Values are never coded so.
+Key columns cannot be NULL: there gpu -1 means "not a GPU but the node or its link", and link "" means "not a link".
+Values are never coded like that. Comments of columns are stored, and compared at each start: never change them.
 """
 
 from __future__ import annotations
@@ -13,31 +13,36 @@ from drover_collector.store.records import clickhouse_type
 from drover_collector.store.schema import codecs
 from drover_core.metrics.catalog import Metric, Scope, of_scope
 
-# Raised with every change of the tables other than a column more; see `migrations`.
+# Raise it with every change of the tables, except an added column; see `migrations`.
 VERSION = 6
 SAMPLES_SETTINGS = (
     ("ttl_only_drop_parts", 1),
-    ("max_bytes_to_merge_at_max_space_in_pool", 4 << 30),  # a merge needs as much of the disk as it merges
-    ("min_compress_block_size", 1 << 18),  # most columns stand still, and each block has its overhead
+    (
+        "max_bytes_to_merge_at_max_space_in_pool",
+        4 << 30,
+    ),  # a merge needs as much room on the disk as the parts that it merges
+    ("min_compress_block_size", 1 << 18),  # most columns are constant, and each block has overhead
 )
-# A chart reads a few rows each of many entities: of larger blocks it would unpack four times as much.
+# A chart reads a few rows each of many entities: with larger blocks it would unpack four times as much.
 ROLLUP_SETTINGS = (*SAMPLES_SETTINGS[:2], ("min_compress_block_size", 1 << 16))
-# On the disk itself before an insert returns, not only with the kernel, which writes within half a minute: what people
-# decided and what is done to nodes and receivers outlasts a power cut, as what was done does. Samples and events come
-# again from the agents. A merge is not synced: what it is made of stays for eight minutes.
+# Synced to the disk before an insert returns, while the kernel may wait half a minute: what people decided, and what
+# is done to nodes and receivers, survives a power cut. Agents send samples and events again. A merge is not
+# synced: its source parts stay for eight minutes.
 SYNCED = (("fsync_after_insert", 1), ("fsync_part_directory", 1))
-# What goes at once when the disk runs full: at 100,000 GPUs a day would be half of many a disk.
+# What is dropped at once when the disk is nearly full: a day of 100,000 GPUs would be half of many disks.
 PARTITION = "toStartOfInterval(ts, toIntervalHour(4))"
-UNJUDGED_DAYS = 7  # what a crash left unjudged for longer is not judged any more
-EVENT_DAYS = 400  # a year and a bit: what risk and repair histories look back on
+UNJUDGED_DAYS = 7  # events that a crash left unjudged for longer are not judged
+EVENT_DAYS = 400  # over a year: as far back as risk and repair histories look
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
+    """A column and its DDL."""
+
     name: str
     type: str
     extra: str = ""  # COMMENT '...' CODEC(...)
-    block: int = 0  # bytes that are compressed as one; 0: as the table has it
+    block: int = 0  # bytes that are compressed together; 0: as the table says
 
     @property
     def ddl(self) -> str:
@@ -45,12 +50,12 @@ class Column:
 
     @property
     def settings(self) -> str:
-        """As the engine shows them; empty: none."""
+        """The settings as the engine shows them; empty: none."""
         return f"SETTINGS (min_compress_block_size = {self.block})" if self.block else ""
 
     @property
     def codec(self) -> str:
-        """What stands in CODEC(...); empty: the engine's default."""
+        """The content of CODEC(...); empty: the engine's default."""
         return self.extra.partition("CODEC(")[2].removesuffix(")")
 
     @property
@@ -60,8 +65,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`partition` and `ttl` are written as the engine shows them, so that what rests can be compared with it. An
-    embedded table is made without its TTL (see `expiry`)."""
+    """A table. `partition` and `ttl` are written as the engine shows them, to be compared with existing tables.
+
+    An embedded table is made without its TTL (see `retention`).
+    """
 
     name: str
     columns: tuple[Column, ...]
@@ -76,8 +83,8 @@ class Table:
 TIME = "DateTime64(3, 'UTC')"
 WORD = "LowCardinality(String)"
 JSON = Column("json", "String", "CODEC(ZSTD(3))")
-# Which columns of its row are present, as a sum of hashes. Two rows of one entity and moment from two sources have
-# different columns and stay both; a resend has the same and collapses with the first.
+# Which columns of a row are present, as a sum of hashes. Two rows of one entity and time from two sources have
+# different columns and both stay; a resend has the same columns and collapses with the first.
 SHAPE = Column("shape", "UInt32", "COMMENT 'which columns this row has' CODEC(ZSTD(1))")
 
 
@@ -91,7 +98,7 @@ def metric_column(metric: Metric) -> Column:
 
 
 def shape_code(column: str) -> int:
-    """What a present column adds to `shape`, modulo 2**32. Never changes."""
+    """Return what a present column adds to `shape`, modulo 2**32. Never change it."""
     return zlib.crc32(column.encode())
 
 
@@ -102,8 +109,8 @@ def _samples(scope: Scope, retention_days: int) -> Table:
         SHAPE,
         Column("present", "UInt16", "COMMENT 'values in this row' CODEC(T64, ZSTD(1))"),
     )
-    # Replacing, not Coalescing, although rows of one moment may fill each other: that engine merges row by row, which
-    # costs ten times the CPU. Reads bring such rows together.
+    # Replacing, not Coalescing, although rows of one time may complete each other: that engine merges row by row, which
+    # costs ten times the CPU. Reads combine such rows.
     return Table(
         samples_table(scope),
         key + tuple(metric_column(metric) for metric in of_scope(scope)),
@@ -117,12 +124,12 @@ def _samples(scope: Scope, retention_days: int) -> Table:
 
 
 def rollup_table(scope: Scope, level: str) -> str:
-    """`level`: 10s or 5m."""
+    """Return the name of a rollup table. `level`: 10s or 5m."""
     return f"{scope}_{level}"
 
 
 def _rollup(scope: Scope, level: str, partition: str, days: int) -> Table:
-    """One row per entity and bucket. Computed again, a bucket has a higher version."""
+    """Return the table of a rollup: a row per entity and bucket. A recomputed bucket has a higher version."""
     key = (
         Column("entity_id", "UInt64", "CODEC(ZSTD(1))", codecs.SMALL_BLOCK),
         Column("ts", TIME, "COMMENT 'begin of the bucket' CODEC(Delta(8), ZSTD(1))", codecs.SMALL_BLOCK),
@@ -144,14 +151,14 @@ def _rollups(retention_days: int, retention_10s_days: int, retention_5min_days: 
         *(_rollup(scope, "10s", "toDate(ts)", retention_10s_days) for scope in Scope),
         *(_rollup(scope, "5m", "toMonday(ts)", retention_5min_days) for scope in Scope),
         Table(
-            "rollup_state",  # up to when each level is rolled up or marked; samples: of the 5 min that are not closed
+            "rollup_state",  # up to when each level is rolled up or dirty; samples: in the 5 min that are not over
             (
                 Column("level", WORD), Column("upto", TIME), Column("samples", "UInt64"), Column("version", "UInt64"),
             ),
             "ReplacingMergeTree(version)", "level",
         ),
         Table(
-            "rollup_marks",  # what is to be rolled up again: these entities, or all if none is named
+            "rollup_marks",  # dirty ranges: what to roll up again, of these entities, or of all if none is named
             (
                 scope, Column("from", TIME), Column("to", TIME), Column("id", "UInt64"), entities,
                 Column("at", TIME), Column("done", "UInt8"),
@@ -326,7 +333,7 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "ReplacingMergeTree(seq)", "(node, spool, lane)",
         ),
         Table(
-            "drops",  # what went because the disk ran full
+            "drops",  # what was dropped because the disk was nearly full
             (
                 Column("at", TIME), Column("table", WORD), Column("from", TIME), Column("to", TIME),
                 Column("bytes", "UInt64"),
@@ -334,7 +341,7 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "MergeTree", "at", "", f"toDateTime(at) + toIntervalDay({EVENT_DAYS})",
         ),
         Table(
-            "schema_versions",  # who changed what of these tables
+            "schema_versions",  # which collector changed these tables, and how
             (
                 Column("at", TIME), Column("version", "UInt32"), Column("collector", "String"),
                 Column("change", "String"),
@@ -345,7 +352,7 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
 
 
 def create(table: Table, name: str = "") -> str:
-    """The statement that makes a table, under another name if one is given."""
+    """Return the statement that creates a table, under `name` if given."""
     columns = ",\n  ".join(column.ddl for column in table.columns)
     lines = [f"CREATE TABLE IF NOT EXISTS {name or table.name} (\n  {columns}\n)", f"ENGINE = {table.engine}"]
     if table.partition:

@@ -23,9 +23,9 @@ def asked(
     """Whether the peers were read with the line; all that a chart shows, as bytes."""
     index = index_of()
     peers = np.array([gpu for gpu in range(index.gpu_count) if gpu != slot], np.int32)
-    beside = store.series.with_peers(index, peers, *span) if at_once else None
+    peer_read = store.series.with_peers(index, peers, *span) if at_once else None
     target = ("n0", slot, None)
-    step, ts_ms, found = store.series.read(Scope.GPU, [target], METRICS, *span, points, beside)
+    step, ts_ms, found = store.series.read(Scope.GPU, [target], METRICS, *span, points, peer_read)
     end_ms = min(span[1], int(ts_ms[-1]) + step)
     folds, fold = [], store.rows.fold
 
@@ -35,18 +35,18 @@ def asked(
 
     store.rows.fold = noted  # type: ignore[method-assign]  # looked at, not changed
     try:
-        spreads = store.series.read_peers(index, peers, METRICS, span[0], end_ms, step, beside)
+        spreads = store.series.read_peers(index, peers, METRICS, span[0], end_ms, step, peer_read)
     finally:
-        store.rows.fold = fold  # type: ignore[method-assign]  # as it was
+        store.rows.fold = fold  # type: ignore[method-assign]  # unchanged
     lines = [found[*target, metric].tobytes() for metric in METRICS]
     return not folds, (step, ts_ms.tobytes(), *lines, *(line.tobytes() for m in METRICS for line in spreads[m]))
 
 
 def test_a_line_and_its_peers_are_read_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One GPU lacks a metric, one tells seldom, one came late: samples, rollups, and both."""
+    """One GPU lacks a metric, one reports seldom, one came late: samples, rollups, and both."""
     rng = np.random.default_rng(1)
     store.entities.write([*everything(), gpu_row(0, 2, "S-new", T0 + 30_000)])
-    told = []
+    rows = []
     for n in range(3):
         for g in range(GPUS):
             every = 20_000 if (n, g) == (0, 1) else 2_000
@@ -55,8 +55,8 @@ def test_a_line_and_its_peers_are_read_at_once(store: Store, monkeypatch: pytest
                 if (n, g) == (0, 0):
                     del values["energy_j"]
                 if rng.random() < 0.9 and (T0 + 20_000 <= at < END - 20_000 or (n, g) != (1, 1)):
-                    told.append((gpu_row(n, g), at, values))
-    store.samples.write(samples(Scope.GPU, told))
+                    rows.append((gpu_row(n, g), at, values))
+    store.samples.write(samples(Scope.GPU, rows))
     store.buckets.read_closing(index_of(), END - 40_000)
     store.rollups.roll_up()
     while store.rollups.roll_up_late(10):
