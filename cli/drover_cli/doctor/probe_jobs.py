@@ -42,14 +42,14 @@ def slurm(config: CollectorConfig, spec: FleetSpec, ask: Ask | None = None) -> l
     near = Path(settings.sbatch)
     scontrol = str(near.with_name("scontrol")) if near.name != settings.sbatch else "scontrol"
     try:
-        config = _pairs(_said(asked, scontrol, "show", "config"))
+        slurm_config = _pairs(_said(asked, scontrol, "show", "config"))
         listed = [_words(line) for line in _said(asked, scontrol, "-o", "show", "partition").splitlines() if line]
     except ActError as error:
         return [bad(NAME, str(error), "is slurmctld up, and probes.slurm.conf right?")]
     found = [_taken(settings, asked)]
-    kind = config.get("PreemptType", "")
+    kind = slurm_config.get("PreemptType", "")
     if settings.partition:
-        found += _partition(settings, spec, kind, config.get("PreemptMode", ""), listed)
+        found += _partition(settings, spec, kind, slurm_config.get("PreemptMode", ""), listed)
     if settings.qos:
         found += _qos(settings.qos, kind, asked, near)
     return [*found, _same_uid()]
