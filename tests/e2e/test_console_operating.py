@@ -5,11 +5,13 @@ Screenshots stay in test-artifacts/console/.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from urllib.parse import NamedTuple, urlsplit
 
 import pytest
 
@@ -20,6 +22,7 @@ from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_simulator.fleet import build_fleet
 from testbed.browser import CHROMIUM, FLAGS
 from testbed.browsing import CONTRAST, PAGE_MS, PHONE, SCREEN, SHOTS, barriers
+from testbed.header_proxy import header_proxy
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
@@ -87,20 +90,21 @@ def browse() -> Iterator[Open]:
         if line.type == "error":
             problems.append(f"{line.text} ({line.location.get('url', '')})")
 
-    with sync_playwright() as play:
+    with sync_playwright() as play, contextlib.ExitStack() as proxies:
         chromium = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
 
         def opened(url: str, who: str, theme: str = "light", size: dict[str, int] = SCREEN) -> Any:
-            named = {"X-User": who} if who else {}
-            context = chromium.new_context(
-                viewport=size, color_scheme=theme, timezone_id="Europe/Berlin", extra_http_headers=named
-            )
+            parts = urlsplit(url)
+            origin = f"http://{parts.netloc}"
+            if who:
+                origin = proxies.enter_context(header_proxy(int(parts.port or 80), "X-User", who))
+            context = chromium.new_context(viewport=size, color_scheme=theme, timezone_id="Europe/Berlin")
             page = context.new_page()
             page.set_default_timeout(PAGE_MS)
             if who:
                 page.on("pageerror", lambda error: problems.append(f"page error: {error}"))
                 page.on("console", note)
-            page.goto(url)
+            page.goto(origin + url.removeprefix(f"http://{parts.netloc}"))
             return page
 
         yield opened
@@ -125,8 +129,9 @@ def test_axe_finds_nothing_serious_on_any_page_and_a_phone_shows_all_of_it(
     """In the dark of their contrasts alone: all else is the same. (On 256 nodes with faults: tests/console.)"""
     found = {}
     page = browse(console.url, OPERATOR, theme)
+    origin = page.evaluate("location.origin")
     for address, drawn in DRAWN.items():
-        page.goto(f"{console.url}/{address.format(node=console.node)}")
+        page.goto(f"{origin}/{address.format(node=console.node)}")
         for text in drawn:
             page.get_by_test_id("stMain").get_by_text(text).first.wait_for()
         page.get_by_text(f"Signed in as {OPERATOR}").wait_for()
