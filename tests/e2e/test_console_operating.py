@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
-from urllib.parse import NamedTuple, urlsplit
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
