@@ -82,12 +82,12 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
     try:
         yield FleetStub(channel)
     except grpc.RpcError as error:
-        raise _told(error, args, troubles) from None
+        raise _cli_error(error, args, troubles) from None
     finally:
         channel.close()
 
 
-def _told(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -> CliError:
+def _cli_error(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -> CliError:
     """`troubles`: of our own certificates."""
     code, detail, where = error.code(), error.details() or "", args.collector
     if code is grpc.StatusCode.UNAVAILABLE and args.cert and "connection refused" not in detail.lower():

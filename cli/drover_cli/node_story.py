@@ -18,7 +18,7 @@ from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.incident_timeline import TimelineEntry, build_timeline
 
 DAY_MS = 86_400_000
-TOLD = 12  # incidents whose whole life is asked for: those that were acted on, then the newest
+MOST_DETAILED = 12  # incidents whose whole life is asked for: those that were acted on, then the newest
 LISTED = 1000
 
 
@@ -46,15 +46,15 @@ def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
     done = stub.ListActions(pb.ActionsRequest(node=node, limit=LISTED), timeout=client.DEADLINE_S)
     acted = {line.incident_id for line in done.actions}
     moments: list[tuple[TimelineEntry, str]] = []
-    told = sorted(found, key=lambda i: (i.id not in acted, -i.opened_ms))[:TOLD]
-    for incident in told:
+    detailed = sorted(found, key=lambda i: (i.id not in acted, -i.opened_ms))[:MOST_DETAILED]
+    for incident in detailed:
         detail = stub.GetIncident(pb.IncidentRequest(id=incident.id), timeout=client.DEADLINE_S)
         moments.append(
             (TimelineEntry(incident.since_ms, "incident", f"{incident.summary} [{incident.id}]"), incident.id)
         )
         moments += [(moment, incident.id) for moment in build_timeline(detail)]
-    moments += [(_action(line), "") for line in done.actions if line.incident_id not in {i.id for i in told}]
-    moments += _health(node, _told_once(detail_of_node.health))
+    moments += [(_action(line), "") for line in done.actions if line.incident_id not in {i.id for i in detailed}]
+    moments += _health(node, _without_repeats(detail_of_node.health))
     asked = pb.AuditRequest(since_ms=from_ms, subject=node, limit=LISTED)
     lines = stub.ListAudit(asked, timeout=client.DEADLINE_S).audit_json
     moments += [(_audit(from_json(Audit, text)), "") for text in lines]
@@ -69,7 +69,7 @@ def _action(line: pb.ActionLine) -> TimelineEntry:
     return TimelineEntry(line.ts_ms, "action", f"{line.act} {line.node}: {line.state}{by}{f': {why}' if why else ''}")
 
 
-def _told_once(changes: Sequence[pb.HealthMoment]) -> list[pb.HealthMoment]:
+def _without_repeats(changes: Sequence[pb.HealthMoment]) -> list[pb.HealthMoment]:
     """Without those of GPUs that are as their node is."""
     of_node = {(change.ts_ms, change.health) for change in changes if not change.HasField("gpu")}
     own = ("suspect", "confirmed")
@@ -81,20 +81,20 @@ def _health(node: str, changes: Iterable[pb.HealthMoment]) -> list[tuple[Timelin
     found: dict[tuple[int, str, str, str], list[pb.HealthMoment]] = {}
     for c in changes:
         found.setdefault((c.ts_ms, c.health, c.reason, c.incident_id), []).append(c)
-    told = []
+    kept = []
     for (ts_ms, health, reason, incident), mine in found.items():
         gpus = sorted(c.gpu for c in mine if c.HasField("gpu"))
         of_gpus = f" GPU{'s' * (len(gpus) > 1)} {', '.join(map(str, gpus))}" if gpus else ""
         place = f"{node}{' and' if gpus and len(gpus) < len(mine) else ''}{of_gpus}"
-        told.append((TimelineEntry(ts_ms, "health", f"{place} {health}{f': {reason}' if reason else ''}"), incident))
-    return told
+        kept.append((TimelineEntry(ts_ms, "health", f"{place} {health}{f': {reason}' if reason else ''}"), incident))
+    return kept
 
 
 def _audit(line: Audit) -> TimelineEntry:
     return TimelineEntry(line.ts_ms, "person", f"{line.what} by {line.by}{f': {line.why}' if line.why else ''}")
 
 
-def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
+def show(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
     """Print it."""
     row = story.row
     if as_json:
@@ -103,7 +103,7 @@ def told(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
     place = ", ".join(f"{name} {value}" for name, value in (("rack", row.rack), ("leaf", row.leaf)) if value)
     head = f"{plain(place)}; " if place else ""
     say(f"{row.name}: {row.health or 'unknown'}{f', {row.reason}' if row.reason else ''}", 2)
-    say(f"  {head}jobs: {', '.join(row.jobs) or 'none'}; heard {when(row.last_seen_ms)}", 2)
+    say(f"  {head}jobs: {', '.join(row.jobs) or 'none'}; last report {when(row.last_seen_ms)}", 2)
     for duty in story.duties:
         stage = "in service" if duty.stage == "healthy" else f"out of service, {duty.stage}"
         say(f"  {stage} since {when(duty.ts_ms)}: {duty.reason}", 2)
@@ -149,5 +149,5 @@ def _json(story: Story) -> dict[str, Any]:
 
 
 def is_unknown(error: grpc.RpcError) -> bool:
-    """Whether the collector says that there is no such thing, rather than nothing at all."""
+    """Return True if the collector says that there is no such thing; False if it does not answer."""
     return error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)

@@ -56,13 +56,13 @@ def incident_json(incident: Incident) -> dict[str, Any]:
 ELLIPSIS = "…"
 INT64 = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _FRACTION = re.compile(r"\b(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.\d+Z")
-LEAST_BESIDE = 60  # columns; a sentence that would get fewer stands below its line
+LEAST_COLUMNS = 60  # columns; a sentence that would get fewer goes below its line
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: frozenset[int] = frozenset()) -> None:
     """A plain table on stdout; columns in `right` are right-aligned. Control characters are made harmless.
 
-    On a terminal it keeps to the width: a last column that does not fit is wrapped, or stands below its line where
+    On a terminal it keeps to the width: a last column that does not fit is wrapped, or goes below its line where
     hardly anything of it would be left, after other columns that have no room. Elsewhere (a pipe, a file) a row is a
     line.
     """
@@ -109,12 +109,12 @@ def table_lines(
     last = len(headers) - 1
     if columns is None or until(last) + widths[last] <= columns:
         return [line(headers), line(["-" * w for w in widths]), *map(line, cells)]
-    beside = columns - until(last)
-    if beside >= LEAST_BESIDE:
-        widths[last] = beside
+    left = columns - until(last)
+    if left >= LEAST_COLUMNS:
+        widths[last] = left
         lines = [line(headers), line(["-" * w for w in widths])]
         for row in cells:
-            first, *more = _wrapped(row[last], beside)
+            first, *more = _wrapped(row[last], left)
             lines += [line([*row[:last], first]), *(" " * until(last) + text for text in more)]
         return lines
     kept = next(n for n in range(last, 0, -1) if n == 1 or until(n) - 2 <= columns)
@@ -122,8 +122,8 @@ def table_lines(
     for row in cells:
         lines.append(cut(line(row[:kept]), columns))
         named = [*(f"{h.lower()} " for h in headers[kept:last]), ""]
-        told = [name + text for name, text in zip(named, row[kept:], strict=True) if text not in ("", "-")]
-        lines += _wrapped("  " + "; ".join(told), columns, 2) if told else []
+        named_cells = [name + text for name, text in zip(named, row[kept:], strict=True) if text not in ("", "-")]
+        lines += _wrapped("  " + "; ".join(named_cells), columns, 2) if named_cells else []
     return lines
 
 
@@ -137,8 +137,8 @@ def plain(text: str) -> str:
 
     Degrees are `°C` where the output can show that, else `C`; times have no fractions of a second.
     """
-    told = _FRACTION.sub(r"\1Z", "".join(c if c.isprintable() else " " for c in text))
-    return told.replace("degC", "°C") if _shows_degrees(sys.stdout.encoding) else re.sub("degC|°C", "C", told)
+    printable = _FRACTION.sub(r"\1Z", "".join(c if c.isprintable() else " " for c in text))
+    return printable.replace("degC", "°C") if _shows_degrees(sys.stdout.encoding) else re.sub("degC|°C", "C", printable)
 
 
 @functools.lru_cache(2)

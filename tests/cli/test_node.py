@@ -49,7 +49,7 @@ def test_a_nodes_gpus_stand_side_by_side(detail: pb.NodeDetail, capsys: pytest.C
     assert main(["node", "n1"]) == 0
     out = capsys.readouterr().out
     head, *lines = out.splitlines()
-    assert head.startswith("n1: confirmed, last heard ")
+    assert head.startswith("n1: confirmed, last report ")
     assert head.endswith("rack r1: GPU 1 is lost")
     well, gone = (next(line for line in lines if line.split()[:1] == [slot]) for slot in ("0", "1"))
     for text in ("healthy", "job 812", "97.0 %", "62.1 GB of 85.9 GB", "61", "641 W of 700 W", "1,410 MHz",

@@ -15,7 +15,7 @@ from drover_cli.days import day, named
 from drover_cli.errors import CliError
 from drover_cli.main import main
 from drover_cli.node_story import Story
-from drover_cli.node_story import told as tell
+from drover_cli.node_story import show as tell
 from drover_core.model.events import (
     Act,
     Action,
@@ -271,7 +271,11 @@ def test_days_as_people_name_them() -> None:
 
 @pytest.mark.parametrize(
     ("rack", "leaf", "head"),
-    [("r1", "l1", "  rack r1, leaf l1; jobs: none"), ("", "l1", "  leaf l1; jobs"), ("", "", "  jobs: none; heard")],
+    [
+        ("r1", "l1", "  rack r1, leaf l1; jobs: none"),
+        ("", "l1", "  leaf l1; jobs"),
+        ("", "", "  jobs: none; last report"),
+    ],
 )
 def test_a_node_that_stands_nowhere_has_no_place(
     rack: str, leaf: str, head: str, capsys: pytest.CaptureFixture[str]

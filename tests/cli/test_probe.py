@@ -122,7 +122,7 @@ def test_a_healthy_node_passes_with_its_figures_against_the_fleet(say: Say) -> N
     assert err.splitlines()[-1] == f"{GOOD}: has ended"
     head, *lines = out.splitlines()
     assert head == f"{GOOD}: passed: {GOOD}: 8 GPUs give what their configuration gives"
-    assert lines[0].split() == ["PROBE", "ON", "VALUE", "EXPECTED", "OFF", "BY", "TOLD", "FROM", "VERDICT"]
+    assert lines[0].split() == ["PROBE", "ON", "VALUE", "EXPECTED", "OFF", "BY", "JUDGED", "FROM", "VERDICT"]
     bf16 = [line.split() for line in lines if line.startswith("gemm_bf16")]
     assert [words[1:3] for words in bf16] == [["GPU", str(slot)] for slot in range(8)]
     assert all(words[4] == "TFLOP/s" and words[5].startswith("78") and words[7] == "%" for words in bf16)

@@ -70,7 +70,7 @@ def test_a_mass_event_is_shown_and_is_no_detection(
     assert "mass event, not among the JSON lines: 2026-11-01" in said
     assert main(["replay", str(tmp_path)]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "mass_event" in line]
-    assert "fleet, " in row and "Drover takes no more of them out" in row
+    assert "fleet, " in row and "Drover takes no further node out" in row
 
 
 def test_a_foreign_case_is_judged_as_far_as_it_goes(

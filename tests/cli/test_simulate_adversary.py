@@ -33,7 +33,7 @@ def test_the_case_holds_what_the_fleet_gave(tmp_path: Path, capsys: pytest.Captu
     compared = 0
     for tick, bucket in zip(fleet.ticks(), case.buckets(), strict=True):
         assert bucket.end_ms == tick.ts_ms and np.array_equal(bucket.jobs, fleet.holders(tick.ts_ms))
-        assert np.array_equal(bucket.gpu_rows[gpus] > 0, tick.gpu_heard[gpus])
+        assert np.array_equal(bucket.gpu_rows[gpus] > 0, tick.gpu_present[gpus])
         for name in ("power_w", "sm_clock_mhz", "tensor_active_ratio", "ecc_dram_corrected"):
             seen = bucket.gpu.get(name, np.full(len(gpus), np.nan))[gpus]
             assert np.allclose(seen, tick.gpu[name][gpus], atol=BY_NAME[name].step / 2 + 1e-9, equal_nan=True)

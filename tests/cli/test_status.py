@@ -44,7 +44,7 @@ def samples(name: str, hours: float, size: int) -> pb.TableSize:
 @pytest.mark.parametrize(
     ("days_left", "says"),
     [
-        (None, "9.0 GB free, too little data yet to tell for how long"),
+        (None, "9.0 GB free, too little data yet to say for how long"),
         (36_500.0, "9.0 GB free, enough for all that is kept"),
         (5.25, "9.0 GB free, at this rate the oldest samples go for room in 5.2 d"),
         (0.01, "9.0 GB free, at this rate the oldest samples go for room in 14 min"),
@@ -79,10 +79,10 @@ def test_small_tables_do_not_scroll_the_rest_away(said: Any) -> None:
 @pytest.mark.parametrize(
     ("role", "says", "detection"),
     [
-        ("active", "active: detects and tells", "never"),
+        ("active", "active: detects and notifies", "never"),
         ("standby", "standby: takes in and answers; another collector detects", "not by this collector"),
         ("ingest", "ingest: takes in and answers, never detects", "not by this collector"),
-        ("", "not told", "never"),
+        ("", "not reported", "never"),
     ],
 )
 def test_the_part_of_this_collector(said: Any, role: str, says: str, detection: str) -> None:

@@ -57,7 +57,7 @@ def test_a_bad_setting_is_one_line_and_exit_code_2(
         ("chdb://relative/path", "needs an absolute path"),
         ("chdb:///x?databse=y", "'databse' is not known here"),
         ("clickhouse://u:geheim@:8123/drover", "has no host"),
-        ("clickhouse://u:geheim@host/dro-ver", "no name for a database"),
+        ("clickhouse://u:geheim@host/dro-ver", "is not a name for a database"),
         ("mysql://u:geheim@host/x", "not a store"),
     ],
 )
@@ -95,7 +95,7 @@ def test_check_tells_what_run_would_say_of_the_stores_folder(
         write(tmp_path)
         path.write_text(path.read_text().replace(f"chdb://{tmp_path}/store", url))
         assert main(["check", "--config", str(path)]) == 2
-        assert f"{says}; give a folder that this user may write, in store.url" in said(capsys)
+        assert f"{says}; set store.url to a folder that this user may write" in said(capsys)
     write(tmp_path)
     (tmp_path / "store.restoring").mkdir()
     assert main(["check", "--config", str(path)]) == 2
@@ -107,7 +107,7 @@ def test_check_tells_what_run_would_say_of_the_stores_folder(
     write(tmp_path)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root, as which tests may run, may write anywhere
     assert main(["check", "--config", str(path)]) == 2
-    assert f"{tmp_path}/store: this user may not write in {tmp_path}; give a folder" in said(capsys)
+    assert f"{tmp_path}/store: this user may not write in {tmp_path}; set store.url to a folder" in said(capsys)
     assert not (tmp_path / "store").exists(), "nothing was made"
 
 

@@ -1,4 +1,4 @@
-"""`inventory.jsonl` of a case: what nodes told of themselves, each line all that one told at a time."""
+"""`inventory.jsonl` of a case: what nodes reported about themselves; a line is all that one node reported at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drover_core.times import from_iso
 
 
 def read_inventories(path: Path, index: FleetIndex, notes: list[str]) -> list[tuple[int, str, dict[str, str]]]:
-    """(time in ms, node, flat map as agents tell it), in order of time; none where the file is missing.
+    """(time in ms, node, flat map as agents send it), in order of time; none where the file is missing.
 
     Raises:
         CaseError: a line that cannot be used.
@@ -21,13 +21,13 @@ def read_inventories(path: Path, index: FleetIndex, notes: list[str]) -> list[tu
     for number, row in read_jsonl(path):
         try:
             ts_ms, node, facts = from_iso(row["ts"]), str(row["node"]), row["inventory"]
-            told = {str(key): str(value) for key, value in facts.items() if value is not None}
+            reported = {str(key): str(value) for key, value in facts.items() if value is not None}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CaseError(
                 f'{path}: line {number}: expected {{"ts", "node", "inventory": {{key: value}}}} ({error!r})'
             ) from None
         if node in index.node_number:
-            found.append((ts_ms, node, told))
+            found.append((ts_ms, node, reported))
         else:
             strangers += 1
     if strangers:

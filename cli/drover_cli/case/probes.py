@@ -46,7 +46,7 @@ class CaseProbes:
 
 
 def read_probes(path: Path, index: FleetIndex, notes: list[str]) -> CaseProbes:
-    """None without the file; nodes that fleet.json does not list are left out, and told.
+    """None without the file; nodes that fleet.json does not list are left out and reported.
 
     Raises:
         CaseError: a line that cannot be used.

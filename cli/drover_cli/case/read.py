@@ -1,6 +1,6 @@
 """Case folders: read and checked. case_writing.py writes them; docs/reference/cases.md has the form.
 
-Anything that can be used is used; what cannot is counted and told (`Case.notes`), never guessed.
+Anything that can be used is used; what cannot is counted and reported (`Case.notes`), never guessed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Case:
     link: Samples | None
     events: list[Event]
     interval_ms: int
-    inventories: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # when, node, all that it told
+    inventories: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # when, node, all that it reported
     probes: CaseProbes = field(default_factory=CaseProbes)
     notes: list[str] = field(default_factory=list)
     _members: list[npt.NDArray[np.int64]] = field(default_factory=list)  # GPUs of each job

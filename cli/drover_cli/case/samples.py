@@ -1,6 +1,6 @@
 """Rows of a case's Parquet files: checked when they are opened, read by column and row group when somebody asks.
 
-Anything that can be used is used; what cannot is counted and told, never guessed.
+Anything that can be used is used; what cannot is counted and reported, never guessed.
 """
 
 from __future__ import annotations

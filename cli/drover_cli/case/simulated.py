@@ -84,11 +84,11 @@ class CaseSink:
 
     def take(self, fleet: SimulatedFleet) -> None:
         """Take the fleet as it stands now."""
-        heard = ~np.isin(self._nodes.astype(str), list(fleet.silent_nodes()))
+        reporting = ~np.isin(self._nodes.astype(str), list(fleet.silent_nodes()))
         gpus = fleet.gpu_columns()
-        alive = heard[self._gpu_node] & ~np.all(np.isnan(list(gpus.values())), axis=0)
+        alive = reporting[self._gpu_node] & ~np.all(np.isnan(list(gpus.values())), axis=0)
         self.samples += self._gpu.add(fleet.now_ms, alive, gpus)
-        self.samples += self._node.add(fleet.now_ms, heard, fleet.node_columns())
+        self.samples += self._node.add(fleet.now_ms, reporting, fleet.node_columns())
         links, columns = fleet.link_columns()
         if links:
             if self._link is None:

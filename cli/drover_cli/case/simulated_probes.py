@@ -61,9 +61,9 @@ class SimulatedProbes:
         order = ProbeOrder(
             f"sim-{node}-{asked_ms}", node, (), LEVEL, (), ProbeReason.IDLE, "asked", asked_ms, by="simulation"
         )
-        told = inventory(self._fleet.hardware, n)
+        facts = inventory(self._fleet.hardware, n)
         results = self._prober.answer(node, pb.ProbeRequest(id=order.id, level=LEVEL))
-        rows = [row_of(replace(result, ts_ms=ended_ms), told, ended_ms) for result in results]
+        rows = [row_of(replace(result, ts_ms=ended_ms), facts, ended_ms) for result in results]
         own = [m for row in rows if (m := measurement(row)) is not None]
         others = list(self._newest.items())[-NODES:]
         fleet = [m for name, measured in others if name != node for m in measured]

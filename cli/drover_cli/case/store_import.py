@@ -47,7 +47,7 @@ def load(
     """Write a case into an open store.
 
     Args:
-        say: is told the rows of samples that are written. instances: of GPUs, by MIG.
+        say: gets the rows of samples that are written. instances: of GPUs, by MIG.
     Returns:
         How much of each kind there was.
     Raises:
@@ -81,7 +81,7 @@ def load(
     store.absences.write(absences)
     for start in range(0, len(case.inventories), INVENTORIES):
         chosen = case.inventories[start : start + INVENTORIES]
-        store.inventories.write([(node, ts_ms, told) for ts_ms, node, told in chosen])
+        store.inventories.write([(node, ts_ms, entries) for ts_ms, node, entries in chosen])
     probes = case.probes.write(store)
     case.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
     return {"rows": done["rows"], "events": len(case.events), "holdings": len(holdings), "absences": len(absences)} | (
@@ -99,8 +99,8 @@ def holdings_of(spec: FleetSpec) -> list[Holding]:
                 changes[member].setdefault(job.end_ms, None)
     return [
         Holding(node, gpu, job, from_ms)
-        for (node, gpu), told in changes.items()
-        for from_ms, job in sorted(told.items())
+        for (node, gpu), entries in changes.items()
+        for from_ms, job in sorted(entries.items())
     ]
 
 
@@ -149,7 +149,7 @@ def read_workloads(case: Case) -> Unjudged:
 
 
 def read_instances(case: Case) -> Unjudged:
-    """MIG instances likewise, of GPUs that the fleet lists."""
+    """Do the same for MIG instances of GPUs that the fleet lists."""
 
     def known(node: str, name: str) -> bool:
         slot, _, instance = name.partition("/")
@@ -214,7 +214,7 @@ def _entities(
         place = places[number]
         row = known.get(place)
         if row is None:
-            # As agents name nodes, ports and workloads; for a GPU, whose serial a case does not tell, its place.
+            # As agents name nodes, ports and workloads; for a GPU, whose serial a case does not have, its place.
             node, slot, link, mig = place
             whole = known.get((node, slot, link, ""))
             key = whole.key if whole else "/".join(str(word) for word in place[:3] if word not in (None, ""))

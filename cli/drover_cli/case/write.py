@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 from drover_cli.case.lines import CaseError
 from drover_core.metrics.catalog import Metric, Scope, of_scope
 
-# columns beside ts and node that say what a row describes
+# columns besides ts and node that say what a row describes
 KEYS = {Scope.GPU: ["gpu"], Scope.LINK: ["link"], Scope.WORKLOAD: ["workload"]}
 
-INSTANCE = "instance"  # likewise of MIG instances, which are of the scope of GPUs: "SLOT/NAME"
+INSTANCE = "instance"  # the same for MIG instances, which have the scope of GPUs: "SLOT/NAME"
 
 
 # What a case's Parquet columns are: whole numbers where the catalog's step is 1, else floats.

@@ -19,15 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
     parser.add_argument("id", help="id of the decision or its beginning (drover decisions), or of its incident")
     parser.add_argument("--why", required=True, help="the reason, kept with your certificate's name")
-    parser.add_argument("--json", action="store_true", help="one JSON object per decision that came of it")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each decision that follows")
 
 
 def run(args: argparse.Namespace) -> int:
     with client.connect(args) as stub:
-        return told(stub.ApproveDecision(pb.Answer(decision=args.id, why=args.why), timeout=client.DEADLINE_S), args)
+        return show_answer(
+            stub.ApproveDecision(pb.Answer(decision=args.id, why=args.why), timeout=client.DEADLINE_S), args
+        )
 
 
-def told(reply: pb.Answered, args: argparse.Namespace) -> int:
+def show_answer(reply: pb.Answered, args: argparse.Namespace) -> int:
     """Print what came of an answer; 1 where the guard holds back what was approved."""
     made = [from_json(Decision, text) for text in reply.decisions_json]
     if args.json:

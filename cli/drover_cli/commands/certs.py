@@ -38,13 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _dir(issue)
     issue.add_argument("--host", nargs="+", default=[], metavar="HOST", help="names and addresses of a collector")
     issue.add_argument("--fleet", type=Path, metavar="FILE", help="agents: for every node of this fleet.toml")
-    issue.add_argument("--out", type=Path, metavar="FILE", help="the certificate's file; its key goes beside it")
+    issue.add_argument("--out", type=Path, metavar="FILE", help="the certificate's file; its key goes next to it")
     issue.add_argument("--days", type=count, help="default: agents, collectors, viewers 90; operators, admins 30")
     issue.add_argument("--force", action="store_true", help="replace files that are there")
     issue.add_argument("--json", action="store_true", help="one JSON list of what was issued")
 
     renew = actions.add_parser(
-        "renew", help="renew certificates", description="Issue anew, with a new key, into the same files."
+        "renew", help="renew certificates", description="Issue again, with a new key, into the same files."
     )
     renew.add_argument("files", nargs="*", type=Path, metavar="FILE", help="certificates; ca.pem keeps its key")
     _dir(renew)
@@ -248,7 +248,7 @@ def _ending(folder: Path, days: int) -> list[Path]:
         if _days_left(certificate) >= days:
             continue
         if certs.describe(certificate).serial in revoked:
-            print(f"{path}: is revoked, and left as it is", file=sys.stderr)
+            print(f"{path}: is revoked; left unchanged", file=sys.stderr)
         else:
             found.append(path)
     return found

@@ -115,7 +115,7 @@ class _Demo:
         self.started = 0.0
         self.seen: dict[str, tuple[Severity, str]] = {}
         self.injected: set[str] = set()
-        self.told = False
+        self.guide_shown = False
         self.away = False
         self.console = ""
         self.guide: Guide | None = None
@@ -202,29 +202,29 @@ class _Demo:
         raise ChildError(f"{what} was not ready within {READY_S:.0f} s; logs are in {self.folder}")
 
     def _watch(self, stub: FleetStub) -> None:
-        """Tell what happens until the time is over or Ctrl-C."""
+        """Show what happens until the time is over or Ctrl-C."""
         next_status = self.started + 10
         with contextlib.suppress(KeyboardInterrupt):
             while not self.args.seconds or time.monotonic() < self.started + self.args.seconds:
                 self.processes.check()
-                self._tell_injected()
+                self._show_injected()
                 try:
-                    self._tell_incidents(stub)
+                    self._show_incidents(stub)
                     if self.guide is not None:
                         self.guide.look(stub, self._labels(), self.summaries)
                     if time.monotonic() >= next_status:
                         next_status = time.monotonic() + 10
-                        self._tell_status(stub)
+                        self._show_status(stub)
                     self.away = False
                 except (
                     grpc.RpcError
-                ) as error:  # a stopped or overloaded collector comes back; one that ended is told above
+                ) as error:  # a stopped or overloaded collector comes back; one that ended is reported above
                     if not self.away:
                         self._line(f"the collector does not answer ({error.code().name.lower()}); going on asking")
                     self.away = True
                 time.sleep(0.5)
 
-    def _tell_status(self, stub: FleetStub) -> None:
+    def _show_status(self, stub: FleetStub) -> None:
         status = stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
         health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n)
         nodes = f"{status.nodes_reporting}/{status.nodes_expected} nodes"
@@ -236,8 +236,8 @@ class _Demo:
             if trouble not in self.troubles:
                 self._line(f"trouble    {plain(trouble)}")
         self.troubles = list(status.troubles)
-        if not self.args.seconds and not self.told and time.monotonic() > self.started + 120:
-            self.told = True
+        if not self.args.seconds and not self.guide_shown and time.monotonic() > self.started + 120:
+            self.guide_shown = True
             self._print_summary(self._result(stub))
 
     def _line(self, text: str) -> None:
@@ -252,7 +252,7 @@ class _Demo:
             if line.endswith("\n")
         ]
 
-    def _tell_injected(self) -> None:
+    def _show_injected(self) -> None:
         for label in self._labels():
             if label["id"] not in self.injected:
                 self.injected.add(label["id"])
@@ -263,7 +263,7 @@ class _Demo:
         reply = stub.ListIncidents(pb.ListIncidentsRequest(state="all", limit=10_000), timeout=CALL_S)
         return [from_json(Incident, text) for text in reply.incidents_json]
 
-    def _tell_incidents(self, stub: FleetStub) -> None:
+    def _show_incidents(self, stub: FleetStub) -> None:
         for i in sorted(self._incidents(stub), key=lambda i: i.opened_ms):
             state = (i.severity, i.action.value)
             self.summaries[i.id] = i.summary

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from drover_cli.doctor.finding import Finding
     from drover_collector.config import CollectorConfig
 
-HELP = "what is wrong with this installation, and how to mend it: settings, certificates, store, agents, who is told"
+HELP = "what is wrong with this installation, and how to mend it: settings, certificates, store, agents, receivers"
 SETTINGS = Path("/etc/drover/collector.toml")
 LIMIT_S = 25.0
 
@@ -74,7 +74,7 @@ def checks(args: argparse.Namespace) -> dict[str, Callable[[], list[Finding]]]:
         away = unknown("settings", f"no {path} here: files, rights and disks are not looked at", "run it there, too")
         found["settings"] = lambda: [away]
     if config is not None:
-        for name in ("fleet", "enforcement", "certificates", "secrets", "ports", "store", "backups", "told"):
+        for name in ("fleet", "enforcement", "certificates", "secrets", "ports", "store", "backups", "notifications"):
             found[name] = partial(getattr(own, name), config)
         found |= scheduler_checks(config)
         found["clock"] = clock
@@ -90,7 +90,7 @@ def scheduler_checks(config: CollectorConfig) -> dict[str, Callable[[], list[Fin
     names = own.actuators(config)
     found: dict[str, Callable[[], list[Finding]]] = {}
     if "slurm" in names:
-        with contextlib.suppress(FleetError):  # told by the check of the fleet
+        with contextlib.suppress(FleetError):  # reported by the check of the fleet
             found["slurm"] = partial(schedulers.slurm, config, load_toml(Path(config.fleet)))
     if "kubernetes" in names:
         found["kubernetes"] = partial(schedulers.kubernetes, config)

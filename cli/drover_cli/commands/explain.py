@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
                     raise
                 lists = "`drover incidents --state all` and `drover nodes` list them"
                 raise NotFoundError(f"no incident and no node {args.id!r}; {lists}") from None
-            return node_story.told(story, from_ms, to_ms, args.json)
+            return node_story.show(story, from_ms, to_ms, args.json)
     return _incident(detail, args)
 
 

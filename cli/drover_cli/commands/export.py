@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
     parser.add_argument("case", type=Path, metavar="CASE", help="folder to make")
     parser.add_argument("--since", required=True, metavar="T", help="ISO 8601 time, or an age such as 30m, 6h, 7d")
-    parser.add_argument("--until", metavar="T", help="likewise (default: now)")
+    parser.add_argument("--until", metavar="T", help="end of the time, in the same form (default: now)")
     parser.add_argument("--json", action="store_true", help="one JSON object at the end")
 
 

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         from drover_collector.store import Store, StoreError, redacted
         from drover_core.settings import SettingsError
 
-    logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # what fails comes as an error, and is told once
+    logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # a failure is raised, and reported once
     case = read_case(args.case, for_store=True)
     absences, workloads, instances = read_absences(case), read_workloads(case), read_instances(case)  # may be unusable
     config = store_of(args)

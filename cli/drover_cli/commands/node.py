@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     row, now_ms = detail.row, round(time.time() * 1000)
     place = ", ".join(f"{key} {value}" for key, value in (("rack", row.rack), ("leaf", row.leaf)) if value)
-    seen = f"last heard {ago(row.last_seen_ms, now_ms)}" if row.last_seen_ms else "never heard"
+    seen = f"last report {ago(row.last_seen_ms, now_ms)}" if row.last_seen_ms else "never reported"
     say(
         plain(
             f"{row.name}: {row.health}, {seen}{', ' if place else ''}{place}{f': {row.reason}' if row.reason else ''}"

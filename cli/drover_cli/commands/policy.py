@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(back)
     back.add_argument("policy", metavar="POLICY", help="policy file, or nvidia, strict, cautious")
     back.add_argument(
-        "--against", metavar="POLICY", help="likewise (default: the collector's present one; of a case nvidia)"
+        "--against",
+        metavar="POLICY",
+        help="compare with this one (default: the collector's present one; of a case nvidia)",
     )
     source = back.add_mutually_exclusive_group()
     source.add_argument("--case", type=Path, metavar="CASE", help="of this case instead of the collector")
@@ -103,7 +105,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _if_enforced(args: argparse.Namespace) -> int:
-    """Of decisions that were made, with the guard as it stood then; `backtest` decides anew."""
+    """Of decisions that were made, with the guard as it stood then; `backtest` decides again."""
     from drover_cli.commands.decisions import show
     from drover_cli.commands.export import moment
     from drover_core.model.events import Decision, from_json
@@ -129,18 +131,18 @@ def _backtest(args: argparse.Namespace) -> int:
         from drover_cli.commands.policy_table import Table
         from drover_collector.policy.backtest import backtest
     started = time.monotonic()
-    told = _of_case(args.case) if args.case else _of_collector(args)
-    if args.against or told.present is None:
+    decided = _of_case(args.case) if args.case else _of_collector(args)
+    if args.against or decided.present is None:
         against, is_present = _policy(args.against or "nvidia"), False
     else:
-        against, is_present = told.present, True
+        against, is_present = decided.present, True
     results = (
-        backtest(told.index, told.incidents, against, told.until_ms, told.jobs),
-        backtest(told.index, told.incidents, new, told.until_ms, told.jobs),
+        backtest(decided.index, decided.incidents, against, decided.until_ms, decided.jobs),
+        backtest(decided.index, decided.incidents, new, decided.until_ms, decided.jobs),
     )
     labels = _labels(args.case) if args.case else None
-    table = Table(results, told.incidents, labels, is_present=is_present, in_fact=told.in_fact)
-    print(f"{told.source}; decided twice in {time.monotonic() - started:.1f} s", file=sys.stderr)
+    table = Table(results, decided.incidents, labels, is_present=is_present, in_fact=decided.in_fact)
+    print(f"{decided.source}; decided twice in {time.monotonic() - started:.1f} s", file=sys.stderr)
     if args.json:
         print_json(table.json())
     else:
@@ -153,20 +155,20 @@ def _labels(path: Path) -> list[Label] | None:
     from drover_cli.case.read import read_jsonl
     from drover_cli.scoring.score import label_of
 
-    told = path / "labels.jsonl"
-    if not told.is_file():
+    labels = path / "labels.jsonl"
+    if not labels.is_file():
         return None
     found = []
-    for number, row in read_jsonl(told):
+    for number, row in read_jsonl(labels):
         try:
             found.append(label_of(row))
         except (KeyError, TypeError, ValueError) as error:
-            raise CliError(f"{told}: line {number}: no label as docs/reference/cases.md has it ({error})") from None
+            raise CliError(f"{labels}: line {number}: no label as docs/reference/cases.md has it ({error})") from None
     return found
 
 
 @dataclasses.dataclass(frozen=True)
-class _Told:
+class _Decided:
     """What is decided again, and where it is from."""
 
     index: FleetIndex
@@ -178,7 +180,7 @@ class _Told:
     in_fact: list[pb.ActionLine] | None = None  # nodes that were taken out in that time
 
 
-def _of_collector(args: argparse.Namespace) -> _Told:
+def _of_collector(args: argparse.Namespace) -> _Decided:
     """Its incidents since then, its fleet, its policy and what it did. Nodes of jobs of the past are not known here."""
     from drover_cli.commands.export import moment
     from drover_collector.fleet.index import FleetIndex
@@ -199,22 +201,22 @@ def _of_collector(args: argparse.Namespace) -> _Told:
     source = f"{len(incidents)} incidents of {args.collector} since {when(since_ms)}; caps of jobs are left out"
     if reply.total > len(incidents):
         source += f" ({reply.total} there are; give a later --since)"
-    return _Told(FleetIndex(FleetSpec(nodes)), incidents, {}, now_ms, source, present, took)
+    return _Decided(FleetIndex(FleetSpec(nodes)), incidents, {}, now_ms, source, present, took)
 
 
-def _present(told: pb.PolicyState) -> Policy:
+def _present(state: pb.PolicyState) -> Policy:
     """The policy that is in force there."""
     from drover_collector.policy.diff import read
 
     try:
-        return read({"name": told.name, "mode": told.mode, **json.loads(told.policy_json)})
+        return read({"name": state.name, "mode": state.mode, **json.loads(state.policy_json)})
     except (TypeError, KeyError, ValueError):
         raise CliError(
             "the collector's policy has rules that this version does not know; name one: --against nvidia, or its file"
         ) from None
 
 
-def _of_case(path: Path) -> _Told:
+def _of_case(path: Path) -> _Decided:
     """The incidents an export kept; of a case without them, those of one replay."""
     with needs("collector"):
         from drover_cli.case.read import read_jsonl
@@ -242,7 +244,7 @@ def _of_case(path: Path) -> _Told:
         until_ms = max(
             [until_ms, *(from_iso(row["ts"]) for _, row in read_jsonl(events) if isinstance(row.get("ts"), str))]
         )
-    return _Told(FleetIndex(spec), incidents, jobs, until_ms, f"{len(incidents)} incidents that {kept} keeps")
+    return _Decided(FleetIndex(spec), incidents, jobs, until_ms, f"{len(incidents)} incidents that {kept} keeps")
 
 
 def _incident(row: dict[str, Any]) -> Incident:
@@ -256,7 +258,7 @@ def _incident(row: dict[str, Any]) -> Incident:
     return from_json(Incident, json.dumps(held))
 
 
-def _replayed(path: Path) -> _Told:
+def _replayed(path: Path) -> _Decided:
     from drover_cli.case.read import read_case
     from drover_collector.engine.replay import Replay
     from drover_collector.policy.policy import Policy
@@ -267,4 +269,4 @@ def _replayed(path: Path) -> _Told:
         incidents.update((i.id, i) for i in outcome.incidents)
     jobs = {job.id: {node for node, _ in job.members} for job in case.spec.jobs}
     source = f"{len(incidents)} incidents of a replay of {path}, which has no incidents.jsonl (drover export writes it)"
-    return _Told(case.index, list(incidents.values()), jobs, case.span[1], source)
+    return _Decided(case.index, list(incidents.values()), jobs, case.span[1], source)

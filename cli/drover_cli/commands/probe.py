@@ -96,14 +96,14 @@ def _ask(stub: FleetStub, args: argparse.Namespace) -> list[str]:
 
 
 def _await(stub: FleetStub, asked: Sequence[str]) -> list[pb.ProbeOrderRow]:
-    """All when they have ended; each change is told on stderr."""
-    told: dict[str, str] = {}
+    """All when they have ended; each change is printed on stderr."""
+    printed: dict[str, str] = {}
     while True:
         rows = [_row(stub, id_) for id_ in asked]
         for row in rows:
             order = _order(row)
-            if told.get(order.id) != (text := _state(order)):
-                told[order.id] = text
+            if printed.get(order.id) != (text := _state(order)):
+                printed[order.id] = text
                 _say(f"{order.node}: {text}")
         if all(_order(row).state not in OPEN for row in rows):
             return rows
@@ -149,10 +149,10 @@ def _show(stub: FleetStub, row: pb.ProbeOrderRow) -> None:
         for line in _figure(figure, order.id)
     ]
     if lines:
-        heads = ["PROBE", "ON", "VALUE", "", "EXPECTED", "OFF BY", "TOLD FROM", "VERDICT"]
+        heads = ["PROBE", "ON", "VALUE", "", "EXPECTED", "OFF BY", "JUDGED FROM", "VERDICT"]
         print_table(heads, lines, right=frozenset({2, 4, 5, 6}))
-    told = [v for v in _verdicts(row) if v.passed is not True]
-    for verdict in told:
+    unpassed = [v for v in _verdicts(row) if v.passed is not True]
+    for verdict in unpassed:
         print(plain(verdict.text))
 
 
@@ -213,7 +213,7 @@ def _verdicts(row: pb.ProbeOrderRow) -> Sequence[ProbeVerdict]:
 
 
 def _passed(row: pb.ProbeOrderRow) -> bool:
-    """That it is proved: what came to nothing proves nothing."""
+    """Return True if it is proved: an order that failed proves nothing."""
     verdicts = _verdicts(row)
     return _order(row).state == "done" and bool(verdicts) and all(v.passed is True for v in verdicts)
 
@@ -225,7 +225,7 @@ def _outcome(row: pb.ProbeOrderRow) -> str:
     if bad:
         return f"FAILED: {bad[0].text}"
     if order.state == "failed":
-        return f"came to nothing: {order.detail}"
+        return f"failed: {order.detail}"
     if unsure:
         return f"not proved: {unsure[0].text}"
     return f"passed: {verdicts[0].text}" if verdicts else ""

@@ -15,4 +15,4 @@ add_arguments = approve.add_arguments
 def run(args: argparse.Namespace) -> int:
     request = pb.Answer(decision=args.id, why=args.why)
     with client.connect(args) as stub:
-        return approve.told(stub.RejectDecision(request, timeout=client.DEADLINE_S), args)
+        return approve.show_answer(stub.RejectDecision(request, timeout=client.DEADLINE_S), args)

@@ -80,7 +80,7 @@ def report(result: Score) -> dict[str, Any]:
             "delays_s": kind.delays_s,
         }
 
-    def told(found: Found) -> dict[str, Any]:
+    def as_row(found: Found) -> dict[str, Any]:
         members = sorted(map(list, found.members), key=str)
         return {"id": found.id, "kind": found.kind, "cause": found.cause, "members": members, "action": found.action}
 
@@ -96,8 +96,8 @@ def report(result: Score) -> dict[str, Any]:
         "f1": result.f1,
         "delay_median_s": median(result.delays_s),
         "delay_p95_s": percentile(result.delays_s, 0.95),
-        "false_incidents": [told(f) for f in result.false],
-        "false_drains": [told(f) for f in result.false_drains],
+        "false_incidents": [as_row(f) for f in result.false],
+        "false_drains": [as_row(f) for f in result.false_drains],
         "named": result.matched,
         "duplicates": result.duplicates,
         "hard_negatives": result.negatives,
@@ -141,5 +141,5 @@ def _print(result: Score) -> None:
     for label in result.missed:
         members = sorted(label.members, key=str)[:3]
         late = result.otherwise.get(label.id)
-        told = "" if late is None else f"; told after {late:.0f} s by a note or in an incident open before"
-        print(f"missed: {label.id} {label.kind}/{label.cause} on {members} at {iso(label.start_ms)}{told}")
+        late_text = "" if late is None else f"; reported after {late:.0f} s by a note or in an incident open before"
+        print(f"missed: {label.id} {label.kind}/{label.cause} on {members} at {iso(label.start_ms)}{late_text}")

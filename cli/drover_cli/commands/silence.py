@@ -1,4 +1,4 @@
-"""`drover silence ... --for 2h --why TEXT`: nobody is told of some incidents for a while."""
+"""`drover silence ... --for 2h --why TEXT`: hold back the notifications of some incidents for a while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drover_core.model.events import IncidentKind, Silence, from_json
 from drover_core.model.silences import describe_scope
 from drover_proto import fleet_pb2 as pb
 
-HELP = "nobody is told of an incident, or of what is wrong somewhere, for a while; it is found and shown all the same"
+HELP = "hold back the notifications of an incident, or of a place, for a while; it is still found and shown"
 PLACES = ("node", "rack", "leaf", "pool")
 
 
@@ -48,10 +48,10 @@ def run(args: argparse.Namespace) -> int:
         maintenance=args.maintenance,
     )  # fmt: skip
     with client.connect(args) as stub:
-        return told(stub.CreateSilence(request, timeout=client.DEADLINE_S), args)
+        return show_silence(stub.CreateSilence(request, timeout=client.DEADLINE_S), args)
 
 
-def told(reply: pb.SilenceReply, args: argparse.Namespace) -> int:
+def show_silence(reply: pb.SilenceReply, args: argparse.Namespace) -> int:
     """Print how a silence stands."""
     if args.json:
         print_json({**json.loads(reply.silence_json), "covers": reply.covers})
@@ -62,7 +62,9 @@ def told(reply: pb.SilenceReply, args: argparse.Namespace) -> int:
     begins = f"from {when(silence.from_ms)} " if silence.from_ms > silence.made_ms else ""
     print(f"silence {silence.id} of {plain(describe_scope(silence))}: {begins}{plain(state)}")
     again = (
-        "they are told within seconds" if silence.ended_by else f"to end it: drover unsilence {silence.id} --why ..."
+        "notifications go out within seconds"
+        if silence.ended_by
+        else f"to end it: drover unsilence {silence.id} --why ..."
     )
     print(f"  {reply.covers} open incidents are covered; {again}")
     return 0

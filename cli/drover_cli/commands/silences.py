@@ -1,4 +1,4 @@
-"""`drover silences`: of what nobody is told, until when and why."""
+"""`drover silences`: which notifications are held back, until when and why."""
 
 from __future__ import annotations
 

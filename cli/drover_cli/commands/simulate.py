@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         "hard_negatives": sum(not label.hardware for label in fleet.labels),
         "seconds": round(time.monotonic() - started, 1),
     }
-    _tell(args, summary)
+    _show(args, summary)
     return 0
 
 
@@ -111,11 +111,11 @@ def _adversary(args: argparse.Namespace, started: float) -> int:
         "hard_negatives": len(fleet.labels) - faults,
         "seconds": round(time.monotonic() - started, 1),
     }
-    _tell(args, summary)
+    _show(args, summary)
     return 0
 
 
-def _tell(args: argparse.Namespace, summary: dict[str, Any]) -> None:
+def _show(args: argparse.Namespace, summary: dict[str, Any]) -> None:
     if args.json:
         print_json(summary)
         return

@@ -13,11 +13,11 @@ from drover_cli.output import ago, duration, plain, print_json, say, size_text
 from drover_core.model.events import SEVERITY_ORDER
 from drover_proto import fleet_pb2 as pb
 
-ENOUGH_DAYS = 36_500  # what the collector tells when the disk holds all that is kept
+ENOUGH_DAYS = 36_500  # what the collector reports when the disk holds all that is kept
 INDENT = 16
 SHOWN_TABLES = 5  # the largest; all of them would scroll what matters off the screen
 ROLES = {
-    "active": "active: detects and tells",
+    "active": "active: detects and notifies",
     "standby": "standby: takes in and answers; another collector detects",
     "ingest": "ingest: takes in and answers, never detects",
 }
@@ -33,13 +33,13 @@ def run(args: argparse.Namespace) -> int:
     with client.connect(args) as stub:
         status = stub.GetStatus(pb.StatusRequest(), timeout=client.DEADLINE_S)
     if args.json:
-        print_json(told(status))
+        print_json(as_json(status))
         return 0
     now = round(time.time() * 1000)
     health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n) or "none known"
     by_severity = status.open_incidents_by_severity
     incidents = ", ".join(f"{by_severity[s]} {s}" for s in reversed(SEVERITY_ORDER) if by_severity[s]) or "none"
-    mode = "observe (decides and tells, touches nothing)" if status.mode == "observe" else status.mode
+    mode = "observe (decides and notifies, touches nothing)" if status.mode == "observe" else status.mode
     waiting = f"{status.pending} decision{'s' * (status.pending != 1)}"
     lines = {
         "fleet": plain(status.fleet or "unnamed"),
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         f"{status.batches_rejected} batches rejected",
         "store": _store(status),
         "policy": f"{status.policy}, {mode}",
-        "role": ROLES.get(status.role, plain(status.role) or "not told"),
+        "role": ROLES.get(status.role, plain(status.role) or "not reported"),
     }
     for name, text in lines.items():
         say(f"{name:<15} {text}", INDENT)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def told(status: pb.Status) -> dict[str, Any]:
+def as_json(status: pb.Status) -> dict[str, Any]:
     """As JSON, with numbers as numbers: protobuf writes those of 64 bits as strings."""
     found: dict[str, Any] = MessageToDict(
         status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -102,7 +102,7 @@ def _store(status: pb.Status) -> str:
         return text  # a server's disk: not known here
     text += f"; {size_text(status.store_free_bytes)} free, "
     if not status.HasField("store_days_left"):
-        return text + "too little data yet to tell for how long"
+        return text + "too little data yet to say for how long"
     if status.store_days_left >= ENOUGH_DAYS:
         return text + "enough for all that is kept"
     return text + f"at this rate the oldest samples go for room in {duration(status.store_days_left * 86_400)}"

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if not LEAST_S <= args.interval <= MOST_S:
         raise CliError(f"--interval must be from {LEAST_S:g} to {MOST_S:g} seconds")
     if args.json:
-        print_json(_told(_look(args)))
+        print_json(_as_json(_look(args)))
         return 0
     with needs("collector"):
         from rich.console import Console
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _live(args: argparse.Namespace) -> int:
-    """Until Ctrl-C. What cannot be heard any more stays on the screen, with since when."""
+    """Until Ctrl-C. What is no longer received stays on the screen, with since when."""
     from rich.console import Console
     from rich.live import Live
 
@@ -97,9 +97,9 @@ def _look(args: argparse.Namespace) -> ScreenFacts:
         )
 
 
-def _told(facts: ScreenFacts) -> dict[str, object]:
+def _as_json(facts: ScreenFacts) -> dict[str, object]:
     return {
-        "status": {name: value for name, value in status.told(facts.status).items() if name != "tables"},
+        "status": {name: value for name, value in status.as_json(facts.status).items() if name != "tables"},
         "incidents": [incident_json(incident) for incident in facts.incidents],
         "jobs": [message_json(row) for row in facts.jobs],
         "nodes": [

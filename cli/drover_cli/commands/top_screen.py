@@ -16,7 +16,7 @@ from drover_proto import fleet_pb2 as pb
 
 SEVERITY = {Severity.CRITICAL: "bold white on red", Severity.WARNING: "bold yellow", Severity.INFO: "cyan"}
 WELL, UNKNOWN = "·", "~"  # signs of the picture; the others are those of the console
-LEAST_ROWS = 3  # of a list that is shown at all
+LEAST_ROWS = 3  # of a list that is shown
 NODE_WIDTH = 12
 
 
@@ -108,7 +108,7 @@ def _style(health: Health) -> str:
 
 
 def _picture(facts: ScreenFacts, width: int, lines: int) -> list[Text]:
-    """Every GPU as a sign, node by node; racks line by line. None where it does not fit: the lists tell what is bad."""
+    """Every GPU as a sign, node by node; racks line by line. None where it does not fit: the lists say what is bad."""
     if facts.picture.layout_version != facts.layout.version:
         return []  # the fleet file has just changed
     legend = [Health(word) if word in tuple(Health) else Health.UNKNOWN for word in facts.picture.legend]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from drover_cli import client
-from drover_cli.commands.silence import told
+from drover_cli.commands.silence import show_silence
 from drover_proto import fleet_pb2 as pb
 
-HELP = "end a silence or maintenance window before its time: what is still wrong is told at once"
+HELP = "end a silence or maintenance window before its time: people are notified at once of what is still wrong"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,4 +20,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with client.connect(args) as stub:
-        return told(stub.EndSilence(pb.SilenceEnd(id=args.id, why=args.why), timeout=client.DEADLINE_S), args)
+        return show_silence(stub.EndSilence(pb.SilenceEnd(id=args.id, why=args.why), timeout=client.DEADLINE_S), args)

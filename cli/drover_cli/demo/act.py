@@ -103,7 +103,7 @@ class Guide:
         for node, duty in out.items():
             if self._stages.get(node) != (duty.stage, duty.reason):
                 self._stages[node] = (duty.stage, duty.reason)
-                self._tell(duty, labels)
+                self._show(duty, labels)
 
     def _type(self, command: str) -> None:
         self._say(f"    type: drover {command}{self._at}")
@@ -125,7 +125,7 @@ class Guide:
         self._say("    It is done, or asked for, when that is over. A person may go past the guard:")
         self._type(f'{decision.wanted} {decision.node} --force --why "I looked at it"')
 
-    def _tell(self, duty: NodeOutage, labels: Sequence[Mapping[str, object]]) -> None:
+    def _show(self, duty: NodeOutage, labels: Sequence[Mapping[str, object]]) -> None:
         node = duty.node
         if duty.stage is Health.DRAINING:
             self._say(f"{node} gets no new jobs. Those that run there leave it within 20 s.")

@@ -13,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-PLAIN = ("reset", "reboot")  # commands whose last line is kept as it is
+PLAIN = ("reset", "reboot")  # commands whose last line is kept unchanged
 TRY_AGAIN = 75  # as docs/how-to/own-scheduler.md says
 WAIT_S = 15.0
 

@@ -1,4 +1,4 @@
-"""Checks by the collector's settings, on its own machine: files, rights, certificates, disk, ports, who is told.
+"""Checks by the collector's settings, on its own machine: files, rights, certificates, disk, ports, receivers.
 
 Each takes settings that load; nothing is changed, and no secret is shown.
 """
@@ -28,7 +28,7 @@ from drover_core.settings import SettingsError
 CONNECT_S = 3.0
 BACKUP_DAYS = 8  # a weekly one, and a day
 MODES = {
-    "observe": "decides and tells, touches nothing",
+    "observe": "decides and notifies, touches nothing",
     "approve": "does what a person has approved",
     "enforce": "does what the policy decides, within the guard's limits",
 }
@@ -46,7 +46,7 @@ def fleet(config: CollectorConfig) -> list[Finding]:
     found = [ok("fleet", f"{config.fleet}: {len(spec.nodes)} nodes, {spec.gpu_count} GPUs")]
     without = sum(not node.rack for node in spec.nodes)
     if without:
-        text = f"{without} nodes have no rack: faults of a rack cannot be told from those of its nodes"
+        text = f"{without} nodes have no rack: faults of a rack cannot be distinguished from those of its nodes"
         found.append(warn("fleet", text, "give rack (and leaf) in the fleet file"))
     return found
 
@@ -108,7 +108,7 @@ def secrets(config: CollectorConfig) -> list[Finding]:
             found.append(bad("secrets", f"{key}: {path}: {error.strerror}", "write the file, or mend its path"))
             continue
         if mode & stat.S_IRWXO:
-            remedy = f"chmod o= {path}, and make the secret anew: it may have been read"
+            remedy = f"chmod o= {path}, and make a new secret: it may have been read"
             found.append(bad("secrets", f"{key}: {path} is open to every user of this machine", remedy))
         elif mode & stat.S_IWGRP:
             found.append(warn("secrets", f"{key}: {path} can be written by its group", f"chmod g-w {path}"))
@@ -228,17 +228,17 @@ def backups(config: CollectorConfig, now_s: float | None = None) -> list[Finding
     return [ok("backups", f"the newest in {folder} is {days:.1f} days old")]
 
 
-# ---- who is told
+# ---- receivers
 
 
-def told(config: CollectorConfig) -> list[Finding]:
-    """Whether somebody is told of incidents, and notices when Drover falls silent."""
+def notifications(config: CollectorConfig) -> list[Finding]:
+    """Check that somebody is notified of incidents, and notices when Drover falls silent."""
     named = [receiver.name for _, receiver in receivers(config.notify, config.webhooks)]
     remedy = "[[notify.webhook]], slack, pagerduty ... in the settings: docs/how-to/notify.md"
     found = (
         [ok("receivers", f"{', '.join(named)}; drover-collector notify-test tries them")]
         if named
-        else [warn("receivers", "none: nobody is told of incidents", remedy)]
+        else [warn("receivers", "none: nobody is notified of incidents", remedy)]
     )
     if config.heartbeat.on:
         return [*found, ok("dead-man's switch", f"a sign of life each {config.heartbeat.interval_s:g} s")]

@@ -42,14 +42,14 @@ def slurm(config: CollectorConfig, spec: FleetSpec, ask: Ask | None = None) -> l
     near = Path(settings.sbatch)
     scontrol = str(near.with_name("scontrol")) if near.name != settings.sbatch else "scontrol"
     try:
-        told = _pairs(_said(asked, scontrol, "show", "config"))
+        slurm_config = _pairs(_said(asked, scontrol, "show", "config"))
         listed = [_words(line) for line in _said(asked, scontrol, "-o", "show", "partition").splitlines() if line]
     except ActError as error:
         return [bad(NAME, str(error), "is slurmctld up, and probes.slurm.conf right?")]
     found = [_taken(settings, asked)]
-    kind = told.get("PreemptType", "")
+    kind = slurm_config.get("PreemptType", "")
     if settings.partition:
-        found += _partition(settings, spec, kind, told.get("PreemptMode", ""), listed)
+        found += _partition(settings, spec, kind, slurm_config.get("PreemptMode", ""), listed)
     if settings.qos:
         found += _qos(settings.qos, kind, asked, near)
     return [*found, _same_uid()]
@@ -85,7 +85,7 @@ def _partition(
             bad(NAME, f"partition {name} is {mine.get('State')}", f"scontrol update partition={name} state=up")
         )
     if "FORCE" in mine.get("OverSubscribe", ""):
-        text = f"partition {name} has OverSubscribe=FORCE: others' jobs come in beside a probe"
+        text = f"partition {name} has OverSubscribe=FORCE: others' jobs run next to a probe"
         found.append(bad(NAME, text, f"OverSubscribe=NO or EXCLUSIVE for {name} in slurm.conf"))
     by_qos = settings.qos and kind == "preempt/qos"
     if not by_qos:
@@ -140,9 +140,7 @@ def _same_uid() -> Finding:
     if uid == 0:
         text = "this is root, whom probe services take for a job of theirs; the collector runs as another user"
         return unknown(NAME, text, "run this as the service: sudo -u drover drover doctor ...")
-    text = (
-        f"whether {_user()} has uid {uid} on the nodes too, where the probe service runs as it, is not told from here"
-    )
+    text = f"whether {_user()} has uid {uid} on the nodes too, where the probe service runs as it, is not known here"
     return unknown(
         NAME,
         text,

@@ -60,7 +60,7 @@ def blindness(status: pb.Status) -> list[Finding]:
 def detection(system: pb.System) -> list[Finding]:
     state = system.detection
     if state.role != "active":
-        text = f"this collector's part is {plain(state.role) or 'not told'}: another one detects"
+        text = f"this collector's part is {plain(state.role) or 'not reported'}: another one detects"
         return [ok("detection", text)]
     found = []
     late_s = (system.ts_ms - max(state.newest_tick_ms, system.started_ms)) / 1000
@@ -106,27 +106,26 @@ def agents(system: pb.System) -> list[Finding]:
 def agent_versions(system: pb.System) -> list[Finding]:
     """Agents and collectors may be one version apart, either way."""
     ours, found = _release(system.version), []
-    for told in system.agents.versions:
-        theirs = _release(told.version)
+    for version in system.agents.versions:
+        theirs = _release(version.version)
         if theirs is None or ours is None:
-            if told.version:
-                text = f"{told.nodes} agents run {plain(told.version)}, which is no release"
+            if version.version:
+                text = f"{version.nodes} agents run {plain(version.version)}, which is no release"
                 found.append(unknown("agent versions", text, "drover nodes shows which; ansible upgrade.yml"))
         elif abs(theirs[1] - ours[1]) > 1 or theirs[0] != ours[0]:
-            text = (
-                f"{told.nodes} agents run {plain(told.version)}, the collector {plain(system.version)}: too far apart"
-            )
+            theirs_text = f"{version.nodes} agents run {plain(version.version)}"
+            text = f"{theirs_text}, the collector {plain(system.version)}: too far apart"
             found.append(bad("agent versions", text, "ansible-playbook upgrade.yml; one version apart is fine"))
         elif theirs != ours:
-            text = f"{told.nodes} agents run {plain(told.version)}, the collector {plain(system.version)}"
+            text = f"{version.nodes} agents run {plain(version.version)}, the collector {plain(system.version)}"
             found.append(warn("agent versions", text, "finish the rollout: ansible-playbook upgrade.yml"))
-    known = [told.version for told in system.agents.versions if told.version]
-    silent = sum(told.nodes for told in system.agents.versions if not told.version)
+    known = [version.version for version in system.agents.versions if version.version]
+    silent = sum(version.nodes for version in system.agents.versions if not version.version)
     if known and not found:
         rest = f"; of {silent} nodes it is not known" if silent else ""
         return [ok("agent versions", f"all run {plain(known[0])}{rest}")]
     if silent and not known:
-        return [unknown("agent versions", f"not known of {silent} nodes", "those that report tell it: see agents")]
+        return [unknown("agent versions", f"not known of {silent} nodes", "those that report send it: see agents")]
     return found
 
 
@@ -211,6 +210,6 @@ def certificate(system: pb.System) -> list[Finding]:
 
 
 def troubles(status: pb.Status) -> list[Finding]:
-    """What the collector says beside all this, in its own words."""
+    """What else the collector reports, in its own words."""
     rest = [line for line in status.troubles if line not in status.blind]
     return [warn("collector says", plain(line), "drover status; its log has more") for line in rest]

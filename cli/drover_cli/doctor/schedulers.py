@@ -51,15 +51,15 @@ def slurm(config: CollectorConfig, spec: FleetSpec, client: Any = None) -> list[
 
 
 def slurm_rights(settings: SlurmConfig) -> Finding:
-    """Slurm tells nobody beforehand what they may: only root, SlurmUser and its administrators drain nodes."""
+    """Slurm says to nobody beforehand what they may do: only root, SlurmUser and its administrators drain nodes."""
     user = getpass.getuser()
     if settings.slurmrestd is not None:
-        text = "whether the token may change nodes is not told before it is used"
+        text = "whether the token may change nodes is not known before it is used"
         return unknown("slurm rights", text, "its user must be SlurmUser or an administrator: sacctmgr show user")
     if user == "root":
         text = "this is root, who may change nodes; the service runs as another user"
         return unknown("slurm rights", text, "run this as the service: sudo -u drover drover doctor ...")
-    text = f"whether {user} may change nodes is not told before it is done"
+    text = f"whether {user} may change nodes is not known before it is done"
     return unknown("slurm rights", text, f"sacctmgr modify user {user} set adminlevel=admin (ansible: slurm_access)")
 
 

@@ -144,7 +144,7 @@ class Authority:
         return certificate.public_bytes(serialization.Encoding.PEM), line
 
     def renewed(self, days: int) -> bytes:
-        """The authority's certificate anew, with the same key and name: what it signed stays good."""
+        """Renew the authority's certificate, with the same key and name: what it signed stays good."""
         return self_signed(self._key, self.certificate.subject, self._now, days)
 
 
@@ -158,7 +158,7 @@ def init(folder: Path, name: str, days: int, *, force: bool, now: datetime | Non
             raise CliError(f"{path} is there already; all that it signed would be refused. Give --force if you mean it")
     key = ec.generate_private_key(ec.SECP256R1())
     name_of = x509.Name([attribute(NameOID.ORGANIZATION_NAME, "Drover"), attribute(NameOID.COMMON_NAME, name)])
-    with _told():
+    with _cli_errors():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(folder / "ca.key", key_pem(key), KEY_MODE)
         write_whole(folder / "ca.pem", self_signed(key, name_of, now or datetime.now(UTC), days), CERT_MODE)
@@ -169,7 +169,7 @@ def write_pair(cert_path: Path, cert: bytes, key: bytes, *, sync: bool = True) -
     Raises:
         CliError: the folder cannot be written.
     """
-    with _told():
+    with _cli_errors():
         cert_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(key_path(cert_path), key, KEY_MODE, sync=sync)
         write_whole(cert_path, cert, CERT_MODE, sync=sync)
@@ -241,7 +241,7 @@ def register(folder: Path, lines: Iterable[Issued]) -> None:
         CliError: it cannot be written.
     """
     data = "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines).encode()
-    with _told(), (folder / "issued.jsonl").open("ab") as file:
+    with _cli_errors(), (folder / "issued.jsonl").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(data)
         file.flush()
@@ -258,7 +258,7 @@ def issued(folder: Path) -> list[Issued]:
     if not path.exists():
         return []
     found = []
-    with _told():
+    with _cli_errors():
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
             try:
                 found.append(Issued(**json.loads(line)))
@@ -271,7 +271,7 @@ def denied(path: Path) -> set[str]:
     """Serial numbers on a list, in upper case without leading zeros; none where there is no list."""
     if not path.exists():
         return set()
-    with _told():
+    with _cli_errors():
         lines = path.read_text("utf-8").splitlines()
     words = (line.partition("#")[0].strip().removeprefix("serial=").replace(":", "") for line in lines)
     return {word.upper().lstrip("0") for word in words if word}
@@ -290,7 +290,7 @@ def deny(path: Path, lines: Sequence[Issued], now: datetime | None = None) -> in
     when = _iso(now or datetime.now(UTC))
     text = "".join(f"{line.serial}  # {line.uri}, ends {line.ends}, revoked {when}\n" for line in fresh)
     if fresh:
-        with _told():
+        with _cli_errors():
             before = path.read_text("utf-8") if path.exists() else "# serial numbers that collectors refuse\n"
             before += "" if before.endswith("\n") or not before else "\n"
             write_whole(path, (before + text).encode(), CERT_MODE)
@@ -319,7 +319,7 @@ def write_whole(path: Path, data: bytes, mode: int, *, sync: bool = True) -> Non
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _cli_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -327,7 +327,7 @@ def _told() -> Iterator[None]:
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    with _told():
+    with _cli_errors():
         if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
             raise CliError(f"{path} is open to other users, who could issue certificates; chmod 600 {path}")
         data = path.read_bytes()

@@ -84,11 +84,11 @@ def serve(args: argparse.Namespace) -> int:
     desk = EnrolmentService(args.dir, args.days)
     certs.read_certificate(args.cert)
     if not (key := certs.key_path(args.cert)).exists():
-        raise CliError(f"{key} is not there; it lies beside {args.cert}, of `drover certs issue collector`")
+        raise CliError(f"{key} is not there; it belongs next to {args.cert}, of `drover certs issue collector`")
     try:
         server = EnrolmentServer((host.strip("[]"), int(port)), desk, args.cert, key)
     except ssl.SSLError as error:
-        raise CliError(f"{args.cert} and its key cannot be used ({error.reason}); issue them anew") from None
+        raise CliError(f"{args.cert} and its key cannot be used ({error.reason}); issue them again") from None
     except OSError as error:
         raise CliError(f"{error.filename or args.listen}: {error.strerror}; check the path or the address") from None
     with server:

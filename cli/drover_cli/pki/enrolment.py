@@ -5,8 +5,8 @@
     POST /v1/renew     {"csr"} -> the same; the certificate in force says whose it is
 
 Of a request for a certificate (PKCS #10) only the key counts: names are the token's or the present certificate's.
-TLS 1.3 alone. Whoever can reach it may send anything: sizes, times and connections are bounded, and an address whose
-tokens are refused waits. The answer does not tell why a token is refused; the log does.
+TLS 1.3 alone. Anyone who can reach it may send anything: sizes, times and connections are bounded, and an address whose
+tokens are refused waits. The answer does not say why a token is refused; the log does.
 """
 
 from __future__ import annotations
@@ -138,18 +138,18 @@ class EnrolmentService:
 
     def _issue(self, address: str, node: str, key: ec.EllipticCurvePublicKey) -> Reply:
         with self._lock:
-            authority = certs.Authority(self._folder)  # anew: its certificate may have been renewed
+            authority = certs.Authority(self._folder)  # read again: its certificate may have been renewed
             authority.check_time()
             pem, line = authority.sign("agent", node, key, days=self._days)
             certs.register(self._folder, [line])
         log.info("%s from %s: serial %s, until %s", node, address, line.serial, line.ends)
         return Reply(200, {"certificate": pem.decode(), "ca": self.ca().decode()})
 
-    def _refuse(self, whose: str, status: int, told: str, why: str) -> Reply:
+    def _refuse(self, whose: str, status: int, text: str, why: str) -> Reply:
         """`whose`: the address or certificate for which it counts."""
         self._refusals.add(whose)
         log.warning("refused %s: %r", whose, why)  # !r: who is refused chose some of it
-        return Reply(status, {"error": told})
+        return Reply(status, {"error": text})
 
 
 def _texts(body: bytes, *names: str) -> list[str]:
@@ -225,7 +225,7 @@ class EnrolmentServer(ThreadingHTTPServer):
         end: threading.Timer | None = None
         try:
             request.settimeout(self._request_s)
-            context = self._context()  # anew: files may have been renewed
+            context = self._context()  # read again: files may have been renewed
             secured = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
             # Each read has its own timeout, and a peer that sends a byte now and then would have for ever.
             end = threading.Timer(self._request_s, _cut, [secured])
@@ -235,7 +235,7 @@ class EnrolmentServer(ThreadingHTTPServer):
             self.finish_request(secured, client_address)
         except OSError as error:
             log.info("%s: %s", client_address[0], error)
-        except Exception:  # a defect of ours must not end the service
+        except Exception:  # a defect of Drover must not end the service
             log.exception("a request of %s", client_address[0])
         finally:
             if end is not None:

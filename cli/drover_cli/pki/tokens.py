@@ -3,7 +3,7 @@
     DIR/tokens/ID.json     a token that may be used: its node, its end, the SHA-256 of its secret; never the secret
     DIR/tokens/ID.used     the same, taken
 
-A token is `ID.SECRET`; the secret has 256 random bits, so a plain hash of it tells nothing (what is guessed from
+A token is `ID.SECRET`; the secret has 256 random bits, so a plain hash of it reveals nothing (what is guessed from
 dictionaries are passwords). Taking it is one rename: of two that come with it at once, one has it.
 """
 
@@ -63,8 +63,8 @@ def take(folder: Path, text: str, node: str, now: datetime | None = None) -> Non
     """Use a token up for this node.
 
     Raises:
-        TokenError: it is none, or was used, has ended, or is of another node; one of another node stays as it was.
-        OSError: the folder cannot be written; the token stays as it was.
+        TokenError: it is none, or was used, has ended, or is of another node; one of another node stays unchanged.
+        OSError: the folder cannot be written; the token stays unchanged.
     """
     name, dot, secret = text.partition(".")
     if not dot or len(text) > MOST_LETTERS or len(name) != 2 * ID_BYTES or not set(name) <= set("0123456789abcdef"):

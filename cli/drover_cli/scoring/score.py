@@ -4,8 +4,9 @@ A label (hardware: true) is found by an incident of severity warning or critical
 kind, and opened between 30 s before the label's start and 60 s after its end. Labels with hardware: false are hard
 negatives: a drain or isolate on one is a false alarm, anything weaker is not counted either way.
 
-Nothing else is found. What was told in another way is counted beside it (`otherwise`) and mends no figure: idle GPUs,
-which are information and never more, and what comes out of an earlier fault (`follows`), told in that fault's incident.
+Nothing else is found. What was reported in another way is counted separately (`otherwise`) and changes no figure: idle
+GPUs, which are information and never more, and what comes out of an earlier fault (`follows`), reported in that
+fault's incident.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from drover_core.times import from_iso
 EARLY_MS = 30_000
 LATE_MS = 60_000
 
-# label kind -> incident kinds that name the same fault. A slow GPU may be told by what makes it slow, a dead GPU
+# label kind -> incident kinds that name the same fault. A slow GPU may be reported by what makes it slow, a dead GPU
 # by its XID or by its silence, a memory fault by its XID.
 FITTING: dict[str, frozenset[str]] = {
     "straggler": frozenset({"straggler", "thermal", "link", "memory", "drift"}),
@@ -88,7 +89,7 @@ class Score:
     missed: list[Label]
     gpu_days: float
     delays_of: dict[str, float] = field(default_factory=dict)  # label -> seconds until it was found
-    otherwise: dict[str, float] = field(default_factory=dict)  # missed label -> seconds until it was told otherwise
+    otherwise: dict[str, float] = field(default_factory=dict)  # missed label -> seconds until it was reported otherwise
     false_notes: int = 0  # notes of idle GPUs that name nothing
 
     @property
@@ -101,8 +102,8 @@ class Score:
 
     @property
     def precision(self) -> float | None:
-        told = self.matched + self.duplicates + len(self.false)
-        return (self.matched + self.duplicates) / told if told else None
+        reported = self.matched + self.duplicates + len(self.false)
+        return (self.matched + self.duplicates) / reported if reported else None
 
     @property
     def recall(self) -> float | None:
@@ -188,12 +189,12 @@ def counts(found: Found) -> bool:
 
 
 def _is_note(found: Found) -> bool:
-    """Whether it tells of idle GPUs. Scattered free ones are no label's matter."""
+    """Return True if it is about idle GPUs. Scattered free ones are no label's matter."""
     return found.severity == "info" and found.kind == "idle" and found.cause != "scattered"
 
 
 def _said(label: Label, found: Found) -> int | None:
-    """When the incident of what a label follows first told of the label too; None: it did not."""
+    """When the incident of what a label follows first reported the label too; None: it did not."""
     late = math.inf if label.end_ms is None else label.end_ms + LATE_MS
     for ts_ms, by in found.joined:
         kind = KIND_OF.get(by, by) or found.kind
@@ -205,7 +206,7 @@ def _said(label: Label, found: Found) -> int | None:
 
 def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) -> Score:
     """Match `incidents` to `labels`."""
-    told = sorted((f for f in incidents if counts(f)), key=lambda f: f.opened_ms)
+    counted = sorted((f for f in incidents if counts(f)), key=lambda f: f.opened_ms)
     faults = [label for label in labels if label.hardware]
     negatives = [label for label in labels if not label.hardware]
     kinds: dict[str, KindScore] = defaultdict(KindScore)
@@ -215,7 +216,7 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
     false: list[Found] = []
     false_drains: list[Found] = []
     tolerated = duplicates = 0
-    for found in told:
+    for found in counted:
         names = [label for label in faults if covers(label, found) and found.kind in FITTING[label.kind]]
         if names:
             matched_incidents.add(found.id)

@@ -278,6 +278,6 @@ def test_a_server_is_asked_with_the_password_of_the_settings_which_nobody_sees(
     assert "is open to every user; chmod o=" in told
     assert main(["restore", str(folder), "--config", str(config)]) == 2
     told += capsys.readouterr().err
-    assert "a server restores its own" in told
+    assert "only an embedded store, chdb:///PATH, can be restored here" in told
     assert "alt@" not in told
     assert "geheim" not in told

@@ -92,7 +92,7 @@ def test_enforcement_is_explained(made: Callable[..., CollectorConfig], tmp_path
     says(
         own.enforcement(made()),
         FindingState.OK,
-        "observe: decides and tells, touches nothing (the policy nvidia says observe",
+        "observe: decides and notifies, touches nothing (the policy nvidia says observe",
     )
     policy = tmp_path / "policy.toml"
     policy.write_text('name = "ours"\nmode = "enforce"\n[[rules]]\nname = "a"\nkind = ["xid"]\naction = "drain"\n')
@@ -100,7 +100,7 @@ def test_enforcement_is_explained(made: Callable[..., CollectorConfig], tmp_path
     says(
         own.enforcement(config),
         FindingState.WARN,
-        "observe: decides and tells, touches nothing (the policy ours says enforce",
+        "observe: decides and notifies, touches nothing (the policy ours says enforce",
     )
     policy.write_text("mode = 7\n")
     says(own.enforcement(config), FindingState.BAD, "policy.toml")
@@ -184,13 +184,13 @@ def test_store_and_backups(made: Callable[..., CollectorConfig], tmp_path: Path)
 
 
 def test_who_is_told(made: Callable[..., CollectorConfig], tmp_path: Path) -> None:
-    found = own.told(made())
-    says(found, FindingState.WARN, "none: nobody is told of incidents")
+    found = own.notifications(made())
+    says(found, FindingState.WARN, "none: nobody is notified of incidents")
     says(found, FindingState.WARN, "none: nobody notices when Drover itself dies")
     secret = tmp_path / "url"
     secret.write_text("https://hc.example/x")
     secret.chmod(0o600)
-    says(own.told(made(f'[heartbeat]\nurl_file = "{secret}"\n')), FindingState.OK, "a sign of life each 60 s")
+    says(own.notifications(made(f'[heartbeat]\nurl_file = "{secret}"\n')), FindingState.OK, "a sign of life each 60 s")
 
 
 # ---- schedulers, asked and not changed

@@ -18,11 +18,10 @@ def medians(age_ms: int) -> GpuMedians:
     """Of four GPUs in one job, the last without a value, `age_ms` after their bucket's end."""
     bucket = SimpleNamespace(end_ms=NOW - age_ms, gpu={"power_w": np.array([400.0, 500.0, 600.0, np.nan])})
     facts: Any = SimpleNamespace(
-        pipeline=SimpleNamespace(buckets=SimpleNamespace(newest=bucket)),
-        now_ms=lambda: NOW,
+        pipeline=SimpleNamespace(buckets=SimpleNamespace(newest=bucket)), now_ms=lambda: NOW,
         jobs=lambda: (np.zeros(4, np.int32), ("j",)),
         index=SimpleNamespace(sku=np.zeros(1, np.int32), gpu_node=np.zeros(4, np.int32)),
-    )
+    )  # fmt: skip
     return GpuMedians(cast(ApiSnapshot, facts))
 
 
