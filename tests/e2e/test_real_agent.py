@@ -155,7 +155,7 @@ def stored(folder: Path, scope: Scope) -> list[dict[str, object]]:
     script = (
         "import json, sys, time; from drover_collector.store import Store; "
         "from drover_core.metrics.catalog import Scope; "
-        "tables = Store.open(sys.argv[1]).export(Scope(sys.argv[2]), 0, time.time_ns() // 1_000_000); "
+        "tables = Store.open(sys.argv[1]).export.tables(Scope(sys.argv[2]), 0, time.time_ns() // 1_000_000); "
         "print(json.dumps([row for table in tables for row in table.to_pylist()], default=str))"
     )
     command = [sys.executable, "-c", script, f"chdb://{folder}/store", str(scope)]
