@@ -374,7 +374,7 @@ from drover_collector.config import StoreConfig
 from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.store import SampleBatch, Store, sizes_of
 from drover_core.metrics.catalog import Scope, of_scope
-from drover_collector.store import engine
+from drover_collector.store.clickhouse import client as engine
 from testbed.fleets import T0, everything, gpu_row, random_values
 
 engine.EMBEDDED["max_partition_size_to_drop"] = 1  # the engine's own limit, 50 GB, on a disk this small
