@@ -349,13 +349,13 @@ def test_smaller_blocks_come_to_a_store_from_before_and_its_rows_stay(
         opened.clients.command("OPTIMIZE TABLE gpu_samples FINAL")
         rows = opened.clients.rows("SELECT power_w, gpu_temp_c FROM gpu_samples")
         ddl = opened.clients.rows(f"SELECT create_table_query AS q FROM {opened.clients.tables} WHERE name = 'gpu_10s'")
-        rows = opened.clients.rows("SELECT change FROM schema_versions WHERE change NOT LIKE '%: made'")
+        made = opened.clients.rows("SELECT change FROM schema_versions WHERE change NOT LIKE '%: made'")
         opened.close()
         assert rows == [{"power_w": 3000, "gpu_temp_c": 60}]
         assert re.search(r"`power_w` [^`]*SETTINGS \(min_compress_block_size = 16384\)", ddl[0]["q"])
         assert not re.search(r"`nvlink_tx_bytes_per_s` [^`]*SETTINGS \(", ddl[0]["q"])
-        assert "gpu_10s: power_w in blocks of 16384 bytes" in {row["change"] for row in rows}
-        changes.append(str(sorted(row["change"] for row in rows)))
+        assert "gpu_10s: power_w in blocks of 16384 bytes" in {row["change"] for row in made}
+        changes.append(str(sorted(row["change"] for row in made)))
     assert changes[0] == changes[1]  # there was nothing left to change
 
 
