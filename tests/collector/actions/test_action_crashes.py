@@ -20,8 +20,7 @@ from drover_collector.actions.dispatcher import UNBEGUN_MS, ActionDispatcher
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.probes.scheduling.orders import Orders
-from drover_collector.probes.settings import ProbesConfig
+from drover_collector.probes.scheduling.orders import OrderBook
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -211,8 +210,8 @@ def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(sce
     """With real orders in the store. Before it is asked for there is nothing but a drained node, which is looked at."""
     index = FleetIndex(FleetSpec((NodeSpec("n1", gpus=8),)))
 
-    def orders() -> Orders:  # a new process knows only the store
-        return Orders(scene.store, index, ProbesConfig(), lambda: scene.now_ms, {})
+    def orders() -> OrderBook:  # a new process knows only the store
+        return OrderBook(scene.store, index, lambda: scene.now_ms)
 
     stop = Crash("asked")
     with scene.desk(step=stop) as desk:

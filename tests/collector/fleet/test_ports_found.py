@@ -208,7 +208,7 @@ def test_the_fleet_file_adds_and_corrects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "serves"),
+    ("ports", "serves"),
     [
         (["mlx5_0", "mlx5_1"], {"mlx5_0": 0, "mlx5_1": 1}),
         (["mlx5_2,mlx5_10"] * 2, {"mlx5_2": 0, "mlx5_10": 1}),
