@@ -112,7 +112,7 @@ class Taker:
     async def __call__(self, _: object, context: grpc.aio.ServicerContext) -> None:
         context.max_message_bytes = 5_000  # type: ignore[attr-defined]  # a Call's
         await context.read()
-        context.on_message = self.take  # type: ignore[attr-defined]
+        context.on_message = self.take  # type: ignore[attr-defined]  # of our server only
         while (message := await context.read()) is not grpc.aio.EOF:
             self.got.append(("read", message))
 
