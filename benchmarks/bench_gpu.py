@@ -3,14 +3,17 @@
     python3 benchmarks/bench_gpu.py --out FOLDER
 
 1. `once`: one reading of everything; every GPU metric of the catalog is read, or absent for a reason that is told.
-2. `calls`: what each NVML call costs, as the agent makes it: of the clock, and of CPU.
+2. `calls`: what each NVML call costs, as the agent makes it: of the clock, and of CPU; and the codes it returned.
 3. `gpm`: GPM's tensor activity beside that of a matrix product whose operations are known, busy all and half the time.
 4. `recording`: a reading each second under load, for tests/cases/agent/nvml_recorded (serials and UUIDs made up).
-5. `steps`: step times of a training loop in windows with and without a running agent, in turn.
+5. `steps`: step times of a training loop in windows with and without a running agent, in turn; the agent's CPU and
+   memory in the windows with it.
+6. `xid`: a program that writes to a foreign address; the XID that the driver reports, as NVML delivers it.
 
-Needs what the agent needs (grpcio, protobuf, nvidia-ml-py) and, for 3 and 5, torch with CUDA; what is not there is said
-and left out. Nothing of the GPU's settings is changed. Prints a JSON line for each part; exits with 1 when one of them
-does not hold. Without a GPU it runs on the C stand-in (tests/testbed/nvml.py), where it shows only that it works.
+Needs what the agent needs (grpcio, protobuf, psutil, nvidia-ml-py) and, for 3 and 5, torch with CUDA; what is not
+there is said and left out. Nothing of the GPU's settings is changed. Prints a JSON line for each part; exits with 1
+when one of them does not hold. Without a GPU it runs on the C stand-in (tests/testbed/nvml.py), where it shows only
+that it works.
 """
 
 from __future__ import annotations
@@ -25,21 +28,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "agent"), str(ROOT / "proto"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("proto", "core", "agent", "benchmarks")]
 
 import pynvml
-from gpu import common, recording, steps
+from gpu import common, recording, steps, xid
 
 from drover_agent.sources.nvml.source import NvmlSource
 from drover_core.metrics.catalog import Scope, of_scope
 
-PARTS = ("once", "calls", "gpm", "recording", "steps")
+PARTS = ("once", "calls", "gpm", "recording", "steps", "xid")
 # Dense bf16 operations of one SM in one clock, by compute capability. The peaks of NVIDIA's data sheets over the number
 # of SMs and the boost clock: A100 312e12/108/1.41e9, H100 SXM 989.4e12/132/1.83e9, B200 2250e12/148/1.86e9.
 FLOPS_PER_CLOCK = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192}
@@ -91,6 +94,7 @@ class Costs:
     def __init__(self) -> None:
         self.wall_s: dict[str, list[float]] = defaultdict(list)
         self.cpu_s: dict[str, list[float]] = defaultdict(list)
+        self.codes: dict[str, Counter[int]] = defaultdict(Counter)
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -104,11 +108,11 @@ class Costs:
     def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             wall_s, cpu_s = time.perf_counter(), time.thread_time()
-            try:
-                return function(*arguments)
-            finally:
-                self.cpu_s[name].append(time.thread_time() - cpu_s)
-                self.wall_s[name].append(time.perf_counter() - wall_s)
+            code = function(*arguments)
+            self.cpu_s[name].append(time.thread_time() - cpu_s)
+            self.wall_s[name].append(time.perf_counter() - wall_s)
+            self.codes[name][code] += 1
+            return code
 
         return call
 
@@ -152,6 +156,7 @@ def calls(seconds: int) -> dict[str, Any]:
         "gpus": len(source.devices),
         "ticks": ticks,
         "calls": found,
+        "return_codes": {name: dict(codes) for name, codes in sorted(costs.codes.items())},
         "cpu_ms_per_s": round(whole, 3),
         "holds": bool(found),
     }
@@ -262,6 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "gpm": lambda: {"left_out": torch} if isinstance(torch, str) else gpm(torch, args.seconds),
             "recording": lambda: recording.record(folder / "recording.json", torch, args.seconds),
             "steps": lambda: steps.compared(folder, torch, args.window),
+            "xid": xid.delivered,
         }
         failed = False
         for part in wanted:

@@ -12,7 +12,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 8192  # of the matrices, as in the gemm probe
 SETTLE_S = 5.0  # after the agent was started or stopped, before a window counts
-ENV = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "agent"), str(ROOT / "proto")])}
+PACKAGES = [str(ROOT / folder) for folder in ("proto", "core", "agent", "benchmarks")]  # none needs to be installed
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join([*PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])])}
 SETTINGS = {"node": "gpu-node", "hardware": "nvml", "dcgm_url": "", "steps_socket": "", "kubelet_socket": ""}
 
 

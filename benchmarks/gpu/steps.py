@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from gpu import common
 
 START_S = 120.0  # for a loop or an agent to begin
@@ -34,16 +36,20 @@ def compared(folder: Path, torch: Any, window_s: float) -> dict[str, Any]:
     ]
     loop = subprocess.Popen(command, env=common.ENV)
     spans: list[tuple[bool, float, float]] = []
+    agents: list[dict[str, float]] = []
     try:
         deadline_s = time.monotonic() + START_S
         while not times.exists() and loop.poll() is None and time.monotonic() < deadline_s:
             time.sleep(0.1)
         for number in range(WINDOWS):
-            with running_agent(folder) if number % 2 else contextlib.nullcontext():
+            with running_agent(folder) if number % 2 else contextlib.nullcontext() as agent:
                 time.sleep(common.SETTLE_S)
-                began_s = time.time()
+                began_s, cpu_s = time.time(), cpu_of(agent)
                 time.sleep(window_s)
                 spans.append((bool(number % 2), began_s, time.time()))
+                if agent:
+                    share = (cpu_of(agent) - cpu_s) / (time.time() - began_s)
+                    agents.append({"cpu_cores": round(share, 5)} | memory_of(agent))
     finally:
         loop.terminate()
         loop.wait(30)
@@ -51,7 +57,21 @@ def compared(folder: Path, torch: Any, window_s: float) -> dict[str, Any]:
     windows = [(on, [step_s for at_s, step_s in told if began_s <= at_s < ended_s]) for on, began_s, ended_s in spans]
     if any(len(found) < 10 for _, found in windows):
         return {"holds": False, "why": f"steps in the windows: {[len(found) for _, found in windows]}"}
-    return {"device": device} | compare([(on, statistics.median(found)) for on, found in windows])
+    return {"device": device, "agent": agents} | compare([(on, statistics.median(found)) for on, found in windows])
+
+
+def cpu_of(process: psutil.Process | None) -> float:
+    """Seconds of user and system time; 0 without a process."""
+    if process is None:
+        return 0.0
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def memory_of(process: psutil.Process) -> dict[str, float]:
+    """MiB: resident, and private, which is what would be free without the process. Of Linux's smaps."""
+    full = process.memory_full_info()
+    return {"rss_mib": round(full.rss / 2**20, 1), "private_mib": round(full.uss / 2**20, 1)}
 
 
 def compare(windows: Sequence[tuple[bool, float]]) -> dict[str, Any]:
@@ -82,7 +102,7 @@ def compare(windows: Sequence[tuple[bool, float]]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running_agent(folder: Path) -> Iterator[None]:
+def running_agent(folder: Path) -> Iterator[psutil.Process]:
     """A whole one, from its start on, with nobody to send to: its spool is written all the same."""
     spool = Path(tempfile.mkdtemp(prefix="spool-", dir=folder))
     settings = common.sets(**{"spool.dir": str(spool), "log_level": "error"})
@@ -93,7 +113,7 @@ def running_agent(folder: Path) -> Iterator[None]:
             deadline_s = time.monotonic() + START_S
             while not (spool / "id").exists() and agent.poll() is None and time.monotonic() < deadline_s:
                 time.sleep(0.1)
-            yield
+            yield psutil.Process(agent.pid)
         finally:
             if agent.poll() is not None:
                 raise SystemExit(f"the agent ended by itself: {(folder / 'agent.log').read_text()[-1000:]}")
