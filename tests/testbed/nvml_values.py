@@ -6,6 +6,7 @@ from drover_core.metrics.catalog import (
     BY_NAME,
     Metric,
     Scope,
+    Source,
     of_scope,
 )
 from testbed.nvml import FakeNvml
@@ -14,12 +15,18 @@ GPUS = 8
 READ_BY_NVML = [m for m in of_scope(Scope.GPU) if "nvml" in m.sources or "gpm" in m.sources]
 
 
+def _source_of(metric: Metric) -> Source:
+    """GPM, where it has the metric. But NVML itself reports a GPU's utilisation."""
+    reader = "gpm" if "gpm" in metric.sources and metric.name != "gpu_util_ratio" else "nvml"
+    return metric.sources[reader]
+
+
 def key_of(metric: Metric) -> str:
-    return (metric.sources.get("gpm") or metric.sources["nvml"]).key
+    return _source_of(metric).key
 
 
 def scale_of(metric: Metric) -> float:
-    return (metric.sources.get("gpm") or metric.sources["nvml"]).scale
+    return _source_of(metric).scale
 
 
 BOOLS = [m for m in READ_BY_NVML if m.unit == "bool"]
@@ -41,8 +48,6 @@ def feed_distinct(fake_nvml: FakeNvml) -> list[dict[str, float]]:
                     raw = 1 + (GPUS * place + gpu) / 8  # a percentage with a fraction
                 fake_nvml.set(gpu, key_of(metric), raw)
                 want[metric.name] = raw * scale_of(metric)
-                if metric.name == "gpu_util_ratio":
-                    want[metric.name] = round(want[metric.name], 2)  # in NVML's whole percents
                 if key_of(metric).startswith("GPM") and metric.unit == "B/s":
                     want[metric.name] = round(want[metric.name] / 1e6) * 1e6  # what the agent tells of a rate
             for place, metric in enumerate(BOOLS):

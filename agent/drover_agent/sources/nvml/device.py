@@ -22,13 +22,12 @@ from drover_agent.sources.nvml.errors import (
     absence,
 )
 from drover_agent.sources.nvml.fields import (
-    GPM_METRICS,
     NVML_METRICS,
     PROCESSES_KEY,
     RARE_MS,
     SLOW_MS,
 )
-from drover_agent.sources.nvml.found import TARGETS, UTILIZATION_NAME, Found
+from drover_agent.sources.nvml.found import GPM_ALL, GPM_BUT_UTILIZATION, TARGETS, Found
 from drover_agent.sources.nvml.identity import Identity
 from drover_agent.sources.nvml.inventory import Inventory
 from drover_agent.sources.nvml.metrics import Metrics
@@ -42,11 +41,11 @@ MPS_MS = 60_000  # a list costs milliseconds, and few nodes run MPS: asked this 
 
 _log = logging.getLogger(__name__)
 
-PROFILING = frozenset(metric.name for metric in GPM_METRICS.values())
+PROFILING = frozenset(GPM_ALL.names)
 # Every metric that this source gives: what is absent while a GPU is lost.
-ALL = tuple({metric.name: None for metric in (*NVML_METRICS.values(), *GPM_METRICS.values())})
-# Where another reader gives that; but how busy a GPU is, NVML itself reports then.
-BUT_PROFILING = tuple(name for name in ALL if name not in PROFILING or name == UTILIZATION_NAME)
+ALL = tuple(dict.fromkeys([*(metric.name for metric in NVML_METRICS.values()), *GPM_ALL.names]))
+# Where another reader gives what GPM would.
+BUT_PROFILING = tuple(name for name in ALL if name not in GPM_BUT_UTILIZATION.names)
 
 
 @dataclass(slots=True, eq=False, repr=False)

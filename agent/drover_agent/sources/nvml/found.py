@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from drover_agent.sources.base import RATE_STEP
 from drover_agent.sources.nvml.calls import Raw
-from drover_agent.sources.nvml.fields import GPM_METRICS, NVML_METRICS, UTILIZATION_KEY
+from drover_agent.sources.nvml.fields import GPM_METRICS, GPM_UTILIZATION_KEY, NVML_METRICS, UTILIZATION_KEY
 from drover_core.metrics.catalog import Absent, Metric
 
 Why = Callable[[int, str], Absent]  # (code, what): the reason, or LostError, DriverGoneError
@@ -39,6 +39,7 @@ def _target(metric: Metric, reader: str) -> Target:
 
 
 TARGETS: Mapping[str, Target] = {key: _target(metric, "nvml") for key, metric in NVML_METRICS.items()}
+NVML_NAMES = frozenset(target.name for target in TARGETS.values())
 UTILIZATION_NAME = TARGETS[UTILIZATION_KEY].name
 UTILIZATION_STEP = 0.01  # NVML gives whole percents: a GPU must look the same by either
 
@@ -47,24 +48,6 @@ def _step(metric: Metric) -> float:
     if metric.name == UTILIZATION_NAME:
         return UTILIZATION_STEP
     return RATE_STEP if metric.unit == "B/s" else 0.0
-
-
-# In GPM's order: the name, the factor to our unit, the range of raw values (1.05 of a ratio's highest is rounding), our
-# highest value, the step in which it is sent, 0 for GPM's own.
-_GPM = tuple(
-    (
-        metric.name,
-        metric.sources["gpm"].scale,
-        metric.low / metric.sources["gpm"].scale,
-        metric.high / metric.sources["gpm"].scale * (1.05 if metric.unit == "ratio" else 1.0),
-        metric.high,
-        _step(metric),
-    )
-    for metric in GPM_METRICS.values()
-)
-_GPM_KEYS = tuple(GPM_METRICS)
-_GPM_NAMES, _GPM_SCALES, _GPM_LOWS, _GPM_ROUNDING, _GPM_HIGHS, _ = zip(*_GPM, strict=True)
-_GPM_STEPS = tuple((place, row[-1]) for place, row in enumerate(_GPM) if row[-1])
 
 
 class Found:
@@ -102,37 +85,69 @@ class Found:
                 self.absent[name] = why
 
 
-def put_gpm(found: Found, answers: Sequence[Any], why: Why) -> bool:
-    """Put in GPM's answers, code and value of each key in turn or none, in the resolution that is sent.
+class _GpmTarget(NamedTuple):
+    """Where one of GPM's answers goes; `low` and `highest_raw` bound the raw value."""
 
-    Returns:
-        Whether GPM says how busy the GPU is; where it does not, what NVML itself has said of it stands.
+    name: str
+    scale: float
+    low: float
+    highest_raw: float
+    high: float
+    step: float  # in which it is sent; 0: as GPM gives it
+
+
+def _gpm_target(metric: Metric) -> _GpmTarget:
+    scale = metric.sources["gpm"].scale
+    # GPM divides two windows that do not end together: a busy unit comes out above 100 %.
+    rounding = 1.05 if metric.unit == "ratio" else 1.0
+    return _GpmTarget(
+        metric.name, scale, metric.low / scale, metric.high / scale * rounding, metric.high, _step(metric)
+    )
+
+
+class GpmTargets:
+    """Where GPM's answers to some of its keys go.
+
+    Attributes:
+        keys: in the order in which GPM is asked.
+        names: of their metrics.
     """
-    values, codes, raws = found.values, answers[::2], answers[1::2]
-    if raws and not any(codes) and all(map(le, _GPM_LOWS, raws)) and all(map(le, raws, _GPM_ROUNDING)):
-        scaled = list(map(mul, raws, _GPM_SCALES))
-        for place, step in _GPM_STEPS:
-            scaled[place] = round(scaled[place] / step) * step
-        if not all(map(le, scaled, _GPM_HIGHS)):
-            scaled = list(map(min, scaled, _GPM_HIGHS))
-        values.update(zip(_GPM_NAMES, scaled, strict=True))
-        found.absent.pop(UTILIZATION_NAME, None)
-        return True
-    before = values.pop(UTILIZATION_NAME, None)
-    for (name, scale, low, rounding, high, step), raw in zip(_GPM, raws, strict=False):
-        if not low <= raw <= rounding:  # NaN fails too
-            found.absent[name] = Absent.OUT_OF_RANGE
-        else:  # GPM divides two windows that do not end together: a busy unit comes out above 100 %
-            value = raw * scale
-            values[name] = min(round(value / step) * step if step else value, high)
-    if any(codes):
-        for key, (name, *_), code in zip(_GPM_KEYS, _GPM, codes, strict=True):
-            if code:
-                values.pop(name, None)
-                found.absent[name] = why(code, key)
-    reported = UTILIZATION_NAME in values
-    if not reported and before is not None:
-        values[UTILIZATION_NAME] = before
-    if UTILIZATION_NAME in values:
-        found.absent.pop(UTILIZATION_NAME, None)
-    return reported
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.keys = tuple(keys)
+        self._targets = tuple(_gpm_target(GPM_METRICS[key]) for key in self.keys)
+        self.names, self._scales, self._lows, self._highest_raw, self._highs, steps = zip(*self._targets, strict=True)
+        self._steps = tuple((place, step) for place, step in enumerate(steps) if step)
+
+    def put(self, found: Found, answers: Sequence[Any], why: Why) -> None:
+        """Put in GPM's answers, code and value of each key in turn or none, in the resolution that is sent.
+
+        What NVML itself did not give (`found.absent`) is no longer absent if GPM gives it.
+        """
+        if not answers:  # at the first sample
+            return
+        codes, raws = answers[::2], answers[1::2]
+        if not any(codes) and all(map(le, self._lows, raws)) and all(map(le, raws, self._highest_raw)):
+            scaled = list(map(mul, raws, self._scales))
+            for place, step in self._steps:
+                scaled[place] = round(scaled[place] / step) * step
+            if not all(map(le, scaled, self._highs)):
+                scaled = list(map(min, scaled, self._highs))
+            found.values.update(zip(self.names, scaled, strict=True))
+        else:
+            for key, target, code, raw in zip(self.keys, self._targets, codes, raws, strict=True):
+                if code:
+                    found.absent[target.name] = why(code, key)
+                elif not target.low <= raw <= target.highest_raw:  # NaN fails too
+                    found.absent[target.name] = Absent.OUT_OF_RANGE
+                else:
+                    value = raw * target.scale
+                    value = round(value / target.step) * target.step if target.step else value
+                    found.values[target.name] = min(value, target.high)
+        if found.absent:
+            for name in found.values.keys() & found.absent.keys():
+                del found.absent[name]
+
+
+GPM_ALL = GpmTargets(GPM_METRICS)
+GPM_BUT_UTILIZATION = GpmTargets(key for key in GPM_METRICS if key != GPM_UTILIZATION_KEY)

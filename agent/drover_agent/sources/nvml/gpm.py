@@ -11,11 +11,9 @@ from typing import Any
 import pynvml
 
 from drover_agent.sources.nvml.calls import function
-from drover_agent.sources.nvml.fields import GPM_IDS
+from drover_agent.sources.nvml.found import GpmTargets
 
-# nvmlGpmMetric_t: metricId, nvmlReturn, value, three names; all that are asked for.
-_METRIC = "4xid24x"
-_ANSWERS = struct.Struct("=" + len(GPM_IDS) * _METRIC)
+_METRIC = "4xid24x"  # nvmlGpmMetric_t: metricId, nvmlReturn, value, three names
 _POINTERS = struct.Struct("=QQ")  # sample1 and sample2 of nvmlGpmMetricsGet_t
 
 
@@ -30,8 +28,8 @@ class Gpm:
         NVMLError: NOT_SUPPORTED on a GPU without GPM; or a sample could not be made.
     """
 
-    def __init__(self, handle: Any, instance: int | None = None) -> None:
-        """`instance`: id of a GPU instance of the GPU of this handle."""
+    def __init__(self, handle: Any, targets: GpmTargets, instance: int | None = None) -> None:
+        """`targets`: what is asked. `instance`: id of a GPU instance of the GPU of this handle."""
         if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         if instance is None:
@@ -42,23 +40,29 @@ class Gpm:
             self._whose = (handle, instance)
         self._compute = function("nvmlGpmMetricsGet")
         self._previous: Any = None
-        self._answered = False
-        # Made once: with room for each of NVML's metrics it takes 19 KB.
-        self._question = pynvml.c_nvmlGpmMetricsGet_t()
-        self._question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        self._question.numMetrics = len(GPM_IDS)
-        for place, number in enumerate(GPM_IDS.values()):
-            self._question.metrics[place].metricId = number
-        self._at = ctypes.byref(self._question)
-        first = type(self._question).metrics.offset
-        self._answers = memoryview(self._question).cast("B")[first : first + _ANSWERS.size]
-        self._pair = memoryview(self._question).cast("B")[type(self._question).sample1.offset :]
         self._samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
         self._addresses = {id(sample): _address(sample) for sample in self._samples}
+        self.choose(targets)
+
+    def choose(self, targets: GpmTargets) -> None:
+        """Ask for these from now on."""
+        self.targets = targets
+        self._answered = False
+        # Made once: with room for each of NVML's metrics it takes 19 KB.
+        question = pynvml.c_nvmlGpmMetricsGet_t()
+        question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        question.numMetrics = len(targets.keys)
+        for place, key in enumerate(targets.keys):
+            question.metrics[place].metricId = getattr(pynvml, f"NVML_{key}")
+        self._unpacked = struct.Struct("=" + len(targets.keys) * _METRIC)
+        first = type(question).metrics.offset
+        self._answers = memoryview(question).cast("B")[first : first + self._unpacked.size]
+        self._pair = memoryview(question).cast("B")[type(question).sample1.offset :]
+        self._question = ctypes.byref(question)
 
     def read(self) -> Sequence[Any]:
-        """Return code and raw value of each key of GPM_IDS in turn, since the previous read; empty at the first, and at
-        the next one after a sample failed."""
+        """Return code and raw value of each of the targets' keys in turn, since the previous read; empty at the first,
+        and at the next one after a sample failed."""
         if code := self.ask():
             raise pynvml.NVMLError(code)
         return self.answers()
@@ -75,13 +79,13 @@ class Gpm:
         if before is None:
             return 0
         _POINTERS.pack_into(self._pair, 0, self._addresses[id(before)], self._addresses[id(sample)])
-        code = self._compute(self._at)
+        code = self._compute(self._question)
         self._answered = not code
         return code
 
     def answers(self) -> Sequence[Any]:
         """What `ask` brought; see `read`."""
-        return _ANSWERS.unpack(self._answers) if self._answered else ()
+        return self._unpacked.unpack(self._answers) if self._answered else ()
 
     def skip(self) -> None:
         """Not read in this tick: the next read shall not give the mean since long ago."""

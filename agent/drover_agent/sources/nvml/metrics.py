@@ -20,23 +20,22 @@ from drover_agent.sources.nvml.fields import (
     BER_KEY,
     CALLS,
     FIELDS,
-    GPM_METRICS,
     PCIE_CALLS,
     STATE_KEY,
     UTILIZATION,
     UTILIZATION_KEY,
-    WITH_GPM,
     Way,
     bit_error_rate,
 )
 from drover_agent.sources.nvml.found import (
+    GPM_ALL,
+    GPM_BUT_UTILIZATION,
+    NVML_NAMES,
     TARGETS,
-    UTILIZATION_NAME,
     Found,
     Target,
     Targets,
     Why,
-    put_gpm,
 )
 from drover_agent.sources.nvml.gpm import Gpm
 from drover_core.metrics.catalog import Absent
@@ -75,7 +74,6 @@ class Metrics:
         self._gpm: Gpm | None = None
         self._gpm_why: Absent | None = None  # why GPM did not answer `ask`
         self._gpm_fails = False  # did not answer the last time; another program may hold its counters for long
-        self._gpm_not_busy = False  # it answered, but not how busy the GPU is
         self._asked: _Plan | None = None  # by `ask`
         self._forget(0)
 
@@ -83,7 +81,7 @@ class Metrics:
         """Ask everything again."""
         self._since_ms = now_ms
         self._refused: dict[Way, Absent] = {}
-        self._plans: dict[tuple[int, bool], _Plan] = {}  # pace, and whether GPM is read as well
+        self._plans: dict[int, _Plan] = {}  # by pace
         self._links = pynvml.NVML_NVLINK_MAX_LINKS
         self._no_gpm: Absent | None = None
 
@@ -100,39 +98,26 @@ class Metrics:
         """
         if not 0 <= now_ms - self._since_ms < REFUSED_MS:
             self._forget(now_ms)
-        with_gpm = profile and self._gpm_gives_busy
-        self._ask(found, pace_ms, with_gpm=with_gpm)
+        self._ask(found, pace_ms)
         if profile:
             self._read_gpm(found)
-            if with_gpm and (self._gpm_fails or not self._gpm_gives_busy):
-                self._ask_calls(found, self._made(way for way in (UTILIZATION,) if way not in self._refused))
-                if UTILIZATION_NAME in found.values:
-                    found.absent.pop(UTILIZATION_NAME, None)
         if pace_ms:
             self._report_refused(found, profile=profile)
         if profile:
             if self._no_gpm is not None and pace_ms:
-                for name in (m.name for m in GPM_METRICS.values() if "nvml" not in m.sources):
-                    found.absent[name] = self._no_gpm
+                for name in GPM_BUT_UTILIZATION.names:
+                    if name not in NVML_NAMES:
+                        found.absent[name] = self._no_gpm
                 self._ask_calls(found, self._made(way for way in PCIE_CALLS if way not in self._refused))
         elif self._gpm is not None:
             self._gpm.skip()
-
-    @property
-    def _has_gpm(self) -> bool:
-        return self._gpm is not None and self._no_gpm is None
-
-    @property
-    def _gpm_gives_busy(self) -> bool:
-        """Then NVML's own utilisation is left out."""
-        return self._has_gpm and not self._gpm_not_busy
 
     # ---- a tick in which nothing is slow, refused or new: first all calls in a row, then what they brought
 
     def ask(self, now_ms: int, *, profile: bool) -> bool:
         """Make the calls of a tick, for `take`; False: `read` is needed, something was not answered or is to be
         planned."""
-        plan = self._plans.get((0, profile and self._gpm_gives_busy))
+        plan = self._plans.get(0)
         if plan is None or not plan.bare or not 0 <= now_ms - self._since_ms < REFUSED_MS:
             return False
         gpm = self._gpm if profile else None
@@ -164,7 +149,7 @@ class Metrics:
             self._miss_gpm(found, self._gpm_why)
             return
         try:
-            self._put_gpm(found, gpm.answers())
+            gpm.targets.put(found, gpm.answers(), self._why)
         except (LostError, DriverGoneError):  # the next tick's calls will say so too
             self._miss_gpm(found, Absent.ERROR)
 
@@ -192,10 +177,10 @@ class Metrics:
         if plan.of_gpu < len(plan.fields):
             self._take_links(found, plan)
 
-    def _ask(self, found: Found, pace_ms: int, *, with_gpm: bool) -> None:
-        plan = self._plans.get((pace_ms, with_gpm))
+    def _ask(self, found: Found, pace_ms: int) -> None:
+        plan = self._plans.get(pace_ms)
         if plan is None:
-            plan = self._plans[pace_ms, with_gpm] = self._planned(pace_ms, frozenset(), with_gpm)
+            plan = self._plans[pace_ms] = self._planned(pace_ms, frozenset())
         elif self._ask_in_a_row(plan):
             before = len(self._refused)
             self._take_row(found, plan)
@@ -212,19 +197,18 @@ class Metrics:
             before = len(self._refused)  # what was refused may be had in another way: ask those only
             done |= plan.ways
             self._plans.clear()
-            plan = self._planned(pace_ms, done, with_gpm)
+            plan = self._planned(pace_ms, done)
             self._ask_batch(found, plan)
             self._ask_calls(found, plan.calls)
         found.absent = {name: why for name, why in found.absent.items() if name not in found.values}
 
-    def _planned(self, pace_ms: int, done: Set[Way], with_gpm: bool) -> _Plan:
-        left_out = UTILIZATION if with_gpm else WITH_GPM
+    def _planned(self, pace_ms: int, done: Set[Way]) -> _Plan:
         covered: set[str] = set()
         fields: list[tuple[Way, int, Target]] = []
         of_links: list[tuple[Way, int, Target]] = []
         calls: list[_Asked] = []
         for way in (*FIELDS, *CALLS):
-            if way in self._refused or way is left_out or covered.issuperset(way.keys):
+            if way in self._refused or covered.issuperset(way.keys):
                 continue
             if way.make is None and way.name not in self._ids:
                 self._refused[way] = Absent.UNSUPPORTED
@@ -356,7 +340,7 @@ class Metrics:
             if way in PCIE_CALLS and not profile:
                 continue
             for key in way.keys:
-                if key == UTILIZATION_KEY and profile and self._gpm_gives_busy:
+                if key == UTILIZATION_KEY and profile and self._gpm is not None and self._no_gpm is None:
                     continue  # GPM gives it, from its second sample on
                 if reasons.get(key) is not Absent.NO_PERMISSION:
                     reasons[key] = why
@@ -373,26 +357,24 @@ class Metrics:
         if self._no_gpm is not None:
             return
         try:
+            targets = GPM_ALL if UTILIZATION in self._refused else GPM_BUT_UTILIZATION
             if self._gpm is None:
-                self._gpm = Gpm(self._handle)
+                self._gpm = Gpm(self._handle, targets)
+            elif self._gpm.targets is not targets:
+                self._gpm.choose(targets)
             answers = self._gpm.read()
         except pynvml.NVMLError as error:
             self._gpm_fails = True
             self._miss_gpm(found, self._why(error.value, "GPM"))
             return
         self._gpm_fails = False
-        self._put_gpm(found, answers)
-
-    def _put_gpm(self, found: Found, answers: Sequence[Any]) -> None:
-        reported = put_gpm(found, answers, self._why)
-        if answers:  # none at the first sample
-            self._gpm_not_busy = not reported
+        self._gpm.targets.put(found, answers, self._why)
 
     def _miss_gpm(self, found: Found, why: Absent) -> None:
         if why in FOR_GOOD:
             self._no_gpm = why
         else:
-            found.rest((metric.name for metric in GPM_METRICS.values()), why)
+            found.rest((self._gpm.targets if self._gpm else GPM_BUT_UTILIZATION).names, why)
 
     def close(self) -> None:
         """Give back what GPM holds, while NVML is open."""

@@ -10,20 +10,13 @@ import pynvml
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.nvml.calls import ProcessList, Read
 from drover_agent.sources.nvml.errors import FOR_GOOD
-from drover_agent.sources.nvml.fields import GPM_METRICS, MEMORY, PROCESSES_KEY
-from drover_agent.sources.nvml.found import (
-    TARGETS,
-    Found,
-    Why,
-    put_gpm,
-)
+from drover_agent.sources.nvml.fields import MEMORY, PROCESSES_KEY
+from drover_agent.sources.nvml.found import GPM_ALL, TARGETS, Found, Why
 from drover_agent.sources.nvml.gpm import Gpm
 from drover_core.metrics.catalog import Absent
 
 # Every metric that an instance may have.
-OF_INSTANCE = frozenset(
-    {*(TARGETS[key].name for key in (*MEMORY.keys, PROCESSES_KEY)), *(metric.name for metric in GPM_METRICS.values())}
-)
+OF_INSTANCE = frozenset({*(TARGETS[key].name for key in (*MEMORY.keys, PROCESSES_KEY)), *GPM_ALL.names})
 COMPUTE_LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 
 
@@ -155,18 +148,18 @@ class MigInstances:
         if alone and instance.no_gpm is None:
             try:
                 if instance.gpm is None:
-                    instance.gpm = Gpm(self._parent, instance.gpu_instance)
-                put_gpm(found, instance.gpm.read(), self._why)
+                    instance.gpm = Gpm(self._parent, GPM_ALL, instance.gpu_instance)
+                GPM_ALL.put(found, instance.gpm.read(), self._why)
                 return
             except pynvml.NVMLError as error:
                 why = self._reason(error, "GPM")
                 if why in FOR_GOOD:
                     instance.no_gpm = why
                 else:
-                    found.rest((metric.name for metric in GPM_METRICS.values()), why)
+                    found.rest(GPM_ALL.names, why)
                     return
         if slow:
-            found.rest((metric.name for metric in GPM_METRICS.values()), instance.no_gpm or Absent.UNSUPPORTED)
+            found.rest(GPM_ALL.names, instance.no_gpm or Absent.UNSUPPORTED)
 
     def close(self) -> None:
         for instance in self._instances.values():
