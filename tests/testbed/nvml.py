@@ -13,6 +13,7 @@ What calls cost, and how many there were (a benchmark's part):
 
     fake.costs()                                # 140 us asleep for each driver call, 4.5 ms for a process list
     fake.costs(spin=True)                       # the same, busy: counts as CPU time of the caller
+    fake.costs_of_h100()                        # busy for as long as measured on a real one
     fake.count_calls(folder / "calls")          # from now on, in whatever process
     before = fake.calls(); ...; after = fake.calls()        # {"nvmlDeviceGetFieldValues": 8, ...}
     fake.driver_calls()                         # what they were to the driver
@@ -20,6 +21,8 @@ What calls cost, and how many there were (a benchmark's part):
 A batch of field values costs one driver call for each group of fields that NVML serves by one (`served` in fields.h),
 and waiting for events, allocating samples and computing GPM metrics out of two samples cost none: they stay in the
 library.
+
+What is in `H100_US` was measured: one H100, driver 580.159.04, 26 November 2026, by `benchmarks/bench_gpu.py`.
 """
 
 from __future__ import annotations
@@ -51,6 +54,22 @@ PROCESS_LISTS = (
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetGraphicsRunningProcesses_v3",
 )
+
+# Microseconds of CPU that a call costs, which is also how long it takes. nvmlDeviceGetFieldValues costs 43 in most
+# ticks and 4,100 in that of the slow fields (3,400 of it for the energy): 0.48 ms a second and GPU, spread here over
+# the driver calls that the stand-in counts. Process lists were of a GPU with one process.
+H100_US: dict[str, int] = {
+    "*": 5,
+    "nvmlDeviceGetFieldValues": 95,
+    "nvmlGpmSampleGet": 222,
+    "nvmlGpmMetricsGet": 10,
+    "nvmlDeviceGetMarginTemperature": 1000,
+    "nvmlDeviceGetMigMode": 540,
+    "nvmlDeviceGetCurrPcieLinkWidth": 75,
+    "nvmlDeviceGetMemoryInfo_v2": 12,
+    "nvmlDeviceGetGpuFabricInfoV": 9,
+    **dict.fromkeys(PROCESS_LISTS, 22),
+}
 
 # What an 8-GPU H100 node under a steady training job answers, in NVML's units. Slots differ where real ones would.
 STEADY: dict[str, str] = {
@@ -267,11 +286,23 @@ class FakeNvml:
             self._put("cost", "*", function, value=f"0 {us}" if spin else f"{us} 0")
 
         with self.batch():
+            self._forget_costs()
             put("*", call_us)
             for function in PROCESS_LISTS:
                 put(function, list_us)
             for function in IN_THE_LIBRARY:
                 put(function, 0)
+
+    def costs_of_h100(self) -> None:
+        """What each call costs on a real H100 (`H100_US`), as CPU time of the caller."""
+        with self.batch():
+            self._forget_costs()
+            for function in {*H100_US, *IN_THE_LIBRARY}:
+                self._put("cost", "*", function, value=f"0 {H100_US.get(function, 0)}")
+
+    def _forget_costs(self) -> None:
+        for statement in [statement for statement in self._lines if statement[:2] == ("cost", "*")]:
+            self._take(*statement)
 
     def count_calls(self, path: Path) -> None:
         """Count from now on. The path is at most 91 characters long."""
