@@ -18,6 +18,7 @@ from drover_collector.auth.tls import ServerTls
 from drover_core import x509
 from drover_core.settings import SettingsError
 from testbed.certificates import Files, Fleet
+from testbed.other_authorities import OtherAuthority
 from testbed.tls_server import EXPORT, STATUS, STREAM, WAIT_S, Server, echo, methods, open_stream
 
 
@@ -265,3 +266,31 @@ def test_an_end_that_is_near_or_past_is_told(fleet: Fleet, caplog: pytest.LogCap
     assert f"the certificate in {files.cert} ended at 20" in line
     assert line in caplog.text
     assert ServerTls(*fleet.issue("collector", "c1").paths).troubles() == []
+
+
+# ---- authorities other than `drover certs`
+
+
+@pytest.mark.parametrize("kind", ["step-ca", "cert-manager"])
+def test_certificates_of_another_authority_have_the_roles_of_their_uri(tmp_path: Path, kind: str) -> None:
+    """With an intermediate, both usages, further names, or without a subject, as docs/how-to/tls.md asks for them."""
+    step = kind == "step-ca"
+    authority = OtherAuthority(tmp_path / "ca", intermediate=step)
+    collector = authority.issue("collector.example" if step else "", hosts=("localhost", "127.0.0.1"))
+    agent = authority.issue("n0" if step else "", uris=("drover://agent/n0",))
+    operator = authority.issue("alex" if step else "", uris=("drover://operator/alex", "spiffe://example/alex"))
+    nobody = authority.issue("n0", hosts=("n0",))
+    stranger = OtherAuthority(tmp_path / "other", intermediate=step).issue("n0", uris=("drover://agent/n0",))
+
+    async def scenario() -> None:
+        async with Server(collector) as server:
+            assert await server.ask(STREAM, agent) == ""
+            assert await server.ask(STATUS, operator) == ""
+            assert "the certificate is for drover://agent/n0" in await server.ask(STATUS, agent)
+            assert "no URI name drover://ROLE/NAME" in await server.ask(STREAM, nobody)
+            assert "UNAVAILABLE" in await server.ask(STREAM, stranger)
+            # The agent's certificate has the server's usage too, but no host name: no client takes it for a collector.
+            async with Server(agent) as false_collector:
+                assert "UNAVAILABLE" in await false_collector.ask(STREAM, agent)
+
+    asyncio.run(scenario())
