@@ -35,6 +35,18 @@ def test_reference_pages_follow_the_code(name: str) -> None:
     assert written == _pages()[name], f"docs/reference/{name} is old: run .venv/bin/python docs/generate.py"
 
 
+def test_the_walks_name_functions_that_are_there() -> None:
+    rows = re.findall(
+        r"^\|[^|\n]*\| `(\S+?\.py)` \| ([^|]+) \|", (ROOT / "docs/explanation/walks.md").read_text(), re.M
+    )
+    caches = re.findall(r"^\| `(\S+?\.py)` `(\w+)`", (ROOT / "docs/explanation/walks.md").read_text(), re.M)
+    assert (len(rows), len(caches)) == (27 + 22, 4)
+    for path, text in [*rows, *((path, f"`{name}`") for path, name in caches)]:
+        program = (ROOT / path).read_text("utf-8")
+        for name in re.findall(r"`(\w+)`", text):
+            assert re.search(rf"\b{name}\b", program), f"{path} has no {name}"
+
+
 def test_every_detector_is_documented() -> None:
     text = (ROOT / "docs/explanation/detectors.md").read_text("utf-8")
     for detector in DETECTORS:
