@@ -51,7 +51,7 @@ from testbed.system_processes import free_port, reachable
 from testbed.waiting import wait_until
 
 EXPORTER = "prometheus-node-exporter"
-CPU_GOAL, MEMORY_GOAL_MIB, IMPORT_GOAL_S = 0.35, 45.0, 0.2
+CPU_GOAL, MEMORY_GOAL_MIB, IMPORT_GOAL_S = 0.30, 45.0, 0.2
 HERTZ = os.sysconf("SC_CLK_TCK")
 IMPORTS = 15  # fresh processes
 IMPORTS_SETTLED_S = 14.0  # after which an agent imports no more: two batches were sent, slow sources were read
