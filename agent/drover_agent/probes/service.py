@@ -48,7 +48,7 @@ class Service:
     def stop(self) -> None:
         self._stop.set()
         if runner := self._runner:
-            runner.stop("the probe service was told to stop")
+            runner.stop("the probe service was asked to stop")
 
     def serve(self, linger_s: float = LINGER_S) -> None:
         """Serve until asked to stop, or until no request came for `linger_s`.
@@ -169,7 +169,7 @@ class Service:
     def _started(self, runner: Runner) -> None:
         self._runner = runner
         if self._stop.is_set():
-            runner.stop("the probe service was told to stop")
+            runner.stop("the probe service was asked to stop")
 
 
 def now_ms() -> int:

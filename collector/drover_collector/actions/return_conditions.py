@@ -173,7 +173,7 @@ def telemetry_lack(now: NodeNow | None, now_ms: int, since_ms: int = 0) -> Lack 
     Args:
         since_ms: older values prove nothing.
     """
-    if now is None or not _fresh(now, now.heard_ms, now_ms, since_ms):
+    if now is None or not _fresh(now, now.values_ms, now_ms, since_ms):
         return Lack(WaitsFor.TELEMETRY, "held for telemetry: the node reports no values now")
     silent = [gpu for gpu, at_ms in enumerate(now.gpus_ms) if not _fresh(now, at_ms, now_ms, since_ms)]
     if not silent:

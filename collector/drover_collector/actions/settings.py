@@ -25,7 +25,7 @@ _POOLS = "pools whose nodes it has; none: all nodes"
 class SlurmConfig:
     enabled: bool = setting(False, "nodes are Slurm's, under the names of the fleet file")
     pools: tuple[str, ...] = setting((), _POOLS)
-    scontrol: str = setting("scontrol", "the program, or its path; squeue is looked for beside it")
+    scontrol: str = setting("scontrol", "the program, or its path; squeue is expected in the same folder")
     conf: str | None = setting(None, "slurm.conf of the cluster; none: as for any Slurm command (SLURM_CONF)")
     slurmrestd: str | None = setting(
         None,
@@ -95,15 +95,19 @@ class ActConfig:
         3600.0, "an action that cannot be done is tried again for this long, then it has failed", between(1, 7 * 86_400)
     )
     return_days: float = setting(
-        14.0, "a node that fails again so soon after it came back is told apart", between(0, 365)
+        14.0,
+        "a node that fails again within this many days of its return is reported as such",
+        between(0, 365),
     )
     repair_command: tuple[str, ...] = setting(
         (), "program and its arguments that opens a ticket for a node in repair; gets JSON on stdin; none: off"
     )
     reset_command: tuple[str, ...] = setting(
-        (), "likewise that resets the GPUs of a node without jobs, by `drover reset`; none: off"
+        (), "program and its arguments that resets the GPUs of a node without jobs, by `drover reset`; none: off"
     )
-    reboot_command: tuple[str, ...] = setting((), "likewise that reboots a node, by `drover reboot`; none: off")
+    reboot_command: tuple[str, ...] = setting(
+        (), "program and its arguments that reboots a node, by `drover reboot`; none: off"
+    )
     command_timeout_s: float = setting(60.0, "these three are killed after this long", between(1, 3600))
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
@@ -159,7 +163,7 @@ def validate_act(config: ActConfig) -> None:
 
 def _validate_slurmrestd(config: SlurmConfig, url: str) -> None:
     parts = urlsplit(url)
-    if "@" in parts.netloc:  # the address is told in errors
+    if "@" in parts.netloc:  # errors name the address
         raise SettingsError("act.slurm.slurmrestd: no user and no password in the address: see act.slurm.token_file")
     local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
     if not (url.startswith("unix:/") or (parts.hostname and (parts.scheme == "https" or local))):

@@ -27,7 +27,7 @@ class NodeNow:
     """What the engine knows of one node.
 
     Attributes:
-        heard_ms: end of the newest bucket with values of the node or its GPUs; 0: none since the collector's start.
+        values_ms: end of the newest bucket with values of the node or its GPUs; 0: none since the collector's start.
         gpus_ms: the same for each GPU that the fleet file gives the node, by slot.
         said: open incident of the node -> detector that has not said "over" -> when it last said that it holds.
         reset_ms: GPU (None: the node) -> when telemetry proved that it was reset since its newest XID.
@@ -35,7 +35,7 @@ class NodeNow:
         late_ms: how long it may give no values and is not silent: agents may read it every 10 min.
     """
 
-    heard_ms: int = 0
+    values_ms: int = 0
     gpus_ms: tuple[int, ...] = ()
     said: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     reset_ms: Mapping[int | None, int] = field(default_factory=dict)

@@ -57,7 +57,7 @@ class OutcomeWriter:
 
     Attributes:
         takers: called with each stored outcome; again with the same one after a store failed.
-        watched: nodes of which every finding is stored.
+        watched: nodes whose every finding is stored.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class OutcomeWriter:
             lambda: store.events.write_judged(result.events),
         ]
         for step in steps:
-            if not self._first(result):  # forgotten while the store hung: whoever judges now decides again
+            if not self._first(result):  # forgotten while the store hung: the collector that judges now decides again
                 return
             step()
 
@@ -295,7 +295,7 @@ class RepeatFilter:
         """Return those to store.
 
         Args:
-            watched: nodes of which every finding counts, such as those being validated.
+            watched: nodes whose every finding counts, such as those being validated.
         """
         return [f for f in findings if not self._repeats(f, watched)]
 

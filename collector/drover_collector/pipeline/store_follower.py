@@ -11,7 +11,7 @@ from drover_collector.store import Store, StoreError
 from drover_core.model.events import Event
 
 POLL_S = 0.5  # between two reads of events
-REPORTING_EVERY_MS = 5_000  # between two reads of which nodes report
+REPORTING_EVERY_MS = 5_000  # between two reads of the list of nodes that report
 REPORTING_MS = 30_000  # a node that was silent for this long does not report
 MAX_EVENTS = 100_000  # of one read
 MAX_KNOWN = 200_000  # ids of events that are known, in memory

@@ -35,7 +35,7 @@ class GuardLimits:
     rack_ratio: float = setting(0.5, "at most this share of a rack's nodes", between(0, 1))
     leaf_ratio: float = setting(0.5, "at most this share of the nodes of one leaf switch", between(0, 1))
     job_ratio: float = setting(0.25, "at most this share of the nodes of one job", between(0, 1))
-    fleet_nodes: int = setting(0, "likewise at most this many nodes; 0: no such limit", between(0, 1_000_000))
+    fleet_nodes: int = setting(0, "at most this many nodes of the fleet; 0: no such limit", between(0, 1_000_000))
     pool_nodes: int = setting(0, "of a pool", between(0, 1_000_000))
     rack_nodes: int = setting(0, "of a rack", between(0, 1_000_000))
     leaf_nodes: int = setting(0, "of a leaf switch", between(0, 1_000_000))

@@ -224,7 +224,7 @@ def test_told_to_stop_it_answers_what_it_is_at_and_leaves_the_rest(running: Serv
     wait_until(lambda: folder.ids(folder.results) == ["r1"], "the result")
     answer = read_answer(folder.results / "r1.json")
     assert answer.end == "stopped"
-    assert answer.detail.endswith("the probe service was told to stop")
+    assert answer.detail.endswith("the probe service was asked to stop")
     assert folder.ids(folder.requests) == ["r2"]
 
 

@@ -374,7 +374,7 @@ def test_what_is_known_of_a_node_now_has_each_gpu_of_the_fleet_file() -> None:
     subject = engine()
     at_once = subject.now_of("n01")
     assert at_once is not None
-    assert (at_once.heard_ms, at_once.gpus_ms) == (0, (0,) * 8), "nothing is known at the start"
+    assert (at_once.values_ms, at_once.gpus_ms) == (0, (0,) * 8), "nothing is known at the start"
     assert subject.now_of("strange") is None
 
     def lost(_: int, gpu: dict[str, Any], __: dict[str, Any]) -> None:
@@ -387,7 +387,7 @@ def test_what_is_known_of_a_node_now_has_each_gpu_of_the_fleet_file() -> None:
     subject.on_bucket(second, second.end_ms + LAG_MS)
     now = subject.now_of("n01")
     assert now is not None
-    assert now.heard_ms == second.end_ms
+    assert now.values_ms == second.end_ms
     assert now.gpus_ms == tuple(first.end_ms if gpu == 2 else second.end_ms for gpu in range(8))
     (said,) = now.said.values()
     assert said.keys() == {"xid"}

@@ -55,8 +55,8 @@ class Slurmrestd:
             # slurmctld counts what is allocated only when it is asked for all nodes: else one whose jobs have ended
             # shows MIXED until somebody does (24.11). "All that have changed since tomorrow" makes it count, and is
             # answered with none.
-            _, told = self._ask("GET", f"nodes/?update_time={int(time.time()) + DAY_S}")
-            if isinstance(away := failure(_errors(told)), AwayError):
+            _, body = self._ask("GET", f"nodes/?update_time={int(time.time()) + DAY_S}")
+            if isinstance(away := failure(_errors(body)), AwayError):
                 raise away
             listed = [entry for name in names for entry in self._node(name)]
         wanted = set(names)
@@ -88,14 +88,14 @@ class Slurmrestd:
     def _node(self, name: str) -> list[dict[str, Any]]:
         """None: Slurm knows no such node. 24.11 calls that error 0, "No error"."""
         status, body = self._ask("GET", f"node/{quote(name, safe='')}")
-        told = _errors(body)
-        if told.endswith(NO_ERROR) or "invalid node name" in told.lower():
+        error = _errors(body)
+        if error.endswith(NO_ERROR) or "invalid node name" in error.lower():
             return []
         return list(_good(status, body, "nodes"))
 
     def _must(self, method: str, path: str, body: Mapping[str, Any] | None = None, what: str = "nodes") -> Any:
-        status, told = self._ask(method, path, body)
-        return _good(status, told, "" if body is not None else what)
+        status, answer = self._ask(method, path, body)
+        return _good(status, answer, "" if body is not None else what)
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         if not self._version:
@@ -136,16 +136,16 @@ class Slurmrestd:
         finally:
             made.close()
         try:
-            told = json.loads(text or b"{}")
+            found = json.loads(text or b"{}")
         except ValueError:
             if answer.status < 300:
                 raise AwayError(f"what answers at {self._url} is no slurmrestd: no JSON came") from None
-            told = {"errors": [{"error": text[:200].decode(errors="replace")}]}
-        told = told if isinstance(told, dict) else {}
-        if answer.status in (401, 403) or REFUSED in _errors(told).lower():  # slurmrestd's word, or slurmctld's
+            found = {"errors": [{"error": text[:200].decode(errors="replace")}]}
+        found = found if isinstance(found, dict) else {}
+        if answer.status in (401, 403) or REFUSED in _errors(found).lower():  # slurmrestd's word, or slurmctld's
             whose = f"the token in {self._token_file}" if self._token_file else "this user without a token"
             raise AwayError(f"slurmrestd at {self._url} refuses {whose} ({answer.status})")
-        return answer.status, told
+        return answer.status, found
 
     def _read(self, answer: http.client.HTTPResponse) -> bytes:
         text, until = bytearray(), time.monotonic() + self._timeout_s
@@ -198,7 +198,7 @@ def _named(node: str, part: str) -> bool:
 
 
 def _within(number: str, first: str, last: str) -> bool:
-    """`first` tells the width: 01 to 10, and 8 to 11."""
+    """`first` gives the width: 01 to 10, and 8 to 11."""
     return int(first) <= int(number) <= int(last or first) and number == str(int(number)).zfill(len(first))
 
 
@@ -211,12 +211,12 @@ def _node(entry: Mapping[str, Any]) -> SlurmNode:
             str(entry.get("reason") or "").strip(), str(entry.get("reason_set_by_user") or ""),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError):
-        raise ActError(f"slurmrestd told something else than a node: {str(entry)[:80]}") from None
+        raise ActError(f"slurmrestd answered something else than a node: {str(entry)[:80]}") from None
 
 
-def _words(told: object) -> frozenset[str]:
+def _words(state: object) -> frozenset[str]:
     """A state is a word in older versions, and a list of words in newer ones."""
-    listed = told if isinstance(told, list) else [told] if told else []
+    listed = state if isinstance(state, list) else [state] if state else []
     return frozenset(str(word).upper() for word in listed)
 
 

@@ -71,7 +71,7 @@ TAILS = ((60.0, 0.7), (15.0, 0.15), (8.0, 0.1), (4.5, 0.05))  # degrees of freed
 SLIP = 10.0  # spreads above the centre: a reading that is wrong, not a tail
 NEAR, FAR = 1.5, 3.5  # spreads: around the centre for the centre, above it for the spread
 _MEDIAN = 0.6745  # half the width of the shortest half of normal values, over their standard deviation
-POWER = 0.9  # a difference is "told" when it fails so often
+POWER = 0.9  # a difference counts as found when it fails so often
 _NORMAL = NormalDist()
 
 

@@ -46,7 +46,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class NodeVerdict:
-    """`why`: without the node's name. `suspects`: nodes of which one is faulty, where it is unknown which."""
+    """`why`: without the node's name. `suspects`: one of these nodes is faulty, and it is unknown which one."""
 
     node: str
     ok: bool | None

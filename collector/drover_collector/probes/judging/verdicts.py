@@ -62,7 +62,7 @@ def verdicts(
 
 
 def _configuration(own: Collection[_Place], judged: Judgement) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Return which figures of which configuration were measured, and which of them have shifted."""
+    """Return the figures that were measured, with their configuration, and those that have shifted."""
     mine = heads(
         m for v in judged.verdicts if ((m := v.measurement).node, m.gpu, m.peer, m.probe, m.key.form) in own
     )  # fmt: skip
