@@ -53,8 +53,8 @@ MEASURED = {
     "disk of a GPU": Figure(1.2, "MB a day", "bench_bytes.py", "storage.md", "about 1.2 MB per GPU and day"),
     "disk of rollups": Figure(0.1, "of the samples", "bench_bytes.py", "storage.md", "Rollups add a tenth"),
     "wire of a node": Figure(0.68, "kB/s", "bench_agent.py", "agent.md", "0.68 kB a second"),
-    "CPU of an agent": Figure(7.8, "ms a second", "bench_agent.py", "agent.md", "7.0 and 7.8 ms a second"),
-    "memory of an agent": Figure(43.2, "MiB", "bench_agent.py", "agent.md", "43.2 MiB, of which 27.2 anonymous"),
+    "CPU of an agent": Figure(11.4, "ms a second", "bench_agent.py", "agent.md", "11.4 ms a second"),
+    "memory of an agent": Figure(53.0, "MiB", "bench_agent.py", "agent.md", "53.0 MiB, of which 27.8 anonymous"),
 }
 SIZES = (64, 1_000, 10_000, 100_000)
 BATCH_S = 5.0  # as shipped
