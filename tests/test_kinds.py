@@ -128,8 +128,10 @@ def test_a_fixture_that_starts_a_process_makes_its_tests_process(suite: Suite) -
     assert set(suite.run("-m", "unit")[0]) == {"test_without"}
 
 
-def test_all_in_a_folder_e2e_is_e2e_and_may_start_processes(suite: Suite) -> None:
-    suite.write("e2e/test_starting.py", STARTING)
+@pytest.mark.parametrize("folder", ["e2e", "rollout", "console"])
+def test_all_in_these_folders_is_e2e_and_may_start_processes(suite: Suite, folder: str) -> None:
+    (suite.root / "tests" / folder).mkdir(exist_ok=True)
+    suite.write(f"{folder}/test_starting.py", STARTING)
     found, _ = suite.run("-m", "e2e")
     assert found == dict.fromkeys({*STARTED, "test_none"}, "PASSED")
     assert suite.run("-m", "unit or process")[0] == {}

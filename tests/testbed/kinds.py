@@ -1,6 +1,6 @@
 """The kinds of tests, as markers, and the check that no `unit` test starts a process.
 
-    e2e       all in a folder `e2e`: whole programs together, often with a browser or a scheduler
+    e2e       all in a folder of WHOLE: whole programs together, often with a browser or a scheduler
     process   starts a process, itself or by a fixture: what `tests/processes.txt` lists, or what has this marker
     unit      all others: they run in the test's own process, with its threads and its embedded store
 
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 UNIT, PROCESS, E2E = "unit", "process", "e2e"
+WHOLE = {"e2e", "rollout", "console"}
 LIST = "tests/processes.txt"  # under pytest's root
 # Forms of the store (conftest.py) that a process serves, whatever the test.
 SERVED_FORMS = {"server", "cluster"}
@@ -59,7 +60,7 @@ def names_of(item: pytest.Item) -> set[str]:
 
 def kind(item: pytest.Item, listed: Set[str]) -> str:
     """Return the kind of a test."""
-    if "e2e" in item.path.parts:
+    if item.path.parent.name in WHOLE:
         return E2E
     form = getattr(getattr(item, "callspec", None), "params", {}).get("store_form")
     if item.get_closest_marker(PROCESS) or form in SERVED_FORMS or not names_of(item).isdisjoint(listed):

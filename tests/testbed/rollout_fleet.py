@@ -23,7 +23,7 @@ from testbed.rollout_log import saw
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW, BROKEN, DEAD = "0.9.1", "0.9.2", "0.9.3", "0.9.4"  # BROKEN: its agent does not start; DEAD: its collector
-OLD_COMMIT = "8b468ec"  # OLD is really older: what a fleet may have run before; raise it with each release
+OLD_COMMIT = "0e4187e"  # OLD is really older: 0.1.0, before the packages moved; raise it with each release
 NAMES = ("head", "gpu1", "gpu2", "gpu3")
 ENROLLED = "gpu3"  # gets its certificate by a one-time token, for a key of its own
 PLAY_S, BUILD_S, HEARD_S = 1200, 600, 90
@@ -135,14 +135,12 @@ def build(out: Path, version: str, source: Path = ROOT, *more: str) -> None:
 
 
 def older(folder: Path) -> Path:
-    """The tree of an earlier commit, packed as today."""
+    """The tree of an earlier commit, which packs itself."""
     tree = folder / "older"
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", OLD_COMMIT]
     tree.mkdir()
     packed = subprocess.run(command, check=True, capture_output=True)  # needs the history: not in a shallow clone
     subprocess.run(["tar", "-x", "-C", str(tree)], check=True, input=packed.stdout)
-    for name in ("release.py", "dist.py"):
-        shutil.copy2(ROOT / "ansible" / name, tree / "ansible" / name)
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
     subprocess.run(["git", "-C", str(tree), "add", "--all"], check=True)
     return tree
