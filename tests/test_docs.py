@@ -40,7 +40,7 @@ def test_the_walks_name_functions_that_are_there() -> None:
         r"^\|[^|\n]*\| `(\S+?\.py)` \| ([^|]+) \|", (ROOT / "docs/explanation/walks.md").read_text(), re.M
     )
     caches = re.findall(r"^\| `(\S+?\.py)` `(\w+)`", (ROOT / "docs/explanation/walks.md").read_text(), re.M)
-    assert (len(rows), len(caches)) == (27 + 22, 4)
+    assert (len(rows), len(caches)) == (27 + 22, 2)
     for path, text in [*rows, *((path, f"`{name}`") for path, name in caches)]:
         program = (ROOT / path).read_text("utf-8")
         for name in re.findall(r"`(\w+)`", text):

@@ -31,7 +31,7 @@ Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
-PICTURE_FRESH_S = 2.0  # by health: one made shortly before it is asked for (picture_prefetch.py) must serve
+PICTURE_FRESH_S = 2.0  # by health: pages that ask within so long share one
 VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
 SILENCES = 200  # listed
 DEADLINE_S = 4.0  # a question with a longer one reads from disk, so its delay says nothing about the collector
@@ -231,10 +231,10 @@ class FleetClient:
         """`jobs`: with the job of each GPU."""
         return self.ask(methods.GET_LAYOUT, pb.LayoutRequest(jobs=jobs), fresh_s=1.0 if jobs else None)
 
-    def picture(self, color_by: str, for_s: float = 0.0) -> Answer[pb.Picture]:
-        """`for_s`: it must still be fresh this long from now."""
+    def picture(self, color_by: str) -> Answer[pb.Picture]:
+        """Return the packed picture, which is passed on to browsers."""
         fresh_s = PICTURE_FRESH_S if color_by == "health" else VALUES_FRESH_S
-        return self.ask(methods.GET_PICTURE, pb.PictureRequest(color_by=color_by), fresh_s=fresh_s - for_s)
+        return self.ask(methods.GET_PICTURE, pb.PictureRequest(color_by=color_by, packed=True), fresh_s=fresh_s)
 
     def nodes(self, limit: int = 0) -> Answer[pb.NodeList]:
         return self.ask(methods.LIST_NODES, pb.ListNodesRequest(limit=limit))

@@ -398,16 +398,20 @@ class PictureRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COLOR_BY_FIELD_NUMBER: _builtins.int
+    PACKED_FIELD_NUMBER: _builtins.int
     color_by: _builtins.str
     """"health" or a GPU metric of the catalog"""
+    packed: _builtins.bool
+    """as a browser takes it: `frame` instead of `cells` and `values`"""
     def __init__(
         self,
         *,
         color_by: _builtins.str = ...,
+        packed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["color_by", b"color_by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["color_by", b"color_by", "packed", b"packed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -429,6 +433,10 @@ class Picture(_message.Message):
     HIGH_FIELD_NUMBER: _builtins.int
     UNIT_FIELD_NUMBER: _builtins.int
     VALUES_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
     layout_version: _builtins.str
     ts_ms: _builtins.int
     cells: _builtins.bytes
@@ -437,6 +445,15 @@ class Picture(_message.Message):
     unit: _builtins.str
     values: _builtins.bytes
     """metric only: float32 little-endian per GPU, NaN unknown"""
+    frame: _builtins.bytes
+    """Packed only: gzip of the cells by health; with a metric, its cells too; where exact, its values too. Each of these is
+    padded to 4 bytes. `legend` is there with a metric as well, `ts_ms` is the older one's.
+    """
+    gpus: _builtins.int
+    known: _builtins.int
+    """GPUs whose value of the metric is known"""
+    exact: _builtins.bool
+    """the values are in the frame: a fleet of at most 16,384 GPUs"""
     @_builtins.property
     def legend(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -450,10 +467,14 @@ class Picture(_message.Message):
         high: _builtins.float = ...,
         unit: _builtins.str = ...,
         values: _builtins.bytes = ...,
+        frame: _builtins.bytes = ...,
+        gpus: _builtins.int = ...,
+        known: _builtins.int = ...,
+        exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "high", b"high", "layout_version", b"layout_version", "legend", b"legend", "low", b"low", "ts_ms", b"ts_ms", "unit", b"unit", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "exact", b"exact", "frame", b"frame", "gpus", b"gpus", "high", b"high", "known", b"known", "layout_version", b"layout_version", "legend", b"legend", "low", b"low", "ts_ms", b"ts_ms", "unit", b"unit", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ class Chosen(FleetServicer):
         self.silence: pb.SilenceNote | None = None  # of the incident i1
         self.silences: list[Silence] = []
         self.asked_silenced: list[str] = []
+        self.known, self.packs = 3, True  # GPUs whose metric is known; pictures are packed, as since 0.2.0
         self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
@@ -83,13 +85,14 @@ class Chosen(FleetServicer):
 
     def GetPicture(self, request: pb.PictureRequest, context: grpc.ServicerContext) -> pb.Picture:
         self._called(f"picture {request.color_by}", context)
-        if request.color_by == "health":
-            return pb.Picture(layout_version="v1", ts_ms=NOW_MS, cells=bytes([0, 0, 0, 2]), legend=LEGEND)
-        values = np.array([300, 400, 500, np.nan], "<f4")
-        return pb.Picture(
-            layout_version="v1", ts_ms=NOW_MS, cells=bytes([1, 128, 255, 0]), low=300, high=500, unit="W",
-            values=values.tobytes(),
-        )  # fmt: skip
+        body = bytes([0, 0, 0, 2])
+        picture = pb.Picture(layout_version="v1", ts_ms=NOW_MS, legend=LEGEND, gpus=4)
+        if request.color_by != "health":
+            picture.low, picture.high, picture.unit, picture.known, picture.exact = 300, 500, "W", self.known, True
+            body += bytes([1, 128, 255, 0]) + np.array([300, 400, 500, np.nan], "<f4").tobytes()
+        if request.packed and self.packs:
+            picture.frame = gzip.compress(body)
+        return picture
 
     def GetNode(self, request: pb.NodeRequest, context: grpc.ServicerContext) -> pb.NodeDetail:
         self._called("node", context)

@@ -9,85 +9,100 @@ from typing import Any
 
 import grpc
 import numpy as np
-import pytest
+from starlette.requests import Request
 
 from drover_core.metrics.catalog import BY_NAME
-from drover_dashboard.client import FleetClient
+from drover_dashboard.client import FleetClient, Trouble
+from drover_dashboard.server import app
 from drover_dashboard.widgets import charts
 from drover_dashboard.widgets import fleet_picture as fleet_canvas
 from drover_proto import fleet_pb2 as pb
 
 
-def read_frame(body: bytes) -> tuple[dict[str, Any], list[bytes]]:
+def read_frame(frame: fleet_canvas.Frame | Trouble) -> tuple[dict[str, Any], list[bytes]]:
     """As assets/fleet.js does."""
-    length = struct.unpack_from("<I", body)[0]
-    head = json.loads(body[4 : 4 + length])
-    pad = lambda size: (size + 3) & ~3  # noqa: E731  # mirrors the browser's code
-    parts, at = [], pad(4 + length)
+    assert isinstance(frame, fleet_canvas.Frame)
+    head, body = json.loads(frame.header), gzip.decompress(frame.body)
+    parts, at = [], 0
     sizes = [head["gpus"]] + ([head["gpus"], 4 * head["gpus"] if head["has_values"] else 0] if "metric" in head else [])
     for size in sizes:
         parts.append(body[at : at + size])
-        at += pad(size)
+        at += (size + 3) & ~3
     assert at == len(body)
     return head, parts
 
 
 def test_a_frame_by_health(shared: FleetClient) -> None:
-    body, trouble = fleet_canvas.frame(shared, "health")
-    assert body is not None
-    assert trouble is None
-    head, (health,) = read_frame(body)
+    head, (health,) = read_frame(fleet_canvas.frame(shared, "health"))
     assert health == bytes([0, 0, 0, 2])
     assert head["legend"][2] == "confirmed"
     assert head["trouble"] is None
 
 
-def test_a_frame_is_packed_once_for_all_consoles_and_unpacks_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    times: list[int] = []
-    compress = gzip.compress
-    monkeypatch.setattr(
-        fleet_canvas.gzip, "compress", lambda *given, **more: times.append(1) or compress(*given, **more)
-    )
-    bodies = [bytes([number]) * 1000 for number in range(fleet_canvas.PACKED + 1)]
-    assert [gzip.decompress(fleet_canvas.packed(body)) for body in bodies] == bodies
-    assert fleet_canvas.packed(bodies[-1]) == fleet_canvas.packed(bodies[-1])
-    assert len(times) == len(bodies)
-    fleet_canvas.packed(bodies[0])
-    assert len(times) == len(bodies) + 1, "the oldest is forgotten"
-
-
-def test_a_frame_by_metric_tells_health_too_and_keeps_absence(shared: FleetClient) -> None:
-    body, _ = fleet_canvas.frame(shared, "power_w")
-    assert body is not None
-    head, (health, cells, values) = read_frame(body)
+def test_a_frame_by_metric_has_its_labels_and_the_cells_by_health(shared: FleetClient) -> None:
+    head, (health, cells, values) = read_frame(fleet_canvas.frame(shared, "power_w"))
     assert health == bytes([0, 0, 0, 2])
     assert cells == bytes([1, 128, 255, 0])
     np.testing.assert_array_equal(np.frombuffer(values, "<f4"), [300, 400, 500, np.nan])
     assert (head["label"], head["unit"], head["low_text"], head["high_text"]) == ("Power", "W", "300 W", "500 W")
 
 
-def test_a_very_large_fleet_sends_colours_only(shared: FleetClient, monkeypatch) -> None:
-    monkeypatch.setattr(fleet_canvas, "EXACT_VALUES", 3)
-    body, _ = fleet_canvas.frame(shared, "power_w")
-    assert body is not None
-    head, (_, cells, values) = read_frame(body)
-    assert not head["has_values"]
-    assert len(cells) == 4
-    assert values == b""
+def test_a_metric_that_no_gpu_reports_has_no_ends_of_its_scale(shared: FleetClient, chosen) -> None:
+    chosen.known = 0
+    head, _ = read_frame(fleet_canvas.frame(shared, "power_w"))
+    assert (head["low_text"], head["high_text"]) == ("no GPU reports this", "")
 
 
 def test_an_old_frame_says_so_and_no_frame_says_why(served: str, chosen) -> None:
     now = [1_000_000]
     fleet = FleetClient(served, now_ms=lambda: now[0])
     fleet_canvas.frame(fleet, "health")
-    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused")
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused\n\u2026" + 2000 * "x")
     now[0] += 60_000
-    body, trouble = fleet_canvas.frame(fleet, "health")
-    assert body is not None
-    assert trouble is not None
-    assert "has not answered (connection refused): is drover-collector running?" in read_frame(body)[0]["trouble"]
-    assert fleet_canvas.frame(FleetClient(served), "health")[0] is None
+    found = fleet_canvas.frame(fleet, "health")
+    assert read_frame(found)[0]["trouble"].startswith("Collector")
+    assert "has not answered (connection refused" in read_frame(found)[0]["trouble"]
+    assert found.header.isascii(), "it travels as a header of HTTP"
+    assert "\n" not in found.header
+    assert len(found.header) < 2000
+    missing = fleet_canvas.frame(FleetClient(served), "health")
+    assert isinstance(missing, Trouble)
     fleet.close()
+
+
+def test_a_collector_that_knows_no_packed_pictures_is_named_as_the_reason(shared: FleetClient, chosen) -> None:
+    chosen.packs = False
+    found = fleet_canvas.frame(shared, "health")
+    assert isinstance(found, Trouble)
+    assert (
+        fleet_canvas.trouble_line(found)
+        == "no picture (the collector is older than this console): run both at one version"
+    )
+
+
+def picture_request(headers: dict[str, str], query: str = "color_by=power_w") -> Request:
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return Request({"type": "http", "method": "GET", "path": "/", "headers": sent, "query_string": query.encode()})
+
+
+def test_the_collectors_bytes_pass_through_as_they_are(shared: FleetClient) -> None:
+    answer = app.picture(picture_request({"accept-encoding": "gzip, br"}))
+    assert answer.body == shared.picture("power_w").value.frame
+    assert answer.headers["content-encoding"] == "gzip"
+    assert json.loads(answer.headers["drover-frame"])["metric"] == "power_w"
+
+
+def test_a_browser_without_gzip_gets_them_unpacked(shared: FleetClient) -> None:
+    answer = app.picture(picture_request({}))
+    assert answer.body == gzip.decompress(shared.picture("power_w").value.frame)
+    assert "content-encoding" not in answer.headers
+
+
+def test_without_a_picture_the_endpoint_says_why(shared: FleetClient, chosen) -> None:
+    chosen.failure = (grpc.StatusCode.UNAVAILABLE, "the store cannot answer: x")
+    answer = app.picture(picture_request({}))
+    assert answer.status_code == 503
+    assert "the store cannot answer: x" in json.loads(bytes(answer.body))["trouble"]
 
 
 def read_chart(body: bytes) -> tuple[dict[str, Any], np.ndarray, list[np.ndarray]]:

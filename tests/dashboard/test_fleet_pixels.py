@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,8 +102,8 @@ def test_cells_below_a_pixel_and_cells_with_room_for_a_sign_are_drawn_otherwise(
 LAYOUT = {"group": "rack", "version": 1, "racks": [{"name": "r1", "nodes": [{"name": "n1", "gpus": 8, "first": 0}]}]}
 HEAD = json.dumps(
     {"gpus": 8, "metric": "", "legend": ["unknown", "healthy"], "layout_version": 1, "ts_ms": 1_790_000_000_000}
-).encode()
-FRAME = struct.pack("<I", len(HEAD)) + HEAD + b"\0" * (-len(HEAD) % 4) + b"\1" * 8
+)
+CELLS = b"\1" * 8
 SHOWN = """async () => {
   const { render } = await import("./fleet.js");
   const look = { light: "#0072b2", dark: "#0072b2", sign: "" };
@@ -123,7 +122,12 @@ def test_no_cell_moves_when_the_picture_is_told_to_be_old(page: Page) -> None:
     html, css = ((ASSETS / f"fleet.{kind}").read_text("utf-8") for kind in ("html", "css"))
     page.set_content(f"<base href='{ORIGIN}'><style>:root {{ --st-background-color: #fff }} {css}</style>{html}")
     page.route(f"{ORIGIN}drover/layout**", lambda route: route.fulfill(json=LAYOUT))
-    page.route(f"{ORIGIN}drover/picture**", lambda route: route.fulfill(body=FRAME))
+    page.route(
+        f"{ORIGIN}drover/picture**",
+        lambda route: route.fulfill(
+            body=CELLS, headers={"Drover-Frame": HEAD, "Access-Control-Expose-Headers": "Drover-Frame"}
+        ),
+    )
     page.evaluate(SHOWN.replace('"./', f'"{ORIGIN}'))
     before = page.evaluate(PLACES)
     assert len(before) == 3 + 16

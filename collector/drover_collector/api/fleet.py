@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import importlib.metadata
 import importlib.resources
 import json
@@ -49,6 +50,8 @@ SHOWN_DAMAGES = 5
 SHOWN_UNKNOWN = 100
 STUCK_S = 30  # an insert takes milliseconds, on a busy disk seconds
 UNJUDGED_MS = 90_000  # a bucket is judged every 10 s; after a pause of this process three are left out
+EXACT_VALUES = 16_384  # GPUs up to which a packed picture has the exact values too (64 kB)
+FRAME_LEVEL = 1  # of gzip: to it the cells of a metric are noise, and higher levels save less than 1 %
 RISK_LIMIT = 50
 RISK_MOST = 20_000
 MEASURED = "measured.json"  # what benchmarks/bench_risk.py prints; a test holds it to that
@@ -187,14 +190,36 @@ def get_layout(facts: ApiSnapshot, jobs: bool = False) -> pb.Layout:
     return held
 
 
-def get_picture(facts: ApiSnapshot, color_by: str) -> pb.Picture:
+def get_picture(facts: ApiSnapshot, color_by: str, packed: bool = False) -> pb.Picture:
+    """`packed`: made and compressed once for all consoles and browsers, which pass it on as it is."""
     color_by = color_by or "health"
+    if packed:
+        return facts.once(("packed picture", color_by), SHORT_S, lambda: _packed_picture(facts, color_by))
     if color_by == "health":
         return facts.once(("picture", color_by), SHORT_S, lambda: _health_picture(facts))
     metric = BY_NAME.get(color_by)
     if metric is None or metric.scope is not Scope.GPU:
         raise bad_argument(f"color_by {color_by!r}: give health or a GPU metric, such as gpu_temp_c or power_w")
     return facts.once(("picture", color_by), SHORT_S, lambda: _metric_picture(facts, metric))
+
+
+def _packed_picture(facts: ApiSnapshot, color_by: str) -> pb.Picture:
+    colored, health = get_picture(facts, color_by), get_picture(facts, "health")
+    gpus, parts = len(health.cells), [health.cells]
+    packed = pb.Picture(
+        layout_version=health.layout_version,
+        ts_ms=min(health.ts_ms, colored.ts_ms),
+        legend=health.legend,
+        gpus=gpus,
+    )
+    if color_by != "health":
+        packed.low, packed.high, packed.unit = colored.low, colored.high, colored.unit
+        packed.known = gpus - colored.cells.count(0)
+        packed.exact = gpus <= EXACT_VALUES
+        parts += [colored.cells, colored.values] if packed.exact else [colored.cells]
+    body = b"".join(part + bytes(-len(part) % 4) for part in parts)
+    packed.frame = gzip.compress(body, FRAME_LEVEL, mtime=0)
+    return packed
 
 
 def _health_picture(facts: ApiSnapshot) -> pb.Picture:

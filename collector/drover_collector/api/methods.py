@@ -89,7 +89,7 @@ def _table(*rpcs: Rpc[Any, Any]) -> Mapping[str, Rpc[Any, Any]]:
 METHODS = _table(
     Rpc(wire.GET_STATUS, lambda call: fleet.get_status(call.facts)),
     Rpc(wire.GET_LAYOUT, lambda call: fleet.get_layout(call.facts, call.request.jobs)),
-    Rpc(wire.GET_PICTURE, lambda call: fleet.get_picture(call.facts, call.request.color_by)),
+    Rpc(wire.GET_PICTURE, lambda call: fleet.get_picture(call.facts, call.request.color_by, call.request.packed)),
     Rpc(wire.LIST_NODES, lambda call: nodes.list_nodes(call.facts, call.request)),
     Rpc(wire.GET_NODE, lambda call: nodes.get_node(call.facts, call.request)),
     Rpc(wire.LIST_INCIDENTS, lambda call: incidents.list_incidents(call.facts, call.request)),

@@ -127,15 +127,14 @@ async function ask(path, asked) {
 
 const fetchLayout = async (group) => (await ask(`drover/layout?group=${group}`, early("layout", "group", group))).json();
 
-// A frame: uint32 length of a JSON header, the header, health[n], cells[n], float32 values[n]; each part padded to 4 bytes.
+// A frame: health[n], cells[n], float32 values[n], each part padded to 4 bytes; what they are is in a header of the answer.
 async function fetchFrame(colorBy) {
-  const body = await (await ask(`drover/picture?color_by=${encodeURIComponent(colorBy)}`, early("frame", "color", colorBy))).arrayBuffer();
-  const length = new DataView(body).getUint32(0, true);
-  const frame = JSON.parse(new TextDecoder().decode(new Uint8Array(body, 4, length)));
+  const reply = await ask(`drover/picture?color_by=${encodeURIComponent(colorBy)}`, early("frame", "color", colorBy));
+  const frame = JSON.parse(reply.headers.get("Drover-Frame"));
+  const body = await reply.arrayBuffer();
   const padded = (size) => (size + 3) & ~3;
-  let offset = padded(4 + length);
-  frame.health = new Uint8Array(body, offset, frame.gpus);
-  offset += padded(frame.gpus);
+  frame.health = new Uint8Array(body, 0, frame.gpus);
+  let offset = padded(frame.gpus);
   if (frame.metric) {
     frame.cells = new Uint8Array(body, offset, frame.gpus);
     offset += padded(frame.gpus);

@@ -4,6 +4,7 @@ fleet), behind `door.py` and `frontend.py`."""
 from __future__ import annotations
 
 import gc
+import gzip
 import hashlib
 import importlib
 import json
@@ -19,21 +20,14 @@ from starlette.routing import Route
 from drover_dashboard import client
 from drover_dashboard.server import streamlit_patches as streamlit_mends
 from drover_dashboard.server.frontend import Frontend
-from drover_dashboard.server.picture_prefetch import PicturePrefetcher
 from drover_dashboard.server.proxy_auth import TrustedProxyMiddleware
 from drover_dashboard.widgets import view
 from drover_dashboard.widgets.components import ASSETS
-from drover_dashboard.widgets.fleet_picture import (
-    LEVEL,
-    frame,
-    metrics,
-    packed,
-    ready,
-    trouble_line,
-)
+from drover_dashboard.widgets.fleet_picture import Frame, frame, metrics, trouble_line
 from drover_dashboard.widgets.grouping import GROUPS, USUAL, grouped
 from drover_proto import fleet_pb2 as pb
 
+FRAME_HEADER = "Drover-Frame"  # assets/fleet.js reads it
 LAYOUT_LEVEL = 6  # of gzip: a tenth of its size, and it seldom changes
 PACKAGE = Path(__file__).parents[1]
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -88,29 +82,31 @@ def layout(request: Request) -> Response:
     answer = client.fleet().layout(jobs=by == "job")
     if answer.value is None:
         return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no layout"}, 503)
-    return _bytes(request, _arranged(answer.value, by), "application/json", LAYOUT_LEVEL)
+    return _unpacked_if_asked(request, _arranged(answer.value, by), "application/json")
 
 
-_layouts: dict[str, tuple[pb.Layout, bytes]] = {}  # by group: of the newest layout, which all open pages share
+_layouts: dict[str, tuple[pb.Layout, bytes]] = {}  # by group: the newest layout, gzip, which all open pages share
 
 
 def _arranged(layout: pb.Layout, by: str) -> bytes:
     of, body = _layouts.get(by, (None, b""))
     if of is not layout and of != layout:
         content = {"version": layout.version, "group": by, "racks": grouped(layout, by)}
-        body = json.dumps(content, separators=(",", ":")).encode()
+        body = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), LAYOUT_LEVEL, mtime=0)
         _layouts[by] = layout, body
     return body
 
 
-def _bytes(request: Request, body: bytes, media_type: str, level: int = LEVEL) -> Response:
+def _unpacked_if_asked(request: Request, body: bytes, media_type: str, header: str = "") -> Response:
+    """Send `body`, which is gzip, as it is to a browser that takes gzip."""
     headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+    if header:
+        headers[FRAME_HEADER] = header
     if "gzip" in request.headers.get("accept-encoding", ""):
-        body, headers["Content-Encoding"] = packed(body, level), "gzip"
+        headers["Content-Encoding"] = "gzip"
+    else:
+        body = gzip.decompress(body)
     return Response(body, media_type=media_type, headers=headers)
-
-
-_ahead = PicturePrefetcher(lambda color_by, for_s: ready(client.fleet(), color_by, for_s))
 
 
 def picture(request: Request) -> Response:
@@ -118,9 +114,7 @@ def picture(request: Request) -> Response:
     color_by = request.query_params.get("color_by", "health")
     if color_by != "health" and color_by not in {metric.name for metric in metrics()}:
         return JSONResponse({"trouble": f"unknown metric {json.dumps(color_by)}; choose one of the list"}, 400)
-    body, trouble = frame(client.fleet(), color_by)
-    if body is None:
-        return JSONResponse({"trouble": trouble_line(trouble) if trouble else "no picture"}, 503)
-    if trouble is None:
-        _ahead.answered(color_by)
-    return _bytes(request, body, "application/octet-stream")
+    found = frame(client.fleet(), color_by)
+    if not isinstance(found, Frame):
+        return JSONResponse({"trouble": trouble_line(found)}, 503)
+    return _unpacked_if_asked(request, found.body, "application/octet-stream", found.header)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import json
-import struct
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Metric, Scope
@@ -18,13 +12,11 @@ from drover_dashboard.client import FleetClient, Trouble
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import theme
 from drover_dashboard.widgets.components import component
+from drover_proto import fleet_pb2 as pb
 
-EXACT_VALUES = (
-    16_384  # GPUs up to which the exact values travel too (64 kB); beyond, a hover shows the colour's own step
-)
 REFRESH_S = 5
 PICTURE_PX = 575  # its height with the legend
-LEVEL = 1  # of gzip: to it the cells of a metric are noise, and higher levels save less than 1 %
+TROUBLE_CHARS = 1000  # proxies bound the headers of an answer; 4 kB is a common limit
 
 STATE_UNITS = ("bitmask", "enum")  # codes: a ramp from low to high would say nothing
 
@@ -33,6 +25,19 @@ STATE_UNITS = ("bitmask", "enum")  # codes: a ramp from low to high would say no
 class Clicked:
     node: str
     gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A picture as assets/fleet.js reads it.
+
+    Attributes:
+        header: JSON of one line in ASCII: what the bytes are, how to label them, and what is wrong.
+        body: the collector's bytes as they came (`Picture.frame` in fleet.proto), gzip.
+    """
+
+    header: str
+    body: bytes
 
 
 def metrics() -> list[Metric]:
@@ -62,74 +67,41 @@ def trouble_line(trouble: Trouble) -> str:
     return f"{trouble.what} ({trouble.reason}): {trouble.advice}"
 
 
-def frame(client: FleetClient, color_by: str, for_s: float = 0.0) -> tuple[bytes | None, Trouble | None]:
-    """The newest picture as the browser takes it (see assets/fleet.js), or why there is none.
+def frame(client: FleetClient, color_by: str) -> Frame | Trouble:
+    """Return the newest picture, or why there is none.
 
-    An answer kept from before the collector fell silent is given with its trouble in the header. `for_s`: one that
-    will do so long from now, too.
+    An answer kept from before the collector fell silent is given with its trouble in the header.
     """
-    health = client.picture("health", for_s)
-    picture, trouble = health.value, health.trouble
-    header: dict[str, Any] = {}
-    parts: list[bytes] = []
+    answer = client.picture(color_by)
+    picture, trouble = answer.value, answer.trouble
     if picture is None:
-        return None, trouble
-    gpus, ts_ms = len(picture.cells), picture.ts_ms
-    if color_by != "health":
-        colored = client.picture(color_by, for_s)
-        trouble = trouble or colored.trouble
-        if colored.value is None or len(colored.value.cells) != gpus:
-            return None, trouble or Trouble("no picture", "the layout is changing", "wait a moment", health.as_of_ms)
-        header, parts = _colored(color_by, colored.value, gpus)
-        ts_ms = min(ts_ms, colored.value.ts_ms)
-    header |= {
-        "gpus": gpus,
+        return trouble or Trouble("no picture", "the collector gave none", "see the collector's log", answer.as_of_ms)
+    if not picture.frame:
+        return Trouble(
+            "no picture", "the collector is older than this console", "run both at one version", answer.as_of_ms
+        )
+    header: dict[str, Any] = {
+        "gpus": picture.gpus,
         "layout_version": picture.layout_version,
-        "ts_ms": ts_ms,
+        "ts_ms": picture.ts_ms,
         "legend": list(picture.legend),
-        "trouble": trouble_line(trouble) if trouble else None,
+        "trouble": trouble_line(trouble)[:TROUBLE_CHARS] if trouble else None,
     }
-    text = json.dumps(header).encode()
-    blocks = [struct.pack("<I", len(text)) + text, picture.cells, *parts]
-    return b"".join(block + bytes(-len(block) % 4) for block in blocks), trouble
+    if color_by != "health":
+        header |= _metric_header(catalog.BY_NAME[color_by], picture)
+    return Frame(json.dumps(header), picture.frame)
 
 
-_packed: OrderedDict[bytes, bytes] = OrderedDict()  # of the newest frames and layouts, which all open pages share
-PACKED = 8
-
-
-def packed(body: bytes, level: int = LEVEL) -> bytes:
-    """A frame or layout for the wire, gzip. Most consoles ask within a second of each other: packed once for all."""
-    key = hashlib.blake2b(body, digest_size=16).digest()
-    found = _packed.get(key)
-    if found is None:
-        found = _packed[key] = gzip.compress(body, level, mtime=0)
-        while len(_packed) > PACKED:
-            _packed.popitem(last=False)
-    return found
-
-
-def ready(client: FleetClient, color_by: str, for_s: float) -> None:
-    """Have a frame packed before it is asked for."""
-    body, _ = frame(client, color_by, for_s)
-    if body is not None:
-        packed(body)
-
-
-def _colored(color_by: str, picture: Any, gpus: int) -> tuple[dict[str, Any], list[bytes]]:
-    metric = catalog.BY_NAME[color_by]
-    exact = gpus <= EXACT_VALUES and len(picture.values) == 4 * gpus
-    values = np.frombuffer(picture.values, "<f4") if exact else np.empty(0, np.float32)
-    known = bool(np.any(np.frombuffer(picture.cells, np.uint8)))
-    header = {
-        "metric": color_by,
+def _metric_header(metric: Metric, picture: pb.Picture) -> dict[str, Any]:
+    unit = fmt.unit(metric)
+    return {
+        "metric": metric.name,
         "label": fmt.capital(metric.label),
-        "unit": fmt.unit(metric),
-        "scale": 100 if fmt.unit(metric) == "%" else 1,
+        "unit": unit,
+        "scale": 100 if unit == "%" else 1,
         "low": picture.low,
         "high": picture.high,
-        "low_text": fmt.value(metric, picture.low) if known else "no GPU reports this",
-        "high_text": fmt.value(metric, picture.high) if known else "",
-        "has_values": exact,
+        "low_text": fmt.value(metric, picture.low) if picture.known else "no GPU reports this",
+        "high_text": fmt.value(metric, picture.high) if picture.known else "",
+        "has_values": picture.exact,
     }
-    return header, [picture.cells, values.tobytes()] if exact else [picture.cells]

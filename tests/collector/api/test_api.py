@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gzip
 import json
 import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import numpy as np
@@ -89,6 +91,40 @@ def test_a_metric_picture_shows_unknown_as_zero(against: Against) -> None:
         assert np.isnan(values[6:]).all()
 
     against(check)
+
+
+def test_a_packed_picture_has_the_cells_by_health_those_of_the_metric_and_its_values(
+    against: Against, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(fleet: Served) -> None:
+        health = await fleet.stub.GetPicture(pb.PictureRequest())
+        colored = await fleet.stub.GetPicture(pb.PictureRequest(color_by="gpu_temp_c"))
+        packed = await fleet.stub.GetPicture(pb.PictureRequest(color_by="gpu_temp_c", packed=True))
+        assert gzip.decompress(packed.frame) == health.cells + colored.cells + colored.values
+        assert (packed.gpus, packed.known, packed.exact, packed.low, packed.high) == (8, 6, True, 62, 64)
+        assert list(packed.legend) == list(health.legend)
+        assert packed.layout_version == health.layout_version
+        assert not packed.cells
+        assert not packed.values
+        alone = await fleet.stub.GetPicture(pb.PictureRequest(packed=True))
+        assert gzip.decompress(alone.frame) == health.cells
+        monkeypatch.setattr(api_fleet, "EXACT_VALUES", 7)
+        large = await fleet.stub.GetPicture(pb.PictureRequest(color_by="power_w", packed=True))
+        assert not large.exact
+        assert len(gzip.decompress(large.frame)) == 16
+
+    against(check)
+
+
+def test_the_parts_of_a_packed_picture_are_padded_to_four_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    health = pb.Picture(cells=b"\1\2\3", ts_ms=5, legend=["a"])
+    colored = pb.Picture(cells=b"\4\0\6", ts_ms=3, values=bytes(12))
+    facts = SimpleNamespace(once=lambda key, seconds, make: make())
+    monkeypatch.setattr(api_fleet, "_health_picture", lambda _: health)
+    monkeypatch.setattr(api_fleet, "_metric_picture", lambda _, metric: colored)
+    packed = api_fleet.get_picture(facts, "power_w", packed=True)
+    assert gzip.decompress(packed.frame) == b"\1\2\3\0" + b"\4\0\6\0" + bytes(12)
+    assert (packed.known, packed.ts_ms) == (2, 3)
 
 
 def test_scaling() -> None:
