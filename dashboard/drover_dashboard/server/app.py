@@ -98,7 +98,7 @@ def _arranged(layout: pb.Layout, by: str) -> bytes:
 
 
 def _unpacked_if_asked(request: Request, body: bytes, media_type: str, header: str = "") -> Response:
-    """Send `body`, which is gzip, as it is to a browser that takes gzip."""
+    """Send `body`, which is gzip; unpack it for a browser that takes none."""
     headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
     if header:
         headers[FRAME_HEADER] = header
