@@ -24,7 +24,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,7 +146,14 @@ def lock(bundle: Bundle, machine: str, pythons: Iterable[str]) -> None:
         for python in pythons:
             download(requirements(bundle), Path(folder), python, machine)
         text = "# Made by `python ansible/dist.py --lock`; every dependency, direct or not, with its wheels' hashes.\n"
-        bundle.lock(machine).write_text(text + requirements_of(Path(folder)))
+        found = requirements_of(Path(folder))
+    names = Counter(re.findall(r"^(\S+)==", found, re.MULTILINE))
+    if twice := sorted(name for name, count in names.items() if count > 1):
+        raise DistError(
+            f"the newest {', '.join(twice)} does not run on every Python, so a lock would have two versions of it:"
+            " bound it in pyproject.toml"
+        )
+    bundle.lock(machine).write_text(text + found)
 
 
 def requirements_of(folder: Path) -> str:
@@ -164,10 +171,7 @@ def bundle_up(bundle: Bundle, own: Path, version: str, machine: str, pythons: tu
     locked = bundle.lock(machine)
     if not locked.exists():
         raise DistError(f"{locked} is not there; `python ansible/dist.py --lock --machine {machine}` makes it")
-    text = locked.read_text()
-    locks = dict(re.findall(r"^(\S+)==(\S+) ", text, re.MULTILINE))
-    lacking = [line for line in requirements(bundle) if not _is_met(Requirement(line), locks)]
-    if lacking:
+    if lacking := unmet(bundle, locked.read_text()):
         raise DistError(
             f"{locked} lacks {', '.join(lacking)}: run `python ansible/dist.py --lock` and look at the diff"
         )
@@ -205,6 +209,12 @@ def _nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uname = entry.gname = "root"
     entry.mode = 0o755 if entry.isdir() or entry.name.endswith("release.py") else 0o644
     return entry
+
+
+def unmet(bundle: Bundle, lock_text: str) -> list[str]:
+    """Return the requirements of a bundle that its lock does not meet."""
+    locks = dict(re.findall(r"^(\S+)==(\S+) ", lock_text, re.MULTILINE))
+    return [line for line in requirements(bundle) if not _is_met(Requirement(line), locks)]
 
 
 def _is_met(wanted: Requirement, locks: Mapping[str, str]) -> bool:

@@ -47,6 +47,26 @@ def test_a_bundle_for_nodes_that_grew_too_heavy_is_not_made(dist: ModuleType, tm
     assert list(tmp_path.glob("*.tar.gz")) == []
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_lock_meets_its_requirements(dist: ModuleType, number: int) -> None:
+    chosen = dist.BUNDLES[number]
+    assert dist.unmet(chosen, chosen.lock("x86_64").read_text()) == []
+
+
+def test_a_lock_with_two_versions_of_one_package_is_not_written(
+    dist: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(_: object, into: Path, python: str, machine: str) -> None:
+        version = "2.4" if python == "3.11" else "2.5"
+        (into / f"numpy-{version}-cp{python.replace('.', '')}-none-manylinux_x86_64.whl").write_bytes(b"x")
+
+    monkeypatch.setattr(dist, "download", download)
+    monkeypatch.setattr(dist.Bundle, "lock", lambda self, machine: tmp_path / "lock.txt")
+    with pytest.raises(dist.DistError, match=r"the newest numpy does not run on every Python.*bound it in pyproject"):
+        dist.lock(dist.BUNDLES[1], "x86_64", ("3.11", "3.12"))
+    assert not (tmp_path / "lock.txt").exists()
+
+
 def test_a_pin_that_no_lock_has_is_refused(dist: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "requirements", lambda _: ["left-pad>=9.9"])
     with pytest.raises(dist.DistError, match=r"agent-x86_64\.txt lacks left-pad>=9\.9: run"):
