@@ -152,7 +152,7 @@ def test_backtest_counts_what_two_policies_would_have_done(case: Path, capsys: p
     assert app["gpu_hours_out"] == [0.0, 8.0]
     assert main(["policy", "backtest", "strict", "--case", str(case)]) == 0
     out = capsys.readouterr().out
-    assert "8 further incidents would be decided otherwise" in out
+    assert "8 further incidents would be decided differently" in out
     assert "mass event" in out
     assert "nvidia (against)" in out, "a preset, not what is in force"
     (line,) = [line for line in out.splitlines() if " n039 " in line]

@@ -1,11 +1,17 @@
 """The process that runs probes, and the only one that imports torch. `runner.py` starts and bounds it.
 
-One request, a JSON line on stdin (`runner.Request`); JSON lines on stdout: {"kind": "devices", "devices": [...]}, then
-for each probe {"kind": "start", "probe"}, {"kind": "progress", "text"}, {"kind": "result", ...},
-{"kind": "error", "probe", "text"} when it fails as it should not, {"kind": "unmeasured", "probe", "text"} when memory
-does not suffice for it, and at the end {"kind": "end", "stopped": bool}. Instead of all that: {"kind": "unfit", "text"}
-where this installation cannot use GPUs, {"kind": "unseen", "number"} of a GPU that CUDA does not see.
-SIGTERM ends it between two measurements. What libraries print goes to stderr.
+stdin: one JSON line, the request (`runner.Request`). stdout: JSON lines, in this order:
+
+    {"kind": "devices", "devices": [...]}
+    for each probe:
+        {"kind": "start", "probe"}
+        {"kind": "progress", "text"}, {"kind": "result", ...}   any number of both
+        {"kind": "error", "probe", "text"}        it raised an error that is no result
+        {"kind": "unmeasured", "probe", "text"}   there was not enough memory
+    {"kind": "end", "stopped": bool}
+
+Or one line alone: {"kind": "unfit", "text"}, this installation cannot use GPUs; {"kind": "unseen", "number"}, CUDA does
+not see that GPU. SIGTERM ends the process between two measurements. What libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ class _Stop:
 def main() -> int:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    die_with_parent()  # nobody would read what it finds
+    die_with_parent()
     stop = _Stop()
     try:
         request = json.loads(sys.stdin.readline())
@@ -56,7 +62,9 @@ def main() -> int:
         if why := unfit(torch):
             _send(lines, "unfit", text=why)
             return 0
-        if (seen := torch.cuda.device_count()) < len(request["gpus"]):  # CUDA's list ends at the first that it lacks
+        if (seen := torch.cuda.device_count()) < len(
+            request["gpus"]
+        ):  # CUDA's list ends before the first GPU that it cannot use
             _send(lines, "unseen", number=seen)
             return 0
     found = devices(torch, request["gpus"], request.get("cpus", 1))
@@ -68,18 +76,18 @@ def main() -> int:
         context = _context(torch, request, name, found, lines, stop)
         stop.requested |= not _run(context, name, lines)
         if request["gpus"]:
-            _give_back(torch)
+            _free_cached_memory(torch)
     _send(lines, "end", stopped=stop.requested)
     return 0
 
 
 def die_with_parent() -> None:
-    """Killed when the process that started it ends, however: nothing may go on holding a GPU."""
+    """Have the kernel kill this process when its parent ends: no probe may hold a GPU that nobody waits for."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def unfit(torch: Any, uvm: str = "/dev/nvidia-uvm") -> str:
-    """Why this torch cannot use GPUs on this node; "" when it may. A fault of the installation, not of a GPU."""
+    """Return why this torch cannot use the node's GPUs, "" if it can: a fault of the installation, not of a GPU."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} on this node is built without CUDA: install one with it"
     try:
@@ -93,15 +101,14 @@ def unfit(torch: Any, uvm: str = "/dev/nvidia-uvm") -> str:
     return ""
 
 
-def _give_back(torch: Any) -> None:
-    """The device's memory that torch keeps for later: the next probe counts what is free, and other processes of the
-    session (ranks) have none of it."""
+def _free_cached_memory(torch: Any) -> None:
+    """Free the device memory that torch caches: the next probe measures what is free, and other ranks need it."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def devices(torch: Any, gpus: Sequence[Mapping[str, Any]], cpus: int) -> tuple[Device, ...]:
-    """The devices under test: the GPUs that CUDA_VISIBLE_DEVICES names, in that order; without any, the CPU."""
+    """Return the devices under test: the GPUs of CUDA_VISIBLE_DEVICES, in its order; the CPU if there are none."""
     if not gpus:
         return tuple(Device(None if cpus == 1 else number, "cpu", "cpu", 0) for number in range(cpus))
     found = []
@@ -122,10 +129,18 @@ def _context(
     level = Level(request["level"])
     group = request.get("group")
     return Context(
-        torch, found, level, PROBES[name].seconds[level is not Level.QUICK] * request.get("scale", 1.0),
-        lambda text: _send(lines, "progress", text=text), lambda: stop.requested, request.get("seed", 1),
-        request["folder"], request.get("inlet_c"), Group(**group) if group else None, tuple(request["probes"]),
-    )  # fmt: skip
+        torch=torch,
+        devices=found,
+        level=level,
+        seconds=PROBES[name].seconds[level is not Level.QUICK] * request.get("scale", 1.0),
+        show_progress=lambda text: _send(lines, "progress", text=text),
+        stopping=lambda: stop.requested,
+        seed=request.get("seed", 1),
+        folder=request["folder"],
+        inlet_c=request.get("inlet_c"),
+        group=Group(**group) if group else None,
+        names=tuple(request["probes"]),
+    )
 
 
 def _run(context: Context, name: str, lines: TextIO) -> bool:
@@ -136,20 +151,18 @@ def _run(context: Context, name: str, lines: TextIO) -> bool:
             _send(lines, "result", **_plain(result))
     except InterruptedError:
         return False
-    except (
-        getattr(context.torch, "OutOfMemoryError", MemoryError),
-        MemoryError,
-    ) as error:  # of others that use it, not of the device
+    except (getattr(context.torch, "OutOfMemoryError", MemoryError), MemoryError) as error:
+        # Other processes use the memory; the device is not at fault.
         text = f"not enough memory: {str(error).splitlines()[0] if str(error) else 'of the host'}"
         _send(lines, "unmeasured", probe=name, text=text)
-    except Exception as error:  # noqa: BLE001  # what it did not foresee, a device's error say; the others go on
+    except Exception as error:  # noqa: BLE001  # such as an error of the device; the other probes go on
         text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         _send(lines, "error", probe=name, text=text)
     return True
 
 
 def _plain(result: Result) -> dict[str, Any]:
-    """JSON has no NaN and no infinity."""
+    """Return the fields of a result, with None for NaN and infinity, which JSON does not have."""
     found = dataclasses.asdict(result)
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
 

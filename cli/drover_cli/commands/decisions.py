@@ -1,4 +1,4 @@
-"""`drover decisions`: what waits for a person, and how other decisions stand."""
+"""`drover decisions`: the decisions that wait for a person, then the others with their outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drover_cli.output import print_json, print_table, when
 from drover_core.model.events import Decision, from_json
 from drover_proto import fleet_pb2 as pb
 
-HELP = "decisions: those that wait for a person first, then how others stand"
+HELP = "decisions: those that wait for a person first, then the others with their outcomes"
 OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "expired", "act")
 
 

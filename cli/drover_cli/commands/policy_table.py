@@ -23,15 +23,17 @@ SICK, HEALTHY = "sick", "healthy"
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A node that one of the policies, or both, would have taken out.
+    """A node that one of the two policies, or both, would have taken out.
 
     Attributes:
-        truth: what was wrong with it by the labels: SICK or HEALTHY, and the fault; "", "": not known.
+        outages: the outage under the old policy and under the new one; None: not taken out.
+        outcomes: what each policy decided.
+        truth: (SICK or HEALTHY, the fault) by the labels of a case; ("", ""): unknown.
     """
 
     node: str
     incident: Incident
-    outages: tuple[Outage | None, Outage | None]  # under the policy it is held against, under the new one
+    outages: tuple[Outage | None, Outage | None]
     outcomes: tuple[str, str]
     truth: tuple[str, str]
 
@@ -44,7 +46,7 @@ class Drain:
         return ": ".join(filter(None, self.truth))
 
     def gpu_hours(self, results: Sequence[Backtest]) -> list[float]:
-        """Under each policy."""
+        """Return the GPU-hours out of service under each policy."""
         return [
             0.0 if outage is None else outage.hours(result.until_ms) * outage.gpus
             for outage, result in zip(self.outages, results, strict=True)
@@ -52,19 +54,20 @@ class Drain:
 
     @property
     def why(self) -> str:
-        """Its evidence in a line."""
+        """Return the evidence in one line."""
         facts = [fact.text for fact in self.incident.evidence if fact.text and fact.text not in self.incident.summary]
         return " | ".join([self.incident.summary, *facts[:1]])
 
 
 @dataclass(frozen=True)
 class Table:
-    """All of it, for people and as JSON.
+    """The comparison of two policies, as text and as JSON.
 
     Args:
-        results: of the policy it is held against and of the new one.
-        labels: what was really wrong, of a case; None: not known.
-        is_present: the first is the one that is in force. in_fact: nodes taken out in that time; None: not known.
+        results: of the old policy and of the new one.
+        labels: what was wrong, from a case; None: unknown.
+        is_present: the old policy is in force now.
+        in_fact: what Drover did with nodes in that time; None: unknown.
     """
 
     results: tuple[Backtest, Backtest]
@@ -75,7 +78,7 @@ class Table:
 
     @cached_property
     def drains(self) -> list[Drain]:
-        """In their order."""
+        """Return all drains, the earliest first. An outage of both policies for the same incident is one drain."""
         by_id = {incident.id: incident for incident in self.incidents}
         old, new = (result.outages for result in self.results)
         found, matched = [], set[int]()
@@ -98,7 +101,7 @@ class Table:
         return sorted(drains, key=lambda drain: (drain.from_ms, drain.node))
 
     def truth(self, node: str, at_ms: int) -> tuple[str, str]:
-        """What was wrong with a node at that time, as `Drain.truth`."""
+        """Return what was wrong with a node at that time, as `Drain.truth`."""
         if self.labels is None:
             return "", ""
         there = [label for label in self.labels if _holds(label, at_ms) and any(n == node for n, _ in label.members)]
@@ -107,12 +110,12 @@ class Table:
             return SICK, f"{sick.kind}/{sick.cause}"
         return HEALTHY, f"{there[0].kind}/{there[0].cause}" if there else ""
 
-    def judged(self, number: int, word: str) -> int:
-        """How often a policy took out a node that was `word` (SICK, HEALTHY)."""
-        return sum(drain.truth[0] == word for drain in self.drains if drain.outages[number] is not None)
+    def times_out(self, number: int, state: str) -> int:
+        """Return how often policy `number` took out a node in that state (SICK, HEALTHY)."""
+        return sum(drain.truth[0] == state for drain in self.drains if drain.outages[number] is not None)
 
-    def left(self, number: int) -> list[Label]:
-        """Faults whose nodes all stayed in service under a policy."""
+    def missed(self, number: int) -> list[Label]:
+        """Return the faults whose nodes all stayed in service under policy `number`."""
         outages = self.results[number].outages
         return [
             label
@@ -155,20 +158,20 @@ class Table:
             "most_out_at_once": result.most_out,
             "node_hours_out": round(result.node_hours, 2),
             "gpu_hours_out": round(result.gpu_hours, 2),
-            "sick_out": self.judged(number, SICK) if known else None,
-            "healthy_out": self.judged(number, HEALTHY) if known else None,
-            "faults_left": len(self.left(number)) if known else None,
+            "sick_out": self.times_out(number, SICK) if known else None,
+            "healthy_out": self.times_out(number, HEALTHY) if known else None,
+            "faults_left": len(self.missed(number)) if known else None,
             "held": len({d.incident_id for d in result.held}),
             "mass_events": result.mass_events,
         }
 
     def changed(self) -> list[Incident]:
-        """Incidents that the policies decide otherwise, oldest first."""
+        """Return the incidents that the two policies decide differently, oldest first."""
         old, new = self.results
         found = [i for i in self.incidents if old.outcome(i.id) != new.outcome(i.id)]
         return sorted(found, key=lambda i: (i.opened_ms, i.id))
 
-    # ---- for people
+    # ---- as text
 
     def show(self) -> None:
         self._show_counts()
@@ -185,9 +188,9 @@ class Table:
         rows.append(["nodes taken out, times", *(len(r.outages) for r in results)])
         if self.labels is not None:
             rows += [
-                ["  that were sick", *(self.judged(n, SICK) for n in (0, 1))],
-                ["  that were healthy", *(self.judged(n, HEALTHY) for n in (0, 1))],
-                ["faults whose node stayed in service", *(len(self.left(n)) for n in (0, 1))],
+                ["  that were sick", *(self.times_out(n, SICK) for n in (0, 1))],
+                ["  that were healthy", *(self.times_out(n, HEALTHY) for n in (0, 1))],
+                ["faults whose node stayed in service", *(len(self.missed(n)) for n in (0, 1))],
             ]
         rows += [
             ["different nodes", *(len(r.out) for r in results)],
@@ -200,10 +203,10 @@ class Table:
         against = "present" if self.is_present else "against"
         print_table(["", f"{names[0]} ({against})", f"{names[1]} (new)"], rows, frozenset({1, 2}))
         if self.in_fact is not None:
-            print(f"\n{self._really()}")
+            print(f"\n{self._done_text()}")
 
-    def _really(self) -> str:
-        """What was done in that time, whatever was in force then."""
+    def _done_text(self) -> str:
+        """Say what Drover did in that time, under the policy that was in force then."""
         done = self.in_fact or ()
         if not done:
             return "in fact Drover took no node out in that time"
@@ -239,7 +242,7 @@ class Table:
         changed = [i for i in self.changed() if i.id not in drained]
         if not changed:
             return
-        print(f"\n{len(changed)} further incidents would be decided otherwise:")
+        print(f"\n{len(changed)} further incidents would be decided differently:")
         rows = [
             [
                 when(i.opened_ms), where(i), f"{i.kind}/{i.cause}", i.severity,
@@ -252,7 +255,7 @@ class Table:
 
 
 def _show_held(result: Backtest) -> None:
-    """The first reason for each node and incident."""
+    """Print the first reason for each node and incident."""
     held: dict[tuple[str, str], Decision] = {}
     for decision in result.held:
         held.setdefault((decision.incident_id, decision.node), decision)

@@ -1,4 +1,4 @@
-"""`drover resume NODE --why TEXT`: a node back in service."""
+"""`drover resume NODE --why TEXT`: put a node back in service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from drover_cli import acting
 
-HELP = "put a node back that Drover took out: after its validation, or at once with --force"
+HELP = "put a node back in service that Drover took out: after its validation, or at once with --force"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,9 @@
-"""What a policy would have decided of incidents that were. Pure.
+"""What a policy would have decided about past incidents. Pure.
 
-Incidents are taken, not samples: detection does not depend on the policy, so what differs is what is decided. Each is
-taken as it stood at its end (its worst severity and surest cause) from its opening to its closing; a node that is taken
-out stays out for as long as the incident that took it was open, since nobody knows how long its repair had taken. So
-the counts of a policy are what it would have asked for; GPU-hours are a measure for comparing, not a prophecy.
+It reads incidents, not samples: detection does not depend on the policy. Each incident has its final state (worst
+severity, surest cause) from its opening to its closing. A node that is taken out stays out until the incident closes:
+nobody knows how long its repair would have taken. So the counts are what the policy would have asked for, and its
+GPU-hours serve to compare policies; they predict nothing.
 """
 
 from __future__ import annotations
@@ -29,15 +29,21 @@ from drover_core.model.events import (
 
 @dataclass(slots=True)
 class Outage:
-    """One time that a node was taken out: by the incident `incidents` begins with, until all of them were over."""
+    """One time that a node was taken out.
+
+    Attributes:
+        wanted: the strongest action that was wanted.
+        incidents: the incident that took the node out, then those that kept it out.
+        to_ms: when the last of these closed; None: the node is still out.
+    """
 
     node: str
     gpus: int
-    wanted: RecommendedAction  # the strongest
+    wanted: RecommendedAction
     rule: str
     from_ms: int
     incidents: list[str]
-    to_ms: int | None = None  # None: it is out still
+    to_ms: int | None = None
 
     def hours(self, until_ms: int) -> float:
         return max(0, (until_ms if self.to_ms is None else self.to_ms) - self.from_ms) / 3_600_000
@@ -45,25 +51,34 @@ class Outage:
 
 @dataclass(slots=True)
 class Backtest:
-    """What one policy came to."""
+    """The result of one policy.
+
+    Attributes:
+        wanted: number of decisions by what they want, those that the guard held included.
+        outages: drains and isolations, in order of time.
+        most_out: the most nodes that were out at the same time.
+        until_ms: nodes that are still out are counted up to then.
+        held: decisions that the guard held.
+        newest: incident -> its last decision.
+    """
 
     policy: str
-    wanted: Counter[str] = field(default_factory=Counter)  # decisions by what is wanted, held ones too
-    outages: list[Outage] = field(default_factory=list)  # drains and isolations, in their order
-    most_out: int = 0  # nodes at the same time
-    until_ms: int = 0  # to which those that are out still are counted
+    wanted: Counter[str] = field(default_factory=Counter)
+    outages: list[Outage] = field(default_factory=list)
+    most_out: int = 0
+    until_ms: int = 0
     held: list[Decision] = field(default_factory=list)
     mass_events: int = 0
-    newest: dict[str, Decision] = field(default_factory=dict)  # incident -> how its decision stood at the end
+    newest: dict[str, Decision] = field(default_factory=dict)
 
     @property
     def out(self) -> set[str]:
-        """Nodes that were taken out."""
+        """Return the nodes that were taken out."""
         return {outage.node for outage in self.outages}
 
     @property
     def node_hours(self) -> float:
-        """Out of service, until the incidents closed."""
+        """Return the node-hours out of service, each until its incidents closed."""
         return sum(outage.hours(self.until_ms) for outage in self.outages)
 
     @property
@@ -71,7 +86,7 @@ class Backtest:
         return sum(outage.hours(self.until_ms) * outage.gpus for outage in self.outages)
 
     def outcome(self, incident: str) -> str:
-        """`drain`, `drain, held`, or `nothing`."""
+        """Return what was decided about an incident: `drain`, `drain, held`, or `nothing`."""
         decision = self.newest.get(incident)
         if decision is None:
             return "nothing"
@@ -82,15 +97,16 @@ def backtest(
     index: FleetIndex, incidents: Sequence[Incident], policy: Policy, until_ms: int,
     jobs: Mapping[str, set[str]] | None = None,
 ) -> Backtest:  # fmt: skip
-    """Decide all of them again, in their own time.
+    """Decide about all incidents again, each at the times of its opening and closing.
 
     Args:
-        incidents: newest versions. until_ms: to which those still open are counted.
-        jobs: nodes of each job; a job that is not there is bounded by no cap of jobs.
+        incidents: the newest version of each.
+        until_ms: open incidents are counted up to then.
+        jobs: nodes of each job; the guard's cap per job does not bound a job that is missing here.
     """
     found = Backtest(policy.name, until_ms=until_ms)
-    decider = Decider(index, policy, "observe")  # decides all, and does nothing
-    real = [i for i in incidents if not of_guard(i)]
+    decider = Decider(index, policy, "observe")  # decides, and does nothing
+    real = [i for i in incidents if not of_guard(i)]  # the guard makes its own again
     moments = sorted({i.opened_ms for i in real} | {i.closed_ms for i in real if i.closed_ms is not None})
     ends = {i.id: i.closed_ms for i in real}
     opening = sorted(real, key=lambda i: (i.opened_ms, i.id))
@@ -106,18 +122,18 @@ def backtest(
             if one.closed_ms is None or one.closed_ms > now_ms:
                 open_[one.id] = replace(one, closed_ms=None)
             at += 1
-        _count_back(taken, open_, now_ms)
-        wishes = [(i, i.asked or i.action) for i in open_.values()]
+        _return_nodes(taken, open_, now_ms)
+        wanted = [(i, i.asked or i.action) for i in open_.values()]
         fold = health.fold(index, open_.values(), *reporting)
-        made, events = decider.decide(wishes, fold, lambda incident: _of_job(incident.job, jobs), now_ms)
+        made, events = decider.decide(wanted, fold, lambda incident: _of_job(incident.job, jobs), now_ms)
         found.mass_events += sum(event.version == 1 for event in events)
         for decision in made:
-            _note(found, taken, decision, index)
+            _count(found, taken, decision, index)
         found.most_out = max(found.most_out, len(decider.out()))
     return found
 
 
-def _note(found: Backtest, taken: dict[str, Outage], decision: Decision, index: FleetIndex) -> None:
+def _count(found: Backtest, taken: dict[str, Outage], decision: Decision, index: FleetIndex) -> None:
     if decision.wanted is RecommendedAction.NONE or decision.outcome not in ("held", "would_act"):
         return
     before = found.newest.get(decision.incident_id)
@@ -139,8 +155,8 @@ def _note(found: Backtest, taken: dict[str, Outage], decision: Decision, index: 
             outage.incidents.append(decision.incident_id)
 
 
-def _count_back(taken: dict[str, Outage], open_: Mapping[str, Incident], now_ms: int) -> None:
-    """Nodes come back when the incidents are over for which they went."""
+def _return_nodes(taken: dict[str, Outage], open_: Mapping[str, Incident], now_ms: int) -> None:
+    """End the outages whose incidents have all closed."""
     for node in [node for node, outage in taken.items() if not open_.keys() & set(outage.incidents)]:
         taken.pop(node).to_ms = now_ms
 

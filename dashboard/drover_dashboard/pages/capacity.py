@@ -1,4 +1,4 @@
-"""What GPUs are there for: who holds them and works, what lies idle or in pieces, and what faults cost."""
+"""The Capacity page: who holds and uses GPUs, which are idle, where free GPUs are too scattered, what faults cost."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ EVERY_S = 15
 
 
 def choose() -> float:
-    """Days that costs are added up over, kept in the URL."""
+    """Let the viewer choose over how many days costs are added up; the choice is in the URL."""
     return SPANS[address.segments("span", "What faults cost in the last", list(SPANS), USUAL_SPAN, key="capacity_span")]
 
 
 @st.fragment(run_every=EVERY_S)
 def now(days: float) -> None:
-    """Pools, idle GPUs, fragmentation and services, which are of now, then the costs."""
+    """Draw pools, idle GPUs, free blocks and services of now, and the costs of the last `days`."""
     who = view.viewer()
     answer = client.fleet().capacity(days)
-    # Its answer may take long, and says nothing of the collector then; one out of its memory does.
+    # This answer reads from disk and may be slow. The status comes from memory: it shows whether the collector is well.
     view.trouble("capacity", answer.trouble or client.fleet().status().trouble, answer.as_of_ms, who)
     reply = answer.value
     if reply is None:

@@ -25,15 +25,22 @@ Floats = npt.NDArray[np.float32]
 PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median": "peers' median"}
 BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 DASH = (8, 4)
-OPEN = "open"  # in the URL
-CLOSED = {OPEN: None}  # the page shows something else
-LEAST_S = 10
-BACK = "double-click: all of it again"
+OPEN = "open"  # the URL's parameter for the time that all charts of a page are zoomed to
+CLOSED = {OPEN: None}  # for `address.write`: ends the zoom when the page shows something else
+LEAST_S = 10  # a zoom is at least this long
+BACK = "double-click: the whole time again"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: `role` is value, peers_p10, peers_p90 or peers_median; `slot` chooses its colour and dash."""
+    """One line of a chart.
+
+    Attributes:
+        role: value, peers_p10, peers_p90 or peers_median.
+        values: float32, one for each of the chart's times; NaN: absent.
+        slot: chooses the colour and the dash.
+        strong: it is drawn thick.
+    """
 
     label: str
     role: str
@@ -44,7 +51,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`marks` are moments (ms, text). `absent` says why nothing is there, where nothing is."""
+    """Lines of one metric over time.
+
+    Attributes:
+        marks: (ms, text) of moments that get a vertical line.
+        note: a remark after the title.
+        absent: what an empty chart says instead of lines.
+        height: in pixels.
+    """
 
     metric: Metric
     times_ms: npt.NDArray[np.int64]
@@ -58,7 +72,11 @@ class Chart:
 
 
 def lines_of(reply: pb.SeriesReply, metric: str, strong: frozenset[int] = frozenset()) -> list[Line]:
-    """The lines of one metric in a reply: its targets first, then the peers' band. `strong` slots are drawn thick."""
+    """Return the lines of one metric in a reply: its targets first, then the peers' band.
+
+    Args:
+        strong: slots whose lines are drawn thick.
+    """
     found: list[Line] = []
     for series in reply.series:
         if series.metric != metric:
@@ -88,7 +106,11 @@ def nothing_there(lines: Sequence[Line]) -> bool:
 
 
 def encode(chart: Chart, loads: bool = False) -> bytes:
-    """Header and columns as assets/chart.js reads them; values are scaled to the unit that is shown."""
+    """Return the bytes that assets/chart.js reads: a header, the times, and the values in the unit that is shown.
+
+    Args:
+        loads: see `show`.
+    """
     scale, unit = _unit(chart)
     if counts_time(chart.metric):
         chart, scale, unit = _shares(chart), 1.0, "% of the time"
@@ -130,29 +152,30 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
 
 
 def counts_time(metric: Metric) -> bool:
-    """Whether it adds up time in a state since the driver was loaded: only the slope of that ramp means anything."""
+    """Return True if the metric adds up the time in a state since the driver was loaded: only its growth is shown."""
     return metric.kind is Kind.COUNTER and metric.unit == "us"
 
 
 def _shares(chart: Chart) -> Chart:
-    """The same with each value as a share of the time since the one before, in percent. Without peers: a band of their
-    sums has no slope."""
+    """Return the chart with each value as its growth since the one before, in percent of the time between them.
+
+    The peers' lines are dropped: a percentile of sums has no meaningful growth.
+    """
     spans_us = np.diff(chart.times_ms) * 1000.0
     lines = []
     for line in chart.lines:
         if line.role == "value" and len(line.values) == len(chart.times_ms) > 0:
             grown = np.diff(line.values.astype("f8"))
             with np.errstate(divide="ignore", invalid="ignore"):
-                share = np.where(
-                    (grown >= 0) & (spans_us > 0), 100 * grown / spans_us, np.nan
-                )  # less: the counter restarted
+                # A smaller sum means that the counter restarted.
+                share = np.where((grown >= 0) & (spans_us > 0), 100 * grown / spans_us, np.nan)
             values = np.concatenate(([np.nan], np.minimum(share, 100.0))).astype("f4")
             lines.append(replace(line, values=values))
     return replace(chart, lines=lines)
 
 
 def _unit(chart: Chart) -> tuple[float, str]:
-    """The factor and the unit of the axis: percent for ratios; bytes get the prefix that fits the largest."""
+    """Return the factor and the unit of the axis: percent for ratios; bytes get the prefix that fits the largest."""
     unit = fmt.unit(chart.metric)
     if unit == "%":
         return 100.0, unit
@@ -166,7 +189,10 @@ def _unit(chart: Chart) -> tuple[float, str]:
 
 
 def drawn_open() -> tuple[int, int] | None:
-    """The time that was drawn open in one of the page's charts, (from, to) ms: it is in the URL, as seconds."""
+    """Return the time (from, to) in ms that the viewer zoomed one of the page's charts to; None: not zoomed.
+
+    The URL has it in seconds.
+    """
     found = re.fullmatch(r"(\d{1,12})-(\d{1,12})", st.query_params.get(OPEN, ""))
     if found is None or int(found[1]) >= int(found[2]):
         return None
@@ -174,19 +200,23 @@ def drawn_open() -> tuple[int, int] | None:
 
 
 def window(from_ms: int, to_ms: int) -> tuple[int, int]:
-    """What to ask for: the time that was drawn open, else all of it."""
+    """Return the time (from, to) in ms to ask for: the zoomed time, else all of it."""
     return drawn_open() or (from_ms, to_ms)
 
 
 def _open(key: str) -> None:
-    """In place of the coarser data of before the next run asks for this time alone; a double click ends it."""
+    """Write the zoomed time to the URL, so that the next run asks for it in finer steps; a double click ends it."""
     zoom = st.session_state[key].zoom
     from_s, to_s = math.floor(zoom["from_s"]), math.ceil(zoom["to_s"])
     address.write(**{OPEN: f"{from_s}-{max(to_s, from_s + LEAST_S)}" if to_s else None})
 
 
 def show(key: str, chart: Chart, loads: bool = False) -> None:
-    """Draw a chart; it keeps its zoom while its data is refreshed. `loads`: its data is of `window`, so that all charts
-    of the page are drawn open together; without, the chart only magnifies what it has."""
+    """Draw a chart. It keeps its zoom while its data is refreshed.
+
+    Args:
+        loads: the data is that of `window`, so a zoom loads finer data for all charts of the page; else a zoom only
+            magnifies the data that the chart has.
+    """
     more = {"on_zoom_change": partial(_open, key)} if loads else {}
     component("chart", "uplot/uPlot.min.css")(key=key, data=encode(chart, loads), **more)

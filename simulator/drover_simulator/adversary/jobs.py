@@ -1,4 +1,4 @@
-"""Draw jobs that start, stop and overlap, and what each of their GPUs does by design.
+"""Draw jobs that start, stop and overlap, and the work that each of their GPUs does by design.
 
 Patterns: `data` (equal ranks), `tensor` (data parallel over nodes whose GPUs share every layer: much NVLink),
 `pipeline` (stages of different work), `expert` (mixture of experts: varying shares of work), `inference` (independent
@@ -18,8 +18,8 @@ from drover_simulator.hardware import Floats, Hardware, Ints
 from drover_simulator.workload import Profile
 
 LARGEST_JOB_NODES = 256
-IDLE_SHARE = (0.02, 0.15)  # of a pool's nodes that wait for work
-WARM_UP_S = (60.0, 600.0)  # loading, compiling: held, and no kernel runs
+IDLE_SHARE = (0.02, 0.15)  # of a pool's nodes: they have no job
+WARM_UP_S = (60.0, 600.0)  # loading and compiling: the job holds its GPUs, and no kernel runs
 TRAINING = ("data", "tensor", "pipeline", "expert")
 
 
@@ -28,9 +28,12 @@ class Job:
     """One attempt of a job. Arrays are aligned with `gpus` (indices over the fleet).
 
     Attributes:
-        team: GPUs that make their steps together (all of them in training, a replica in inference).
-        work: share of the work by design, 1 for the slowest. asks: factors on the profile of each GPU, by field.
-        uneven: random spread of work from step to step. load: mean, day's swing, noise (inference).
+        team: number of GPUs that step together (all of a training job, one replica of an inference job).
+        warm_s: how long loading and compiling take.
+        work: time of a step by design, relative to the slowest GPU (1).
+        asks: field of `Profile` -> factor of each GPU.
+        uneven: random spread of work from step to step.
+        load: mean, daily swing and noise of an inference job's load.
     """
 
     id: str
@@ -55,7 +58,7 @@ class Job:
         return self.start_s + self.warm_s
 
     def again(self, id_: str, start_s: float, without: set[int], hardware: Hardware) -> Job | None:
-        """Return the job after a crash, on its remaining nodes; None if there are none."""
+        """Return the job's next attempt after a crash, on its nodes but `without`; None if none is left."""
         keep = ~np.isin(hardware.gpu_node[self.gpus], list(without))
         if not keep.any():
             return None
@@ -109,13 +112,14 @@ def _stages(rng: np.random.Generator, nodes: int) -> tuple[Ints, Floats, dict[st
     asks["dram"][0] *= rng.uniform(1.0, 1.2)
     asks["tensor"][-1] *= rng.uniform(0.9, 1.1)
     asks["network"][[0, -1]] *= rng.uniform(0.5, 0.9)  # one neighbour instead of two
-    asks["memory_fill"] *= np.linspace(1.0, rng.uniform(0.7, 0.95), count)  # the first keep more activations
+    asks["memory_fill"] *= np.linspace(1.0, rng.uniform(0.7, 0.95), count)  # early stages keep more activations
     return stage.astype(np.int64), work / work.max(), asks
 
 
 def draw_job(
     rng: np.random.Generator, hardware: Hardware, id_: str, nodes: tuple[int, ...], start_s: float, end_s: float
 ) -> Job:
+    """Return a job on these nodes, with a drawn pattern."""
     count = len(nodes)
     if count == 1:
         pattern = str(rng.choice(["data", "tensor", "inference"], p=[0.45, 0.25, 0.30]))

@@ -1,4 +1,4 @@
-"""Write the findings about the network ports of a node."""
+"""Make the finding about the network ports of a node: its severity, action and texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAME = "links"
 
 @dataclass(frozen=True, slots=True)
 class PortFault:
-    """A fault of a port."""
+    """A fault of a port. `text` begins with the port's name; `since_ms`: when it began."""
 
     severity: Severity
     action: RecommendedAction
@@ -48,6 +48,7 @@ class PortFault:
 
     @property
     def rank(self) -> tuple[bool, bool]:
+        """A sort key: critical before warning, then a port that is down or flaps before one with errors."""
         return self.severity is Severity.CRITICAL, self.cause != "port_errors"
 
 
@@ -61,10 +62,18 @@ def of_node(
     rates: dict[str, Floats],
     now_ms: int,
 ) -> Finding:
-    """Return one finding for all faults of a node's ports; the worst is the headline."""
+    """Return one finding for all faults of a node's ports; the worst fault is the headline.
+
+    Args:
+        ports: of the fleet. mine: indices of the node's faulty ports. s: the state of all ports.
+        down: bool [L], the port is down.
+        dark: leafs without a port that is up.
+        rates: metric -> errors per second of each port, float [L].
+    """
     index, n = window.index, ports[mine[0]].node
     node = index.nodes[n].name
-    # Ports whose switch may be at fault: nothing proves that it works. Ports without a leaf and a GPU are left out.
+    # Ports that are down while no other port of their leaf is up: the switch may be at fault. Of ports whose leaf is
+    # unknown, only those that serve a GPU count.
     gone = [k for k in mine if down[k] and ports[k].leaf in dark and (ports[k].leaf or ports[k].computes)]
     faults, doubted = [], []
     for k in mine:
@@ -77,7 +86,7 @@ def of_node(
     advice = "Check the cable, its transceivers and the switch port. Swap the cable first, then the transceiver."
     if action is RecommendedAction.DRAIN:
         advice = f"Drain the node. {advice}"
-    if any(worst is one for one in doubted):  # the node may be well
+    if any(worst is one for one in doubted):  # the node may be healthy
         leafs = listing({ports[k].leaf for k in gone} - {""})
         where = f"at leaf {leafs}" if leafs else "that serves a GPU"
         some = f"{len(gone)} ports" if len(gone) > 1 else f"Port {ports[gone[0]].name}"
@@ -121,7 +130,8 @@ def _of_port(
     if flaps >= FLAPS_WARNING:
         first = max(times[0], end_ms - FLAPS_MS)
         text = f"went down {flaps} times in {duration(end_ms - first)}"
-        fact = ("link_downed", float(flaps), 0.0)  # from the first to the last flap: a restart restores them from it
+        # The evidence spans the first to the last flap: after a restart the flaps are restored from it.
+        fact = ("link_downed", float(flaps), 0.0)
         yield fault(flaps >= FLAPS_CRITICAL, "port_flaps", text, first, fact, times[-1])
     if s.errs[k] >= PERSIST:
         for metric, rate in rates.items():

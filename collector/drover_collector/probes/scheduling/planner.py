@@ -1,7 +1,7 @@
-"""Who is to be probed next, and which nodes together. Pure: no I/O, no clock.
+"""Plan which nodes are probed next, and which nodes together. Pure: no I/O, no clock.
 
-Probes are asked for where nothing runs; the node's own probe service refuses a GPU that a process holds, whatever is
-planned here. All but what a person or a validation asks for is off by default.
+Probes are planned where nothing runs. The node's probe service checks again and refuses a GPU that a process holds. By
+default only probes that a person or a validation asks for are planned.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from drover_core.model.fleet import FleetSpec
 
 DAY_MS = 86_400_000
 AGAIN_MS = 1_800_000  # a suspicion that could not be probed is tried again after this long, while it stands
-# What the level quick has, and what shows a cause that it cannot: heat, after minutes at full load.
-_MORE = {"thermal": ("gemm_bf16", "hbm_copy", "sdc", "soak"), "cooling": ("gemm_bf16", "sdc", "soak")}
+# By cause: the probes of level `quick`, and those that load a GPU for minutes, since only this shows heat.
+_PROBES_OF_CAUSE = {"thermal": ("gemm_bf16", "hbm_copy", "sdc", "soak"), "cooling": ("gemm_bf16", "sdc", "soak")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,11 @@ class Standing:
     """What is known of a node with GPUs.
 
     Attributes:
-        idle_ms: for how long nothing has run there; None: something does.
-        probed_ms: when it was probed last, 0 for never. firmware: driver and VBIOS now; probed_firmware: then; "" for
-            not known. risk: of a fault; higher is probed first.
+        idle_ms: for how long nothing has run there; None: something runs.
+        probed_ms: when it was probed last; 0: never.
+        firmware: its driver and VBIOS now; "": unknown.
+        probed_firmware: its driver and VBIOS when it was probed last; "": unknown.
+        risk: of a fault; higher is probed first.
     """
 
     node: str
@@ -45,7 +47,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class PlannedProbe:
-    """Arguments of `OrderBook.ask`; all GPUs of the node that no process holds."""
+    """Arguments of `OrderBook.ask`. The probe measures all GPUs of the node that no process holds."""
 
     node: str
     why: ProbeReason
@@ -61,22 +63,23 @@ def confirmations(
     config: ProbesConfig,
     now_ms: int,
 ) -> list[PlannedProbe]:
-    """Suspicions that a probe can settle now: it is wanted, and no job runs on the node any more.
+    """Return probes for the incidents that a probe can confirm now: the policy wants one, and no job runs on the node.
 
-    All GPUs of the node are measured: the suspect's neighbours are what it is held against. A job on other GPUs would
-    be slowed (links, the host's memory, heat), and would make figures slow that are not.
+    All GPUs of the node are measured, because the suspect is compared with its neighbours. So no job may run on them:
+    the probe would slow it (links, host memory, heat), and the job would lower the neighbours' figures.
 
     Args:
-        decisions: the newest of each incident. orders: the newest version of each of the last hours.
+        decisions: the newest of each incident.
+        orders: the newest version of each order of the last hours.
     """
     tried = {o.incident_id: max(o.ts_ms, 0) for o in sorted(orders, key=lambda o: o.ts_ms) if o.incident_id}
     found = []
     for decision in decisions:
         incident, standing = incidents.get(decision.incident_id), nodes.get(decision.node)
-        mode = decision.outcome == "act" or (config.confirm and decision.outcome == "would_act")
+        allowed = decision.outcome == "act" or (config.confirm and decision.outcome == "would_act")
         if (
             decision.wanted is not RecommendedAction.PROBE
-            or not mode
+            or not allowed
             or incident is None
             or incident.closed_ms is not None
         ):
@@ -84,7 +87,7 @@ def confirmations(
         free = standing is not None and standing.idle_ms is not None
         if not free or now_ms - tried.get(incident.id, -AGAIN_MS) < AGAIN_MS:
             continue
-        probes = _MORE.get(incident.cause, ())
+        probes = _PROBES_OF_CAUSE.get(incident.cause, ())
         found.append(PlannedProbe(decision.node, ProbeReason.CONFIRM, probes, incident.id))
     return found
 
@@ -92,11 +95,12 @@ def confirmations(
 def upkeep(
     nodes: Iterable[Standing], open_nodes: Collection[str], asked_of_idle: int, config: ProbesConfig, room: int
 ) -> list[PlannedProbe]:
-    """Baselines after a change of driver or firmware, nodes that were never probed, and idle ones by the day's budget.
+    """Return probes for nodes with a new driver or firmware, never probed nodes, and idle nodes up to a daily budget.
 
     Args:
-        open_nodes: with an order under way. asked_of_idle: orders by that budget in the last day.
-        room: at most so many wishes.
+        open_nodes: nodes with an order under way.
+        asked_of_idle: orders from that budget in the last day.
+        room: at most so many probes are returned.
     """
     listed = list(nodes)
     ready = [
@@ -124,13 +128,14 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 def fabric_rounds(spec: FleetSpec, among: Collection[str] | None = None) -> list[Pairs]:
-    """Pairs of nodes for collectives, in rounds: in one round each node is in one pair at most.
+    """Return pairs of nodes for collectives, in rounds; in one round a node is in at most one pair.
 
-    Two rounds under the same leaf switch, then two across leaves, with other partners in each, so that a bad pair can
-    be distinguished from a bad node (`groups_of_nodes.blame`). A node whose leaf is not known is in none.
+    Two rounds pair nodes under the same leaf switch, two pair nodes across leaves. Each round has other partners, so
+    that a bad link between two nodes can be distinguished from a bad node (`probes/judging/groups_of_nodes.py`). A node
+    whose leaf is unknown is in no pair.
 
     Args:
-        among: these nodes; None: all with GPUs.
+        among: only these nodes; None: all with GPUs.
     """
     chosen = [n for n in spec.nodes if n.gpus and n.leaf and (among is None or n.name in among)]
     leaves: dict[str, list[str]] = {}

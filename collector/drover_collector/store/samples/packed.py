@@ -1,4 +1,8 @@
-"""Inserted rows in few bytes: most counters stand still, and few grow much in a second."""
+"""Keep the rows of an insert in memory in few bytes.
+
+A column whose values are all the same is kept as one value. A column of 64-bit integers that lie close together is kept
+as 32-bit differences from the lowest: most counters stand still, and the others grow little in a second.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,18 @@ class Packed:
     """Rows of one insert.
 
     Args:
+        batch: the rows.
         present: how many values each row has.
+
     Attributes:
-        names: metrics that some row has. nbytes: bytes of all columns.
+        names: metrics that at least one row has.
+        nbytes: bytes of all columns.
     """
 
     def __init__(self, batch: SampleBatch, present: npt.NDArray[np.uint16]) -> None:
         self.entity_id, self.ts_ms, self.present = batch.entity_id, batch.ts_ms, present
         self._columns: dict[str, tuple[Stored, Mask | None]] = {}
-        self._lowest: dict[str, np.generic] = {}  # of columns that are kept as differences from it
+        self._lowest: dict[str, np.generic] = {}  # lowest value of each column that is kept as differences
         self.nbytes = batch.entity_id.nbytes + batch.ts_ms.nbytes + present.nbytes
         for name, (stored, mask) in batch.columns.items():
             if mask.all():
@@ -35,7 +42,7 @@ class Packed:
         return len(self.ts_ms)
 
     def get(self, name: str) -> tuple[Stored, Mask | None]:
-        """Return (stored values, present or None: all are).
+        """Return a column's stored values, and a mask of the rows that have one (None: all rows).
 
         Raises:
             KeyError: no row has the metric.
