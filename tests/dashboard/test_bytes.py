@@ -156,6 +156,22 @@ def test_sums_of_time_become_a_share_of_the_time() -> None:
     np.testing.assert_allclose(lines[0], [np.nan, 50])
 
 
+def test_the_share_over_a_gap_is_that_of_the_whole_gap() -> None:
+    nan = float("nan")
+    times = np.array([0, 1000, 2000, 4000, 5000], np.int64)
+    line = charts.Line("n1", "value", np.array([1e6, nan, 1.5e6, 2e6, 1e6], "f4"))
+    head, _, lines = read_chart(charts.encode(charts.Chart(BY_NAME["throttle_power_us"], times, [line], 0, 5000)))
+    np.testing.assert_allclose(lines[0], [nan, nan, 25, 25, nan])  # less at the end: it restarted
+    assert head["absent"] == ""
+
+
+def test_one_value_of_a_sum_of_time_is_no_line_and_says_so() -> None:
+    nan = float("nan")
+    head, _, lines = read_chart(charts.encode(chart("throttle_power_us", {"value": [9e6, nan]})))
+    assert np.isnan(lines[0]).all()
+    assert head["absent"] == "fewer than two values in this time"
+
+
 def test_a_chart_without_any_value_is_known_as_such() -> None:
     nan = float("nan")
     found = reply("power_w", {"value": [nan, nan], "peers_p10": [1, 2], "peers_p90": [2, 3]})

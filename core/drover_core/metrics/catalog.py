@@ -89,6 +89,11 @@ class Metric:
     help: str
     sources: Mapping[str, Source]
 
+    @property
+    def sums_time(self) -> bool:
+        """True if it sums the time in a state since the driver was loaded: only its growth means anything."""
+        return self.kind is Kind.COUNTER and self.unit == "us"
+
     def encode(self, value: float) -> int | float:
         """Return the stored form of `value`.
 

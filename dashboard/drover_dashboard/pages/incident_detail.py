@@ -218,7 +218,7 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
         return
     lines = charts.lines_of(answer.value, name, frozenset() if len(targets) > 1 else frozenset({incident.gpu or 0}))
     place = f"{incident.node or incident.scope}{'' if incident.gpu is None else f' GPU {incident.gpu}'}"
-    peers = any(line.role == "peers_p90" for line in lines)
+    peers = not metric.sums_time and any(line.role == "peers_p90" for line in lines)
     marks = [(incident.since_ms, "onset")]
     if incident.opened_ms - incident.since_ms > (to_ms - from_ms) // 50:
         marks.append((incident.opened_ms, "reported"))

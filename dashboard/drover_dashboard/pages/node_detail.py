@@ -285,7 +285,7 @@ def _charts(
     columns = st.columns(3, gap="medium")
     for number, name in enumerate(charted):
         lines = charts.lines_of(answer.value, name, strong)
-        band = "" if charts.counts_time(catalog.BY_NAME[name]) else _band(lines, of)
+        band = "" if catalog.BY_NAME[name].sums_time else _band(lines, of)
         chart = charts.Chart(
             catalog.BY_NAME[name],
             charts.times_of(answer.value),

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import streamlit as st
 
-from drover_core.metrics.catalog import Kind, Metric
+from drover_core.metrics.catalog import Metric
 from drover_dashboard.widgets import address, theme
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.components import component
@@ -27,7 +27,8 @@ BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 DASH = (8, 4)
 OPEN = "open"  # the URL's parameter for the time that all charts of a page are zoomed to
 CLOSED = {OPEN: None}  # for `address.write`: ends the zoom when the page shows something else
-LEAST_S = 10  # a zoom is at least this long
+LEAST_S = 10  # a zoom is at least this long,
+MOST_S = 400 * 86_400  # and at most this long: the collector answers no longer span
 BACK = "double-click: the whole time again"
 
 
@@ -112,7 +113,7 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
         loads: see `show`.
     """
     scale, unit = _unit(chart)
-    if counts_time(chart.metric):
+    if chart.metric.sums_time:
         chart, scale, unit = _shares(chart), 1.0, "% of the time"
     lines = [line for line in chart.lines if len(line.values) == len(chart.times_ms)]
     opened = loads and drawn_open() is not None
@@ -151,27 +152,23 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
     return start + bytes(-len(start) % 8) + b"".join(columns)
 
 
-def counts_time(metric: Metric) -> bool:
-    """Return True if the metric adds up the time in a state since the driver was loaded: only its growth is shown."""
-    return metric.kind is Kind.COUNTER and metric.unit == "us"
-
-
 def _shares(chart: Chart) -> Chart:
     """Return the chart with each value as its growth since the one before, in percent of the time between them.
 
     The peers' lines are dropped: a percentile of sums has no meaningful growth.
     """
-    spans_us = np.diff(chart.times_ms) * 1000.0
     lines = []
     for line in chart.lines:
-        if line.role == "value" and len(line.values) == len(chart.times_ms) > 0:
-            grown = np.diff(line.values.astype("f8"))
+        if line.role == "value" and len(line.values) == len(chart.times_ms):
+            known = np.flatnonzero(np.isfinite(line.values))
+            grown = np.diff(line.values[known].astype("f8"))
             with np.errstate(divide="ignore", invalid="ignore"):
-                # A smaller sum means that the counter restarted.
-                share = np.where((grown >= 0) & (spans_us > 0), 100 * grown / spans_us, np.nan)
-            values = np.concatenate(([np.nan], np.minimum(share, 100.0))).astype("f4")
+                share = np.minimum(grown / np.diff(chart.times_ms[known]) / 10, 100)  # us of ms, in percent
+            values = np.full(len(line.values), np.nan, "f4")
+            values[known[1:]] = np.where(grown >= 0, share, np.nan)  # less than before: the counter restarted
             lines.append(replace(line, values=values))
-    return replace(chart, lines=lines)
+    absent = chart.absent or ("fewer than two values in this time" if nothing_there(lines) else "")
+    return replace(chart, lines=lines, absent=absent)
 
 
 def _unit(chart: Chart) -> tuple[float, str]:
@@ -194,7 +191,7 @@ def drawn_open() -> tuple[int, int] | None:
     The URL has it in seconds.
     """
     found = re.fullmatch(r"(\d{1,12})-(\d{1,12})", st.query_params.get(OPEN, ""))
-    if found is None or int(found[1]) >= int(found[2]):
+    if found is None or not 0 < int(found[2]) - int(found[1]) <= MOST_S:
         return None
     return int(found[1]) * 1000, int(found[2]) * 1000
 

@@ -162,6 +162,22 @@ def test_packed_rows_have_what_was_packed(metric: str, spread: int) -> None:
             assert packed.nbytes - rest == (each * 50 or dtype.itemsize)
 
 
+def test_an_absent_value_does_not_widen_a_packed_column() -> None:
+    name, dtype = "throttle_power_us", storage_dtype("throttle_power_us")
+    mask = np.ones(100, np.bool_)
+    mask[7] = False
+    for stored, each in ((np.arange(100) + 10**12, 4), (np.full(100, 10**12), 0)):
+        values = stored.astype(dtype)
+        values[7] = 0  # as SampleBatch.of_values fills it
+        batch = SampleBatch(Scope.GPU, np.arange(100, dtype=np.uint64), np.arange(100), {name: (values, mask)})
+        packed = Packed(batch, mask.astype(np.uint16))
+        rest = batch.entity_id.nbytes + batch.ts_ms.nbytes + 2 * 100 + mask.nbytes
+        assert packed.nbytes - rest == (each * 100 or dtype.itemsize)
+        got, there = packed.get(name)
+        np.testing.assert_array_equal(got[mask], values[mask])
+        np.testing.assert_array_equal(there, mask)
+
+
 def test_what_is_held_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bytes and in time; what went, and what is from before it, is not answered for."""
     one, now_s = np.array([1], np.uint64), [0.0]

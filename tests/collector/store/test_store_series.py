@@ -42,6 +42,24 @@ def test_series_downsamples_and_leaves_gaps(store: Store) -> None:
     np.testing.assert_array_equal(found[*target, "energy_j"], np.array(energy, np.float32))
 
 
+def test_a_sum_of_time_begins_with_0_so_that_its_growth_is_exact_after_months(store: Store) -> None:
+    rows, keys = [gpu_row(0, 0), gpu_row(0, 1)], [("n0", 0, None), ("n0", 1, None)]
+    store.entities.write(rows)
+    months_us = 90 * 86_400_000_000
+    written = [
+        (row, T0 + 1000 * t, {"throttle_power_us": float(months_us + 300_000 * t)})
+        for row, first in zip(rows, (0, 3), strict=True)
+        for t in range(first, 20)
+    ]
+    store.samples.write(samples(Scope.GPU, written))
+    _, _, found = store.series.read(Scope.GPU, [*keys, ("n9", 0, None)], ["throttle_power_us"], T0, T0 + 20_000, 100)
+    first, second, none = (found[*key, "throttle_power_us"] for key in [*keys, ("n9", 0, None)])
+    np.testing.assert_array_equal(first, np.arange(20, dtype=np.float32) * 300_000)
+    np.testing.assert_array_equal(second[:3], [np.nan] * 3)
+    np.testing.assert_array_equal(second[3:], np.arange(17, dtype=np.float32) * 300_000)
+    assert np.isnan(none).all()
+
+
 def test_a_long_chart_ends_with_the_newest_rollup_unless_rollups_lag(store: Store) -> None:
     row, target = gpu_row(0, 0), ("n0", 0, None)
     store.entities.write([row])

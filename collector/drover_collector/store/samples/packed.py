@@ -54,7 +54,10 @@ class Packed:
         return stored, mask
 
     def _keep(self, name: str, stored: Stored, mask: Mask | None) -> None:
-        low, high = stored.min(), stored.max()
+        present = stored if mask is None else stored[mask]
+        low, high = present.min(), present.max()
+        if mask is not None:
+            stored = np.where(mask, stored, low)  # what absent rows hold must not widen the range
         if low == high:
             stored = np.broadcast_to(stored[:1].copy(), stored.shape)
             self.nbytes += stored.itemsize

@@ -114,9 +114,10 @@ class SeriesReader:
     ) -> tuple[int, Millis, dict[SeriesKey, Floats32]]:
         """Return values of (node, gpu, link) targets within [from_ms, to_ms).
 
-        A step's value is the lower median of a gauge, the last of a counter or state, NaN if there is none. The step is
-        never shorter than the samples' interval, so that a slow agent gives a line and not dots. If the span is longer
-        than half an hour, the steps end with the newest rollup, up to 30 s before `to_ms`.
+        A step's value is the lower median of a gauge, the last of a counter or state, NaN if there is none. A counter
+        that sums time begins with 0: after days its microseconds do not fit into a float32. The step is never shorter
+        than the samples' interval, so that a slow agent gives a line and not dots. If the span is longer than half an
+        hour, the steps end with the newest rollup, up to 30 s before `to_ms`.
 
         Returns:
             (step_ms, start of each step int64 [P], (node, gpu, link, metric) -> float32 [P]), P <= max_points.
@@ -274,8 +275,19 @@ def _lay_out(
     found: Stepped, stays: Sequence[Stay], metrics: Sequence[str], targets: int, grid: _Grid, span: Span
 ) -> npt.NDArray[np.float32]:
     """Return the values of each target on the grid, float32 [metrics, targets, points], NaN where there is none."""
+    result = _lay_out_wide(found, stays, metrics, targets, grid, span)
+    for metric, lines in zip(metrics, result, strict=True):
+        if BY_NAME[metric].sums_time:
+            known = np.isfinite(lines)
+            lines -= np.take_along_axis(lines, known.argmax(axis=1)[:, None], axis=1)
+    return result.astype(np.float32)
+
+
+def _lay_out_wide(
+    found: Stepped, stays: Sequence[Stay], metrics: Sequence[str], targets: int, grid: _Grid, span: Span
+) -> npt.NDArray[np.float64]:
     ids, starts, columns = found
-    result = np.full((len(metrics), targets, grid.points), np.nan, np.float32)
+    result = np.full((len(metrics), targets, grid.points), np.nan)
     places = grid.at(starts)
     wanted = np.array([stay.entity_id for stay in stays], np.uint64)
     lows, highs = (np.searchsorted(ids, wanted, side) for side in ("left", "right"))
