@@ -2,7 +2,7 @@
 
 The embedded engine holds one path per process, and all tests of a pytest worker run in its process: they share that of
 `store_root`, and each test has a database of its own in it: an emptied one of a test that is over, if that left its
-tables as they were made, or a new one. A test that needs a second engine starts a process.
+tables as created, or a new one. A test that needs a second engine starts a process.
 
 Tests of the modules in FORMS that use `store` or `store_url` run in several forms of the store: embedded, on a server
 over HTTP, and spread over a cluster of two shards; docs/explanation/testing.md says what of the latter two is real.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpacks Slurm 24.11 of Debian trixie beside this system, once a machine, for `make test SYSTEM=1`: bookworm's own (22.05)
+# Unpacks Slurm 24.11 of Debian trixie next to this system, once a machine, for `make test SYSTEM=1`: bookworm's own (22.05)
 # has a slurmrestd that cannot change nodes. 32 MB of packages, 130 MB on disk; nothing of it is installed.
 set -euo pipefail
 into=${1:-/var/cache/drover-testbed/slurm-24.11}

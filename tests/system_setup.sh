@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system parts that `make test SYSTEM=1` uses, on Debian or Ubuntu, as root: a compiler, openssl, Chromium,
 # ZooKeeper, Prometheus and its Alertmanager, systemd's own checks of units, Slurm, etcd. Builds a Kubernetes API server,
-# and unpacks a newer Slurm beside the system.
+# and unpacks a newer Slurm next to the system.
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "make test SYSTEM=1 needs root on Debian or Ubuntu; plain \`make test\` does not" >&2

@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import bench_burst  # noqa: E402  # it lies beside the other scripts
-import bench_schedulers  # noqa: E402  # likewise
+import bench_burst  # noqa: E402  # it lies next to the other scripts
+import bench_schedulers  # noqa: E402  # the same
 
-from drover_collector.config import load_config  # noqa: E402  # likewise
-from drover_collector.policy.policy import Policy  # noqa: E402  # likewise
-from testbed.receivers import Request  # noqa: E402  # likewise
+from drover_collector.config import load_config  # noqa: E402  # the same
+from drover_collector.policy.policy import Policy  # noqa: E402  # the same
+from testbed.receivers import Request  # noqa: E402  # the same
 
 
 def test_failing_nodes_lie_all_over_the_fleet_each_once() -> None:
@@ -78,7 +78,7 @@ def test_what_schedulers_show_is_read() -> None:
     assert not bench_schedulers.is_drained({"spec": {"taints": [taint]}})
 
 
-def test_spans_of_each_node_and_the_published_figures_beside_them() -> None:
+def test_spans_of_each_node_and_the_published_figures_next_to_them() -> None:
     scheduler = bench_schedulers.Scheduler("", {"a": 1.060, "b": 2.100}, {"a": 1.070, "b": 2.200})
     stored = {"a": (1_000, 1_030, 1_090), "b": (2_000, 2_040, 2_190)}
     found = bench_schedulers.figures(["a", "b", "c"], stored, scheduler, {"a": 1.020, "b": 2.020})

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import capacity  # noqa: E402  # it lies beside the other scripts
+import capacity  # noqa: E402  # it lies next to the other scripts
 
 
 def test_the_page_is_what_the_script_writes() -> None:

@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import chaos  # noqa: E402  # it lies beside the other scripts
-from disruption.proxy import Proxy  # noqa: E402  # likewise
-from disruption.run import Row  # noqa: E402  # likewise
+import chaos  # noqa: E402  # it lies next to the other scripts
+from disruption.proxy import Proxy  # noqa: E402  # the same
+from disruption.run import Row  # noqa: E402  # the same
 
 
 def test_what_is_missing_is_the_fault_s_during_which_it_was_made() -> None:
@@ -110,7 +110,7 @@ def result(commit: str, *rows: Row) -> dict[str, object]:
     }  # fmt: skip
 
 
-def test_a_run_of_some_faults_keeps_the_other_lines_and_says_of_which_commit_each_is() -> None:
+def test_a_run_of_some_faults_keeps_the_other_lines_and_names_the_commit_of_each() -> None:
     first, second, last = chaos.NAMES[0], chaos.NAMES[1], chaos.NAMES[-1]
     whole = chaos.page(result("aaa", Row("a", first, 1, 1.0, 1.0), Row("a", last, 3, 3.0, 3.0), Row("a", "gone", 4)))
     page = chaos.merged(whole, result("bbb", Row("a", last, 3, 9.0, 9.0, wrong=["not so: well"])))

@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from remote_write import RemoteWrite, series_labels  # noqa: E402  # it lies beside the other scripts
+from remote_write import RemoteWrite, series_labels  # noqa: E402  # it lies next to the other scripts
 
-from drover_core.metrics.catalog import Scope, of_scope  # noqa: E402  # likewise
+from drover_core.metrics.catalog import Scope, of_scope  # noqa: E402  # the same
 
 METRICS = of_scope(Scope.GPU)[:3]
 LABELS = [series_labels(metric, node, 0, "H100") for node in ("n1", "node-22") for metric in METRICS]

@@ -1,4 +1,4 @@
-"""Commands that pages tell people to type at 3 a.m. are there, with the options that stand beside them."""
+"""Commands that pages ask people to type at 3 a.m. are there, with the options that the pages give them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARSERS = {"drover": build_parser(), "drover-collector": collector_parser()}
 COMMAND = re.compile(r"(?:/opt/drover/bin/)?(drover(?:-collector|-agent)?) ([a-z].*)", re.DOTALL)
 
 
-def told(page: Path) -> list[tuple[str, str]]:
+def commands_of(page: Path) -> list[tuple[str, str]]:
     """(program, words after it) of what stands in backticks or in a block of code, each once."""
     text = page.read_text("utf-8")
     blocks = re.findall(r"^```\w*\n(.*?)^```|((?:^ {4}.*\n)+)", text, re.DOTALL | re.MULTILINE)
@@ -31,19 +31,19 @@ def told(page: Path) -> list[tuple[str, str]]:
     return list(dict.fromkeys((each[1], each[2]) for each in found if each))
 
 
-TOLD = {page: told(page) for page in sorted(PAGES) if page.name != "commands.md"}  # which is made out of the parsers
+COMMANDS_OF = {page: commands_of(page) for page in sorted(PAGES) if page.name != "commands.md"}  # which is made out of the parsers
 
 
-def test_pages_tell_many() -> None:
-    assert {program for listed in TOLD.values() for program, _ in listed} == {*PARSERS, "drover-agent"}
+def test_pages_name_many_commands() -> None:
+    assert {program for listed in COMMANDS_OF.values() for program, _ in listed} == {*PARSERS, "drover-agent"}
     assert all(
-        TOLD[ROOT / name] for name in ("README.md", "docs/how-to/troubleshoot.md", "docs/runbooks/DroverBlind.md")
+        COMMANDS_OF[ROOT / name] for name in ("README.md", "docs/how-to/troubleshoot.md", "docs/runbooks/DroverBlind.md")
     )
 
 
-@pytest.mark.parametrize("page", [page for page in TOLD if TOLD[page]], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in COMMANDS_OF if COMMANDS_OF[page]], ids=lambda page: page.name)
 def test_commands_of_a_page_are_there(page: Path) -> None:
-    for program, text in TOLD[page]:
+    for program, text in COMMANDS_OF[page]:
         words = shlex.split(text.replace("[--", "--").replace("]", "") if "[--" in text else text)
         if program == "drover-agent":
             assert words[0] in {*AGENT, "config", "probe", "fleet", "enrol", "renew"}, text

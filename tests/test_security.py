@@ -43,6 +43,6 @@ def test_every_threat_and_intruder_is_there() -> None:
         "viewer", "forged webhook", "replayed webhook", "oversized", "say nothing", "path in the file names",
         "path in a tar", "SQL", "HTML", "every user can read", "TLS 1.2", "defaults", "no named probe",
     )  # fmt: skip
-    told = [row.split("|")[1] for row in ROWS]
+    listed = [row.split("|")[1] for row in ROWS]
     for what in (*threats, *intruders):
-        assert [row for row in told if what in row], what
+        assert [row for row in listed if what in row], what

@@ -1,4 +1,4 @@
-"""What an audit says: what could not be asked is never told as sound."""
+"""What an audit says: what could not be asked is never reported as sound."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNASKED = {"name": "c", "skip_reason": "not found on PyPI"}
 
 
 @pytest.mark.parametrize(
-    ("rows", "vulnerable", "told"),
+    ("rows", "vulnerable", "expected"),
     [
         ([SOUND], 0, ["l: 1 audited, 0 with known vulnerabilities"]),
         ([SOUND, BAD], 1, ["l: b 2: PYSEC-1, mended in 3", "l: 2 audited, 1 with known vulnerabilities"]),
@@ -39,12 +39,12 @@ UNASKED = {"name": "c", "skip_reason": "not found on PyPI"}
     ],
     ids=["sound", "bad", "unasked"],
 )
-def test_what_an_audit_says(rows: list[dict[str, Any]], vulnerable: int, told: list[str]) -> None:
-    assert AUDIT.judge("l", {"dependencies": rows}) == (vulnerable, told)
+def test_what_an_audit_says(rows: list[dict[str, Any]], vulnerable: int, expected: list[str]) -> None:
+    assert AUDIT.judge("l", {"dependencies": rows}) == (vulnerable, expected)
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
+    ("program", "reason"),
     [
         ("import sys; sys.exit('no route to host')", "no route to host"),
         ("pass", "it gave no answer"),
@@ -52,23 +52,23 @@ def test_what_an_audit_says(rows: list[dict[str, Any]], vulnerable: int, told: l
     ],
     ids=["no-network", "silent", "hanging"],
 )
-def test_who_cannot_ask_says_so_and_is_not_red(program: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_ask_says_so_and_is_not_red(program: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AUDIT, "AUDIT_S", 1)
     found = AUDIT.ask(Path("lock.txt"), (sys.executable, "-c", program))
-    assert AUDIT.judge("l", found) == (0, [f"l: NOT audited: {told}"])
+    assert AUDIT.judge("l", found) == (0, [f"l: NOT audited: {reason}"])
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "reason"),
     [
         (200, b'{"vulnerabilities": []}', None),
         (200, b'{"releases": {}}', "tells none"),
         (200, b"<html>", "Expecting value"),
         (404, b"", "404"),
     ],
-    ids=["tells", "tells-none", "page", "mirror"],
+    ids=["lists", "lists-none", "page", "mirror"],
 )
-def test_lint_asks_where_somebody_tells(status: int, body: bytes, told: str | None) -> None:
+def test_lint_asks_where_a_registry_lists_vulnerabilities(status: int, body: bytes, reason: str | None) -> None:
     asked: list[str] = []
 
     class Registry(BaseHTTPRequestHandler):
@@ -87,4 +87,4 @@ def test_lint_asks_where_somebody_tells(status: int, body: bytes, told: str | No
         found = AUDIT.why_not(f"http://127.0.0.1:{server.server_port}")
         thread.join(20)
     assert asked and asked[0].startswith("/pypi/") and asked[0].endswith("/json")
-    assert found is None if told is None else told in str(found)
+    assert found is None if reason is None else reason in str(found)

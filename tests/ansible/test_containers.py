@@ -1,4 +1,4 @@
-"""The container file: what must hold whoever builds it (hadolint, in `make lint`, looks at the rest)."""
+"""The container file: what must hold for each build (hadolint, in `make lint`, looks at the rest)."""
 
 from __future__ import annotations
 

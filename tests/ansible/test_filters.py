@@ -53,7 +53,7 @@ def test_a_listener_is_asked_where_it_listens(listens: str, answers: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "expected"),
     [
         ({"failed": True, "msg": "no port"}, "no port"),
         ({"failed": True, "msg": "non-zero return code", "stderr": "no space\n"}, "no space"),
@@ -61,5 +61,5 @@ def test_a_listener_is_asked_where_it_listens(listens: str, answers: str) -> Non
         ({}, "it failed without a word"),
     ],
 )
-def test_a_failed_task_says_why(result: dict[str, Any], told: str) -> None:
-    assert FILTERS.why(result) == told
+def test_a_failed_task_says_why(result: dict[str, Any], expected: str) -> None:
+    assert FILTERS.why(result) == expected

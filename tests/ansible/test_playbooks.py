@@ -43,8 +43,8 @@ def named(name: str, book: str) -> dict[str, Any]:
 # ---- the gate
 
 
-def missing(batch: list[str], reached: list[str], heard: list[dict[str, Any]], clock: str = "1000") -> list[str]:
-    """Nodes for which the gate waits: of a batch, of which some can still be reached."""
+def missing(batch: list[str], reached: list[str], rows: list[dict[str, Any]], clock: str = "1000") -> list[str]:
+    """Nodes of a batch that the gate waits for; only the hosts in `reached` can still be reached."""
     found: dict[str, Any] = {
         "drover_batch": batch,
         "ansible_play_batch": reached,
@@ -52,7 +52,7 @@ def missing(batch: list[str], reached: list[str], heard: list[dict[str, Any]], c
         "drover_gate_lost_percent": load("roles/defaults/defaults/main.yml")["drover_gate_lost_percent"],
         "drover_clock": {"stdout": clock},
         "drover_expected": "2.0.0",
-        "drover_heard": {"stdout_lines": [json.dumps(row) for row in heard]},
+        "drover_heard": {"stdout_lines": [json.dumps(row) for row in rows]},
     }
     for name, text in named("Wait until the collector hears this batch", "tasks/gate.yml")["vars"].items():
         found[name] = ENVIRONMENT.from_string(text).render(found)
@@ -63,14 +63,14 @@ def row(host: str, seen_ms: int = 1_005_000, version: str = "2.0.0") -> dict[str
     return {"name": f"node-{host}", "agent_version": version, "last_seen_ms": seen_ms}
 
 
-def test_the_gate_waits_for_who_is_not_heard_with_this_version() -> None:
+def test_the_gate_waits_for_who_does_not_report_with_this_version() -> None:
     assert missing(["a", "b"], ["a", "b"], [row("a"), row("b"), row("c")]) == []
     assert missing(["a", "b"], ["a", "b"], [row("a"), row("b", version="1.0.0")]) == ["node-b"]
     assert missing(["a", "b"], ["a", "b"], []) == ["node-a", "node-b"]
 
 
-def test_what_was_heard_before_the_restart_opens_no_gate() -> None:
-    """An agent of the same version, with new settings that make it deaf, was heard a second ago."""
+def test_a_report_from_before_the_restart_opens_no_gate() -> None:
+    """An agent of the same version, with new settings that make it deaf, reported a second ago."""
     assert missing(["a"], ["a"], [row("a", seen_ms=999_999)]) == ["node-a"]
     assert missing(["a"], ["a"], [row("a", seen_ms=1_000_900)]) == ["node-a"]
     assert missing(["a"], ["a"], [row("a", seen_ms=1_001_100)]) == []
@@ -119,7 +119,7 @@ def test_denied_certificates_reach_the_collectors_before_thousands_of_hosts_are_
     assert hosts == ["drover_collectors[0]", "drover_collectors", "drover_dashboards", "drover_agents"]
 
 
-def test_a_node_whose_certificate_has_ended_enrols_anew_and_no_other_does() -> None:
+def test_a_node_whose_certificate_has_ended_enrols_again_and_no_other_does() -> None:
     enrol = named("Enrol", "roles/certificates/tasks/enrol.yml")
     due = ENVIRONMENT.compile_expression(enrol["when"])
 
@@ -167,6 +167,6 @@ def test_root_runs_nothing_out_of_a_folder_that_another_user_may_have_made() -> 
         ("roles/dashboard/tasks/main.yml", "drover_dashboard_address"),
     ],
 )
-def test_a_service_is_waited_for_where_it_was_told_to_listen(book: str, variable: str) -> None:
+def test_a_service_is_waited_for_where_it_is_set_to_listen(book: str, variable: str) -> None:
     (wait,) = (task["ansible.builtin.wait_for"] for task in tasks(load(book)) if "ansible.builtin.wait_for" in task)
     assert wait["host"].startswith("{{ " + variable) and wait["host"].rstrip(" }").endswith("reach")

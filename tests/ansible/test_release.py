@@ -21,7 +21,7 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def wheel(folder: Path, version: str) -> Path:
-    """One that gives a command `drover-said`, which tells its version."""
+    """One that gives a command `drover-said`, which prints its version."""
     info, path = f"drover-{version}.dist-info", folder / f"drover-{version}-py3-none-any.whl"
     files = {
         "drover_said.py": f"def main():\n    print({version!r})\n",
@@ -92,7 +92,7 @@ def complete(prefix: Path, *versions: str) -> None:
         (prefix / "releases" / version / ".complete").touch()
 
 
-def test_an_agent_beside_a_collector_goes_forward_and_back_for_itself(tmp_path: Path) -> None:
+def test_an_agent_next_to_a_collector_goes_forward_and_back_for_itself(tmp_path: Path) -> None:
     prefix, link = tmp_path / "opt", ("--link", "agent")
     complete(prefix, "0.1.0")
     assert do(RELEASE, "use", prefix, "0.1.0")["version"] == "0.1.0"
@@ -142,15 +142,15 @@ def test_a_release_in_use_is_never_replaced_by_another_of_its_version(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("given", "told"), [({"python": "3.1"}, "the bundle is for 3.1"), ({"machine": "vax"}, "the bundle for vax")]
+    ("given", "expected"), [({"python": "3.1"}, "the bundle is for 3.1"), ({"machine": "vax"}, "the bundle for vax")]
 )
-def test_a_bundle_for_something_else_says_so(tmp_path: Path, given: dict[str, str], told: str) -> None:
-    assert told in do(bundle(tmp_path, "0.1.0", **given) / "release.py", "install", tmp_path / "opt")["error"]
+def test_a_bundle_for_something_else_says_so(tmp_path: Path, given: dict[str, str], expected: str) -> None:
+    assert expected in do(bundle(tmp_path, "0.1.0", **given) / "release.py", "install", tmp_path / "opt")["error"]
     assert not (tmp_path / "opt").exists()
 
 
 def test_an_installation_by_hand_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "opt/bin").mkdir(parents=True)
-    told = do(bundle(tmp_path, "0.1.0") / "release.py", "install", tmp_path / "opt")["error"]
-    assert "is in the way" in told
+    error = do(bundle(tmp_path, "0.1.0") / "release.py", "install", tmp_path / "opt")["error"]
+    assert "is in the way" in error
     assert not (tmp_path / "opt/bin").is_symlink()

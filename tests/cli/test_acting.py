@@ -60,7 +60,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(store_root: Path) -> Iterator[Scene]:
-    """A collector in enforce mode, of which one node of each rack of four may be out; it answers in its own loop."""
+    """A collector in enforce mode; one node of each rack of four may be out. It answers in its own loop."""
     store = Store.open(f"chdb://{store_root}?database=cli_acting")
     slurm = SlurmStandIn(*NODES)
     outbox = Outbox(store, [], "http://console", now_ms=lambda: T0)
@@ -122,8 +122,8 @@ def test_a_node_goes_out_through_the_guards_caps_and_comes_back(scene: Scene, sa
     assert "DRAIN" not in scene.slurm.held["n001"].states
     assert say("drain", "n004", "--why", "another rack")[0] == 0
     code, out, _ = say("drain", "n001", "--why", "I know", "--force", "--json")
-    told = json.loads(out)
-    assert (code, told["node"], told["act"], told["state"]) == (0, "n001", "drain", "done")
+    answer = json.loads(out)
+    assert (code, answer["node"], answer["act"], answer["state"]) == (0, "n001", "drain", "done")
     for node in ("n000", "n001", "n004"):
         assert say("resume", node, "--why", "done") == (0, f"resume {node}: done: gets jobs again\n", "")
     assert scene.store.outages.current()["n000"].stage is Health.HEALTHY
@@ -141,9 +141,9 @@ def test_a_check_does_nothing_and_says_what_it_would_meet(scene: Scene, say: Say
     assert say("drain", "n006", "--why", "a fan", "--force")[0] == 0
     wait_until(lambda: scene.in_engine("n006", Health.DRAINED), "it is drained")
     code, out, _ = say("resume", "n006", "--check", "--json")
-    told = json.loads(out)
-    assert (code, told["safe"], told["stage"], told["validates"]) == (1, False, "drained", None), "it is silent here"
-    assert any("not probed since" in line for line in told["grounds"])
+    answer = json.loads(out)
+    assert (code, answer["safe"], answer["stage"], answer["validates"]) == (1, False, "drained", None), "it is silent here"
+    assert any("not probed since" in line for line in answer["grounds"])
     scene.store.probes.verdicts.write(
         [ProbeVerdict("p1", "n006", 2, False, "hbm_copy", "HBM 9 % slow", T0 + 1, ProbeReason.PERSON)]
     )
@@ -156,24 +156,24 @@ def test_a_check_does_nothing_and_says_what_it_would_meet(scene: Scene, say: Say
     assert say("resume", "n006", "--why", "done", "--force")[0] == 0
 
 
-def test_a_job_that_would_lose_too_many_nodes_is_told_and_a_person_may_all_the_same(scene: Scene, say: Say) -> None:
+def test_a_job_that_would_lose_too_many_nodes_is_named_and_a_person_may_still_drain(scene: Scene, say: Say) -> None:
     bucket = training_bucket(INDEX, 0)
     jobs = np.full(INDEX.gpu_count, -1, np.int32)
     jobs[[8, 12]] = 0
     scene.pipeline.judge_now(lambda engine: engine.on_bucket(replace(bucket, jobs=jobs), bucket.end_ms + 7000))
     assert say("drain", "n008", "--why", "a fan")[0] == 0
     wait_until(lambda: scene.in_engine("n008", Health.DRAINED), "it is drained")
-    told = "the guard holds it back: 2 of 2 nodes of job 812 would be out (at most 1 may be)"
+    reason = "the guard holds it back: 2 of 2 nodes of job 812 would be out (at most 1 may be)"
     code, out, _ = say("drain", "n012", "--check")
-    assert (code, told in out, "job 812 holds 1 of its 2 GPUs there" in out) == (1, True, False), (
+    assert (code, reason in out, "job 812 holds 1 of its 2 GPUs there" in out) == (1, True, False), (
         "holders are the store's"
     )
     code, _, err = say("drain", "n012", "--why", "a fan")
-    assert (code, f"{told}; --force does it all the same" in err) == (1, True)
+    assert (code, f"{reason}; --force does it all the same" in err) == (1, True)
     assert "DRAIN" not in scene.slurm.held["n012"].states
     assert say("drain", "n012", "--why", "a fan", "--force")[0] == 0
     audit = [(line.what, line.detail) for line in scene.store.audit.read(subject="n012")]
-    assert ("drain (refused)", f"{told}; --force does it all the same (over TLS an admin's)") in audit
+    assert ("drain (refused)", f"{reason}; --force does it all the same (over TLS an admin's)") in audit
     for node in ("n008", "n012"):
         assert say("resume", node, "--why", "done", "--force")[0] == 0
     idle = replace(bucket, start_ms=bucket.end_ms, jobs=np.full(INDEX.gpu_count, -1, np.int32))

@@ -53,7 +53,7 @@ def options(words: tuple[str, ...]) -> set[str]:
 
 COMMANDS = list(leaves(PARSER))
 ASKING = [(words, more) for words, more in COMMANDS if "--collector" in options(words)]
-# A collector that is not there is what the doctor finds, beside other things: an answer, not the end.
+# A collector that is not there is what the doctor finds, among other things: an answer, not the end.
 NEEDING = [(words, more) for words, more in ASKING if words != ("doctor",)]
 
 
@@ -136,9 +136,9 @@ def test_a_slip_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["completion", shell, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["shell"] == shell
-    return str(told["script"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["shell"] == shell
+    return str(answer["script"])
 
 
 @pytest.mark.parametrize("shell", list(SHELLS))

@@ -55,10 +55,10 @@ def test_the_list(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_list_as_json_has_null_for_what_is_not_known(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["since_ms"] == 1_800_000_000_000
-    assert told["mfu_ratio"] is None
-    assert told["ended_ms"] is None
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["since_ms"] == 1_800_000_000_000
+    assert answer["mfu_ratio"] is None
+    assert answer["ended_ms"] is None
 
 
 def test_one_job_has_those_in_trouble_first(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,10 +75,10 @@ def test_one_job_has_those_in_trouble_first(asked: list[Any], capsys: pytest.Cap
 
 def test_one_job_as_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "t1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [gpu["values"] for gpu in told["gpus_shown"]] == [
+    answer = json.loads(capsys.readouterr().out)
+    assert [gpu["values"] for gpu in answer["gpus_shown"]] == [
         {"sm_clock_mhz": 1980, "power_w": 550},
         {"sm_clock_mhz": 1410},
     ]
-    assert told["medians"] == {"sm_clock_mhz": 1980}
-    assert told["absent"] == ["steps: nothing reports them"]
+    assert answer["medians"] == {"sm_clock_mhz": 1980}
+    assert answer["absent"] == ["steps: nothing reports them"]

@@ -27,10 +27,10 @@ def test_without_a_terminal_every_line_is_whole() -> None:
     assert len(lines) == 4
 
 
-@pytest.mark.parametrize(("encoding", "told"), [("utf-8", "87 °C, 0.1 °C/W"), ("ascii", "87 C, 0.1 C/W")])
-def test_degrees_are_shown_as_the_output_can(encoding: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("encoding", "expected"), [("utf-8", "87 °C, 0.1 °C/W"), ("ascii", "87 C, 0.1 C/W")])
+def test_degrees_are_shown_as_the_output_can(encoding: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding))
-    assert plain("87 degC, 0.1 °C/W") == told
+    assert plain("87 degC, 0.1 °C/W") == expected
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 100, 120, 200])
@@ -40,7 +40,7 @@ def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
     assert all(row[0][: columns - 1] in "".join(lines) for row in ROWS)
 
 
-def test_a_wide_terminal_wraps_the_sentence_beside_its_line() -> None:
+def test_a_wide_terminal_wraps_the_sentence_next_to_its_line() -> None:
     lines = table_lines(HEADERS, ROWS, columns=110)
     assert lines[2].startswith("0a8a04aa2140c293  r03n06 GPU 0  XID 79 on GPU 0")
     assert lines[3].startswith(" " * 32)
@@ -132,9 +132,9 @@ def test_nothing_listens_there(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
     assert main(argv) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert printed.count("\n") == 1
 
 
 def test_json_has_no_noise_and_every_field(capsys: pytest.CaptureFixture[str]) -> None:

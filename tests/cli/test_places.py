@@ -15,7 +15,7 @@ from drover_cli.days import day, named
 from drover_cli.errors import CliError
 from drover_cli.main import main
 from drover_cli.node_story import Story
-from drover_cli.node_story import show as tell
+from drover_cli.node_story import show as show_story
 from drover_core.model.events import (
     Act,
     Action,
@@ -101,7 +101,7 @@ class Fleet(FleetServicer):
         if request.node != "n1":
             context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r}")
         fell, out = STORY.since_ms + 1, DRAIN.ts_ms + 1
-        told = [
+        moments = [
             pb.HealthMoment(ts_ms=fell, health="confirmed", reason="it fell off"),
             pb.HealthMoment(ts_ms=fell, gpu=3, health="confirmed", reason="it fell off"),
             *(pb.HealthMoment(ts_ms=out, gpu=gpu, health="draining") for gpu in range(3)),
@@ -109,7 +109,7 @@ class Fleet(FleetServicer):
         ]
         return pb.NodeDetail(
             row=pb.NodeRow(name="n1", rack="r1", leaf="leaf01", health="healthy", last_seen_ms=T0),
-            health=[change for change in told if request.health_from_ms <= change.ts_ms < request.health_to_ms],
+            health=[change for change in moments if request.health_from_ms <= change.ts_ms < request.health_to_ms],
         )
 
     def ListIncidents(self, request: pb.ListIncidentsRequest, _: grpc.ServicerContext) -> pb.IncidentList:
@@ -198,7 +198,7 @@ def test_the_rack_that_an_incident_names_is_first_and_the_unknown_one_last(say: 
     assert "r5" not in one
 
 
-def test_a_node_of_which_nothing_is_known_stands_in_no_ranking(say: Say) -> None:
+def test_a_node_about_which_nothing_is_known_is_in_no_ranking(say: Say) -> None:
     code, out, _ = say("risk")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if line.startswith("n")] == ["n4", "n7"]
@@ -243,12 +243,12 @@ def test_why_a_node_was_drained_last_tuesday(say: Say) -> None:
     assert "board reseated" not in out, "that was on Wednesday"
     assert "resume by kim: board reseated" in say("explain", "n1")[1]
     assert "nothing was noted of it then" in say("explain", "n1", "--day", "today")[1]
-    told = json.loads(say("explain", "n1", "--day", "2026-11-17", "--json")[1])
-    assert [moment["text"] for moment in told["life"] if moment["source"] == "health"] == [
+    answer = json.loads(say("explain", "n1", "--day", "2026-11-17", "--json")[1])
+    assert [moment["text"] for moment in answer["life"] if moment["source"] == "health"] == [
         "n1 and GPU 3 confirmed: it fell off", "n1 draining: it fell off",
     ]  # fmt: skip
-    assert [m["source"] for m in told["life"] if m["source"] != "health"] == ["incident", "action"]
-    times = [*told["life"], *told["duties"]]
+    assert [m["source"] for m in answer["life"] if m["source"] != "health"] == ["incident", "action"]
+    times = [*answer["life"], *answer["duties"]]
     assert all(isinstance(row.get("ts_ms", row.get("since_ms")), int) for row in times), "as numbers too"
 
 
@@ -280,7 +280,7 @@ def test_days_as_people_name_them() -> None:
 def test_a_node_that_stands_nowhere_has_no_place(
     rack: str, leaf: str, head: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell(Story(pb.NodeRow(name="n1", rack=rack, leaf=leaf), (), (), ()), T0, T0 + DAY_MS, False)
+    show_story(Story(pb.NodeRow(name="n1", rack=rack, leaf=leaf), (), (), ()), T0, T0 + DAY_MS, False)
     assert capsys.readouterr().out.splitlines()[1].startswith(head)
 
 

@@ -48,7 +48,7 @@ ASKED = Decision(
 )
 
 
-def told(node: str, cause: str, hour: float, hours: float | None, **more: Any) -> Incident:
+def drain_incident(node: str, cause: str, hour: float, hours: float | None, **more: Any) -> Incident:
     at_ms = T0 + round(hour * HOUR_MS)
     closed_ms = None if hours is None else at_ms + round(hours * HOUR_MS)
     return replace(
@@ -63,12 +63,12 @@ def case(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "fleet.json").write_text(dump_json(FleetSpec(tuple(NodeSpec(f"n{n:03d}", f"r{n}") for n in range(40)))))
     app = replace(
-        told("n039", "xid_31", 2, 1),
+        drain_incident("n039", "xid_31", 2, 1),
         severity=Severity.INFO,
         asked=RecommendedAction.NONE,
         action=RecommendedAction.NONE,
     )
-    incidents = [told("n000", "xid_79", 1, 10), app, *(told(f"n{n:03d}", "xid_48", 24, 2) for n in range(10, 18))]
+    incidents = [drain_incident("n000", "xid_79", 1, 10), app, *(drain_incident(f"n{n:03d}", "xid_48", 24, 2) for n in range(10, 18))]
     (folder / "incidents.jsonl").write_text("".join(json.dumps(incident_report(i)) + "\n" for i in incidents))
     labels = [
         label("1", "xid", "n000", 1, 10, cause="xid_79"), label("2", "memory", "n020", 30, 5, cause="remap_failed"),
@@ -218,7 +218,7 @@ class Fleet(FleetServicer):
         )
 
     def ListIncidents(self, request: pb.ListIncidentsRequest, _: grpc.ServicerContext) -> pb.IncidentList:
-        return pb.IncidentList(incidents_json=[to_json(told("n000", "xid_79", 1, 2))], total=1)
+        return pb.IncidentList(incidents_json=[to_json(drain_incident("n000", "xid_79", 1, 2))], total=1)
 
 
 Drover = Callable[..., tuple[int, str]]

@@ -43,7 +43,7 @@ def measured(node: str) -> Callable[[pb.ProbeRequest], list[ProbeResult]]:
 
 
 def together(node: str) -> Callable[[pb.ProbeRequest], list[ProbeResult]]:
-    """What a node finds beside others."""
+    """What a node measures together with others."""
 
     def answer(request: pb.ProbeRequest) -> list[ProbeResult]:
         value = 90.0 if PAIRED[-1] in request.group.names else 180.0
@@ -108,8 +108,8 @@ def test_pairs_of_a_fabric_name_the_odd_node(say: Say) -> None:
     assert "allreduce_group 180 GB/s" in out
     code, out, _ = say("--group", *PAIRED[:2], "--wait", "--only", "allreduce_group", "--json")
     assert code == 0, "held against those before"
-    told = [json.loads(line) for line in out.splitlines()]
-    assert [(row["node"], row["members"], row["passed"]) for row in told] == [
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["node"], row["members"], row["passed"]) for row in rows] == [
         (node, PAIRED[:2], True) for node in PAIRED[:2]
     ]
     code, _, err = say("--group", PAIRED[0], "--gpu", "1")
@@ -141,16 +141,16 @@ def test_a_slow_gpu_fails_the_command_and_is_named(say: Say) -> None:
     assert not any(line.split()[-1] == "FAIL" for line in out.splitlines() if line.startswith("gemm_bf16  GPU 1"))
 
 
-def test_what_came_to_nothing_is_no_pass(say: Say) -> None:
+def test_a_probe_that_failed_is_no_pass(say: Say) -> None:
     code, out, err = say(BUSY, "--wait", "--json")
     assert code == 1
-    (told,) = [json.loads(line) for line in out.splitlines()]
-    assert (told["state"], told["passed"], told["by"], told["why"]) == ("failed", False, "a local user", "person")
-    assert "held by process 4711 (python, ada)" in told["detail"]
+    (row,) = [json.loads(line) for line in out.splitlines()]
+    assert (row["state"], row["passed"], row["by"], row["why"]) == ("failed", False, "a local user", "person")
+    assert "held by process 4711 (python, ada)" in row["detail"]
     assert f"{BUSY}: failed: refused: GPU 2: held by process 4711" in err
 
 
-def test_without_waiting_it_tells_the_order_and_the_list_shows_it(say: Say) -> None:
+def test_without_waiting_it_prints_the_order_and_the_list_shows_it(say: Say) -> None:
     code, out, _ = say(SILENT, "--only", "sdc,gemm_bf16", "--level", "standard")
     assert code == 0
     order, node, state = out.splitlines()[2].split()

@@ -96,7 +96,7 @@ def test_a_foreign_case_is_judged_as_far_as_it_goes(
         "out of time order", "gaps longer than three intervals", "stragglers without a cause",
     ):  # fmt: skip
         assert line in said, said
-    assert found, "what the events tell is still judged"
+    assert found, "what the events report is still judged"
     labels = [json.loads(line) for line in (case / "labels.jsonl").read_text().splitlines()]
     sick = {label["node"] for label in labels} | {m[0] for label in labels for m in label["members"]}
     drained = {row["node"] for row in found if row["action"] in ("drain", "isolate")}

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("asked", ["hang", "DroverBlind", "droverblind", "docs/runbooks/DroverBlind.md"])
-def test_a_page_by_its_name_however_it_was_told(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_by_its_name_however_it_is_written(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runbook", asked]) == 0
     name = "hang" if asked == "hang" else "DroverBlind"
     assert capsys.readouterr().out == (ROOT / f"docs/runbooks/{name}.md").read_text("utf-8")

@@ -109,8 +109,8 @@ def test_the_list(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
     assert "in force" in lines[2]
     assert "to come   yes" in lines[3]
     assert main(["silences", "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(t["id"], t["rack"], t["why"]) for t in told] == [
+    silences = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(t["id"], t["rack"], t["why"]) for t in silences] == [
         ("5f0c", ["r1"], "firmware"),
         ("77aa", ["r1"], "firmware"),
     ]

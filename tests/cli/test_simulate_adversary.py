@@ -21,9 +21,9 @@ def test_the_case_holds_what_the_fleet_gave(tmp_path: Path, capsys: pytest.Captu
         ["simulate", "--adversary", "--out", str(path), "--nodes", "16", "--hours", "0.5", "--seed", "1003", "--json"]
     )
     assert code == 0
-    told = json.loads(capsys.readouterr().out)
+    answer = json.loads(capsys.readouterr().out)
     fleet = draw(1003, gpus=128, hours=0.5)
-    assert told["gpus"] == 128 and told["faults"] + told["hard_negatives"] == len(fleet.labels) > 0
+    assert answer["gpus"] == 128 and answer["faults"] + answer["hard_negatives"] == len(fleet.labels) > 0
     case = read_case(path)
     assert case.spec.jobs == fleet.spec.jobs and case.interval_ms == 10_000
     # A clock that is off by seconds moves its rows into another bucket: those nodes are left out here.

@@ -52,28 +52,28 @@ def samples(name: str, hours: float, size: int) -> pb.TableSize:
 )
 def test_the_store_in_bytes_and_days(said: Any, days_left: float | None, says: str) -> None:
     tables = [samples("gpu_samples", 49, 10**9), samples("node_samples", 60, 10**6), samples("gpu_5m", 900, 10**6)]
-    told = said(store_bytes=2 * 10**9, store_free_bytes=9 * 10**9, store_days_left=days_left, tables=tables)
-    assert told["store"] == f"2.0 GB on disk; samples of 2.5 d, kept 30 days; {says}"
+    shown = said(store_bytes=2 * 10**9, store_free_bytes=9 * 10**9, store_days_left=days_left, tables=tables)
+    assert shown["store"] == f"2.0 GB on disk; samples of 2.5 d, kept 30 days; {says}"
 
 
-def test_a_server_and_an_empty_store_tell_nothing_that_is_not_known(said: Any) -> None:
-    told = said(store_bytes=100, tables=[pb.TableSize(name="incidents", rows=0, bytes=7)])
-    assert told["store"] == "100 B on disk; samples kept 30 days"
-    assert told["last detection"] == "never"
-    assert told["newest sample"] == "never"
-    assert "over" not in told["incidents"]
+def test_a_server_and_an_empty_store_show_nothing_that_is_not_known(said: Any) -> None:
+    shown = said(store_bytes=100, tables=[pb.TableSize(name="incidents", rows=0, bytes=7)])
+    assert shown["store"] == "100 B on disk; samples kept 30 days"
+    assert shown["last detection"] == "never"
+    assert shown["newest sample"] == "never"
+    assert "over" not in shown["incidents"]
 
 
-def test_tables_tell_spans_in_units_that_are_not_zero(said: Any) -> None:
-    told = said(tables=[samples("gpu_samples", 0.1, 5000)])
-    assert told["gpu_samples"].endswith("5.0 kB, 10 rows over 6 min")
+def test_tables_show_spans_in_units_that_are_not_zero(said: Any) -> None:
+    shown = said(tables=[samples("gpu_samples", 0.1, 5000)])
+    assert shown["gpu_samples"].endswith("5.0 kB, 10 rows over 6 min")
 
 
 def test_small_tables_do_not_scroll_the_rest_away(said: Any) -> None:
     tables = [pb.TableSize(name=f"t{k}", rows=1, bytes=1000 * (9 - k)) for k in range(8)]
-    told = said(tables=tables)
-    assert [name for name in told if name.startswith("t")] == ["t0", "t1", "t2", "t3", "t4"]
-    assert told["3"].endswith("9.0 kB; --json has each")
+    shown = said(tables=tables)
+    assert [name for name in shown if name.startswith("t")] == ["t0", "t1", "t2", "t3", "t4"]
+    assert shown["3"].endswith("9.0 kB; --json has each")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_small_tables_do_not_scroll_the_rest_away(said: Any) -> None:
     ],
 )
 def test_the_part_of_this_collector(said: Any, role: str, says: str, detection: str) -> None:
-    told = said(role=role)
-    assert (told["role"], told["last detection"]) == (says, detection)
+    shown = said(role=role)
+    assert (shown["role"], shown["last detection"]) == (says, detection)
 
 
 def test_incidents_are_counted_the_worst_first(said: Any) -> None:

@@ -1,4 +1,4 @@
-"""`drover top`: a frame fits its terminal, tells the worst first, and no text of the fleet steers the terminal."""
+"""`drover top`: a frame fits its terminal, shows the worst first, and no text of the fleet steers the terminal."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_once_prints_one_frame(served: None, capsys: pytest.CaptureFixture[str])
 
 def test_json_has_what_a_frame_shows(served: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["status"]["nodes_expected"], told["status"]["ts_ms"]) == (8, NOW_MS)
-    assert [i["node"] for i in told["incidents"]] == ["n0"]
-    assert told["jobs"][0]["job"] == "train0"
-    assert told["nodes"][0]["gpu_health"] == ["healthy", "confirmed"]
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["status"]["nodes_expected"], answer["status"]["ts_ms"]) == (8, NOW_MS)
+    assert [i["node"] for i in answer["incidents"]] == ["n0"]
+    assert answer["jobs"][0]["job"] == "train0"
+    assert answer["nodes"][0]["gpu_health"] == ["healthy", "confirmed"]
 
 
 def test_live_wants_a_terminal(served: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def page() -> str:
-    told = subprocess.run(["chromium", "--version"], capture_output=True, text=True, check=True).stdout
-    chromium = " ".join(told.split()[:2])
+    version = subprocess.run(["chromium", "--version"], capture_output=True, text=True, check=True).stdout
+    chromium = " ".join(version.split()[:2])
     lines = [
         "# The console on 256 nodes: the log of one run",
         "",
@@ -47,11 +47,11 @@ def page() -> str:
         "| what | s |",
         "| --- | --- |",
     ]
-    lines += [f"| {_told(name)} | {step.seconds:.0f} |" for name, step in STEPS.items()]
+    lines += [f"| {_sentence(name)} | {step.seconds:.0f} |" for name, step in STEPS.items()]
     return "\n".join(lines) + "\n"
 
 
-def _told(name: str) -> str:
+def _sentence(name: str) -> str:
     words, _, page = name.removeprefix("test_").partition("[")
     return words.replace("_", " ") + (f": {page.rstrip(']')}" if page else "")
 

@@ -138,7 +138,7 @@ def test_probes_from_the_slow_gpu_to_its_node(live: Console, browser: Browser) -
     page.get_by_text("gemm_bf16, TFLOP/s", exact=True).first.wait_for()
     mark = page.locator("g.mark")
     mark.first.wait_for()
-    assert mark.count() == 1, "what failed, and no more"
+    assert mark.count() == 1, "what failed, and nothing else"
     page.get_by_text("no result").first.wait_for()
     page.locator("tr.opens a").get_by_text(f"{first} GPU {probed.SLOW}", exact=True).first.press("Enter")
     page.wait_for_url(re.compile(rf"/probes\?.*node={first}.*gpu={probed.SLOW}"))
@@ -206,15 +206,15 @@ def test_an_operator_approves_a_drain_drains_another_node_and_gives_it_back(live
     wait_until(lambda: live.stage(node) == "drained", "the node is drained", 30)
     page.get_by_text("drained", exact=True).first.wait_for()
     resume = page.get_by_role("button", name="Resume ...")
-    wait_until(lambda: resume.count() == 1, "the page is drawn anew: until then the buttons of before stand there too")
+    wait_until(lambda: resume.count() == 1, "the page is drawn again: until then the buttons of before stand there too")
     resume.click()
     page.get_by_placeholder(f"as {OPERATOR}").fill("runs again")
     page.get_by_role("button", name=f"Resume {node}").click()
     page.get_by_text(f"Resume {node}: done").wait_for()
     wait_until(lambda: live.stage(node) == "healthy", "the node is back", 30)
 
-    told = live.served.stub.ListAudit(pb.AuditRequest(subject=node), timeout=10).audit_json
-    lines = [from_json(Audit, text) for text in told]
+    audit = live.served.stub.ListAudit(pb.AuditRequest(subject=node), timeout=10).audit_json
+    lines = [from_json(Audit, text) for text in audit]
     assert [(a.what, a.why, a.by) for a in lines] == [
         ("resume", "runs again", f"{OPERATOR} (a local user)"),
         ("drain", "fan replaced", f"{OPERATOR} (a local user)"),
@@ -243,7 +243,7 @@ def tabs(browser: Browser) -> dict[str, Tab]:
     return opened
 
 
-def told(tab: Tab) -> str:
+def trouble(tab: Tab) -> str:
     """What the page says of trouble."""
     return " | ".join(tab.page.locator('[class*="st-key-trouble_"]').all_inner_texts())
 
@@ -252,7 +252,7 @@ def says(what: str, stale: bool) -> Callable[[Tab], str]:
     """It says so and since when, and still shows what it showed."""
 
     def lacks(tab: Tab) -> str:
-        line = told(tab)
+        line = trouble(tab)
         if not re.search(rf"{what} since \d\d:\d\d:\d\d", line):
             return line or "nothing is said"
         if stale and "Shown is the last answer, of" not in line:
@@ -263,7 +263,7 @@ def says(what: str, stale: bool) -> Callable[[Tab], str]:
 
 
 def away(tab: Tab) -> str:
-    line = told(tab)
+    line = trouble(tab)
     return line if re.search("has not answered|has answered slowly|has not known a question of this page", line) else ""
 
 

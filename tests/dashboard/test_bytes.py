@@ -85,7 +85,7 @@ def picture_request(headers: dict[str, str], query: str = "color_by=power_w") ->
     return Request({"type": "http", "method": "GET", "path": "/", "headers": sent, "query_string": query.encode()})
 
 
-def test_the_collectors_bytes_pass_through_as_they_are(shared: FleetClient) -> None:
+def test_the_collectors_bytes_pass_through_unchanged(shared: FleetClient) -> None:
     answer = app.picture(picture_request({"accept-encoding": "gzip, br"}))
     assert answer.body == shared.picture("power_w").value.frame
     assert answer.headers["content-encoding"] == "gzip"

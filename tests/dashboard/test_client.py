@@ -36,7 +36,7 @@ def test_answers_are_shared_for_a_second_and_then_asked_again(served: str, chose
     fleet.close()
 
 
-def test_a_metric_of_all_gpus_is_shared_for_longer_than_health_and_asked_anew_before_a_page_refreshes(
+def test_a_metric_of_all_gpus_is_shared_for_longer_than_health_and_asked_again_before_a_page_refreshes(
     served: str, chosen
 ) -> None:
     clock = Ticking()
@@ -79,7 +79,7 @@ def test_an_old_answer_is_kept_and_the_silence_begins_at_its_first_failure(serve
     clock.ms += 60_000
     again = fleet.status().trouble
     assert again is not None
-    assert again.since_ms == clock.ms, "a new silence begins anew"
+    assert again.since_ms == clock.ms, "a new silence has its own start"
     fleet.close()
 
 
@@ -135,7 +135,7 @@ def test_a_slow_chart_does_not_make_the_collector_away(served: str, chosen) -> N
     fleet.close()
 
 
-def test_an_unknown_name_is_told_and_shows_no_old_answer(served: str) -> None:
+def test_an_unknown_name_is_reported_and_shows_no_old_answer(served: str) -> None:
     fleet = FleetClient(served)
     answer = fleet.node("n9")
     assert answer.value is None
@@ -153,7 +153,7 @@ def test_an_unknown_name_is_told_and_shows_no_old_answer(served: str) -> None:
         (grpc.StatusCode.INTERNAL, "has failed to answer", "INTERNAL: why"),
     ],
 )
-def test_refusals_are_one_line_and_tell_when_they_began(
+def test_refusals_are_one_line_and_say_when_they_began(
     served: str, chosen, code: grpc.StatusCode, part: str, reason: str
 ) -> None:
     chosen.failure = (code, "why")
@@ -165,7 +165,7 @@ def test_refusals_are_one_line_and_tell_when_they_began(
         assert trouble is not None
         assert part in trouble.what
         assert trouble.reason == reason
-        assert trouble.since_ms == since_ms, "anew where nobody asked for a while"
+        assert trouble.since_ms == since_ms, "it starts again where nobody asked for a while"
     fleet.close()
 
 

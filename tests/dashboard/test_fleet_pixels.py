@@ -118,7 +118,7 @@ PLACES = """() => {
 }"""
 
 
-def test_no_cell_moves_when_the_picture_is_told_to_be_old(page: Page) -> None:
+def test_no_cell_moves_when_the_picture_is_shown_to_be_old(page: Page) -> None:
     html, css = ((ASSETS / f"fleet.{kind}").read_text("utf-8") for kind in ("html", "css"))
     page.set_content(f"<base href='{ORIGIN}'><style>:root {{ --st-background-color: #fff }} {css}</style>{html}")
     page.route(f"{ORIGIN}drover/layout**", lambda route: route.fulfill(json=LAYOUT))

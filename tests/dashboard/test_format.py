@@ -25,7 +25,7 @@ def test_duration(ms: int, text: str) -> None:
     assert fmt.duration(ms) == text
 
 
-def test_clock_tells_the_day_only_when_it_is_another_for_the_viewer() -> None:
+def test_clock_shows_the_day_only_when_it_is_another_for_the_viewer() -> None:
     assert fmt.clock(NOON_MS, BERLIN, NOON_MS) == "13:00:00"
     assert fmt.clock(NOON_MS - 13 * 3_600_000 - 1000, BERLIN, NOON_MS) == "Jan 14 23:59:59"
     assert fmt.clock(NOON_MS - 13 * 3_600_000 + 1000, UTC, NOON_MS) == "Jan 14 23:00:01"
@@ -53,7 +53,7 @@ def test_values_carry_their_unit() -> None:
 def test_absence_and_unknown_cost_are_words() -> None:
     assert all(fmt.absent(reason) == fmt.ABSENCES[reason] for reason in catalog.Absent)
     assert fmt.absent("") == "not reported"
-    assert fmt.absent("never heard") == "never heard"
+    assert fmt.absent("never seen") == "never seen"
     assert fmt.hours(None) == fmt.hours(float("nan")) == "not known"
     assert fmt.hours(0) == "0.0"
     assert fmt.hours(0.05) == "0.05"
@@ -87,7 +87,7 @@ def test_marks_only_where_a_gpu_differs_from_its_peers() -> None:
     assert view.deviation_mark(float("nan"), 5, "W") is None
 
 
-def test_what_would_be_out_is_not_told_as_out() -> None:
+def test_what_would_be_out_is_not_shown_as_out() -> None:
     assert fmt.out_of_service([], []) == "nodes: 0"
     assert fmt.out_of_service(["n1", "n2"], {"n2": 1}) == "nodes: 1; only by a decision, with nothing done: 1"
     assert fmt.out_of_service(["n2"], ["n2", "n3"]) == "nodes: 1"
@@ -97,21 +97,21 @@ def test_a_name_in_a_label_is_no_markdown() -> None:
     assert fmt.plain("alex_b [x](https://evil.example)") == r"alex\_b \[x\]\(https\:\/\/evil\.example\)"
 
 
-@pytest.mark.parametrize(("name", "told"), [("812", "job 812"), ("job-1001", "job-1001"), ("Jobs/a", "Jobs/a")])
-def test_a_job_is_not_called_job_twice(name: str, told: str) -> None:
-    assert fmt.job(name) == told
+@pytest.mark.parametrize(("name", "expected"), [("812", "job 812"), ("job-1001", "job-1001"), ("Jobs/a", "Jobs/a")])
+def test_a_job_is_not_called_job_twice(name: str, expected: str) -> None:
+    assert fmt.job(name) == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "told"),
+    ("kind", "code", "expected"),
     [
         ("xid", "64", "XID 64"),
         ("lifecycle", "agent_started", "agent started"),
         ("kernel", "oom_kill", "kernel oom kill"),
     ],
 )
-def test_events_are_told_in_words(kind: str, code: str, told: str) -> None:
-    assert fmt.event(kind, code) == told
+def test_events_are_shown_in_words(kind: str, code: str, expected: str) -> None:
+    assert fmt.event(kind, code) == expected
 
 
 def test_codes_in_sentences_become_words() -> None:

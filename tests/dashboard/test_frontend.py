@@ -40,8 +40,8 @@ def app() -> Frontend:
 def ask(app: Frontend, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of an answer."""
     sent: list[dict[str, Any]] = []
-    told = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope = {"type": "http", "method": method, "path": path, "headers": told, "query_string": b""}
+    encoded = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "headers": encoded, "query_string": b""}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -55,7 +55,7 @@ def ask(app: Frontend, path: str, method: str = "GET", **headers: str) -> tuple[
 
 
 def given(page: str) -> Any:
-    """What the head's script is told."""
+    """What the head's script is given."""
     mark = "const given = "
     return json.JSONDecoder().raw_decode(page, page.index(mark) + len(mark))[0]
 
@@ -74,7 +74,7 @@ def test_a_script_is_packed_once_and_unpacks_to_itself(app: Frontend, monkeypatc
     assert ask(app, path_of(SCRIPT), accept_encoding="gzip")[2] == body
 
 
-def test_a_font_travels_as_it_is(app: Frontend) -> None:
+def test_a_font_travels_unchanged(app: Frontend) -> None:
     _, headers, body = ask(app, path_of(FONT), accept_encoding="gzip")
     assert "content-encoding" not in headers
     assert body == FONT.read_bytes()
@@ -135,15 +135,15 @@ def test_a_page_names_files_that_are_there_each_once(app: Frontend, path: str) -
 def test_the_early_picture_has_what_the_component_gets(app: Frontend) -> None:
     """And Streamlit's own script is begun."""
     page = ask(app, "/")[2].decode()
-    told = given(page)
-    assert told["entry"] == frontend.ENTRY.findall((ROOT / "index.html").read_text())[0]
-    assert told["modules"][0].endswith("/fleet_early.js"), "it is asked for before all others"
-    assert told["modules"][-1] == told["entry"]
+    data = given(page)
+    assert data["entry"] == frontend.ENTRY.findall((ROOT / "index.html").read_text())[0]
+    assert data["modules"][0].endswith("/fleet_early.js"), "it is asked for before all others"
+    assert data["modules"][-1] == data["entry"]
     kept = page[page.index("<template ") : page.index("</template>")]
     assert (ASSETS / "fleet.html").read_text() in kept
     assert "</" not in page[page.index("const given") : page.index("</script>")], "nothing given ends the script"
     wanted = set(re.findall(r"--st-[a-z-]+", kept))
-    assert set(told["themes"]["dark"]) == set(told["themes"]["light"]) >= wanted
+    assert set(data["themes"]["dark"]) == set(data["themes"]["light"]) >= wanted
 
 
 def test_the_picture_is_asked_for_early_by_those_who_may_see_it(app: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_the_picture_is_asked_for_early_by_those_who_may_see_it(app: Frontend, m
     assert EARLY not in ask(app, "/")[2], "who has to sign in first would be refused it"
 
 
-def test_another_page_of_streamlit_is_left_as_it_is(
+def test_another_page_of_streamlit_is_left_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "index.html").write_text("<html></html>")

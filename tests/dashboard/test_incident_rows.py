@@ -28,7 +28,7 @@ def age(incident: Incident, now_ms: int) -> str:
     return row.cells[2].sub
 
 
-def test_one_answer_is_parsed_once_and_the_next_anew() -> None:
+def test_each_answer_is_parsed_once() -> None:
     reply = pb.IncidentList(incidents_json=[to_json(OPEN)])
     first = incident_rows.parse(reply)
     assert first == [OPEN]

@@ -111,11 +111,11 @@ def chosen(chosen: Any) -> Any:
     }  # fmt: skip
     for name, answer in answers.items():
 
-        def told(_request: Any, context: Any, name: str = name, answer: Any = answer) -> Any:
+        def reply(_request: Any, context: Any, name: str = name, answer: Any = answer) -> Any:
             chosen._called(name, context)
             return answer
 
-        setattr(chosen, name, told)
+        setattr(chosen, name, reply)
     return chosen
 
 
@@ -146,7 +146,7 @@ def test_a_collector_that_falls_silent_leaves_the_last_picture(
     assert not app.exception
     after = [text.value for text in app.text]
     assert any("(connection refused): is drover-collector running? Shown is the last answer" in text for text in after)
-    assert len([text for text in before if text in after]) >= len(before) - 1, "what was told stays"
+    assert len([text for text in before if text in after]) >= len(before) - 1, "what was shown stays"
 
 
 @pytest.mark.parametrize("page", ["job", "fabric", "thermals"])
@@ -167,9 +167,9 @@ def test_the_worst_leaf_is_chosen_and_kept_in_the_address(shared: FleetClient) -
 def test_a_job_says_who_slows_it_since_when_and_at_what_cost() -> None:
     cheap = incident(id="i2", gpu_hours_waited=None, severity=Severity.CRITICAL, summary="A port flaps.")
     over = incident(id="i3", gpu_hours_waited=9.0, closed_ms=NOW_MS, summary="It was slow.")
-    told = job_parts.culprit([cheap, over, incident(summary="GPU 1 of n2 is slow.")], WHO)
-    assert told.startswith("GPU 1 of n2 is slow.\nSince 07:59:00 UTC (1 min); peers waited 1.5 GPU-hours for it.")
-    assert told.endswith("Other open incidents of the job: 1.")
+    sentence = job_parts.culprit([cheap, over, incident(summary="GPU 1 of n2 is slow.")], WHO)
+    assert sentence.startswith("GPU 1 of n2 is slow.\nSince 07:59:00 UTC (1 min); peers waited 1.5 GPU-hours for it.")
+    assert sentence.endswith("Other open incidents of the job: 1.")
     assert "what it costs is not known" in job_parts.culprit([cheap], WHO)
     assert job_parts.culprit([over], WHO) == ""
 
@@ -193,7 +193,7 @@ def test_equal_values_are_not_stretched_to_a_spread() -> None:
     assert (row["low"], row["high"]) == (pytest.approx(0.94), 1.0)
 
 
-def test_what_a_job_does_not_tell_is_absent_and_no_zero() -> None:
+def test_what_a_job_does_not_report_is_absent_and_no_zero() -> None:
     empty = pb.JobDetail(row=pb.JobRow(job="j", gpus=1, nodes=1))
     shown = {label: value for label, value, _ in job_parts.tiles(empty, WHO)}
     assert shown == {
@@ -203,9 +203,9 @@ def test_what_a_job_does_not_tell_is_absent_and_no_zero() -> None:
 
 
 def test_the_share_that_waits_says_what_it_is_a_mean_of() -> None:
-    """The sentence of the incident tells how long peers wait in each step now; both stood there without a word."""
-    told = next(remark for label, _, remark in job_parts.tiles(job_detail(), WHO) if label == "Waits")
-    assert told == f"mean since {WHO.clock(NOW_MS - 60_000)}"
+    """The sentence of the incident says how long peers wait in each step now; both stood there without a word."""
+    shown = next(remark for label, _, remark in job_parts.tiles(job_detail(), WHO) if label == "Waits")
+    assert shown == f"mean since {WHO.clock(NOW_MS - 60_000)}"
 
 
 def test_a_leaf_says_how_many_of_its_nodes_are_in_trouble() -> None:
@@ -224,7 +224,7 @@ def test_a_leaf_says_how_many_of_its_nodes_are_in_trouble() -> None:
     assert fabric_parts.leaf_tiles(pb.Fabric(absent=["Name them."]), "", WHO)["empty"] == "Name them."
 
 
-def test_an_nvlink_that_is_gone_is_marked_and_one_not_told_is_absent() -> None:
+def test_an_nvlink_that_is_gone_is_marked_and_one_not_reported_is_absent() -> None:
     fewer, silent = fabric_parts.nvlink_rows(fabric(), "n2")
     assert fewer.cells[1].mark is not None
     assert fewer.cells[1].mark.text == "of 18"
@@ -249,21 +249,21 @@ def test_racks_stand_by_row_and_an_absent_value_has_no_colour() -> None:
     assert {value for _, value, _ in heat_parts.numbers(unknown)[:4]} == {"absent"}, "nor is none held by heat"
 
 
-def test_what_heat_does_is_not_told_as_nothing_where_nobody_tells() -> None:
+def test_what_heat_does_is_not_shown_as_nothing_where_nobody_reports_it() -> None:
     rack = pb.RackHeat(name="r1", incident="i", cause="cooling", gpu_max_c=90)
     reply = pb.Thermals(ts_ms=1, racks=[rack], held_known=0)
     assert heat_parts.verdict(reply, WHO) == "Poor cooling in r1. Inlets are not known."
     assert {label: value for label, value, _ in heat_parts.numbers(reply)}["Held by heat"] == "absent"
     reply.held_known = 8
     assert {label: value for label, value, _ in heat_parts.numbers(reply)}["Held by heat"] == "0"
-    silent, heard = heat_parts.node_rows([pb.NodeHeat(node="n1"), pb.NodeHeat(node="n2", gpu_median_c=50)])
-    assert (silent.cells[-1].text, heard.cells[-1].text) == ("absent", "0")
+    silent, known = heat_parts.node_rows([pb.NodeHeat(node="n1"), pb.NodeHeat(node="n2", gpu_median_c=50)])
+    assert (silent.cells[-1].text, known.cells[-1].text) == ("absent", "0")
 
 
-def test_leafs_of_which_a_part_is_not_known_are_not_all_well() -> None:
+def test_leafs_with_an_unknown_part_are_not_all_well() -> None:
     nodes = [pb.LeafNode(node="n1", state="ok"), pb.LeafNode(node="n2", state="unknown")]
-    told = fabric_parts.verdict(pb.Fabric(leafs=[pb.LeafRow(name="x", nodes=nodes)]), WHO)[1]
-    assert told == "No leaf is known to have trouble; of 1 node the ports are not known."
+    sentence = fabric_parts.verdict(pb.Fabric(leafs=[pb.LeafRow(name="x", nodes=nodes)]), WHO)[1]
+    assert sentence == "No leaf is known to have trouble; of 1 node the ports are not known."
     assert (
         fabric_parts.verdict(pb.Fabric(leafs=[pb.LeafRow(name="x", nodes=nodes[:1])]), WHO)[1] == "No leaf has trouble."
     )
@@ -290,7 +290,7 @@ def test_words_of_rows_stand_out_from_white(name: str) -> None:
 
 
 def test_evidence_repeats_no_figure_of_its_sentence() -> None:
-    told = Evidence("power: 371 W; median of 127 peers 479 W", "power_w", 371.0, 479.0, None, 127)
-    assert incident_detail._numbers(told) == ""
+    power = Evidence("power: 371 W; median of 127 peers 479 W", "power_w", 371.0, 479.0, None, 127)
+    assert incident_detail._numbers(power) == ""
     bare = Evidence("row_remap_failed is 1", "row_remap_failed", 1.0, 0.0)
     assert incident_detail._numbers(bare) == "Row remap failed: yes, expected no"

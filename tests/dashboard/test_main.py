@@ -49,7 +49,7 @@ def test_an_occupied_port_is_one_line_and_exit_2() -> None:
         (("--address", "no.such.host.invalid"), "cannot listen on no.such.host.invalid:"),
     ],
 )
-def test_bad_arguments_are_told_and_exit_2(args: tuple[str, ...], said: str) -> None:
+def test_bad_arguments_are_reported_and_exit_2(args: tuple[str, ...], said: str) -> None:
     done = run(*([*args] if "--port" in args else [*args, "--port", str(free_port())]))
     assert done.returncode == 2
     assert said in done.stderr

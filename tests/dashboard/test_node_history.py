@@ -32,7 +32,7 @@ def line(act: str, ts_ms: int, state: str = "done", by: str = "drover", incident
     return pb.ActionLine(act=act, state=state, by=by, ts_ms=ts_ms, incident_id=incident, why="GPU 3", detail="no job")
 
 
-def test_days_are_named_who_did_it_is_told_and_rows_lead_to_the_incident() -> None:
+def test_days_and_people_are_named_and_rows_lead_to_the_incident() -> None:
     done = pb.ActionList(
         actions=[
             line("drain", OVER.since_ms + 60_000), line("resume", T0 - 3_600_000, by="kim", incident=""),
@@ -53,7 +53,7 @@ def test_open_incidents_stand_elsewhere_and_no_answer_is_no_history() -> None:
     assert node_history.rows(None, [], WHO) == []
 
 
-def test_what_is_not_known_is_not_told_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_known_is_not_shown_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = client.Answer(pb.ActionList(), T0), client.Answer(pb.IncidentList(), T0)
     unknown: client.Answer[Any] = client.Answer(None, 0)
     said: list[str] = []

@@ -28,7 +28,7 @@ def texts(row: Row) -> list[tuple[str, str, str]]:
 
 def gpu(job: str = "job1", **values: tuple[float, float] | str) -> Row:
     """A GPU's row; of each metric (value, median of its peers), or why it is absent."""
-    told = [
+    reported = [
         pb.Value(metric=name, reason=found)
         if isinstance(found, str)
         else pb.Value(
@@ -36,7 +36,7 @@ def gpu(job: str = "job1", **values: tuple[float, float] | str) -> Row:
         )
         for name, found in values.items()
     ]
-    return node_detail._gpu(pb.GpuDetail(gpu=0, job=job, values=told), False, WHO)
+    return node_detail._gpu(pb.GpuDetail(gpu=0, job=job, values=reported), False, WHO)
 
 
 def links(row: Row) -> list[tuple[str, str, str]]:
@@ -59,10 +59,10 @@ def test_a_lower_generation_is_a_mark_only_of_a_gpu_at_work(job: str, mark: str)
     assert links(gpu(job, nvlink_active_links=(18, 18), pcie_generation=(1, 5), pcie_width=(16, 16)))[1][1] == mark
 
 
-def test_links_that_are_not_told_are_absent_with_the_reason() -> None:
-    told = links(gpu(nvlink_active_links="unsupported", pcie_generation=(5, 5)))
-    assert [kind for _, _, kind in told] == ["absent", "absent"]
-    assert told[0][0] == view.fmt.absent("unsupported")
+def test_links_that_are_not_reported_are_absent_with_the_reason() -> None:
+    shown = links(gpu(nvlink_active_links="unsupported", pcie_generation=(5, 5)))
+    assert [kind for _, _, kind in shown] == ["absent", "absent"]
+    assert shown[0][0] == view.fmt.absent("unsupported")
 
 
 def test_what_differs_from_the_peers_comes_first_and_says_what_they_have() -> None:
@@ -79,7 +79,7 @@ def test_what_differs_from_the_peers_comes_first_and_says_what_they_have() -> No
     ]  # fmt: skip
 
 
-def test_a_chart_tells_when_each_kind_of_event_came_first_and_the_newest_kinds() -> None:
+def test_a_chart_shows_when_each_kind_of_event_came_first_and_the_newest_kinds() -> None:
     at = [replace(event(), ts_ms=ts_ms, code=code) for ts_ms, code in ((5, "13"), (9, "13"), (7, "79"), (1, "31"))]
     assert node_detail.moments(at, 4, 9) == [(5, "XID 13 GPU 1"), (7, "XID 79 GPU 1")]
     many = [replace(event(), ts_ms=number, code=str(number)) for number in range(9)]
@@ -120,9 +120,9 @@ def test_the_charts_peers_are_those_of_a_gpu_that_holds_a_job(
 
 @pytest.mark.parametrize(("own", "mark"), [(None, "+25 %"), (400.0, ""), (300.0, "-25 %")])
 def test_a_gpu_is_held_against_its_peers_at_the_same_time(own: float | None, mark: str) -> None:
-    """Its newest value is 500 W, the median of half a minute before was 400 W; an older collector tells no `own`."""
-    told = pb.Value(metric="power_w", present=True, value=500, ts_ms=NOW_MS, peers_median=400, peers=7, own=own)
-    row = node_detail._gpu(pb.GpuDetail(gpu=0, job="job1", values=[told]), False, WHO)
+    """Its newest value is 500 W, the median of half a minute before was 400 W; an older collector sends no `own`."""
+    newest = pb.Value(metric="power_w", present=True, value=500, ts_ms=NOW_MS, peers_median=400, peers=7, own=own)
+    row = node_detail._gpu(pb.GpuDetail(gpu=0, job="job1", values=[newest]), False, WHO)
     assert texts(row)[2 + node_detail.COMPARED.index("power_w")][:2] == ("500 W", mark)
 
 

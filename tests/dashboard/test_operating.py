@@ -47,7 +47,7 @@ def test_without_a_collector_they_say_why(shared: FleetClient, chosen, page: str
     assert "has not answered since" in texts(opened(page))
 
 
-def test_the_system_tells_what_is_not_known(shared: FleetClient) -> None:
+def test_the_system_shows_what_is_not_known(shared: FleetClient) -> None:
     shown = {metric.label: str(metric.value) for metric in opened("system").metric}
     assert shown["Store"] == "does not answer"
     assert shown["Worst clock"] == "not reported"
@@ -93,7 +93,7 @@ def test_the_ranking_is_no_prophecy(shared: FleetClient, chosen, measured: bool)
 
 @pytest.fixture
 def someone(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Makes whoever looks that person."""
+    """Makes that person the one who looks."""
     yield lambda person: monkeypatch.setattr(signin, "person", lambda: person)
 
 

@@ -33,7 +33,7 @@ def test_pages_run_and_hostile_text_stays_text(shared: FleetClient, page: str, q
     assert all("script" not in metric.label + str(metric.value) + str(metric.delta) for metric in app.metric)
 
 
-def test_the_fleet_page_tells_the_numbers_that_matter(shared: FleetClient) -> None:
+def test_the_fleet_page_shows_the_numbers_that_matter(shared: FleetClient) -> None:
     app = opened("fleet")
     shown = {metric.label.split("] ")[-1]: metric.value for metric in app.metric}
     assert shown["Healthy"] == "3"

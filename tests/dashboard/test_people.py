@@ -218,10 +218,10 @@ def test_what_does_not_go_together_is_said(words: tuple[str, ...], says: str) ->
         ("auth = 3", 0o600, "lacks redirect_uri"),
     ],
 )
-def test_bad_secrets_are_told_without_showing_them(tmp_path: Path, text: str, mode: int, says: str) -> None:
+def test_bad_secrets_are_reported_without_showing_them(tmp_path: Path, text: str, mode: int, says: str) -> None:
     path = tmp_path / "secrets.toml"
     path.write_text(text)
     path.chmod(mode)
-    with pytest.raises(ClientError, match=says) as told:
+    with pytest.raises(ClientError, match=says) as refused:
         chosen("--secrets", str(path))
-    assert "0123456789abcdef0123456789abcdef" not in str(told.value)
+    assert "0123456789abcdef0123456789abcdef" not in str(refused.value)

@@ -38,7 +38,7 @@ def opened(page: str, **query: str) -> AppTest:
     return app
 
 
-def test_it_tells_of_the_breaker_and_a_bad_file_and_hostile_text_stays_text(shared: FleetClient) -> None:
+def test_it_shows_the_breaker_and_a_bad_file_and_hostile_text_stays_text(shared: FleetClient) -> None:
     app = opened("policy")
     texts = " ".join(text.value for text in app.text)
     assert "The breaker is open" in texts
@@ -47,7 +47,7 @@ def test_it_tells_of_the_breaker_and_a_bad_file_and_hostile_text_stays_text(shar
 
 
 @pytest.mark.parametrize(("ceiling", "lowered"), [("observe", True), ("approve", False), ("enforce", False)])
-def test_a_mode_beyond_the_settings_is_told_as_what_it_is(
+def test_a_mode_beyond_the_settings_is_shown_with_its_limit(
     shared: FleetClient, chosen, ceiling: str, lowered: bool
 ) -> None:
     chosen.ceiling = ceiling
@@ -103,7 +103,7 @@ def test_a_row_says_what_each_policy_would_have_done(shared: FleetClient, chosen
     ]  # fmt: skip
 
 
-def test_a_decision_that_a_newer_one_replaced_is_asked_no_more() -> None:
+def test_a_decision_that_a_newer_one_replaced_is_no_longer_asked() -> None:
     advise = replace(WAITS, id="d0", ts_ms=WAITS.ts_ms - 60_000, wanted=RecommendedAction.ADVISE)
     held = replace(WAITS, id="d2", ts_ms=WAITS.ts_ms + 1, outcome="held")
     other = replace(WAITS, id="d3", node="n1")

@@ -1,4 +1,4 @@
-"""The Probes page: what is drawn of what a collector told, and absence as absence."""
+"""The Probes page: what is drawn of a collector's answers, and absence as absence."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_figure_that_nobody_gave_says_so() -> None:
     assert alone["low"] < 5.0 < alone["high"]
 
 
-def test_the_worst_come_first_and_what_passed_not_at_all() -> None:
+def test_the_worst_come_first_and_what_passed_is_left_out() -> None:
     rows = parts.worst_rows(gemm(), WHO)
     assert [(row.cells[0].text, row.cells[1].text, row.cells[2].text) for row in rows] == [
         ("failed", "n1 GPU 1", "749.0 TFLOP/s"),
@@ -111,7 +111,7 @@ def test_a_nodes_figures_in_one_table() -> None:
     assert (rows[2].cells[3].mark.text, rows[2].tone) == ("WRONG", "asked")
 
 
-def test_the_matrix_has_each_way_and_tells_what_was_not_measured() -> None:
+def test_the_matrix_has_each_way_and_shows_what_was_not_measured() -> None:
     drawn = parts.matrix(pairs())
     assert (drawn["slots"], drawn["best"]) == ([0, 1, 2], 376.0)
     assert {place: (cell["value"], cell["verdict"]) for place, cell in drawn["cells"].items()} == {
@@ -149,8 +149,8 @@ def test_an_order_is_passed_only_where_all_is_proved(
     state: str, passed: list[bool | None], shown: tuple[str, str]
 ) -> None:
     order = ProbeOrder("p1", "n1", (), "quick", (), ProbeReason.CONFIRM, state, NOW_MS)
-    told = [ProbeVerdict("p1", "n1", gpu, ok, "", "text", NOW_MS, ProbeReason.CONFIRM) for gpu, ok in enumerate(passed)]
-    row = pb.ProbeOrderRow(order_json=to_json(order), verdicts_json=map(to_json, told))
+    verdicts = [ProbeVerdict("p1", "n1", gpu, ok, "", "text", NOW_MS, ProbeReason.CONFIRM) for gpu, ok in enumerate(passed)]
+    row = pb.ProbeOrderRow(order_json=to_json(order), verdicts_json=map(to_json, verdicts))
     (cells,) = [line.cells for line in parts.order_rows([row], WHO)]
     assert (cells[0].text, cells[0].badge) == shown
 

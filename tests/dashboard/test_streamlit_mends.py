@@ -1,4 +1,4 @@
-"""What is mended in Streamlit: with the defect as it is there, so that an update that needs no mend is noticed."""
+"""What is mended in Streamlit: with the defect that is there, so that an update that needs no mend is noticed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def places(queue: ForwardMsgQueue) -> list[tuple[int, ...]]:
 
 
 def filled() -> ForwardMsgQueue:
-    """A fragment's run of which nothing is sent yet: its third part is known to the browser."""
+    """A fragment's run with nothing sent yet: its third part is known to the browser."""
     queue = ForwardMsgQueue()
     for message in (delta(0, 1, 0), delta(0, 1, 1), known(0, 1, 2)):
         queue.enqueue(message)
@@ -49,7 +49,7 @@ def test_streamlit_leaves_a_reference_without_what_stands_before_it() -> None:
     assert places(queue) == [(0, 1, 2)], "Streamlit does not do this any more: drop the mend"
 
 
-def test_what_a_fragment_sent_is_delivered_when_it_begins_anew() -> None:
+def test_what_a_fragment_sent_is_delivered_when_it_begins_again() -> None:
     queue = filled()
     streamlit_mends.clear(queue, retain_lifecycle_msgs=True, fragment_ids_this_run=[FRAGMENT])
     for message in (delta(0, 1, 0), known(0, 1, 1)):
@@ -73,7 +73,7 @@ def test_it_is_applied_where_the_console_is_built() -> None:
 def left_while_sending(receive: Any) -> None:
     """What a socket's next read makes of a browser that left while it was sent something."""
 
-    async def told() -> dict[str, Any]:
+    async def connect() -> dict[str, Any]:
         return {"type": "websocket.connect"}
 
     async def sent(message: Any) -> None:
@@ -81,7 +81,7 @@ def left_while_sending(receive: Any) -> None:
             raise ConnectionResetError
 
     async def leave() -> None:
-        socket = WebSocket({"type": "websocket"}, told, sent)
+        socket = WebSocket({"type": "websocket"}, connect, sent)
         await socket.accept()
         with pytest.raises(WebSocketDisconnect):
             await socket.send_bytes(b"a part of the page")
@@ -90,7 +90,7 @@ def left_while_sending(receive: Any) -> None:
     asyncio.run(leave())
 
 
-def test_starlette_tells_of_who_left_while_sending_as_of_a_fault() -> None:
+def test_starlette_reports_who_left_while_sending_as_a_fault() -> None:
     with pytest.raises(RuntimeError):  # Starlette does not do this any more? Drop the mend
         left_while_sending(streamlit_mends._receive_bytes)
 

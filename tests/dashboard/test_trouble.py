@@ -1,4 +1,4 @@
-"""Every page opened for the first time while its collector is down, or is one version older and has little to tell."""
+"""Every page opened for the first time while its collector is down, or is one version older and has little to show."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEWER = ("job", "fabric", "thermals", "system", "capacity")  # pages whose quest
 
 
 class Reticent(grpc.GenericRpcHandler):
-    """An older collector whose answers have nothing in them; `down`: it does not answer at all; `new`: it knows every
+    """An older collector whose answers have nothing in them; `down`: it does not answer; `new`: it knows every
     question; `takes_ms`: how long an answer takes, by the client's clock."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def reticent() -> Iterator[Reticent]:
 
 @pytest.fixture
 def asked(reticent: Reticent) -> Iterator[Reticent]:
-    """The process' client, which has heard nothing yet."""
+    """The process' client, which has received nothing yet."""
     made = FleetClient(reticent.address)  # type: ignore[attr-defined]  # see above
     client.share(made)
     yield reticent
@@ -118,9 +118,9 @@ def test_an_open_page_says_what_is_wrong_keeps_what_it_shows_and_recovers(
     reticent.takes_ms = 0
     assert "since" not in later()
     reticent.down = True
-    told = later()
-    assert "has not answered since" in told
-    assert "Shown is the last answer, of" in told
+    shown = later()
+    assert "has not answered since" in shown
+    assert "Shown is the last answer, of" in shown
     reticent.down = False
     assert "since" not in later()
     reticent.new = False

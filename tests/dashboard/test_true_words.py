@@ -184,10 +184,10 @@ def test_without_a_collector_the_system_page_says_where_to_look(
 ) -> None:
     chosen.failure = (grpc.StatusCode.UNAVAILABLE, "connection refused")
     opened("system")
-    told = str(drawn["away"])
+    shown = str(drawn["away"])
     for text in (shared.target, "systemctl status drover-collector", "journalctl -u drover-collector", "CollectorDown"):
-        assert text in told
-    assert "has not had an answer" in told
+        assert text in shown
+    assert "has not had an answer" in shown
 
 
 def test_leaves_of_equal_trouble_keep_their_place_and_the_chosen_node_is_marked() -> None:
@@ -201,9 +201,9 @@ def test_leaves_of_equal_trouble_keep_their_place_and_the_chosen_node_is_marked(
     assert [len(tile["cells"][0]) for tile in tiles] == [2, 3, 2]
 
 
-def test_a_silent_nodes_charts_end_when_it_was_last_heard(shared: FleetClient, chosen) -> None:
-    heard_ms = time.time_ns() // 1_000_000 - 7_200_000
-    detail = pb.NodeDetail(row=pb.NodeRow(name="n2", last_seen_ms=heard_ms), gpus=[pb.GpuDetail(gpu=0)])
+def test_a_silent_nodes_charts_end_when_it_last_reported(shared: FleetClient, chosen) -> None:
+    seen_ms = time.time_ns() // 1_000_000 - 7_200_000
+    detail = pb.NodeDetail(row=pb.NodeRow(name="n2", last_seen_ms=seen_ms), gpus=[pb.GpuDetail(gpu=0)])
     chosen.given["GetNode"] = detail
     opened("node", node="n2")
-    assert (chosen.series[-1].to_ms, chosen.series[-1].from_ms) == (heard_ms, heard_ms - 900_000)
+    assert (chosen.series[-1].to_ms, chosen.series[-1].from_ms) == (seen_ms, seen_ms - 900_000)

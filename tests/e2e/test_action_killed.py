@@ -1,5 +1,5 @@
 """kill -9 of a real collector at each step of an action's life, with a program as its scheduler: after the next start
-it is done once, or told as not done. On a real Slurm: test_slurm_actions.py."""
+it is done once, or reported as not done. On a real Slurm: test_slurm_actions.py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(400)
 # the collector, its parent: before it has done anything of it, or after all of it and before it answers.
 PROGRAM = """#!/bin/sh
 cd "$(dirname "$0")" || exit 1
-read -r told
-field() { echo "$told" | sed -n "s/.*\\"$1\\": \\"\\([^\\"]*\\)\\".*/\\1/p"; }
+read -r request
+field() { echo "$request" | sed -n "s/.*\\"$1\\": \\"\\([^\\"]*\\)\\".*/\\1/p"; }
 act=$(field act); node=$(field node); id=$(field id)
 die() { [ -f kill_at ] && [ "$(cat kill_at)" = "program $act $1" ] && kill -9 $PPID && exec sleep 0.2; }
 mkdir -p "nodes/$node"; cd "nodes/$node" || exit 1
@@ -70,7 +70,7 @@ def killed(tmp_path: Path) -> Iterator[Killed]:
         yield made
 
 
-def test_killed_at_any_point_it_is_done_once_or_told_as_undone(killed: Killed) -> None:
+def test_killed_at_any_point_it_is_done_once_or_reported_as_undone(killed: Killed) -> None:
     for number, (act, point) in enumerate(POINTS):
         node = f"n{number}"
         if act == "resume":

@@ -72,12 +72,12 @@ def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
     times = pq.read_table(given / "node.parquet")["ts"][:5]
     steps = {"ts": times, "node": [node] * 5, "workload": ["pretrain"] * 5, "step_time_s": [0.5, 0.25, 0.5, 1.0, 0.5]}
     pq.write_table(pa.table(steps), given / "workload.parquet")
-    told_of = {
+    inventory = {
         "ts": "2025-12-30T12:00:00.000Z",
         "node": node,
         "inventory": {"driver_version": "570", "gpu0.vbios": "1"},
     }
-    (given / "inventory.jsonl").write_text(json.dumps(told_of) + "\n")
+    (given / "inventory.jsonl").write_text(json.dumps(inventory) + "\n")
     first, second, third = tmp_path / "first", tmp_path / "second", tmp_path / "third"
     site_of(first, given)
     with collector(first, fleet, settings(first)) as site:
@@ -86,7 +86,7 @@ def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
     with collector(second, fleet, settings(second)) as site:
         again = export(site, tmp_path / "again")
         stored = site.stub.GetStatus(pb.StatusRequest(), timeout=20).samples_stored
-        told = json.loads(drover("backup", "b1", "--collector", site.api, "--json"))
+        backup = json.loads(drover("backup", "b1", "--collector", site.api, "--json"))
         refused = subprocess.run(
             [sys.executable, "-m", "drover_cli.main", "backup", "../b2", "--collector", site.api],
             capture_output=True, text=True, check=False, timeout=60,
@@ -94,12 +94,12 @@ def test_a_case_survives_stores_and_a_backup(tmp_path: Path) -> None:
     assert exported.keys() == again.keys() == set(FILES)
     for name, data in exported.items():
         assert again[name] == data, name
-    assert json.loads(exported["inventory.jsonl"]) == told_of
+    assert json.loads(exported["inventory.jsonl"]) == inventory
     assert len(exported["events.jsonl"].splitlines()) == len((given / "events.jsonl").read_text().splitlines()) > 0
     assert (refused.returncode, "no name for a backup" in refused.stderr) == (2, True)
-    assert Path(told["path"]) == second / "backups" / "b1"
+    assert Path(backup["path"]) == second / "backups" / "b1"
     third.mkdir()
-    drover("restore", told["path"], "--url", f"chdb://{third}/store")
+    drover("restore", backup["path"], "--url", f"chdb://{third}/store")
     with collector(third, fleet, settings(third)) as site:
         assert export(site, tmp_path / "restored") == again
         assert site.stub.GetStatus(pb.StatusRequest(), timeout=20).samples_stored == stored > 0

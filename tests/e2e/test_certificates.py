@@ -130,7 +130,7 @@ def test_both_sides_are_renewed_under_a_running_stream(tmp_path: Path) -> None:
             assert any("This collector's tls.cert" in line and "ends in 5 days" in line for line in before.troubles)
             wait_until(
                 lambda: any("drover://agent/n0 at" in line for line in (status(api, viewer) or before).troubles),
-                "the agent's end is told",
+                "the agent's end is reported",
             )
             newer = fleet.issue("collector", "c1"), fleet.issue("agent", NODE)
             port = int(metrics.rpartition(":")[2])
@@ -144,9 +144,9 @@ def test_both_sides_are_renewed_under_a_running_stream(tmp_path: Path) -> None:
             assert "connecting with it" not in agent_log.read_text()
             assert agent_log.read_text().count("Connected to collector") == 1, "the collector's renewal drops no stream"
             agent.renew_from(newer[1])
-            wait_until(lambda: agent_log.read_text().count("Connected to collector") == 2, "the agent comes anew")
+            wait_until(lambda: agent_log.read_text().count("Connected to collector") == 2, "the agent connects again")
             wait_for_data(api, viewer)
-            wait_until(lambda: (status(api, viewer) or before).troubles == [], "nothing is left to tell")
+            wait_until(lambda: (status(api, viewer) or before).troubles == [], "nothing is left to report")
             _, _, text = page(port, viewer)
         found = moments(api, viewer)
     assert len(found) == len(set(found))
@@ -176,7 +176,7 @@ def enrolment(folder: Path) -> Iterator[str]:
 def test_a_node_enrols_by_a_token_and_streams_until_it_is_revoked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By commands alone, as docs/how-to/roll-out.md tells them."""
+    """By commands alone, as docs/how-to/roll-out.md gives them."""
     ca, tls, denied = tmp_path / "ca", tmp_path / "tls", tmp_path / "denied.txt"
     agents, api = (f"localhost:{free_port()}" for _ in range(2))
     denied.write_text("")
@@ -212,10 +212,10 @@ def test_a_node_enrols_by_a_token_and_streams_until_it_is_revoked(
         with process(agent_log, "-m", "drover_agent.main", "run", "--config", str(tmp_path / "agent.toml")):
             wait_until(lambda: (status(api, viewer) or pb.Status()).newest_sample_ms > 0, "rows of the new node", 60)
             assert drover(("certs", "revoke", f"agent/{NODE}", "--file", str(denied), *in_it)) == 0
-            wait_until(lambda: "denied" in agent_log.read_text(), "the agent is told that it is denied")
+            wait_until(lambda: "denied" in agent_log.read_text(), "the agent learns that it is denied")
 
 
-def test_the_command_reads_its_files_anew_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_its_files_again_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet = Fleet(tmp_path / "ca")
     own, past = fleet.issue("collector", "c1"), fleet.issue("viewer", "v", ends_in=timedelta(days=-2))
     api = f"localhost:{free_port()}"

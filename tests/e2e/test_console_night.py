@@ -79,7 +79,7 @@ def test_a_silence_is_made_seen_hidden_and_ended(console: Console, tab: Tab) -> 
     page.get_by_role("option", name="hide silenced").click()
     page.get_by_text("No open incident that is not silenced.").wait_for()
     at_rest(page)
-    assert "id=" not in page.url, "nothing that the list has not stands beside it"
+    assert "id=" not in page.url, "nothing that the list has not stands next to it"
     tab.goto(f"{console.url}/system")
     page.get_by_text("part on Monday").wait_for()
     page.get_by_role("button", name="End a silence").click()

@@ -179,15 +179,15 @@ def test_an_operator_drains_and_resumes_a_node_and_the_record_says_who(console: 
     page.get_by_text("drained", exact=True).first.wait_for()
 
     resume = page.get_by_role("button", name="Resume ...")
-    wait_until(lambda: resume.count() == 1, "the page is drawn anew: until then the buttons of before stand there too")
+    wait_until(lambda: resume.count() == 1, "the page is drawn again: until then the buttons of before stand there too")
     resume.click()
     page.get_by_placeholder(f"as {OPERATOR}").fill("runs again")
     page.get_by_role("button", name=f"Resume {console.node}").click()
     page.get_by_text(f"Resume {console.node}: done").wait_for()
     wait_until(lambda: stage(console) == "healthy", "the node is back", 30)
 
-    told = console.stub.ListAudit(pb.AuditRequest(subject=console.node), timeout=10).audit_json
-    lines = [from_json(Audit, text) for text in told]
+    audit = console.stub.ListAudit(pb.AuditRequest(subject=console.node), timeout=10).audit_json
+    lines = [from_json(Audit, text) for text in audit]
     assert [(a.what, a.why, a.by) for a in lines] == [
         ("resume", "runs again", f"{OPERATOR} (a local user)"),
         ("drain", "fan replaced", f"{OPERATOR} (a local user)"),

@@ -62,7 +62,7 @@ def test_from_the_slow_gpu_to_its_node_and_back(
     page.get_by_text("gemm_bf16, TFLOP/s", exact=True).first.wait_for()
     mark = page.locator("g.mark")
     mark.first.wait_for()
-    assert mark.count() == 1, "what failed, and no more"
+    assert mark.count() == 1, "what failed, and nothing else"
     page.get_by_text(f"{nodes[0]} GPU {probed.SLOW}", exact=True).first.wait_for()
     page.get_by_text("no result").first.wait_for()
     tab.shot(f"probes-{theme}")

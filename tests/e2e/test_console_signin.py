@@ -1,4 +1,4 @@
-"""Sign-in by OpenID Connect in a real browser, at a provider of ours: nothing of the fleet before, a role after."""
+"""Sign-in by OpenID Connect in a real browser, at our own provider: nothing of the fleet before, a role after."""
 
 from __future__ import annotations
 

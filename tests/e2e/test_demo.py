@@ -66,7 +66,7 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    """A demo that ran until all faults were told (or 150 s), with what the command line said of it while it ran."""
+    """A demo that ran until all faults were reported (or 150 s), with what the command line said of it while it ran."""
     folder = tmp_path_factory.mktemp("demo")
     log = (folder / "demo.err").open("w+")
     child = subprocess.Popen(
@@ -84,14 +84,14 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         with grpc.insecure_channel(run.collector) as channel:  # a look by the command costs as much as 100 of these
             fleet = FleetStub(channel)
             deadline = time.monotonic() + 170
-            told = 0
-            while told < 5 and time.monotonic() < deadline:
+            reported = 0
+            while reported < 5 and time.monotonic() < deadline:
                 time.sleep(1)
                 assert child.poll() is None, Path(log.name).read_text()
                 run.labels = lines(labels.read_text()) if labels.exists() else []
                 if len(run.labels) == 5:
                     found = fleet.ListIncidents(pb.ListIncidentsRequest(state="all"), timeout=20).incidents_json
-                    told = sum(json.loads(text)["severity"] != "info" for text in found)
+                    reported = sum(json.loads(text)["severity"] != "info" for text in found)
             # two more buckets, so that what the end of a fault's first minutes brings is there too
             until_ms = newest_tick_ms(fleet) + 2 * BUCKET_MS
             while newest_tick_ms(fleet) < until_ms:
@@ -126,9 +126,9 @@ def test_every_fault_is_found_and_nothing_else(demo: Demo) -> None:
 
 
 def test_each_fault_is_one_incident_with_where_why_and_what_to_do(demo: Demo) -> None:
-    told = [i for i in demo.incidents if i["severity"] != "info"]
+    above_info = [i for i in demo.incidents if i["severity"] != "info"]
     for label in demo.labels:
-        mine = [i for i in told if i["node"] == label["node"]]
+        mine = [i for i in above_info if i["node"] == label["node"]]
         assert len(mine) == 1, (label, mine)
         incident = mine[0]
         assert incident["gpu"] == label["gpu"], (label, incident)
@@ -137,7 +137,7 @@ def test_each_fault_is_one_incident_with_where_why_and_what_to_do(demo: Demo) ->
         assert from_iso(incident["since"]) <= from_iso(incident["opened"])
 
 
-def test_status_and_nodes_tell_the_same(demo: Demo) -> None:
+def test_status_and_nodes_say_the_same(demo: Demo) -> None:
     assert demo.status["nodes_expected"] == NODES
     assert demo.status["nodes_reporting"] == NODES - 1, "the silent node does not report"
     assert demo.status["samples_stored"] > 0 and demo.status["batches_rejected"] == 0
@@ -163,7 +163,7 @@ def test_explain_has_evidence_timeline_and_decision(demo: Demo) -> None:
 
 
 def test_an_exported_live_run_replays_to_the_same_incidents(demo: Demo) -> None:
-    def told(incidents: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    def essence(incidents: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
         return {
             (i["kind"], i["scope"], i["node"], i["gpu"], i["severity"], i["cause"], i["action"], i["opened"])
             for i in incidents
@@ -171,7 +171,7 @@ def test_an_exported_live_run_replays_to_the_same_incidents(demo: Demo) -> None:
 
     kept = lines((demo.folder / "exported/incidents.jsonl").read_text())
     replayed = lines(drover("replay", str(demo.folder / "exported"), "--json"))
-    assert told(replayed) == told(kept)
+    assert essence(replayed) == essence(kept)
 
 
 def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
@@ -182,15 +182,15 @@ def test_a_terminated_demo_takes_its_processes_along(tmp_path: Path) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert child.stdout is not None
-    told = ""
+    printed = ""
     for line in child.stdout:
-        told += line
+        printed += line
         if "command line:" in line:
             break
-    address = told.rsplit("--collector ", 1)[1].strip()
+    address = printed.rsplit("--collector ", 1)[1].strip()
     child.send_signal(signal.SIGTERM)
     child.communicate(timeout=60)
-    assert child.returncode == 130, told
+    assert child.returncode == 130, printed
     drover("status", "--collector", address, code=3)
     left = [found for p in psutil.process_iter() if str(tmp_path) in " ".join(found := _command(p))]
     assert not left

@@ -14,7 +14,7 @@ KILLS = 5
 
 
 @pytest.mark.timeout(420)  # half a minute on a machine of its own
-def test_what_was_acknowledged_is_there_once_whoever_is_killed(tmp_path: Path) -> None:
+def test_what_was_acknowledged_is_there_once_whichever_process_is_killed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--kills", str(KILLS), "--nodes", "2", "--no-disk", "--quick", "--keep",
          str(tmp_path)],

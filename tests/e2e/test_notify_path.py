@@ -1,4 +1,4 @@
-"""From an agent's event to people: a collector process with a receiver of each kind, two of which hang."""
+"""From an agent's event to people: a collector process with a receiver of each kind; two of them hang."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def send_xid(address: str, node: str) -> None:
                 return
 
 
-def test_everybody_is_told_though_two_receivers_hang_and_the_stop_is_not_held_up(tmp_path: Path) -> None:
+def test_everybody_is_notified_though_two_receivers_hang_and_the_stop_is_not_held_up(tmp_path: Path) -> None:
     with http_receiver() as hung, http_receiver() as chat, http_receiver() as pager, http_receiver() as am, \
             mail_server() as box:  # fmt: skip
         hung.usual, am.usual, pager.usual = Reply(how="hang"), Reply(200, b"[]"), Reply(202)
@@ -60,7 +60,7 @@ def test_everybody_is_told_though_two_receivers_hang_and_the_stop_is_not_held_up
         with collector(tmp_path, FLEET, settings) as running:
             send_xid(running.agents, "n2")
             wait_until(lambda: len(hung.got) == 2, "both that hang are asked")
-            wait_until(lambda: chat.got and pager.got and len(am.got) > 1 and box.mails, "the others are told")
+            wait_until(lambda: chat.got and pager.got and len(am.got) > 1 and box.mails, "the others are notified")
             log = (tmp_path / "drover_collector.main.log").read_text()
         assert "on GPU 1 of node n2" in chat.got[0].json["text"]
         assert pager.got[0].json["payload"]["source"] == "n2"

@@ -48,8 +48,8 @@ def test_two_agents_meet_over_loopback_and_their_figures_are_judged_together(ser
         for number, node in enumerate(NODES):
             (tmp_path / node).mkdir()
             # One says where it is reached; of the other, whence its stream comes is taken.
-            told = {"probe_address": "127.0.0.1"} if number else {}
-            args = agent_args(node, tmp_path / node, served.agents, **told)
+            options = {"probe_address": "127.0.0.1"} if number else {}
+            args = agent_args(node, tmp_path / node, served.agents, **options)
             stack.enter_context(running(tmp_path / node, "drover_agent.main", *args))
 
         def both() -> bool:
@@ -79,11 +79,11 @@ def test_two_agents_meet_over_loopback_and_their_figures_are_judged_together(ser
         results = [[from_json(ProbeResult, text) for text in one.results_json] for one in rows]
         assert [(o.node, o.state, o.detail) for o in ended] == [(node, "done", "") for node in NODES], results
         assert {(o.members, o.addresses) for o in ended} == {(NODES, ("127.0.0.1", "127.0.0.1"))}
-        for told_by in results:
-            figures = {r.probe: r.value for r in told_by if not r.end}
+        for of_node in results:
+            figures = {r.probe: r.value for r in of_node if not r.end}
             assert set(figures) == set(GROUP_FIGURES)
-            assert all(value and value > 0 for value in figures.values()), told_by
-            assert {r.detail for r in told_by if not r.end} == {"1024 KiB over 2 ranks"}
+            assert all(value and value > 0 for value in figures.values()), of_node
+            assert {r.detail for r in of_node if not r.end} == {"1024 KiB over 2 ranks"}
         verdicts = [from_json(ProbeVerdict, text) for one in rows for text in one.verdicts_json]
         assert [(v.node, v.gpu, v.passed) for v in verdicts] == [(node, None, None) for node in NODES]
         assert all("CPUs were measured" in v.text for v in verdicts), "nobody takes loopback for a fabric"

@@ -1,4 +1,4 @@
-"""From an XID to a page: a real collector, Prometheus with the rules as they are, and a real Alertmanager."""
+"""From an XID to a page: a real collector, Prometheus with the rules that we ship, and a real Alertmanager."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def get(port: int, path: str) -> Any:
     return json.loads(answer.data) if answer.status == 200 else None
 
 
-def tell_xid(address: str) -> None:
-    """An agent of node n0 that tells of a GPU fallen off the bus, and waits until that is stored."""
+def send_xid(address: str) -> None:
+    """An agent of node n0 that reports a GPU fallen off the bus, and waits until that is stored."""
     now_ms = time.time_ns() // 1_000_000
     messages = [
         pb.AgentMessage(hello=hello("n0")),
@@ -102,7 +102,7 @@ def test_an_incident_burns_in_prometheus_and_reaches_the_alertmanager(tmp_path: 
         text = RULES.read_text("utf-8")
         assert sum(len(group["rules"]) for group in groups) == text.count("- alert:") + text.count("- record:")
         assert "DroverCriticalIncident" not in alerts(manager)
-        tell_xid(f"127.0.0.1:{agents}")
+        send_xid(f"127.0.0.1:{agents}")
         wait_until(lambda: "DroverCriticalIncident" in alerts(manager), "the alert reaches the Alertmanager", 60)
         alert = alerts(manager)["DroverCriticalIncident"]
         assert alert["labels"]["severity"] == "critical"

@@ -90,11 +90,11 @@ def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, ser
         def complete() -> bool:
             seen = detail(stub)
             own = {v.metric for v in seen.values if v.present}
-            told = all(names <= {v.metric for v in g.values if v.present} for g in seen.gpus)
+            reported = all(names <= {v.metric for v in g.values if v.present} for g in seen.gpus)
             why = {v.metric: v.reason for v in seen.values}
             return (
                 len(seen.gpus) == GPUS
-                and told
+                and reported
                 and "source_nvml_read_s" in own
                 and why["source_inference_outcome"] not in ("", "not reported")
             )
@@ -220,8 +220,8 @@ def test_a_paused_agent_goes_on_and_blames_nobody(tmp_path: Path, served: Collec
         child.send_signal(signal.SIGCONT)
         resumed_ms = time.time_ns() // 1_000_000
         wait_until(lambda: newest_ms() > resumed_ms + 2_000, "new values")
-        told = codes(stub)
-    assert told == ["agent_started"]
+        logged = codes(stub)
+    assert logged == ["agent_started"]
 
 
 def test_a_killed_agent_is_started_again_and_goes_on(tmp_path: Path, served: Collector, fake: FakeNvml) -> None:
@@ -286,7 +286,7 @@ def test_a_line_in_the_kernel_log_becomes_an_incident(tmp_path: Path, served: Co
         reply = stub.ListIncidents(pb.ListIncidentsRequest(state="all"), timeout=CALL_S)
         return [from_json(Incident, text) for text in reply.incidents_json]
 
-    def told() -> list[Incident]:
+    def critical_xids() -> list[Incident]:
         return [i for i in incidents() if i.cause == "xid_79" and i.severity == "critical"]
 
     with running(tmp_path, "drover_agent.main", *args):
@@ -294,8 +294,8 @@ def test_a_line_in_the_kernel_log_becomes_an_incident(tmp_path: Path, served: Co
         line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=drover-test, GPU has fallen off the bus."
         with Path("/dev/kmsg").open("w") as kernel_log:
             kernel_log.write(f"<4>{line}\n")
-        wait_until(told, "the line becomes an incident")
-        found = told()
+        wait_until(critical_xids, "the line becomes an incident")
+        found = critical_xids()
         events = [json.loads(text) for text in detail(stub).events_json]
     assert len(found) == 1
     assert found[0].node == NODE

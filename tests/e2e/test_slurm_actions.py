@@ -124,8 +124,8 @@ def test_isolate_requeues_the_job_which_starts_elsewhere(scene: Scene) -> None:
     assert scene.node(first).reason == "drover:hand: it corrupts data"
 
     def elsewhere() -> bool:
-        told = scene.slurm.command("squeue", "--noheader", "--job", job, "--format=%T %N").split()
-        return len(told) == 2 and told[0] == "RUNNING" and told[1] != first
+        fields = scene.slurm.command("squeue", "--noheader", "--job", job, "--format=%T %N").split()
+        return len(fields) == 2 and fields[0] == "RUNNING" and fields[1] != first
 
     wait_until(elsewhere, "the job runs on another node", SLOW_S)
     reply = scene.active.act("isolate", "gpu04", "likewise")
@@ -207,7 +207,7 @@ def test_a_collector_killed_in_the_middle_has_changed_slurm_once_when_the_next_h
         scene.slurm.wait_for(job, "RUNNING")
     seen = len(log(scene))
 
-    def told(words: str) -> int:
+    def logged(words: str) -> int:
         return log(scene)[seen:].count(words)
 
     with Killed(tmp_path, {"n1": "by_hand", "n2": "by_hand", "n3": "advise"}, settings) as killed:
@@ -215,19 +215,19 @@ def test_a_collector_killed_in_the_middle_has_changed_slurm_once_when_the_next_h
             killed.dies(at, partial(killed.ask, "isolate", node))
             killed.start()
             assert killed.ended(node, "isolate").state == "done"
-            assert told(f"update_node: node {node} state set to DRAINING") == 1, at
+            assert logged(f"update_node: node {node} state set to DRAINING") == 1, at
             wait_until(partial(restarted, scene, job), "it was requeued", SLOW_S)
             assert restarted(scene, job) == "1", at
         killed.dies("scontrol update after", partial(killed.ask, "resume", "n1"))
         killed.start()
         assert killed.ended("n1", "resume").state == "done"
         assert "DRAIN" not in scene.states("n1")
-        assert told("update_node: node n1 state set to IDLE") == 1
+        assert logged("update_node: node n1 state set to IDLE") == 1
         killed.dies("scontrol update after", partial(killed.fault, "n3"))
         killed.start()
         assert killed.ended("n3", "advise").state == "done"
         assert scene.node("n3").weight == 10_000
-        assert told("nodes n3 weight set to: 10000") == 1
+        assert logged("nodes n3 weight set to: 10000") == 1
 
 
 def log(scene: Scene) -> str:

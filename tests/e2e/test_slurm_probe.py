@@ -81,7 +81,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield made
 
 
-def test_doctor_is_told_by_slurm_which_partition_gives_way(slurm: Slurm) -> None:
+def test_doctor_asks_slurm_which_partition_gives_way(slurm: Slurm) -> None:
     before = slurm.command("squeue", "--noheader", "--states=all")
 
     def bad(partition: str) -> list[str]:
@@ -166,7 +166,7 @@ async def test_a_probe_waits_behind_a_users_job_and_the_next_one_preempts_it_and
         await until(lambda: slurm.states().get(users) == "RUNNING", "a user's job runs", SLOW_S)
         first = await at.ask("launch")
         await at.job(first, "PENDING")
-        await until(lambda: at.newest(first).detail.endswith(" is pending"), "it is told", SLOW_S)
+        await until(lambda: at.newest(first).detail.endswith(" is pending"), "its detail says so", SLOW_S)
         assert at.newest(first).state == "asked"
         slurm.command("scancel", users)
         assert (await at.ended(first)).state == "done"

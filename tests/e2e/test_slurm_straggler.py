@@ -232,7 +232,7 @@ async def test_a_straggler_is_drained_when_its_job_has_ended_then_repaired_valid
         assert slurm.states()[prober.job] == "RUNNING"
         assert at.desk.context.outages.current[NODE].stage is Health.DRAINING
         assert [o.why for o in store.probes.orders.newest(NODE)] == [ProbeReason.CONFIRM], (
-            "nothing is probed beside the job"
+            "nothing is probed while the job runs"
         )
         prober.end.touch()
         await at.stage(Health.REPAIR)  # drained, and validated while the GPU is still slow

@@ -71,7 +71,7 @@ def user_drover() -> Iterator[None]:
 
 @contextmanager
 def accounting(found: Slurm) -> Iterator[None]:
-    """MariaDB and slurmdbd beside a Slurm, which then keeps accounts."""
+    """MariaDB and slurmdbd next to a Slurm, which then keeps accounts."""
     folder, db_port, dbd_port = found.folder, free_port(), free_port()
     data, socket = folder / "mysql", folder / "mysql.sock"
     install = ["mariadb-install-db", "--no-defaults", "--user=root", "--auth-root-authentication-method=normal"]
@@ -145,7 +145,7 @@ def test_slurm_access_lets_the_collector_drain_and_nothing_before(real_slurm: Sl
     code, changed, text = play(inventory, "--tags", "slurm", "-e", "drover_slurm_level=Operator")
     assert code == 0, text[-3000:]
     reserve = ("scontrol", "create", "reservation=r", "starttime=now", "duration=1", "users=root", f"nodes={NODE}")
-    real_slurm.wait(lambda: as_drover(real_slurm, *reserve)[0] == 0, "slurmctld has heard of the operator")
+    real_slurm.wait(lambda: as_drover(real_slurm, *reserve)[0] == 0, "slurmctld knows the operator")
     real_slurm.command("scontrol", "delete", "reservation=r")
     assert as_drover(real_slurm, *drain)[0] != 0
 
@@ -153,7 +153,7 @@ def test_slurm_access_lets_the_collector_drain_and_nothing_before(real_slurm: Sl
     assert code == 0, text[-3000:]
     assert changed["localhost"] == 1, text
 
-    real_slurm.wait(lambda: as_drover(real_slurm, *drain)[0] == 0, "slurmctld has heard of the right")
+    real_slurm.wait(lambda: as_drover(real_slurm, *drain)[0] == 0, "slurmctld knows the right")
     assert "DRAIN" in real_slurm.command("scontrol", "show", "node", NODE, "-o")
     saw("real Slurm 22.05 with slurmdbd: an operator may reserve and not drain, an administrator drains and resumes")
     code, text = as_drover(real_slurm, "scontrol", "update", f"nodename={NODE}", "state=resume")

@@ -1,4 +1,4 @@
-"""Case folders: what can be used is used, what cannot is told, and what is broken is refused in one line."""
+"""Case folders: what can be used is used, what cannot is named, and what is broken is refused in one line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_late_and_repeated_rows_land_once_where_they_belong(tmp_path: Path) -> N
 
 
 def test_row_groups_make_no_difference(tmp_path: Path) -> None:
-    """Late rows, row groups of three rows, and hosts of which nothing is heard for the last hour."""
+    """Late rows, row groups of three rows, and hosts that report nothing in the last hour."""
     given = [(10_000 * k, "n1", g, k + 0.5 * g) for k in range(430) for g in range(2) if (k + g) % 7]
     late = sorted(given, key=lambda row: row[0] + 200_000 * (row[3] % 5 == 0))
     path = write(tmp_path / "c", rows(*late))
@@ -74,9 +74,9 @@ def test_row_groups_make_no_difference(tmp_path: Path) -> None:
     case = read_case(path)
     known = {(t, g): v for t, _, g, v in given}
     assert power(case) == [[*(known.get((10_000 * k, g)) for g in range(2)), None, None] for k in range(430)]
-    told = [bucket.node["cpu_util_ratio"] for bucket in case.buckets()]
-    assert np.nansum(told) == pytest.approx(0.5 * len(set(hosts["ts"].to_pylist())))
-    assert np.isnan(told[-100:]).all()
+    ratios = [bucket.node["cpu_util_ratio"] for bucket in case.buckets()]
+    assert np.nansum(ratios) == pytest.approx(0.5 * len(set(hosts["ts"].to_pylist())))
+    assert np.isnan(ratios[-100:]).all()
 
 
 def test_slow_case_has_longer_buckets(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_slow_case_has_longer_buckets(tmp_path: Path) -> None:
     assert [r[0] for r in power(case)] == [100.0, 101.0, 102.0, 103.0, 104.0]
 
 
-def test_what_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_reported(tmp_path: Path) -> None:
     given = rows((0, "n1", 0, 100), (0, "n1", 7, 100), (0, "n9", 0, 100), (1000, "n1", 0, -5.0), (2000, "n1", 0, 1e9))
     path = write(tmp_path / "c", {**given, "volts": [1.0] * 5})
     case = read_case(path)

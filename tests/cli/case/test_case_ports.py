@@ -65,13 +65,13 @@ def found(folder: Path) -> dict[str, Incident]:
 
 
 def test_faults_of_ports_are_found_although_fleet_json_lists_none(tmp_path: Path) -> None:
-    told = found(case_of(tmp_path / "c"))
-    assert set(told) == {"n2 port_flaps", "n4 port_errors"}
-    assert {i.severity for i in told.values()} == {Severity.WARNING}, "which GPU they serve is not known"
+    incidents = found(case_of(tmp_path / "c"))
+    assert set(incidents) == {"n2 port_flaps", "n4 port_errors"}
+    assert {i.severity for i in incidents.values()} == {Severity.WARNING}, "which GPU they serve is not known"
 
 
 def test_what_an_agent_said_of_its_pci_bus_counts_too(tmp_path: Path) -> None:
     facts = {f"gpu{slot}.nic": f"mlx5_{slot}" for slot in range(4)}
     lines = "".join(json.dumps({"ts": iso(START), "node": name, "inventory": facts}) + "\n" for name in NODES)
-    told = found(case_of(tmp_path / "c", inventory=lines))
-    assert (told["n2 port_flaps"].severity, told["n2 port_flaps"].asked) == (Severity.CRITICAL, RecommendedAction.DRAIN)
+    incidents = found(case_of(tmp_path / "c", inventory=lines))
+    assert (incidents["n2 port_flaps"].severity, incidents["n2 port_flaps"].asked) == (Severity.CRITICAL, RecommendedAction.DRAIN)

@@ -57,8 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [row | {"node": names[0]} for row in ABSENCES]
     (case / "absences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     workloads(case, names[:2])
-    told = [{"ts": f"2026-01-01T00:0{n}:00.000Z", "node": names[0], "inventory": {"driver": str(n)}} for n in (1, 2)]
-    (case / "inventory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    inventories = [{"ts": f"2026-01-01T00:0{n}:00.000Z", "node": names[0], "inventory": {"driver": str(n)}} for n in (1, 2)]
+    (case / "inventory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in inventories))
     return case
 
 
@@ -77,7 +77,7 @@ def workloads(case: Path, nodes: list[str]) -> None:
 
 
 def rows_of(store: Store, case: Path) -> dict[str, Any]:
-    """What the store tells of the case's span, as an export would."""
+    """What the store holds of the case's span, as an export gives it."""
     spec = read_case(case).spec
     span = (0, 1 << 42)
     found: dict[str, Any] = {}
@@ -110,7 +110,7 @@ def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: S
             assert [value is None for value in got] == [value is None for value in expected], name
             if name in ("ts", *KEYS[scope]):
                 assert got == expected
-            else:  # a case may be finer than the store's resolution, but one of ours is not
+            else:  # a case may be finer than the store's resolution, but this one is not
                 there = [value for value in expected if value is not None]
                 assert [value for value in got if value is not None] == pytest.approx(there, rel=1e-12), name
     assert done["events"] == len(case.events) == len(first["events"])
@@ -137,12 +137,12 @@ def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store
         ids = np.full(3, row.entity_id, np.uint64)
         store.samples.write(SampleBatch.of_values(Scope.GPU, ids, ts, {"power_w": watts + np.arange(3)}))
 
-    def told(of: Store) -> list[tuple[str, str, float]]:
+    def instances_of(of: Store) -> list[tuple[str, str, float]]:
         tables = of.export.instance_tables(0, 1 << 42)
         return [(row["node"], row["instance"], row["power_w"]) for table in tables for row in table.to_pylist()]
 
     want = [(node, "1/1g.10gb-0", 40.0 + n) for n in range(3)]
-    assert told(store) == want
+    assert instances_of(store) == want
     assert [row["power_w"] for table in store.export.tables(Scope.GPU, 0, 1 << 42) for row in table.to_pylist()] == [
         300,
         301,
@@ -156,7 +156,7 @@ def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store
     other = Store.open(f"chdb://{store_root}?database=other_mig", retention_days=3650)
     for into in (store, other, other):
         load(into, read, [], Unjudged(), lambda _: None, read_instances(read))
-        assert told(into) == want
+        assert instances_of(into) == want
         assert len([row for row in into.entities.of_node(node) if row.mig]) == 1
     other.clients.command("DROP DATABASE other_mig")
     other.close()
@@ -213,8 +213,8 @@ def test_jobs_that_follow_at_once_leave_no_gap() -> None:
     spec = FleetSpec(
         (), (JobSpec("a", 1000, 2000, members), JobSpec("b", 2000, 3000, members), JobSpec("c", 4000, None, members))
     )
-    told = [(held.from_ms, held.job) for held in holdings_of(spec)]
-    assert told == [(1000, "a"), (2000, "b"), (3000, None), (4000, "c")]
+    holders = [(held.from_ms, held.job) for held in holdings_of(spec)]
+    assert holders == [(1000, "a"), (2000, "b"), (3000, None), (4000, "c")]
     assert jobs_of(holdings_of(spec)) == spec.jobs
 
 
@@ -274,10 +274,10 @@ def test_a_server_is_asked_with_the_password_of_the_settings_which_nobody_sees(
     assert (asked["visitor"], asked["retention_days"]) == (True, 30)  # its collectors run meanwhile
     secret.chmod(0o644)
     assert main(["import", str(folder), "--config", str(config)]) == 2
-    told = capsys.readouterr().err
-    assert "is open to every user; chmod o=" in told
+    printed = capsys.readouterr().err
+    assert "is open to every user; chmod o=" in printed
     assert main(["restore", str(folder), "--config", str(config)]) == 2
-    told += capsys.readouterr().err
-    assert "only an embedded store, chdb:///PATH, can be restored here" in told
-    assert "alt@" not in told
-    assert "geheim" not in told
+    printed += capsys.readouterr().err
+    assert "only an embedded store, chdb:///PATH, can be restored here" in printed
+    assert "alt@" not in printed
+    assert "geheim" not in printed

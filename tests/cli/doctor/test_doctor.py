@@ -68,7 +68,7 @@ def test_a_check_that_hangs_or_fails_is_a_finding_and_holds_up_no_other() -> Non
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., CollectorConfig]:
-    """Settings out of TOML; `fleet` is that of three nodes unless told."""
+    """Settings out of TOML; `fleet` is that of three nodes unless given."""
 
     def make(text: str = "", fleet: str = FLEET) -> CollectorConfig:
         (tmp_path / "fleet.toml").write_text(fleet)
@@ -183,7 +183,7 @@ def test_store_and_backups(made: Callable[..., CollectorConfig], tmp_path: Path)
     says(own.store(made('[store]\nurl = "clickhouse://u@h/drover"\n')), FindingState.UNKNOWN, "a server's")
 
 
-def test_who_is_told(made: Callable[..., CollectorConfig], tmp_path: Path) -> None:
+def test_who_is_notified(made: Callable[..., CollectorConfig], tmp_path: Path) -> None:
     found = own.notifications(made())
     says(found, FindingState.WARN, "none: nobody is notified of incidents")
     says(found, FindingState.WARN, "none: nobody notices when Drover itself dies")
@@ -210,7 +210,7 @@ def test_slurm(made: Callable[..., CollectorConfig], tmp_path: Path) -> None:
 
 
 class Api:
-    """Rights as an API server tells them."""
+    """Rights as an API server reports them."""
 
     def __init__(self, *refused: str) -> None:
         self.refused, self.away = refused, False

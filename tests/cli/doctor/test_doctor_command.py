@@ -24,7 +24,7 @@ FLEET = '[[nodes]]\nnames = "n[0-2]"\nrack = "r1"\ngpus = 8\n'
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., CollectorConfig]:
-    """Settings out of TOML; `fleet` is that of three nodes unless told."""
+    """Settings out of TOML; `fleet` is that of three nodes unless given."""
 
     def make(text: str = "", fleet: str = FLEET) -> CollectorConfig:
         (tmp_path / "fleet.toml").write_text(fleet)
@@ -69,11 +69,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[pb.System | None], lis
 def test_exit_codes_and_json(answers: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     asked = answers(well())
     assert main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["bad"] is False
-    assert told["findings"][0]["name"] == "settings"
-    assert told["findings"][0]["state"] == "unknown"
-    assert {"name", "state", "text", "remedy"} == set(told["findings"][0])
+    report = json.loads(capsys.readouterr().out)
+    assert report["bad"] is False
+    assert report["findings"][0]["name"] == "settings"
+    assert report["findings"][0]["state"] == "unknown"
+    assert {"name", "state", "text", "remedy"} == set(report["findings"][0])
     answers(None)
     assert main(["doctor"]) == 1
     assert "bad      collector  the collector does not answer" in capsys.readouterr().out

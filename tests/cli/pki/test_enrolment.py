@@ -165,9 +165,9 @@ def test_a_token_that_has_ended_or_is_anothers_or_none(service: Service) -> None
         "a path": "../../ca.key.x",
     }
     request = {"node": NODE, "csr": csr()}
-    told = {case: service.ask("/v1/enrol", request | {"token": text}) for case, text in guesses.items()}
-    assert {status for status, _ in told.values()} == {403}
-    assert len({text for _, text in told.values()}) == 1  # nobody learns which of them it was
+    answers = {case: service.ask("/v1/enrol", request | {"token": text}) for case, text in guesses.items()}
+    assert {status for status, _ in answers.values()} == {403}
+    assert len({text for _, text in answers.values()}) == 1  # nobody learns which of them it was
     assert service.issued() == []
     assert service.ask("/v1/enrol", request | {"node": "r01n02", "token": others})[0] == 200  # not used up by that
 

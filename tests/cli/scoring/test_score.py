@@ -79,7 +79,7 @@ def test_info_is_never_false() -> None:
     assert not result.false and result.precision is None
 
 
-def test_notes_of_idle_gpus_are_counted_beside_the_score_and_mend_no_figure() -> None:
+def test_notes_of_idle_gpus_are_counted_apart_from_the_score_and_improve_no_figure() -> None:
     note = found(kind="idle", cause="idle_gpus", severity="info", action="none")
     result = score([label(kind="idle", cause="held")], [note], 10.0)
     assert (result.found, result.precision, result.false_notes) == (0, None, 0)
@@ -88,7 +88,7 @@ def test_notes_of_idle_gpus_are_counted_beside_the_score_and_mend_no_figure() ->
     assert not score([], [found(kind="idle", cause="scattered", severity="info", action="none")], 10.0).false_notes
 
 
-def test_what_follows_from_a_fault_and_is_told_in_its_open_incident_alone_is_missed_and_told_otherwise() -> None:
+def test_a_consequence_that_only_the_open_incident_of_its_cause_reports_is_missed_and_reported_otherwise() -> None:
     links = label(kind="link", cause="nvlink")
     lost: dict[str, Any] = {
         "id": "f2", "kind": "liveness", "cause": "gpu_lost", "start": BASE + 900_000, "end": BASE + 1_800_000,
