@@ -264,7 +264,8 @@ def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_sto
     failures: list[Action] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
     desk = dispatcher_of(
-        scene.store, CONFIG, [actuator], lambda _: actuator, detection=Detected(lambda: scene.incidents, failed=failures),
+        scene.store, CONFIG, [actuator], lambda _: actuator,
+        detection=Detected(lambda: scene.incidents, failed=failures),
         now_ms=lambda: scene.now_ms, look_s=1e9,
     )  # fmt: skip
     for _ in range(2):

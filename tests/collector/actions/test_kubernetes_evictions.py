@@ -56,7 +56,7 @@ def test_a_budget_that_holds_one_pod_does_not_hold_the_next(
 ) -> None:
     server, actuator = current
     server.says["a"] = says
-    with pytest.raises(LaterError, match=f"evicted: default/b; held by a disruption budget: default/a .*{told}"):
+    with pytest.raises(LaterError, match=f"evicted: default/b; held by a disruption budget: default/a .*{reason}"):
         actuator.do(*request(Act.ISOLATE, "gpu01"))
     server.says.clear()
     assert "evicted: default/a" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail

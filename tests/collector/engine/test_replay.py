@@ -91,8 +91,8 @@ def test_rows_that_come_late_give_no_other_cause_and_no_second_incident(demo: Re
             late[start : start + int(rng.integers(1, 9)), n] = True
     late[20] = True
     found, punctual = (
-        sorted(entry[:4] for entry in incidents(reported).values() if entry[1] not in OF_DROVER)
-        for reported in (blanked(demo, late), demo)
+        sorted(entry[:4] for entry in incidents(recorded).values() if entry[1] not in OF_DROVER)
+        for recorded in (blanked(demo, late), demo)
     )
     assert set(found) <= set(punctual)
     assert len(found) == len(set(found))
