@@ -53,14 +53,14 @@ def incident(
 def folded(
     index: FleetIndex, incidents: Iterable[Incident] = (), duties: Mapping[str, NodeOutage] | None = None
 ) -> health.HealthFold:
-    heard = np.ones(index.node_count, bool)
-    return health.fold(index, incidents, heard, np.ones(index.gpu_count, bool), duties)
+    reporting = np.ones(index.node_count, bool)
+    return health.fold(index, incidents, reporting, np.ones(index.gpu_count, bool), duties)
 
 
 def decide(
     decider: Decider, incidents: Sequence[Incident], now_ms: int, jobs: Mapping[str, Set[str]] | None = None,
-    heard: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
+    reporting: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
 ) -> tuple[list[Decision], list[Incident]]:  # fmt: skip
     fold = folded(decider.index, incidents, decider.duties)
     wishes = [(i, i.action) for i in incidents]
-    return decider.decide(wishes, fold, lambda _: jobs or {}, now_ms, heard)
+    return decider.decide(wishes, fold, lambda _: jobs or {}, now_ms, reporting)

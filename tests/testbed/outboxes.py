@@ -103,7 +103,7 @@ class Listener:
     def close(self) -> None:
         pass
 
-    def heard(self, incident: str = "") -> list[str]:
+    def received(self, incident: str = "") -> list[str]:
         """What it was told, of one incident or of all, without its first word."""
         return [
             body["type"].removeprefix("incident.") for body in self.got.values() if incident in ("", body["data"]["id"])
@@ -134,7 +134,7 @@ class Scene:
             now_ms=lambda: self.now_ms,
         )  # fmt: skip
 
-    def tell(self, *incidents: Incident) -> int:
+    def report(self, *incidents: Incident) -> int:
         self.open.update((i.id, i) for i in incidents)
         made = self.outbox.enqueue(incidents)
         self.run()

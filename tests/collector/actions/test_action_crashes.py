@@ -117,13 +117,13 @@ def test_a_crash_at_any_step_of_a_resume(scene: Scene) -> None:
         if at == "noted":
             continue
         scene.slurm.add(at)
-        told = [replace(verdict(True, at), request=f"request-{at}")]
+        verdicts = [replace(verdict(True, at), request=f"request-{at}")]
         with scene.desk() as desk:
             desk.take([decision(node=at, id_=f"d-{at}")])
             scene.wait_stage(Health.VALIDATING, at)
-        crash(at, scene, lambda desk, told=told: desk.on_verdicts(told))  # type: ignore[misc]  # a lambda's default
+        crash(at, scene, lambda desk, verdicts=verdicts: desk.on_verdicts(verdicts))  # type: ignore[misc]  # a lambda's default
         with scene.desk() as desk:
-            desk.on_verdicts(told)  # as the desk of probes does after a crash
+            desk.on_verdicts(verdicts)  # as the desk of probes does after a crash
             scene.wait_stage(Health.HEALTHY, at)
             assert scene.wait(Act.RESUME, at).state is ActionState.DONE
         assert [e for e in scene.slurm.effects if e.startswith(f"{at} state=undrain")] == [f"{at} state=undrain"]
@@ -162,7 +162,7 @@ def test_a_command_that_a_person_asked_for_runs_once_or_is_told_as_not_known(
 ) -> None:
     """One that was not stored was never promised: who asked has got an error."""
     config = counted(tmp_path, f"{act}_command")
-    for at, (times, told) in COMMANDS.items():
+    for at, (times, outcome) in COMMANDS.items():
         scene.slurm.add(at)
         stop = Crash(at)
         with scene.desk(config, stop) as desk:
@@ -170,10 +170,10 @@ def test_a_command_that_a_person_asked_for_runs_once_or_is_told_as_not_known(
                 desk.drain(at, act, "it hangs", "ann", forced=True)
             assert stop.happened.wait(20)
         with scene.desk(config):
-            if told:
+            if outcome:
                 done = scene.wait(act, at)
                 assert done.by == "ann"
-                assert (done.state, UNKNOWN in done.detail) == OUTCOMES[told], at
+                assert (done.state, UNKNOWN in done.detail) == OUTCOMES[outcome], at
             else:
                 assert scene.store.actions.newest(node=at) == []
         assert ran(tmp_path, at) == times, at
@@ -185,21 +185,21 @@ def test_a_ticket_is_opened_once_or_told_as_not_known(scene: Scene, tmp_path: Pa
     config = counted(tmp_path, "repair_command")
     for at, (times, outcome) in COMMANDS.items():
         scene.slurm.add(at)
-        told = [replace(verdict(False, at), request=f"request-{at}")]
+        verdicts = [replace(verdict(False, at), request=f"request-{at}")]
         with scene.desk(config) as desk:
             desk.take([decision(node=at, id_=f"d-{at}")])
             scene.wait_stage(Health.VALIDATING, at)
         stop = Crash(at)
         with scene.desk(config, stop) as desk:
             with contextlib.suppress(CrashError):
-                desk.on_verdicts(told)
+                desk.on_verdicts(verdicts)
             assert stop.happened.wait(20)
         with scene.desk(config) as desk:
-            desk.on_verdicts(told)
+            desk.on_verdicts(verdicts)
             scene.wait_stage(Health.REPAIR, at)
             done = scene.wait(Act.REPAIR, at)
             assert (done.state, UNKNOWN in done.detail) == OUTCOMES[outcome or "done"], at
-            desk.on_verdicts(told)
+            desk.on_verdicts(verdicts)
         assert len([a for a in scene.store.actions.newest(node=at) if a.action is Act.REPAIR]) == 1
         assert ran(tmp_path, at) == (times if outcome else 1), at
         assert "DRAIN" in scene.slurm.held[at].states
@@ -261,31 +261,32 @@ def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_sto
     merged = replace(decision(node="n3", id_="d4", of="inc3"), ts_ms=T0 - 1)  # its action was d3's
     scene.store.decisions.write([decision(), decision(node="n2", id_="d2", of="inc2"), merged])
     scene.now_ms = T0 + UNBEGUN_MS + 1
-    told: list[Action] = []
+    failures: list[Action] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
     desk = dispatcher_of(
-        scene.store, CONFIG, [actuator], lambda _: actuator, detection=Detected(lambda: scene.incidents, failed=told),
+        scene.store, CONFIG, [actuator], lambda _: actuator,
+        detection=Detected(lambda: scene.incidents, failed=failures),
         now_ms=lambda: scene.now_ms, look_s=1e9,
     )  # fmt: skip
     for _ in range(2):
         desk.start()
         desk.stop()
-        (failed,) = told
+        (failed,) = failures
         assert (failed.decision_id, failed.node, failed.state) == ("d1", "n1", ActionState.FAILED)
         assert failed.detail.startswith("not done: the collector was stopped before it was begun")
         assert scene.store.actions.newest(incident="inc1") == [failed]
-        told.clear()
+        failures.clear()
     assert {a.incident_id for a in scene.store.actions.newest()} == {"inc1", "inc3"}
 
 
 def test_a_drain_that_is_given_up_is_told_to_who_decides(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     scene.slurm.away = True
-    told: list[Action] = []
+    failures: list[Action] = []
     with scene.desk() as desk:
-        cast(Detected, desk.context.detection).failed = told
+        cast(Detected, desk.context.detection).failed = failures
         desk.take([decision()])
         wait_until(lambda: desk.context.troubles, "it is tried")
         scene.now_ms += CONFIG.give_up_s * 1000 + 1
-        wait_until(lambda: told, "it is given up")
-    assert [(a.decision_id, a.state) for a in told] == [("d1", ActionState.FAILED)]
+        wait_until(lambda: failures, "it is given up")
+    assert [(a.decision_id, a.state) for a in failures] == [("d1", ActionState.FAILED)]

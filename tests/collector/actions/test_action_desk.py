@@ -42,9 +42,9 @@ def scene(store: Store) -> Scene:
 
 def test_the_whole_life_of_an_incident(scene: Scene) -> None:
     scene.slurm.start("n1", "17")
-    told: list[Health] = []
+    stages: list[Health] = []
     with scene.desk() as desk:
-        desk.context.outages.subscribe(lambda outages: told.append(outages["n1"].stage))
+        desk.context.outages.subscribe(lambda outages: stages.append(outages["n1"].stage))
         desk.take([decision()])
         done = scene.wait(Act.DRAIN)
         assert (done.state, done.decision_id, done.incident_id, done.actuator) == (
@@ -62,7 +62,7 @@ def test_the_whole_life_of_an_incident(scene: Scene) -> None:
         duty = scene.wait_stage(Health.HEALTHY)
     assert (duty.by, duty.reason) == ("drover", "passed its validation: passed: True")
     assert scene.slurm.effects[1:] == ["n1 state=undrain"]
-    assert told == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.HEALTHY]
+    assert stages == [Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.HEALTHY]
 
 
 def test_what_fails_its_validation_goes_to_repair_with_a_ticket_and_back(scene: Scene, tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_a_ticket_by_webhook_is_signed_and_taken_once_though_its_answer_was_lost
         assert len(desk_of_tickets.got) == 3
         assert {request.headers["webhook-id"] for request in desk_of_tickets.got} == {f"ticket_{done.id}"}
         for request in desk_of_tickets.got:
-            told = Webhook(secret).verify(request.body, dict(request.headers))
-            assert (told["type"], told["data"]["act"], told["data"]["node"]) == ("node.repair", "repair", "n1")
-            assert told["data"]["mark"] == "inc1"
+            event = Webhook(secret).verify(request.body, dict(request.headers))
+            assert (event["type"], event["data"]["act"], event["data"]["node"]) == ("node.repair", "repair", "n1")
+            assert event["data"]["mark"] == "inc1"
 
 
 def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store, tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store
     bad = replace(both.repair_webhook, secret_file=str(tmp_path / "secret"))
     with pytest.raises(SettingsError, match="does not hold whsec_"):
         validate_act(replace(both, repair_command=(), repair_webhook=bad))
-    only_told = replace(both, mode="observe")
-    validate_act(only_told)
-    dispatcher_of(store, only_told, [], lambda _: None).stop()  # it opens none, and stops nobody's start
+    observed = replace(both, mode="observe")
+    validate_act(observed)
+    dispatcher_of(store, observed, [], lambda _: None).stop()  # it opens none, and stops nobody's start
 
 
 def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long() -> None:
@@ -306,16 +306,16 @@ def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight
 
 
 def test_nodes_that_others_took_out_are_told(scene: Scene) -> None:
-    told: list[Survey] = []
+    surveys: list[Survey] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
     scene.slurm.drain_by("n2", "root", "memory swap")
     desk = dispatcher_of(
         scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2", "n9"], look_s=0.02,
-        detection=Detected(surveys=told),
+        detection=Detected(surveys=surveys),
     )  # fmt: skip
     for _ in range(2):  # a second start tells it to a new engine again
         desk.start()
-        wait_until(lambda: told)
+        wait_until(lambda: surveys)
         desk.stop()
-        assert told.pop().closed == {"n2"}
-        assert not told
+        assert surveys.pop().closed == {"n2"}
+        assert not surveys

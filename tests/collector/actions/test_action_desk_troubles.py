@@ -100,8 +100,8 @@ def test_a_drain_of_two_incidents_is_done_for_the_second_when_the_first_ends_bef
         scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
         scene.slurm.away = False
         wait_until(lambda: not scene.store.actions.intended())
-        told = {a.incident_id: a.state for a in scene.store.actions.newest(node="n1")}
-    assert told == {"inc1": ActionState.FAILED, "inc2": ActionState.DONE}
+        states = {a.incident_id: a.state for a in scene.store.actions.newest(node="n1")}
+    assert states == {"inc1": ActionState.FAILED, "inc2": ActionState.DONE}
     assert scene.slurm.effects == ["n1 state=drain reason=drover:inc2: xid/xid_79: GPU 3 fell off the bus"]
 
 

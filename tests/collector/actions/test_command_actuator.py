@@ -18,9 +18,9 @@ from testbed.desks import action_of
 PROGRAM = """#!/bin/sh
 # A scheduler whose whole state is the answer to `observe`; ACT.json is what an act makes of it.
 cd "$(dirname "$0")"
-read -r told
-echo "$told" >> told
-act=$(echo "$told" | sed 's/.*"act": "\\([a-z]*\\)".*/\\1/')
+read -r request
+echo "$request" >> requests
+act=$(echo "$request" | sed 's/.*"act": "\\([a-z]*\\)".*/\\1/')
 [ "$act" = observe ] && exec cat state.json
 [ -f status ] && echo "no: $act" >&2 && exit "$(cat status)"
 [ -f "$act.json" ] && cp "$act.json" state.json
@@ -45,7 +45,7 @@ class Program:
         return self.actuator.do(action_of(act, "n1", mark, why="xid"), lambda: None).detail
 
     def acts(self) -> list[str]:
-        return [json.loads(line)["act"] for line in (self.folder / "told").read_text().splitlines()]
+        return [json.loads(line)["act"] for line in (self.folder / "requests").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def test_a_drain_is_looked_at_before_and_after_and_a_resume_likewise(program: Pr
     assert program.do(Act.RESUME) == "so be it"
     assert program.do(Act.RESUME) == "in service already"
     assert program.acts()[-2:] == ["observe", "observe"], "nothing was asked for any more"
-    told = json.loads((program.folder / "told").read_text().splitlines()[1])
-    assert (told["id"], told["node"], told["mark"], told["reason"]) == ("a1", "n1", "i1", "drover:i1: xid")
+    request = json.loads((program.folder / "requests").read_text().splitlines()[1])
+    assert (request["id"], request["node"], request["mark"], request["reason"]) == ("a1", "n1", "i1", "drover:i1: xid")
 
 
 @pytest.mark.parametrize("act", [Act.DRAIN, Act.ISOLATE, Act.RESUME])

@@ -44,7 +44,7 @@ def test_policy_v1_evictions_of_this_very_pod(current: tuple[StandIn, Kubernetes
 
 
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("says", "reason"),
     [
         ("fresh", "still being processed"),
         ("budget", "needs 2 healthy pods and has 2"),
@@ -52,11 +52,11 @@ def test_policy_v1_evictions_of_this_very_pod(current: tuple[StandIn, Kubernetes
     ],
 )
 def test_a_budget_that_holds_one_pod_does_not_hold_the_next(
-    current: tuple[StandIn, KubernetesActuator], says: str, told: str
+    current: tuple[StandIn, KubernetesActuator], says: str, reason: str
 ) -> None:
     server, actuator = current
     server.says["a"] = says
-    with pytest.raises(LaterError, match=f"evicted: default/b; held by a disruption budget: default/a .*{told}"):
+    with pytest.raises(LaterError, match=f"evicted: default/b; held by a disruption budget: default/a .*{reason}"):
         actuator.do(*request(Act.ISOLATE, "gpu01"))
     server.says.clear()
     assert "evicted: default/a" in actuator.do(*request(Act.ISOLATE, "gpu01")).detail
@@ -70,7 +70,7 @@ def test_a_pod_that_has_gone_meanwhile_is_not_claimed(current: tuple[StandIn, Ku
 
 
 @pytest.mark.parametrize(
-    ("broken", "error", "told"),
+    ("broken", "error", "reason"),
     [
         ((200, b"<html>please log in"), AwayError, "no JSON"),
         ((503, b"<html>no upstream"), AwayError, "no upstream"),
@@ -81,11 +81,11 @@ def test_a_pod_that_has_gone_meanwhile_is_not_claimed(current: tuple[StandIn, Ku
     ],
 )
 def test_other_answers(
-    current: tuple[StandIn, KubernetesActuator], broken: tuple[int, bytes], error: type[ActError], told: str
+    current: tuple[StandIn, KubernetesActuator], broken: tuple[int, bytes], error: type[ActError], reason: str
 ) -> None:
     server, actuator = current
     server.broken = broken
-    with pytest.raises(ActError, match=told) as raised:
+    with pytest.raises(ActError, match=reason) as raised:
         actuator.do(*request(Act.DRAIN, "gpu01"))
     assert type(raised.value) is error
 

@@ -56,7 +56,7 @@ def finding(at_ms: int, **more: object) -> Finding:
 REMAP = {"kind": IncidentKind.MEMORY, "cause": "remap_failed", "detectors": ("memory",), "at_ms": T0}
 FOUND = "xid/xid_79 of GPU 5 (incident inc2) was found"
 AGAIN = "xid/xid_79 of GPU 5 (incident inc2) was reported again"
-TOLD_AGAIN = "memory/remap_failed of GPU 5 (incident inc2) was reported again"
+REPORTED_AGAIN = "memory/remap_failed of GPU 5 (incident inc2) was reported again"
 NEWER = {
     "opened since": (later(), [], [], FOUND),
     "opened since, and over already": (later(closed_ms=ASKED + 9), [], [], FOUND),
@@ -74,8 +74,8 @@ NEWER = {
         [],
         AGAIN,
     ),
-    "a condition told since": (later(**REMAP), [], [finding(ASKED + 1)], TOLD_AGAIN),
-    "a condition told before": (later(**REMAP), [], [finding(ASKED)], ""),
+    "a condition reported since": (later(**REMAP), [], [finding(ASKED + 1)], REPORTED_AGAIN),
+    "a condition reported before": (later(**REMAP), [], [finding(ASKED)], ""),
     "a condition that is over": (later(**REMAP), [], [finding(ASKED + 1, cleared=True)], ""),
     "a note": (later(**REMAP), [], [finding(ASKED + 1, severity=Severity.INFO)], ""),
     "of another detector": (later(**REMAP), [], [finding(ASKED + 1, detector="thermal")], ""),
@@ -90,9 +90,9 @@ NEWER = {
 
 @pytest.mark.parametrize("case", list(NEWER))
 def test_what_a_pass_does_not_speak_for(case: str) -> None:
-    known, events, findings, told = NEWER[case]
+    known, events, findings, reason = NEWER[case]
     found = new_evidence("n1", ASKED, [known], events, findings)
-    assert (found.text if found is not None else "") == told
+    assert (found.text if found is not None else "") == reason
     assert found is None or found.incidents == ("inc2",)
 
 
@@ -108,7 +108,7 @@ def test_a_fault_that_opens_while_its_probes_run_withholds_the_return_once_and_t
     scene: Scene, restarted: bool
 ) -> None:
     scene.slurm.start("n1", "17")
-    told = [verdict(True)]
+    verdicts = [verdict(True)]
     with scene.desk() as desk:
         desk.take([decision()])
         scene.wait(Act.DRAIN)
@@ -117,11 +117,11 @@ def test_a_fault_that_opens_while_its_probes_run_withholds_the_return_once_and_t
         validating(scene)
         if not restarted:
             scene.incidents["inc2"] = later()
-            desk.on_verdicts(told)
+            desk.on_verdicts(verdicts)
             scene.wait(Act.RESUME)
     scene.incidents["inc2"] = later()
     with scene.desk() as desk:
-        desk.on_verdicts(told)  # once more, as after a stop
+        desk.on_verdicts(verdicts)  # once more, as after a stop
         done = scene.wait(Act.RESUME)
         duty = scene.wait_stage(Health.DRAINED)
         why = (
@@ -136,7 +136,7 @@ def test_a_fault_that_opens_while_its_probes_run_withholds_the_return_once_and_t
         scene.now_ms = ASKED + 60_001
         scene.wait_stage(Health.VALIDATING)
         assert scene.store.outages.current()["n1"].asked_ms == ASKED + 60_001, "a validation of its own"
-        desk.on_verdicts(told)  # of the probes before
+        desk.on_verdicts(verdicts)  # of the probes before
         scene.store.findings.write([])
         scene.incidents["inc3"] = later("inc3", ASKED + 70_000)
         desk.on_verdicts([replace(verdict(True), request="second")])

@@ -21,9 +21,9 @@ GETS_NONE = ("DOWN", "DOWN*", "IDLE+FAIL", "ALLOCATED+FAIL", "ERROR", "FUTURE", 
 def services(state: str) -> set[Service]:
     """What the actuator makes of it, by scontrol's line and by slurmrestd's entry."""
     (shown,) = parse(f"NodeName=n0 Arch=x86_64 CoresPerSocket=1 State={state} Weight=1\n")
-    told = _node({"name": "n0", "state": state.rstrip("*").split("+"), "weight": 1})
+    parsed = _node({"name": "n0", "state": state.rstrip("*").split("+"), "weight": 1})
     found = set()
-    for node in (shown, told):
+    for node in (shown, parsed):
         slurm = SlurmStandIn("n0")
         slurm.held["n0"] = node
         actuator = SlurmActuator(slurm, 10_000)

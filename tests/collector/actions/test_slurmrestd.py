@@ -217,12 +217,12 @@ def test_one_that_cannot_change_nodes_is_refused_with_what_to_do(tmp_path: Path)
 @pytest.fixture
 def answers(tmp_path: Path) -> Iterator[tuple[list[tuple[int, bytes]], SlurmActuator]]:
     """What it answers about nodes, in order; the last again and again."""
-    told: list[tuple[int, bytes]] = []
+    replies: list[tuple[int, bytes]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             first = "ping" in self.path or "update_time" in self.path
-            status, text = (200, b"{}") if first else told.pop(0) if len(told) > 1 else told[0]
+            status, text = (200, b"{}") if first else replies.pop(0) if len(replies) > 1 else replies[0]
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
@@ -237,7 +237,7 @@ def answers(tmp_path: Path) -> Iterator[tuple[list[tuple[int, bytes]], SlurmActu
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
     try:
-        yield told, SlurmActuator(Slurmrestd(SlurmConfig(slurmrestd=url, token_file=str(tmp_path / "token"))), 1)
+        yield replies, SlurmActuator(Slurmrestd(SlurmConfig(slurmrestd=url, token_file=str(tmp_path / "token"))), 1)
     finally:
         server.shutdown()
         thread.join()
@@ -261,8 +261,8 @@ def answers(tmp_path: Path) -> Iterator[tuple[list[tuple[int, bytes]], SlurmActu
 def test_other_answers(
     answers: tuple[list[tuple[int, bytes]], SlurmActuator], status: int, text: bytes, error: type[ActError], says: str
 ) -> None:
-    told, actuator = answers
-    told.append((status, text))
+    replies, actuator = answers
+    replies.append((status, text))
     with pytest.raises(ActError, match=says) as raised:
         actuator.do(*request(Act.DRAIN, "gpu01"))
     assert type(raised.value) is error
@@ -272,10 +272,10 @@ def test_other_answers(
 def test_nodes_as_older_and_newer_versions_show_them(
     answers: tuple[list[tuple[int, bytes]], SlurmActuator],
 ) -> None:
-    told, actuator = answers
+    replies, actuator = answers
     older = {"name": "gpu01", "state": "mixed", "state_flags": ["DRAIN"], "weight": 3, "reason": f"drover:{MARK}: x"}
     newer = {"name": "gpu01", "state": ["MIXED", "DRAIN"], "weight": {"set": True, "number": 3}, "reason": "cables"}
-    told += [(200, json.dumps({"nodes": [node]}).encode()) for node in (older, newer)]
+    replies += [(200, json.dumps({"nodes": [node]}).encode()) for node in (older, newer)]
     states = [actuator.observe_all(["gpu01"])["gpu01"] for _ in range(2)]
     assert [(state.service, state.mark, state.text) for state in states] == [
         (Service.DRAINING, MARK, "DRAIN+MIXED"), (Service.DRAINING, None, "DRAIN+MIXED"),

@@ -154,20 +154,20 @@ async def test_who_asks_while_anothers_wish_is_being_stored_is_held_by_it(site: 
     pipeline = site.collector(ONE_OUT)
     await pipeline.start()
     await surveyed(pipeline)
-    told: list[str] = []
+    guards: list[str] = []
 
     def meanwhile(step: str) -> None:
-        if step == "decided" and not told:
-            told.append("")
+        if step == "decided" and not guards:
+            guards.append("")
             facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
-            told[0] = api_actions.preview_act(facts, pb.ActRequest(node="n001", act="drain"), True).guard
-            told.append(site.falls(pipeline, "n005").outcome)
+            guards[0] = api_actions.preview_act(facts, pb.ActRequest(node="n001", act="drain"), True).guard
+            guards.append(site.falls(pipeline, "n005").outcome)
 
     site.step = meanwhile
     try:
         asked(pipeline, "n000")
-        assert HELD in told[0]
-        assert told[1] == "held"
+        assert HELD in guards[0]
+        assert guards[1] == "held"
         await until(lambda: site.store.outages.current().get("n000") is not None, "it is out")
         with pytest.raises(RefusalError, match=HELD):
             asked(pipeline, "n001")

@@ -137,8 +137,8 @@ def test_after_a_restart_no_second_alarm_and_the_old_one_can_end() -> None:
     assert len(before) == 2
 
     second = engine()
-    heard = [training_bucket(INDEX, n, silent=[2] if n >= 4 else []) for n in range(6, 12)]
-    second.restore(list(before.values()), heard, [xid(79, at_ms=121_000)])
+    replayed = [training_bucket(INDEX, n, silent=[2] if n >= 4 else []) for n in range(6, 12)]
+    second.restore(list(before.values()), replayed, [xid(79, at_ms=121_000)])
     assert second.health_of("n01", 2)[0] is Health.CONFIRMED
     again = feed(second, range(12, 16), silent=[2])
     assert {i.id for outcome in again for i in outcome.incidents} <= set(before)

@@ -46,9 +46,9 @@ def test_a_column_is_what_it_was_however_small_it_is_held(metric: str, kind: str
     dtype = storage_dtype(metric)
     low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-1e30, 1e30)
     values = {"alike": [7] * 9, "small": range(9), "extreme": [low, high, 1] * 3, "absent": [0, high, 0] * 3}[kind]
-    stored, told = np.array(values, dtype), np.ones(9, np.bool_)
-    told[::3] = kind != "absent"
-    np.testing.assert_array_equal(packed(metric, stored, told)(), units(metric, stored, told))
+    stored, present = np.array(values, dtype), np.ones(9, np.bool_)
+    present[::3] = kind != "absent"
+    np.testing.assert_array_equal(packed(metric, stored, present)(), units(metric, stored, present))
 
 
 def test_columns_that_are_alike_all_over_the_fleet_take_no_room() -> None:
@@ -59,15 +59,15 @@ def test_columns_that_are_alike_all_over_the_fleet_take_no_room() -> None:
 
 
 def test_what_rows_say_alike_is_one_text() -> None:
-    told = [
+    entities = [
         EntityRow(n, Scope.GPU, f"SN{n}", "".join(("n", "0")), n, serial=f"SN{n}", pci="", model="".join(("H", "100")))
         for n in range(2)
     ]
-    one, other = EntityRegistry(told).rows()
+    one, other = EntityRegistry(entities).rows()
     assert one.model is other.model
     assert one.node is other.node
     assert one.serial is one.key
-    assert [one, other] == told
+    assert [one, other] == entities
 
 
 def test_buckets_read_together_are_those_read_alone(store: Store) -> None:
@@ -110,8 +110,8 @@ def test_buckets_read_together_are_those_read_alone(store: Store) -> None:
 def test_of_who_held_a_gpu_long_ago_only_the_last_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a large job has begun, the history of all its GPUs is asked: all there ever was fills the memory."""
     index = small_index()
-    told = [Holding("n0", 0, f"old{n}", T0 - 1_000_000 + n) for n in range(100)]
-    store.jobs.write_holdings([*told, Holding("n0", 0, "a", T0 + 15_000), Holding("n0", 0, "b", T0 + 90_000)])
+    past_jobs = [Holding("n0", 0, f"old{n}", T0 - 1_000_000 + n) for n in range(100)]
+    store.jobs.write_holdings([*past_jobs, Holding("n0", 0, "a", T0 + 15_000), Holding("n0", 0, "b", T0 + 90_000)])
     arrow, rows = store.clients.arrow, list[int]()
 
     def counted(query: str, *values: Any) -> pa.Table:

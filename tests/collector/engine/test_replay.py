@@ -38,14 +38,16 @@ def incidents(recording: Recording) -> dict[str, tuple[str, str, str | None, int
 
 def test_a_replay_gives_the_live_runs_incidents() -> None:
     live = Engine(RECORDING.index, POLICY, RECORDING.buckets[0].start_ms)
-    told = []
+    reported = []
     events: list[Event] = list(RECORDING.events)
     for bucket in RECORDING.buckets:  # live, events come one after the other, some milliseconds late
         while events and events[0].ts_ms <= bucket.end_ms + LAG_MS:
             event = events.pop(0)
-            told += live.on_events([event], event.ts_ms + 30).incidents
-        told += live.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
-    wanted = {(i.id, i.kind, i.cause, i.node, i.gpu) for i in newest(told).values() if i.severity is not Severity.INFO}
+            reported += live.on_events([event], event.ts_ms + 30).incidents
+        reported += live.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
+    wanted = {
+        (i.id, i.kind, i.cause, i.node, i.gpu) for i in newest(reported).values() if i.severity is not Severity.INFO
+    }
     assert {(id_, *rest[:4]) for id_, rest in incidents(RECORDING).items()} == wanted
     assert len(wanted) == 3
 
@@ -89,8 +91,8 @@ def test_rows_that_come_late_give_no_other_cause_and_no_second_incident(demo: Re
             late[start : start + int(rng.integers(1, 9)), n] = True
     late[20] = True
     found, punctual = (
-        sorted(entry[:4] for entry in incidents(told).values() if entry[1] not in OF_DROVER)
-        for told in (blanked(demo, late), demo)
+        sorted(entry[:4] for entry in incidents(recorded).values() if entry[1] not in OF_DROVER)
+        for recorded in (blanked(demo, late), demo)
     )
     assert set(found) <= set(punctual)
     assert len(found) == len(set(found))

@@ -142,7 +142,7 @@ def test_what_is_open_stays_open_and_is_not_told_twice(name: str) -> None:
     assert not any("over" in note.text or "came back" in note.text for note in after.timeline[1:])
 
 
-def _told(outcomes: Sequence[Outcome]) -> list[object]:
+def _without_end_times(outcomes: Sequence[Outcome]) -> list[object]:
     """What came of calls, but for the time at which what had ended unseen is told."""
     return [
         (
@@ -192,7 +192,7 @@ def test_an_event_that_comes_while_the_past_is_taken_up_is_judged_at_once_and_al
     for bucket in _buckets(changed, away, later):
         expected.append(whole.on_bucket(bucket, bucket.end_ms + LAG_MS))
         found.append(steps.on_bucket(bucket, bucket.end_ms + LAG_MS))
-    assert _told(found) == _told(expected)
+    assert _without_end_times(found) == _without_end_times(expected)
     assert steps.incidents == whole.incidents
 
 
@@ -227,9 +227,9 @@ def test_a_line_that_waited_for_company_when_the_collector_stopped_is_told_by_th
     assert not any(i.severity is not Severity.INFO for i in first.incidents.values())
     known = list(first.incidents.values())
     second.restore(known, past, lines)
-    told = [i for o in _outcomes(second, range(RESTART, RESTART + 10)) for i in o.incidents]
-    assert {(i.node, i.severity) for i in told} == {("n02", Severity.WARNING)}
-    assert len({i.id for i in told}) == 1
+    incidents = [i for o in _outcomes(second, range(RESTART, RESTART + 10)) for i in o.incidents]
+    assert {(i.node, i.severity) for i in incidents} == {("n02", Severity.WARNING)}
+    assert len({i.id for i in incidents}) == 1
     third = Engine(INDEX, Policy.named("nvidia"), START_MS)
     third.restore(list(second.incidents.values()), past, lines)
     assert [o.findings for o in _outcomes(third, range(RESTART, RESTART + 10)) if o.findings] == []

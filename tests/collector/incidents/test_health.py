@@ -65,9 +65,9 @@ def test_a_warning_is_suspect_a_sure_critical_one_confirmed_and_the_node_is_as_b
 
 
 def test_a_silent_node_is_unknown_with_its_reason() -> None:
-    heard, gpus = ALL_NODES.copy(), ALL_GPUS.copy()
-    heard[1], gpus[8:16] = False, False
-    folded = fold(INDEX, [incident("liveness", "silent", "node", "n01", None, "critical")], heard, gpus)
+    reporting, gpus = ALL_NODES.copy(), ALL_GPUS.copy()
+    reporting[1], gpus[8:16] = False, False
+    folded = fold(INDEX, [incident("liveness", "silent", "node", "n01", None, "critical")], reporting, gpus)
     assert of(folded, 1) is Health.UNKNOWN
     assert reason_of(folded, 1, 8)[:2] == (Health.UNKNOWN, "silent on n01.")
 

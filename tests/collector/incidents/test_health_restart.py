@@ -136,9 +136,9 @@ class Run:
         await asyncio.to_thread(self.store.rollups.roll_up)
         self.pipeline.buckets.next_ms = start_ms + BUCKET_MS
         await until(lambda: not self.pipeline.waiting_outcomes, "all is stored")
-        self.seen.append(self.told())
+        self.seen.append(self.snapshot())
 
-    def told(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Health of all with its reason, what is open and why, how each decision stands, and who is out."""
         engine = self.pipeline.engine
         places = [(node, gpu) for node in NODES for gpu in (None, 0, 1)]
@@ -166,10 +166,10 @@ async def played(store: Store, history: list[Step], restarts: Collection[int]) -
     for number, step in enumerate(history):
         await run.step(number, step)
         if number in restarts:
-            before = run.told()
+            before = run.snapshot()
             await run.pipeline.stop()
             await run.begin()
-            assert differs(before, run.told()) == {}, f"right after the restart after bucket {number}"
+            assert differs(before, run.snapshot()) == {}, f"right after the restart after bucket {number}"
     await run.pipeline.stop()
     return run.seen
 
@@ -194,14 +194,15 @@ async def test_a_restart_anywhere_in_a_random_history_changes_no_answer(store_ro
     stopped = await played(stores[1], history, restarts)
     for number, (expected, found) in enumerate(zip(whole, stopped, strict=True)):
         assert differs(expected, found) == {}, f"after bucket {number}, restarts after {sorted(restarts)}"
-    healths = {health for told in whole for health, _ in told["health"].values()}
+    healths = {health for snapshot in whole for health, _ in snapshot["health"].values()}
     assert healths & OUT_STAGES
     assert healths >= {Health.HEALTHY, Health.CONFIRMED}
-    decided = [decision for told in whole for decision in told["decisions"].values()]
+    decided = [decision for snapshot in whole for decision in snapshot["decisions"].values()]
     assert {decision.takes for decision in decided} == {True, False}, "of nodes that were out already too"
     assert {"act", "pending_approval"} <= {decision.outcome for decision in decided}
     open_ = [
-        Counter(node for *_, members, _, _, _ in told["incidents"].values() for node, _ in members) for told in whole
+        Counter(node for *_, members, _, _, _ in snapshot["incidents"].values() for node, _ in members)
+        for snapshot in whole
     ]
     assert max(count for counts in open_ for count in counts.values()) > 1, "several faults of one node"
     for store in stores:

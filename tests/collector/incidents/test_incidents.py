@@ -432,8 +432,8 @@ def test_a_gpu_that_is_lost_long_after_another_fault_is_news_and_each_goes_on_by
     give(b, 1200, finding("memory", "remaps_pile_up", 1200), lost(1200))
     give(b, 1210, finding("memory", "remaps_pile_up", 1210), lost(1210))
     give(b, 1220, finding("xid", "xid_79", 1220, severity="critical", action="drain"))
-    told = {(i.kind.value, i.cause): (i.opened_ms, i.severity.value) for i in opened(b)}
-    assert told == {
+    found = {(i.kind.value, i.cause): (i.opened_ms, i.severity.value) for i in opened(b)}
+    assert found == {
         ("memory", "remaps_pile_up"): (START_MS, severity),
         ("xid", "xid_79"): (START_MS + 1200 * SECOND, "critical"),
     }

@@ -94,7 +94,7 @@ def some(chance: random.Random, at_ms: int) -> Finding:
 def test_the_same_incidents_as_when_it_looks_everywhere(seed: int) -> None:
     chance = random.Random(seed)
     near, everywhere = book(IncidentIndex), book(Everywhere)
-    told: list[Incident] = []
+    incidents: list[Incident] = []
     for tick in range(120):
         now_ms = START_MS + tick * chance.choice((10_000, 10_000, 40_000))
         findings = [some(chance, now_ms) for _ in range(chance.choice((0, 1, 3, 8)))]
@@ -102,11 +102,11 @@ def test_the_same_incidents_as_when_it_looks_everywhere(seed: int) -> None:
         assert changed[0] == changed[1]
         assert [r.incident for r in near.records.values()] == [r.incident for r in everywhere.records.values()]
         assert [r.holds for r in near.records.values()] == [r.holds for r in everywhere.records.values()]
-        told = [r.incident for r in near.records.values()] or told
+        incidents = [r.incident for r in near.records.values()] or incidents
         if tick == 60:  # a restart
             for b in (near, everywhere):
-                b.restore(told)
-    assert len(told) > 10
+                b.restore(incidents)
+    assert len(incidents) > 10
 
 
 def test_what_is_looked_at_grows_with_the_incidents_and_not_with_their_square() -> None:

@@ -79,12 +79,12 @@ def test_their_silence_is_no_gap_in_telemetry() -> None:
     subject = decider(gap_ratio=0.3, mass_nodes=2)
     here, gone = np.ones(8, np.bool_), np.ones(8, np.bool_)
     gone[:4] = False
-    decide(subject, [], 1000, heard=here)
+    decide(subject, [], 1000, reporting=here)
     subject.maintenance = dict.fromkeys(ALL[:4], WINDOW)
-    assert decide(subject, [], 11_000, heard=gone)[1] == []
+    assert decide(subject, [], 11_000, reporting=gone)[1] == []
     other = decider(gap_ratio=0.3, mass_nodes=2)
-    decide(other, [], 1000, heard=here)
-    (event,) = decide(other, [], 11_000, heard=gone)[1]
+    decide(other, [], 1000, reporting=here)
+    (event,) = decide(other, [], 11_000, reporting=gone)[1]
     assert event.cause == "gap_in_telemetry"
 
 

@@ -74,13 +74,13 @@ def test_what_is_news_and_what_is_not() -> None:
     assert [(n.kind, n.text) for n in of_actions([failed])] == [(ACTION_FAILED, "drain n1 failed: no such node")]
     assert of_actions([replace(failed, state=ActionState.DONE), replace(failed, incident_id="")]) == []
     repair = NodeOutage("n1", Health.REPAIR, T0, "i1", "HBM 9 % slow")
-    (told,) = of_outages([repair])
-    assert told.kind == REPAIR
-    assert "for repair: HBM 9 % slow. After the repair run: drover resume n1" in told.text
+    (message,) = of_outages([repair])
+    assert message.kind == REPAIR
+    assert "for repair: HBM 9 % slow. After the repair run: drover resume n1" in message.text
     assert of_outages([replace(repair, stage=Health.DRAINED)]) == []
 
 
-def tell(scene: Scene, *news: IncidentUpdate) -> int:
+def send_updates(scene: Scene, *news: IncidentUpdate) -> int:
     made = scene.outbox.send_updates(news, scene.open)
     scene.run()
     return made
@@ -89,75 +89,79 @@ def tell(scene: Scene, *news: IncidentUpdate) -> int:
 def test_each_piece_is_told_once_after_a_restart_too_and_changes_nothing_of_the_rest() -> None:
     scene = Scene()
     (ops,) = scene.listeners
-    scene.tell(fault())
-    assert (tell(scene, ASKED), tell(scene, ASKED)) == (1, 0)
-    assert ops.heard() == ["opened", "asks"]
+    scene.report(fault())
+    assert (send_updates(scene, ASKED), send_updates(scene, ASKED)) == (1, 0)
+    assert ops.received() == ["opened", "asks"]
     scene.restart()
-    assert tell(scene, ASKED) == 0
-    assert tell(scene, replace(ASKED, key="d2")) == 1, "asked anew hours later"
-    scene.tell(fault(version=2, severity=Severity.CRITICAL))
-    scene.tell(fault(version=3, closed_ms=T0 + 1))
-    assert ops.heard() == ["opened", "asks", "asks", "changed", "closed"]
-    assert tell(scene, replace(ASKED, key="d3")) == 0, "it is over"
+    assert send_updates(scene, ASKED) == 0
+    assert send_updates(scene, replace(ASKED, key="d2")) == 1, "asked anew hours later"
+    scene.report(fault(version=2, severity=Severity.CRITICAL))
+    scene.report(fault(version=3, closed_ms=T0 + 1))
+    assert ops.received() == ["opened", "asks", "asks", "changed", "closed"]
+    assert send_updates(scene, replace(ASKED, key="d3")) == 0, "it is over"
 
 
 def test_only_who_knows_of_the_incident_is_told_and_nobody_of_a_silenced_one() -> None:
     chat, pager = Listener("chat"), Listener("pager", Severity.CRITICAL)
     scene = Scene(chat, pager)
-    scene.tell(fault())
-    tell(scene, ASKED)
-    assert (chat.heard(), pager.heard()) == (["opened", "asks"], [])
+    scene.report(fault())
+    send_updates(scene, ASKED)
+    assert (chat.received(), pager.received()) == (["opened", "asks"], [])
     scene.silences.take(silence(node=("n-i1",)))
-    assert tell(scene, replace(ASKED, key="d2")) == 0
-    assert tell(scene, replace(ASKED, incident_id="nobody knows")) == 0
+    assert send_updates(scene, replace(ASKED, key="d2")) == 0
+    assert send_updates(scene, replace(ASKED, incident_id="nobody knows")) == 0
 
 
 def test_news_wait_behind_an_opening_that_waits_and_are_not_sent_without_it() -> None:
     scene = Scene(routes=[RouteConfig(("ops",), group_wait_s=30)])
     (ops,) = scene.listeners
-    scene.tell(fault())
-    tell(scene, ASKED)
-    assert ops.heard() == []
+    scene.report(fault())
+    send_updates(scene, ASKED)
+    assert ops.received() == []
     scene.wait(1)
-    assert ops.heard() == ["opened", "asks"]
-    scene.tell(fault("i2"))
-    tell(scene, replace(ASKED, incident_id="i2"))
-    scene.tell(fault("i2", 2, closed_ms=scene.now_ms))
+    assert ops.received() == ["opened", "asks"]
+    scene.report(fault("i2"))
+    send_updates(scene, replace(ASKED, incident_id="i2"))
+    scene.report(fault("i2", 2, closed_ms=scene.now_ms))
     scene.wait(5)
-    assert ops.heard("i2") == [], "it was over before it was told of"
+    assert ops.received("i2") == [], "it was over before it was told of"
 
 
 def test_what_a_receiver_does_not_take_is_tried_again_and_given_up_without_more() -> None:
     scene = Scene()
     (ops,) = scene.listeners
-    scene.tell(fault())
+    scene.report(fault())
     ops.answer = Delivery(False, "answered 500")
-    tell(scene, ASKED)
+    send_updates(scene, ASKED)
     scene.wait(600)
     assert scene.store.states() == [("opened", "delivered"), ("asks", "failed")]
     ops.answer = Delivery(True)
     scene.wait(600)
-    assert ops.heard() == ["opened"], "old news is told by nothing else"
+    assert ops.received() == ["opened"], "old news is told by nothing else"
 
 
 def test_told_from_memory_while_the_store_fails_it_is_not_told_again() -> None:
     scene = Scene()
     (ops,) = scene.listeners
-    scene.tell(fault())
+    scene.report(fault())
     assert scene.outbox.send_updates([ASKED], scene.open, from_memory=True) == 1
     scene.run()
-    assert tell(scene, ASKED) == 0
-    assert ops.heard() == ["opened", "asks"]
+    assert send_updates(scene, ASKED) == 0
+    assert ops.received() == ["opened", "asks"]
 
 
 def test_its_words_are_the_first_line_and_an_alert_stays_the_same_alert() -> None:
     body = message(ASKS, fault(), T0, "http://console", ASKED.text).encode()
-    told = read_message(body, {})
-    assert told.headline == "WARNING (needs your approval): Drover asks to drain n-i1"
-    assert told.text(T0).startswith("Drover asks to drain n-i1\n\n")
-    assert payload(told, T0)["text"] == told.headline
-    sent = event(told, "key", T0)
-    assert (sent["dedup_key"], sent["event_action"], sent["payload"]["summary"]) == ("i1", "trigger", told.headline)
+    notification = read_message(body, {})
+    assert notification.headline == "WARNING (needs your approval): Drover asks to drain n-i1"
+    assert notification.text(T0).startswith("Drover asks to drain n-i1\n\n")
+    assert payload(notification, T0)["text"] == notification.headline
+    sent = event(notification, "key", T0)
+    assert (sent["dedup_key"], sent["event_action"], sent["payload"]["summary"]) == (
+        "i1",
+        "trigger",
+        notification.headline,
+    )
 
 
 INDEX = fleet(4)
@@ -201,7 +205,7 @@ class Site:
         (waiting,) = [d for d in self.pipeline.engine.decider.standing.values() if d.node == node]
         return waiting
 
-    async def heard(self, node: str, *kinds: str) -> None:
+    async def wait_until_received(self, node: str, *kinds: str) -> None:
         def said() -> list[str]:
             return [body["type"] for body in self.ops.got.values() if body["data"]["node"] == node]
 
@@ -214,14 +218,14 @@ async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to
     await site.begin()
     try:
         asked = await site.xid("n000")
-        await site.heard("n000", OPENED, ASKS)
+        await site.wait_until_received("n000", OPENED, ASKS)
         await site.pipeline.stop()
         await site.begin()
         site.slurm.drain_by("n001", "ann", "cables")
         second = await site.xid("n001")
-        await site.heard("n001", OPENED, ASKS)
+        await site.wait_until_received("n001", OPENED, ASKS)
         answer(site, second)
-        await site.heard("n001", OPENED, ASKS, ACTION_FAILED)
+        await site.wait_until_received("n001", OPENED, ASKS, ACTION_FAILED)
         answer(site, asked)
         await until(lambda: "DRAIN" in site.slurm.held["n000"].states, "it is drained")
         await until(lambda: "n000" in store.outages.current(), "Drover knows")
@@ -230,13 +234,13 @@ async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to
             "request-n000", "n000", 0, False, "hbm_copy", "HBM 9 % slow", T0, ProbeReason.VALIDATE, asked.incident_id
         )
         await asyncio.to_thread(site.desk.on_verdicts, [failed])
-        await site.heard("n000", OPENED, ASKS, REPAIR)
+        await site.wait_until_received("n000", OPENED, ASKS, REPAIR)
         await site.pipeline.stop()
         await site.begin()
         await site.xid("n002")
-        await site.heard("n002", OPENED, ASKS)
-        await site.heard("n000", OPENED, ASKS, REPAIR)
-        await site.heard("n001", OPENED, ASKS, ACTION_FAILED)
+        await site.wait_until_received("n002", OPENED, ASKS)
+        await site.wait_until_received("n000", OPENED, ASKS, REPAIR)
+        await site.wait_until_received("n001", OPENED, ASKS, ACTION_FAILED)
     finally:
         await site.pipeline.stop()
     assert CLOSED not in {body["type"] for body in site.ops.got.values()}

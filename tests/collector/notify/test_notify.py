@@ -139,11 +139,11 @@ def test_a_message_carries_a_signature_that_the_receiver_can_verify(
     expected = base64.b64encode(hmac.new(KEY, signed, hashlib.sha256).digest()).decode()
     assert headers["webhook-signature"] == f"v1,{expected}"
     assert abs(int(headers["webhook-timestamp"]) - time.time()) < 60
-    told = json.loads(body)
-    assert told["type"] == "incident.opened"
-    assert told["data"]["id"] == "i1"
-    assert told["data"]["opened"] == iso(INCIDENT.opened_ms)
-    assert told["data"]["console"] == "http://console/incidents?id=i1"
+    payload = json.loads(body)
+    assert payload["type"] == "incident.opened"
+    assert payload["data"]["id"] == "i1"
+    assert payload["data"]["opened"] == iso(INCIDENT.opened_ms)
+    assert payload["data"]["console"] == "http://console/incidents?id=i1"
 
 
 def test_each_step_of_an_incident_is_told_once_and_in_order(
@@ -339,8 +339,8 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
     over = [dataclasses.replace(i, version=3, closed_ms=5000) for i in held]
     again.enqueue([*over[:59], mass(60, 2, closed_ms=5000)])
     until(lambda: len(receiver.got) == 3, "the end of the event")
-    told = [json.loads(body) for _, _, body in receiver.got]
-    assert [(t["type"], t["data"]["id"]) for t in told if t["data"]["id"] != other.id] == [
+    payload = [json.loads(body) for _, _, body in receiver.got]
+    assert [(t["type"], t["data"]["id"]) for t in payload if t["data"]["id"] != other.id] == [
         ("incident.opened", "mass"), ("incident.closed", "mass"),
     ]  # fmt: skip
     (line,) = [describe(row) for row in store.outbox.of_incidents(held[59].id)]

@@ -53,8 +53,8 @@ def known(labels: dict[str, str]) -> Reply:
 
 @pytest.mark.parametrize("incident", [LOST_GPU, NASTY, MASS], ids=["gpu", "nasty", "mass"])
 def test_alertmanager_takes_every_alert(incident: Incident) -> None:
-    told = read_message(body("opened", incident), PLACES)
-    jsonschema.validate([alert(told, {"cluster": "alpha"}, NOW_MS, 60)], ALERTMANAGER)
+    message = read_message(body("opened", incident), PLACES)
+    jsonschema.validate([alert(message, {"cluster": "alpha"}, NOW_MS, 60)], ALERTMANAGER)
 
 
 def test_labels_say_where_and_annotations_what(server: HttpReceiver) -> None:
@@ -74,8 +74,8 @@ def test_labels_say_where_and_annotations_what(server: HttpReceiver) -> None:
 
 
 def test_a_mass_event_is_called_one() -> None:
-    told = read_message(body("opened", MASS), PLACES)
-    assert alert(told, {}, NOW_MS, 60)["labels"]["alertname"] == "DroverMassEvent"
+    message = read_message(body("opened", MASS), PLACES)
+    assert alert(message, {}, NOW_MS, 60)["labels"]["alertname"] == "DroverMassEvent"
 
 
 def test_an_alert_is_told_again_without_a_question(server: HttpReceiver) -> None:

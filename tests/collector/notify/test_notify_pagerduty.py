@@ -49,33 +49,33 @@ def test_an_alert_is_raised_made_worse_and_resolved_under_one_key(server: HttpRe
     for step, incident in (("opened", milder), ("changed", LOST_GPU), ("closed", OVER)):
         assert notifier.deliver(f"m-{step}", body(step, incident), NOW_MS).delivered
     assert {request.path for request in server.got} == {"/v2/enqueue"}
-    told = [request.json for request in server.got]
-    assert {one["dedup_key"] for one in told} == {"3f2a9c1e77aa01bc"}
-    assert {one["routing_key"] for one in told} == {KEY}
-    assert [one["event_action"] for one in told] == ["trigger", "trigger", "resolve"]
-    assert [one["payload"]["severity"] for one in told[:2]] == ["warning", "critical"]
-    assert told[1]["payload"]["summary"].startswith("CRITICAL (worse than before): XID 79 on GPU 3")
+    payload = [request.json for request in server.got]
+    assert {one["dedup_key"] for one in payload} == {"3f2a9c1e77aa01bc"}
+    assert {one["routing_key"] for one in payload} == {KEY}
+    assert [one["event_action"] for one in payload] == ["trigger", "trigger", "resolve"]
+    assert [one["payload"]["severity"] for one in payload[:2]] == ["warning", "critical"]
+    assert payload[1]["payload"]["summary"].startswith("CRITICAL (worse than before): XID 79 on GPU 3")
 
 
 def test_what_the_page_says(server: HttpReceiver) -> None:
     pagerduty(server).deliver("m1", body(), NOW_MS)
-    told = server.got[0].json
-    assert told["payload"]["source"] == "r01n03"
-    assert told["payload"]["component"] == "GPU 3"
-    assert told["payload"]["group"] == "train"
-    assert told["payload"]["timestamp"] == "2026-11-23T02:13:20.000Z"
-    details = told["payload"]["custom_details"]
+    payload = server.got[0].json
+    assert payload["payload"]["source"] == "r01n03"
+    assert payload["payload"]["component"] == "GPU 3"
+    assert payload["payload"]["group"] == "train"
+    assert payload["payload"]["timestamp"] == "2026-11-23T02:13:20.000Z"
+    details = payload["payload"]["custom_details"]
     assert details["What to do"] == LOST_GPU.advice
     assert details["Where"] == "r01n03 GPU 3 (rack r01, pool train, H100-SXM)"
     assert details["Since"] == "23 Nov 01:59 UTC, for 14 min"
     assert details["Seen"].endswith("7 of its 8 GPUs answer.")
-    assert told["links"][0]["href"] == "https://drover.example/incidents?id=3f2a9c1e77aa01bc"
+    assert payload["links"][0]["href"] == "https://drover.example/incidents?id=3f2a9c1e77aa01bc"
 
 
 @pytest.mark.parametrize("severity", list(Severity))
 def test_severities_are_pagerdutys(severity: Severity) -> None:
-    told = read_message(body("opened", dataclasses.replace(LOST_GPU, severity=severity)), PLACES)
-    assert event(told, KEY, NOW_MS)["payload"]["severity"] == severity.value
+    payload = read_message(body("opened", dataclasses.replace(LOST_GPU, severity=severity)), PLACES)
+    assert event(payload, KEY, NOW_MS)["payload"]["severity"] == severity.value
 
 
 def test_a_bad_request_is_given_up_with_pagerdutys_words_but_not_the_key(server: HttpReceiver) -> None:

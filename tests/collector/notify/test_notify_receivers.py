@@ -139,8 +139,8 @@ def test_the_public_library_takes_the_webhooks_signature(server: HttpReceiver) -
     now_ms = int(time.time() * 1000)  # the library refuses what is older than five minutes
     assert MAKE["webhook"](server.url, 10).deliver("msg_i1_1_ops", body(now_ms=now_ms), now_ms).delivered
     (request,) = server.got
-    told = Verifier(KEY).verify(request.body, dict(request.headers))
-    assert told["type"] == "incident.opened"
+    payload = Verifier(KEY).verify(request.body, dict(request.headers))
+    assert payload["type"] == "incident.opened"
     assert request.headers["webhook-id"] == "msg_i1_1_ops"
     with pytest.raises(Exception, match="No matching signature"):
         Verifier(KEY).verify(request.body + b" ", dict(request.headers))

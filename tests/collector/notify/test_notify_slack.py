@@ -45,10 +45,10 @@ def test_an_opened_incident_says_what_where_since_when_and_what_to_do(server: Ht
     (request,) = server.got
     assert request.path == "/services/T0/B0/x"
     assert request.headers["content-type"].startswith("application/json")
-    told = request.json
-    assert told["text"] == "CRITICAL: XID 79 on GPU 3 of node r01n03: GPU has fallen off the bus."
-    assert told["attachments"][0]["color"] == "#c8102e"
-    said = texts(told)
+    sent = request.json
+    assert sent["text"] == "CRITICAL: XID 79 on GPU 3 of node r01n03: GPU has fallen off the bus."
+    assert sent["attachments"][0]["color"] == "#c8102e"
+    said = texts(sent)
     for part in (
         "*What to do:* Drain the node, then reset it",
         "*Where*\\nr01n03 GPU 3 (rack r01, pool train, H100-SXM)",
@@ -66,13 +66,13 @@ def test_an_opened_incident_says_what_where_since_when_and_what_to_do(server: Ht
 def test_the_end_is_told_as_one_and_asks_for_nothing(server: HttpReceiver) -> None:
     now_ms = NOW_MS + 1_680_000
     assert slack(server).deliver("m2", body("closed", OVER, now_ms), now_ms).delivered
-    told = server.got[0].json
-    assert told["text"] == "CLOSED: r01n03 GPU 3, xid 79, after 42 min"
-    assert told["attachments"][0]["color"] == "#2e9e5b"
-    assert "Closed: the condition has ended. It was: XID 79 on GPU 3" in texts(told)
-    assert "*Lasted*\\n42 min, until 23 Nov 02:41 UTC" in texts(told)
-    assert "What to do" not in texts(told)
-    assert "Drover wants" not in texts(told)
+    sent = server.got[0].json
+    assert sent["text"] == "CLOSED: r01n03 GPU 3, xid 79, after 42 min"
+    assert sent["attachments"][0]["color"] == "#2e9e5b"
+    assert "Closed: the condition has ended. It was: XID 79 on GPU 3" in texts(sent)
+    assert "*Lasted*\\n42 min, until 23 Nov 02:41 UTC" in texts(sent)
+    assert "What to do" not in texts(sent)
+    assert "Drover wants" not in texts(sent)
 
 
 def test_texts_can_neither_mention_nor_link() -> None:
@@ -90,9 +90,9 @@ def test_the_policy_and_the_detectors_may_differ() -> None:
 
 
 def test_a_message_that_waited_says_so() -> None:
-    told = read_message(body(), PLACES)
-    assert "this message is 14 min old" in texts(payload(told, NOW_MS + 840_000))
-    assert "Late" not in texts(payload(told, NOW_MS + 60_000))
+    sent = read_message(body(), PLACES)
+    assert "this message is 14 min old" in texts(payload(sent, NOW_MS + 840_000))
+    assert "Late" not in texts(payload(sent, NOW_MS + 60_000))
 
 
 def test_a_message_that_slack_does_not_take_is_sent_as_plain_text(server: HttpReceiver) -> None:

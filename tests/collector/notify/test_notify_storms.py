@@ -44,21 +44,21 @@ def test_nodes_that_stay_silent_after_a_gap_are_told_when_it_is_over(wait_s: int
     (ops,) = scene.listeners
     breaker = Breaker(fleet(64))
     early = [silent(node) for node in SILENT[:2]] if wait_s else []  # they still wait, and are withdrawn
-    scene.tell(*early)
+    scene.report(*early)
     (gap,) = breaker.note_silence(SILENT, T0, LIMITS)
-    scene.tell(gap, *(silent(node) for node in SILENT))
+    scene.report(gap, *(silent(node) for node in SILENT))
     scene.wait(4)
-    assert [ops.heard(name) for name in (gap.id, *SILENT)] == [["opened"], [], [], [], []]
+    assert [ops.received(name) for name in (gap.id, *SILENT)] == [["opened"], [], [], [], []]
     scene.now_ms = T0 + 301_000
     (over,) = breaker.end_gaps(scene.now_ms, LIMITS)
-    scene.tell(over, replace(silent("n000"), version=2, closed_ms=scene.now_ms))  # one is heard again
+    scene.report(over, replace(silent("n000"), version=2, closed_ms=scene.now_ms))  # one is heard again
     scene.wait(10)
-    assert ops.heard(gap.id) == ["opened", "closed"]
-    assert [ops.heard(name) for name in SILENT] == [[], ["opened"], ["opened"], ["opened"]], "else they burn unseen"
+    assert ops.received(gap.id) == ["opened", "closed"]
+    assert [ops.received(name) for name in SILENT] == [[], ["opened"], ["opened"], ["opened"]], "else they burn unseen"
     scene.restart()
-    scene.tell(replace(silent("n001"), version=2, closed_ms=scene.now_ms))
+    scene.report(replace(silent("n001"), version=2, closed_ms=scene.now_ms))
     scene.wait(60)
-    assert [ops.heard(name) for name in SILENT[:3]] == [[], ["opened", "closed"], ["opened"]]
+    assert [ops.received(name) for name in SILENT[:3]] == [[], ["opened", "closed"], ["opened"]]
 
 
 def test_a_gap_that_ended_while_the_collector_was_down_hides_nothing_either() -> None:
@@ -66,11 +66,11 @@ def test_a_gap_that_ended_while_the_collector_was_down_hides_nothing_either() ->
     (ops,) = scene.listeners
     breaker = Breaker(fleet(64))
     (gap,) = breaker.note_silence(SILENT, T0, LIMITS)
-    scene.tell(gap, silent("n000"))
+    scene.report(gap, silent("n000"))
     scene.now_ms += 301_000
     scene.open[gap.id] = breaker.end_gaps(scene.now_ms, LIMITS)[0]
     scene.restart()
-    assert ops.heard("n000") == ["opened"]
+    assert ops.received("n000") == ["opened"]
 
 
 def test_what_is_still_wrong_when_nobody_had_to_answer_a_mass_event_is_told() -> None:
@@ -80,15 +80,15 @@ def test_what_is_still_wrong_when_nobody_had_to_answer_a_mass_event_is_told() ->
     breaker = Breaker(fleet(64))
     held = [replace(incident(node, at_ms=T0), id=node) for node in SILENT]
     (event,) = breaker.note(held, T0, LIMITS)
-    scene.tell(event, *held)
+    scene.report(event, *held)
     scene.silences.take(silence(node=SILENT, minutes=60, maintenance=True))
     scene.now_ms += 20_000
-    scene.tell(*breaker.end(set(), scene.now_ms))  # nothing is to be done to its nodes for a while
+    scene.report(*breaker.end(set(), scene.now_ms))  # nothing is to be done to its nodes for a while
     scene.wait(55)
-    scene.tell(*(replace(one, version=2, closed_ms=scene.now_ms) for one in held[1:]))
-    assert ops.heard() == ["opened", "closed"]
+    scene.report(*(replace(one, version=2, closed_ms=scene.now_ms) for one in held[1:]))
+    assert ops.received() == ["opened", "closed"]
     scene.wait(10)
-    assert ops.heard(SILENT[0]) == ["opened"]
+    assert ops.received(SILENT[0]) == ["opened"]
     assert len(ops.got) == 3
 
 
@@ -98,11 +98,11 @@ def test_what_a_person_has_answered_for_all_is_not_told_for_each() -> None:
     breaker = Breaker(fleet(64))
     held = [replace(incident(node, at_ms=T0), id=node) for node in SILENT]
     (event,) = breaker.note(held, T0, LIMITS)
-    scene.tell(event, *held)
-    scene.tell(breaker.answer(event.id, T0 + 1000, "closed: approved by anna: rollout"))
+    scene.report(event, *held)
+    scene.report(breaker.answer(event.id, T0 + 1000, "closed: approved by anna: rollout"))
     scene.wait(600)
     scene.restart()
-    assert ops.heard() == ["opened", "closed"]
+    assert ops.received() == ["opened", "closed"]
 
 
 def test_what_found_the_queue_full_is_told_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,25 +111,25 @@ def test_what_found_the_queue_full_is_told_hours_later(monkeypatch: pytest.Monke
     (ops,) = scene.listeners
     ops.answer = AWAY
     for name in ("i1", "i2", "i3"):
-        scene.tell(fault(name))
+        scene.report(fault(name))
     assert scene.store.states()[-1] == ("opened", "failed")
     ops.answer = Delivery(True)
     scene.wait(60)
-    assert [ops.heard(name) for name in ("i1", "i2", "i3")] == [["opened"], ["opened"], []]
+    assert [ops.received(name) for name in ("i1", "i2", "i3")] == [["opened"], ["opened"], []]
     scene.wait(AGAIN_MS / 60_000)
-    assert ops.heard("i3") == ["opened"]
+    assert ops.received("i3") == ["opened"]
 
 
 def test_one_that_forgets_is_told_of_what_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notification_states, "MAX_KNOWN", 3)
     manager = Listener("am", repeat_s=120)
     scene = Scene(manager)
-    scene.tell(fault("old"))
+    scene.report(fault("old"))
     for number in range(6):  # others come and go
-        scene.tell(fault(f"i{number}"))
-        scene.tell(fault(f"i{number}", 2, closed_ms=scene.now_ms))
+        scene.report(fault(f"i{number}"))
+        scene.report(fault(f"i{number}", 2, closed_ms=scene.now_ms))
         scene.wait(5)
-    assert manager.heard("old") == ["opened", *["repeated"] * 6]
+    assert manager.received("old") == ["opened", *["repeated"] * 6]
 
 
 def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
@@ -139,9 +139,9 @@ def test_a_critical_fault_goes_before_a_storm_of_warnings() -> None:
     scene.now_ms += 1000
     scene.outbox.enqueue([fault("worst", severity=Severity.CRITICAL), fault("i0", 2, Severity.CRITICAL)])
     scene.outbox.delivery.step()
-    assert (ops.heard(), ops.heard("worst")) == (["opened"], ["opened"])
+    assert (ops.received(), ops.received("worst")) == (["opened"], ["opened"])
     scene.run()
-    assert ops.heard("i0") == ["opened", "changed"], "those of one incident stay in their order"
+    assert ops.received("i0") == ["opened", "changed"], "those of one incident stay in their order"
     assert len(ops.got) == 22
 
 
@@ -157,7 +157,7 @@ def test_a_storm_is_not_searched_for_each_message(monkeypatch: pytest.MonkeyPatc
     scene = Scene()
     (ops,) = scene.listeners
     ops.answer = AWAY
-    scene.tell(*(fault(f"i{n}") for n in range(1000)))
+    scene.report(*(fault(f"i{n}") for n in range(1000)))
     ops.answer = Delivery(True)
     scene.wait(5)
     assert (ops.tries, len(ops.got)) == (2000, 1000)
@@ -167,7 +167,7 @@ def test_a_storm_is_not_searched_for_each_message(monkeypatch: pytest.MonkeyPatc
 def test_messages_of_a_receiver_that_is_gone_are_given_up_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     scene.listeners[0].answer = AWAY
-    scene.tell(*(fault(f"i{n}") for n in range(50)))
+    scene.report(*(fault(f"i{n}") for n in range(50)))
     writes: list[Any] = []
     write = scene.store.outbox.write
     monkeypatch.setattr(scene.store.outbox, "write", lambda rows: (writes.append(rows), write(rows)))
@@ -175,7 +175,7 @@ def test_messages_of_a_receiver_that_is_gone_are_given_up_in_one_write(monkeypat
     scene.routes = type(scene.routes)(scene.listeners)
     scene.restart()
     assert {state for _, state in scene.store.states()} == {"failed", "delivered"}
-    assert scene.listeners[0].heard() == ["opened"] * 50, "the one in its place hears of all that is open"
+    assert scene.listeners[0].received() == ["opened"] * 50, "the one in its place hears of all that is open"
     assert len(writes) < 60, "a write each for the first, one for all that was given up"
 
 
@@ -211,12 +211,12 @@ def test_a_defect_of_a_receiver_names_no_secret_and_loses_nothing(
     broken, well = Broken("broken"), Listener("well")
     scene = Scene(broken, well)
     broken.answer = AWAY
-    scene.tell(fault())
+    scene.report(fault())
     assert not send_test([broken, well], Severity.WARNING, "http://console")
     said = caplog.text + "".join(capsys.readouterr()) + " ".join(scene.outbox.delivery.troubles.values())
     assert "ValueError" in said
     assert "hunter2" not in said
-    assert well.heard() == ["opened", "opened"], "the trial's too"
+    assert well.received() == ["opened", "opened"], "the trial's too"
     broken.answer = Delivery(True)
     scene.wait(5)
-    assert broken.heard() == ["opened"]
+    assert broken.received() == ["opened"]

@@ -103,18 +103,18 @@ def test_an_incident_lives_in_a_real_alertmanager_over_a_restart_of_the_collecto
         wait_until(lambda: severities() == ["critical"], "escalated, and no stale warning")
         ends = real.alerts()[0]["endsAt"]
 
-        def told_again() -> bool:
+        def is_sent_again() -> bool:
             second.sweep({"i1": worse})
             return bool(real.alerts()) and real.alerts()[0]["endsAt"] > ends
 
-        wait_until(told_again, "told again, so that it does not expire")
+        wait_until(is_sent_again, "told again, so that it does not expire")
         assert severities() == ["critical"]
         assert len(store.outbox.of_incidents("i1")) == 2, "what only says the same again is not stored"
         second.enqueue([dataclasses.replace(worse, closed_ms=time.time_ns() // 1_000_000, version=3)])
         wait_until(lambda: severities() == [], "over")
-        wait_until(lambda: _told(hook) == [("critical", "resolved")], "and people are told so")
+        wait_until(lambda: _alerts_received(hook) == [("critical", "resolved")], "and people are told so")
 
 
-def _told(hook: HttpReceiver) -> list[tuple[str, str]]:
+def _alerts_received(hook: HttpReceiver) -> list[tuple[str, str]]:
     """The newest page."""
     return [(one["labels"]["severity"], one["status"]) for one in hook.got[-1].json["alerts"]] if hook.got else []

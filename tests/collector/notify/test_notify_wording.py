@@ -20,7 +20,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs/how-to/notify.md"
 RACK = tuple((f"r01n{n:02}", None) for n in range(1, 17))
 
 
-def told(step: str = "opened", now_ms: int = NOW_MS, **changes: object) -> Notification:
+def notification(step: str = "opened", now_ms: int = NOW_MS, **changes: object) -> Notification:
     incident: Incident = dataclasses.replace(LOST_GPU, **changes)  # type: ignore[arg-type]  # any field
     return read_message(body(step, incident, now_ms), PLACES)
 
@@ -47,7 +47,7 @@ def told(step: str = "opened", now_ms: int = NOW_MS, **changes: object) -> Notif
     ],
 )
 def test_where(changes: dict[str, object], where: str, place: str) -> None:
-    one = told(**changes)
+    one = notification(**changes)
     assert (one.where, one.place) == (where, place)
 
 
@@ -63,21 +63,21 @@ def test_where(changes: dict[str, object], where: str, place: str) -> None:
     ],
 )
 def test_a_summary_gets_its_place_in_front_unless_it_has_it(changes: dict[str, object], what: str) -> None:
-    assert told(**changes).what == what
+    assert notification(**changes).what == what
 
 
 def test_the_first_line_says_how_it_goes_on() -> None:
-    assert told().headline == f"CRITICAL: {LOST_GPU.summary}"
-    assert told("changed").headline == f"CRITICAL (worse than before): {LOST_GPU.summary}"
-    assert told("repeated", NOW_MS + 3_600_000).headline == f"CRITICAL (still open, 74 min): {LOST_GPU.summary}"
-    assert told("closed", closed_ms=OVER.closed_ms).headline == "CLOSED: r01n03 GPU 3, xid 79, after 42 min"
-    assert told("news").headline == f"CRITICAL: {LOST_GPU.summary}"  # of a newer collector
+    assert notification().headline == f"CRITICAL: {LOST_GPU.summary}"
+    assert notification("changed").headline == f"CRITICAL (worse than before): {LOST_GPU.summary}"
+    assert notification("repeated", NOW_MS + 3_600_000).headline == f"CRITICAL (still open, 74 min): {LOST_GPU.summary}"
+    assert notification("closed", closed_ms=OVER.closed_ms).headline == "CLOSED: r01n03 GPU 3, xid 79, after 42 min"
+    assert notification("news").headline == f"CRITICAL: {LOST_GPU.summary}"  # of a newer collector
 
 
 def test_an_end_says_why_and_one_that_goes_on_elsewhere_is_none() -> None:
-    over = told("closed", closed_ms=OVER.closed_ms, timeline=OVER.timeline)
+    over = notification("closed", closed_ms=OVER.closed_ms, timeline=OVER.timeline)
     assert over.text(NOW_MS).startswith(f"Closed: the condition has ended. It was: {LOST_GPU.summary}")
-    merged = told(
+    merged = notification(
         "closed",
         closed_ms=NOW_MS,
         timeline=(
@@ -86,11 +86,11 @@ def test_an_end_says_why_and_one_that_goes_on_elsewhere_is_none() -> None:
     )
     assert merged.headline == "MERGED: r01n03 GPU 3, xid 79, is now part of incident 77aa"
     assert merged.text(NOW_MS).startswith("This incident is now part of incident 77aa. It was: XID 79")
-    assert told("closed", closed_ms=NOW_MS).text(NOW_MS).startswith("Closed. It was: ")
+    assert notification("closed", closed_ms=NOW_MS).text(NOW_MS).startswith("Closed. It was: ")
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    bare = told(gpu_hours_lost=None, gpu_hours_waited=None, job=None, evidence=(), advice="", since_ms=NOW_MS)
+    bare = notification(gpu_hours_lost=None, gpu_hours_waited=None, job=None, evidence=(), advice="", since_ms=NOW_MS)
     assert [label for label, _ in bare.details(NOW_MS)] == ["Where", "Since", "Drover wants"]
     assert dict(bare.details(NOW_MS))["Since"] == "23 Nov 02:13 UTC"
     assert "What to do" not in bare.text(NOW_MS)
@@ -98,9 +98,9 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_what_it_cost() -> None:
-    assert told(gpu_hours_lost=0.0, gpu_hours_waited=0.01).lost == ""
-    assert told(gpu_hours_lost=1.25, gpu_hours_waited=None).lost == "1.2 GPU-hours to the fault"
-    assert told(gpu_hours_lost=None, gpu_hours_waited=3.0).lost == "3.0 GPU-hours to peers that waited"
+    assert notification(gpu_hours_lost=0.0, gpu_hours_waited=0.01).lost == ""
+    assert notification(gpu_hours_lost=1.25, gpu_hours_waited=None).lost == "1.2 GPU-hours to the fault"
+    assert notification(gpu_hours_lost=None, gpu_hours_waited=3.0).lost == "3.0 GPU-hours to peers that waited"
 
 
 def test_an_older_message_with_less_in_it_can_be_told() -> None:
@@ -113,7 +113,7 @@ def test_an_older_message_with_less_in_it_can_be_told() -> None:
 
 
 def test_the_document_shows_a_message_as_it_is() -> None:
-    one = told()
+    one = notification()
     shown = textwrap.indent(f"{one.headline}\n\n{one.text(NOW_MS).partition(chr(10) * 2)[2]}", " " * 4)
     assert shown in DOCUMENT.read_text("utf-8")
 

@@ -26,7 +26,7 @@ def at(node: str, severity: Severity = Severity.WARNING, **more: Any) -> Inciden
     return replace(fault(severity=severity), node=node, members=((node, 0),), **more)
 
 
-def told(incident: Incident, *routes: RouteConfig) -> tuple[str, ...]:
+def receivers_of(incident: Incident, *routes: RouteConfig) -> tuple[str, ...]:
     return Routes(RECEIVERS, routes, PLACES).receivers(incident)
 
 
@@ -35,7 +35,7 @@ def told(incident: Incident, *routes: RouteConfig) -> tuple[str, ...]:
     [(Severity.INFO, ("log",)), (Severity.WARNING, ("chat", "log")), (Severity.CRITICAL, ("chat", "page", "log"))],
 )
 def test_without_routes_each_is_told_from_its_severity_on(severity: Severity, receivers: tuple[str, ...]) -> None:
-    assert told(at("n-train", severity)) == receivers
+    assert receivers_of(at("n-train", severity)) == receivers
 
 
 @pytest.mark.parametrize(
@@ -55,29 +55,32 @@ def test_without_routes_each_is_told_from_its_severity_on(severity: Severity, re
 )
 def test_a_route_matches_by_all_its_keys(route: RouteConfig, fits: bool) -> None:
     nobody = RouteConfig(())
-    assert told(at("n-train"), route, nobody) == (("log",) if fits else ())
+    assert receivers_of(at("n-train"), route, nobody) == (("log",) if fits else ())
 
 
 def test_the_first_that_matches_decides_unless_it_goes_on() -> None:
     first, second = RouteConfig(("page", "chat"), severity=("warning",)), RouteConfig(("log",))
-    assert told(at("n-lab"), first, second) == ("page", "chat")
-    assert told(at("n-lab"), replace(first, continue_=True), second) == ("page", "chat", "log")
-    assert told(at("n-lab"), replace(first, continue_=True), RouteConfig(("chat",), repeat_h=4)) == ("page", "chat")
+    assert receivers_of(at("n-lab"), first, second) == ("page", "chat")
+    assert receivers_of(at("n-lab"), replace(first, continue_=True), second) == ("page", "chat", "log")
+    assert receivers_of(at("n-lab"), replace(first, continue_=True), RouteConfig(("chat",), repeat_h=4)) == (
+        "page",
+        "chat",
+    )
 
 
 def test_a_gap_between_routes_hides_nothing() -> None:
-    assert told(at("n-bare"), RouteConfig(("page",), pool=("lab",))) == ("chat", "log")
+    assert receivers_of(at("n-bare"), RouteConfig(("page",), pool=("lab",))) == ("chat", "log")
 
 
 def test_a_route_that_names_no_severity_leaves_it_to_its_receivers() -> None:
     route = RouteConfig(("chat", "page", "log"))
-    assert told(at("n-lab", Severity.INFO), route) == ("log",)
-    assert told(at("n-lab", Severity.INFO), replace(route, severity=("info",))) == ("chat", "page", "log")
+    assert receivers_of(at("n-lab", Severity.INFO), route) == ("log",)
+    assert receivers_of(at("n-lab", Severity.INFO), replace(route, severity=("info",))) == ("chat", "page", "log")
 
 
 def test_an_incident_of_two_pools_is_of_both() -> None:
     both = replace(at("n-train"), scope="job", node=None, members=(("n-train", 0), ("n-lab", 1)))
-    assert told(both, RouteConfig(("page",), pool=("lab",), severity=("warning",))) == ("page",)
+    assert receivers_of(both, RouteConfig(("page",), pool=("lab",), severity=("warning",))) == ("page",)
 
 
 def test_how_one_is_told_is_said_by_the_first_route_that_names_it() -> None:

@@ -60,8 +60,8 @@ def test_of_several_the_one_that_lasts_longest_and_each_in_its_time() -> None:
     silences.load([silence("short", 10, node=("n1",)), silence("other", 600, node=("n2",))])
     silences.take(silence("long", 60, node=("n1",)))
     silences.take(silence("later", 600, T0 + 2 * HOUR_MS, rack=("r0",)))
-    told = [silences.of(incident, T0 + minutes * 60_000) for minutes in (0, 59, 60, 119, 120)]
-    assert [s and s.id for s in told] == ["long", "long", None, None, "later"]
+    found = [silences.of(incident, T0 + minutes * 60_000) for minutes in (0, 59, 60, 119, 120)]
+    assert [s and s.id for s in found] == ["long", "long", None, None, "later"]
     assert [s.id for s in silences.known(T0)] == ["short", "long", "other", "later"]
     assert [s.id for s in silences.active(T0)] == ["short", "long", "other"]
     silences.take(silence("long", 1, node=("n1",)))  # ended before its time

@@ -28,55 +28,55 @@ def test_what_is_part_of_something_wider_before_its_time_is_told_with_that_alone
     (ops,) = scene.listeners
     nodes = [fault(f"i{n}") for n in range(8)]
     for node in nodes:
-        scene.tell(node)
+        scene.report(node)
         scene.now_ms += 2000
-    scene.tell(*(replace(node, version=2, closed_ms=scene.now_ms) for node in nodes), fault("rack"))
+    scene.report(*(replace(node, version=2, closed_ms=scene.now_ms) for node in nodes), fault("rack"))
     scene.restart()
     scene.now_ms += 30_000
     scene.run()
-    assert ops.heard() == ["opened"]
-    assert ops.heard("rack") == ["opened"]
+    assert ops.received() == ["opened"]
+    assert ops.received("rack") == ["opened"]
     assert {state for _, state in scene.store.states()} == {"grouped", "delivered"}
 
 
 def test_an_opening_that_waits_goes_at_once_when_it_gets_worse_and_else_in_its_time() -> None:
     scene = Scene(routes=WAITING)
     (ops,) = scene.listeners
-    scene.tell(fault("i1"), fault("i2"))
+    scene.report(fault("i1"), fault("i2"))
     scene.now_ms += 10_000
     assert (scene.outbox.delivery.pending, scene.outbox.delivery.oldest_s) == ({"ops": 2}, {"ops": 0}), (
         "no receiver is late here"
     )
-    scene.tell(fault("i1", 2, Severity.CRITICAL))
-    assert (ops.heard("i1"), ops.heard("i2")) == (["opened", "changed"], [])
+    scene.report(fault("i1", 2, Severity.CRITICAL))
+    assert (ops.received("i1"), ops.received("i2")) == (["opened", "changed"], [])
     scene.now_ms += 20_000
     scene.run()
-    scene.tell(fault("i2", 2, closed_ms=scene.now_ms))
-    assert ops.heard("i2") == ["opened", "closed"]
+    scene.report(fault("i2", 2, closed_ms=scene.now_ms))
+    assert ops.received("i2") == ["opened", "closed"]
 
 
 def test_openings_that_wait_are_withdrawn_for_a_mass_event() -> None:
     scene = Scene(routes=WAITING)
     (ops,) = scene.listeners
     held = [replace(incident(node, at_ms=T0), id=node) for node in ("n000", "n001", "n002", "n003", "n004")]
-    scene.tell(*held[:3])
+    scene.report(*held[:3])
     (event,) = Breaker(fleet(64)).note(held, T0 + 5000, replace(OPEN, mass_nodes=5))
-    scene.tell(*held[3:], event)
-    assert ops.heard(event.id) == ["opened"], "it waits for nothing itself"
+    scene.report(*held[3:], event)
+    assert ops.received(event.id) == ["opened"], "it waits for nothing itself"
     scene.now_ms += 60_000
     scene.run()
     assert [body["data"]["id"] for body in ops.got.values()] == [event.id]
     assert {state for kind, state in scene.store.states()} == {"grouped", "delivered"}
     over = [replace(one, version=2, closed_ms=scene.now_ms) for one in (*held, replace(event, version=1))]
-    scene.tell(*over)
-    assert ops.heard() == ["opened", "closed"]
+    scene.report(*over)
+    assert ops.received() == ["opened", "closed"]
 
 
 def test_a_route_may_want_each_incident_of_a_mass_event() -> None:
     scene = Scene(routes=[RouteConfig(("ops",), group=False)])
     held = [replace(incident(node, at_ms=T0), id=node) for node in ("n000", "n001", "n002")]
     (event,) = Breaker(fleet(64)).note(held, T0, replace(OPEN, mass_nodes=3))
-    scene.tell(*held, event)
+    scene.report(*held, event)
     assert len(scene.listeners[0].got) == 4
 
 
@@ -193,17 +193,17 @@ def test_each_receiver_hears_each_transition_once_in_order_and_nothing_is_lost(
     }  # fmt: skip
     for known in history.scene.open.values():
         for listener in history.scene.listeners:
-            heard = listener.heard(known.id)
+            received = listener.received(known.id)
             said = [b["data"]["severity"] for b in listener.got.values() if b["data"]["id"] == known.id]
-            assert heard.count("opened") <= 1
-            assert heard.count("closed") <= 1
-            assert heard[:1] in ([], ["opened"]), "an opening comes first"
-            assert "closed" not in heard[:-1], "and an end last"
+            assert received.count("opened") <= 1
+            assert received.count("closed") <= 1
+            assert received[:1] in ([], ["opened"]), "an opening comes first"
+            assert "closed" not in received[:-1], "and an end last"
             ranks = [SEVERITIES.index(Severity(word)) for word in said if word]
-            news = ranks[:-1] if "closed" in heard else ranks
+            news = ranks[:-1] if "closed" in received else ranks
             assert news == sorted(set(news)), "each news once, and each is worse than the one before"
             rank, least = SEVERITIES.index(known.severity), SEVERITIES.index(listener.min_severity)
             if known.closed_ms is None:
                 assert rank < least or (news and news[-1] >= rank), "how it stands is known in the end"
-            elif heard:
-                assert heard[-1] == "closed" or (known.id, listener.name) in ends_lost
+            elif received:
+                assert received[-1] == "closed" or (known.id, listener.name) in ends_lost

@@ -122,11 +122,11 @@ def groups(guard: GuardLimits) -> list[tuple[str, set[str], int]]:
     for group in ("pool", "rack", "leaf"):
         for name in sorted({getattr(node, group) for node in INDEX.nodes}):
             found.append((group, {node.name for node in INDEX.nodes if getattr(node, group) == name}))
-    told = []
+    limits = []
     for group, nodes in found:
         share, most = getattr(guard, f"{group}_ratio"), getattr(guard, f"{group}_nodes")
-        told.append((group, nodes, min(max(1, math.floor(round(share * len(nodes), 9))), most or len(nodes))))
-    return told
+        limits.append((group, nodes, min(max(1, math.floor(round(share * len(nodes), 9))), most or len(nodes))))
+    return limits
 
 
 def over(run: Run, guard: GuardLimits) -> list[str]:
@@ -280,7 +280,7 @@ MANY = fleet(500, per_rack=8, per_leaf=32, per_pool=250)
 MASS_LIMITS = GuardLimits(per_hour=0)
 
 
-def tell(decisions: list[Decision]) -> Counter[str]:
+def count_outcomes(decisions: list[Decision]) -> Counter[str]:
     return Counter(d.outcome for d in decisions)
 
 
@@ -288,7 +288,7 @@ def test_500_nodes_at_once_end_with_one_question_and_nothing_drained() -> None:
     subject = Decider(MANY, policy("enforce", MASS_LIMITS), "enforce")
     open_ = [incident(node.name) for node in MANY.nodes]
     made, events = decide(subject, open_, 1000)
-    assert tell(made) == {"pending_approval": 1, "held": 500}
+    assert count_outcomes(made) == {"pending_approval": 1, "held": 500}
     (event,) = events
     assert (event.cause, event.scope, len(event.members)) == (MASS, "fleet", 500)
     assert "500 of 500 nodes" in event.summary
@@ -296,7 +296,7 @@ def test_500_nodes_at_once_end_with_one_question_and_nothing_drained() -> None:
     for minute in range(1, 180):
         assert decide(subject, open_, minute * 60_000) == ([], [])  # not even after its quiet time
     other = [*open_, incident("n003", "remap_failed")]
-    assert tell(decide(subject, other, 200 * 60_000)[0]) == {"held": 1}  # nothing goes: too few are healthy
+    assert count_outcomes(decide(subject, other, 200 * 60_000)[0]) == {"held": 1}  # nothing goes: too few are healthy
 
 
 def test_one_after_the_other_no_more_go_than_open_the_breaker() -> None:
@@ -309,8 +309,8 @@ def test_one_after_the_other_no_more_go_than_open_the_breaker() -> None:
         decisions, events = decide(subject, open_, n * 100)
         made += decisions
         versions += events
-    assert tell(made)["act"] == MASS_LIMITS.mass_nodes - 1
-    assert tell(made)["pending_approval"] == 1
+    assert count_outcomes(made)["act"] == MASS_LIMITS.mass_nodes - 1
+    assert count_outcomes(made)["pending_approval"] == 1
     assert len({event.id for event in versions}) == 1
     assert len(versions) <= 2 + 500 * 100 // 10_000
     final = decide(subject, open_, 100_000)[1]
@@ -319,15 +319,15 @@ def test_one_after_the_other_no_more_go_than_open_the_breaker() -> None:
 
 def test_a_gap_in_telemetry_is_no_fault_of_the_nodes() -> None:
     subject = Decider(MANY, policy("enforce", MASS_LIMITS), "enforce")
-    heard, silent = np.ones(500, bool), np.arange(500) >= 200
-    assert decide(subject, [], 0, heard=heard) == ([], [])
-    made, (event,) = decide(subject, [], 10_000, heard=silent)
-    assert (event.cause, tell(made)) == (GAP, {"pending_approval": 1})
-    assert tell(decide(subject, [incident("n300")], 20_000, heard=silent)[0]) == {"held": 1}
+    reporting, silent = np.ones(500, bool), np.arange(500) >= 200
+    assert decide(subject, [], 0, reporting=reporting) == ([], [])
+    made, (event,) = decide(subject, [], 10_000, reporting=silent)
+    assert (event.cause, count_outcomes(made)) == (GAP, {"pending_approval": 1})
+    assert count_outcomes(decide(subject, [incident("n300")], 20_000, reporting=silent)[0]) == {"held": 1}
     after_ms = 10_000 + round(MASS_LIMITS.mass_window_s * 1000)
-    made, (closed,) = decide(subject, [incident("n300")], after_ms, heard=heard)
+    made, (closed,) = decide(subject, [incident("n300")], after_ms, reporting=reporting)
     assert closed.closed_ms == after_ms
-    assert tell(made) == {"expired": 1, "act": 1}
+    assert count_outcomes(made) == {"expired": 1, "act": 1}
 
 
 def answered(subject: Decider, open_: list[Incident], yes: bool) -> list[Decision]:
@@ -344,14 +344,14 @@ def test_a_mass_event_that_a_person_lets_go_on_is_judged_by_the_caps() -> None:
     open_ = [incident(node.name) for node in MANY.nodes]
     decide(subject, open_, 1000)
     assert [d.outcome for d in answered(subject, open_, True)] == ["approved"]
-    assert tell(decide(subject, open_, 31_000)[0]) == {"act": 50}
+    assert count_outcomes(decide(subject, open_, 31_000)[0]) == {"act": 50}
 
 
 def test_a_mass_event_that_a_person_refuses_leaves_its_nodes_alone() -> None:
     subject = Decider(MANY, policy("enforce", MASS_LIMITS), "enforce")
     open_ = [incident(node.name) for node in MANY.nodes]
     decide(subject, open_, 1000)
-    assert tell(answered(subject, open_, False)) == {"rejected": 501}
+    assert count_outcomes(answered(subject, open_, False)) == {"rejected": 501}
     assert decide(subject, open_, 10_000_000) == ([], [])
 
 
@@ -362,14 +362,14 @@ def test_the_breaker_is_open_after_a_restart_too() -> None:
     second = Decider(MANY, policy("enforce", MASS_LIMITS), "enforce")
     second.restore(stored, [*open_, *events])
     assert decide(second, open_, 2000) == ([], [])
-    assert tell(decide(second, [*open_, incident("n400", "remap_failed")], 3000)[0]) == {"held": 1}
+    assert count_outcomes(decide(second, [*open_, incident("n400", "remap_failed")], 3000)[0]) == {"held": 1}
 
 
 def test_few_faults_with_one_cause_open_no_breaker() -> None:
     subject = Decider(MANY, policy("enforce", MASS_LIMITS), "enforce")
     for n in range(12):  # one an hour
         made, events = decide(subject, [incident(MANY.nodes[n * 40].name)], n * 3_600_000)
-        assert (tell(made), events) == ({"act": 1}, [])
+        assert (count_outcomes(made), events) == ({"act": 1}, [])
 
 
 @pytest.mark.parametrize("mode", ["observe", "enforce"])
@@ -381,5 +381,5 @@ def test_the_engine_with_500_dead_gpus_asks_once(mode: str) -> None:
     ]
     outcome = engine.on_events(events, START_MS + 100)
     assert [i.cause for i in outcome.incidents if of_guard(i)] == [MASS]
-    assert tell(list(outcome.decisions)) == {"pending_approval": 1, "held": 500}
+    assert count_outcomes(list(outcome.decisions)) == {"pending_approval": 1, "held": 500}
     assert OPEN.mass_nodes == 0  # the other tests' limits are not these
