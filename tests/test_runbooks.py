@@ -31,13 +31,16 @@ def commands_of(page: Path) -> list[tuple[str, str]]:
     return list(dict.fromkeys((each[1], each[2]) for each in found if each))
 
 
-COMMANDS_OF = {page: commands_of(page) for page in sorted(PAGES) if page.name != "commands.md"}  # which is made out of the parsers
+COMMANDS_OF = {
+    page: commands_of(page) for page in sorted(PAGES) if page.name != "commands.md"
+}  # which is made out of the parsers
 
 
 def test_pages_name_many_commands() -> None:
     assert {program for listed in COMMANDS_OF.values() for program, _ in listed} == {*PARSERS, "drover-agent"}
     assert all(
-        COMMANDS_OF[ROOT / name] for name in ("README.md", "docs/how-to/troubleshoot.md", "docs/runbooks/DroverBlind.md")
+        COMMANDS_OF[ROOT / name]
+        for name in ("README.md", "docs/how-to/troubleshoot.md", "docs/runbooks/DroverBlind.md")
     )
 
 

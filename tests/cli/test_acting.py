@@ -142,7 +142,9 @@ def test_a_check_does_nothing_and_says_what_it_would_meet(scene: Scene, say: Say
     wait_until(lambda: scene.in_engine("n006", Health.DRAINED), "it is drained")
     code, out, _ = say("resume", "n006", "--check", "--json")
     answer = json.loads(out)
-    assert (code, answer["safe"], answer["stage"], answer["validates"]) == (1, False, "drained", None), "it is silent here"
+    assert (code, answer["safe"], answer["stage"], answer["validates"]) == (1, False, "drained", None), (
+        "it is silent here"
+    )
     assert any("not probed since" in line for line in answer["grounds"])
     scene.store.probes.verdicts.write(
         [ProbeVerdict("p1", "n006", 2, False, "hbm_copy", "HBM 9 % slow", T0 + 1, ProbeReason.PERSON)]

@@ -68,7 +68,11 @@ def case(tmp_path: Path) -> Path:
         asked=RecommendedAction.NONE,
         action=RecommendedAction.NONE,
     )
-    incidents = [drain_incident("n000", "xid_79", 1, 10), app, *(drain_incident(f"n{n:03d}", "xid_48", 24, 2) for n in range(10, 18))]
+    incidents = [
+        drain_incident("n000", "xid_79", 1, 10),
+        app,
+        *(drain_incident(f"n{n:03d}", "xid_48", 24, 2) for n in range(10, 18)),
+    ]
     (folder / "incidents.jsonl").write_text("".join(json.dumps(incident_report(i)) + "\n" for i in incidents))
     labels = [
         label("1", "xid", "n000", 1, 10, cause="xid_79"), label("2", "memory", "n020", 30, 5, cause="remap_failed"),

@@ -149,7 +149,9 @@ def test_an_order_is_passed_only_where_all_is_proved(
     state: str, passed: list[bool | None], shown: tuple[str, str]
 ) -> None:
     order = ProbeOrder("p1", "n1", (), "quick", (), ProbeReason.CONFIRM, state, NOW_MS)
-    verdicts = [ProbeVerdict("p1", "n1", gpu, ok, "", "text", NOW_MS, ProbeReason.CONFIRM) for gpu, ok in enumerate(passed)]
+    verdicts = [
+        ProbeVerdict("p1", "n1", gpu, ok, "", "text", NOW_MS, ProbeReason.CONFIRM) for gpu, ok in enumerate(passed)
+    ]
     row = pb.ProbeOrderRow(order_json=to_json(order), verdicts_json=map(to_json, verdicts))
     (cells,) = [line.cells for line in parts.order_rows([row], WHO)]
     assert (cells[0].text, cells[0].badge) == shown

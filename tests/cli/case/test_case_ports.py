@@ -74,4 +74,7 @@ def test_what_an_agent_said_of_its_pci_bus_counts_too(tmp_path: Path) -> None:
     facts = {f"gpu{slot}.nic": f"mlx5_{slot}" for slot in range(4)}
     lines = "".join(json.dumps({"ts": iso(START), "node": name, "inventory": facts}) + "\n" for name in NODES)
     incidents = found(case_of(tmp_path / "c", inventory=lines))
-    assert (incidents["n2 port_flaps"].severity, incidents["n2 port_flaps"].asked) == (Severity.CRITICAL, RecommendedAction.DRAIN)
+    assert (incidents["n2 port_flaps"].severity, incidents["n2 port_flaps"].asked) == (
+        Severity.CRITICAL,
+        RecommendedAction.DRAIN,
+    )

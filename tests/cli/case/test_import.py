@@ -57,7 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [row | {"node": names[0]} for row in ABSENCES]
     (case / "absences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     workloads(case, names[:2])
-    inventories = [{"ts": f"2026-01-01T00:0{n}:00.000Z", "node": names[0], "inventory": {"driver": str(n)}} for n in (1, 2)]
+    inventories = [
+        {"ts": f"2026-01-01T00:0{n}:00.000Z", "node": names[0], "inventory": {"driver": str(n)}} for n in (1, 2)
+    ]
     (case / "inventory.jsonl").write_text("".join(json.dumps(row) + "\n" for row in inventories))
     return case
 

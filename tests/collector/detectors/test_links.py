@@ -20,11 +20,12 @@ from drover_collector.detectors._lib.robust import Grouping
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.links import detector as links
 from drover_collector.detectors.links import ports as links_ports
+from drover_collector.detectors.links.texts import PortFault
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.policy import Policy
-from drover_core.model.events import RecommendedAction, Severity
+from drover_core.model.events import Evidence, RecommendedAction, Severity
 from drover_core.model.fleet import LinkSpec
 from drover_simulator.faults import Fault
 from testbed.link_findings import PORT, Columns, run
@@ -48,6 +49,18 @@ def test_a_port_that_is_down_is_reported_after_20_s_and_drains_after_four_minute
     assert grave.ts_ms - LAG_MS - grave.since_ms == links_ports.DOWN_CRITICAL_MS
     assert grave.action is RecommendedAction.DRAIN
     assert first.job == "812"
+
+
+@pytest.mark.parametrize("storage_first", [True, False])
+def test_the_port_that_a_gpu_needs_decides_whatever_the_order_of_ports(storage_first: bool) -> None:
+    """A listed storage port and a GPU's port are down for as long: the node is drained either way."""
+    compute = PortFault(
+        Severity.CRITICAL, RecommendedAction.DRAIN, "port_down", "mlx5_0 has been down",
+        Evidence("port mlx5_0 has been down", "link_up", 0.0, 1.0), 5,
+    )  # fmt: skip
+    storage = dataclasses.replace(compute, action=RecommendedAction.ADVISE, text="stor0 has been down")
+    faults = [storage, compute] if storage_first else [compute, storage]
+    assert max(faults, key=lambda fault: fault.rank) is compute
 
 
 def test_a_port_that_serves_no_gpu_drains_nothing() -> None:

@@ -47,9 +47,13 @@ class PortFault:
     since_ms: int
 
     @property
-    def rank(self) -> tuple[bool, bool]:
-        """A sort key: critical before warning, then a port that is down or flaps before one with errors."""
-        return self.severity is Severity.CRITICAL, self.cause != "port_errors"
+    def rank(self) -> tuple[bool, bool, bool]:
+        """A sort key: critical before warning, a drain before advice, and errors of a port last."""
+        return (
+            self.severity is Severity.CRITICAL,
+            self.action is RecommendedAction.DRAIN,
+            self.cause != "port_errors",
+        )
 
 
 def of_node(
@@ -128,7 +132,7 @@ def _of_port(
     times = own_flaps(port, k, s)
     flaps = flaps_of(times, end_ms)
     if flaps >= FLAPS_WARNING:
-        first = max(times[0], end_ms - FLAPS_MS)
+        first = min(at for at in times if at >= end_ms - FLAPS_MS)
         text = f"went down {flaps} times in {duration(end_ms - first)}"
         # The evidence spans the first to the last flap: after a restart the flaps are restored from it.
         fact = ("link_downed", float(flaps), 0.0)

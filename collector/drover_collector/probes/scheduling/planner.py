@@ -131,7 +131,7 @@ def fabric_rounds(spec: FleetSpec, among: Collection[str] | None = None) -> list
     """Return pairs of nodes for collectives, in rounds; in one round a node is in at most one pair.
 
     Two rounds pair nodes under the same leaf switch, two pair nodes across leaves. Each round has other partners, so
-    that a bad link between two nodes can be distinguished from a bad node (`probes/judging/groups_of_nodes.py`). A node
+    that a bad link between two nodes can be distinguished from a bad node (`probes/judging/multi_node.py`). A node
     whose leaf is unknown is in no pair.
 
     Args:
