@@ -191,7 +191,7 @@ def get_layout(facts: ApiSnapshot, jobs: bool = False) -> pb.Layout:
 
 
 def get_picture(facts: ApiSnapshot, color_by: str, packed: bool = False) -> pb.Picture:
-    """`packed`: made and compressed once for all consoles and browsers, which pass it on as it is."""
+    """`packed`: made and compressed once for all consoles and browsers, which pass it on unchanged."""
     color_by = color_by or "health"
     if packed:
         return facts.once(("packed picture", color_by), SHORT_S, lambda: _packed_picture(facts, color_by))
