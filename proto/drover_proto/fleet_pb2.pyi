@@ -1264,8 +1264,8 @@ class Series(_message.Message):
     role: _builtins.str
     """value, peers_p10, peers_median, peers_p90"""
     values: _builtins.bytes
-    """float32 little-endian per point, NaN where absent (a gap in the chart, never 0). A counter of microseconds, such as
-    throttle_power_us, begins with 0 at its first point.
+    """float32 little-endian per point, NaN where absent (a gap in the chart, never 0). In the role value a counter of
+    microseconds, such as throttle_power_us, begins with 0 at its first point.
     """
     def __init__(
         self,

@@ -14,7 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
+from drover_cli.commands import policy_table
+from drover_cli.commands.policy_table import HEALTHY, SICK, Table
 from drover_cli.main import main
+from drover_cli.scoring.score import Label
+from drover_collector.policy.backtest import Backtest, Outage
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
     Audit,
@@ -163,6 +167,43 @@ def test_backtest_counts_what_two_policies_would_have_done(case: Path, capsys: p
     assert line.split()[1:6] == ["n039", "nothing", "drain", "-", "8.0"]
     assert "healthy: xid/app_crash" in line
     assert "xid_31 on n039." in line, "the evidence"
+
+
+def outage(from_h: float, to_h: float) -> Outage:
+    from_ms, to_ms = (T0 + round(hour * HOUR_MS) for hour in (from_h, to_h))
+    return Outage("n1", 8, RecommendedAction.DRAIN, "fatal XID", from_ms, ["i1"], to_ms)
+
+
+def compared(old: list[Outage], new: list[Outage], fault_h: tuple[float, float]) -> Table:
+    """Two policies and one fault of n1."""
+    start_ms, end_ms = (T0 + round(hour * HOUR_MS) for hour in fault_h)
+    label = Label("f1", "xid", (("n1", 0),), start_ms, end_ms, "fallen_off_bus", True)
+    results = [Backtest(name, outages=found, until_ms=T0 + 9 * HOUR_MS) for name, found in (("a", old), ("b", new))]
+    return Table((results[0], results[1]), [replace(incident("n1", "xid_79", T0, 1), id="i1")], [label])
+
+
+def test_each_policy_is_judged_by_when_it_took_the_node_out_itself() -> None:
+    """The old one came after the fault had ended, the new one within it."""
+    table = compared([outage(4, 5)], [outage(2, 3)], (1.9, 3))
+    assert [table.times_out(0, word) for word in (SICK, HEALTHY)] == [0, 1]
+    assert [table.times_out(1, word) for word in (SICK, HEALTHY)] == [1, 0]
+    assert table.drains[0].truth_text == "sick: xid/fallen_off_bus", "at the earlier of both"
+
+
+@pytest.mark.parametrize(("out", "missed"), [((1, 4), 0), ((1, 1.9), 1), ((2.5, 9), 0), ((4, 5), 1)])
+def test_a_fault_is_missed_unless_its_node_was_out_during_it(out: tuple[float, float], missed: int) -> None:
+    table = compared([outage(*out)], [], (2, 3))
+    assert [len(table.missed(number)) for number in (0, 1)] == [missed, 1]
+
+
+def test_only_what_json_has_too_is_said_to_be_there(
+    case: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_table, "SHOWN", 1)
+    assert main(["policy", "backtest", "strict", "--case", str(case)]) == 0
+    held = capsys.readouterr().out.partition("held back under")[2]
+    assert "1 of 8 shown" in held
+    assert "--json" not in held
 
 
 def test_backtest_of_what_nobody_knows_the_truth_of_claims_none(case: Path, capsys: pytest.CaptureFixture[str]) -> None:

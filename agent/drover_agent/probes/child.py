@@ -6,12 +6,14 @@ stdin: one JSON line, the request (`runner.Request`). stdout: JSON lines, in thi
     for each probe:
         {"kind": "start", "probe"}
         {"kind": "progress", "text"}, {"kind": "result", ...}   any number of both
-        {"kind": "error", "probe", "text"}        it raised an error that is no result
-        {"kind": "unmeasured", "probe", "text"}   there was not enough memory
+        at most one of these, if the probe did not finish:
+            {"kind": "error", "probe", "text"}        it raised an unexpected error
+            {"kind": "unmeasured", "probe", "text"}   there was not enough memory
     {"kind": "end", "stopped": bool}
 
-Or one line alone: {"kind": "unfit", "text"}, this installation cannot use GPUs; {"kind": "unseen", "number"}, CUDA does
-not see that GPU. SIGTERM ends the process between two measurements. What libraries print goes to stderr.
+Or one line alone: {"kind": "unfit", "text"}, this installation cannot use GPUs; {"kind": "unseen", "number"}, the place
+in the request of the first GPU that CUDA does not see. SIGTERM ends the process between two measurements. What
+libraries print goes to stderr.
 """
 
 from __future__ import annotations
@@ -62,9 +64,8 @@ def main() -> int:
         if why := unfit(torch):
             _send(lines, "unfit", text=why)
             return 0
-        if (seen := torch.cuda.device_count()) < len(
-            request["gpus"]
-        ):  # CUDA's list ends before the first GPU that it cannot use
+        # CUDA's list ends before the first GPU that it cannot use.
+        if (seen := torch.cuda.device_count()) < len(request["gpus"]):
             _send(lines, "unseen", number=seen)
             return 0
     found = devices(torch, request["gpus"], request.get("cpus", 1))
@@ -74,7 +75,8 @@ def main() -> int:
             break
         _send(lines, "start", probe=name)
         context = _context(torch, request, name, found, lines, stop)
-        stop.requested |= not _run(context, name, lines)
+        if not _run(context, name, lines):
+            stop.requested = True
         if request["gpus"]:
             _free_cached_memory(torch)
     _send(lines, "end", stopped=stop.requested)
@@ -152,7 +154,7 @@ def _run(context: Context, name: str, lines: TextIO) -> bool:
     except InterruptedError:
         return False
     except (getattr(context.torch, "OutOfMemoryError", MemoryError), MemoryError) as error:
-        # Other processes use the memory; the device is not at fault.
+        # Other processes probably hold the memory, so this says nothing against the device.
         text = f"not enough memory: {str(error).splitlines()[0] if str(error) else 'of the host'}"
         _send(lines, "unmeasured", probe=name, text=text)
     except Exception as error:  # noqa: BLE001  # such as an error of the device; the other probes go on

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from drover_core.model.events import Decision, Incident
     from drover_proto.fleet_pb2 import ActionLine
 
-SHOWN = 40  # lines of a table; --json has all
+SHOWN = 40  # lines of a table
 WITHOUT_DRAIN = frozenset({"risk", "idle", "drift"})  # kinds of faults that nobody drains for
 SICK, HEALTHY = "sick", "healthy"
 
@@ -97,7 +97,8 @@ class Table:
                 self.results[0].outcome(incident.id) if pair[0] is None else pair[0].wanted.value,
                 self.results[1].outcome(incident.id) if pair[1] is None else pair[1].wanted.value,
             )
-            drains.append(Drain(one.node, incident, pair, outcomes, self.truth(one.node, one.from_ms)))
+            from_ms = min(outage.from_ms for outage in pair if outage is not None)
+            drains.append(Drain(one.node, incident, pair, outcomes, self.truth(one.node, from_ms)))
         return sorted(drains, key=lambda drain: (drain.from_ms, drain.node))
 
     def truth(self, node: str, at_ms: int) -> tuple[str, str]:
@@ -111,18 +112,18 @@ class Table:
         return HEALTHY, f"{there[0].kind}/{there[0].cause}" if there else ""
 
     def times_out(self, number: int, state: str) -> int:
-        """Return how often policy `number` took out a node in that state (SICK, HEALTHY)."""
-        return sum(drain.truth[0] == state for drain in self.drains if drain.outages[number] is not None)
+        """Return how often policy `number` took out a node that was in that state (SICK, HEALTHY) then."""
+        return sum(self.truth(outage.node, outage.from_ms)[0] == state for outage in self.results[number].outages)
 
     def missed(self, number: int) -> list[Label]:
-        """Return the faults whose nodes all stayed in service under policy `number`."""
+        """Return the faults whose nodes all stayed in service during the fault under policy `number`."""
         outages = self.results[number].outages
         return [
             label
             for label in self.labels or ()
             if label.hardware
             and label.kind not in WITHOUT_DRAIN
-            and not any(_holds(label, o.from_ms) and any(n == o.node for n, _ in label.members) for o in outages)
+            and not any(_overlaps(label, o) and any(n == o.node for n, _ in label.members) for o in outages)
         ]
 
     def json(self) -> dict[str, Any]:
@@ -263,7 +264,8 @@ def _show_held(result: Backtest) -> None:
         print(f"\nheld back under {result.policy}:")
         rows = [[when(d.ts_ms), d.node, d.wanted, d.reason] for d in held.values()]
         print_table(["WHEN", "NODE", "WANTED", "WHY"], rows[:SHOWN])
-        _more(len(rows))
+        if len(rows) > SHOWN:
+            print(f"{SHOWN} of {len(rows)} shown")
 
 
 def _more(count: int) -> None:
@@ -277,6 +279,11 @@ def _same(a: Outage, b: Outage) -> bool:
 
 def _holds(label: Label, at_ms: int) -> bool:
     return label.start_ms - EARLY_MS <= at_ms and (label.end_ms is None or at_ms <= label.end_ms + LATE_MS)
+
+
+def _overlaps(label: Label, outage: Outage) -> bool:
+    ended = outage.to_ms is not None and outage.to_ms < label.start_ms - EARLY_MS
+    return not ended and (label.end_ms is None or outage.from_ms <= label.end_ms + LATE_MS)
 
 
 def _lasted(incident: Incident) -> str:

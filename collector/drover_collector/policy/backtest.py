@@ -1,9 +1,10 @@
 """What a policy would have decided about past incidents. Pure.
 
 It reads incidents, not samples: detection does not depend on the policy. Each incident has its final state (worst
-severity, surest cause) from its opening to its closing. A node that is taken out stays out until the incident closes:
-nobody knows how long its repair would have taken. So the counts are what the policy would have asked for, and its
-GPU-hours serve to compare policies; they predict nothing.
+severity, surest cause) from its opening to its closing. A node that is taken out stays out until its incidents close:
+nobody knows how long its repair would have taken. Decisions are made only when an incident opens or closes. So one that
+the guard holds is not tried again in between, as a live collector would do. The counts are what the policy would have
+asked for, and its GPU-hours serve to compare policies; they predict nothing.
 """
 
 from __future__ import annotations

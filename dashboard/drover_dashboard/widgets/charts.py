@@ -163,7 +163,7 @@ def _shares(chart: Chart) -> Chart:
             known = np.flatnonzero(np.isfinite(line.values))
             grown = np.diff(line.values[known].astype("f8"))
             with np.errstate(divide="ignore", invalid="ignore"):
-                share = np.minimum(grown / np.diff(chart.times_ms[known]) / 10, 100)  # us of ms, in percent
+                share = np.minimum(100 * grown / (1000 * np.diff(chart.times_ms[known])), 100)
             values = np.full(len(line.values), np.nan, "f4")
             values[known[1:]] = np.where(grown >= 0, share, np.nan)  # less than before: the counter restarted
             lines.append(replace(line, values=values))

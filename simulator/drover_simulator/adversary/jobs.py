@@ -1,8 +1,8 @@
 """Draw jobs that start, stop and overlap, and the work that each of their GPUs does by design.
 
 Patterns: `data` (equal ranks), `tensor` (data parallel over nodes whose GPUs share every layer: much NVLink),
-`pipeline` (stages of different work), `expert` (mixture of experts: varying shares of work), `inference` (independent
-replicas, with the day's rhythm). Mix, step parts and durations are assumed; sizes are powers of two, as in schedulers
+`pipeline` (stages of different work), `expert` (mixture of experts: more exchange; all experts are equal), `inference`
+(independent replicas, with the day's rhythm). Mix, step parts and durations are assumed; sizes are powers of two, as in schedulers
 of training clusters, up to 2,048 GPUs.
 """
 
@@ -18,7 +18,7 @@ from drover_simulator.hardware import Floats, Hardware, Ints
 from drover_simulator.workload import Profile
 
 LARGEST_JOB_NODES = 256
-IDLE_SHARE = (0.02, 0.15)  # of a pool's nodes: they have no job
+IDLE_SHARE = (0.02, 0.15)  # of a pool's nodes: no job starts once so few are free, but the last job may take these too
 WARM_UP_S = (60.0, 600.0)  # loading and compiling: the job holds its GPUs, and no kernel runs
 TRAINING = ("data", "tensor", "pipeline", "expert")
 

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -43,6 +44,32 @@ def test_a_run_that_goes_well_has_its_results_and_its_progress() -> None:
     assert (report.end, report.detail, report.probe) == (End.DONE, "", "")
     assert [(r.probe, r.value) for r in report.results] == [("gemm_bf16", 1.0)]
     assert told == ["gemm_bf16", "  cpu: bf16 128"]
+
+
+STOPPED_AT_ITS_END = """
+import os, signal, sys, types
+sys.modules["torch"] = types.ModuleType("torch")
+from drover_agent.probes import child
+from drover_agent.probes.base import Result
+
+def run(context, name):
+    yield Result(name, None, 1.0, "")
+    os.kill(os.getpid(), signal.SIGTERM)  # after its last look at `stopping`
+
+child.importlib = types.SimpleNamespace(import_module=lambda _: types.SimpleNamespace(run=run))
+sys.exit(child.main())
+"""
+
+
+def test_a_stop_that_comes_while_a_probe_ends_is_not_lost() -> None:
+    request = {"gpus": [], "probes": ["gemm_bf16", "sdc"], "level": "quick", "folder": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_AT_ITS_END],
+        input=json.dumps(request) + "\n", capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["probe"] for line in lines if line["kind"] == "start"] == ["gemm_bf16"]
+    assert lines[-1] == {"kind": "end", "stopped": True}
 
 
 def test_a_hang_names_the_probe_and_the_gpu_by_its_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def subject(opened: Store) -> Iterator[Fleet]:
 def test_a_silenced_incident_is_found_decided_and_shown_and_nobody_is_told(subject: Fleet) -> None:
     made = subject.ask(rack=["r0"])
     silenced, other = subject.fault("n001"), subject.fault("n005")
-    wait_until(lambda: subject.listener.received(other) == ["opened"], "the other is told")
+    wait_until(lambda: subject.listener.received(other) == ["opened"], "the other is sent")
     assert subject.listener.received(silenced) == []
     assert [outcome for outcome, _ in subject.decisions(silenced)] == ["act"], "only messages are muted"
     text = "silenced by anna until 2027-01-15T10:00:00Z: new firmware"
@@ -145,7 +145,7 @@ def test_when_it_is_over_what_is_left_is_told_also_after_a_restart(subject: Flee
         wait_until(lambda: len(again.listener.got) == 1, "another is told")
         again.now_ms += 3 * HOUR_MS
         again.pipeline.saving._sweep()
-        wait_until(lambda: again.listener.received(id_) == ["opened"], "told when the silence is over")
+        wait_until(lambda: again.listener.received(id_) == ["opened"], "sent when the silence is over")
     finally:
         again.stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 
 import numpy as np
 import pytest
@@ -20,12 +21,13 @@ from drover_collector.detectors._lib.robust import Grouping
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.links import detector as links
 from drover_collector.detectors.links import ports as links_ports
-from drover_collector.detectors.links.texts import PortFault
+from drover_collector.detectors.links import texts
+from drover_collector.detectors.links.ports import Port, PortState
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.policy import Policy
-from drover_core.model.events import Evidence, RecommendedAction, Severity
+from drover_core.model.events import RecommendedAction, Severity
 from drover_core.model.fleet import LinkSpec
 from drover_simulator.faults import Fault
 from testbed.link_findings import PORT, Columns, run
@@ -51,16 +53,35 @@ def test_a_port_that_is_down_is_reported_after_20_s_and_drains_after_four_minute
     assert first.job == "812"
 
 
-@pytest.mark.parametrize("storage_first", [True, False])
-def test_the_port_that_a_gpu_needs_decides_whatever_the_order_of_ports(storage_first: bool) -> None:
-    """A listed storage port and a GPU's port are down for as long: the node is drained either way."""
-    compute = PortFault(
-        Severity.CRITICAL, RecommendedAction.DRAIN, "port_down", "mlx5_0 has been down",
-        Evidence("port mlx5_0 has been down", "link_up", 0.0, 1.0), 5,
-    )  # fmt: skip
-    storage = dataclasses.replace(compute, action=RecommendedAction.ADVISE, text="stor0 has been down")
-    faults = [storage, compute] if storage_first else [compute, storage]
-    assert max(faults, key=lambda fault: fault.rank) is compute
+@pytest.mark.parametrize("names", [("stor0", "mlx5_0"), ("mlx5_0", "stor0")])
+def test_the_port_that_a_gpu_needs_decides_whatever_the_order_of_ports(names: tuple[str, str]) -> None:
+    """A listed storage port and a GPU's port of n07 go down together, while those of other nodes work."""
+    state, reported = None, []
+
+    def change(number: int, link: Columns) -> None:
+        link["link_up"] = np.array([1.0] * 14 + [0.0 if number else 1.0] * 2)
+
+    spec = small_fleet(8).spec
+    ports = tuple(LinkSpec(name, gpu=0 if name == "mlx5_0" else -1, leaf="leaf0") for name in names)
+    nodes = tuple(dataclasses.replace(node, links=ports) for node in spec.nodes)
+    for window, now_ms in play(FleetIndex(dataclasses.replace(spec, nodes=nodes)), 30, links=change):
+        findings, state = links.detect(window, state, now_ms)
+        reported += findings
+    assert (reported[-1].node, reported[-1].severity) == ("n07", Severity.CRITICAL)
+    assert reported[-1].action is RecommendedAction.DRAIN
+    assert reported[-1].summary.startswith("Port mlx5_0 has been down")
+
+
+def test_flaps_are_timed_from_the_first_of_the_last_three_hours() -> None:
+    """An older one is remembered, and no longer counted."""
+    minute, window = 60_000, next(window for window, _ in play(small_fleet(8, ports=8), 1))
+    end_ms = window.newest.end_ms
+    flapped = PortState(
+        flaps={0: deque(end_ms - minutes * minute for minutes in (240, 10, 5, 1))}, errs=np.zeros(1, np.int64)
+    )
+    (found,) = texts._of_port(Port(0, "mlx5_0", "leaf0", 0), 0, flapped, False, {}, window)
+    assert found.text == "mlx5_0 went down 3 times in 10 min"
+    assert found.since_ms == end_ms - 10 * minute
 
 
 def test_a_port_that_serves_no_gpu_drains_nothing() -> None:

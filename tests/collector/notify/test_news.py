@@ -124,7 +124,7 @@ def test_news_wait_behind_an_opening_that_waits_and_are_not_sent_without_it() ->
     send_updates(scene, replace(ASKED, incident_id="i2"))
     scene.report(fault("i2", 2, closed_ms=scene.now_ms))
     scene.wait(5)
-    assert ops.received("i2") == [], "it was over before it was told of"
+    assert ops.received("i2") == [], "it was over before anybody was notified"
 
 
 def test_what_a_receiver_does_not_take_is_tried_again_and_given_up_without_more() -> None:
@@ -137,7 +137,7 @@ def test_what_a_receiver_does_not_take_is_tried_again_and_given_up_without_more(
     assert scene.store.states() == [("opened", "delivered"), ("asks", "failed")]
     ops.answer = Delivery(True)
     scene.wait(600)
-    assert ops.received() == ["opened"], "old news is told by nothing else"
+    assert ops.received() == ["opened"], "nothing else sends old news"
 
 
 def test_told_from_memory_while_the_store_fails_it_is_not_told_again() -> None:

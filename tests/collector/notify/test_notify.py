@@ -271,7 +271,7 @@ def test_what_is_told_from_memory_meanwhile_does_not_wait_again_in_the_store(
     with monkeypatch.context() as patched:
         patched.setattr(store.outbox, "of_incidents", hangs)
         assert outbox.enqueue([INCIDENT, other]) == 1
-    until(lambda: len(receiver.got) == 2, "the other is told")
+    until(lambda: len(receiver.got) == 2, "the other is sent")
     assert states(store) == [("delivered", 1)], "else it is sent again after a restart"
 
 

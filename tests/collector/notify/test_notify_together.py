@@ -107,12 +107,12 @@ def test_an_incident_lives_in_a_real_alertmanager_over_a_restart_of_the_collecto
             second.sweep({"i1": worse})
             return bool(real.alerts()) and real.alerts()[0]["endsAt"] > ends
 
-        wait_until(is_sent_again, "told again, so that it does not expire")
+        wait_until(is_sent_again, "sent again, so that it does not expire")
         assert severities() == ["critical"]
         assert len(store.outbox.of_incidents("i1")) == 2, "what only says the same again is not stored"
         second.enqueue([dataclasses.replace(worse, closed_ms=time.time_ns() // 1_000_000, version=3)])
         wait_until(lambda: severities() == [], "over")
-        wait_until(lambda: _alerts_received(hook) == [("critical", "resolved")], "and people are told so")
+        wait_until(lambda: _alerts_received(hook) == [("critical", "resolved")], "and people are notified")
 
 
 def _alerts_received(hook: HttpReceiver) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ def test_what_is_told_and_what_is_not() -> None:
     assert transition(fault(action=RecommendedAction.DRAIN), replace(state, unsent="grouped"), TO) == "incident.opened"
     assert transition(fault(severity=Severity.INFO, action=RecommendedAction.NONE), state, TO) is None
     assert transition(fault(closed_ms=5), state, TO) == "incident.closed"
-    assert transition(fault(closed_ms=5), state, None) == "incident.closed", "whoever heard of the opening"
+    assert transition(fault(closed_ms=5), state, None) == "incident.closed", "who was notified of the opening"
     assert transition(fault(closed_ms=5), replace(state, closed=True), TO) is None
     assert transition(fault(closed_ms=5), None, TO) is None, "it was never told of: nothing to take back"
     assert transition(fault(version=3), replace(state, closed=True), TO) == "incident.opened"
@@ -156,7 +156,7 @@ def test_what_was_told_while_the_store_failed_and_is_known_again_goes_on(tmp_pat
     scene.restart(known=[])
     scene.report(fault(version=2))
     scene.wait(30)
-    assert listener.received() == ["opened"], "and it is not told again"
+    assert listener.received() == ["opened"], "and it is not sent again"
     scene.report(fault(version=3, closed_ms=scene.now_ms))
     assert listener.received() == ["opened", "closed"]
 

@@ -20,8 +20,9 @@ from drover_core.model.events import (
 from drover_core.model.fleet import FleetSpec
 
 DAY_MS = 86_400_000
-AGAIN_MS = 1_800_000  # a suspicion that could not be probed is tried again after this long, while it stands
-# By cause: the probes of level `quick`, and those that load a GPU for minutes, since only this shows heat.
+AGAIN_MS = 1_800_000  # a suspect is probed again after this long while its incident is open, whatever the last one said
+# By cause, in place of the level's own probes: with the soak, since heat shows only under load that lasts. The level
+# says how long: at `quick` only seconds.
 _PROBES_OF_CAUSE = {"thermal": ("gemm_bf16", "hbm_copy", "sdc", "soak"), "cooling": ("gemm_bf16", "sdc", "soak")}
 
 
@@ -132,7 +133,7 @@ def fabric_rounds(spec: FleetSpec, among: Collection[str] | None = None) -> list
 
     Two rounds pair nodes under the same leaf switch, two pair nodes across leaves. Each round has other partners, so
     that a bad link between two nodes can be distinguished from a bad node (`probes/judging/multi_node.py`). A node
-    whose leaf is unknown is in no pair.
+    whose leaf is unknown is in no pair. With an odd number of nodes, one that is alone under its leaf may be in none.
 
     Args:
         among: only these nodes; None: all with GPUs.

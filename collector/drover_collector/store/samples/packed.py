@@ -23,7 +23,7 @@ class Packed:
 
     Attributes:
         names: metrics that at least one row has.
-        nbytes: bytes of all columns.
+        nbytes: of the ids, times, counts and columns.
     """
 
     def __init__(self, batch: SampleBatch, present: npt.NDArray[np.uint16]) -> None:
