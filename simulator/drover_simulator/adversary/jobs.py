@@ -2,8 +2,8 @@
 
 Patterns: `data` (equal ranks), `tensor` (data parallel over nodes whose GPUs share every layer: much NVLink),
 `pipeline` (stages of different work), `expert` (mixture of experts: more exchange; all experts are equal), `inference`
-(independent replicas, with the day's rhythm). Mix, step parts and durations are assumed; sizes are powers of two, as in schedulers
-of training clusters, up to 2,048 GPUs.
+(independent replicas, with the day's rhythm). Mix, step parts and durations are assumed; sizes are powers of two, as in
+schedulers of training clusters, up to 2,048 GPUs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from drover_core.model.events import (
 from drover_core.model.fleet import FleetSpec
 
 DAY_MS = 86_400_000
-AGAIN_MS = 1_800_000  # a suspect is probed again after this long while its incident is open, whatever the last one said
+AGAIN_MS = 1_800_000  # while its incident is open a suspect is probed again after this long, whatever came before
 # By cause, in place of the level's own probes: with the soak, since heat shows only under load that lasts. The level
 # says how long: at `quick` only seconds.
 _PROBES_OF_CAUSE = {"thermal": ("gemm_bf16", "hbm_copy", "sdc", "soak"), "cooling": ("gemm_bf16", "sdc", "soak")}
