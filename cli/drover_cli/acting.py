@@ -7,6 +7,7 @@ import argparse
 from drover_cli import client
 from drover_cli.output import plain, print_json
 from drover_core.model.reports import job_label
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 ADMIN = "an admin's certificate is needed to do it all the same"
@@ -25,11 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser, force: str) -> None:
 
 def run(args: argparse.Namespace, act: str) -> int:
     """0: done, or under way, or nothing against it; 1: it failed, or something is against it: the answer says what."""
-    with client.connect(args) as stub:
+    with client.connect(args) as fleet:
         if args.check:
-            return _checked(stub.PreviewAct(pb.ActRequest(node=args.node, act=act), timeout=DEADLINE_S), args, act)
+            return _checked(
+                fleet.call(methods.PREVIEW_ACT, pb.ActRequest(node=args.node, act=act), DEADLINE_S), args, act
+            )
         request = pb.ActRequest(node=args.node, act=act, why=args.why, force=args.force)
-        reply = stub.ActOnNode(request, timeout=DEADLINE_S)
+        reply = fleet.call(methods.ACT_ON_NODE, request, DEADLINE_S)
     if args.json:
         print_json({"node": args.node, "act": act, "id": reply.action_id, "state": reply.state, "detail": reply.detail})
     else:

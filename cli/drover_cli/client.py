@@ -1,4 +1,4 @@
-"""The Fleet API for commands: a stub with a deadline on every call, and errors as one line."""
+"""The Fleet API for commands: a deadline on every call, and errors as one line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from drover_cli.arguments import address
 from drover_cli.errors import CliError, NotFoundError, RefusedError, UnreachableError
 from drover_core import x509
 from drover_proto.call_errors import reason_of
-from drover_proto.fleet_pb2_grpc import FleetStub
+from drover_proto.fleet_methods import FleetMethod
+
+Q = TypeVar("Q", bound=Message)
+R = TypeVar("R", bound=Message)
 
 DEFAULT = "127.0.0.1:7302"
 DEADLINE_S = 15.0
@@ -27,6 +31,29 @@ ERRORS: dict[grpc.StatusCode, type[CliError]] = {
 }
 # Said once in a shell, or in its profile, and not with each command: at 3 a.m. nobody types four paths.
 COLLECTOR, CA, CERT, KEY = "DROVER_COLLECTOR", "DROVER_CA", "DROVER_CERT", "DROVER_KEY"
+
+
+class FleetClient:
+    """The methods of the table (fleet_methods.py) over one channel, blocking."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def call(self, method: FleetMethod[Q, R], request: Q, deadline_s: float = DEADLINE_S) -> R:
+        """Return the reply.
+
+        Raises:
+            grpc.RpcError: the collector refuses, or does not answer in time.
+        """
+        return method.of(self._channel)(request, timeout=deadline_s)
+
+    def stream(self, method: FleetMethod[Q, R], request: Q, deadline_s: float) -> Iterator[R]:
+        """Yield the replies of a method that streams them.
+
+        Raises:
+            grpc.RpcError: as for `call`.
+        """
+        return iter(method.stream_of(self._channel)(request, timeout=deadline_s))
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: str | None = DEFAULT) -> None:
@@ -59,8 +86,8 @@ def tls_files(args: argparse.Namespace) -> list[Path]:
 
 
 @contextmanager
-def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
-    """A stub of the collector that `args` name.
+def connect(args: argparse.Namespace) -> Iterator[FleetClient]:
+    """Yield a client of the collector that `args` name.
 
     Raises:
         UnreachableError: nothing answers there, or it cannot now. RefusedError, NotFoundError, CliError: it answers
@@ -80,7 +107,7 @@ def connect(args: argparse.Namespace) -> Iterator[FleetStub]:
     else:
         channel = grpc.insecure_channel(args.collector, options)
     try:
-        yield FleetStub(channel)
+        yield FleetClient(channel)
     except grpc.RpcError as error:
         raise _cli_error(error, args, troubles) from None
     finally:

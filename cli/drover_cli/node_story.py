@@ -13,8 +13,8 @@ from drover_cli.days import named
 from drover_cli.output import plain, print_json, say, when
 from drover_core.model.events import Audit, Incident, from_json
 from drover_core.model.reports import incident_report
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.incident_timeline import TimelineEntry, build_timeline
 
 DAY_MS = 86_400_000
@@ -30,25 +30,25 @@ class Story:
     moments: tuple[tuple[TimelineEntry, str], ...]  # oldest first, each with its incident's id or ""
 
 
-def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
+def of_node(fleet: client.FleetClient, node: str, from_ms: int, to_ms: int) -> Story:
     """Of [from_ms, to_ms): what happened then, of incidents that were open then.
 
     Raises:
         grpc.RpcError: no such node, or no answer.
     """
     asked_of = pb.NodeRequest(node=node, health_from_ms=from_ms, health_to_ms=to_ms)
-    detail_of_node = stub.GetNode(asked_of, timeout=client.DEADLINE_S)
+    detail_of_node = fleet.call(methods.GET_NODE, asked_of)
     row = detail_of_node.row
-    reply = stub.ListIncidents(
-        pb.ListIncidentsRequest(state="all", node=node, since_ms=from_ms, limit=LISTED), timeout=client.DEADLINE_S
+    reply = fleet.call(
+        methods.LIST_INCIDENTS, pb.ListIncidentsRequest(state="all", node=node, since_ms=from_ms, limit=LISTED)
     )
     found = [i for i in (from_json(Incident, text) for text in reply.incidents_json) if i.since_ms < to_ms]
-    done = stub.ListActions(pb.ActionsRequest(node=node, limit=LISTED), timeout=client.DEADLINE_S)
+    done = fleet.call(methods.LIST_ACTIONS, pb.ActionsRequest(node=node, limit=LISTED))
     acted = {line.incident_id for line in done.actions}
     moments: list[tuple[TimelineEntry, str]] = []
     detailed = sorted(found, key=lambda i: (i.id not in acted, -i.opened_ms))[:MOST_DETAILED]
     for incident in detailed:
-        detail = stub.GetIncident(pb.IncidentRequest(id=incident.id), timeout=client.DEADLINE_S)
+        detail = fleet.call(methods.GET_INCIDENT, pb.IncidentRequest(id=incident.id))
         moments.append(
             (TimelineEntry(incident.since_ms, "incident", f"{incident.summary} [{incident.id}]"), incident.id)
         )
@@ -56,7 +56,7 @@ def of_node(stub: FleetStub, node: str, from_ms: int, to_ms: int) -> Story:
     moments += [(_action(line), "") for line in done.actions if line.incident_id not in {i.id for i in detailed}]
     moments += _health(node, _without_repeats(detail_of_node.health))
     asked = pb.AuditRequest(since_ms=from_ms, subject=node, limit=LISTED)
-    lines = stub.ListAudit(asked, timeout=client.DEADLINE_S).audit_json
+    lines = fleet.call(methods.LIST_AUDIT, asked).audit_json
     moments += [(_audit(from_json(Audit, text)), "") for text in lines]
     once = dict.fromkeys(m for m in moments if from_ms <= m[0].ts_ms < to_ms)  # an act is in the audit of both
     inside = sorted(once, key=lambda m: m[0].ts_ms)

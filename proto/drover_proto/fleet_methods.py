@@ -1,8 +1,8 @@
 """The methods of the Fleet service: who may call each, what it does, and how long a caller waits.
 
-The collector's servicer and authorization, the console's client and docs/reference/fleet-api.md are made from this
-table. A method without roles cannot be written: `roles` has no default, and the table is compared with fleet.proto on
-import.
+The collector's servicer and authorization, the clients of console and command line, and docs/reference/fleet-api.md
+are made from this table. A method without roles cannot be written: `roles` has no default, and the table is compared
+with fleet.proto on import.
 """
 
 from __future__ import annotations
@@ -62,6 +62,12 @@ class FleetMethod(Generic[Q, R]):
     def of(self, channel: grpc.Channel) -> grpc.UnaryUnaryMultiCallable[Q, R]:
         """Return the method as a blocking call over `channel`."""
         return channel.unary_unary(
+            self.path, request_serializer=self.request.SerializeToString, response_deserializer=self.reply.FromString
+        )
+
+    def stream_of(self, channel: grpc.Channel) -> grpc.UnaryStreamMultiCallable[Q, R]:
+        """Return a method that streams its replies as a call over `channel`."""
+        return channel.unary_stream(
             self.path, request_serializer=self.request.SerializeToString, response_deserializer=self.reply.FromString
         )
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from drover_cli import client
 from drover_cli.main import main
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 
 NAN = float("nan")
 ROW = pb.JobRow(job="t\x1b1", gpus=16, nodes=2, since_ms=1_800_000_000_000, severity="warning", hurt="n1 is slow")
@@ -27,20 +25,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     power = pb.JobMetric(metric="power_w", values=array("f", [550, NAN]).tobytes())
     detail = pb.JobDetail(row=ROW, gpus=gpus, metrics=[clocks, power], absent=["steps: nothing reports them"])
 
-    class Stub:
-        def ListJobs(self, request: pb.ListJobsRequest, timeout: float) -> pb.JobList:
+    class Stub(FleetStandIn):
+        def ListJobs(self, request: pb.ListJobsRequest) -> pb.JobList:
             requests.append(request)
             return pb.JobList(jobs=[] if request.ended else [ROW], total=1)
 
-        def GetJob(self, request: pb.JobRequest, timeout: float) -> pb.JobDetail:
+        def GetJob(self, request: pb.JobRequest) -> pb.JobDetail:
             requests.append(request)
             return detail
 
-    @contextlib.contextmanager
-    def connect(args: object) -> Iterator[Stub]:
-        yield Stub()
-
-    monkeypatch.setattr(client, "connect", connect)
+    Stub().install(monkeypatch)
     return requests
 
 

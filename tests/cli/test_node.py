@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
-from drover_cli import client
 from drover_cli.main import main
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 
 NOW_MS = 1_795_320_000_000
 VALUES = {
@@ -32,16 +30,12 @@ def detail(monkeypatch: pytest.MonkeyPatch) -> pb.NodeDetail:
     row = pb.NodeRow(name="n1", health="confirmed", rack="r1", last_seen_ms=NOW_MS, reason="GPU 1 is lost")
     made = pb.NodeDetail(row=row, gpus=[well, gone])
 
-    class Stub:
-        def GetNode(self, request: pb.NodeRequest, timeout: float) -> pb.NodeDetail:
+    class Stub(FleetStandIn):
+        def GetNode(self, request: pb.NodeRequest) -> pb.NodeDetail:
             assert request.node == "n1"
             return made
 
-    @contextlib.contextmanager
-    def connect(args: object) -> Iterator[Stub]:
-        yield Stub()
-
-    monkeypatch.setattr(client, "connect", connect)
+    Stub().install(monkeypatch)
     return made
 
 

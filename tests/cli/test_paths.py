@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import subprocess
@@ -13,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from drover_cli import client
 from drover_cli.main import main
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 
 RELEASE = Path(__file__).resolve().parents[2] / "ansible/release.py"
 OUTSIDE = ("../evil", "/tmp/drover-evil", "sub/../../evil", "fleet.json/../../evil", "evil", "", "..")
@@ -25,16 +24,12 @@ OUTSIDE = ("../evil", "/tmp/drover-evil", "sub/../../evil", "fleet.json/../../ev
 def test_a_collector_does_not_choose_where_an_export_is_written(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Stub:
-        def Export(self, request: pb.ExportRequest, timeout: float) -> Iterator[pb.ExportChunk]:  # gRPC's name
+    class Stub(FleetStandIn):
+        def Export(self, request: pb.ExportRequest) -> Iterator[pb.ExportChunk]:  # gRPC's name
             yield pb.ExportChunk(file="fleet.json", data=b"{}")
             yield pb.ExportChunk(file=name, data=b"evil")
 
-    @contextlib.contextmanager
-    def connect(args: object) -> Iterator[Stub]:
-        yield Stub()
-
-    monkeypatch.setattr(client, "connect", connect)
+    Stub().install(monkeypatch)
     assert main(["export", str(tmp_path / "at" / "case"), "--since", "1h"]) == 2
     assert f"the collector sent a file named {name!r}, which no case has" in capsys.readouterr().err
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from drover_cli import client
 from drover_cli.main import main
 from drover_core.model.events import Silence, to_json
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 from testbed.outboxes import fault
 
 NOW_MS = round(time.time() * 1000)
@@ -22,30 +20,30 @@ ONE = Silence("5f0c", NOW_MS, NOW_MS, NOW_MS + 7_200_000, "anna", "firmware", ra
 SILENCED = "silenced by anna until 2027-01-15T10:00:00Z: firmware"
 
 
-class Stub:
+class Stub(FleetStandIn):
     """A collector that keeps what it is asked."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.known = [ONE, replace(ONE, id="77aa", from_ms=NOW_MS + 3_600_000, maintenance=True)]
 
-    def CreateSilence(self, request: pb.SilenceAsk, timeout: float) -> pb.SilenceReply:
+    def CreateSilence(self, request: pb.SilenceAsk) -> pb.SilenceReply:
         self.asked.append(request)
         return pb.SilenceReply(silence_json=to_json(replace(ONE, maintenance=request.maintenance)), covers=3)
 
-    def EndSilence(self, request: pb.SilenceEnd, timeout: float) -> pb.SilenceReply:
+    def EndSilence(self, request: pb.SilenceEnd) -> pb.SilenceReply:
         self.asked.append(request)
         return pb.SilenceReply(silence_json=to_json(replace(ONE, ended_by="bo")), covers=3)
 
-    def ListSilences(self, request: pb.SilencesRequest, timeout: float) -> pb.SilenceList:
+    def ListSilences(self, request: pb.SilencesRequest) -> pb.SilenceList:
         self.asked.append(request)
         return pb.SilenceList(silences_json=[to_json(s) for s in self.known])
 
-    def ListIncidents(self, request: pb.ListIncidentsRequest, timeout: float) -> pb.IncidentList:
+    def ListIncidents(self, request: pb.ListIncidentsRequest) -> pb.IncidentList:
         found = [to_json(fault("i1")), to_json(fault("i2"))]
         return pb.IncidentList(incidents_json=found, total=2, silenced={"i1": SILENCED})
 
-    def GetIncident(self, request: pb.IncidentRequest, timeout: float) -> pb.IncidentDetail:
+    def GetIncident(self, request: pb.IncidentRequest) -> pb.IncidentDetail:
         return pb.IncidentDetail(incident_json=to_json(fault("i1")), silenced=SILENCED)
 
 
@@ -53,11 +51,7 @@ class Stub:
 def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
     made = Stub()
 
-    @contextlib.contextmanager
-    def connect(args: object) -> Iterator[Stub]:
-        yield made
-
-    monkeypatch.setattr(client, "connect", connect)
+    made.install(monkeypatch)
     return made
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from drover_cli import client
 from drover_cli.main import main
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_790_000_000_000
@@ -21,15 +19,11 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     """Lines by name that the command prints of a status."""
 
     def ask(**fields: Any) -> dict[str, str]:
-        class Stub:
-            def GetStatus(self, request: pb.StatusRequest, timeout: float) -> pb.Status:  # gRPC's name
+        class Stub(FleetStandIn):
+            def GetStatus(self, request: pb.StatusRequest) -> pb.Status:  # gRPC's name
                 return pb.Status(mode="observe", policy="nvidia", retention_days=30, **fields)
 
-        @contextlib.contextmanager
-        def connect(args: object) -> Iterator[Stub]:
-            yield Stub()
-
-        monkeypatch.setattr(client, "connect", connect)
+        Stub().install(monkeypatch)
         assert main(["status"]) == 0
         lines = capsys.readouterr().out.splitlines()
         return {line[:15].strip() if line[0] != " " else line.split()[0]: line[16:].strip() for line in lines}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from drover_cli import client
 from drover_cli.commands.top_screen import ScreenFacts, frame
 from drover_cli.main import main
 from drover_core.model.events import (
@@ -23,6 +20,7 @@ from drover_core.model.events import (
     to_json,
 )
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 
 NOW_MS = 1_800_000_000_000
 STEERS = "\x1b[2J\x07 is lost"
@@ -107,15 +105,11 @@ def served(monkeypatch: pytest.MonkeyPatch) -> None:
         "ListJobs": pb.JobList(jobs=found.jobs), "ListNodes": pb.NodeList(nodes=found.nodes),
     }  # fmt: skip
 
-    class Stub:
+    class Stub(FleetStandIn):
         def __getattr__(self, name: str) -> Any:
-            return lambda request, timeout: answers[name]
+            return lambda _: answers[name]
 
-    @contextlib.contextmanager
-    def connect(args: object) -> Iterator[Stub]:
-        yield Stub()
-
-    monkeypatch.setattr(client, "connect", connect)
+    Stub().install(monkeypatch)
 
 
 def test_once_prints_one_frame(served: None, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from drover_cli import client
 from drover_cli.commands.decisions import show
 from drover_cli.output import plain, print_json
 from drover_core.model.events import Decision, from_json
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "say yes to a decision that waits for a person"
@@ -23,10 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        return show_answer(
-            stub.ApproveDecision(pb.Answer(decision=args.id, why=args.why), timeout=client.DEADLINE_S), args
-        )
+    with client.connect(args) as fleet:
+        return show_answer(fleet.call(methods.APPROVE_DECISION, pb.Answer(decision=args.id, why=args.why)), args)
 
 
 def show_answer(reply: pb.Answered, args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from drover_cli.arguments import count
 from drover_cli.commands.export import moment
 from drover_cli.output import print_json, print_table, when
 from drover_core.model.events import Audit, from_json
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "who did what, when and why: decisions and actions of Drover itself, answers, silences, changes of the policy"
@@ -30,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
         since_ms=moment(args.since, round(time.time() * 1000)), subject=args.subject, limit=args.limit,
         whole=not args.people,
     )  # fmt: skip
-    with client.connect(args) as stub:
-        reply = stub.ListAudit(request, timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.LIST_AUDIT, request)
     if args.json:
         for text in reply.audit_json:
             print_json(json.loads(text))

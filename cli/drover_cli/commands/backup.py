@@ -6,6 +6,7 @@ import argparse
 
 from drover_cli import client
 from drover_cli.output import print_json, size_text
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "copy the running embedded store, on the collector's host"
@@ -19,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        reply = stub.Backup(pb.BackupRequest(name=args.name), timeout=DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.BACKUP, pb.BackupRequest(name=args.name), DEADLINE_S)
     if args.json:
         print_json({"path": reply.path, "bytes": reply.bytes, "seconds": round(reply.seconds, 3)})
     else:

@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from drover_cli import client
 from drover_cli.commands.export import moment
 from drover_cli.output import plain, print_json, print_table, say, when
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "what faults cost, by cause; of each pool what is held, idle, free and out of service"
@@ -25,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     now_ms = round(time.time() * 1000)
-    with client.connect(args) as stub:
+    with client.connect(args) as fleet:
         request = pb.CapacityRequest(from_ms=moment(args.since, now_ms), to_ms=now_ms)
-        reply = stub.GetCapacity(request, timeout=client.DEADLINE_S)
+        reply = fleet.call(methods.GET_CAPACITY, request)
     if args.json:
         found: dict[str, Any] = MessageToDict(reply, preserving_proto_field_name=True)
         print_json(found | {"from_ms": reply.from_ms, "to_ms": reply.to_ms, "judged_ms": reply.judged_ms})

@@ -11,6 +11,7 @@ from drover_cli.arguments import count
 from drover_cli.commands.export import moment
 from drover_cli.output import print_json, print_table, when
 from drover_core.model.events import Decision, from_json
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "decisions: those that wait for a person first, then the others with their outcomes"
@@ -28,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     since_ms = moment(args.since, round(time.time() * 1000))
     request = pb.DecisionsRequest(outcome=args.outcome, since_ms=since_ms, limit=args.limit)
-    with client.connect(args) as stub:
-        reply = stub.ListDecisions(request, timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.LIST_DECISIONS, request)
     if args.json:
         for text in reply.decisions_json:
             print_json(json.loads(text))

@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 
 from drover_cli.arguments import count, finite
+from drover_cli.client import FleetClient
 from drover_cli.demo.act import (
     SCHEDULER,
     SOCKET,
@@ -33,8 +34,8 @@ from drover_cli.errors import CliError
 from drover_cli.extras import needs
 from drover_cli.output import plain, print_json, where
 from drover_core.model.events import Incident, Severity, from_json
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub
 
 HELP = "a simulated fleet with faults, the collector and the console, on this machine"
 READY_S = 90.0
@@ -148,10 +149,10 @@ class _Demo:
         self.processes.start("collector", "drover_collector.main", "run", "--config", f"{self.folder}/collector.toml")
         soon = [("grpc.max_reconnect_backoff_ms", 1000)]  # else a start of 30 s is seen after 43 s
         with grpc.insecure_channel(f"127.0.0.1:{api}", soon) as channel:
-            stub = FleetStub(channel)
-            self._wait("the collector", lambda: bool(stub.GetStatus(pb.StatusRequest(), timeout=2)))
+            fleet = FleetClient(channel)
+            self._wait("the collector", lambda: bool(fleet.call(methods.GET_STATUS, pb.StatusRequest(), 2)))
             # A free port, as others' agents may send to the usual one.
-            agents = int(stub.GetSystem(pb.SystemRequest(), timeout=CALL_S).agents_address.rpartition(":")[2])
+            agents = int(fleet.call(methods.GET_SYSTEM, pb.SystemRequest(), CALL_S).agents_address.rpartition(":")[2])
             if not self.args.no_dashboard:
                 self.processes.start(
                     "dashboard", "drover_dashboard.main", "--collector", f"127.0.0.1:{api}", "--port", str(console)
@@ -166,7 +167,7 @@ class _Demo:
                 "--labels", str(self.labels_file), "--spool-dir", f"{self.folder}/spool",
                 *(["--scheduler", SOCKET] if self.args.act else []),
             )  # fmt: skip
-            self._wait("the fleet", lambda: stub.GetStatus(pb.StatusRequest(), timeout=2).nodes_reporting > 0)
+            self._wait("the fleet", lambda: fleet.call(methods.GET_STATUS, pb.StatusRequest(), 2).nodes_reporting > 0)
             self.started = time.monotonic()
             self.say(
                 "the fleet streams; faults begin in the next minute" + ("" if self.args.seconds else ", Ctrl-C ends")
@@ -174,9 +175,9 @@ class _Demo:
             if self.args.act:
                 self.guide = Guide(self._line, spec, f"127.0.0.1:{api}")
                 self.guide.begin(self.console)
-            self._watch(stub)
+            self._watch(fleet)
             try:
-                return self._summary(stub)
+                return self._summary(fleet)
             except grpc.RpcError as error:
                 raise ChildError(f"the collector does not answer ({error.code().name.lower()}): no summary") from None
 
@@ -201,7 +202,7 @@ class _Demo:
             time.sleep(0.2)
         raise ChildError(f"{what} was not ready within {READY_S:.0f} s; logs are in {self.folder}")
 
-    def _watch(self, stub: FleetStub) -> None:
+    def _watch(self, fleet: FleetClient) -> None:
         """Show what happens until the time is over or Ctrl-C."""
         next_status = self.started + 10
         with contextlib.suppress(KeyboardInterrupt):
@@ -209,12 +210,12 @@ class _Demo:
                 self.processes.check()
                 self._show_injected()
                 try:
-                    self._show_incidents(stub)
+                    self._show_incidents(fleet)
                     if self.guide is not None:
-                        self.guide.look(stub, self._labels(), self.summaries)
+                        self.guide.look(fleet, self._labels(), self.summaries)
                     if time.monotonic() >= next_status:
                         next_status = time.monotonic() + 10
-                        self._show_status(stub)
+                        self._show_status(fleet)
                     self.away = False
                 except (
                     grpc.RpcError
@@ -224,8 +225,8 @@ class _Demo:
                     self.away = True
                 time.sleep(0.5)
 
-    def _show_status(self, stub: FleetStub) -> None:
-        status = stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
+    def _show_status(self, fleet: FleetClient) -> None:
+        status = fleet.call(methods.GET_STATUS, pb.StatusRequest(), CALL_S)
         health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n)
         nodes = f"{status.nodes_reporting}/{status.nodes_expected} nodes"
         self._line(f"{nodes}, GPUs: {health}, {status.samples_stored:,} samples")
@@ -238,7 +239,7 @@ class _Demo:
         self.troubles = list(status.troubles)
         if not self.args.seconds and not self.guide_shown and time.monotonic() > self.started + 120:
             self.guide_shown = True
-            self._print_summary(self._result(stub))
+            self._print_summary(self._result(fleet))
 
     def _line(self, text: str) -> None:
         self.say(f"{time.monotonic() - self.started:5.0f} s  {text}")
@@ -259,12 +260,12 @@ class _Demo:
                 at = f"{label['node']}" + (f" GPU {label['gpu']}" if label.get("gpu") is not None else "")
                 self._line(f"injected   {label['kind']}, {label['cause']}, on {at}")
 
-    def _incidents(self, stub: FleetStub) -> list[Incident]:
-        reply = stub.ListIncidents(pb.ListIncidentsRequest(state="all", limit=10_000), timeout=CALL_S)
+    def _incidents(self, fleet: FleetClient) -> list[Incident]:
+        reply = fleet.call(methods.LIST_INCIDENTS, pb.ListIncidentsRequest(state="all", limit=10_000), CALL_S)
         return [from_json(Incident, text) for text in reply.incidents_json]
 
-    def _show_incidents(self, stub: FleetStub) -> None:
-        for i in sorted(self._incidents(stub), key=lambda i: i.opened_ms):
+    def _show_incidents(self, fleet: FleetClient) -> None:
+        for i in sorted(self._incidents(fleet), key=lambda i: i.opened_ms):
             state = (i.severity, i.action.value)
             self.summaries[i.id] = i.summary
             if self.seen.get(i.id) != state:
@@ -273,15 +274,15 @@ class _Demo:
                 self._line(f"{word}   {i.severity} {i.kind}, {plain(i.cause)}, on {plain(where(i))} [{i.id}]")
                 self._line(f"           {plain(i.summary)} Wants: {i.action}.")
 
-    def _result(self, stub: FleetStub) -> dict[str, Any]:
+    def _result(self, fleet: FleetClient) -> dict[str, Any]:
         from drover_cli.commands.score import report
         from drover_cli.scoring.score import found_of, label_of, score
         from drover_core.model.reports import incident_report
 
         labels = [label_of(row) for row in self._labels()]
-        found = [found_of(incident_report(i)) for i in self._incidents(stub)]
+        found = [found_of(incident_report(i)) for i in self._incidents(fleet)]
         result = score(labels, found, 0.0)
-        status = stub.GetStatus(pb.StatusRequest(), timeout=CALL_S)
+        status = fleet.call(methods.GET_STATUS, pb.StatusRequest(), CALL_S)
         full = report(result)
         return {
             "injected": result.faults,
@@ -305,8 +306,8 @@ class _Demo:
         for row in result["false"]:
             self._line(f"false      {row['kind']}, {row['cause']} on {row['members']}")
 
-    def _summary(self, stub: FleetStub) -> int:
-        result = self._result(stub)
+    def _summary(self, fleet: FleetClient) -> int:
+        result = self._result(fleet)
         self._print_summary(result)
         if self.args.json:
             print_json(result)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from drover_cli import client
 from drover_cli.errors import CliError
 from drover_cli.output import print_json
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 if TYPE_CHECKING:
@@ -118,9 +119,9 @@ def collector(args: argparse.Namespace) -> list[Finding]:
     from drover_cli.doctor.finding import bad
 
     try:
-        with client.connect(args) as stub:
-            status = stub.GetStatus(pb.StatusRequest(), timeout=client.DEADLINE_S)
-            system = stub.GetSystem(pb.SystemRequest(), timeout=client.DEADLINE_S)
+        with client.connect(args) as fleet:
+            status = fleet.call(methods.GET_STATUS, pb.StatusRequest())
+            system = fleet.call(methods.GET_SYSTEM, pb.SystemRequest())
     except CliError as error:
         return [bad("collector", str(error), "systemctl status drover-collector; with TLS give --ca, --cert and --key")]
     return running.findings(status, system)

@@ -24,6 +24,7 @@ from drover_core.model.events import (
 )
 from drover_core.model.reports import job_label
 from drover_core.model.runbooks import runbook_path
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 from drover_proto.incident_timeline import build_timeline
 
@@ -42,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     now_ms = round(time.time() * 1000)
     from_ms, to_ms = day(args.day, now_ms) if args.day else (moment(args.since, now_ms), now_ms + 1)
-    with client.connect(args) as stub:
+    with client.connect(args) as fleet:
         try:
-            detail = stub.GetIncident(pb.IncidentRequest(id=args.id), timeout=client.DEADLINE_S)
+            detail = fleet.call(methods.GET_INCIDENT, pb.IncidentRequest(id=args.id))
         except grpc.RpcError as error:
             if not node_story.is_unknown(error):
                 raise
             try:
-                story = node_story.of_node(stub, args.id, from_ms, to_ms)
+                story = node_story.of_node(fleet, args.id, from_ms, to_ms)
             except grpc.RpcError as other:
                 if not node_story.is_unknown(other):
                     raise

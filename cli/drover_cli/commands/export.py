@@ -14,6 +14,7 @@ from drover_cli import client
 from drover_cli.errors import CliError
 from drover_cli.output import print_json, size_text
 from drover_core.times import from_iso
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "the live store as a case folder"
@@ -62,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     if request.from_ms >= request.to_ms:
         raise CliError(f"--since {args.since} is not before --until {args.until or 'now'}: nothing lies between them")
     got: dict[str, None] = {}
-    with client.connect(args) as stub, NewFolder(args.case) as folder:
-        for name in _receive(stub.Export(request, timeout=EXPORT_DEADLINE_S), folder):
+    with client.connect(args) as fleet, NewFolder(args.case) as folder:
+        for name in _receive(fleet.stream(methods.EXPORT, request, EXPORT_DEADLINE_S), folder):
             got[name] = None
     sizes = {name: (args.case / name).stat().st_size for name in got}  # less than what was sent: it is packed here
     if not any(name.endswith(".parquet") for name in sizes):

@@ -12,8 +12,8 @@ from drover_cli.arguments import count
 from drover_cli.errors import NotFoundError
 from drover_cli.node_story import is_unknown
 from drover_cli.output import message_json, print_json, print_table, say, when
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub
 
 HELP = "leafs, those in trouble first: is it one node or the switch; of a leaf or node its ports"
 NONE = "-"
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        reply = _asked(stub, args.place, args.limit)
+    with client.connect(args) as fleet:
+        reply = _asked(fleet, args.place, args.limit)
     leafs, ports = list(reply.leafs), list(reply.ports)[: args.limit]
     if args.place:  # where it lies, whatever else is worse
         under = {port.leaf for port in reply.ports} | {args.place}
@@ -80,17 +80,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _asked(stub: FleetStub, place: str, limit: int) -> pb.Fabric:
+def _asked(fleet: client.FleetClient, place: str, limit: int) -> pb.Fabric:
     """Of a leaf; where there is none of that name, of a node."""
     if not place:
-        return stub.GetFabric(pb.FabricRequest(limit=limit), timeout=client.DEADLINE_S)
+        return fleet.call(methods.GET_FABRIC, pb.FabricRequest(limit=limit))
     try:
-        return stub.GetFabric(pb.FabricRequest(leaf=place), timeout=client.DEADLINE_S)
+        return fleet.call(methods.GET_FABRIC, pb.FabricRequest(leaf=place))
     except grpc.RpcError as error:
         if not is_unknown(error):
             raise
     try:
-        return stub.GetFabric(pb.FabricRequest(node=place), timeout=client.DEADLINE_S)
+        return fleet.call(methods.GET_FABRIC, pb.FabricRequest(node=place))
     except grpc.RpcError as error:
         if not is_unknown(error):
             raise

@@ -9,6 +9,7 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import duration, incident_json, print_json, print_table, where
 from drover_core.model.events import Incident, Severity, from_json
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "incidents, the worst open ones first"
@@ -27,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     request = pb.ListIncidentsRequest(
         state=args.state, node=args.node, limit=args.limit, min_severity=args.min_severity
     )
-    with client.connect(args) as stub:
-        reply = stub.ListIncidents(request, timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.LIST_INCIDENTS, request)
     incidents = [from_json(Incident, text) for text in reply.incidents_json]
     if args.json:
         for incident in incidents:

@@ -14,6 +14,7 @@ from drover_cli.output import duration, incident_json, message_json, plain, prin
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import Incident, from_json
 from drover_core.model.reports import job_label
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "jobs, hurt ones first; of one: its GPUs against each other, who is slow, since when, what it costs"
@@ -31,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
+    with client.connect(args) as fleet:
         if args.job:
-            return _one(stub.GetJob(pb.JobRequest(job=args.job), timeout=client.DEADLINE_S), args)
-        reply = stub.ListJobs(pb.ListJobsRequest(ended=args.ended, limit=args.limit), timeout=client.DEADLINE_S)
+            return _one(fleet.call(methods.GET_JOB, pb.JobRequest(job=args.job)), args)
+        reply = fleet.call(methods.LIST_JOBS, pb.ListJobsRequest(ended=args.ended, limit=args.limit))
     if args.json:
         for row in reply.jobs:
             print_json(message_json(row))

@@ -11,6 +11,7 @@ from drover_cli.output import ago, message_json, plain, print_json, print_table,
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import Health
 from drover_core.model.reports import job_label
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "one node and its GPUs: health, job, utilisation, memory, temperature, power, clock, and why a value is absent"
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        detail = stub.GetNode(pb.NodeRequest(node=args.node), timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        detail = fleet.call(methods.GET_NODE, pb.NodeRequest(node=args.node))
     if args.json:
         for gpu in detail.gpus:
             print_json(_json(detail.row.name, gpu))

@@ -9,6 +9,7 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import ago, message_json, print_json, print_table
 from drover_core.model.events import Health
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "nodes with their health and why, the worst first"
@@ -24,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = pb.ListNodesRequest(health=args.health, contains=args.contains, limit=args.limit)
-    with client.connect(args) as stub:
-        reply = stub.ListNodes(request, timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.LIST_NODES, request)
     if args.json:
         for row in reply.nodes:
             print_json(message_json(row, node=row.name))  # `name`: its older key

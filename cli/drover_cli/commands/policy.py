@@ -14,6 +14,7 @@ from drover_cli import client
 from drover_cli.errors import CliError
 from drover_cli.extras import needs
 from drover_cli.output import plain, print_json, print_table, say, when
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ def _if_enforced(args: argparse.Namespace) -> int:
     from drover_core.model.policy_what_if import describe_enforcement
 
     since_ms = moment(args.since, round(time.time() * 1000))
-    with client.connect(args) as stub:
-        reply = stub.ListDecisions(pb.DecisionsRequest(since_ms=since_ms, limit=ALL), timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.LIST_DECISIONS, pb.DecisionsRequest(since_ms=since_ms, limit=ALL))
     found = [from_json(Decision, text) for text in reply.decisions_json]
     said, about = describe_enforcement(found, f"the time since {when(since_ms)}")
     if args.json:
@@ -189,12 +190,12 @@ def _of_collector(args: argparse.Namespace) -> _Decided:
 
     now_ms = round(time.time() * 1000)
     since_ms = moment(args.since, now_ms)
-    with client.connect(args) as stub:
-        layout = stub.GetLayout(pb.LayoutRequest(), timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        layout = fleet.call(methods.GET_LAYOUT, pb.LayoutRequest())
         request = pb.ListIncidentsRequest(state="all", since_ms=since_ms, limit=ALL)
-        reply = stub.ListIncidents(request, timeout=client.DEADLINE_S)
-        present = None if args.against else _present(stub.GetPolicy(pb.PolicyRequest(), timeout=client.DEADLINE_S))
-        done = stub.ListActions(pb.ActionsRequest(limit=ALL), timeout=client.DEADLINE_S).actions
+        reply = fleet.call(methods.LIST_INCIDENTS, request)
+        present = None if args.against else _present(fleet.call(methods.GET_POLICY, pb.PolicyRequest()))
+        done = fleet.call(methods.LIST_ACTIONS, pb.ActionsRequest(limit=ALL)).actions
     took = [a for a in done if a.act in ("drain", "isolate") and a.state in ("done", "undone") and a.ts_ms >= since_ms]
     nodes = tuple(NodeSpec(n.name, r.name, n.leaf, n.pool, n.sku, n.gpus) for r in layout.racks for n in r.nodes)
     incidents = [from_json(Incident, text) for text in reply.incidents_json]

@@ -19,8 +19,8 @@ from drover_core.model.events import (
     to_dict,
 )
 from drover_core.model.probe_figures import LEVELS
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub
 
 HELP = "ask for probes (micro-benchmarks) of nodes, and show what they gave against the fleet"
 _PROTECTED = {
@@ -63,43 +63,43 @@ def run(args: argparse.Namespace) -> int:
         raise CliError("--gpu has no say with --group and --fabric: all GPUs of their nodes take part")
     if not args.list and not args.node and not args.fabric:
         raise CliError("name the nodes to probe, or --list to see orders")
-    with client.connect(args) as stub:
+    with client.connect(args) as fleet:
         if args.list:
-            return _list(stub, args)
-        asked = _ask(stub, args)
-        rows = _await(stub, asked) if args.wait else [_row(stub, id_) for id_ in asked]
+            return _list(fleet, args)
+        asked = _ask(fleet, args)
+        rows = _await(fleet, asked) if args.wait else [_row(fleet, id_) for id_ in asked]
         if args.json:
             for row in rows:
                 print_json(_report(row))
         elif args.wait:
             for row in rows:
-                _show(stub, row)
+                _show(fleet, row)
         else:
             print_table(["ORDER", "NODE", "STATE"], [[o.id, o.node, o.state] for o in map(_order, rows)])
             print("`drover probe --list` shows what becomes of them; --wait waits for it")
     return int(args.wait and not all(map(_passed, rows)))
 
 
-def _ask(stub: FleetStub, args: argparse.Namespace) -> list[str]:
+def _ask(fleet: client.FleetClient, args: argparse.Namespace) -> list[str]:
     """Ids of the orders."""
     names = [name for word in args.only for name in word.split(",") if name]
     ask = pb.ProbeAsk(gpus=args.gpu, level=args.level, probes=names, why=args.why)
     if args.group or args.fabric:
         ask.group.extend(dict.fromkeys(args.node))
         ask.fabric = args.fabric
-        return list(stub.RequestProbe(ask, timeout=client.DEADLINE_S).ids)
+        return list(fleet.call(methods.REQUEST_PROBE, ask).ids)
     asked = []
     for node in dict.fromkeys(args.node):
         ask.node = node
-        asked.append(stub.RequestProbe(ask, timeout=client.DEADLINE_S).id)
+        asked.append(fleet.call(methods.REQUEST_PROBE, ask).id)
     return asked
 
 
-def _await(stub: FleetStub, asked: Sequence[str]) -> list[pb.ProbeOrderRow]:
+def _await(fleet: client.FleetClient, asked: Sequence[str]) -> list[pb.ProbeOrderRow]:
     """All when they have ended; each change is printed on stderr."""
     printed: dict[str, str] = {}
     while True:
-        rows = [_row(stub, id_) for id_ in asked]
+        rows = [_row(fleet, id_) for id_ in asked]
         for row in rows:
             order = _order(row)
             if printed.get(order.id) != (text := _state(order)):
@@ -110,14 +110,12 @@ def _await(stub: FleetStub, asked: Sequence[str]) -> list[pb.ProbeOrderRow]:
         time.sleep(POLL_S)
 
 
-def _list(stub: FleetStub, args: argparse.Namespace) -> int:
+def _list(fleet: client.FleetClient, args: argparse.Namespace) -> int:
     nodes = list(dict.fromkeys(args.node)) or [""]
     rows = [
         row
         for node in nodes
-        for row in stub.ListProbeOrders(
-            pb.ProbeOrdersRequest(node=node, limit=args.limit), timeout=client.DEADLINE_S
-        ).orders
+        for row in fleet.call(methods.LIST_PROBE_ORDERS, pb.ProbeOrdersRequest(node=node, limit=args.limit)).orders
     ]
     if args.json:
         for row in rows:
@@ -136,7 +134,7 @@ def _list(stub: FleetStub, args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(stub: FleetStub, row: pb.ProbeOrderRow) -> None:
+def _show(fleet: client.FleetClient, row: pb.ProbeOrderRow) -> None:
     """Of an order that has ended: its verdict, then its figures against the fleet's."""
     order = _order(row)
     if order.group:
@@ -145,7 +143,7 @@ def _show(stub: FleetStub, row: pb.ProbeOrderRow) -> None:
     print(plain(f"{order.node}: {_outcome(row)}"))
     lines = [
         line
-        for figure in stub.ListProbes(pb.ProbesRequest(node=order.node), timeout=client.DEADLINE_S).figures
+        for figure in fleet.call(methods.LIST_PROBES, pb.ProbesRequest(node=order.node)).figures
         for line in _figure(figure, order.id)
     ]
     if lines:
@@ -199,8 +197,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def _row(stub: FleetStub, order: str) -> pb.ProbeOrderRow:
-    (found,) = stub.ListProbeOrders(pb.ProbeOrdersRequest(id=order), timeout=client.DEADLINE_S).orders
+def _row(fleet: client.FleetClient, order: str) -> pb.ProbeOrderRow:
+    (found,) = fleet.call(methods.LIST_PROBE_ORDERS, pb.ProbeOrdersRequest(id=order)).orders
     return found
 
 

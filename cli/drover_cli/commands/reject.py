@@ -6,6 +6,7 @@ import argparse
 
 from drover_cli import client
 from drover_cli.commands import approve
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "say no to a decision that waits for a person: not asked again until more is wanted"
@@ -14,5 +15,5 @@ add_arguments = approve.add_arguments
 
 def run(args: argparse.Namespace) -> int:
     request = pb.Answer(decision=args.id, why=args.why)
-    with client.connect(args) as stub:
-        return approve.show_answer(stub.RejectDecision(request, timeout=client.DEADLINE_S), args)
+    with client.connect(args) as fleet:
+        return approve.show_answer(fleet.call(methods.REJECT_DECISION, request), args)

@@ -8,6 +8,7 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import print_json, print_table
 from drover_core.times import iso
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "nodes by their chance to fail within a week, the likeliest first, and why"
@@ -20,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        reply = stub.ListRisk(pb.RiskRequest(limit=args.limit), timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.LIST_RISK, pb.RiskRequest(limit=args.limit))
     if args.json:
         for node in reply.in_trouble:
             print_json(

@@ -12,6 +12,7 @@ from drover_cli.errors import CliError
 from drover_cli.output import plain, print_json, when
 from drover_core.model.events import IncidentKind, Silence, from_json
 from drover_core.model.silences import describe_scope
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "hold back the notifications of an incident, or of a place, for a while; it is still found and shown"
@@ -47,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
         incident=args.incident, from_ms=moment(args.begins, now_ms) if args.begins else 0, hours=hours, why=args.why,
         maintenance=args.maintenance,
     )  # fmt: skip
-    with client.connect(args) as stub:
-        return show_silence(stub.CreateSilence(request, timeout=client.DEADLINE_S), args)
+    with client.connect(args) as fleet:
+        return show_silence(fleet.call(methods.CREATE_SILENCE, request), args)
 
 
 def show_silence(reply: pb.SilenceReply, args: argparse.Namespace) -> int:

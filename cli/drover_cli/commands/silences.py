@@ -12,6 +12,7 @@ from drover_cli.commands.export import moment
 from drover_cli.output import print_json, print_table, when
 from drover_core.model.events import Silence, from_json
 from drover_core.model.silences import describe_scope
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "silences and maintenance windows that are in force or to come, the first to end first"
@@ -27,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     now_ms = round(time.time() * 1000)
     request = pb.SilencesRequest(since_ms=moment(args.since, now_ms) if args.since else 0, limit=args.limit)
-    with client.connect(args) as stub:
-        reply = stub.ListSilences(request, timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.LIST_SILENCES, request)
     if args.json:
         for text in reply.silences_json:
             print_json(json.loads(text))

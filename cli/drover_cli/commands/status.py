@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 from drover_cli import client
 from drover_cli.output import ago, duration, plain, print_json, say, size_text
 from drover_core.model.events import SEVERITY_ORDER
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 ENOUGH_DAYS = 36_500  # what the collector reports when the disk holds all that is kept
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        status = stub.GetStatus(pb.StatusRequest(), timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        status = fleet.call(methods.GET_STATUS, pb.StatusRequest())
     if args.json:
         print_json(as_json(status))
         return 0

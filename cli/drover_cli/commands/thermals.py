@@ -8,6 +8,7 @@ from typing import Any
 from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import message_json, print_json, print_table, say
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "racks, the hottest first, and the GPUs that heat holds down; of a rack its nodes"
@@ -23,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        reply = stub.GetThermals(pb.ThermalsRequest(rack=args.rack), timeout=client.DEADLINE_S)
+    with client.connect(args) as fleet:
+        reply = fleet.call(methods.GET_THERMALS, pb.ThermalsRequest(rack=args.rack))
     # Those that an incident names first: a rack is hot against its like, not by its degrees alone.
     racks = sorted(reply.racks, key=lambda rack: (not rack.incident, -_or(rack, "inlet_c"), -_or(rack, "gpu_max_c")))
     shown, hot = racks[: args.limit], list(reply.hot)[: args.limit]

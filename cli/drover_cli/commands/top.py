@@ -15,6 +15,7 @@ from drover_cli.errors import CliError, UnreachableError
 from drover_cli.extras import needs
 from drover_cli.output import incident_json, message_json, print_json
 from drover_core.model.events import Incident, from_json
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 if TYPE_CHECKING:
@@ -81,18 +82,17 @@ def _live(args: argparse.Namespace) -> int:
 def _look(args: argparse.Namespace) -> ScreenFacts:
     from drover_cli.commands.top_screen import ScreenFacts
 
-    wait = client.DEADLINE_S
-    with client.connect(args) as stub:
+    with client.connect(args) as fleet:
         return ScreenFacts(
-            stub.GetStatus(pb.StatusRequest(), timeout=wait),
-            stub.GetLayout(pb.LayoutRequest(), timeout=wait),
-            stub.GetPicture(pb.PictureRequest(color_by="health"), timeout=wait),
+            fleet.call(methods.GET_STATUS, pb.StatusRequest()),
+            fleet.call(methods.GET_LAYOUT, pb.LayoutRequest()),
+            fleet.call(methods.GET_PICTURE, pb.PictureRequest(color_by="health")),
             [
                 from_json(Incident, text)
-                for text in stub.ListIncidents(pb.ListIncidentsRequest(limit=LISTED), timeout=wait).incidents_json
+                for text in fleet.call(methods.LIST_INCIDENTS, pb.ListIncidentsRequest(limit=LISTED)).incidents_json
             ],
-            list(stub.ListJobs(pb.ListJobsRequest(limit=LISTED), timeout=wait).jobs),
-            list(stub.ListNodes(pb.ListNodesRequest(limit=LISTED), timeout=wait).nodes),
+            list(fleet.call(methods.LIST_JOBS, pb.ListJobsRequest(limit=LISTED)).jobs),
+            list(fleet.call(methods.LIST_NODES, pb.ListNodesRequest(limit=LISTED)).nodes),
             round(time.time() * 1000),
         )
 

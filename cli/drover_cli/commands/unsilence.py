@@ -6,6 +6,7 @@ import argparse
 
 from drover_cli import client
 from drover_cli.commands.silence import show_silence
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "end a silence or maintenance window before its time: people are notified at once of what is still wrong"
@@ -19,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with client.connect(args) as stub:
-        return show_silence(stub.EndSilence(pb.SilenceEnd(id=args.id, why=args.why), timeout=client.DEADLINE_S), args)
+    with client.connect(args) as fleet:
+        return show_silence(fleet.call(methods.END_SILENCE, pb.SilenceEnd(id=args.id, why=args.why)), args)

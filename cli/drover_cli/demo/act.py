@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from drover_cli.client import FleetClient
 from drover_cli.output import plain
 from drover_core.model.events import (
     Decision,
@@ -19,8 +20,8 @@ from drover_core.model.events import (
     from_json,
 )
 from drover_core.model.fleet import FleetSpec
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_pb2_grpc import FleetStub
 
 SCHEDULER = "demo scheduler: a stand-in, no real nodes"
 SOCKET = "scheduler.sock"
@@ -77,7 +78,7 @@ class Guide:
         if shutil.which("drover") is None and (folder / "drover").exists():
             self._say(f"There, make `drover` known first: export PATH={folder}:$PATH")
 
-    def look(self, stub: FleetStub, labels: Sequence[Mapping[str, object]], summaries: Mapping[str, str]) -> None:
+    def look(self, fleet: FleetClient, labels: Sequence[Mapping[str, object]], summaries: Mapping[str, str]) -> None:
         """Say what is new.
 
         Args:
@@ -85,7 +86,7 @@ class Guide:
         Raises:
             grpc.RpcError: the collector does not answer.
         """
-        state = stub.GetPolicy(pb.PolicyRequest(), timeout=CALL_S)
+        state = fleet.call(methods.GET_POLICY, pb.PolicyRequest(), CALL_S)
         for text in state.pending_json:
             self._ask(from_json(Decision, text), summaries)
         for text in state.held_json:

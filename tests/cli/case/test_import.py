@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from drover_cli import client
 from drover_cli.case.read import CaseError, read_case
 from drover_cli.case.store_import import (
     Unjudged,
@@ -35,6 +32,7 @@ from drover_core.metrics.catalog import Scope
 from drover_core.model.fleet import FleetSpec, JobSpec
 from drover_core.model.reports import event_report
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 
 KEYS = {"gpu": ["ts", "node", "gpu"], "node": ["ts", "node"], "link": ["ts", "node", "link"],
         "workload": ["ts", "node", "workload"]}  # fmt: skip
@@ -194,8 +192,12 @@ def test_an_export_without_samples_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = [pb.ExportChunk(file=name, data=b"{}", last=True) for name in ("fleet.json", "inventory.jsonl")]
-    stub = SimpleNamespace(Export=lambda request, timeout: sent if request.inventory else [])
-    monkeypatch.setattr(client, "connect", lambda _: contextlib.nullcontext(stub))
+
+    class Stub(FleetStandIn):
+        def Export(self, request: pb.ExportRequest) -> list[pb.ExportChunk]:  # gRPC's name
+            return sent if request.inventory else []
+
+    Stub().install(monkeypatch)
     assert main(["export", str(tmp_path / "case"), "--since", "1h"]) == 0
     assert "no samples of this time" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "case").iterdir()) == ["fleet.json", "inventory.jsonl"]

@@ -22,19 +22,20 @@ from drover_core.model.events import (
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import fleet_pb2 as pb
+from testbed.fleet_stand_in import FleetStandIn
 
 SPEC = FleetSpec(tuple(NodeSpec(name=f"r0{r}n0{n}", rack=f"r0{r}", gpus=8) for r in (1, 2) for n in (1, 2)), (), "f")
 LOST = [{"node": "r01n01", "kind": "xid", "cause": "fallen_off_bus"}]
 FAILED_REMAP = [{"node": "r01n01", "kind": "memory", "cause": "row_remap_failure"}]
 
 
-class Stub:
+class Stub(FleetStandIn):
     """Answers GetPolicy with what is set."""
 
     def __init__(self) -> None:
         self.state = pb.PolicyState()
 
-    def GetPolicy(self, _request: object, timeout: float) -> pb.PolicyState:
+    def GetPolicy(self, _request: pb.PolicyRequest) -> pb.PolicyState:
         return self.state
 
 

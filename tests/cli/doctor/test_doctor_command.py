@@ -18,6 +18,7 @@ from drover_cli.main import main
 from drover_collector.config import CollectorConfig, load_config
 from drover_proto import fleet_pb2 as pb
 from testbed.doctor_system import well
+from testbed.fleet_stand_in import FleetStandIn
 
 FLEET = '[[nodes]]\nnames = "n[0-2]"\nrack = "r1"\ngpus = 8\n'
 
@@ -44,11 +45,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[[pb.System | None], lis
     asked: list[str] = []
 
     def set_up(system: pb.System | None) -> list[str]:
-        class Stub:
-            def GetStatus(self, request: pb.StatusRequest, timeout: float) -> pb.Status:  # gRPC's name
+        class Stub(FleetStandIn):
+            def GetStatus(self, request: pb.StatusRequest) -> pb.Status:  # gRPC's name
                 return pb.Status()
 
-            def GetSystem(self, request: pb.SystemRequest, timeout: float) -> pb.System:  # gRPC's name
+            def GetSystem(self, request: pb.SystemRequest) -> pb.System:  # gRPC's name
                 assert system is not None
                 return system
 
