@@ -76,9 +76,14 @@ def test_files_and_make_targets_named_in_docs_exist(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name}: {name}"
 
 
+def _prose(page: Path) -> str:
+    """Return a page's text without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
 def _anchors(page: Path) -> set[str]:
     """Anchors of a page's headings, as MkDocs and GitHub make them, and those that HTML in the page names."""
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = _prose(page)
     found = set(re.findall(r'<a id="([^"]+)">', text))
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
@@ -89,7 +94,7 @@ def _anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """`make docs` checks the same, with the tools that build the site."""
-    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8")):
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", _prose(page)):
         led = (page.parent / target).resolve() if target else page
         assert led.exists(), f"{page.name}: {target}"
         assert not anchor or anchor in _anchors(led), f"{page.name}: {target}#{anchor}"
@@ -111,6 +116,6 @@ def test_lines_are_wrapped(page: Path) -> None:
     """At 100 characters, but for tables, code, headings and pictures."""
     if str(page.relative_to(ROOT)) in WRITTEN:
         return
-    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = _prose(page)
     long = [line for line in text.splitlines() if len(line) > 100 and not line.startswith(("|", "    ", "#", "!["))]
     assert not long, long[0]

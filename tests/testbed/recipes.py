@@ -83,7 +83,9 @@ def changed(text: str, diff: str) -> str:
             continue
         count = f"\n{text}".count(f"\n{before}") if before else 0
         if count != 1:
-            raise RecipeError(f"these lines stand there {count} times, not once:\n{before}")
+            raise RecipeError(
+                f"these lines stand there {count} times, not once. If the file has changed, change the page:\n{before}"
+            )
         text = f"\n{text}".replace(f"\n{before}", f"\n{after}")[1:]
     return text
 
