@@ -36,8 +36,8 @@ ifneq ($(SYSTEM),)
 endif
 	@DROVER_SYSTEM=$(SYSTEM) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-unit: $(VENV)/dev.stamp ## the tests that start no process: for the loop while you work
-	@$(BIN)/python -m pytest -m unit -n $(WORKERS) --dist worksteal --ignore tests/e2e $(ARGS)
+test-unit: $(VENV)/dev.stamp ## the tests that start no process and are not long: for the loop while you work
+	@$(BIN)/python -m pytest -m "unit and not long" -n $(WORKERS) --dist worksteal --ignore tests/e2e $(ARGS)
 
 test-rollout: $(VENV)/dev.stamp ## the playbooks on four machines with systemd and sshd (root, Debian; half an hour)
 	@$(PIP) -e '.[rollout]'

@@ -64,6 +64,7 @@ markers =
     unit
     process
     e2e
+    long
 """
 
 
@@ -75,6 +76,7 @@ class Suite:
         (root / "pytest.ini").write_text(INI)
         (root / "tests/e2e").mkdir(parents=True)
         self.write("processes.txt", "")
+        self.write("long.txt", "")
 
     def write(self, name: str, text: str) -> None:
         (self.root / "tests" / name).write_text(text)
@@ -135,6 +137,15 @@ def test_all_in_these_folders_is_e2e_and_may_start_processes(suite: Suite, folde
     found, _ = suite.run("-m", "e2e")
     assert found == dict.fromkeys({*STARTED, "test_none"}, "PASSED")
     assert suite.run("-m", "unit or process")[0] == {}
+
+
+def test_what_is_listed_as_long_is_so_in_addition_to_its_kind(suite: Suite) -> None:
+    suite.write("test_starting.py", STARTING)
+    suite.write("processes.txt", "\n".join(STARTED))
+    suite.write("long.txt", "test_none\ntest_fork  # measured")
+    assert set(suite.run("-m", "long")[0]) == {"test_none", "test_fork"}
+    assert set(suite.run("-m", "process and not long")[0]) == STARTED - {"test_fork"}
+    assert suite.run("-m", "unit and not long")[0] == {}
 
 
 def test_what_is_missing_in_the_list_is_written_down(suite: Suite, tmp_path: Path) -> None:

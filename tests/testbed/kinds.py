@@ -7,6 +7,8 @@
 The list is measured, and holds names of tests without a path, so that a file can be moved. A fixture is listed with its
 module, `test_probe_hold.job`: many have the same name. A test that starts a process and is not listed fails. To bring
 the list up to date, write down what is missing, and add it: `pytest --list-processes FILE`.
+
+Tests whose runs take over 2 s together have the marker `long` in addition: `tests/long.txt` lists them.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from typing import Any
 
 import pytest
 
-UNIT, PROCESS, E2E = "unit", "process", "e2e"
+UNIT, PROCESS, E2E, LONG = "unit", "process", "e2e", "long"
 WHOLE = {"e2e", "rollout", "console"}
-LIST = "tests/processes.txt"  # under pytest's root
+LIST, LONG_LIST = "tests/processes.txt", "tests/long.txt"  # under pytest's root
 # Forms of the store (conftest.py) that a process serves, whatever the test.
 SERVED_FORMS = {"server", "cluster"}
 # Fixtures that run a compiler: it has ended when the test begins.
@@ -78,11 +80,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     path = config.rootpath / LIST
     listed: Set[str] = read_list(path)
+    long: Set[str] = read_list(config.rootpath / LONG_LIST)
     config.stash[LISTED] = listed
     for item in items:
         item.add_marker(kind(item, listed))
+        if name_of(item) in long:
+            item.add_marker(LONG)
     whole = [Path(argument).resolve() for argument in config.args] == [path.parent]
-    config.stash[UNUSED] = sorted(listed.difference(*map(names_of, items))) if whole else []
+    config.stash[UNUSED] = sorted((listed | long).difference(*map(names_of, items))) if whole else []
 
 
 # ---- the check
