@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc
 
 from drover_collector.actions.actuators import make_actuators
+from drover_collector.actions.base import Actuator
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.outage_store import OutageStore
@@ -138,9 +139,11 @@ class Detection:
         actuators = make_actuators(config.act, index.spec)
         review = ActionReview(self.pipeline)
         context = ActionContext(store, config.act, actuators, OutageStore(store), review, self.pipeline.now_ms)
-        self.pipeline.act_by(ActionDispatcher(context))
+        self.probes = make_probes(
+            self.pipeline, config.probes, config.act, lambda node: self.ingest.stream(node), actuators.of
+        )
+        begin_acting(self.pipeline, self.probes, ActionDispatcher(context, self.probes.service.orders))
         self.leadership = Leadership(self.pipeline)
-        self.probes = make_probes(self.pipeline, config.probes, config.act, lambda node: self.ingest.stream(node))
         listeners = IngestListeners(
             self.pipeline.take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
         )
@@ -164,7 +167,19 @@ class Probes:
         return self.service.run, self.asking.run
 
 
-def make_probes(pipeline: Pipeline, config: ProbesConfig, act: ActConfig, stream: Streams) -> Probes:
+def begin_acting(pipeline: Pipeline, probes: Probes, dispatcher: ActionDispatcher) -> None:
+    """Hand the dispatcher what the pipeline decides and what probes find. Call it before the pipeline starts."""
+    pipeline.act_by(dispatcher)
+    probes.service.on_verdicts.append(dispatcher.on_verdicts)
+
+
+def make_probes(
+    pipeline: Pipeline,
+    config: ProbesConfig,
+    act: ActConfig,
+    stream: Streams,
+    actuator_of: Callable[[str], Actuator | None] = lambda _: None,
+) -> Probes:
     """Build the probes and connect them to the pipeline, which must not have started."""
 
     def leading() -> bool:
@@ -184,7 +199,7 @@ def make_probes(pipeline: Pipeline, config: ProbesConfig, act: ActConfig, stream
         maintained=lambda: pipeline.outbox.silences.held(pipeline.now_ms()),
     )
     runtime = ProbeRuntime(leading, pipeline.now_ms, pipeline.ticks.troubles)
-    protection = _protection(pipeline, config, act)
+    protection = _protection(pipeline, config, act, actuator_of)
     service = ProbeOrderService(pipeline.store, pipeline.index, config, nodes, runtime, protection)
     asking = Asking(
         pipeline.store, pipeline.index, config, service, leading, lambda: pipeline.incidents, pipeline.now_ms,
@@ -192,9 +207,6 @@ def make_probes(pipeline: Pipeline, config: ProbesConfig, act: ActConfig, stream
     )  # fmt: skip
     service.on_verdicts.append(judge)
     pipeline.saving.takers.append(asking.take)
-    if pipeline.dispatcher is not None:
-        pipeline.dispatcher.returns.validator = service.orders
-        service.on_verdicts.append(pipeline.dispatcher.on_verdicts)
     return Probes(service, asking)
 
 
@@ -213,7 +225,9 @@ def _judge_verdicts(pipeline: Pipeline, verdicts: Sequence[ProbeVerdict]) -> Non
         raise StoreError("the results of probes wait for the store")
 
 
-def _protection(pipeline: Pipeline, config: ProbesConfig, act: ActConfig) -> Protection:
+def _protection(
+    pipeline: Pipeline, config: ProbesConfig, act: ActConfig, actuator_of: Callable[[str], Actuator | None]
+) -> Protection:
     spec, pools, holds = pipeline.index.spec, used(act), config.slurm
     if not pools and not holds.on:
         return Unprotected()
@@ -221,9 +235,8 @@ def _protection(pipeline: Pipeline, config: ProbesConfig, act: ActConfig) -> Pro
     def of_scheduler(node: str) -> bool:
         return any(not its or spec.by_name[node].pool in its for its in pools.values())
 
-    dispatcher = pipeline.dispatcher
     return Protection(
-        (lambda _: None) if dispatcher is None else dispatcher.context.actuators.of, of_scheduler,
+        actuator_of, of_scheduler,
         SlurmHolds(holds) if holds.on else None,
         lambda node: not holds.pools or spec.by_name[node].pool in holds.pools,
         holds, pipeline.store.fence, pipeline.now_ms,

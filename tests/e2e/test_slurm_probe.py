@@ -20,10 +20,11 @@ from drover_agent.config import AgentConfig, SpoolConfig
 from drover_agent.runtime.agent import Agent
 from drover_cli.doctor import probe_jobs
 from drover_cli.doctor.finding import FindingState
+from drover_collector.actions.base import Actuator
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol
-from drover_collector.app import make_probes
+from drover_collector.app import begin_acting, make_probes
 from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.fleet.index import FleetIndex
@@ -247,14 +248,19 @@ class Acting:
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
         act = ActConfig(mode="enforce", validate_level="quick", slurm=SlurmConfig(enabled=True, conf=conf))
-        self.desk = dispatcher_of(
-            self.store, act, [actuator], lambda node: actuator if node == NODE else None,
-            detection=Beyond(self.pipeline, collector), now_ms=lambda: collector.now_ms, look_s=0.2,
-        )  # fmt: skip
-        self.pipeline.act_by(self.desk)
+
+        def actuator_of(node: str) -> Actuator | None:
+            return actuator if node == NODE else None
+
         self.probes = make_probes(
-            self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act, collector.ingest.stream
-        )
+            self.pipeline, ProbesConfig(confirm=True, most_at_once=4, slurm=holds(conf)), act, collector.ingest.stream,
+            actuator_of,
+        )  # fmt: skip
+        self.desk = dispatcher_of(
+            self.store, act, [actuator], actuator_of, detection=Beyond(self.pipeline, collector),
+            now_ms=lambda: collector.now_ms, look_s=0.2, validator=self.probes.service.orders,
+        )  # fmt: skip
+        begin_acting(self.pipeline, self.probes, self.desk)
         self.probes.service.runtime.poll_s = 0.2
         collector.on_probes = self.probes.service.orders.take_results
 

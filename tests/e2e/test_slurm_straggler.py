@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from drover_agent.config import AgentConfig, SpoolConfig
-from drover_collector.actions.base import NodeState
+from drover_collector.actions.base import Actuator, NodeState
 from drover_collector.actions.node_outage import gpu_hours_lost
 from drover_collector.actions.settings import ActConfig, SlurmConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import Scontrol, SlurmNode
-from drover_collector.app import make_probes
+from drover_collector.app import begin_acting, make_probes
 from drover_collector.engine.node_state import NodeNow
 from drover_collector.notify import Outbox
 from drover_collector.pipeline.action_review import ActionReview
@@ -126,11 +126,18 @@ class Site:
             PipelineOptions(lag_ms=7000, now_ms=lambda: collector.now_ms, ceiling="enforce"),
         )  # fmt: skip
         actuator = SlurmActuator(self.slurm, 10_000)
+
+        def actuator_of(node: str) -> Actuator | None:
+            return actuator if node == NODE else None
+
+        self.probes = make_probes(
+            self.pipeline, ProbesConfig(confirm=True, most_at_once=4), ActConfig(), collector.ingest.stream, actuator_of
+        )
         self.desk = dispatcher_of(
-            self.store, ActConfig(mode="enforce"), [actuator], lambda node: actuator if node == NODE else None,
-            detection=Beyond(self.pipeline, collector), now_ms=lambda: collector.now_ms, look_s=0.2,
+            self.store, ActConfig(mode="enforce"), [actuator], actuator_of, now_ms=lambda: collector.now_ms, look_s=0.2,
+            detection=Beyond(self.pipeline, collector), validator=self.probes.service.orders,
         )  # fmt: skip
-        self.pipeline.act_by(self.desk)
+        begin_acting(self.pipeline, self.probes, self.desk)
         self.looks = 0  # at what is out, that have ended
         look = actuator.observe_all
 
@@ -140,9 +147,6 @@ class Site:
             return found
 
         actuator.observe_all = counted  # type: ignore[method-assign]  # the same, and counted
-        self.probes = make_probes(
-            self.pipeline, ProbesConfig(confirm=True, most_at_once=4), ActConfig(), collector.ingest.stream
-        )
         self.probes.service.runtime.poll_s = 0.05
         collector.on_probes = self.probes.service.orders.take_results
 

@@ -31,7 +31,7 @@ from drover_collector.incidents.book import IncidentBook
 from drover_collector.incidents.health import HealthChange
 from drover_collector.incidents.incident import closing
 from drover_collector.policy.circuit_breaker import of_guard
-from drover_collector.policy.decider import UNSEEN, Decider, came_back
+from drover_collector.policy.decider import UNSEEN, Decider, LiveFleet, came_back
 from drover_collector.policy.guard import Census, hold
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
@@ -77,6 +77,7 @@ class Engine:
         started_ms: int,
         detectors: Sequence[Detector] = DETECTORS,
         ceiling: str = "observe",
+        live: LiveFleet | None = None,
     ) -> None:
         self.index = index
         self._context = DetectorContext(started_ms, Inventory(index), seconds={d.name: 0.0 for d in detectors})
@@ -84,8 +85,7 @@ class Engine:
         self._runner = DetectorRunner(index, detectors, self._context)
         self._boots = Boots(index)
         self._warmup: DetectorWarmup | None = None
-        self.decider = decider = Decider(index, policy, ceiling)
-        decider.back = self._back_ms
+        self.decider = decider = Decider(index, policy, ceiling, live, self._back_ms)
         self._book = IncidentBook(
             index,
             {d.name: d.quiet_ms for d in detectors},

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -69,13 +69,23 @@ class Pauses:
         return start_ms + BUCKET_MS > paused_ms and start_ms < resumed_ms + SETTLE_MS
 
 
+@dataclass(frozen=True, slots=True)
+class BucketTiming:
+    """
+    Attributes:
+        lag_ms: a bucket is read so long after its end, for data that is under way.
+        wake_s: at most this long between two looks at the clock.
+        spoke_ms: node -> when the newest message of its agent came, of agents that are connected here.
+    """
+
+    lag_ms: int
+    wake_s: float = 1.0
+    spoke_ms: Callable[[], Mapping[str, int]] = dict
+
+
 class BucketLoop:
     """
-    Args:
-        wake_s: at most this long between two looks at the clock.
-        lag_ms: a bucket is read so long after its end, for data that is under way.
     Attributes:
-        spoke_ms: node -> when the newest message of its agent came, of agents that are connected here.
         next_ms: start of the next bucket.
         newest: the last bucket that was judged, or the newest of the past.
         past: of before the start, until it is taken up.
@@ -83,10 +93,9 @@ class BucketLoop:
     """
 
     def __init__(
-        self, store: Store, index: FleetIndex, ticks: Ticks, now_ms: Callable[[], int], lag_ms: int, wake_s: float
+        self, store: Store, index: FleetIndex, ticks: Ticks, now_ms: Callable[[], int], timing: BucketTiming
     ) -> None:
-        self.spoke_ms: Callable[[], Mapping[str, int]] = dict
-        self.lag_ms, self.wake_s = lag_ms, wake_s
+        self.lag_ms, self.wake_s, self.spoke_ms = timing.lag_ms, timing.wake_s, timing.spoke_ms
         self.inventories = Inventories(store)
         self.next_ms = now_ms() // BUCKET_MS * BUCKET_MS  # a replay of an export begins with this one too
         self.newest: Bucket | None = None

@@ -55,9 +55,12 @@ class _Result:
 class OutcomeWriter:
     """Outcomes on their way into the store. `put` in the engine's thread; `stop` ends the thread that stores.
 
+    Args:
+        known: incidents, for messages that are due because time has passed.
+        watched: returns the nodes whose every finding is stored.
+
     Attributes:
         takers: called with each stored outcome; again with the same one after a store failed.
-        watched: nodes whose every finding is stored.
     """
 
     def __init__(
@@ -67,11 +70,11 @@ class OutcomeWriter:
         ticks: Ticks,
         now_ms: Callable[[], int],
         known: Callable[[], Mapping[str, Incident]] = dict,
+        watched: Callable[[], Set[str]] = frozenset,
     ) -> None:
         self._store, self._outbox, self._ticks, self._now_ms = store, outbox, ticks, now_ms
         self.takers: list[Callable[[Outcome], None]] = []
-        self.known = known  # incidents, for messages that are due because time has passed
-        self.watched: Callable[[], Set[str]] = frozenset
+        self.known, self.watched = known, watched
         self._repeats = RepeatFilter()
         self._waiting: deque[_Result] = deque()  # the first is under way
         self._changed = threading.Condition()

@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -36,7 +36,7 @@ from drover_collector.notify.incident_updates import (
     of_outages,
 )
 from drover_collector.notify.silences import KEPT_MS as SILENCES_MS
-from drover_collector.pipeline.bucket_loop import BucketLoop
+from drover_collector.pipeline.bucket_loop import BucketLoop, BucketTiming
 from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.outcome_writer import OutcomeWriter
 from drover_collector.pipeline.restore import (
@@ -49,6 +49,7 @@ from drover_collector.pipeline.restore import (
 from drover_collector.pipeline.stats import Rate, Ticks
 from drover_collector.pipeline.store_follower import REPORTING_MS, StoreFollower
 from drover_collector.policy import diff as policy_diff
+from drover_collector.policy.decider import LiveFleet
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.store import Store
@@ -67,6 +68,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+UNANSWERED = Survey(closed=None)  # before the schedulers have answered
 LATE_SETTLE_MS = 60_000  # a fleet that is behind sends late rows all the time; rolling up after each costs too much
 STEP_MS = 10_000  # a step of the clock: the wall clock gained or lost this much against the time since boot
 PROMPT_MS = 60_000  # events that a crash left for no longer than this are judged at once: no node boots so fast
@@ -201,12 +203,11 @@ class PolicyInForce:
 class PipelineOptions:
     """
     Attributes:
-        lag_ms, wake_s: see `BucketLoop`.
+        lag_ms, wake_s, spoke_ms: see `BucketTiming`.
         ceiling: the mode beyond which no policy goes, `[act] mode` of the settings.
         watch: of the policy's file. None: it has none.
         boot_ms: see `StepClock`.
         lease: None: there is no other collector.
-        spoke_ms: see `BucketLoop`.
     """
 
     lag_ms: int
@@ -251,9 +252,9 @@ class Pipeline:
         self.ticks = Ticks()
         self.rate = Rate()  # of samples taken in
         self.incidents: Mapping[str, Incident] = {}
-        self.saving = OutcomeWriter(store, outbox, self.ticks, now_ms, lambda: self.incidents)
-        self.buckets = BucketLoop(store, index, self.ticks, now_ms, options.lag_ms, options.wake_s)
-        self.buckets.spoke_ms = options.spoke_ms
+        self.saving = OutcomeWriter(store, outbox, self.ticks, now_ms, lambda: self.incidents, self._validating)
+        timing = BucketTiming(options.lag_ms, options.wake_s, options.spoke_ms)
+        self.buckets = BucketLoop(store, index, self.ticks, now_ms, timing)
         self._clock = StepClock(now_ms, options.boot_ms)
         self._judge = ThreadPoolExecutor(1, "engine")
         self._events = EventQueue(self.ticks)
@@ -349,13 +350,20 @@ class Pipeline:
     def act_by(self, dispatcher: ActionDispatcher) -> None:
         """Hand decisions to act to `dispatcher`, while this collector leads. Call it before `start`."""
         self.dispatcher = dispatcher
-        outages = dispatcher.context.outages
-        outages.subscribe(self.take_outages)
-        self.engine.decider.away = None if dispatcher.surveys else frozenset()
-        self.engine.decider.leaving = outages.out_or_leaving
-        self.saving.takers.append(lambda outcome: dispatcher.take(outcome.decisions, outcome.incidents))
-        # Findings since its probes were asked for withhold a node's return: every one of them is stored.
-        self.saving.watched = lambda: {n for n, o in outages.current.items() if o.stage is Health.VALIDATING}
+        dispatcher.context.outages.subscribe(self.take_outages)
+        if dispatcher.surveys:
+            self.engine.on_survey(UNANSWERED)
+        # First of all: what a drain needs must not wait for others that fail.
+        self.saving.takers.insert(0, lambda outcome: dispatcher.take(outcome.decisions, outcome.incidents))
+
+    def _validating(self) -> Set[str]:
+        """Return the nodes under validation. Their findings may withhold the return, so every one of them is stored."""
+        if self.dispatcher is None:
+            return frozenset()
+        return {n for n, o in self.dispatcher.context.outages.current.items() if o.stage is Health.VALIDATING}
+
+    def _leaving(self) -> Set[str]:
+        return frozenset() if self.dispatcher is None else self.dispatcher.context.outages.out_or_leaving()
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Judge events that ingest has stored, soon. From any thread; returns at once.
@@ -555,12 +563,9 @@ class Pipeline:
         self.saving.put(Outcome(), (), [Audit(f"clock {at_ms}", at_ms, "drover", CLOCK, "", text, state=str(step_ms))])
 
     def _engine(self, started_ms: int) -> Engine:
-        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling)
-        engine.decider.live = True
-        if self.dispatcher is not None:
-            if self.dispatcher.surveys:
-                engine.decider.away = None  # until the schedulers have answered
-            engine.decider.leaving = self.dispatcher.context.outages.out_or_leaving
+        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=LiveFleet(self._leaving))
+        if self.dispatcher is not None and self.dispatcher.surveys:
+            engine.on_survey(UNANSWERED)
         return engine
 
     def _note_settings(self) -> None:

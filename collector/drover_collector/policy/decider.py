@@ -58,11 +58,24 @@ UNSEEN = "the scheduler has not answered yet: who is out of service is not known
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
 
 
+@dataclass(frozen=True, slots=True)
+class LiveFleet:
+    """What only a running collector has, not a recorded fleet.
+
+    Attributes:
+        leaving: returns the nodes that are out or about to go out.
+    """
+
+    leaving: Callable[[], Set[str]] = frozenset
+
+
 class Decider:
     """Keeps the state of each decision, so that only what has changed is decided again.
 
     Args:
         ceiling: the mode beyond which no policy goes: `[act] mode` of the settings.
+        live: None: the fleet is recorded. Its schedulers cannot be asked, so silence alone means that a node is dead.
+        back: returns since when all members of an incident answer again; None: they do not.
 
     Attributes:
         standing: (incident, node) -> its newest decision.
@@ -71,15 +84,18 @@ class Decider:
         away: nodes that their scheduler gives no work, no matter who closed them. None: unknown, as not every
             scheduler has answered; then no node is closed.
         answers: node -> whether its slurmd or kubelet answers its scheduler; a node that is missing: unknown.
-        live: schedulers may be asked, so a missing answer is a doubt. A recorded fleet has none: there silence alone
-            means that a node is dead.
-        leaving: returns the nodes that are out or about to go out.
-        back: returns since when all members of an incident answer again; None: they do not.
         maintenance: nodes that people work on now, each with a sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
     """
 
-    def __init__(self, index: FleetIndex, policy: Policy, ceiling: str = "observe") -> None:
+    def __init__(
+        self,
+        index: FleetIndex,
+        policy: Policy,
+        ceiling: str = "observe",
+        live: LiveFleet | None = None,
+        back: Callable[[Incident], int | None] = lambda _: None,
+    ) -> None:
         self.index = index
         self.policy = policy
         self.ceiling = ceiling
@@ -88,10 +104,8 @@ class Decider:
         self.duties: dict[str, NodeOutage] = {}
         self.away: Set[str] | None = frozenset()
         self.answers: Mapping[str, bool] = {}
-        self.live = False
-        self.leaving: Callable[[], Set[str]] = frozenset
         self.maintenance: Mapping[str, str] = {}
-        self.back: Callable[[Incident], int | None] = lambda _: None
+        self._live, self._back = live, back
         self._steps = ClockSteps()  # of the clock
         self.breaker = Breaker(index, self._steps)
         self.pace = Pace(self._steps)
@@ -148,7 +162,7 @@ class Decider:
 
         True for other incidents, which do not rest on silence.
         """
-        if incident.cause != SILENT or incident.node is None or not self.live:
+        if incident.cause != SILENT or incident.node is None or self._live is None:
             return True
         answers = self.answers.get(incident.node)
         return None if answers is None else not answers
@@ -161,7 +175,7 @@ class Decider:
         """
         outcomes = ("act", "would_act") if said and not really else ("act",)
         gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
-        gone |= frozenset() if really else self.leaving()
+        gone |= frozenset() if really or self._live is None else self._live.leaving()
         for key, decision in self.standing.items():
             if decision.wanted in DISRUPTIVE and decision.outcome in outcomes and key not in self.failed:
                 node = key[1]
@@ -469,7 +483,7 @@ class Decider:
             return Hold(DecisionCause.MAINTENANCE, self.maintenance[node])
         if verdict.wanted not in DISRUPTIVE:
             return None
-        if (back_ms := self.back(incident)) is not None:
+        if (back_ms := self._back(incident)) is not None:
             return Hold(DecisionCause.RECOVERED, came_back(node, back_ms))
         said = verdict.mode == "observe"
         if self.away is None and not said:
@@ -497,7 +511,8 @@ class Decider:
         open_ = [i for i in incidents if i.closed_ms is None]
         dead = {node for i in open_ if i.cause in DEAD for node, _ in i.members}
         silent = {node for i in open_ if i.cause == SILENT for node, _ in i.members} - dead - closed
-        if self.live:  # a node that its scheduler reaches is in service; if unknown, the worse case counts for others
+        if self._live is not None:
+            # A node that its scheduler reaches is in service. If unknown, the worse case counts for others.
             doubtful = {node for node in silent if node not in self.answers}
             silent = {node for node in silent if not self.answers.get(node, False)}
         else:

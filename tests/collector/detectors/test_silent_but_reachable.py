@@ -10,7 +10,7 @@ import pytest
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
 from drover_collector.engine.engine import LAG_MS, Engine
 from drover_collector.engine.node_state import Survey
-from drover_collector.policy.decider import Decider
+from drover_collector.policy.decider import Decider, LiveFleet
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
     Decision,
@@ -31,8 +31,8 @@ def silent(node: str, *others: str) -> Incident:
 
 
 def decider(answers: Mapping[str, bool], mode: str = "enforce") -> Decider:
-    subject = Decider(INDEX, policy(mode, HALF), "enforce")
-    subject.live, subject.answers = True, answers
+    subject = Decider(INDEX, policy(mode, HALF), "enforce", LiveFleet())
+    subject.answers = answers
     return subject
 
 
@@ -109,8 +109,7 @@ def wanted_of(live: bool, survey: Survey | None) -> tuple[set[tuple[str, str]], 
     """Decisions on a node that is silent for 8 minutes, and its incident, of an engine in enforce mode."""
     index = small_fleet()
     enforce = dataclasses.replace(Policy.named("nvidia"), mode="enforce", guard=OPEN)
-    engine = Engine(index, enforce, START_MS, ceiling="enforce")
-    engine.decider.live = live
+    engine = Engine(index, enforce, START_MS, ceiling="enforce", live=LiveFleet() if live else None)
     if survey is not None:
         engine.on_survey(survey)
     made, known = list[Decision](), dict[str, Incident]()

@@ -355,7 +355,7 @@ def test_a_node_that_falls_silent_is_found(store: Store, index: FleetIndex) -> N
             await advance(pipeline, clock, T0 + 100_000 + LAG_MS)
         (incident,) = store.incidents.newest("open")
         assert (incident.node, incident.cause) == ("n3", "silent")
-        assert pipeline.engine.decider.live, "the scheduler's word on it counts, or that there is none"
+        assert pipeline.engine.decider._live, "the scheduler's word on it counts, or that there is none"
 
     asyncio.run(scenario())
 
