@@ -61,7 +61,7 @@ def test_a_bad_setting_is_one_line_and_exit_code_2(
         ("mysql://u:geheim@host/x", "not a store"),
     ],
 )
-def test_a_url_that_is_none_is_told_by_check_too(
+def test_a_url_that_is_none_is_reported_by_check_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str, says: str
 ) -> None:
     path = write(tmp_path)
@@ -84,7 +84,7 @@ def test_more_to_keep_free_than_the_disk_has(tmp_path: Path) -> None:
     assert "store.keep_free_bytes: 1000000000000000000 is more than the store's disk has" in done.stderr
 
 
-def test_check_tells_what_run_would_say_of_the_stores_folder(
+def test_check_says_what_run_would_say_of_the_stores_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path)
@@ -111,7 +111,7 @@ def test_check_tells_what_run_would_say_of_the_stores_folder(
     assert not (tmp_path / "store").exists(), "nothing was made"
 
 
-def test_check_beside_a_running_collector_says_who_has_the_store(
+def test_check_next_to_a_running_collector_says_who_has_the_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path)
@@ -153,7 +153,7 @@ def test_a_broken_policy_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("ago_s", "told"), [(3600, ""), (-60, ""), (1830 * 86_400, "1830 days ago"), (-86_400, "1.0 ")]
 )
-def test_a_clock_that_is_far_from_the_store_s_last_write_is_told(
+def test_a_clock_that_is_far_from_the_store_s_last_write_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ago_s: float, told: str
 ) -> None:
     path = write(tmp_path)

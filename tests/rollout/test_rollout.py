@@ -132,7 +132,7 @@ def test_keys_are_their_services_alone(fleet: Fleet) -> None:
 
 
 @pytest.mark.timeout(PLAY_S)
-def test_an_agent_one_version_newer_than_its_collector_is_heard(fleet: Fleet) -> None:
+def test_an_agent_one_version_newer_than_its_collector_reports(fleet: Fleet) -> None:
     code, text = fleet.play("upgrade.yml", "-e", f"drover_version={NEW}", "--tags", "agent", "--limit", "gpu3")
     assert code == 0, text[-3000:]
     assert fleet.release("head", "current") == OLD
@@ -202,7 +202,7 @@ def enrolment(authority: Path) -> Iterator[str]:
 
 
 @pytest.mark.timeout(PLAY_S)
-def test_a_node_that_is_installed_anew_enrols_by_a_token(fleet: Fleet) -> None:
+def test_a_node_that_is_installed_again_enrols_by_a_token(fleet: Fleet) -> None:
     host = next(host for host in fleet.hosts if host.name == ENROLLED)
     host.ssh("systemctl stop drover-agent && rm -r /etc/drover/tls")
     authority = fleet.folder / "authority"
@@ -243,7 +243,7 @@ def test_a_broken_version_stops_at_the_first_batch_and_goes_back(fleet: Fleet) -
 
 
 @pytest.mark.timeout(PLAY_S)
-def test_an_agent_that_runs_and_is_not_heard_goes_back_with_its_settings(fleet: Fleet) -> None:
+def test_an_agent_that_runs_and_does_not_report_goes_back_with_its_settings(fleet: Fleet) -> None:
     inventory = fleet.folder / "inventory.yml"
     before = inventory.read_text()
     wanted = json.loads(before)
@@ -261,7 +261,7 @@ def test_an_agent_that_runs_and_is_not_heard_goes_back_with_its_settings(fleet: 
 
 
 @pytest.mark.timeout(PLAY_S)
-def test_an_agent_that_is_heard_and_does_not_stay_up_goes_back(fleet: Fleet) -> None:
+def test_an_agent_that_reports_and_does_not_stay_up_goes_back(fleet: Fleet) -> None:
     host = next(host for host in fleet.hosts if host.name == "gpu2")
     drop_in = host.root / "etc/systemd/system/drover-agent.service.d/test.conf"
     drop_in.parent.mkdir(exist_ok=True)

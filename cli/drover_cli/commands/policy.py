@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("policy", metavar="FILE", help="policy file, or nvidia, strict, cautious")
     diff = parts.add_parser("diff", help="how two policies differ; exit code 1 if they do")
     diff.add_argument("a", metavar="A", help="policy file, or nvidia, strict, cautious")
-    diff.add_argument("b", metavar="B", help="likewise")
+    diff.add_argument("b", metavar="B", help="the policy to compare with: as A")
     back = parts.add_parser("backtest", help="what a policy would have done, against what another one would have")
     client.add_arguments(back)
     back.add_argument("policy", metavar="POLICY", help="policy file, or nvidia, strict, cautious")

@@ -103,7 +103,8 @@ def report(result: Score) -> dict[str, Any]:
         "hard_negatives": result.negatives,
         "tolerated_on_negatives": result.tolerated,
         "missed": [lost(label) for label in result.missed],
-        "told_otherwise": result.otherwise,
+        "reported_otherwise": result.otherwise,
+        "told_otherwise": result.otherwise,  # the name in 0.1; gone in the next release
         "false_notes": result.false_notes,
         "gpu_days": result.gpu_days,
     }

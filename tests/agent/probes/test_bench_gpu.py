@@ -52,7 +52,7 @@ def test_once_reads_every_metric_or_says_why(bench: ModuleType, tmp_path: Path) 
     assert not bench.judge_once(seen | {"entities": []})["holds"]
 
 
-def test_the_cost_of_each_call_is_told_at_the_agents_pace(
+def test_the_cost_of_each_call_is_reported_at_the_agents_pace(
     bench: ModuleType, fake_nvml: FakeNvml, tmp_path: Path
 ) -> None:
     fake_nvml.cost(0, "nvmlDeviceGetTemperatureV", 2000)
@@ -115,7 +115,7 @@ def test_recordings_of_real_gpus_are_whole(bench: ModuleType, recorded: dict[str
     ],
     ids=["the same", "slower by 5 %", "no more than windows without differ", "faster"],
 )
-def test_a_slower_loop_is_told_from_noise(
+def test_a_slower_loop_is_distinguished_from_noise(
     bench: ModuleType, with_: tuple[float, ...], without: tuple[float, ...], holds: bool
 ) -> None:
     pairs = zip(without, with_, strict=True)

@@ -73,6 +73,6 @@ def test_a_device_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytes
     assert "cannot be opened by this user" in line.text
 
 
-def test_the_version_is_that_of_the_torch_beside_the_agent() -> None:
+def test_the_version_is_that_of_the_torch_next_to_the_agent() -> None:
     found = check_probes.torch_version()
     assert bool(found) == (importlib.util.find_spec("torch") is not None)

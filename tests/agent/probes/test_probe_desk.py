@@ -377,7 +377,7 @@ def serve(folder: ExchangeFolder) -> subprocess.Popen[str]:
     return subprocess.Popen([*SERVE, str(folder.root)], stderr=subprocess.PIPE, text=True)
 
 
-def test_a_request_over_the_stream_is_probed_and_told_once_though_the_agent_is_killed(tmp_path: Path) -> None:
+def test_a_request_over_the_stream_is_probed_and_reported_once_though_the_agent_is_killed(tmp_path: Path) -> None:
     """The real agent, service and probe; the collector stands in. It asks on each stream anew, with the same id."""
     pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
     folder = ExchangeFolder(tmp_path / "spool/probes")

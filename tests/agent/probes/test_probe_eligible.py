@@ -124,7 +124,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eligible, "LOOK_S", 0.02)
 
 
-def test_the_guard_tells_a_process_of_another_session_and_no_other(free: FakeNvml, job: int) -> None:
+def test_the_guard_finds_a_process_of_another_session_and_no_other(free: FakeNvml, job: int) -> None:
     own = os.getsid(0)
     with Guard(gpus_of(look(), 0, 3)) as guard:
         settled(guard)
@@ -157,7 +157,7 @@ def test_a_process_out_of_sight_that_stays_counts(free: FakeNvml) -> None:
             assert guard.needed(session) == "GPU 0 is held by process 2000000000 (not to be seen from here)"
 
 
-def test_a_driver_that_says_no_more_who_holds_its_gpus_ends_the_probe(free: FakeNvml) -> None:
+def test_a_driver_that_no_longer_says_who_holds_its_gpus_ends_the_probe(free: FakeNvml) -> None:
     with Guard(gpus_of(look(), 0)) as guard:
         settled(guard)
         free.lose(0)

@@ -66,7 +66,9 @@ def test_one_bit_of_one_in_a_million_products_names_the_gpu(tmp_path: Path) -> N
     assert judged(report) == {0: True, 1: False, 2: True}
 
 
-def test_a_probe_that_hangs_is_told_ended_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_is_reported_ended_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner, "SLACK_S", 0.5)
     sessions: list[int] = []
     request = Request(("launch", "gemm_bf16"), scale=0.01, folder=str(tmp_path))

@@ -30,7 +30,7 @@ def connects(place: tuple[str, int], source: str) -> bool:
     return True
 
 
-def test_the_rendezvous_hears_its_partners_alone_and_at_one_address() -> None:
+def test_the_rendezvous_answers_its_partners_alone_and_at_one_address() -> None:
     with listening("127.0.0.1", 0, ["127.0.0.1", "127.0.0.3"]) as open_:
         place = open_.getsockname()
         assert place[0] == "127.0.0.1"
@@ -94,7 +94,7 @@ def met(present: int, nodes: int, join_s: float, folder: Path) -> list[Report]:
         return list(pool.map(one, range(present)))
 
 
-def test_two_nodes_meet_and_measure_and_a_third_one_that_never_comes_is_told_by_name(tmp_path: Path) -> None:
+def test_two_nodes_meet_and_measure_and_a_third_one_that_never_comes_is_reported_by_name(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
     for report in met(2, 2, 60.0, tmp_path):
         assert (report.end, report.detail) == (End.DONE, "")

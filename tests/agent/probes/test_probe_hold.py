@@ -61,7 +61,7 @@ def test_a_job_that_must_end_waits_until_the_probe_has_given_way(
     assert (job.returncode, said) == (0, f"{hold.WANTED}; the probe has given way\n")
 
 
-def test_a_job_that_is_killed_tells_too(job: subprocess.Popen[str]) -> None:
+def test_a_job_that_is_killed_reports_too(job: subprocess.Popen[str]) -> None:
     held = joined()
     job.kill()
     wait_until(held.lost, "the probe is told")

@@ -95,7 +95,7 @@ def test_a_start_that_hangs_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
         ("exit", End.CRASHED, "ended with code 3 during gemm_bf16, GPU 7: bf16 8192: no such device"),
     ],
 )
-def test_a_crash_tells_how_and_in_what(part: str, end: End, text: str) -> None:
+def test_a_crash_is_reported_with_how_and_in_what(part: str, end: End, text: str) -> None:
     report = run(part, gpus=TWO)
     assert (report.end, report.probe, report.gpu) == (end, "gemm_bf16", 7)
     assert text in report.detail
@@ -148,7 +148,7 @@ def test_settings_that_would_falsify_a_figure_do_not_reach_the_process_nor_does_
     assert pipe == f"{folder}/no-mps", "a folder without a daemon"
 
 
-def test_a_folder_that_another_run_cleared_up_before_it_was_locked_is_made_anew(
+def test_a_folder_that_another_run_cleared_up_before_it_was_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, taken = tempfile.mkdtemp, []
@@ -248,7 +248,7 @@ def test_what_ends_the_run_later_counts_more_than_a_failure() -> None:
     )
 
 
-def test_the_real_process_tells_a_failure_from_what_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_process_distinguishes_a_failure_from_what_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(context: Context, name: str) -> Iterator[Result]:
         yield Result(name, 0, 5.0, "us")
         raise RuntimeError("CUDA error: device-side assert\nsecond line")
@@ -281,7 +281,7 @@ def test_a_timeout_names_what_it_was_in() -> None:
 
 
 @pytest.mark.parametrize("part", ["obedient", "deaf"])
-def test_it_gives_way_told_first_and_killed_if_it_does_not_listen(
+def test_it_gives_way_asked_first_and_killed_if_it_does_not_listen(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "TERM_S", 2.0)  # a loaded machine is no deaf process

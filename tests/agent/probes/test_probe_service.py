@@ -219,7 +219,7 @@ def running(folder: ExchangeFolder, play: Callable[[str], None]) -> Iterator[Ser
     assert not thread.is_alive()
 
 
-def test_told_to_stop_it_answers_what_it_is_at_and_leaves_the_rest(running: Service, folder: ExchangeFolder) -> None:
+def test_asked_to_stop_it_answers_what_it_is_at_and_leaves_the_rest(running: Service, folder: ExchangeFolder) -> None:
     running.stop()
     wait_until(lambda: folder.ids(folder.results) == ["r1"], "the result")
     answer = read_answer(folder.results / "r1.json")

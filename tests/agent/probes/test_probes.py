@@ -72,7 +72,7 @@ def test_levels_hold_each_other() -> None:
 @pytest.mark.parametrize(
     "name", ["gemm_fp32", "hbm_copy", "launch", "p2p", "sdc", "memory_pattern", "disk_read", "soak"]
 )
-def test_told_to_stop_it_ends_between_two_measurements(name: str, tmp_path: Path) -> None:
+def test_asked_to_stop_it_ends_between_two_measurements(name: str, tmp_path: Path) -> None:
     given = replace(context(tmp_path, seconds=60.0), stopping=lambda: True)
     with pytest.raises(InterruptedError):
         run(name, given)
@@ -107,7 +107,7 @@ def test_a_product_with_one_changed_bit_is_found_and_the_odd_device_named(tmp_pa
     assert "another answer than 2 devices of its model" in always.detail
 
 
-def test_two_devices_that_disagree_are_both_told_for_no_majority_says_which_is_right() -> None:
+def test_two_devices_that_disagree_are_both_reported_for_no_majority_says_which_is_right() -> None:
     answers = {TWO[0]: {("bf16", 64): 1}, TWO[1]: {("bf16", 64): 2}}
     assert {device for device, _ in sdc.odd_ones(answers)} == set(TWO)
 
@@ -193,7 +193,7 @@ def test_the_inlet_is_read_here_where_nobody_gives_it_or_said_to_be_absent(tmp_p
     assert inlet.inlet_c(tmp_path, none) == (23.5, "")
 
 
-def test_a_slow_bmc_is_waited_for_and_one_that_is_mute_told(tmp_path: Path) -> None:
+def test_a_slow_bmc_is_waited_for_and_a_mute_one_is_reported(tmp_path: Path) -> None:
     (tmp_path / "ipmi0").touch()
     program = tmp_path / "ipmitool"
     program.write_text("#!/bin/sh\necho 'Inlet Temp,21,degrees C,ok'\n")
@@ -243,7 +243,7 @@ def test_a_soak_has_settled_when_the_temperature_has_not_moved_for_15_s() -> Non
     assert not soak.settled([look for look in rising if look.at_s <= 20])
 
 
-def test_timing_is_the_median_and_tells_how_far_repeats_lie_apart() -> None:
+def test_timing_is_the_median_and_shows_how_far_repeats_lie_apart() -> None:
     assert timing.variation([1.0, 1.0, 1.0]) == 0
     assert timing.variation([9.0, 11.0]) == pytest.approx(2**0.5 / 10)
     measured = timing.time_calls(torch, TWO[0], lambda: None, 0.01, lambda: False)
@@ -257,7 +257,7 @@ def test_a_disk_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (result.value, result.detail) == (None, f"too little free space in {tmp_path}")
 
 
-def test_a_slow_disk_is_measured_by_what_it_takes_in_time_and_tells_that_it_goes_on(
+def test_a_slow_disk_is_measured_by_what_it_takes_in_time_and_the_probe_says_that_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that takes 40 s for the whole file, which no probe may be silent for."""

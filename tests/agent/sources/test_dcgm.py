@@ -92,7 +92,7 @@ def test_a_case_gives_every_metric_of_the_catalog_a_value_of_its_own() -> None:
     assert len(set(row["values"].values())) >= len(row["values"]) - 3, "flags are alike"
 
 
-def test_a_gpu_that_nvml_does_not_tell_in_time_is_taken_from_the_page(page: Served) -> None:
+def test_a_gpu_that_nvml_does_not_report_in_time_is_taken_from_the_page(page: Served) -> None:
     gpus = Gpus()
     dcgm = source(page, gpus)
     assert not dcgm.read(T).rows, "NVML may be about to open"
@@ -236,7 +236,7 @@ def test_a_page_that_an_ordinary_user_serves_unasked_is_not_believed(
     assert not gpus.profiled_elsewhere, "NVML profiles again"
 
 
-def test_whoever_listens_is_known_by_the_kernel(tmp_path: Path) -> None:
+def test_the_process_that_listens_is_known_by_the_kernel(tmp_path: Path) -> None:
     user = 1001 if os.geteuid() == 0 else os.geteuid()
     with socket.create_server(("127.0.0.1", 0)) as own:
         ours = own.getsockname()[1]
@@ -253,7 +253,7 @@ def test_whoever_listens_is_known_by_the_kernel(tmp_path: Path) -> None:
         user_listening(tmp_path, 9400)
 
 
-def test_a_page_named_in_the_settings_that_is_no_exporter_is_told_once(
+def test_a_page_named_in_the_settings_that_is_no_exporter_is_reported_once(
     page: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     page.body = b"go_threads 7\n"
@@ -268,7 +268,7 @@ def xid_page(code: int) -> bytes:
     return f'{PAGE}DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="{UUID}"}} {code}\n'.encode()
 
 
-def test_an_xid_is_an_event_only_where_nobody_else_tells_it(page: Served, tmp_path: Path) -> None:
+def test_an_xid_is_an_event_only_where_nobody_else_reports_it(page: Served, tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     for gpus, kmsg, told in ((with_nvml(), None, False), (Gpus(), log, False), (Gpus(), None, True)):
         log.write_text("")
@@ -289,7 +289,7 @@ def test_an_xid_is_an_event_only_where_nobody_else_tells_it(page: Served, tmp_pa
     assert dcgm.read(T + GRACE_MS + 10_000).events, "a kernel log that cannot be read tells nothing"
 
 
-def test_beside_nvml_each_metric_of_a_gpu_and_of_an_instance_comes_from_one_of_the_two(
+def test_with_nvml_each_metric_of_a_gpu_and_of_an_instance_comes_from_one_of_the_two(
     fake_nvml: FakeNvml, page: Served
 ) -> None:
     fake_nvml.mig(0, [0])

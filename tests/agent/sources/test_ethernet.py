@@ -29,7 +29,7 @@ def test_case(case: Path, tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_port_that_is_switched_on_later_is_told_and_stays(tmp_path: Path) -> None:
+def test_a_port_that_is_switched_on_later_is_reported_and_stays(tmp_path: Path) -> None:
     plant(CARDS / "tree.txt", tmp_path)
     source = EthernetSource("n1", tmp_path / "sys")
     first = source.read(T)

@@ -58,7 +58,7 @@ def test_an_instance_is_known_by_its_number_while_it_is_there() -> None:
     assert gpus.instance(1, 3) is None
 
 
-def test_the_instances_of_a_gpu_are_told_as_a_whole() -> None:
+def test_the_instances_of_a_gpu_are_reported_as_a_whole() -> None:
     gpus = Gpus()
     gpus.set_entity(WHOLE)
     gpus.set_instances(1, (SLICE,))

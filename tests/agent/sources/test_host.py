@@ -231,7 +231,7 @@ def test_a_disk_that_comes_is_counted_from_the_next_slow_read_on(node: Path) -> 
     assert (row["disk_read_bytes_per_s"], row["disk_write_bytes_per_s"]) == (2000 * 512, 4000 * 512)
 
 
-def test_what_is_told_of_the_agent_itself_is_this_process(node: Path) -> None:
+def test_what_is_reported_of_the_agent_itself_is_this_process(node: Path) -> None:
     host = source(node)
     host.read(T)
     row = values(host.read(T + 1000))

@@ -67,7 +67,7 @@ def test_what_boards_say(case: Path, tmp_path: Path) -> None:
         source.close()
 
 
-def test_hwmon_comes_first_and_the_board_is_not_asked_where_it_tells_everything(tmp_path: Path) -> None:
+def test_hwmon_comes_first_and_the_board_is_not_asked_where_it_reports_everything(tmp_path: Path) -> None:
     board = Board(tmp_path, f"touch {tmp_path}/asked")
     hwmon = "class/hwmon/hwmon1"
     write(board.sys, "class/hwmon/hwmon0/temp1_label", "CPU Package\n")
@@ -101,7 +101,7 @@ def test_what_is_not_there_is_unsupported(tmp_path: Path, device: bool) -> None:
     assert (reading.rows, absent(reading)) == ([], dict.fromkeys(METRICS, Absent.UNSUPPORTED))
 
 
-def test_a_device_that_may_not_be_opened_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_may_not_be_opened_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board = Board(tmp_path, "exit 0")
     tmp_path.chmod(0o755)
     (tmp_path / "dev/ipmi0").chmod(0)

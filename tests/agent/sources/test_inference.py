@@ -107,7 +107,7 @@ def kept(tmp_path: Path) -> tuple[Batcher, Absences]:
     return Batcher(SchemaRegistry.load(tmp_path / "dictionary.json", None), absences, 10_000), absences
 
 
-def test_a_server_that_is_back_and_idle_is_lost_no_more(tmp_path: Path) -> None:
+def test_a_server_that_is_back_and_idle_is_no_longer_lost(tmp_path: Path) -> None:
     idle = (
         PAGE % 7
         + 'vllm:time_to_first_token_seconds_bucket{le="1",model_name="m"} 4\n'
@@ -207,7 +207,7 @@ def test_a_model_that_is_unloaded_is_lost_and_its_neighbour_is_not(page: Served)
     assert "n1/chat:a" not in absences(inference.read(T))
 
 
-def test_a_second_model_stays_told_apart_when_it_is_gone_again(page: Served) -> None:
+def test_a_second_model_stays_distinguished_when_it_is_gone_again(page: Served) -> None:
     inference = source(page)
     one, two = (f'vllm:num_requests_running{{model_name="{name}"}} 1\n' for name in ("one", "two"))
     keys = []

@@ -66,7 +66,7 @@ def test_error_counters_are_read_once_in_ten_seconds(node: Path) -> None:
     assert row(source.read(T + 10_000), "mlx5_0")["symbol_errors"] == 12
 
 
-def test_the_rate_of_a_link_is_told_when_it_comes_up_and_while_it_is_up_once_in_ten_seconds(node: Path) -> None:
+def test_the_rate_of_a_link_is_reported_when_it_comes_up_and_while_it_is_up_once_in_ten_seconds(node: Path) -> None:
     source = InfinibandSource("n1", node / "sys")
     assert row(source.read(T), "mlx5_0")["rate_gbps"] == 400
     (node / PORT / "rate").write_text("200 Gb/sec (4X HDR)\n")
@@ -108,7 +108,7 @@ def test_a_device_that_comes_later_is_found(tmp_path: Path) -> None:
     assert reading.inventory["nic.mlx5_1.firmware"] == "28.39.1002"
 
 
-def test_nothing_is_told_of_the_cards_again_within_a_minute(node: Path) -> None:
+def test_nothing_is_reported_of_the_cards_again_within_a_minute(node: Path) -> None:
     source = InfinibandSource("n1", node / "sys", gpus())
     assert source.read(T).inventory
     assert source.read(T + 1_000).inventory == {}

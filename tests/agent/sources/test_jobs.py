@@ -92,7 +92,7 @@ def start_job(proc: Path, job: int, environment: str | None = None) -> int:
     return child
 
 
-def test_changes_alone_are_told(proc: Path) -> None:
+def test_changes_alone_are_reported(proc: Path) -> None:
     gpus = node(2)
     jobs = source(gpus, proc)
     assert jobs.read(T).holdings == [(0, None), (1, None)]
@@ -128,7 +128,7 @@ def test_one_job_follows_another_without_a_gap(proc: Path) -> None:
     assert jobs.read(T).holdings == [(0, "8")]
 
 
-def test_a_job_that_ended_is_told_though_its_gpu_cannot_be_asked(proc: Path) -> None:
+def test_a_job_that_ended_is_reported_though_its_gpu_cannot_be_asked(proc: Path) -> None:
     gpus = node(1)
     jobs = source(gpus, proc)
     start_job(proc, 7, "SLURM_JOB_ID=7\0SLURM_JOB_GPUS=0\0")
@@ -208,7 +208,7 @@ def test_an_environment_is_read_in_bounds(proc: Path) -> None:
     assert jobs.read(T).holdings == [(0, "7"), (1, None)]
 
 
-def test_environments_that_may_not_be_read_are_told_as_trouble_once(
+def test_environments_that_may_not_be_read_are_reported_as_trouble_once(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = node(2)
@@ -303,7 +303,7 @@ def test_a_node_without_gpus_asks_nobody(tmp_path: Path) -> None:
     assert told(source(Gpus(), tmp_path / "there-is-none").read(T))["holdings"] == {}
 
 
-def test_all_is_told_again_when_a_reading_took_so_long_that_it_may_be_lost(
+def test_all_is_reported_again_when_a_reading_took_so_long_that_it_may_be_lost(
     proc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([0.0, 2.6, 10.0, 10.1, 15.0, 15.1])
@@ -315,7 +315,9 @@ def test_all_is_told_again_when_a_reading_took_so_long_that_it_may_be_lost(
 # ---- the agent
 
 
-def test_the_agent_tells_the_job_of_a_gpus_process_and_its_end(tmp_path: Path, proc: Path, fake_nvml: FakeNvml) -> None:
+def test_the_agent_reports_the_job_of_a_gpus_process_and_its_end(
+    tmp_path: Path, proc: Path, fake_nvml: FakeNvml
+) -> None:
     """By NVML's process list: on the stand-in the process on GPU 3 has the number 4000."""
     process(proc, 700, "slurmstepd", 1, cmdline="slurmstepd: [7.0]\0")
     process(proc, 4000, "python", 700)

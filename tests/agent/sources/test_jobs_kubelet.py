@@ -86,7 +86,7 @@ def test_a_kubelet_that_hangs_or_goes_frees_no_gpu(
     jobs.close()
 
 
-def test_a_socket_that_may_not_be_used_is_told_with_its_mend(
+def test_a_socket_that_may_not_be_used_is_reported_with_its_mend(
     proc: Path, tmp_path: Path, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def connect(self: Any, path: str) -> None:

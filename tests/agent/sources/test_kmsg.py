@@ -74,7 +74,7 @@ def test_every_kernel_code_has_a_case() -> None:
         ),
     ],
 )
-def test_what_is_not_the_same_trouble_is_told_apart(one: str, other: str) -> None:
+def test_what_is_not_the_same_trouble_is_distinguished(one: str, other: str) -> None:
     first, second = understand(one), understand(other)
     assert first is not None and second is not None
     assert (first.code, first.where) != (second.code, second.where)
@@ -82,7 +82,7 @@ def test_what_is_not_the_same_trouble_is_told_apart(one: str, other: str) -> Non
     assert again == first
 
 
-def test_a_uuid_beside_the_address_is_read() -> None:
+def test_a_uuid_next_to_the_address_is_read() -> None:
     line = understand(f"NVRM: Xid (PCI:0000:3b:00 {UUID}): 79, GPU has fallen off the bus.")
     assert line is not None
     assert (line.uuid, line.code) == (UUID, "79")
@@ -195,7 +195,7 @@ def test_backlog_and_live_lines_and_their_times(path: Path) -> None:
     assert (oom.code, oom.gpu) == ("oom", None)
 
 
-def test_a_line_that_comes_while_the_backlog_is_told_is_none_of_it(path: Path) -> None:
+def test_a_line_that_comes_while_the_backlog_is_reported_is_none_of_it(path: Path) -> None:
     """To tell of old lines takes as long as the disk does: a GPU that falls off the bus meanwhile did so now."""
     told: list[NodeEvent] = []
 
@@ -216,7 +216,7 @@ def test_a_line_that_comes_while_the_backlog_is_told_is_none_of_it(path: Path) -
     assert [(event.code, event.backlog) for event in told] == [("79", True), ("79", False), ("48", False)]
 
 
-def test_reading_goes_on_where_it_stopped_and_a_reboot_begins_anew(path: Path, tmp_path: Path) -> None:
+def test_reading_goes_on_where_it_stopped_and_a_reboot_begins_again(path: Path, tmp_path: Path) -> None:
     state = tmp_path / "kmsg.json"
     add(path, xid_line(1, 48))
     with reading(path, state) as first:
@@ -230,7 +230,7 @@ def test_reading_goes_on_where_it_stopped_and_a_reboot_begins_anew(path: Path, t
         wait_until(lambda: third.codes() == ["48", "79"])
 
 
-def test_lines_lost_between_two_runs_are_told(path: Path, tmp_path: Path) -> None:
+def test_lines_lost_between_two_runs_are_reported(path: Path, tmp_path: Path) -> None:
     state = tmp_path / "kmsg.json"
     state.write_text(json.dumps({"boot_id": "boot-1", "seq": 10}))
     add(path, xid_line(61, 79))
@@ -323,7 +323,7 @@ def test_a_line_written_to_the_real_kernel_log(tmp_path: Path) -> None:
     assert (event.code, event.gpu, event.forgeable, event.backlog) == ("79", 0, True, False)
 
 
-def test_a_live_line_is_told_with_the_time_now_though_the_kernels_clock_lags(path: Path) -> None:
+def test_a_live_line_is_reported_with_the_time_now_though_the_kernels_clock_lags(path: Path) -> None:
     """The log's clock is not disciplined: after weeks of uptime it is a minute off the one it is compared with."""
     with reading(path) as found:
         wait_until(lambda: not found.reader._backlog, "the end of the backlog")

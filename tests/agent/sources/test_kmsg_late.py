@@ -35,7 +35,7 @@ def machine(tmp_path: Path) -> Machine:
     return found
 
 
-def test_what_came_while_the_agent_was_updated_is_news_with_its_own_time_and_told_once(machine: Machine) -> None:
+def test_what_came_while_the_agent_was_updated_is_news_with_its_own_time_and_sent_once(machine: Machine) -> None:
     machine.write(line(79))
     machine.passes(600)
     with machine.read(wait_for=1):
@@ -125,7 +125,7 @@ def test_lines_of_a_machine_that_was_set_back_are_none_of_these(machine: Machine
     assert told(machine) == [("48", True), ("79", True)]
 
 
-def test_an_agent_killed_between_two_batches_tells_none_of_them_again(tmp_path: Path) -> None:
+def test_an_agent_killed_between_two_batches_sends_none_of_them_again(tmp_path: Path) -> None:
     log, state = tmp_path / "kmsg", tmp_path / "kmsg.json"
     state.write_text(json.dumps({"boot_id": "b", "seq": 0}))
     log.write_bytes(b"".join(xid(n, 79) for n in range(1, 3 * BATCH + 1)))

@@ -409,7 +409,7 @@ def test_a_clock_that_is_set_back_does_not_put_off_the_next_attempt(fake_nvml: F
     assert len(source.read(START - 3_600_000).rows) == GPUS
 
 
-def test_a_driver_that_stays_away_is_told_once(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+def test_a_driver_that_stays_away_is_reported_once(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     fake_nvml.error(0, "nvmlInitWithFlags", "DRIVER_NOT_LOADED")
     codes = [event.code for n in range(4) for event in source.read(START + n * RETRY_MS).events]
     assert codes == ["driver_missing"]

@@ -157,7 +157,7 @@ def test_a_driver_that_fails_right_after_each_start_is_started_no_more_often(
     assert len(reading.rows) == 8
 
 
-def test_a_release_that_an_agent_finds_at_its_start_is_told(fake_nvml: FakeNvml) -> None:
+def test_a_release_that_an_agent_finds_at_its_start_is_reported(fake_nvml: FakeNvml) -> None:
     """The collector forgets what an agent said when another one starts, and would take the silent GPUs for lost."""
     source = NvmlSource("node-1")
     source.release(START + 60_000)
@@ -180,7 +180,7 @@ def test_a_driver_that_hangs_when_it_is_let_go_leaves_its_gpus_absent(fake_nvml:
     assert not closing.is_alive()
 
 
-def test_what_another_reader_profiles_is_not_told_as_absent(
+def test_what_another_reader_profiles_is_not_reported_as_absent(
     fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
 ) -> None:
     """DCGM gives it every 10 s: an absence in each second between would come and go."""
@@ -195,7 +195,7 @@ def test_what_another_reader_profiles_is_not_told_as_absent(
     assert set(absent_of(source.read(START + 12_000), 1)) == named
 
 
-def test_pcie_traffic_that_nvml_refused_is_not_told_as_absent_once_another_reader_has_it(
+def test_pcie_traffic_that_nvml_refused_is_not_reported_as_absent_once_another_reader_has_it(
     fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
 ) -> None:
     fake_nvml.set(0, "gpm", 0)
@@ -326,7 +326,7 @@ def test_a_metric_that_is_not_supported_is_asked_rarely(fake_nvml: FakeNvml, sou
     assert values_of(source.read(START + REFUSED_MS), 0)["gpu_temp_c"] == 26
 
 
-def test_insufficient_permission_is_told_for_each_metric(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+def test_insufficient_permission_is_reported_for_each_metric(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     """Absent as `no-permission`, which `drover-agent check` explains; the metrics beside it are there."""
     fake_nvml.error(0, "nvmlDeviceGetComputeRunningProcesses_v3", "NO_PERMISSION")
     fake_nvml.error(0, "FI_DEV_MEMORY_TEMP", "NO_PERMISSION")

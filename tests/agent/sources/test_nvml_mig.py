@@ -158,7 +158,7 @@ def test_another_reader_of_the_profiling_counters_has_them_for_itself(
     assert "sm_active_ratio" in whole(source.read(START + 12_000), 1)
 
 
-def test_process_ids_of_each_gpu_are_told(fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus) -> None:
+def test_process_ids_of_each_gpu_are_reported(fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus) -> None:
     fake_nvml.set(2, "nvmlDeviceGetComputeRunningProcesses", 3)
     fake_nvml.set(3, "nvmlDeviceGetComputeRunningProcesses", 0)
     reading = source.read(START)

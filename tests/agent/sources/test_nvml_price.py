@@ -240,7 +240,7 @@ def test_a_plain_gpu_says_what_it_has_not(fake_nvml: FakeNvml, source: NvmlSourc
     assert set(values_of(reading, 0)) == NAMES - set(absent)
 
 
-def test_the_inventory_tells_what_each_gpu_is_and_how_it_is_set_up(fake_nvml: FakeNvml, source: NvmlSource) -> None:
+def test_the_inventory_shows_what_each_gpu_is_and_how_it_is_set_up(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     found = source.read(START).inventory
     of_one = {key.removeprefix("gpu5."): value for key, value in found.items() if key.startswith("gpu5.")}
     links = {key: of_one.pop(key) for key in list(of_one) if key.startswith("nvlink.")}
@@ -280,7 +280,7 @@ def test_the_inventory_tells_what_each_gpu_is_and_how_it_is_set_up(fake_nvml: Fa
     )
 
 
-def test_a_changed_setting_is_told_alone_and_not_by_all_gpus_in_one_tick(
+def test_a_changed_setting_is_reported_alone_and_not_by_all_gpus_in_one_tick(
     fake_nvml: FakeNvml, source: NvmlSource
 ) -> None:
     source.read(START)

@@ -152,7 +152,7 @@ def test_a_page_of_nothing_but_lines_takes_no_memory_of_its_own() -> None:
         parse(page + "\n", WANTED)
 
 
-def test_labels_of_two_lines_are_told_apart() -> None:
+def test_labels_of_two_lines_are_distinguished() -> None:
     page = 'up{a="1",b="}"} 1\nup{a="1",b="}"} 2\nup{a="2",b="}"} 3\nup{a="2",b="}"} NaN # {x="}"} 1\n'
     [(one, _), (two, _), (three, last), (four, nan)] = parse(page, WANTED)["up"]
     assert one == two == {"a": "1", "b": "}"}

@@ -230,7 +230,9 @@ def test_a_flood_is_cut_off_until_the_next_tick(listening: Listening) -> None:
         wait_until(lambda: listening.source.received > MAX_PER_TICK, "the next tick takes more")
 
 
-def test_without_a_folder_there_is_nothing_and_it_is_told_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_folder_there_is_nothing_and_it_is_reported_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ticks = Ticks()
     source = StepsSource("n1", path / "no" / "steps.sock", Gpus(), ticks)
     with caplog.at_level(logging.INFO):
@@ -247,7 +249,7 @@ def test_without_a_folder_there_is_nothing_and_it_is_told_once(path: Path, caplo
     assert not (path / "no" / "steps.sock").exists()
 
 
-def test_a_socket_that_was_removed_is_made_anew(listening: Listening) -> None:
+def test_a_socket_that_was_removed_is_made_again(listening: Listening) -> None:
     listening.ticks.now_s += RETRY_S
     listening.source.read(T)
     shutil.rmtree(listening.path.parent)
@@ -258,7 +260,7 @@ def test_a_socket_that_was_removed_is_made_anew(listening: Listening) -> None:
     wait_until(lambda: sum(thread.is_alive() for thread in others) <= 1, "the old one's thread ends")
 
 
-def test_a_socket_that_fails_is_made_anew_and_what_stood_still_is_told(listening: Listening) -> None:
+def test_a_socket_that_fails_is_made_again_and_the_loop_that_stood_still_is_reported(listening: Listening) -> None:
     class Broken:
         def recvmsg(self, *_: int) -> None:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")

@@ -157,7 +157,7 @@ COMMANDS = {
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])
-def test_a_command_that_a_person_asked_for_runs_once_or_is_told_as_not_known(
+def test_a_command_that_a_person_asked_for_runs_once_or_is_reported_as_not_known(
     scene: Scene, tmp_path: Path, act: Act
 ) -> None:
     """One that was not stored was never promised: who asked has got an error."""
@@ -180,7 +180,7 @@ def test_a_command_that_a_person_asked_for_runs_once_or_is_told_as_not_known(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_ticket_is_opened_once_or_told_as_not_known(scene: Scene, tmp_path: Path) -> None:
+def test_a_ticket_is_opened_once_or_reported_as_not_known(scene: Scene, tmp_path: Path) -> None:
     """The desk of probes tells its verdict again after a stop, so that one that was not stored is opened then."""
     config = counted(tmp_path, "repair_command")
     for at, (times, outcome) in COMMANDS.items():
@@ -251,7 +251,7 @@ def test_what_is_not_wanted_any_more_after_a_stop_is_reported_as_not_done(scene:
     assert scene.slurm.effects == []
 
 
-def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_stored_once(scene: Scene) -> None:
+def test_what_was_not_begun_for_too_long_is_reported_as_failed_at_each_start_and_stored_once(scene: Scene) -> None:
     """Only of incidents that are open, and nothing that another decision's action was done for."""
     scene.incidents |= {"inc2": incident("inc2", closed_ms=T0 + 1, node="n2"), "inc3": incident("inc3", node="n3")}
     with scene.desk() as desk:
@@ -279,7 +279,7 @@ def test_what_was_not_begun_for_too_long_is_told_as_failed_at_each_start_and_sto
     assert {a.incident_id for a in scene.store.actions.newest()} == {"inc1", "inc3"}
 
 
-def test_a_drain_that_is_given_up_is_told_to_who_decides(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_is_given_up_is_reported_to_who_decides(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     scene.slurm.away = True
     failures: list[Action] = []

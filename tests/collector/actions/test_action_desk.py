@@ -141,7 +141,7 @@ def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store
     dispatcher_of(store, observed, [], lambda _: None).stop()  # it opens none, and stops nobody's start
 
 
-def test_a_node_that_keeps_coming_back_is_told_apart_until_it_has_held_for_long() -> None:
+def test_a_node_that_keeps_coming_back_is_marked_until_it_has_held_for_long() -> None:
     drain = Action("a1", "d1", "inc1", "n1", Act.DRAIN, "slurm", ActionState.DONE, T0, why="it fell off")
     out = partial(taken_out, drain, return_days=14)
     first = out(before=None, now_ms=T0)
@@ -182,7 +182,7 @@ def test_probes_of_another_incident_put_nothing_back(scene: Scene) -> None:
         assert scene.wait(Act.RESUME).state is ActionState.DONE
 
 
-def test_what_probes_cannot_tell_stays_out_and_is_not_asked_again(scene: Scene) -> None:
+def test_what_probes_cannot_decide_stays_out_and_is_not_asked_again(scene: Scene) -> None:
     with scene.desk() as desk:
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
@@ -305,7 +305,7 @@ def test_an_advice_of_two_incidents_ends_with_the_last_and_gives_back_the_weight
     assert scene.slurm.held["n1"].weight == 7
 
 
-def test_nodes_that_others_took_out_are_told(scene: Scene) -> None:
+def test_nodes_that_others_took_out_are_reported(scene: Scene) -> None:
     surveys: list[Survey] = []
     actuator = SlurmActuator(scene.slurm, 10_000)
     scene.slurm.drain_by("n2", "root", "memory swap")

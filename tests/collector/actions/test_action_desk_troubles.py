@@ -233,7 +233,7 @@ def test_a_decision_that_nothing_was_begun_of_ends_with_its_mode(scene: Scene, m
     assert scene.store.actions.newest(node="n1") == []
 
 
-def test_what_is_to_be_done_does_not_wait_for_a_look_at_all_that_is_out(scene: Scene) -> None:
+def test_what_is_to_be_done_does_not_wait_for_a_look_at_everything_that_is_out(scene: Scene) -> None:
     """While one node after the other is given to its probes, another one is to be drained."""
     order: list[str] = []
     for node in ("n1", "n2"):

@@ -168,7 +168,9 @@ def test_a_store_that_hangs_does_not_hold_up_who_decides_and_nothing_is_done_bef
         desk.stop()
 
 
-def test_a_store_that_fails_is_told_and_the_decision_is_begun_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_is_reported_and_the_decision_is_begun_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("drover_collector.actions.worker.STORE_WAIT_S", 0.01)
     kept, slurm = Kept(), SlurmStandIn("n000", "n005")
     kept.fails = True

@@ -57,7 +57,7 @@ def program(tmp_path: Path) -> Program:
     return made
 
 
-def test_a_drain_is_looked_at_before_and_after_and_a_resume_likewise(program: Program) -> None:
+def test_a_drain_is_looked_at_before_and_after_and_a_resume_too(program: Program) -> None:
     assert program.do(Act.DRAIN) == "so be it"
     assert program.acts() == ["observe", "drain", "observe"]
     assert program.do(Act.DRAIN) == "drained already, with reason 'drover:i1: xid'"
@@ -72,7 +72,7 @@ def test_a_drain_is_looked_at_before_and_after_and_a_resume_likewise(program: Pr
 
 
 @pytest.mark.parametrize("act", [Act.DRAIN, Act.ISOLATE, Act.RESUME])
-def test_a_drain_of_somebody_else_is_left_as_it_is(program: Program, act: Act) -> None:
+def test_a_drain_of_somebody_else_is_left_unchanged(program: Program, act: Act) -> None:
     program.has("state", {"service": "drained", "reason": "new cables", "by": "ann"})
     with pytest.raises(ForeignError, match=r"drained by ann \(new cables\): left unchanged"):
         program.do(act)
@@ -121,7 +121,7 @@ def test_the_exit_status_says_whether_it_is_tried_again(program: Program) -> Non
 
 
 @pytest.mark.parametrize("answer", ["well", "[]", "{}", '{"service": "asleep"}', '{"service": "in", "jobs": 3}'])
-def test_an_answer_that_is_none_is_told(program: Program, answer: str) -> None:
+def test_an_answer_that_is_none_is_reported(program: Program, answer: str) -> None:
     (program.folder / "state.json").write_text(answer)
     with pytest.raises(ActError, match="is not as docs"):
         program.do(Act.DRAIN)

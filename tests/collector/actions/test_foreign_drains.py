@@ -82,7 +82,7 @@ def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(pl
 
 
 @given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
-def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_ours(
+def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_drovers(
     plan: list[tuple[str, str, str]],
 ) -> None:
     """The fold of looks at the scheduler, as the worker does it after each act."""

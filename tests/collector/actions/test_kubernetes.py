@@ -131,7 +131,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.system
-def test_drain_and_resume_beside_others_taints(cluster: Cluster) -> None:
+def test_drain_and_resume_next_to_others_taints(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(taints=[FOREIGN]), cluster.actuator()
     cluster.run_pod(f"job-{node}", node)
     assert actuator.observe(node).service is Service.IN
@@ -295,7 +295,7 @@ def test_isolate_evicts_against_a_budget_until_it_yields(cluster: Cluster) -> No
 
 
 @pytest.mark.system
-def test_nodes_that_others_have_cordoned_are_told_by_one_question(cluster: Cluster) -> None:
+def test_nodes_that_others_have_cordoned_are_reported_by_one_question(cluster: Cluster) -> None:
     """With the shipped rights; a node that reports again, and one that is open, are not among them."""
     ours, theirs, silent, fine = (cluster.add_node() for _ in range(4))
     actuator = cluster.actuator()
@@ -379,7 +379,7 @@ def test_api_server_restarted_in_the_middle(cluster: Cluster) -> None:
 
 
 @pytest.mark.system
-def test_doctor_is_told_by_the_server_what_a_token_may(cluster: Cluster) -> None:
+def test_doctor_learns_from_the_server_what_a_token_may(cluster: Cluster) -> None:
     node = cluster.add_node()
     version = cluster.node(node)["metadata"]["resourceVersion"]
     (answers, rights) = cluster.examined(ACCOUNT)

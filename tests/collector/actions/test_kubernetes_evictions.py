@@ -169,7 +169,7 @@ def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
     assert (line.what, line.by) == ("uncordon", "somebody else")
 
 
-def test_a_cordon_between_two_looks_is_told_from_ours_by_who_has_set_it(
+def test_a_cordon_between_two_looks_is_distinguished_from_drovers_by_who_has_set_it(
     current: tuple[StandIn, KubernetesActuator],
 ) -> None:
     server, actuator = current
@@ -189,7 +189,7 @@ def test_a_cordon_between_two_looks_is_told_from_ours_by_who_has_set_it(
     assert server.node["spec"] == {"taints": []}
 
 
-def test_the_guard_is_told_of_foreign_cordons_and_a_missing_right_to_list_stays_in_sight(
+def test_the_guard_learns_of_foreign_cordons_and_a_missing_right_to_list_stays_in_sight(
     current: tuple[StandIn, KubernetesActuator], store: Store
 ) -> None:
     server, actuator = current

@@ -255,7 +255,7 @@ def test_a_return_that_a_person_forces_is_not_drovers_own_that_waits(scene: Scen
     assert scene.store.outages.current()["n1"].by == "ann"
 
 
-def test_one_in_repair_or_with_a_person_already_stays_as_it_is() -> None:
+def test_one_in_repair_or_with_a_person_already_stays_unchanged() -> None:
     duty = NodeOutage("n1", Health.DRAINING, T0, "inc1", "it fell off")
     kept = drained_too(duty, "ann", "fan", T0 + 1)
     assert kept is not None

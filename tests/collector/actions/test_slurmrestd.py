@@ -140,7 +140,7 @@ def test_isolate_closes_and_says_that_nothing_is_requeued(scene: Scene) -> None:
 
 
 @pytest.mark.system
-def test_a_drain_of_somebody_else_stays_and_an_unknown_node_is_told(scene: Scene) -> None:
+def test_a_drain_of_somebody_else_stays_and_an_unknown_node_is_reported(scene: Scene) -> None:
     actuator = scene.actuator()
     scene.slurm.command("scontrol", "update", "nodename=gpu03", "state=drain", "reason=new cables")
     for act in (Act.DRAIN, Act.RESUME):

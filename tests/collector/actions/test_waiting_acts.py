@@ -239,7 +239,9 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
 
 
 @in_loop
-async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_and_hears_the_node(site: Site) -> None:
+async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_and_reaches_the_node(
+    site: Site,
+) -> None:
     """Slurm was away as the node's agent fell silent: its first answer counts, before anything else is judged."""
     pipeline = site.collector(replace(ONE_OUT, guard=OPEN))
     desk = pipeline.dispatcher

@@ -301,7 +301,7 @@ def test_peers_of_long_ago_are_no_measure(store: Store) -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_stuck_or_broken_inside_is_told(store: Store) -> None:
+def test_what_is_stuck_or_broken_inside_is_reported(store: Store) -> None:
     async def scenario() -> None:
         async with served(store) as fleet:
             assert not [t for t in (await fleet.stub.GetStatus(pb.StatusRequest())).troubles if "Webhook" not in t]
@@ -369,7 +369,7 @@ BAD: list[Bad] = [
 ]  # fmt: skip
 
 
-def test_bad_arguments_are_told_what_to_do(against: Against) -> None:
+def test_bad_arguments_are_refused_with_what_to_do(against: Against) -> None:
     async def check(fleet: Served) -> None:
         for name, call, code, says in BAD:
             got, text = await fleet.refused(call(fleet.stub))

@@ -135,7 +135,7 @@ def test_what_cannot_be_answered_says_why(subject: Fleet, decision: str, why: st
     assert caught.value.code is code
 
 
-def test_a_question_that_was_asked_anew_is_not_said_to_wait(subject: Fleet) -> None:
+def test_a_question_that_was_asked_again_is_not_said_to_wait(subject: Fleet) -> None:
     asked = subject.fault("n001", 1)
     subject.store.decisions.write([replace(asked, id="ab12", ts_ms=asked.ts_ms - 1, outcome="pending_approval")])
     with pytest.raises(RefusalError, match="decision ab12 has been replaced by a newer one"):
@@ -157,7 +157,7 @@ def test_who_may_answer() -> None:
     assert api_decisions.named(Identity(Role.OPERATOR, "drover"), "") != "drover", "as which Drover itself is told"
 
 
-def test_the_audit_tells_what_drover_decided_and_did_beside_what_people_did(subject: Fleet) -> None:
+def test_the_audit_shows_what_drover_decided_and_did_next_to_what_people_did(subject: Fleet) -> None:
     asked = subject.fault("n001", 1)
     subject.answer(asked.id, "seen")
     done = Action("a1", asked.id, asked.incident_id, "n001", Act.DRAIN, "slurm", ActionState.DONE, T0 + 5000, "closed",
@@ -189,7 +189,7 @@ def test_the_audit_tells_what_drover_decided_and_did_beside_what_people_did(subj
     assert set(told(whole=True, subject="n001")) == {asks, acts, drains}
 
 
-def test_a_nodes_changes_of_health_are_told_with_their_reasons(subject: Fleet) -> None:
+def test_a_nodes_changes_of_health_are_reported_with_their_reasons(subject: Fleet) -> None:
     subject.store.clients.command("TRUNCATE TABLE health")
     asked = subject.fault("n001", 1)
     told = api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001", health_from_ms=1)).health

@@ -76,7 +76,7 @@ def test_an_export_is_a_case(against: Against) -> None:
     against(check)
 
 
-def test_who_asks_for_inventories_gets_what_nodes_told(store: Store) -> None:
+def test_who_asks_for_inventories_gets_what_nodes_reported(store: Store) -> None:
     async def scenario() -> None:
         async with served(store) as fleet:
             store.inventories.write_one("n1", T0 - 1000, {"driver_version": "570"})

@@ -43,7 +43,7 @@ def test_the_boards_of_the_node_itself_are_no_peers() -> None:
     assert found["gpu0.vbios"] == ("96.1", 3, 4)
 
 
-def test_nothing_is_said_where_no_peer_told_anything_or_the_node_did_not() -> None:
+def test_nothing_is_said_where_no_peer_reported_anything_or_the_node_did_not() -> None:
     index, inventory = fleet()
     inventory.update("n0", told(), 1)
     assert inventory_peers(inventory, index, 0, told()) == []

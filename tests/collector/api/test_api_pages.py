@@ -211,7 +211,7 @@ def test_a_job_that_is_not_there_is_refused(facts: ApiSnapshot) -> None:
         api_job.get_job(facts, pb.JobRequest())
 
 
-def test_one_node_is_told_from_the_switch(facts: ApiSnapshot) -> None:
+def test_one_node_is_distinguished_from_the_switch(facts: ApiSnapshot) -> None:
     fabric = api_fabric.get_fabric(facts, pb.FabricRequest(leaf="leaf01"))
     leaf = fabric.leafs[0]
     assert (leaf.name, leaf.nodes_troubled, leaf.switch) == ("leaf01", 1, False)
@@ -229,7 +229,7 @@ def test_one_node_is_told_from_the_switch(facts: ApiSnapshot) -> None:
         api_fabric.get_fabric(facts, pb.FabricRequest(leaf="x"))
 
 
-def test_a_switch_that_takes_its_ports_along_is_told_as_one(
+def test_a_switch_that_takes_its_ports_along_is_reported_as_one(
     facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [node.name for node in facts.index.nodes[:6]]
@@ -283,9 +283,7 @@ def test_racks_stand_in_their_row_with_their_budget(facts: ApiSnapshot, monkeypa
     assert not heat.absent
 
 
-def test_a_bucket_that_heard_nobody_hides_no_value_of_before(
-    facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_without_reports_hides_no_value_of_before(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that read each 10 s, and are late."""
     held = facts.pipeline.engine.buckets
     empty = replace(held[-1], gpu={}, node={}, link={})

@@ -74,7 +74,7 @@ def of(figure: pb.ProbeFigure, node: str, gpu: int) -> pb.ProbeValue:
     return found
 
 
-def test_a_figure_over_the_fleet_marks_the_slow_gpu_and_tells_what_it_is_held_against(against: Against) -> None:
+def test_a_figure_over_the_fleet_marks_the_slow_gpu_and_shows_what_it_is_compared_with(against: Against) -> None:
     async def check(fleet: Served) -> None:
         figure = await fleet.figure("gemm_bf16")
         assert (figure.unit, figure.better, figure.sku, figure.nodes) == ("TFLOP/s", "higher", "NVIDIA H200", 15)
@@ -115,7 +115,7 @@ def test_one_node_has_all_its_figures_against_the_same_fleet(against: Against) -
     against(check)
 
 
-def test_pairs_tell_the_way_that_is_slow(against: Against) -> None:
+def test_pairs_show_the_way_that_is_slow(against: Against) -> None:
     async def check(fleet: Served) -> None:
         figure = await fleet.figure("p2p", SECOND)
         assert len(figure.values) == 56

@@ -28,7 +28,7 @@ OPEN = Incident(
 )  # fmt: skip
 
 
-def test_one_that_passed_its_probes_since_is_safe_and_the_story_is_told() -> None:
+def test_one_that_passed_its_probes_since_is_safe_and_the_story_is_shown() -> None:
     safe, told = judge_return(OUT, NOW, [], 2_000, [PASSED])
     assert safe is True
     assert told == [
@@ -71,14 +71,14 @@ def test_probes_that_could_not_be_judged_prove_nothing() -> None:
     assert any("could not be judged" in line for line in told)
 
 
-def test_a_failure_before_the_last_probes_counts_no_more_and_returns_are_told() -> None:
+def test_a_failure_before_the_last_probes_no_longer_counts_and_returns_are_shown() -> None:
     before = replace(PASSED, request="p0", passed=False)
     safe, told = judge_return(replace(OUT, returns=2), NOW, [], 2_000, [before, PASSED])
     assert safe is True
     assert told[-1] == "It came back 2 times before, and failed again."
 
 
-def test_what_is_wrong_around_it_is_told_and_is_not_its_own() -> None:
+def test_what_is_wrong_around_it_is_reported_and_is_not_its_own() -> None:
     around = replace(OPEN, scope="rack", node=None, gpu=None, summary="Rack r4 gets hot air")
     safe, told = judge_return(OUT, NOW, [around], 2_000, [PASSED])
     assert safe is True

@@ -112,7 +112,7 @@ def subject(opened: Store) -> Iterator[Fleet]:
     made.stop()
 
 
-def test_a_silenced_incident_is_found_decided_and_shown_and_nobody_is_told(subject: Fleet) -> None:
+def test_a_silenced_incident_is_found_decided_and_shown_and_nobody_is_notified(subject: Fleet) -> None:
     made = subject.ask(rack=["r0"])
     silenced, other = subject.fault("n001"), subject.fault("n005")
     wait_until(lambda: subject.listener.received(other) == ["opened"], "the other is sent")
@@ -131,7 +131,7 @@ def test_a_silenced_incident_is_found_decided_and_shown_and_nobody_is_told(subje
     assert line.detail.startswith("rack r0 from 2027-01-15T08:00:00Z until 2027-01-15T10:00:00Z")
 
 
-def test_when_it_is_over_what_is_left_is_told_also_after_a_restart(subject: Fleet, opened: Store) -> None:
+def test_when_it_is_over_what_is_left_is_sent_also_after_a_restart(subject: Fleet, opened: Store) -> None:
     subject.ask(node=["n001"])
     id_ = subject.fault("n001")
     subject.stop()
@@ -193,7 +193,7 @@ def test_what_cannot_be_silenced_says_why(subject: Fleet, request_: dict[str, An
     assert subject.listed() == []
 
 
-def test_one_that_stands_by_silences_nothing_but_tells_what_is_silenced(subject: Fleet) -> None:
+def test_one_that_stands_by_silences_nothing_but_shows_what_is_silenced(subject: Fleet) -> None:
     made = subject.ask(node=["n001"])
     subject.pipeline.leading = False
     subject.pipeline.outbox.silences.load([])

@@ -53,7 +53,7 @@ def against(store_root: Path) -> Iterator[Against]:
     store.close()
 
 
-def test_the_system_tells_of_every_part(against: Against) -> None:
+def test_the_system_page_shows_every_part(against: Against) -> None:
     async def check(fleet: Served) -> None:
         stats = fleet.facts.stats
         stats.agent_versions.update({"n0": "0.2.0", "n1": "0.1.0", "n2": "0.2.0"})
@@ -306,7 +306,7 @@ def test_a_span_that_is_none_is_refused(against: Against) -> None:
 ONLY_OBSERVES = 'this collector only observes; set act.mode to "approve" or "enforce", and an actuator'
 
 
-def test_a_look_before_an_act_tells_jobs_and_that_this_one_only_observes(against: Against) -> None:
+def test_a_look_before_an_act_shows_jobs_and_that_this_one_only_observes(against: Against) -> None:
     async def check(fleet: Served) -> None:
         look = await fleet.stub.PreviewAct(pb.ActRequest(node="n0", act="drain"))
         assert look.hindrance == ONLY_OBSERVES
@@ -338,7 +338,7 @@ def test_in_observe_mode_a_look_and_the_act_itself_give_the_same_reason(
     against(check)
 
 
-def test_a_look_before_an_act_tells_what_the_guard_would(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_before_an_act_shows_what_the_guard_would_do(against: Against, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(fleet: Served) -> None:
         actuator = SlurmActuator(SlurmStandIn("n0", "n1", "n2", "n3"), 10_000)
         config = ActConfig(mode="approve", reboot_command=("true",))

@@ -256,7 +256,7 @@ def test_a_key_that_every_user_can_read_is_refused(fleet: Fleet, mode: int) -> N
     assert ServerTls(*files.paths).own.serial == files.serial
 
 
-def test_an_end_that_is_near_or_past_is_told(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_that_is_near_or_past_is_reported(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     near = ServerTls(*fleet.issue("collector", "c1", ends_in=timedelta(days=5, hours=1)).paths)
     (line,) = near.troubles()
     assert "ends in 5 days, at " in line

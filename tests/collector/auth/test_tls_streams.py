@@ -71,7 +71,7 @@ def test_open_streams_of_both_services_end_when_denied(fleet: Fleet, collector: 
     asyncio.run(scenario())
 
 
-def test_who_is_denied_while_an_answer_is_on_its_way_hears_it(fleet: Fleet, collector: Files, denied: Path) -> None:
+def test_who_is_denied_while_an_answer_is_on_its_way_is_refused(fleet: Fleet, collector: Files, denied: Path) -> None:
     async def scenario() -> None:
         viewer = fleet.issue("viewer", "wall")
         async with Server(collector, denied=Denied(denied)) as server, server.channel(viewer) as channel:
@@ -88,7 +88,9 @@ def test_who_is_denied_while_an_answer_is_on_its_way_hears_it(fleet: Fleet, coll
         asyncio.run(scenario())
 
 
-def test_an_open_stream_ends_with_its_certificate_which_is_told_days_before(fleet: Fleet, collector: Files) -> None:
+def test_an_open_stream_ends_with_its_certificate_which_is_announced_days_before(
+    fleet: Fleet, collector: Files
+) -> None:
     async def scenario() -> None:
         agent, other = fleet.issue("agent", "n0", ends_in=timedelta(days=20)), fleet.issue("agent", "n1")
         begin = x509.parse_pem(agent.cert.read_bytes())[0].ends_s - 20 * x509.DAY_S

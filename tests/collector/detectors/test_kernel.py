@@ -96,7 +96,7 @@ def test_of_all_lines_that_an_agent_shows_only_these_are_faults(code: str, messa
     assert warns == expected
 
 
-def test_no_rule_asks_for_a_drain_and_every_rule_is_for_a_code_that_agents_tell() -> None:
+def test_no_rule_asks_for_a_drain_and_every_rule_is_for_a_code_that_agents_report() -> None:
     assert {rule.code for rule in RULES} <= KERNEL_CODES.keys()
     for rule in RULES:
         assert rule.action in (RecommendedAction.NONE, RecommendedAction.ADVISE, RecommendedAction.PROBE)

@@ -76,7 +76,7 @@ def test_a_fatal_xid_is_an_incident_a_decision_and_a_health_change_in_one_call()
     assert subject.health_of("n01", 99)[0] is Health.UNKNOWN
 
 
-def test_before_anything_is_heard_all_is_unknown_and_silence_becomes_unknown_again() -> None:
+def test_before_the_first_report_all_is_unknown_and_silence_becomes_unknown_again() -> None:
     subject = engine()
     assert subject.health_of("n03")[0] is Health.UNKNOWN
     feed(subject, range(3))
@@ -286,7 +286,7 @@ def test_a_fault_that_opened_after_its_probes_were_asked_for_outlives_the_return
     assert "n01 answers again since" in held.reason, "off the bus, it cannot give values before a reset"
 
 
-def test_an_error_that_is_told_late_was_mended_only_if_it_was_before_the_probes_were_asked_for() -> None:
+def test_an_error_that_is_reported_late_was_mended_only_if_it_was_before_the_probes_were_asked_for() -> None:
     duty = NodeOutage("n01", Health.HEALTHY, START_MS + 600_000, "gone", "validated", asked_ms=START_MS + 300_000)
     for at_ms, mended in ((299_999, True), (300_000, False), (599_999, False)):
         event = dataclasses.replace(xid(79, at_ms=at_ms), received_ms=START_MS + 900_000)

@@ -116,7 +116,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_open_stays_open_and_is_not_told_twice(name: str) -> None:
+def test_what_is_open_stays_open_and_is_not_reported_twice(name: str) -> None:
     change, away, events = CASES[name]
     first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
 
@@ -200,7 +200,7 @@ _FATAL = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3
 
 
 @pytest.mark.parametrize("name", ["a line of the kernel", "faults of a program"])
-def test_what_was_told_before_the_restart_is_not_told_again_by_the_next_event(name: str) -> None:
+def test_what_was_reported_before_the_restart_is_not_reported_again_by_the_next_event(name: str) -> None:
     """Some lines wait 10 s for company. The node of these was mended since: they are no new suspicion of it."""
     lines = [_xid("31", "n02", 1, RESTART - back) for back in (55, 35, 15)]
     if name == "a line of the kernel":
@@ -216,7 +216,7 @@ def test_what_was_told_before_the_restart_is_not_told_again_by_the_next_event(na
 
 
 @pytest.mark.parametrize("name", ["a line of the kernel", "a fault of a program, again"])
-def test_a_line_that_waited_for_company_when_the_collector_stopped_is_told_by_the_next_one(name: str) -> None:
+def test_a_line_that_waited_for_company_when_the_collector_stopped_is_reported_by_the_next_one(name: str) -> None:
     lines = [_xid("31", "n02", 1, RESTART - back) for back in (50, 5)]
     if name == "a line of the kernel":
         lines = [replace(lines[1], kind=EventKind.KERNEL, code="aer", message=_FATAL)]

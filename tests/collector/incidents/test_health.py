@@ -39,13 +39,13 @@ def of(folded: HealthFold, node: int, slot: int | None = None) -> Health:
     return reason_of(folded, node, None if slot is None else node * 8 + slot)[0]
 
 
-def test_nothing_heard_is_unknown() -> None:
+def test_no_report_is_unknown() -> None:
     folded = unknown(INDEX)
     assert {HEALTHS[c] for c in (*folded.node, *folded.gpu)} == {Health.UNKNOWN}
     assert reason_of(folded, 0, None)[1] == "no report"
 
 
-def test_heard_and_no_incident_is_healthy() -> None:
+def test_a_report_and_no_incident_is_healthy() -> None:
     folded = fold(INDEX, [], ALL_NODES, ALL_GPUS)
     assert {HEALTHS[c] for c in (*folded.node, *folded.gpu)} == {Health.HEALTHY}
 

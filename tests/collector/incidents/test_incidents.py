@@ -172,7 +172,7 @@ def test_a_silent_node_takes_in_its_lost_gpus_and_what_comes_after() -> None:
     assert incident.action is RecommendedAction.ADVISE  # what it explains asks for nothing by itself
 
 
-def test_an_xid_stays_beside_the_silence_of_its_node() -> None:
+def test_an_xid_stays_next_to_the_silence_of_its_node() -> None:
     b = book()
     give(b, 0, finding("xid", "xid_79", severity="critical", action="drain"))
     give(b, 60, finding("liveness", "silent", 60, "node", "n01", None))
@@ -213,7 +213,7 @@ def test_peers_of_a_failed_gpu_are_not_stragglers() -> None:
 
 
 @pytest.mark.parametrize("cause", ["power_cap", "thermal", "hbm", "pcie"])
-def test_a_failure_elsewhere_in_the_job_hides_no_gpu_that_tells_why_it_is_slow(cause: str) -> None:
+def test_a_failure_elsewhere_in_the_job_hides_no_gpu_that_shows_why_it_is_slow(cause: str) -> None:
     b = book()
     give(b, 0, finding("memory", "row_remap_failed", severity="critical", action="drain", job="812"))
     give(b, 30, finding("straggler", cause, 30, node="n07", job="812"))
@@ -300,7 +300,7 @@ def test_a_restored_incident_goes_on() -> None:
     assert [i.id for i in opened(after)] == [first.id]
 
 
-def test_a_share_told_anew_replaces_the_one_before() -> None:
+def test_a_new_share_replaces_the_one_before() -> None:
     b = book()
     for at, share in enumerate(("75.0%", "74.9%", "+75 %")):
         usual = Evidence(f"before, its clock was {share} of its peers'", value=0.75, key="usual clock")
@@ -370,7 +370,7 @@ def test_a_failure_elsewhere_in_the_job_does_not_end_a_straggler_that_was_known_
     assert {i.cause for i in opened(b)} == {"power_cap", "xid_79"}
 
 
-def test_time_in_which_nothing_was_heard_is_no_quiet_time() -> None:
+def test_time_without_reports_is_no_quiet_time() -> None:
     b = book()
     b.apply([finding("memory", "remap_failed", 0, severity="critical")], START_MS, True, lambda member: 10_000)
     for n in range(1, 61):  # deaf for ten minutes

@@ -130,7 +130,7 @@ def test_what_is_looked_at_grows_with_the_incidents_and_not_with_their_square() 
     assert 0 < looks[1] <= 4 * looks[0]
 
 
-def test_what_is_forgotten_is_looked_for_no_more() -> None:
+def test_what_is_forgotten_is_no_longer_looked_for() -> None:
     made = book(IncidentIndex)
     chance = random.Random(1000)
     for tick in range(50):

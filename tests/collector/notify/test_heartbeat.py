@@ -142,7 +142,7 @@ def test_without_a_second_address_blindness_is_silence(tmp_path: Path, receiver:
     assert "nothing arrives from 99 of 100 nodes" in watched.troubles[SUBJECT]
 
 
-def test_a_sign_that_does_not_arrive_is_counted_and_told_without_its_address(
+def test_a_sign_that_does_not_arrive_is_counted_and_reported_without_its_address(
     tmp_path: Path, receiver: HttpReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched = Watched(tmp_path, f"{receiver.url}/secret-id")

@@ -41,7 +41,7 @@ def test_whatever_is_wanted_is_held_with_its_reason_once(mode: str, wanted: Reco
     assert (after.node, after.outcome != "held") == ("n001", True)
 
 
-def test_when_it_is_over_the_guards_own_reason_is_told() -> None:
+def test_when_it_is_over_the_guards_own_reason_is_shown() -> None:
     subject = decider(fleet_nodes=1)
     subject.maintenance = {"n001": WINDOW}
     wishes = [incident("n002"), incident("n001")]

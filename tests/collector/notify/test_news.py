@@ -86,7 +86,7 @@ def send_updates(scene: Scene, *news: IncidentUpdate) -> int:
     return made
 
 
-def test_each_piece_is_told_once_after_a_restart_too_and_changes_nothing_of_the_rest() -> None:
+def test_each_update_is_sent_once_after_a_restart_too_and_changes_nothing_of_the_rest() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     scene.report(fault())
@@ -101,7 +101,7 @@ def test_each_piece_is_told_once_after_a_restart_too_and_changes_nothing_of_the_
     assert send_updates(scene, replace(ASKED, key="d3")) == 0, "it is over"
 
 
-def test_only_who_knows_of_the_incident_is_told_and_nobody_of_a_silenced_one() -> None:
+def test_only_who_knows_of_the_incident_is_notified_and_nobody_of_a_silenced_one() -> None:
     chat, pager = Listener("chat"), Listener("pager", Severity.CRITICAL)
     scene = Scene(chat, pager)
     scene.report(fault())
@@ -140,7 +140,7 @@ def test_what_a_receiver_does_not_take_is_tried_again_and_given_up_without_more(
     assert ops.received() == ["opened"], "nothing else sends old news"
 
 
-def test_told_from_memory_while_the_store_fails_it_is_not_told_again() -> None:
+def test_sent_from_memory_while_the_store_fails_it_is_not_sent_again() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     scene.report(fault())
@@ -213,7 +213,7 @@ class Site:
 
 
 @in_loop
-async def test_from_a_fault_to_repair_people_are_told_of_each_thing_they_have_to_know(store: Store) -> None:
+async def test_from_a_fault_to_repair_people_are_notified_of_each_thing_they_have_to_know(store: Store) -> None:
     site = Site(store)
     await site.begin()
     try:

@@ -146,7 +146,7 @@ def test_a_message_carries_a_signature_that_the_receiver_can_verify(
     assert payload["data"]["console"] == "http://console/incidents?id=i1"
 
 
-def test_each_step_of_an_incident_is_told_once_and_in_order(
+def test_each_step_of_an_incident_is_sent_once_and_in_order(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
 ) -> None:
     outbox = outboxes(webhook(receiver.url))
@@ -233,7 +233,7 @@ def test_a_slow_receiver_delays_nobody_else(receiver: Receiver, outboxes: Callab
         slow.close()
 
 
-def test_a_restart_delivers_what_waited_and_tells_nothing_twice(
+def test_a_restart_delivers_what_waited_and_sends_nothing_twice(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
 ) -> None:
     receiver.answers = [500]
@@ -256,7 +256,7 @@ def test_a_message_that_was_never_written_is_written_at_the_next_start(
     until(lambda: receiver.types == ["incident.opened"], "told")
 
 
-def test_what_is_told_from_memory_meanwhile_does_not_wait_again_in_the_store(
+def test_what_is_sent_from_memory_meanwhile_does_not_wait_again_in_the_store(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = outboxes(webhook(receiver.url))
@@ -275,7 +275,7 @@ def test_what_is_told_from_memory_meanwhile_does_not_wait_again_in_the_store(
     assert states(store) == [("delivered", 1)], "else it is sent again after a restart"
 
 
-def test_a_moment_without_the_lease_delays_a_message_and_no_more(
+def test_a_moment_without_the_lease_only_delays_a_message(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(courier, "FENCED_S", 0.02)
@@ -351,7 +351,7 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
     assert receiver.types[-1] == "incident.opened"
 
 
-def test_a_mass_event_is_told_again_when_it_has_doubled(receiver: Receiver, outboxes: Callable[..., Outbox]) -> None:
+def test_a_mass_event_is_sent_again_when_it_has_doubled(receiver: Receiver, outboxes: Callable[..., Outbox]) -> None:
     outbox = outboxes(webhook(receiver.url))
     for number, count in enumerate((5, 9, 10, 19, 20), 1):
         outbox.enqueue([mass(count, number)])

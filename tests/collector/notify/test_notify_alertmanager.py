@@ -78,7 +78,7 @@ def test_a_mass_event_is_called_one() -> None:
     assert alert(message, {}, NOW_MS, 60)["labels"]["alertname"] == "DroverMassEvent"
 
 
-def test_an_alert_is_told_again_without_a_question(server: HttpReceiver) -> None:
+def test_an_alert_is_sent_again_without_a_question(server: HttpReceiver) -> None:
     am = notifier(server.url)
     am.deliver("m1", body(), NOW_MS)
     assert am.repeat_s == 60
@@ -143,7 +143,7 @@ def test_a_member_that_hangs_keeps_none_of_the_others_waiting(server: HttpReceiv
         assert [request.method for request in server.got] == ["GET", "POST"]
 
 
-def test_who_asks_is_told(server: HttpReceiver) -> None:
+def test_who_asks_is_answered(server: HttpReceiver) -> None:
     notifier(server.url, authorization="Bearer t0ken").deliver("m1", body(), NOW_MS)
     assert [request.headers["authorization"] for request in server.got] == ["Bearer t0ken"] * 2
     server.usual = Reply(401)
@@ -241,7 +241,7 @@ def test_a_real_cluster_receives_groups_escalates_and_resolves(real: Running, ho
 
 
 @pytest.mark.system
-def test_a_real_one_forgets_what_is_not_told_again(real: Running, hook: HttpReceiver) -> None:
+def test_a_real_one_forgets_what_is_not_sent_again(real: Running, hook: HttpReceiver) -> None:
     am = notifier(*real.urls, repeat_s=1)
     incident = lived("real3", "r02n01")
     assert am.deliver("m", body("opened", incident, now_ms()), now_ms()).delivered

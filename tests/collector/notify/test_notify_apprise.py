@@ -95,7 +95,7 @@ def test_of_two_addresses_the_one_that_took_it_is_not_sent_it_again(box: Mailbox
     assert len(box.mails) == 4
 
 
-def test_nobody_at_the_mail_servers_port_is_told_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mail_server_that_is_away_is_reported_without_the_password(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -149,7 +149,7 @@ def test_the_severity_is_apprises_kind() -> None:
         assert server.got[0].json["title"].startswith("CRITICAL: XID 79")
 
 
-def test_what_apprise_says_is_told_without_what_stands_in_the_address() -> None:
+def test_what_apprise_says_is_reported_without_what_stands_in_the_address() -> None:
     url = "hook://discord/W3bh00kId/T0k%40en?footer=yes"
     said = "Failed to send to https://discord.com/W3BH00KID/T0k@en: \n T0k error=404"
     assert without_secrets(said, url) == "Failed to send to https://***.com/***/***: *** error=404"

@@ -114,7 +114,7 @@ def test_one_that_does_not_answer_is_left_in_time(
     assert results[0].detail  # type: ignore[attr-defined]
 
 
-def test_nothing_secret_is_told(
+def test_nothing_secret_is_sent(
     make: Callable[..., Notifier], server: HttpReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -130,7 +130,7 @@ def test_an_http_address_is_slacks_only_on_this_machine(write: Write) -> None:
         load_config(write("c.toml", table("slack", 'url_env = "U"')), {"U": "http://hooks.slack.com/x"})
 
 
-def test_apprise_that_is_not_installed_is_told_before_anything_runs(
+def test_apprise_that_is_not_installed_is_reported_before_anything_runs(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

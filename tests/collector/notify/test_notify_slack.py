@@ -63,7 +63,7 @@ def test_an_opened_incident_says_what_where_since_when_and_what_to_do(server: Ht
         assert part in said, part
 
 
-def test_the_end_is_told_as_one_and_asks_for_nothing(server: HttpReceiver) -> None:
+def test_the_end_is_sent_as_one_and_asks_for_nothing(server: HttpReceiver) -> None:
     now_ms = NOW_MS + 1_680_000
     assert slack(server).deliver("m2", body("closed", OVER, now_ms), now_ms).delivered
     sent = server.got[0].json
@@ -114,7 +114,7 @@ def test_a_webhook_that_is_gone_is_given_up_with_what_to_do(server: HttpReceiver
 
 
 @pytest.mark.parametrize("status", [403, 410])
-def test_a_channel_that_is_closed_to_it_likewise(server: HttpReceiver, status: int) -> None:
+def test_a_channel_that_is_closed_to_it_too(server: HttpReceiver, status: int) -> None:
     server.usual = Reply(status, b"<html>who knows</html>")
     result = slack(server).deliver("m1", body(), NOW_MS)
     assert result.permanent

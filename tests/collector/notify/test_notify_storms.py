@@ -39,7 +39,7 @@ def silent(node: str) -> Incident:
 
 
 @pytest.mark.parametrize("wait_s", [0, 30])
-def test_nodes_that_stay_silent_after_a_gap_are_told_when_it_is_over(wait_s: int) -> None:
+def test_nodes_that_stay_silent_after_a_gap_are_sent_when_it_is_over(wait_s: int) -> None:
     scene = Scene(routes=[RouteConfig(("ops",), group_wait_s=wait_s)])
     (ops,) = scene.listeners
     breaker = Breaker(fleet(64))
@@ -73,7 +73,7 @@ def test_a_gap_that_ended_while_the_collector_was_down_hides_nothing_either() ->
     assert ops.received("n000") == ["opened"]
 
 
-def test_what_is_still_wrong_when_nobody_had_to_answer_a_mass_event_is_told() -> None:
+def test_what_is_still_wrong_when_nobody_had_to_answer_a_mass_event_is_sent() -> None:
     """A rack's nodes fail, it goes into maintenance, most of them are mended: the rest must not outlive it unseen."""
     scene = Scene()
     (ops,) = scene.listeners
@@ -92,7 +92,7 @@ def test_what_is_still_wrong_when_nobody_had_to_answer_a_mass_event_is_told() ->
     assert len(ops.got) == 3
 
 
-def test_what_a_person_has_answered_for_all_is_not_told_for_each() -> None:
+def test_what_a_person_has_answered_for_all_is_not_sent_for_each() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     breaker = Breaker(fleet(64))
@@ -105,7 +105,7 @@ def test_what_a_person_has_answered_for_all_is_not_told_for_each() -> None:
     assert ops.received() == ["opened", "closed"]
 
 
-def test_what_found_the_queue_full_is_told_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_found_the_queue_full_is_sent_hours_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(courier, "MAX_PENDING", 2)
     scene = Scene()
     (ops,) = scene.listeners
@@ -120,7 +120,7 @@ def test_what_found_the_queue_full_is_told_hours_later(monkeypatch: pytest.Monke
     assert ops.received("i3") == ["opened"]
 
 
-def test_one_that_forgets_is_told_of_what_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_forgets_is_reminded_of_what_is_open_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notification_states, "MAX_KNOWN", 3)
     manager = Listener("am", repeat_s=120)
     scene = Scene(manager)

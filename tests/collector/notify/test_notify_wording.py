@@ -103,7 +103,7 @@ def test_what_it_cost() -> None:
     assert notification(gpu_hours_lost=None, gpu_hours_waited=3.0).lost == "3.0 GPU-hours to peers that waited"
 
 
-def test_an_older_message_with_less_in_it_can_be_told() -> None:
+def test_an_older_message_with_less_in_it_can_be_sent() -> None:
     data = {"id": "i1", "severity": "warning", "summary": "It is slow."}
     message = json.dumps({"type": "incident.opened", "timestamp": "2026-11-23T02:13:20Z", "data": data}).encode()
     one = read_message(message, PLACES)
@@ -112,7 +112,7 @@ def test_an_older_message_with_less_in_it_can_be_told() -> None:
     assert one.since_ms == one.sent_ms
 
 
-def test_the_document_shows_a_message_as_it_is() -> None:
+def test_the_document_shows_a_message_as_sent() -> None:
     one = notification()
     shown = textwrap.indent(f"{one.headline}\n\n{one.text(NOW_MS).partition(chr(10) * 2)[2]}", " " * 4)
     assert shown in DOCUMENT.read_text("utf-8")

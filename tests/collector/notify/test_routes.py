@@ -34,7 +34,7 @@ def receivers_of(incident: Incident, *routes: RouteConfig) -> tuple[str, ...]:
     ("severity", "receivers"),
     [(Severity.INFO, ("log",)), (Severity.WARNING, ("chat", "log")), (Severity.CRITICAL, ("chat", "page", "log"))],
 )
-def test_without_routes_each_is_told_from_its_severity_on(severity: Severity, receivers: tuple[str, ...]) -> None:
+def test_without_routes_each_is_notified_from_its_severity_on(severity: Severity, receivers: tuple[str, ...]) -> None:
     assert receivers_of(at("n-train", severity)) == receivers
 
 
@@ -83,7 +83,7 @@ def test_an_incident_of_two_pools_is_of_both() -> None:
     assert receivers_of(both, RouteConfig(("page",), pool=("lab",), severity=("warning",))) == ("page",)
 
 
-def test_how_one_is_told_is_said_by_the_first_route_that_names_it() -> None:
+def test_how_one_is_notified_is_said_by_the_first_route_that_names_it() -> None:
     first = RouteConfig(("chat",), continue_=True, repeat_h=2, group=False)
     targets = Routes(RECEIVERS, [first, RouteConfig(("chat", "log"))], PLACES).targets(at("n-lab"))
     assert (targets["chat"].repeat_ms, targets["chat"].group) == (7_200_000, False)
@@ -118,7 +118,7 @@ def loaded(folder: Path, routes: str) -> Any:
         ("[[notify.route]]\nreceivers = []", 5, "matches everything, and no route names 'ops', which is never"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_routes_is_told_with_its_line(tmp_path: Path, routes: str, line: int, says: str) -> None:
+def test_what_is_wrong_with_routes_is_reported_with_its_line(tmp_path: Path, routes: str, line: int, says: str) -> None:
     with pytest.raises(SettingsError) as caught:
         loaded(tmp_path, routes)
     assert says in str(caught.value)

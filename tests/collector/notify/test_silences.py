@@ -152,7 +152,7 @@ GOOD = '[[maintenance]]\nname = "m"\nwhy = "updates"\ndays = ["monday"]\nstart =
         ('"updates"', '" "', "5: maintenance[0].why: is empty"),
     ],
 )
-def test_what_is_wrong_with_a_window_is_told_with_its_line(tmp_path: Path, old: str, new: str, says: str) -> None:
+def test_what_is_wrong_with_a_window_is_reported_with_its_line(tmp_path: Path, old: str, new: str, says: str) -> None:
     path = tmp_path / "collector.toml"
     text = "[notify]\nmax_silence_h = 8\n" + GOOD
     path.write_text(text)

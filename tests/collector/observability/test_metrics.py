@@ -101,7 +101,7 @@ def test_a_histogram_without_a_value_is_left_out() -> None:
     assert page.text() == ""
 
 
-def test_a_store_that_fails_is_told_and_its_figures_are_left_out(
+def test_a_store_that_fails_is_reported_and_its_figures_are_left_out(
     facts: ApiSnapshot, watch: StoreWatch, store: Store
 ) -> None:
     store.close()

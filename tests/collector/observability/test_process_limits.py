@@ -25,7 +25,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch: pytest.MonkeyPatc
     assert told == [(20_000, 20_000)]
 
 
-def test_a_fleet_that_does_not_fit_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fleet_that_does_not_fit_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     limit(monkeypatch, 4096)
     (trouble,) = open_files.troubles(12_500)
     assert trouble.startswith("Only 2,096 of 12,500 agents fit: this process may open 4,096 files;")

@@ -217,7 +217,7 @@ def test_a_store_must_have_lived_up_to_now_by_that_clock(aged: Store) -> None:
     assert aged.retention.days_lived(NOW) == (4, 2)
 
 
-def test_with_nothing_too_old_nothing_is_told_until_the_daily_pass_is_overdue(store: Store) -> None:
+def test_with_nothing_too_old_nothing_is_reported_until_the_daily_pass_is_overdue(store: Store) -> None:
     desk = Desk(store, votes=(0, 0))
     desk.once()
     assert (desk.troubles, desk.expiring.held_s) == ({}, 0.0)

@@ -34,7 +34,7 @@ def test_a_start_reads_what_was_before_a_rollout_and_the_newest_and_then_only_ne
     assert (T0 + 2000, "n1", {"driver": "3"}) in reader.changed(T0 + 3000)
 
 
-def test_an_export_has_each_telling_and_what_stood_before_them(store: Store) -> None:
+def test_an_export_has_each_report_and_what_stood_before_them(store: Store) -> None:
     for ts_ms, node, driver in ((T0 - 9, "n0", "1"), (T0 - 5, "n0", "2"), (T0 - 7, "n1", "2"), (T0, "n0", "3")):
         store.inventories.write_one(node, ts_ms, {"driver": driver})
     store.inventories.write_one("n0", T0, {"driver": "3"})  # a resend

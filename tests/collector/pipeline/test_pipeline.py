@@ -218,7 +218,7 @@ def test_an_event_that_a_crash_left_unjudged_is_judged_after_the_restart(store: 
 
 
 @pytest.mark.parametrize("rebooted", [False, True])
-def test_what_a_crash_left_some_minutes_ago_is_judged_when_its_node_is_heard(
+def test_what_a_crash_left_some_minutes_ago_is_judged_when_its_node_reports(
     store: Store, index: FleetIndex, rebooted: bool
 ) -> None:
     """By then it is known whether the node has booted since: a fresh fault is not lost, a mended node not closed."""
@@ -311,7 +311,7 @@ def test_what_a_start_decides_is_acted_on(store: Store, index: FleetIndex, monke
     asyncio.run(scenario())
 
 
-def test_an_action_that_failed_is_known_to_who_decides_and_told(store: Store, index: FleetIndex) -> None:
+def test_an_action_that_failed_is_known_to_who_decides_and_sent(store: Store, index: FleetIndex) -> None:
     made = Decision("d1", "inc1", T0, "n1", RecommendedAction.DRAIN, "enforce", "act", "xid", "it fell off")
     failed = Action("a1", "d1", "inc1", "n1", Act.DRAIN, "slurm", ActionState.FAILED, T0 + 1, "given up")
 

@@ -113,7 +113,7 @@ async def test_what_another_collector_took_in_is_judged_once(store: Store) -> No
 
 
 @in_loop
-async def test_without_the_lease_nothing_is_written_and_nothing_told(store: Store) -> None:
+async def test_without_the_lease_nothing_is_written_and_nothing_sent(store: Store) -> None:
     receiver, lease = Receiver(), Given()
     async with collector(store, lease, receiver) as (pipeline, leadership):
         store.events.write([xid(1)])
@@ -191,7 +191,7 @@ async def test_the_lease_is_kept_while_a_long_history_is_taken_up(
 
 
 @in_loop
-async def test_one_that_lost_the_lease_before_it_judged_begins_anew(store: Store) -> None:
+async def test_one_that_lost_the_lease_before_it_judged_begins_again(store: Store) -> None:
     lease, receiver = Given(), Receiver()
     pipeline, leadership = made(store, lease, receiver)
     await leadership.start()

@@ -83,7 +83,7 @@ def saving(store: Noting, monkeypatch: pytest.MonkeyPatch) -> Iterator[OutcomeWr
     made.stop()
 
 
-def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, saving: OutcomeWriter) -> None:
+def test_who_acts_gets_what_is_stored_and_nothing_else(store: Noting, saving: OutcomeWriter) -> None:
     saving.takers.append(lambda outcome: store.done.append(f"taken {len(outcome.decisions)}"))
     store.fails.add("decisions.write")
     saving.put(FOUND, ())
@@ -93,7 +93,7 @@ def test_who_acts_is_told_of_what_is_stored_and_of_nothing_else(store: Noting, s
     assert store.done == ["decisions.write", "taken 1"]
 
 
-def test_each_tick_looks_at_what_time_alone_has_told_when_all_is_stored(store: Noting, saving: OutcomeWriter) -> None:
+def test_each_tick_looks_at_what_time_alone_makes_due_when_all_is_stored(store: Noting, saving: OutcomeWriter) -> None:
     incident: Any = object()
     saving.known = lambda: {"i1": incident}
     store.fails.add("decisions.write")
@@ -105,7 +105,7 @@ def test_each_tick_looks_at_what_time_alone_has_told_when_all_is_stored(store: N
 
 
 @pytest.mark.parametrize("way", ["fails", "hangs"])
-def test_receivers_that_forget_hear_of_what_is_open_while_nothing_can_be_stored(
+def test_receivers_that_forget_are_reminded_of_what_is_open_while_nothing_can_be_stored(
     store: Noting, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline_saving, "RETRY_S", 0.01)
@@ -125,7 +125,7 @@ def test_receivers_that_forget_hear_of_what_is_open_while_nothing_can_be_stored(
         made.stop()
 
 
-def test_one_who_acts_and_cannot_store_its_intent_is_told_again(store: Noting, saving: OutcomeWriter) -> None:
+def test_one_who_acts_and_cannot_store_its_intent_is_called_again(store: Noting, saving: OutcomeWriter) -> None:
     told: list[Outcome] = []
 
     def take(outcome: Outcome) -> None:

@@ -9,7 +9,7 @@ import pytest
 from drover_collector.pipeline import stats as ticks
 
 
-def test_the_first_who_asks_is_told_of_the_time_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_who_asks_gets_the_time_since_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(ticks, "time", SimpleNamespace(monotonic=lambda: now))
     rate = ticks.Rate()

@@ -57,7 +57,7 @@ def test_what_comes_of_a_wish_in_each_mode_and_never_beyond_the_settings(mode: s
     assert events == []
 
 
-def test_when_the_scheduler_has_answered_the_guards_own_reason_is_told() -> None:
+def test_when_the_scheduler_has_answered_the_guards_own_reason_is_shown() -> None:
     """At 3 a.m. nobody may look for a scheduler that is well."""
     subject = decider(guard=dataclasses.replace(OPEN, fleet_nodes=1))
     subject.away = None

@@ -299,7 +299,7 @@ def test_500_nodes_at_once_end_with_one_question_and_nothing_drained() -> None:
     assert count_outcomes(decide(subject, other, 200 * 60_000)[0]) == {"held": 1}  # nothing goes: too few are healthy
 
 
-def test_one_after_the_other_no_more_go_than_open_the_breaker() -> None:
+def test_one_after_the_other_only_as_many_go_as_open_the_breaker() -> None:
     subject = Decider(MANY, policy("enforce", MASS_LIMITS), "enforce")
     open_: list[Incident] = []
     made: list[Decision] = []

@@ -102,7 +102,7 @@ def test_where_a_job_runs_or_did_just_now_or_people_work_nothing_is_asked(store:
     assert at.step() == [("n0", ADMIT)]
 
 
-def test_no_more_are_asked_than_may_be_under_way(store: Store) -> None:
+def test_only_as_many_are_asked_as_may_be_under_way(store: Store) -> None:
     assert len(Site(store, replace(ALL, most_at_once=1)).step()) == 1
 
 
@@ -110,7 +110,7 @@ def test_by_default_nothing_is_asked(store: Store) -> None:
     assert Site(store, ProbesConfig()).step() == []
 
 
-def test_under_a_scheduler_without_jobs_for_it_nothing_is_asked_and_that_is_told(store: Store) -> None:
+def test_under_a_scheduler_without_jobs_for_it_nothing_is_asked_and_that_is_reported(store: Store) -> None:
     class Slurm:
         def observe(self, node: str) -> NodeState:
             raise AssertionError("asking asks no scheduler")

@@ -103,7 +103,7 @@ async def test_nothing_is_asked_of_anybody_while_one_is_busy_or_away(store: Stor
 
 
 @in_loop
-async def test_an_address_that_nobody_knows_is_told(store: Store) -> None:
+async def test_an_address_that_nobody_knows_is_reported(store: Store) -> None:
     async with bench(store) as at, at.collector.agent(hello("n0")), at.collector.agent(hello("n1")):
         for order in await ask_group(at, "n0", "n1"):
             assert "reach n0: set probe_address in its agent's settings" in (await at.ended(order)).detail
@@ -246,7 +246,7 @@ def test_follow_ups_end_and_take_no_node_that_nobody_named_unless_that_is_allowe
 
 @pytest.mark.parametrize("maintained", [(), ("n2",)], ids=["free", "people work on it"])
 @in_loop
-async def test_the_desk_asks_for_the_pairs_that_tell(store: Store, maintained: tuple[str, ...]) -> None:
+async def test_the_pairs_that_decide_are_asked_for(store: Store, maintained: tuple[str, ...]) -> None:
     """What ran before is in the store; the group that ends now was slow."""
     async with bench(store, ProbesConfig()) as at:
         at.desk.nodes.stream = lambda node: cast(Stream, object()) if node in ("n0", "n1", "n2") else None

@@ -83,7 +83,7 @@ def test_references_are_sane(sku: object) -> None:
 # --- against the fleet
 
 
-def test_a_slow_gpu_is_told_with_figures_an_operator_can_check() -> None:
+def test_a_slow_gpu_is_reported_with_figures_an_operator_can_check() -> None:
     found = judge(changed(fleet(63), 5, value=712.0))
     verdict = of(found, "n0", 5)
     assert verdict.ok is False
@@ -181,7 +181,7 @@ def test_detectable_is_what_is_detected_nine_times_in_ten(spread: float, size: i
     assert hit / tried >= 0.7
 
 
-def test_large_fleets_tell_differences_of_five_spreads() -> None:
+def test_large_fleets_show_differences_of_five_spreads() -> None:
     """3.1 for one in a thousand and 1.3 for nine in ten (normal), and what the estimates cost on top."""
     for seed in range(10):
         assert 0.035 < judge(fleet(1024, spread=0.01, seed=seed)).groups[0].detectable < 0.052
@@ -223,7 +223,7 @@ def test_one_board_is_held_against_what_is_published() -> None:
     assert "790 that healthy boards reach (NVIDIA H200 datasheet" in low.text
 
 
-def test_a_lone_board_whose_link_came_up_narrow_is_a_doubt_and_beside_another_a_fault() -> None:
+def test_a_lone_board_whose_link_came_up_narrow_is_a_doubt_and_next_to_another_a_fault() -> None:
     assert judge(fleet(1, 55, probe="pcie_h2d")).verdicts[0].ok is True
     alone = judge(fleet(1, 27.6, probe="pcie_h2d")).verdicts[0]
     assert (alone.ok, alone.suspicious) == (None, True)
@@ -231,7 +231,7 @@ def test_a_lone_board_whose_link_came_up_narrow_is_a_doubt_and_beside_another_a_
     assert judge(fleet(1, 27.6, probe="pcie_h2d", key=dataclasses.replace(H200, pcie_width=8))).verdicts[0].ok is True
 
 
-def test_one_board_of_which_nothing_is_known_is_not_judged() -> None:
+def test_a_board_without_known_values_is_not_judged() -> None:
     for key in (UNKNOWN, dataclasses.replace(H200, power_limit_w=500), dataclasses.replace(H200, mig=True)):
         assert judge(fleet(1, 500, key=key)).verdicts[0].ok is None
 

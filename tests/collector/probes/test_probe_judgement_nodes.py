@@ -85,7 +85,7 @@ def test_a_gpu_that_only_sends_slowly_is_that_gpu() -> None:
     assert blamed(matrices(4, {("n0", 3, b): 0.7 for b in range(8) if b != 3})) == {(("n0", 3),)}
 
 
-def test_a_gpu_and_a_pair_elsewhere_are_told_apart() -> None:
+def test_a_gpu_and_a_pair_elsewhere_are_distinguished() -> None:
     slow = {k: v for b in range(8) if b != 3 for k, v in both("n0", 3, b).items()} | both("n0", 6, 7)
     assert blamed(matrices(4, slow)) == {(("n0", 3),), (("n0", 6), ("n0", 7))}
 
@@ -152,7 +152,7 @@ def test_a_few_rounds_of_groups_name_the_bad_node() -> None:
     assert not found.next_pairs
 
 
-def test_one_round_tells_the_suspects_and_what_to_run_next() -> None:
+def test_one_round_names_the_suspects_and_what_to_run_next() -> None:
     found = blame(ring(NODES, {"n13"}, rounds=1), ONE_LEAF)
     suspects = next(v.suspects for v in found.nodes if v.node == "n13")
     assert len(suspects) == 4
@@ -218,7 +218,7 @@ def noisy(levels: list[float], seed: int = 0) -> list[float]:
     ]
 
 
-def test_a_step_down_is_drift_and_its_time_is_told() -> None:
+def test_a_step_down_is_drift_and_its_time_is_reported() -> None:
     found = drift(history(noisy([790.0] * 10 + [750.0] * 3)))
     assert found.ok is False
     assert found.since_ms == 10_000
@@ -239,7 +239,7 @@ def test_one_bad_result_is_no_drift() -> None:
     assert drift(history(noisy([790.0] * 10 + [740.0]))).ok is True
 
 
-def test_a_new_driver_begins_anew() -> None:
+def test_a_new_driver_begins_again() -> None:
     old, new = history([790.0] * 10), dataclasses.replace(KEY, driver="580.1")
     after = [dataclasses.replace(m, ts_ms=m.ts_ms + 10**6) for m in history([750.0] * 3, new)]
     found = drift([*old, *after])
@@ -261,7 +261,7 @@ def test_false_drifts_keep_to_the_budget() -> None:
     assert false <= 7  # 1 in 1,000 is the budget: more than 7 is chance once in 100,000
 
 
-def test_a_change_of_the_detectable_size_is_told_most_often() -> None:
+def test_a_change_of_the_detectable_size_is_reported_most_often() -> None:
     told = drift(history(noisy([790.0] * 20))).detectable
     assert told is not None
     hit = sum(drift(history(noisy([790.0] * 18 + [790.0 * (1 - told)] * 2, seed))).ok is False for seed in range(200))
@@ -297,7 +297,7 @@ def test_as_much_or_more_or_too_few_boards_are_none(old: float, new: float, coun
     assert [note for note in judged.notes if note.kind is NoteKind.SHIFT] == []
 
 
-def test_small_groups_of_one_distribution_are_not_told_apart() -> None:
+def test_small_groups_of_one_distribution_are_not_distinguished() -> None:
     """Similarity alone would: two samples of eight boards may look unlike."""
     pairs = [(boards(790.0, "570.1", 2 * s, 8), boards(790.0, "580.1", 2 * s + 1, 8)) for s in range(300)]
     assert [s for s, (before, after) in enumerate(pairs) if shift(before, after) is not None] == []

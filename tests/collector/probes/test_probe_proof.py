@@ -144,7 +144,7 @@ def test_what_a_probe_did_not_look_at_is_not_cleared(cause: str) -> None:
     assert incident.timeline[-1].text.startswith("a probe found nothing, and did not look for its cause")
 
 
-def test_what_a_register_tells_is_not_cleared() -> None:
+def test_what_a_register_says_is_not_cleared() -> None:
     subject = Engine(INDEX, POLICY, START_MS)
     feed(subject, range(3))
     event = Event("e", START_MS + 35_000, NODE, GPU, EventKind.XID, "79", "fallen off the bus")
@@ -155,7 +155,7 @@ def test_what_a_register_tells_is_not_cleared() -> None:
     assert (after.closed_ms, after.version, after.action) == (None, before.version, RecommendedAction.DRAIN)
 
 
-def test_an_order_that_came_to_nothing_leaves_a_suspect_a_suspect() -> None:
+def test_an_order_that_failed_leaves_a_suspect_a_suspect() -> None:
     subject = engine(Suspects())
     feed(subject, range(3))
     before = the_incident(subject)
@@ -227,7 +227,7 @@ def test_a_wrong_result_on_a_straggler_is_silent_corruption() -> None:
     assert the_incident(subject).closed_ms == at(2) + 1
 
 
-def test_drift_is_told_and_asks_for_nothing_until_it_is_over() -> None:
+def test_drift_is_reported_and_asks_for_nothing_until_it_is_over() -> None:
     suspects = Suspects()
     suspects.on = False
     subject = engine(suspects)

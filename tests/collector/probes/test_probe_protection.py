@@ -105,7 +105,7 @@ WITHOUT_JOBS = {
 
 
 @pytest.mark.parametrize("case", list(WITHOUT_JOBS))
-def test_without_jobs_of_ours_only_a_drained_node_is_probed(case: str) -> None:
+def test_without_own_jobs_only_a_drained_node_is_probed(case: str) -> None:
     service, why, busy, word, never = WITHOUT_JOBS[case]
     given = protection(service).of(order(why), busy=busy)
     assert given.word == word
@@ -282,7 +282,7 @@ def test_a_validation_of_before_observe_mode_is_not_sent_where_nobody_asks_the_s
     assert given.never == "not sent: in observe mode nobody asks if it is drained still"
 
 
-def test_nodes_that_may_never_be_probed_in_service_are_told() -> None:
+def test_nodes_that_may_never_be_probed_in_service_are_reported() -> None:
     assert protection(IN).refused("n0").startswith("n0 is in service: drain it, or let a preemptible job hold it")
     assert protection(IN, Holds()).refused("n0") == ""
     assert protection(None).refused("n0") == ""

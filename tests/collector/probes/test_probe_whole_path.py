@@ -208,7 +208,7 @@ async def test_each_fault_ends_in_the_right_verdict_and_state(store: Store, name
 
 
 @in_loop
-async def test_a_node_that_never_answers_is_no_verdict_and_stays_as_it_was(store: Store) -> None:
+async def test_a_node_that_never_answers_is_no_verdict_and_stays_unchanged(store: Store) -> None:
     async with site(store) as at, at.collector.agent(hello(inventory=INVENTORY)) as agent:
         order = await at.order()
         await agent.read("probe_request")

@@ -20,7 +20,7 @@ AWAY, REFUSED = Delivery(False, "answered 500"), Delivery(False, "answered 400: 
 TO = Target()
 
 
-def test_what_is_told_and_what_is_not() -> None:
+def test_what_is_sent_and_what_is_not() -> None:
     state = NotificationState(Severity.WARNING, RecommendedAction.WATCH, False)
     assert transition(fault(), None, TO) == "incident.opened"
     assert transition(fault(), None, None) is None, "by the routes, or for a silence"
@@ -37,14 +37,14 @@ def test_what_is_told_and_what_is_not() -> None:
 
 
 @pytest.mark.parametrize(("at_ms", "kind"), [(HOUR_MS - 1, None), (HOUR_MS, "incident.repeated")])
-def test_what_is_told_again(at_ms: int, kind: str | None) -> None:
+def test_what_is_sent_again(at_ms: int, kind: str | None) -> None:
     state = NotificationState(Severity.WARNING, RecommendedAction.WATCH, False)
     assert transition(fault(), state, Target(HOUR_MS), now_ms=at_ms) == kind
     assert transition(fault(), state, TO, now_ms=at_ms) is None
     assert transition(fault(), replace(state, unsent="grouped"), Target(HOUR_MS), now_ms=at_ms) is None
 
 
-def test_an_invalid_request_is_given_up_at_once_and_its_end_is_not_told() -> None:
+def test_an_invalid_request_is_given_up_at_once_and_its_end_is_not_sent() -> None:
     ops, other = Listener("ops"), Listener("other")
     ops.answer = REFUSED
     scene = Scene(ops, other)
@@ -58,7 +58,7 @@ def test_an_invalid_request_is_given_up_at_once_and_its_end_is_not_told() -> Non
     assert (ops.received(), other.received()) == ([], ["opened", "closed"])
 
 
-def test_an_end_that_waits_behind_an_opening_that_is_given_up_is_not_told() -> None:
+def test_an_end_that_waits_behind_an_opening_that_is_given_up_is_not_sent() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     ops.answer = AWAY
@@ -129,7 +129,7 @@ def killed_while_the_store_failed(path: Path, listener: Listener) -> Scene:
     return scene
 
 
-def test_what_was_told_while_the_store_failed_and_is_found_under_another_id_is_ended(tmp_path: Path) -> None:
+def test_what_was_sent_while_the_store_failed_and_is_found_under_another_id_is_ended(tmp_path: Path) -> None:
     listener = Listener()
     scene = killed_while_the_store_failed(tmp_path / "unstored", listener)
     scene.restart(known=[])
@@ -150,7 +150,7 @@ def test_what_was_told_while_the_store_failed_and_is_found_under_another_id_is_e
     assert listener.received("i1") == ["opened", "closed"], "once"
 
 
-def test_what_was_told_while_the_store_failed_and_is_known_again_goes_on(tmp_path: Path) -> None:
+def test_what_was_sent_while_the_store_failed_and_is_known_again_goes_on(tmp_path: Path) -> None:
     listener = Listener()
     scene = killed_while_the_store_failed(tmp_path / "unstored", listener)
     scene.restart(known=[])
@@ -161,7 +161,7 @@ def test_what_was_told_while_the_store_failed_and_is_known_again_goes_on(tmp_pat
     assert listener.received() == ["opened", "closed"]
 
 
-def test_a_file_of_what_was_told_that_is_not_ours_or_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+def test_a_file_of_sent_messages_that_is_not_drovers_or_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "broken").write_text('{"id": 1}\nnonsense\n')
     scene = Scene(unstored=tmp_path / "broken")
     scene.report(fault())
@@ -173,7 +173,7 @@ def test_a_file_of_what_was_told_that_is_not_ours_or_cannot_be_written_stops_not
     assert nowhere.listeners[0].received() == ["opened"]
 
 
-def test_what_was_given_up_is_told_hours_later_if_it_is_still_so() -> None:
+def test_what_was_given_up_is_sent_hours_later_if_it_is_still_so() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     ops.answer = AWAY
@@ -207,7 +207,7 @@ def test_a_receiver_may_ask_for_patience_within_bounds(asked_s: float, waits_s: 
     assert sorted(ops.received()) == ["opened", "opened"]
 
 
-def test_an_open_incident_is_told_again_as_often_as_its_route_says() -> None:
+def test_an_open_incident_is_sent_again_as_often_as_its_route_says() -> None:
     scene = Scene(routes=[RouteConfig(("ops",), repeat_h=4)])
     (ops,) = scene.listeners
     scene.report(fault())
@@ -223,7 +223,7 @@ def test_an_open_incident_is_told_again_as_often_as_its_route_says() -> None:
     assert ops.received()[3:] == ["closed"]
 
 
-def test_one_that_forgets_is_told_all_the_time_and_nothing_of_it_is_stored() -> None:
+def test_one_that_forgets_is_notified_all_the_time_and_nothing_of_it_is_stored() -> None:
     manager = Listener("am", repeat_s=120)
     scene = Scene(manager)
     scene.report(fault())
@@ -261,7 +261,7 @@ def test_news_goes_before_what_only_holds_still_and_one_that_is_away_is_asked_on
     assert manager.received().count("repeated") == 20
 
 
-def test_under_a_silence_nothing_is_told_and_afterwards_what_is_still_so() -> None:
+def test_under_a_silence_nothing_is_sent_and_afterwards_what_is_still_so() -> None:
     scene = Scene()
     (ops,) = scene.listeners
     scene.silences.take(silence(node=("n-i1", "n-i2")))
@@ -287,7 +287,7 @@ def test_a_silence_hides_news_and_no_end() -> None:
     assert ops.received("i1") == ["opened", "changed"]
 
 
-def test_who_was_told_hears_the_end_though_its_route_has_lost_it() -> None:
+def test_who_got_the_opening_gets_the_end_though_its_route_has_lost_it() -> None:
     routes = [RouteConfig(("chat",), severity=("warning",)), RouteConfig(("page",), severity=("critical",))]
     chat, page = Listener("chat"), Listener("page")
     scene = Scene(chat, page, routes=routes)

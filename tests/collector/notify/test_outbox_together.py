@@ -22,7 +22,7 @@ AWAY, REFUSED = Delivery(False, "answered 500"), Delivery(False, "answered 400: 
 WAITING = [RouteConfig(("ops",), group_wait_s=30)]
 
 
-def test_what_is_part_of_something_wider_before_its_time_is_told_with_that_alone() -> None:
+def test_what_is_part_of_something_wider_before_its_time_is_sent_with_that_alone() -> None:
     """Eight nodes of a rack fall silent one after the other: the engine opens each, then takes them into the rack's."""
     scene = Scene(routes=WAITING)
     (ops,) = scene.listeners
@@ -180,7 +180,7 @@ class History:
 @example([OPENS, ("silence", "a", 30), WORSE, KILL, ("wait", None, 100), CLOSES], 0)
 @example([("answer", 0, REFUSED), OPENS, KILL, UP, CLOSES], 0)
 @given(steps=st.lists(STEPS, max_size=25), wait_s=st.sampled_from([0, 0, 400]))
-def test_each_receiver_hears_each_transition_once_in_order_and_nothing_is_lost(
+def test_each_receiver_gets_each_transition_once_in_order_and_nothing_is_lost(
     steps: list[tuple[str, str | int | None, object]], wait_s: int
 ) -> None:
     history = History([RouteConfig(("all", "worst"), group_wait_s=wait_s)])
