@@ -85,7 +85,7 @@ docs: $(VENV)/dev.stamp ## the site of docs/, in site/; fails on a broken link o
 	@$(BIN)/python docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-lock: ## write locks/dev.txt and ansible/locks anew, from the ranges of pyproject.toml; look at the diff
+lock: ## write locks/dev.txt and ansible/locks again, from the ranges of pyproject.toml; look at the diff
 	@rm -rf build/lock && $(PYTHON) -m venv build/lock
 	@build/lock/bin/pip install -q -q --disable-pip-version-check torch==2.13.0 -e '.[audit,dev,rollout]'
 	@{ head -1 locks/dev.txt; build/lock/bin/pip freeze --exclude-editable | sed 's/+cpu$$//' | sort -f; } >build/dev.txt

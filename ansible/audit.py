@@ -24,7 +24,7 @@ PYPI = "https://pypi.org"
 
 
 def ask(lock: Path, command: tuple[str, ...] = (sys.executable, "-m", "pip_audit")) -> dict[str, Any] | str:
-    """What pip-audit tells of a file, or why it could not."""
+    """What pip-audit reports of a file, or why it could not."""
     options = ["--requirement", str(lock), "--require-hashes", "--disable-pip", "--format", "json"]
     options += ["--progress-spinner", "off", "--timeout", str(ANSWER_S)]
     try:
@@ -52,7 +52,7 @@ def judge(name: str, found: dict[str, Any] | str) -> tuple[int, list[str]]:
         for vuln in row["vulns"]
     ]
     if unasked:
-        lines.append(f"{name}: {len(unasked)} of {len(rows)} NOT audited: nothing is told of {_some(unasked)}")
+        lines.append(f"{name}: {len(unasked)} of {len(rows)} NOT audited: nothing is known of {_some(unasked)}")
     if len(unasked) < len(rows):
         lines.append(f"{name}: {len(rows) - len(unasked)} audited, {len(bad)} with known vulnerabilities")
     return len(bad), lines
@@ -63,7 +63,7 @@ def _some(names: list[str]) -> str:
 
 
 def why_not(registry: str = PYPI) -> str | None:
-    """Why nobody tells of vulnerabilities here, asked of one package; None: somebody does."""
+    """Why no registry reports vulnerabilities here, asked of one package; None: one does."""
     named = re.search(r"^(\S+)==(\S+) ", next(iter(sorted(LOCKS.glob("*.txt")))).read_text(), re.MULTILINE)
     assert named is not None
     try:
@@ -71,7 +71,7 @@ def why_not(registry: str = PYPI) -> str | None:
             found = json.load(answer)
     except (OSError, ValueError) as error:
         return f"{registry}: {error}"
-    return None if isinstance(found, dict) and "vulnerabilities" in found else f"{registry} tells none"
+    return None if isinstance(found, dict) and "vulnerabilities" in found else f"{registry} reports none"
 
 
 def main(argv: list[str]) -> int:

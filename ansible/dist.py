@@ -9,7 +9,7 @@
 What a bundle may hold stands in locks/: name, version and hashes of every dependency. Other downloads are refused.
 
     python ansible/dist.py [--only agent] [--machine aarch64] [--python 3.11 3.12]
-    python ansible/dist.py --lock       write the locks anew after pyproject.toml's ranges changed; look at the diff
+    python ansible/dist.py --lock       write the locks again after pyproject.toml's ranges changed; look at the diff
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def wheel(bundle: Bundle, version: str, into: Path) -> Path:
             for name in ("pyproject.toml", "core/drover_core/__init__.py"):
                 text = (copy / name).read_text()
                 if f'"{own}"' not in text:
-                    raise DistError(f"{name} does not tell the version {own}, as pyproject.toml does")
+                    raise DistError(f"{name} does not give the version {own}, as pyproject.toml does")
                 (copy / name).write_text(text.replace(f'"{own}"', f'"{version}"', 1))
         _run(
             [
@@ -225,8 +225,8 @@ def _is_met(wanted: Requirement, locks: Mapping[str, str]) -> bool:
 def _run(command: list[str]) -> str:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:
-        told = [line for line in found.stderr.strip().splitlines() if not line.startswith("WARNING")]
-        raise DistError(f"{' '.join(command[:4])} ... failed:\n" + "\n".join(told[-8:]))
+        printed = [line for line in found.stderr.strip().splitlines() if not line.startswith("WARNING")]
+        raise DistError(f"{' '.join(command[:4])} ... failed:\n" + "\n".join(printed[-8:]))
     return found.stdout
 
 
@@ -237,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", nargs="+", default=list(PYTHONS), choices=(*PYTHONS, "3.14"))
     parser.add_argument("--version", default=str(project()["version"]), help="in the place of pyproject.toml's")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    parser.add_argument("--lock", action="store_true", help="write the locks anew, build nothing")
+    parser.add_argument("--lock", action="store_true", help="write the locks again, build nothing")
     args = parser.parse_args(argv)
     wanted = [bundle for bundle in BUNDLES if args.only in (None, bundle.name)]
     pythons = tuple(args.python)

@@ -7,7 +7,7 @@ says which is in use, so that an upgrade and a way back are one rename:
     PREFIX/releases/0.2.0/     bin, lib, share of that version
     PREFIX/current             -> releases/0.2.0        PREFIX/previous -> releases/0.1.0
     PREFIX/bin, PREFIX/share   -> current/bin, current/share: what units and people name
-    PREFIX/agent, agent-previous   the same of an agent beside a collector, which goes forward and back for itself
+    PREFIX/agent, agent-previous   the same of an agent next to a collector, which goes forward and back for itself
 
     ./release.py install            what is running goes on with the old files until it is restarted
     PREFIX/release.py use VERSION   one that is there
@@ -76,7 +76,7 @@ def use(prefix: Path, version: str, link: str) -> dict[str, Any]:
         if before is not None:
             _link(prefix / BEFORE[link], f"releases/{before}")
         _link(prefix / link, f"releases/{version}")
-    # `bin` and `share` are of `current`: units and people need them, whoever came first.
+    # `bin` and `share` are of `current`: units and people need them, whichever came first.
     moved = [] if (prefix / "current").is_symlink() else [_link(prefix / "current", f"releases/{version}")]
     moved += [_link(prefix / name, f"current/{name}") for name in LINKS]
     _prune(prefix)
@@ -126,7 +126,7 @@ def _manifest(bundle: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ReleaseError(f"{bundle} is no bundle of Drover ({error}); unpack one that `make dist` made") from None
     if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.+!_-]*", str(manifest.get("version", ""))):
-        raise ReleaseError(f"{bundle}/MANIFEST.json has no version that could name a folder; make the bundle anew")
+        raise ReleaseError(f"{bundle}/MANIFEST.json has no version that could name a folder; make the bundle again")
     python, machine = f"{sys.version_info.major}.{sys.version_info.minor}", platform.machine()
     if python not in manifest["python"]:
         one = ", ".join(manifest["python"])
@@ -173,11 +173,11 @@ def _run(command: list[str], environment: Any) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ReleaseError(f"{command[0]}: {error}") from None
     if found.returncode:
-        told = (found.stderr or found.stdout).strip().splitlines()
+        printed = (found.stderr or found.stdout).strip().splitlines()
         hint = "; on Debian or Ubuntu: apt-get install python3-venv" if "venv" in command else ""
-        first = next((line for line in told if line.startswith("ERROR")), "")
-        told = [first, *(line.strip() for line in told[-2:] if line != first)]
-        raise ReleaseError(f"{' '.join(command[:4])} ... failed: {' / '.join(filter(None, told))}{hint}")
+        first = next((line for line in printed if line.startswith("ERROR")), "")
+        printed = [first, *(line.strip() for line in printed[-2:] if line != first)]
+        raise ReleaseError(f"{' '.join(command[:4])} ... failed: {' / '.join(filter(None, printed))}{hint}")
 
 
 def _target(link: Path) -> str | None:

@@ -34,7 +34,7 @@ IB_HW_COUNTERS = (
 
 
 def system(folder: Path) -> Path:
-    """/sys as it is here, and 8 InfiniBand ports (mlx5, NDR) that this machine does not have."""
+    """This machine's /sys, and 8 InfiniBand ports (mlx5, NDR) that this machine does not have."""
     root = folder / "sys"
     (root / "class").mkdir(parents=True)
     for entry in Path("/sys").iterdir():
@@ -107,7 +107,7 @@ def job(folder: Path) -> Iterator[list[int]]:
 
 
 class Requests:
-    """What a vLLM server with two engines tells while it serves: its counters grow each second."""
+    """What a vLLM server with two engines reports while it serves: its counters grow each second."""
 
     _COUNTER = re.compile(r"^(vllm:\S+(?:_total|_bucket|_sum|_count)(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 

@@ -1,9 +1,9 @@
 """An agent that counts where its CPU time goes: `bench_agent.py --parts` runs it in the place of `drover_agent.main`.
 
-The event loop's time is told by what it runs (a task by its coroutine, else the callback), the reading thread's by
-source, both out of the thread's own clock; other threads are told whole by who watches from outside. The counting
+The event loop's time is split by what it runs (a task by its coroutine, else the callback), the reading thread's by
+source, both out of the thread's own clock; other threads are measured whole from outside. The counting
 itself costs some 2 us for each piece, which is why the figures that count are those of an agent without it.
-SIGUSR1 begins anew, SIGUSR2 writes {part: [CPU seconds, times]} to $DROVER_PARTS.
+SIGUSR1 begins again, SIGUSR2 writes {part: [CPU seconds, times]} to $DROVER_PARTS.
 """
 
 from __future__ import annotations

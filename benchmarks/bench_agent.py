@@ -1,4 +1,4 @@
-"""What the agent costs a node with 8 GPUs, beside Debian's prometheus-node-exporter scraped once a second.
+"""What the agent costs a node with 8 GPUs, next to Debian's prometheus-node-exporter scraped once a second.
 
 The agent is a whole one with everything on: nvidia-ml-py on the C stand-in for NVML (`tests/testbed/nvml`), GPM, the
 kernel log, 8 InfiniBand ports, the host, a Slurm job with a process on each GPU, the page of an inference server
@@ -54,7 +54,7 @@ EXPORTER = "prometheus-node-exporter"
 CPU_GOAL, MEMORY_GOAL_MIB, IMPORT_GOAL_S = 0.30, 45.0, 0.2
 HERTZ = os.sysconf("SC_CLK_TCK")
 IMPORTS = 15  # fresh processes
-IMPORTS_SETTLED_S = 14.0  # after which an agent imports no more: two batches were sent, slow sources were read
+IMPORTS_SETTLED_S = 14.0  # after which an agent imports nothing further: two batches were sent, slow sources were read
 # What Prometheus 2 sends.
 HEADERS = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -190,7 +190,7 @@ def parts_of(agent: dict[str, Any], counted: Path, seconds: float) -> dict[str, 
 
 
 class Node:
-    """What the agent is told of the node, and the commands that start one."""
+    """What the agent reads of the node, and the commands that start one."""
 
     def __init__(self, folder: Path, fake: FakeNvml, collector: str, sys_root: Path, inference: str) -> None:
         self._folder, self._fake, self._collector = folder, fake, collector
@@ -225,7 +225,7 @@ def minute(
     *,
     parts: bool = False,
 ) -> dict[str, Any]:
-    """Both for `warm_s`, then for `seconds` that count. `moves`: what is told each second that it has passed."""
+    """Both for `warm_s`, then for `seconds` that count. `moves`: what is called each second."""
     counted = folder / "parts.json"
     wire, port = Wire(collector.address), free_port()
     ours_command = [sys.executable, *node.command(folder / "spool", wire.address, parts=parts)]
@@ -277,7 +277,7 @@ def each_second(count: int) -> Iterator[int]:
 
 def imported(node: Node, folder: Path) -> list[str]:
     """Every module that an agent imports on such a node, from its start until it has sent batches, in that order: as
-    `python -X importtime` tells of a real one."""
+    `python -X importtime` prints of a real one."""
     log = folder / "imports.log"
     with process(log, [sys.executable, "-X", "importtime", *node.command(folder / "imports-spool")], node.env()):
         time.sleep(IMPORTS_SETTLED_S)
@@ -292,7 +292,7 @@ def import_s(modules: Sequence[str]) -> dict[str, float]:
     """Seconds in which a fresh interpreter imports `main`, and all that a running agent loads; the least and the median
     of IMPORTS.
 
-    The CPU time is told too: it says what a machine would take that has nothing else to do.
+    The CPU time is printed too: it says what a machine would take that has nothing else to do.
     """
     found: dict[str, float] = {"imported_modules": len(modules)}
     clocks = "time.perf_counter(), time.process_time()"
@@ -313,7 +313,7 @@ def import_s(modules: Sequence[str]) -> dict[str, float]:
 
 
 def sleep_cpu_us() -> float:
-    """CPU time that one sleep of 140 us costs this machine: part of each call that sleeps, whoever makes it."""
+    """CPU time that one sleep of 140 us costs this machine: part of each call that sleeps, in any process."""
     usleep, count = ctypes.CDLL(None).usleep, 2000
     began_s = time.thread_time()
     for _ in range(count):

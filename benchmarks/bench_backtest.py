@@ -1,7 +1,7 @@
 """`drover policy backtest` on a week of a 64-node fleet: seconds, and the table that a person decides on.
 
 The week is the adversary's simulation (docs/explanation/simulation.md) at a sample a minute, judged by the detectors
-as they are; its incidents, jobs and ground truth are a case, as an export is one. Making it takes minutes and is not
+unchanged; its incidents, jobs and ground truth are a case, as an export is one. Making it takes minutes and is not
 timed; the backtest is, as the command that an operator gives. Prints one JSON line; `--table` prints its table
 first, `--case` keeps the case there, or takes the one that is there.
 
@@ -40,7 +40,9 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=7.0, help="default 7")
     parser.add_argument("--seed", type=int, default=1064, help="1000-1999: those for tuning (default 1064)")
     parser.add_argument("--faults", type=float, default=6.0, help="per 1,000 GPU-days (default 6)")
-    parser.add_argument("--negatives", type=float, default=12.0, help="what only looks like one, likewise (default 12)")
+    parser.add_argument(
+        "--negatives", type=float, default=12.0, help="the same for what only looks like one (default 12)"
+    )
     parser.add_argument("--interval", type=float, default=60.0, help="seconds between samples, 10 to 600 (default 60)")
     parser.add_argument("--policy", default="strict", help="the new one (default strict)")
     parser.add_argument("--against", default="nvidia", help="what it is held against (default nvidia)")
@@ -54,13 +56,14 @@ def main() -> None:
         if args.table:
             backtest(case, args.policy, args.against, "")
         found, seconds = backtest(case, args.policy, args.against, "--json")
-    told = json.loads(found)
-    summary = {key: {k: v for k, v in told[key].items() if k != "nodes_out"} for key in ("against", "new")}
+    answer = json.loads(found)
+    summary = {key: {k: v for k, v in answer[key].items() if k != "nodes_out"} for key in ("against", "new")}
     print(
         json.dumps(
             {
                 "benchmark": "policy_backtest", "nodes": args.nodes, "days": args.days,
-                "incidents": told["incidents"], "seconds": round(seconds, 2), "decided_otherwise": len(told["changed"]),
+                "incidents": answer["incidents"], "seconds": round(seconds, 2),
+                "decided_otherwise": len(answer["changed"]),
                 **summary, "load1": round(os.getloadavg()[0], 1),
             }
         )
@@ -86,8 +89,8 @@ def make(case: Path, args: argparse.Namespace) -> None:
     )  # fmt: skip
     index = FleetIndex(fleet.spec)
     engine = Engine(index, Policy.named(args.against), fleet.start_ms)
-    told = ((from_iso(row["ts"]), row["node"], row["inventory"]) for row in fleet.inventory)
-    inventory = sorted(told, key=lambda row: row[0], reverse=True)
+    answer = ((from_iso(row["ts"]), row["node"], row["inventory"]) for row in fleet.inventory)
+    inventory = sorted(answer, key=lambda row: row[0], reverse=True)
     incidents: dict[str, Incident] = {}
     events: list[Event] = []
     for bucket, arrived in buckets(fleet, round(1000 * args.interval)):

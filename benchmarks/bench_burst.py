@@ -1,9 +1,9 @@
 """A burst: 1,000 of 12,500 nodes fail within one second in enforce mode. Prints one JSON line.
 
 A real collector (mutual TLS, embedded store, policy nvidia in enforce mode, a stand-in scheduler as `[act.command]`,
-one webhook on a real socket) with a real stream of each node, all heard and healthy. Then 1,000 of them, spread over
-the fleet, send XID 79 of GPU 0 on their own streams. Times count from when the last event was sent, so they hold its
-way to the collector too. `judged` is when the Fleet API counts an incident for each failed node and the mass event:
+one webhook on a real socket) with a real stream of each node, all reporting and healthy. Then 1,000 of them, spread
+over the fleet, send XID 79 of GPU 0 on their own streams. Times count from when the last event was sent, so they hold
+its way to the collector too. `judged` is when the Fleet API counts an incident for each failed node and the mass event:
 what it shows is stored, unless the store took longer than 2 s (`stored_s` says when nothing waited for it any more).
 
     python benchmarks/bench_burst.py [--nodes 12500] [--failing 1000] [--open 60] [--every 10]
@@ -165,7 +165,7 @@ def decided(collector: Collector) -> dict[str, int]:
 
 
 def until_healthy(collector: Collector, shape: Shape) -> None:
-    """Wait until every node is heard and every GPU healthy."""
+    """Wait until every node reports and every GPU healthy."""
     seen, until_s = "", time.monotonic() + HEALTHY_S
     while time.monotonic() < until_s:
         with contextlib.suppress(grpc.RpcError):  # of one that is busy with the streams that open

@@ -3,7 +3,7 @@
 A simulated fleet at 1 Hz, all GPU rows of the catalog, values in the resolution that is stored. VictoriaMetrics
 (Debian's) takes them by its import API into a folder of its own and merges them by force; ours takes them as the
 collector does, minute by minute, and merges by OPTIMIZE FINAL. Ours counts all of the table: keys, primary index, null
-maps, marks. VictoriaMetrics is counted without its index of series, which is told beside it.
+maps, marks. VictoriaMetrics is counted without its index of series, which is printed next to it.
 
 PCIe and NVLink rates, in B/s, are multiples of 1e6. VictoriaMetrics keeps the values of a block with one decimal
 exponent and packs them worse than the same in MB/s. So it takes the rates a second time in MB/s; `ratio_rates_in_mb` is

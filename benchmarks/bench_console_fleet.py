@@ -1,8 +1,9 @@
 """The Fleet page at 100,000 GPUs: how soon it is painted, what a refresh takes, what open consoles cost.
 
-A real collector, store and detectors (`console/told_fleet.py` says what stands in for 12,500 agents), the real console,
-Debian's Chromium. Each viewer is a browser context of its own, or `console/viewer.py`: a page without a browser. Tells
-each part on standard error as it ends, and prints one JSON line, of the parts that ended also when it is stopped:
+A real collector, store and detectors (`console/inside_fleet.py` says what stands in for 12,500 agents), the real
+console, Debian's Chromium. Each viewer is a browser context of its own, or `console/viewer.py`: a page without a
+browser. Prints each part on standard error as it ends, and prints one JSON line, of the parts that ended also when it
+is stopped:
 
 - first paint: from the navigation to the pixels of the whole picture, cache empty (`cold`) and on the next visit
   (`warm`), one viewer alone; the console has served a page before, and the browser is running. `stands`: until the
@@ -14,11 +15,11 @@ each part on standard error as it ends, and prints one JSON line, of the parts t
 - consoles: 1, 4 and 10 of them, one a Chromium, the others viewers, by health and by a metric. refresh: from asking for
   the picture to its pixels. bytes of 5 s: all that the Chromium's page gets between two pictures, websocket and HTTP
   together, as they travel (`console/wire.py`); `unpacked`: the websocket's messages themselves.
-- cost: what the most consoles cost the collector's process, its `told` thread left out. In turns (`--turns`, each of
+- cost: what the most consoles cost the collector's process, its `inside` thread left out. In turns (`--turns`, each of
   `--turn` seconds: whole ticks of 10 s): none, all by health, all by the metric, none ...; a cost is a turn's cores
-  less the mean of the turns without any console before and after it, told of each and as their median. `all`: with what
-  the engine's merge threads took (MERGES); these take up to half a core and come when they come, whether somebody looks
-  or not, as nothing that a console asks writes. `without_merges`: the rest, by which the goal is judged.
+  less the mean of the turns without any console before and after it, printed for each and as their median. `all`: with
+  what the engine's merge threads took (MERGES); these take up to half a core and come when they come, whether somebody
+  looks or not, as nothing that a console asks writes. `without_merges`: the rest, by which the goal is judged.
   `spread_of_none`: how far the turns without a console lie apart, what a difference has to exceed to mean anything.
 - threads: cores of the collector's and the console's threads by the name the kernel has, of a turn each. Threads of
   Python have the process' name; the first one of each process runs its event loop.
@@ -50,7 +51,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import grpc
 import psutil
-from console.told_fleet import FAULTY, SILENT
+from console.inside_fleet import FAULTY, SILENT
 from console.viewer import Viewers
 from console.watched import Session
 from console.wire import Websocket
@@ -67,7 +68,7 @@ from testbed.waiting import wait_until
 GPUS = 8
 READY_S = 900.0
 OPEN_MS = 120_000.0
-TOLD = "told"
+INSIDE = "inside"
 LEAN = "collector_without_merges"
 GONE_S = 3.0  # after which the console has seen that pages went, or the last of them has settled
 COLOURS = {"health": "", "power_w": "/?color=power_w"}
@@ -91,9 +92,9 @@ class Cpu:
     def _now(self, usages: dict[str, Usage]) -> dict[str, float]:
         found = {}
         for name, usage in usages.items():
-            found[name] = usage.cpu_s - usage.by_thread.get(TOLD, 0.0)
-            if TOLD in usage.by_thread:
-                found[TOLD] = usage.by_thread[TOLD]
+            found[name] = usage.cpu_s - usage.by_thread.get(INSIDE, 0.0)
+            if INSIDE in usage.by_thread:
+                found[INSIDE] = usage.by_thread[INSIDE]
                 found[LEAN] = found[name] - sum(usage.by_thread.get(part, 0.0) for part in MERGES)
         own = psutil.Process().cpu_times()
         found["viewers"] = own.user + own.system
@@ -108,13 +109,13 @@ class Cpu:
 
     def threads(self) -> dict[str, dict[str, float]]:
         """Cores of each process by thread, the dearest first, those of a hundredth or more."""
-        passed_s, told = time.monotonic() - self._began_s, {}
+        passed_s, result = time.monotonic() - self._began_s, {}
         for name, usage in self._read().items():
             before = self._usages[name].by_thread
             cores = {part: (s - before.get(part, 0.0)) / passed_s for part, s in usage.by_thread.items()}
             dearest = sorted(cores.items(), key=lambda row: -row[1])
-            told[name] = {part: round(value, 3) for part, value in dearest if value >= 0.01}
-        return told
+            result[name] = {part: round(value, 3) for part, value in dearest if value >= 0.01}
+        return result
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -131,14 +132,14 @@ def _name(process: psutil.Process) -> str:
 
 
 def pid_of(word: str) -> int:
-    """The child of ours with `word` among its arguments."""
+    """The child of this process with `word` among its arguments."""
     return next(p.pid for p in psutil.Process().children() if word in p.cmdline())
 
 
 def full(stub: FleetStub, nodes: int, collector: int) -> bool:
-    """Whether the fleet is heard, judged, and has its faults. Raises SystemExit when the collector has ended."""
+    """Whether the fleet reports, is judged, and has its faults. Raises SystemExit when the collector has ended."""
     if psutil.Process(collector).status() == psutil.STATUS_ZOMBIE:
-        raise SystemExit("the collector ended before the fleet was heard: its log says why")
+        raise SystemExit("the collector ended before the fleet reported: its log says why")
     with contextlib.suppress(grpc.RpcError):
         status = stub.GetStatus(pb.StatusRequest(), timeout=30)
         opened = sum(status.open_incidents_by_severity.values())
@@ -152,12 +153,12 @@ def spread(values: list[float]) -> dict[str, float]:
     if not found:
         return {"count": 0}
     return {
-        "median": _told(statistics.median(found)), "p95": _told(found[round(0.95 * (len(found) - 1))]),
-        "max": _told(found[-1]), "count": len(found),
+        "median": _rounded(statistics.median(found)), "p95": _rounded(found[round(0.95 * (len(found) - 1))]),
+        "max": _rounded(found[-1]), "count": len(found),
     }  # fmt: skip
 
 
-def _told(value: float) -> float:
+def _rounded(value: float) -> float:
     return round(value, 2) if value < 10 else round(value)
 
 
@@ -227,16 +228,16 @@ def in_turns(
 
 
 def costs(nobody: list[dict[str, float]], watched: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Cores of the collector by `all` and `without_merges`, of each colour's turns less those of the turns beside."""
-    told: dict[str, Any] = {}
+    """Cores of the collector by `all` and `without_merges`, of each colour's turns less those of the turns around."""
+    result: dict[str, Any] = {}
     for name, part in (("all", "collector"), ("without_merges", LEAN)):
         none = [cores[part] for cores in nobody]
-        told[name] = {"spread_of_none": round(max(none) - min(none), 3), "none": statistics.median(none)}
+        result[name] = {"spread_of_none": round(max(none) - min(none), 3), "none": statistics.median(none)}
         for colour, turns in watched.items():
-            beside = [(before + after) / 2 for before, after in itertools.pairwise(none)]
-            more = [round(cores[part] - base, 3) for cores, base in zip(turns, beside, strict=True)]
-            told[name][colour] = {"median": round(statistics.median(more), 3), "turns": more}
-    return told
+            around = [(before + after) / 2 for before, after in itertools.pairwise(none)]
+            more = [round(cores[part] - base, 3) for cores, base in zip(turns, around, strict=True)]
+            result[name][colour] = {"median": round(statistics.median(more), 3), "turns": more}
+    return result
 
 
 def alone(session: Session | None, viewers: Viewers, calls: Calls, seconds: float) -> dict[str, Any]:
@@ -268,7 +269,7 @@ class Calls:
     def read(self) -> Counter[str]:
         self.path.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
-        wait_until(self.path.exists, "the collector tells what it was asked", 60)
+        wait_until(self.path.exists, "the collector writes what it was asked", 60)
         return Counter(json.loads(self.path.read_text()))
 
 
@@ -307,20 +308,20 @@ def measure(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> N
     options = ["--collector", f"127.0.0.1:{api}", "--port", str(port)]
     began_s = time.monotonic()
 
-    def note(part: str, told: Any) -> None:
-        found[part] = told
-        print(f"{time.monotonic() - began_s:6.1f} s  {part}: {json.dumps(told)}", file=sys.stderr, flush=True)
+    def note(part: str, result: Any) -> None:
+        found[part] = result
+        print(f"{time.monotonic() - began_s:6.1f} s  {part}: {json.dumps(result)}", file=sys.stderr, flush=True)
 
     with (
-        running(folder, "console.told_fleet", "run", "--config", f"{folder}/collector.toml", env=path),
+        running(folder, "console.inside_fleet", "run", "--config", f"{folder}/collector.toml", env=path),
         grpc.insecure_channel(f"127.0.0.1:{api}", SOON) as channel,
         running(folder, "drover_dashboard.main", *options) as log,
         sync_playwright() as play,
     ):
         stub = FleetStub(channel)
         wait_until(partial(reachable, "127.0.0.1", port), "the console listens", 60)
-        collector = pid_of("console.told_fleet")
-        wait_until(partial(full, stub, given.nodes, collector), "the fleet is heard, and judged", READY_S)
+        collector = pid_of("console.inside_fleet")
+        wait_until(partial(full, stub, given.nodes, collector), "the fleet reports, and is judged", READY_S)
         pids = {"collector": collector, "console": pid_of("drover_dashboard.main")}
         cpu = partial(Cpu, pids)
         browser = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
@@ -342,7 +343,7 @@ def measure(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> N
         viewers.set(1, url)
         viewer = alone(None, viewers, calls, given.seconds)
         note("alone", {"chromium": chromium, "viewer": viewer})
-        asked = [sum(told["calls_per_s"].values()) for told in (viewer, chromium)]
+        asked = [sum(result["calls_per_s"].values()) for result in (viewer, chromium)]
         if viewer["reruns_per_s"] < ALIKE * chromium["reruns_per_s"] or asked[0] < CALLS_ALIKE * asked[1]:
             viewers.close()
             raise SystemExit("a viewer asks less than a browser: it is no measure of what consoles cost")
@@ -361,15 +362,15 @@ def measure(folder: Path, given: argparse.Namespace, found: dict[str, Any]) -> N
 
 
 def judged(found: dict[str, Any]) -> dict[str, Any]:
-    """The goals of which all was measured, against the dearer of the two colours, and of the most consoles."""
-    shown = [told for name, told in found.items() if name.startswith(("health, ", "power_w, "))]
+    """The goals that were measured whole, against the dearer of the two colours, and of the most consoles."""
+    shown = [result for name, result in found.items() if name.startswith(("health, ", "power_w, "))]
     reached: dict[str, float] = {}
     if "first_paint" in found:
         reached["first_paint_ms"] = found["first_paint"]["cold_ms"]["median"]
     if shown:
-        refreshed = [told["refresh_ms"]["median"] for told in shown if told["refresh_ms"]["count"]]
+        refreshed = [result["refresh_ms"]["median"] for result in shown if result["refresh_ms"]["count"]]
         reached |= {"refresh_ms": max(refreshed)} if refreshed else {}
-        reached["refresh_bytes"] = max(told["bytes_of_5_s"] for told in shown)
+        reached["refresh_bytes"] = max(result["bytes_of_5_s"] for result in shown)
     if "cost" in found:
         reached["collector_cores"] = max(found["cost"]["without_merges"][colour]["median"] for colour in COLOURS)
     return {name: {"is": value, "goal": GOALS[name], "met": value < GOALS[name]} for name, value in reached.items()}

@@ -5,7 +5,7 @@ page is for is drawn (its table, chart or picture). Prints one JSON line: second
 opening after the console's start; CPU seconds of the browser and of the console for an opening, which say what it
 costs on a machine that others use too. Browser, console, collector and fleet share one machine.
 
-Tells each page on standard error as it goes; stopped, it prints the line of what it has.
+Prints each page on standard error as it goes; stopped, it prints the line of what it has.
 
     python benchmarks/bench_console_open.py [--rounds 2] [--nodes 256]
 """
@@ -121,15 +121,15 @@ def measure(folder: Path, nodes: int, rounds: int, found: Found) -> None:
         jobs: list[pb.JobRow] = []
 
         def running() -> bool:
-            told = live.fleet.jobs().value
-            jobs[:] = told.jobs if told else []
+            result = live.fleet.jobs().value
+            jobs[:] = result.jobs if result else []
             return bool(jobs)
 
         def note(page: str, link: str, there: str) -> None:
             first, second = measured(browser, f"{live.url}/{link}", there)
             found.setdefault(page, []).append((first, second))
-            told = f"{page}: {first.wall:.2f} s, again {second.wall:.2f} s"
-            print(f"{time.monotonic() - began_s:6.1f} s  {told}", file=sys.stderr, flush=True)
+            result = f"{page}: {first.wall:.2f} s, again {second.wall:.2f} s"
+            print(f"{time.monotonic() - began_s:6.1f} s  {result}", file=sys.stderr, flush=True)
 
         note(AFTER_START, "system", "Connected now")
         wait_until(running, "jobs run", 60)
@@ -141,18 +141,18 @@ def measure(folder: Path, nodes: int, rounds: int, found: Found) -> None:
 
 
 def line(found: Found) -> dict[str, Any]:
-    told = {
+    result = {
         page: {"first": figures([a for a, _ in each]), "second": figures([b for _, b in each])}
         for page, each in found.items()
     }
-    if not told:
+    if not result:
         return {}
     firsts = [first for each in found.values() for first, _ in each]
     seconds = [second for each in found.values() for _, second in each]
-    slowest = max(each["first"]["median_s"] for each in told.values())
+    slowest = max(each["first"]["median_s"] for each in result.values())
     return {
         "slowest_first_median_s": slowest, "met": slowest < GOAL_S,
-        "all": {"first": figures(firsts), "second": figures(seconds)}, "pages": told,
+        "all": {"first": figures(firsts), "second": figures(seconds)}, "pages": result,
     }  # fmt: skip
 
 
@@ -170,12 +170,12 @@ def main() -> None:
     finally:
         load.append(os.getloadavg()[0])
         after_start = found.pop(AFTER_START, [])
-        told = {
+        result = {
             "benchmark": "console_open", "nodes": args.nodes, "rounds": args.rounds, "cores": os.cpu_count(),
             "load_before_after": [round(value, 1) for value in load], "goal_s": GOAL_S,
             "after_start_s": [round(first.wall, 2) for first, _ in after_start], **line(found),
         }  # fmt: skip
-        print(json.dumps(told), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def in_browser(browser: Any, fleet: Live, name: str, shots: Path | None) -> dict
     page.wait_for_function("window.__drover_fleet && !window.__drover_fleet.early")
     page.get_by_text("Open incidents").first.wait_for()
     walk = Walk(page)
-    found = attempt(lambda: walk.told(TASKS[name][1](walk)))
+    found = attempt(lambda: walk.attempted(TASKS[name][1](walk)))
     if shots is not None:
         page.screenshot(path=str(shots / f"task-{name}.png"))
     context.close()
@@ -169,7 +169,7 @@ def in_browser(browser: Any, fleet: Live, name: str, shots: Path | None) -> dict
 
 def on_the_line(fleet: Live, name: str) -> dict[str, Any]:
     shell = Shell(fleet.api, fleet.job)
-    return attempt(lambda: shell.told(TASKS[name][2](shell)))
+    return attempt(lambda: shell.attempted(TASKS[name][2](shell)))
 
 
 def main() -> None:

@@ -225,7 +225,7 @@ async def bench(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 jobs.setdefault(node, []).append((slot, job.id, int(load.started_s * 1000)))
         listening = [asyncio.create_task(agent.listen()) for agent in agents]
         for agent in agents:
-            await agent.tell_jobs(jobs.get(agent.name, []))
+            await agent.report_jobs(jobs.get(agent.name, []))
         found = await measure(args, agents, load, Servers(ours, theirs))
         rows = await asyncio.to_thread(victoria_rows, victoria_port, tls)
         extra: dict[str, Any] = {
@@ -253,10 +253,10 @@ def victoria_rows(port: int, tls: ssl.SSLContext) -> int:
 
 def victoria_version() -> str:
     """Debian's; the program itself was built without one."""
-    told = subprocess.run(
+    printed = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Version}", VICTORIA], check=False, capture_output=True, text=True
     )
-    return told.stdout or "unknown"
+    return printed.stdout or "unknown"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Detection on the adversary's held-out fleets, beside four baselines: what is found, how soon, and what is told
+"""Detection on the adversary's held-out fleets, next to four baselines: what is found, how soon, and what is reported
 wrongly.
 
 Scoring seeds are 0-99, one for each fleet; detectors and baselines were tuned on 1000-1999 (`--tune` picks each
@@ -48,9 +48,9 @@ def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
 
 def rates(runs: Sequence[Played]) -> tuple[float, float, float]:
     """Precision, recall, F1 of some fleets together; nan where undefined."""
-    told, false = sum(p.told for p in runs), sum(len(p.false) for p in runs)
+    reported, false = sum(p.reported for p in runs), sum(len(p.false) for p in runs)
     found, faults = sum(len(p.delays_s) for p in runs), sum(len(p.faults) for p in runs)
-    precision = told / (told + false) if told + false else math.nan
+    precision = reported / (reported + false) if reported + false else math.nan
     recall = found / faults if faults else math.nan
     both = precision + recall
     return precision, recall, 2 * precision * recall / both if both else 0.0 if both == 0 else math.nan
@@ -67,7 +67,7 @@ def summary(runs: Sequence[Played]) -> dict[str, Any]:
     """All figures of one method."""
     days = sum(p.gpu_days for p in runs)
     precision, recall, f1 = rates(runs)
-    told, false = sum(p.told for p in runs), sum(len(p.false) for p in runs)
+    reported, false = sum(p.reported for p in runs), sum(len(p.false) for p in runs)
     found, faults = sum(len(p.delays_s) for p in runs), sum(len(p.faults) for p in runs)
     drains = sum(len(p.false_drains) for p in runs)
     delays = [d for p in runs for d in p.delays_s.values()]
@@ -75,8 +75,8 @@ def summary(runs: Sequence[Played]) -> dict[str, Any]:
     in_field = recall * FIELD_FAULTS / (recall * FIELD_FAULTS + max(false, 3) * per_1000) if recall > 0 else 0.0
     return {
         "gpu_days": round(days, 1), "faults": faults, "negatives": sum(p.negatives for p in runs), "found": found,
-        "told": told, "false": false, "false_drains": drains,
-        "precision": _round(precision), "precision_interval": _pair(wilson(told, told + false)),
+        "told": reported, "false": false, "false_drains": drains,
+        "precision": _round(precision), "precision_interval": _pair(wilson(reported, reported + false)),
         "recall": _round(recall), "recall_interval": _pair(wilson(found, faults)),
         "f1": _round(f1), "f1_interval": _pair(f1_interval(runs)),
         "delay_median_s": median(delays), "delay_p95_s": percentile(delays, 0.95),
@@ -121,7 +121,7 @@ def _fleet(
     """One fleet; method -> what it made of it, or why it failed. `wrong` False: one in which nothing goes wrong."""
     try:
         return _played(seed, gpus, hours, interval_ms, thresholds, ours, wrong)
-    except Exception:  # noqa: BLE001  # one fleet that fails must not cost the others; it is told, and counts as missing
+    except Exception:  # noqa: BLE001  # one fleet that fails must not cost the others; it is printed, and counts as missing
         return f"seed {seed}: {traceback.format_exc()}"
 
 
@@ -146,8 +146,8 @@ def run(
     result: dict[str, list[Played]] = {}
     log: Path | None = args.log if ours and wrong else None
     for line in log.read_text(encoding="utf-8").splitlines() if log is not None and log.exists() else ():
-        for name, told in json.loads(line).items():
-            result.setdefault(name, []).append(Played(**told))
+        for name, reported in json.loads(line).items():
+            result.setdefault(name, []).append(Played(**reported))
     done_before = {p.seed for runs in result.values() for p in runs}
     seeds = [seed for seed in seeds if seed not in done_before]
     if not seeds:
@@ -242,7 +242,7 @@ def page(result: dict[str, Any]) -> str:
                 f"| {_seconds(row['delay_median_s'])}, {_seconds(row['delay_p95_s'])} |"
             )
     lines += [
-        "", f"Of the {ours['faults'] - ours['found']} that are missed {result['missed_told_otherwise']} were told of "
+        "", f"Of the {ours['faults'] - ours['found']} that are missed {result['missed_told_otherwise']} were reported "
         "all the same, as more evidence in the incident of what they came out of, or as a note of idle GPUs.",
         "", "## Reported wrongly", "",
     ]  # fmt: skip
@@ -332,10 +332,10 @@ def main() -> None:
     parser.add_argument("--healthy-hours", type=float, default=24.0, help="of each healthy fleet of 4,096 GPUs")
     parser.add_argument("--healthy-seed", type=int, default=50, help="of the first healthy fleet")
     parser.add_argument("--healthy-log", type=Path, help="healthy fleets that are done, a line each")
-    parser.add_argument("--only-healthy", action="store_true", help="and nothing else; leaves the page as it is")
+    parser.add_argument("--only-healthy", action="store_true", help="and nothing else; leaves the page unchanged")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--tune", action="store_true", help="choose the baselines' thresholds on the tuning seeds")
-    parser.add_argument("--no-write", action="store_true", help="leave docs/evidence/detection.md as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/evidence/detection.md unchanged")
     args = parser.parse_args()
     began = time.monotonic()
     if args.tune:

@@ -2,7 +2,7 @@
 
 Needs root and Slurm (tests/system_setup.sh). Prints one JSON line. Each run has an agent of its own; `scontrol` is
 asked until it shows the drain, and its own time is counted too. The lines are test lines of user facility, which an
-agent only acts on when told to.
+agent only acts on when asked to.
 """
 
 from __future__ import annotations

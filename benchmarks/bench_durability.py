@@ -151,7 +151,7 @@ class Site:
         if not _until(lambda: self.status().newest_tick_ms >= past_ms, wait_s):
             return f"no bucket of {past_ms} ms was judged within {wait_s:.0f} s"
         if not _until(lambda: self.marks() == 0, ROLL_S):
-            return f"{self.marks()} marks of rollups to be made anew are open after {ROLL_S:g} s"
+            return f"{self.marks()} marks of rollups to be made again are open after {ROLL_S:g} s"
         return ""
 
     def marks(self) -> int:
@@ -160,8 +160,8 @@ class Site:
             return int(system.store.rollup_marks)
 
     def check(self, *how: str) -> dict[str, Any]:
-        told = [f"chdb://{self.store}", str(self.journals), str(self.nodes), *how]
-        done = self._spawn("check.log", "-m", "durability.check", *told)
+        lines = [f"chdb://{self.store}", str(self.journals), str(self.nodes), *how]
+        done = self._spawn("check.log", "-m", "durability.check", *lines)
         out, _ = done.communicate(timeout=300)
         if done.returncode:
             raise RuntimeError((self.folder / "check.log").read_text()[-2000:])
@@ -251,7 +251,7 @@ def disk_full(folder: Path, rng: random.Random, quick: bool = True) -> dict[str,
         site.start_collector()
         site.start_agents()
         time.sleep(rng.uniform(3, 5))
-        told: list[str] = []
+        lines: list[str] = []
         held_back = 0
         for left in (200 << 20, 0):
             _fill(disk / "ballast", disk, left)
@@ -259,11 +259,11 @@ def disk_full(folder: Path, rng: random.Random, quick: bool = True) -> dict[str,
             before = site.status().samples_stored
             time.sleep(5)
             status = site.status()
-            told += [line for line in status.troubles if "free on its disk" in line]
+            lines += [line for line in status.troubles if "free on its disk" in line]
             held_back += status.samples_stored == before
         (disk / "ballast").unlink()
         found = finished(site)
-        return {"told": len(told), "held_back": held_back, **found}
+        return {"told": len(lines), "held_back": held_back, **found}
     finally:
         site.close()
         subprocess.run(["umount", "-l", str(disk)], check=False)
@@ -281,7 +281,7 @@ def _fill(ballast: Path, disk: Path, left: int) -> None:
 
 
 def damaged(site: Site, rng: random.Random) -> dict[str, Any]:
-    """Bits flipped in the largest part of the samples: told with table and time, the rest answers, new rows go in."""
+    """Bits flipped in the largest part of the samples: reported with table and time, the rest answers, rows go in."""
     largest = max(active_parts(site.store), key=weight)
     # What each read of samples reads.
     file = next(name for name in (largest / "ts.bin", largest / "data.bin") if name.exists())

@@ -2,9 +2,9 @@
 
     python3 benchmarks/bench_gpu.py --out FOLDER
 
-1. `once`: one reading of everything; every GPU metric of the catalog is read, or absent for a reason that is told.
+1. `once`: one reading of everything; every GPU metric of the catalog is read, or absent with its reason.
 2. `calls`: what each NVML call costs, as the agent makes it: of the clock, and of CPU; and the codes it returned.
-3. `gpm`: GPM's tensor activity beside that of a matrix product whose operations are known, busy all and half the time.
+3. `gpm`: GPM's tensor activity next to that of a matrix product whose operations are known, busy all and half the time.
 4. `recording`: a reading each second under load, for tests/cases/agent/nvml_recorded (serials and UUIDs made up).
 5. `steps`: step times of a training loop in windows with and without a running agent, in turn; the agent's CPU and
    memory in the windows with it.
@@ -162,7 +162,7 @@ def calls(seconds: int) -> dict[str, Any]:
     }
 
 
-# ---- 3. GPM beside a product that is known
+# ---- 3. GPM next to a product that is known
 
 
 def gpm(torch: Any, seconds: int) -> dict[str, Any]:
@@ -206,19 +206,19 @@ def _one_duty(torch: Any, properties: Any, per_clock: int, seconds: int, duty: f
         ended.set()
         thread.join()
         source.close()
-    told = [
+    reported = [
         (tensor, clock)
         for _, _, v in rows[2:]
         if (tensor := v.get("tensor_active_ratio")) is not None and (clock := v.get("sm_clock_mhz"))
     ]
-    if not told:
-        return {"left_out": "GPM told nothing"}
+    if not reported:
+        return {"left_out": "GPM reported nothing"}
     (first_s, first, _), (last_s, last, _) = rows[2], rows[-1]
     flops = 2 * common.SIZE**3 * (last - first) / (last_s - first_s)
-    clock_mhz = statistics.fmean(clock for _, clock in told)
+    clock_mhz = statistics.fmean(clock for _, clock in reported)
     expected = flops / (properties.multi_processor_count * per_clock * clock_mhz * 1e6)
-    seen = statistics.fmean(tensor for tensor, _ in told)
-    beside = {
+    seen = statistics.fmean(tensor for tensor, _ in reported)
+    compared = {
         name: round(statistics.fmean(values[name] for _, _, values in rows[2:] if name in values), 4)
         for name in ("gpu_util_ratio", "sm_active_ratio", "dram_active_ratio", "power_w")
         if name in rows[-1][2]
@@ -228,7 +228,7 @@ def _one_duty(torch: Any, properties: Any, per_clock: int, seconds: int, duty: f
         "sm_clock_mhz": round(clock_mhz),
         "expected": round(expected, 4),
         "tensor_active_ratio": round(seen, 4),
-        "beside": beside,
+        "beside": compared,
         "holds": abs(seen - expected) <= GPM_TOLERANCE,
     }
 

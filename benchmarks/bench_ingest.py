@@ -2,7 +2,7 @@
 
 Each stream speaks for a node of 250 GPUs (slots have a byte, so 100,000 GPUs need 400 streams; a real fleet has 12,500
 streams of 8 GPUs, whose messages cost more: that is what `--streams` measures). A message holds 5 s of telemetry. The
-generator shares the machine: its CPU is told apart. Prints one JSON line.
+generator shares the machine: its CPU is printed by itself. Prints one JSON line.
 
     python benchmarks/bench_ingest.py [--sizes 1000 10000 100000] [--seconds 45]
     python benchmarks/bench_ingest.py --streams 12500 [--every 30] [--seconds 180]      streams of 8 GPUs, all open
@@ -54,7 +54,7 @@ def figures(run: Run) -> dict[str, Any]:
     rss = [moment.usage.rss_bytes / MIB for moment in moments]
     anonymous = [moment.usage.anonymous_bytes / MIB for moment in moments]
     grown = slope([moment.at_s for moment in moments], rss) * 60
-    acked_at_all, ticks = end.total("acked"), [m.status.detector_seconds for m in moments if m.status is not None]
+    acked_in_all, ticks = end.total("acked"), [m.status.detector_seconds for m in moments if m.status is not None]
     parts = cpu_by_thread(first.usage, last.usage)
     talk_s = sum(parts.get(thread, 0.0) for thread in TALK)
     lag_grows = slope([moment.at_s for moment in moments], [moment.lag_s for moment in moments])
@@ -68,7 +68,7 @@ def figures(run: Run) -> dict[str, Any]:
         "lag_s": {"first": round(first.lag_s, 2), "last": round(last.lag_s, 2), "grows_s_per_s": round(lag_grows, 4)},
         "waiting_mib": {"first": _mib(first.waiting_bytes), "last": _mib(last.waiting_bytes)},
         "kept_up": last.lag_s < KEPT_UP_S + plan.every_s and lag_grows < 0.05,
-        "unacknowledged_at_end": round(end.total("offered") - acked_at_all),
+        "unacknowledged_at_end": round(end.total("offered") - acked_in_all),
         "rss_mib": {
             "first": round(rss[0]), "last": round(rss[-1]), "max": round(max(rss)), "per_minute": round(grown, 1),
         },
@@ -126,7 +126,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def _mib(count: float) -> float | None:
-    return None if count != count else round(count / MIB, 2)  # NaN: the page does not tell
+    return None if count != count else round(count / MIB, 2)  # NaN: the page does not say
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,7 +2,7 @@
 
 A fleet at 1 Hz is written in real time, since merges follow the clock: each insert holds the share of the fleet that
 comes in `--every` seconds (or so many seconds of all of it), with all GPU and node metrics. CPU is that of the whole
-process. `parts` and `read_ms` (CPU to read one metric of one node) tell what fewer merges cost. Prints one JSON line.
+process. `parts` and `read_ms` (CPU to read one metric of one node) show what fewer merges cost. Prints one JSON line.
 
     python benchmarks/bench_inserts.py [--gpus 2000] [--every 0.25] [--base 10] [--seconds 75]
 

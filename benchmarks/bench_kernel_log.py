@@ -1,9 +1,9 @@
-"""From a line in the kernel log to the incident that the Fleet API tells, stored: real agent, collector and /dev/kmsg.
+"""From a line in the kernel log to the incident that the Fleet API shows, stored: real agent, collector and /dev/kmsg.
 
-Needs root. Prints one JSON line. The lines are test lines of user facility, which an agent only acts on when told to.
+Needs root. Prints one JSON line. The lines are test lines of user facility, which an agent only acts on when asked to.
 
     python benchmarks/bench_kernel_log.py                  a quiet collector
-    python benchmarks/bench_kernel_log.py --gpus 20000     beside a load of so many GPUs at 1 Hz (benchmarks/load)
+    python benchmarks/bench_kernel_log.py --gpus 20000     next to a load of so many GPUs at 1 Hz (benchmarks/load)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GPUS_PER_STREAM = 250
 EVERY_S = 5.0  # seconds of telemetry in a message of the load
 OPEN_S = 3.0
 SETTLE_S = 20.0  # of the load, before the first line
-MUTE_S = 10.0  # a generator tells of itself each second
+MUTE_S = 10.0  # a generator reports each second
 PER_LINE_S = 30.0  # at most, to plan the load's length; it ends with the last line
 
 
@@ -55,7 +55,7 @@ class Fleet(Shape):
         return [f"kmsg{n:03d}" for n in range(self.lines)]
 
     def toml(self) -> str:
-        # Not super(): a dataclass with slots is made anew, and its methods know the class that was before.
+        # Not super(): a dataclass with slots is made again, and its methods know the class that was before.
         return Shape.toml(self) + f'\n[[nodes]]\nnames = "kmsg[000-{self.lines - 1:03d}]"\nsku = "H100-SXM"\n'
 
 
@@ -67,7 +67,7 @@ def delays(collector: Collector, names: Sequence[str]) -> list[float]:
     def seen(node: str) -> int:
         return collector.stub.GetNode(pb.NodeRequest(node=node), timeout=CALL_S).row.last_seen_ms
 
-    def told(node: str) -> bool:
+    def shown(node: str) -> bool:
         reply = collector.stub.ListIncidents(pb.ListIncidentsRequest(state="all", node=node), timeout=CALL_S)
         return any(from_json(Incident, text).cause == "xid_79" for text in reply.incidents_json)
 
@@ -87,7 +87,7 @@ def delays(collector: Collector, names: Sequence[str]) -> list[float]:
             before = time.monotonic()
             with Path("/dev/kmsg").open("w") as log:
                 log.write("<4>NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=drover-bench, test line\n")
-            wait_until(partial(told, node), f"an incident of {node}", WAIT_S)
+            wait_until(partial(shown, node), f"an incident of {node}", WAIT_S)
             found.append(time.monotonic() - before)
     return sorted(found)
 
@@ -97,10 +97,10 @@ class EndedError(Exception):
 
 
 def load(collector: Collector, plan: Plan, settled: threading.Event, ending: threading.Event) -> None:
-    """Until its plan ends, or all lines are told; `settled` once it has run for SETTLE_S, or has failed."""
+    """Until its plan ends, or all lines are shown; `settled` once it has run for SETTLE_S, or has failed."""
 
     def look(moment: Moment) -> None:
-        if any(time.time() - told.get("at_s", time.time()) > MUTE_S for told in moment.generators):
+        if any(time.time() - row.get("at_s", time.time()) > MUTE_S for row in moment.generators):
             raise RuntimeError("a generator says nothing any more: there is no load")
         if moment.at_s >= SETTLE_S:
             settled.set()

@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def measure(gpus: Sequence[Gpu], runs: int, folder: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """(every result, what came of it)."""
+    """(every result, its verdict)."""
     quick = tuple(probe.name for probe in plan.of_level(Level.QUICK))
     lines: list[dict[str, Any]] = []
     level = run("quick", quick, gpus, folder, lines)

@@ -1,7 +1,7 @@
 """How long a node waits for a probe that must give way: from the moment to when no process of the probe is left.
 
-preempted: the scheduler tells its job (`drover-agent probe --hold`) to end; until that job has ended, which is when the
-next one may begin. held: a process comes to hold a GPU under test (the stand-in for NVML tells of it); until the last
+preempted: the scheduler asks its job (`drover-agent probe --hold`) to end; until that job has ended, which is when the
+next one may begin. held: a process comes to hold a GPU under test (the stand-in for NVML reports it); until the last
 process of the probe is gone. Real probe service, runner and process, in a soak on the CPU; RUNS of each, one after the
 other. Prints one JSON line; ends with 1 where the slowest took longer than the goal.
 """
@@ -74,7 +74,7 @@ def preempted(root: Path) -> float:
     folder.put(folder.requests, id_, ProbeAsk(id_, ("soak",), protection=JOB))
     service, loaded = Service(folder.root, str(root)), threading.Event()
     with subprocess.Popen([*HOLD, id_], stderr=subprocess.DEVNULL) as job:
-        serving = threading.Thread(target=lambda: told(loaded, lambda: service.serve(linger_s=0.1)))
+        serving = threading.Thread(target=lambda: signalled(loaded, lambda: service.serve(linger_s=0.1)))
         serving.start()
         wait(loaded)
         began = time.monotonic()
@@ -87,7 +87,7 @@ def preempted(root: Path) -> float:
     return took
 
 
-def told(loaded: threading.Event, run: Callable[[], Any]) -> None:
+def signalled(loaded: threading.Event, run: Callable[[], Any]) -> None:
     """`loaded` is set when the probe's load runs, by what the service logs of it."""
     import logging
 

@@ -24,12 +24,12 @@ CPUS = 2  # devices that the CPU stands in for: pairs of them too
 
 
 class Clock:
-    """When each probe began, by what the runner tells."""
+    """When each probe began, by what the runner reports."""
 
     def __init__(self) -> None:
         self.began: dict[str, float] = {}
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         if text in PROBES:
             self.began[text] = time.monotonic()
             print(text, file=sys.stderr, flush=True)
@@ -48,7 +48,7 @@ def measure(level: Level, scale: float, on_gpus: bool, folder: str) -> dict[str,
     request = replace(asked, cpus=CPUS, scale=scale)
     clock = Clock()
     with eligible.Guard(gpus) as guard:
-        report = Runner(request, guard.needed, clock.tell).run()
+        report = Runner(request, guard.needed, clock.report).run()
     return line(report, clock, level, scale)
 
 

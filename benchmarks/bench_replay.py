@@ -4,7 +4,7 @@
 
 The adversary's fleet is written as a case folder first (not timed; 0.5 GB by default: 1,024 GPU-days): into FOLDER
 where one is named; one that is there already is taken, so that the replay alone can be had on a quiet machine. What is
-read at the start, detectors and the whole are told apart; figures are CPU seconds of one process, scaled to 1,000
+read at the start, detectors and the whole are printed apart; figures are CPU seconds of one process, scaled to 1,000
 GPU-days, for machines are shared. Of smaller cases what is done once weighs more.
 """
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2048)
     parser.add_argument("--hours", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1000)
-    parser.add_argument("--case", type=Path, help="keep it there; one that is there already is replayed as it is")
+    parser.add_argument("--case", type=Path, help="keep it there; one that is there already is replayed unchanged")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = args.case or Path(folder) / "case"

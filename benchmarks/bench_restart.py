@@ -111,7 +111,7 @@ async def restart(url: str, index: FleetIndex, now_ms: int) -> dict[str, Any]:
             finally:
                 reading_s.append(time.monotonic() - at_s)
 
-        store.buckets.read_past = timed  # type: ignore[method-assign]  # to tell its part of a start
+        store.buckets.read_past = timed  # type: ignore[method-assign]  # to time its part of a start
         pipeline = Pipeline(index, store, Policy.load(), outbox, PipelineOptions(lag_ms=7000, now_ms=lambda: now_ms))
         await pipeline.start()
         ready_s, ready_cpu_s = time.monotonic(), time.process_time()

@@ -1,5 +1,5 @@
 """The ranking of nodes by their chance to fail within a week, on a public fault trace: AUC, and the share of the next
-week's failures in the top 5 %, beside a recency rule and chance. Prints one JSON line.
+week's failures in the top 5 %, next to a recency rule and chance. Prints one JSON line.
 
     python benchmarks/bench_risk.py                     the table in benchmarks/data, of the public trace
     python benchmarks/bench_risk.py --trace FILE        fault_trace.json of InfiniteHBD, or another in its form

@@ -1,7 +1,8 @@
 """One node alone: from the decision to drain it to the scheduler's answer; Kubernetes API server and slurmctld.
 
 Needs root and the real parts that tests/system_setup.sh installs. A real collector (mutual TLS, embedded store,
-enforce mode) hears every node over a stream of its own; one after the other they send XID 79, and each is drained.
+enforce mode) gets every node's reports over a stream of its own; one after the other they send XID 79, and each is
+drained.
 Prints one JSON line. Times, in ms:
 
     decision_to_answer   from the decision's own time, which is when the event was received and so holds its storing,
@@ -12,7 +13,7 @@ Prints one JSON line. Times, in ms:
 
 The answer is noted outside of Drover: for Kubernetes when a watch of all nodes shows cordon and taint, for Slurm when
 `scontrol update` has ended, by a script around it (some ms of a shell's start are in it). etcd syncs its writes.
-NVSentinel's figures beside them are published ones, not measured here.
+NVSentinel's figures next to them are published ones, not measured here.
 
     python benchmarks/bench_schedulers.py [--runs 50] [--only kubernetes|slurm]
 """
@@ -57,7 +58,7 @@ GPUS = 8
 EVERY_S = 5.0  # between messages of a stream
 OPEN_S = 3.0
 GAP_S = 1.5  # between two events: each node is alone
-HEARD_S = 60.0
+REPORT_S = 60.0
 DONE_S = 120.0
 LOOK_S = 0.02  # between two looks of the watcher
 RBAC = ROOT / "docs/kubernetes/rbac.yaml"
@@ -188,7 +189,7 @@ def measure(kind: str, runs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="drover-schedulers-") as text:
         folder, shape, load1 = Path(text), Shape(runs, GPUS), os.getloadavg()[0]
         (folder / "policy.toml").write_text(POLICY)
-        plan = Plan(shape, 1, OPEN_S, EVERY_S, round(EVERY_S), HEARD_S + DONE_S + runs * GAP_S)
+        plan = Plan(shape, 1, OPEN_S, EVERY_S, round(EVERY_S), REPORT_S + DONE_S + runs * GAP_S)
         nodes = [name(n) for n in range(runs)]
         with SCHEDULERS[kind](folder, nodes) as scheduler:
             act = '[act]\nmode = "enforce"\nvalidate = false\n'
@@ -197,7 +198,7 @@ def measure(kind: str, runs: int) -> dict[str, Any]:
                 running(folder, shape, settings=settings) as collector,
                 loading(collector, plan, range(runs)) as (generators, _),
             ):
-                wait_until(lambda: collector.status().nodes_reporting == runs, "all nodes report", HEARD_S + OPEN_S)
+                wait_until(lambda: collector.status().nodes_reporting == runs, "all nodes report", REPORT_S + OPEN_S)
                 generators[0].fail(time.time() + 1.0, runs * GAP_S)
                 try:
                     wait_until(lambda: len(scheduler.seen) == runs, "all are drained", runs * GAP_S + DONE_S)

@@ -2,7 +2,7 @@
 
 Fleets of the adversary (scoring seeds 20-39) with nothing wrong but stragglers that this script puts there: one GPU or
 node of each training job at a time, suddenly, for 12 minutes. Severity is the share of speed that the unit loses.
-Found: told within 10 minutes. Writes three pictures to docs/images (`--no-write`: not) and prints one JSON line.
+Found: reported within 10 minutes. Writes three pictures to docs/images (`--no-write`: not) and prints one JSON line.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def one(job: tuple[int, int], gpus: int, severities: Sequence[float]) -> tuple[i
 
 
 def found_share(records: Sequence[Record]) -> tuple[float, int]:
-    """Share told in time, of how many."""
+    """Share reported in time, of how many."""
     hits = sum(delay is not None and delay <= IN_TIME_S for *_, delay in records)
     return hits / len(records) if records else float("nan"), len(records)
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=20, help="for trying out: 1000 and more")
     parser.add_argument("--intervals", type=int, nargs="*", default=list(INTERVALS_S), help="seconds")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--no-write", action="store_true", help="leave docs/images as it is")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/images unchanged")
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.fleets)
     records: list[Record] = []
@@ -182,15 +182,15 @@ def main() -> None:
         sizes = [str(a) if a == b else f"{a}-{b}" for a, b in SIZES]
         for name, text in (
             ("recall_severity.svg", svg(
-                "Stragglers told within 10 minutes", "speed that the unit loses", "recall",
+                "Stragglers reported within 10 minutes", "speed that the unit loses", "recall",
                 [f"{s:.0%}" for s in SEVERITIES], {k: [_known(v) for v, _ in row] for k, row in by_severity.items()},
             )),
             ("recall_job_size.svg", svg(
-                "Stragglers told within 10 minutes", "GPUs of the job", "recall", sizes,
+                "Stragglers reported within 10 minutes", "GPUs of the job", "recall", sizes,
                 {k: [_known(v) for v, _ in row] for k, row in by_size.items()},
             )),
             ("delay_interval.svg", svg(
-                "Time to tell a GPU that lost 10 % of its speed", "seconds between samples", "seconds",
+                "Time to report a GPU that lost 10 % of its speed", "seconds between samples", "seconds",
                 [str(i) for i in args.intervals],
                 {"median": [median(d) for d in delays.values()], "p95": [percentile(d, 0.95) for d in delays.values()]},
             )),

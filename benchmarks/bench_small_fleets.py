@@ -1,8 +1,8 @@
 """What of faults is found in fleets of a few nodes, where a GPU has few peers; on tuning seeds.
 
 Each fleet is drawn from a seed of its own (from 1000 on) with one board. Faults come far more often than in any field,
-so that a few hours hold some; half of the fleets of a size get none, and nothing that looks like one: what is told
-there is told wrongly. Prints one JSON line for each size.
+so that a few hours hold some; half of the fleets of a size get none, and nothing that looks like one: what is reported
+there is false. Prints one JSON line for each size.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def parts_on_disk(store: Path) -> int:
 
 
 def series(run: Run, console: Console) -> dict[str, list[tuple[float, float]]]:
-    """(seconds, value) of all that is watched; what the page does not tell is NaN."""
+    """(seconds, value) of all that is watched; what the page does not show is NaN."""
     moments = [moment for moment in run.moments if moment.at_s <= run.plan.run_s]
     found = {
         "rss_mib": [(m.at_s, m.usage.rss_bytes / MIB) for m in moments],
@@ -117,26 +117,26 @@ def picture(found: dict[str, list[tuple[float, float]]], gpus: int) -> str:
             [Line("fleet picture", found["picture_s"]), Line("node, 1 h", found["node_hour_s"])],
         ),
     ]  # fmt: skip
-    told = [chart for chart in charts if any(value == value for line in chart.lines for _, value in line.points)]
-    return svg(f"Soak: {gpus:,} GPUs at 1 Hz, all GPU metrics, mutual TLS, generator on the same machine", told)
+    drawn = [chart for chart in charts if any(value == value for line in chart.lines for _, value in line.points)]
+    return svg(f"Soak: {gpus:,} GPUs at 1 Hz, all GPU metrics, mutual TLS, generator on the same machine", drawn)
 
 
 def line_of(run: Run, console: Console, found: dict[str, list[tuple[float, float]]], warm_s: float) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    drawn: dict[str, Any] = {}
     for key, points in found.items():
         kept = [(at, value) for at, value in points if at >= warm_s and value == value]
         if not kept:
-            told[key] = None
+            drawn[key] = None
             continue
         values = sorted(value for _, value in kept)
-        told[key] = {
+        drawn[key] = {
             "first": round(kept[0][1], 3),
             "median": round(values[len(values) // 2], 3),
             "p95": round(values[int(0.95 * (len(values) - 1))], 3),
             "last": round(kept[-1][1], 3),
             "per_hour": round(slope([at for at, _ in kept], [value for _, value in kept]) * 3600, 3),
         }
-    rss = told["rss_mib"] or {"first": NAN, "last": NAN}
+    rss = drawn["rss_mib"] or {"first": NAN, "last": NAN}
     end = run.moments[-1]
     return {
         "benchmark": "soak",
@@ -155,7 +155,7 @@ def line_of(run: Run, console: Console, found: dict[str, list[tuple[float, float
         "backoffs": round(end.total("backoffs")),
         "failed_questions": console.failures,
         "troubles": list(end.status.troubles)[:5] if end.status is not None else ["no Status"],
-        **told,
+        **drawn,
     }
 
 

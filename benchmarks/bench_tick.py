@@ -71,7 +71,7 @@ def bucket(
     index: FleetIndex, number: int, held: tuple[np.ndarray[tuple[int], np.dtype[np.int32]], tuple[str, ...]]
 ) -> Bucket:
     gpu, node = training_columns(index, number)
-    for metric in of_scope(Scope.GPU):  # all columns of the catalog, as a real fleet tells them
+    for metric in of_scope(Scope.GPU):  # all columns of the catalog, as a real fleet sends them
         gpu.setdefault(metric.name, np.full(index.gpu_count, max(0.0, float(metric.low))))
     gpu["sm_clock_mhz"][:FAULTS] *= 0.8
     gpu["gpu_temp_c"][FAULTS : 2 * FAULTS] += 25
@@ -87,7 +87,7 @@ def bucket(
     )  # fmt: skip
 
 
-def tell_inventories(engine: Engine, index: FleetIndex) -> float:
+def send_inventories(engine: Engine, index: FleetIndex) -> float:
     """CPU seconds that the inventories of all nodes took, as at a start."""
     gpu = {"model": "NVIDIA H100", "vbios": "96.00.A5.00.01", "ecc_mode": "on", "power_limit_set_w": "700"}
     facts = {"driver_version": "570.172.08", "host.kernel": "5.15.0-1071-nvidia"}
@@ -108,7 +108,7 @@ def _all_memory(number: int, made: Bucket) -> Bucket:
 
 
 def _some_memory(number: int, made: Bucket) -> Bucket:
-    """As many GPUs as are still told one by one."""
+    """As many GPUs as are still listed one by one."""
     pending = (np.arange(len(made.gpu_rows)) % 100 < 9).astype(float)
     return _with(made, {"row_remap_pending": pending, "ecc_dram_uncorrected": pending * number})
 
@@ -250,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]  # fmt: skip
     index = fleet(args.nodes)
     engine = Engine(index, Policy.named("nvidia"), START_MS, detectors)
-    inventories_s = tell_inventories(engine, index)
+    inventories_s = send_inventories(engine, index)
     held = jobs(index)
     ticks: list[float] = []
     seconds: dict[str, list[float]] = {d.name: [] for d in detectors}

@@ -1,7 +1,7 @@
 """What machine a fleet needs: docs/evidence/capacity.md, computed out of figures that other scripts measured.
 
 Each figure stands here with the words of the document that has it and the script that measured it; a test finds these
-words there, so that a figure measured anew is carried over. Nothing is measured here.
+words there, so that a figure measured again is carried over. Nothing is measured here.
 
     python benchmarks/capacity.py --write docs/evidence/capacity.md
 """
@@ -54,7 +54,7 @@ MEASURED = {
     "disk of rollups": Figure(0.1, "of the samples", "bench_bytes.py", "storage.md", "Rollups add a tenth"),
     "wire of a node": Figure(0.68, "kB/s", "bench_agent.py", "agent.md", "0.68 kB a second"),
     "CPU of an agent": Figure(11.4, "ms a second", "bench_agent.py", "agent.md", "11.4 ms a second"),
-    "memory of an agent": Figure(53.0, "MiB", "bench_agent.py", "agent.md", "53.0 MiB, of which 27.8 anonymous"),
+    "memory of an agent": Figure(53.0, "MiB", "bench_agent.py", "agent.md", "53.0 MiB, 27.8 of it anonymous"),
 }
 SIZES = (64, 1_000, 10_000, 100_000)
 BATCH_S = 5.0  # as shipped

@@ -2,7 +2,7 @@
 
 Six agents in one process (real spool and uplink, rows that follow from place and time) and a whole agent whose eight
 GPUs are the stand-in for NVML stream over mutual TLS, through a network that can be cut, to a collector with a store
-on a disk of its own, which drains nodes of a real Slurm and tells a webhook and a real Alertmanager. Each fault is
+on a disk of its own, which drains nodes of a real Slurm and notifies a webhook and a real Alertmanager. Each fault is
 brought about, held and taken away; the time from then until nothing waits in any spool and detection is on time is the
 time to recover. What has ended is started again, as systemd would. At the end each row and event that an agent had in
 its spool must be in the store once, with its value, by count and by checksum per series; Slurm may have drained broken
@@ -10,7 +10,7 @@ nodes only, one at a time as the guard allows; and no message may have been take
 --write the table of docs/evidence/chaos.md; exit code 1 when anything is wrong. Needs root for disks, Slurm and memory
 limits: without, those faults are left out and named.
 
-With --only a few run, and --write keeps the other lines of the table as they were; each says of which commit it is.
+With --only a few run, and --write keeps the other lines of the table; each names its commit.
 
     python benchmarks/chaos.py [--only WORD...] [--write docs/evidence/chaos.md] [--keep FOLDER]
 """
@@ -192,7 +192,7 @@ def commit() -> str:
 
 
 def merged(before: str, result: dict[str, Any]) -> str:
-    """docs/evidence/chaos.md as it was, with the lines of a run of some faults. Faults that are gone are left out."""
+    """docs/evidence/chaos.md of before, with the lines of a run of some faults. Faults that are gone are left out."""
     head, middle, tail = before.partition(TABLE)
     if not middle:
         raise ValueError("the page has no table with commits; run all faults first")
@@ -246,7 +246,7 @@ def page(result: dict[str, Any]) -> str:
         f"| wrong values; series with an unequal checksum | {sums['rows_wrong']}; {sums['series_unequal']} |",
         f"| rollups of 10 s compared with their rows; unequal | {sums['rollups_compared']:,};"
         f" {sums['rollups_unequal']} |",
-        f"| rollups of 5 min likewise; unequal | {sums['rollups_5m_compared']:,}; {sums['rollups_5m_unequal']} |",
+        f"| rollups of 5 min compared; unequal | {sums['rollups_5m_compared']:,}; {sums['rollups_5m_unequal']} |",
         f"| drained in Slurm (broken ones only, one at a time) | {', '.join(result['drained']) or 'none'} |",
         f"| webhook messages taken; taken again under the same id | {result['messages']['taken']};"
         f" {result['messages']['again']} |",
@@ -269,9 +269,9 @@ def line(row: dict[str, Any], of: str) -> str:
     if row["skipped"]:
         return f"| {row['name']} | | not run | {row['skipped']} | | {of} |"
     after = "never" if row["recovered_s"] is None else f"{row['recovered_s']:.1f} s"
-    told = "; ".join([*row["seen"], *(f"**{text}**" for text in row["wrong"])]).replace("|", "/").replace("\n", " ")
+    seen = "; ".join([*row["seen"], *(f"**{text}**" for text in row["wrong"])]).replace("|", "/").replace("\n", " ")
     lost = row["rows_lost"] + row["events_lost"]
-    return f"| {row['name']} | {row['held_s']:.1f} s | {after} | {told} | {lost} | {of} |"
+    return f"| {row['name']} | {row['held_s']:.1f} s | {after} | {seen} | {lost} | {of} |"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

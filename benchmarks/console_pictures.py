@@ -45,7 +45,7 @@ def pages(fleet: Live) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         "risk": ("/risk", "light", ("A ranking, not a prophecy", "Why it stands here", "this ranking")),
         "capacity": ("/capacity", "light", ("GPU-hours that faults cost", "GPUs of each pool, now", "leaf02")),
         "policy": ("/policy", "dark", ("Had it enforced in", "Held back by the guard", "Rules: the first")),
-        "node": (f"/node?node={SLOW[0]}&gpu={SLOW[1]}", "light", ("last heard", "Inventory", "Events")),
+        "node": (f"/node?node={SLOW[0]}&gpu={SLOW[1]}", "light", ("last report", "Inventory", "Events")),
         "probes": (f"/probes?node={EMPTY}", "light", ("Between its GPUs, GB/s", "passed", "History: gemm_bf16")),
         "system": ("/system", "dark", ("Connected now", "Detector", "Newest write took")),
         "slow-gpu": (f"/incidents?id={slow.id if slow else ''}", "light", proof),

@@ -95,7 +95,7 @@ class Agent:
             raise BenchError(f"{self.name}: {await self.call.code()} {await self.call.details()}")
         self._victoria = victoria, tls
 
-    async def tell_jobs(self, jobs: Sequence[tuple[int, str, int]]) -> None:
+    async def report_jobs(self, jobs: Sequence[tuple[int, str, int]]) -> None:
         """(slot, job, since ms): what the straggler detector goes by."""
         for seq, (slot, job, since_ms) in enumerate(jobs, 1):
             record = pb.Record(seq=seq, holding=pb.Holding(gpu=slot, job=job, from_ms=since_ms))

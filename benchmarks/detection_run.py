@@ -1,4 +1,4 @@
-"""One adversary's fleet through the engine and the baselines, bucket by bucket, without files; and what came of it."""
+"""One adversary's fleet through the engine and the baselines, bucket by bucket, without files; and its result."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class Played:
     severity: dict[str, float]
     job_gpus: dict[str, int]
     negatives: int
-    told: int  # warnings that name a fault, the first for each and further ones
+    reported: int  # warnings that name a fault, the first for each and further ones
     false: list[str]
     false_drains: list[str]
     seconds: float = 0.0
-    named: dict[str, str] = field(default_factory=dict)  # label id -> kind/cause that was told
-    otherwise: dict[str, float] = field(default_factory=dict)  # of those missed, told in another incident: seconds
+    named: dict[str, str] = field(default_factory=dict)  # label id -> kind/cause that was reported
+    otherwise: dict[str, float] = field(default_factory=dict)  # of those missed, reported in another incident: seconds
 
 
 def buckets(fleet: AdversaryFleet, interval_ms: int) -> Iterator[tuple[Bucket, list[Event]]]:
@@ -103,7 +103,7 @@ class _Ours:
     def __init__(self, fleet: AdversaryFleet, index: FleetIndex) -> None:
         self._engine = Engine(index, Policy.named("nvidia"), fleet.start_ms)
         self._inventory = [(from_iso(row["ts"]), row["node"], row["inventory"]) for row in fleet.inventory]
-        self._inventory.sort(key=lambda told: told[0], reverse=True)
+        self._inventory.sort(key=lambda row: row[0], reverse=True)
         self.incidents: dict[str, Incident] = {}
 
     def step(self, bucket: Bucket, events: Sequence[Event]) -> None:
@@ -188,12 +188,12 @@ def _scored(
         result.delays_of,
         {label.id: float(rows[label.id].get("severity", 1.0)) for label in faults},
         {label.id: int(rows[label.id].get("job_gpus") or 0) for label in faults},
-        result.negatives, result.matched + result.duplicates, [_told(f, labels, rows) for f in result.false],
-        [_told(f, labels, rows) for f in result.false_drains], seconds, named, result.otherwise,
+        result.negatives, result.matched + result.duplicates, [_described(f, labels, rows) for f in result.false],
+        [_described(f, labels, rows) for f in result.false_drains], seconds, named, result.otherwise,
     )  # fmt: skip
 
 
-def _told(found: Found, labels: list[Label], rows: dict[str, dict[str, Any]]) -> str:
+def _described(found: Found, labels: list[Label], rows: dict[str, dict[str, Any]]) -> str:
     """What a false incident says, and which labels lie on the same members at that time."""
     near = sorted({f"{rows[label.id]['kind']}/{label.cause}" for label in labels if covers(label, found)})
     return f"{found.kind}/{found.cause}" + (f" during {', '.join(near)}" if near else "")

@@ -1,6 +1,6 @@
 """Prometheus remote write and our own blocks out of the same values, as templates whose times and values are replaced.
 
-A template spares the sender nearly all work, so that it does not starve the servers that are measured beside it.
+A template spares the sender nearly all work, so that it does not starve the servers that are measured next to it.
 """
 
 from __future__ import annotations

@@ -50,15 +50,15 @@ def _value(value: Any, name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """As in JSON, but for what JSON writes as it is and TOML does not take."""
+    """As in JSON, but for what JSON writes unchanged and TOML does not take."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def why(result: Mapping[str, Any]) -> str:
     """Of a task that failed, perhaps at some items of its loop: what it said, in words."""
     failed = [each for each in result.get("results", [result]) if each.get("failed")] or [result]
-    told = failed[0]
-    return str(told.get("stderr") or told.get("msg") or "it failed without a word").strip()
+    shown = failed[0]
+    return str(shown.get("stderr") or shown.get("msg") or "it failed without a word").strip()
 
 
 def reach(address: str) -> str:

@@ -1,7 +1,7 @@
 """z-score of each GPU's metrics against its own history: the alarm of many monitoring systems.
 
 Per metric an exponentially weighted mean and variance over an hour (West 1979); faulty is what deviates by more than
-THRESHOLD standard deviations in any metric for three minutes. The history begins anew with each job, and judges after
+THRESHOLD standard deviations in any metric for three minutes. The history begins again with each job, and judges after
 ten minutes of it: kinder than practice, where every start of a job is an alarm.
 """
 

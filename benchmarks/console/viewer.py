@@ -1,6 +1,6 @@
 """An open Fleet page without a browser: what Chromium asks of the console's server, and no drawing.
 
-Ten browsers do not fit on two cores beside a collector of 100,000 GPUs, and what the collector pays does not depend on
+Ten browsers do not fit on two cores next to a collector of 100,000 GPUs, and what the collector pays does not depend on
 who draws. This speaks Streamlit's own websocket protocol, as its front end does (streamlit 1.67, static/js/index.*.js:
 `handleAutoRerun`, `ForwardMessageCache`): one full run, then each fragment again at the interval that the server gave
 it, with the hashes of what is kept; and it polls the picture as assets/fleet.js does, 5 s after the last answer.

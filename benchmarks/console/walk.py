@@ -51,13 +51,13 @@ class Walk:
             self.scrolls += 1
 
     def read(self, *texts: str | re.Pattern[str]) -> str:
-        """All of these are told; the text of the first."""
-        told = [self.page.get_by_text(text).first for text in texts]
-        for each in told:
+        """All of these are shown; the text of the first."""
+        shown = [self.page.get_by_text(text).first for text in texts]
+        for each in shown:
             self.look(each)
-        return str(told[0].inner_text(timeout=LIMIT_MS))
+        return str(shown[0].inner_text(timeout=LIMIT_MS))
 
-    def told(self, answer: str) -> dict[str, Any]:
+    def attempted(self, answer: str) -> dict[str, Any]:
         return {
             "clicks": self.clicks, "typed": self.typed, "scrolls": self.scrolls,
             "seconds": round(time.monotonic() - self.began_s, 1), "answer": " ".join(answer.split())[:300],
@@ -97,7 +97,7 @@ class Shell:
             raise RuntimeError(f"{self.commands[-1]}: nothing like {pattern!r} in:\n{self.out[:2000]}")
         return found
 
-    def told(self, answer: str) -> dict[str, Any]:
+    def attempted(self, answer: str) -> dict[str, Any]:
         return {
             "commands": self.commands, "typed": sum(map(len, self.commands)), "lines": self.lines,
             "seconds": round(self.seconds, 1), "answer": " ".join(answer.split())[:300],
@@ -105,7 +105,7 @@ class Shell:
 
 
 def attempt(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What came of it; where the answer cannot be had, that is the result."""
+    """How it ended; where the answer cannot be had, that is the result."""
     try:
         return work()
     except Exception as error:  # noqa: BLE001  # a task that cannot be done is a figure of its own

@@ -88,7 +88,7 @@ class Session:
     def _frame(self, event: dict[str, Any]) -> None:
         response = event["response"]
         text = response["payloadData"]
-        # Binary payloads come in base64; what permessage-deflate saves on the wire is not told, so this is the most.
+        # Binary payloads come in base64; what permessage-deflate saves on the wire is not known, so this is the most.
         self.socket_bytes += len(text) * 3 // 4 if response["opcode"] == 2 else len(text)
 
     def _rerun(self, event: dict[str, Any]) -> None:

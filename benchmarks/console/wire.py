@@ -1,5 +1,5 @@
 """What a browser's websocket carries: the bytes of its TCP connection as the kernel counts them, packed and with their
-headers. The DevTools protocol tells only what they are when unpacked (`permessage-deflate`, RFC 7692)."""
+headers. The DevTools protocol shows only what they are when unpacked (`permessage-deflate`, RFC 7692)."""
 
 from __future__ import annotations
 

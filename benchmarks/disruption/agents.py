@@ -1,6 +1,6 @@
-"""The fleet of `chaos.py` in one process: real agents (spool, uplink, TLS) that tell made-up rows, each with a journal.
+"""The fleet of `chaos.py` in one process: real agents (spool, uplink, TLS) that send made-up rows, each with a journal.
 
-It does what it is told, a JSON object a line on stdin, and answers each with one on stdout.
+It obeys commands, a JSON object a line on stdin, and answers each with one on stdout.
 
     python -m disruption.agents FOLDER CERTIFICATES ADDRESSES NODE...
 """
@@ -73,7 +73,7 @@ class Fleet:
     def every(self) -> list[Steered]:
         return [*self.agents.values(), *([self.rival] if self.rival else [])]
 
-    def told(self, do: str, node: str = "", **words: Any) -> dict[str, Any]:
+    def obey(self, do: str, node: str = "", **words: Any) -> dict[str, Any]:
         if do == "pending":
             return {name: agent.agent.spool.pending() for name, agent in self.agents.items()}
         if do == "connected":
@@ -109,7 +109,7 @@ async def run(fleet: Fleet) -> None:
 
     async def listen() -> None:
         while line := await lines.readline():
-            print(json.dumps(fleet.told(**json.loads(line))), flush=True)
+            print(json.dumps(fleet.obey(**json.loads(line))), flush=True)
 
     listening = asyncio.create_task(listen())
     print(READY, flush=True)

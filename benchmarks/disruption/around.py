@@ -88,7 +88,7 @@ def main_place(folder: Path, stack: ExitStack) -> Run:
 
 
 def enforcing() -> str:
-    """The shipped preset with its guard as it is, allowed to act."""
+    """The shipped preset with its guard unchanged, allowed to act."""
     preset = Path(drover_collector.__file__).parent / "policy" / "presets" / "nvidia.toml"
     return preset.read_text("utf-8").replace('mode = "observe"', 'mode = "enforce"')
 

@@ -51,12 +51,12 @@ PASS_S = 45.0  # maintenance looks at the disk every 30 s
 
 
 @contextlib.contextmanager
-def attacked(run: Run, *, operator: Files | None = None, anew: bool = False) -> Iterator[Cost]:
+def attacked(run: Run, *, operator: Files | None = None, reconnect: bool = False) -> Iterator[Cost]:
     """What happens within is an attack: its cost is in the row."""
     process, target = run.place.collectors["c1"], run.place.apis["c1"]
     pid = process.child.pid
     with cage(pid) as where:
-        with watch(pid, target, operator, anew=anew) as cost:
+        with watch(pid, target, operator, reconnect=reconnect) as cost:
             yield cost
             run.place.wait(lambda: cost.answered >= ANSWERS, PATIENT_S)
         run.must(process.alive and resident(pid), f"the collector goes on, within a {where}")
@@ -78,7 +78,7 @@ def fleet_api_bombs(role: str) -> Callable[[Run], Steps]:
                 target, attacker, hostile_fleet_api.empty_targets(BOMB_BYTES), connections=4, calls=20, rounds=1
             )
         run.must("OK" not in codes, "no bomb is taken")
-        run.saw(f"{codes.total()} requests of 16 kB, each 16 MiB unpacked: {told(codes)}")
+        run.saw(f"{codes.total()} requests of 16 kB, each 16 MiB unpacked: {counted(codes)}")
         yield None
 
     return fault
@@ -92,7 +92,7 @@ def agent_bombs(run: Run) -> Steps:
             for end in hostile_agents.bombs_before_hello(run["ingest"], attacker, message).values():
                 ends[f"status {end}"] = ends.get(f"status {end}", 0) + 1
     run.must("status 0" not in ends, "no bomb is taken")
-    run.saw(f"{sum(ends.values())} streams that begin with 5 kB, each 5 MB unpacked: {told(ends)}")
+    run.saw(f"{sum(ends.values())} streams that begin with 5 kB, each 5 MB unpacked: {counted(ends)}")
     yield None
 
 
@@ -122,7 +122,7 @@ def silent(name: str) -> Callable[[Run], Steps]:
         target = run.place.apis["c1"] if name == "api" else run["metrics"]
         host, port = target.rsplit(":", 1)
         pid = run.place.collectors["c1"].child.pid
-        with attacked(run, operator=known(run, "operator", "olga"), anew=True) as cost:
+        with attacked(run, operator=known(run, "operator", "olga"), reconnect=True) as cost:
             before = hostile_fleet_api.open_files(pid)
             with hostile_fleet_api.idle_connections(host, int(port), IDLE):
                 run.hold(SECONDS)
@@ -139,7 +139,7 @@ def pinned(role: str, certificates: int) -> Callable[[Run], Steps]:
     def fault(run: Run) -> Steps:
         attackers = [known(run, role, f"n{number:02}") for number in range(certificates)]
         with (
-            attacked(run, operator=known(run, "operator", "olga"), anew=True) as cost,
+            attacked(run, operator=known(run, "operator", "olga"), reconnect=True) as cost,
             hostile_fleet_api.pinned_calls(run.place.apis["c1"], attackers, 30, 64) as sent,
         ):
             answered = cost.answered
@@ -151,7 +151,7 @@ def pinned(role: str, certificates: int) -> Callable[[Run], Steps]:
     return fault
 
 
-def told(counts: Any) -> str:
+def counted(counts: Any) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 
 
@@ -170,7 +170,7 @@ def spans(run: Run) -> Steps:
 
 
 def backup(run: Run) -> Steps:
-    """There is room for a copy of the store, but none for its reserve beside that."""
+    """There is room for a copy of the store, but none for its reserve in addition."""
     disk: Path | None = run["disk"]
     if disk is None:
         raise SkipError("needs root, to mount a disk of its own")
@@ -188,7 +188,7 @@ def backup(run: Run) -> Steps:
     ballast.unlink()
     run.must(refused, "the backup is refused")
     after = run.place.stub().GetSystem(pb.SystemRequest(), timeout=CALL_S).store
-    run.must(held_s(after) >= held_s(past) and not after.dropped_bytes, "the store's past is as it was")
+    run.must(held_s(after) >= held_s(past) and not after.dropped_bytes, "the store's past is unchanged")
     run.saw(f"refused; samples of {held_s(after) / 3600:.0f} h are there as before")
     yield None
 
@@ -232,8 +232,8 @@ def history(folder: Path, names: Sequence[str]) -> tuple[list[Row], dict[str, ob
         disk = mounted(folder / "disk", DISK_BYTES, stack)
         store = (disk or folder) / "store"
         give_a_past(store)
-        beside = f'backup_folder = "{store.parent}/backups"\n'
-        place = plain(folder, {"c1": f"chdb://{store}"}, kept=beside)
+        backups = f'backup_folder = "{store.parent}/backups"\n'
+        place = plain(folder, {"c1": f"chdb://{store}"}, kept=backups)
         stack.callback(place.close)
         place.start_collector()
         place.start_agents()

@@ -1,4 +1,4 @@
-"""What the store holds against what the agents' journals tell, with the moments of what is missing. One JSON line.
+"""What the store holds against what the agents' journals hold, with the moments of what is missing. One JSON line.
 
 python -m disruption.check URL JOURNALS NODES JSON
 
@@ -27,24 +27,24 @@ def missing(store: Store, journal: Journal) -> dict[str, dict[int, int]]:
             if node in held:
                 held[node][ts_ms] = held[node].get(ts_ms, 0) + 1
     return {
-        node: {ts_ms: GPUS - held[node].get(ts_ms, 0) for ts_ms in told if held[node].get(ts_ms, 0) < GPUS}
-        for node, told in journal.rows.items()
+        node: {ts_ms: GPUS - held[node].get(ts_ms, 0) for ts_ms in rows if held[node].get(ts_ms, 0) < GPUS}
+        for node, rows in journal.rows.items()
     }
 
 
 def main(url: str, folder: Path, nodes: int, words: str) -> None:
-    told = json.loads(words)
+    asked = json.loads(words)
     journal = read_journals(folder, nodes)
     store = Store.open(url, wait_s=30, retention_days=3650)
     try:
         gone = missing(store, journal)
         cut = 0
-        for node, from_ms, to_ms in told["allowed"]:
+        for node, from_ms, to_ms in asked["allowed"]:
             for ts_ms in [at for at in gone.get(node, {}) if from_ms <= at <= to_ms]:
                 cut += gone[node].pop(ts_ms)
                 journal.rows[node].discard(ts_ms)
-        found = check(store, journal, frozenset(told["others"].split(",")))
-        moments = sorted(ts_ms for told in gone.values() for ts_ms, rows in told.items() for _ in range(rows))
+        found = check(store, journal, frozenset(asked["others"].split(",")))
+        moments = sorted(ts_ms for missing in gone.values() for ts_ms, count in missing.items() for _ in range(count))
         found |= {"cut_before_acknowledged": cut, "missing_ms": moments}  # each as often as rows of it are missing
         found["events_missing"] = sorted(
             journal.events - {event.message for event in store.events.read(*EVER, limit=1_000_000)}

@@ -14,7 +14,7 @@ from disruption.run import Row, Run, SkipError
 from testbed.front import front
 from testbed.system_processes import free_port
 
-OLDER = "3ab3210db676"  # what the last but one submission was built from; a release has no history beside it
+OLDER = "3ab3210db676"  # what the last but one submission was built from; a release has no history with it
 LEASE_S = 4.0
 NODES = 2
 Steps = Iterator[Callable[[], object] | None]

@@ -97,7 +97,7 @@ def alertmanager_down(run: Run) -> Steps:
     found = incident_of(run, node)
     assert found is not None
     yield lambda: found.id in firing()
-    run.saw("it was told when it was back")
+    run.saw("it was reported when it was back")
 
 
 def console_killed(run: Run) -> Steps:
@@ -129,15 +129,15 @@ def console_killed(run: Run) -> Steps:
 
 
 def seconds_of(run: Run) -> set[int]:
-    """Moments, to the second, at which the real agent's node told something, of those that are stored."""
+    """Moments, to the second, at which the real agent's node reported something, of those that are stored."""
     request = pb.SeriesRequest(
         scope="node", targets=[pb.SeriesTarget(node="real")], metrics=["load1"], from_ms=run.row.begin_ms,
         to_ms=time.time_ns() // 1_000_000, max_points=60_000,
     )  # fmt: skip
     reply = run.place.stub().QuerySeries(request, timeout=CALL_S)
     moments = np.frombuffer(reply.ts_ms, "<i8")
-    told = [moments[~np.isnan(np.frombuffer(s.values, "<f4"))] for s in reply.series if s.role == "value"]
-    return {int(ts_ms) // 1000 for each in told for ts_ms in each}
+    values = [moments[~np.isnan(np.frombuffer(s.values, "<f4"))] for s in reply.series if s.role == "value"]
+    return {int(ts_ms) // 1000 for each in values for ts_ms in each}
 
 
 def codes_since(run: Run) -> set[str]:
@@ -159,7 +159,7 @@ def driver_hangs(run: Run) -> Steps:
     fake.block(2, "nvmlDeviceGetFieldValues")
     run.until(lambda: "driver_hung" in codes_since(run), PATIENT_S, "the hang is an event")
     run.until(lambda: present(run, 1), PATIENT_S, "the other GPUs go on")
-    run.saw("told as driver_hung; the other GPUs went on")
+    run.saw("reported as driver_hung; the other GPUs went on")
     fake.unblock(2, "nvmlDeviceGetFieldValues")
     yield lambda: present(run, 2)
 
@@ -169,7 +169,7 @@ def gpu_lost(run: Run) -> Steps:
     fake.lose(3)
     run.until(lambda: "gpu_lost" in codes_since(run), PATIENT_S, "the loss is an event")
     run.until(lambda: present(run, 1), PATIENT_S, "the other GPUs go on")
-    run.saw("told as gpu_lost; the other GPUs went on")
+    run.saw("reported as gpu_lost; the other GPUs went on")
     fake.recover(3)
     yield lambda: present(run, 3)
 
@@ -178,7 +178,7 @@ def driver_unloaded(run: Run) -> Steps:
     fake = need_driver(run)
     fake.down()
     run.until(lambda: not present(run, 1), PATIENT_S, "no GPU has values")
-    run.saw(f"told: {', '.join(sorted(codes_since(run))) or 'nothing'}")
+    run.saw(f"reported: {', '.join(sorted(codes_since(run))) or 'nothing'}")
     fake.up()
     yield lambda: present(run, 1)
 

@@ -73,12 +73,12 @@ def rival(run: Run) -> Steps:
     node = run["rival_node"]
     run.place.fleet.ask(do="rival", node=node)
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         found = run.place.stub().GetSystem(pb.SystemRequest(), timeout=CALL_S).agents.troubles
         return [line.text for line in found if line.kind == "rival" and line.node == node]
 
-    run.until(told, PATIENT_S, "the rival is told")
-    run.saw(f"told: {told()[0][:100]}" if told() else "")
+    run.until(reported, PATIENT_S, "the rival is reported")
+    run.saw(f"reported: {reported()[0][:100]}" if reported() else "")
     run.place.fleet.ask(do="rival ends")
     yield None
 
@@ -130,7 +130,7 @@ def authority_replaced(run: Run) -> Steps:
     run.place.forget_channels()
     run.place.collectors["c1"].stop()  # ends streams that the old authority's certificates opened
     run.place.start_collector()
-    run.saw("both in one file, all issued anew, the old one taken out, the collector restarted")
+    run.saw("both in one file, all issued again, the old one taken out, the collector restarted")
     yield None
 
 
@@ -147,16 +147,16 @@ def denied_unreadable(run: Run) -> Steps:
     file = run.folder / "denied.txt"
     rewrite(file, "this is no serial number\n")
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return [line for line in run.place.troubles() if "denied certificates" in line]
 
-    run.until(told, PATIENT_S, "the trouble is told")
+    run.until(reported, PATIENT_S, "the trouble is reported")
     run.saw("the list before stays in force, and status says so")
     rewrite(file, "")
-    yield lambda: not told()
+    yield lambda: not reported()
 
 
 def rewrite(file: Path, text: str) -> None:
-    beside = file.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(file)
+    changed = file.with_suffix(".new")
+    changed.write_text(text)
+    changed.replace(file)

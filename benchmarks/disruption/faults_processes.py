@@ -55,7 +55,7 @@ def agents_restarted(run: Run) -> Steps:
 
 
 def agents_out_of_memory(run: Run) -> Steps:
-    """The kernel's own killer, in a control group of 100 MiB, where there is one; else no more memory is given."""
+    """The kernel's own killer, in a control group of 100 MiB, where there is one; else memory is refused."""
     agents = run.place.fleet
     group = Path("/sys/fs/cgroup/memory/drover-chaos")
     try:
@@ -109,11 +109,11 @@ def bad_settings_at_restart(run: Run) -> Steps:
     good = config.read_text()
     config.write_text(good + '\n[detect]\nlag_s = "soon"\n')
     words = [sys.executable, "-m", "drover_collector.main", "run", "--config", str(config)]
-    told = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    run.must(told.returncode == 2, "exit code 2")
-    lines = told.stderr.strip().splitlines()
+    reported = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    run.must(reported.returncode == 2, "exit code 2")
+    lines = reported.stderr.strip().splitlines()
     run.must(len(lines) == 1 and "collector.toml" not in good, "one line")
-    run.saw(f"exit code {told.returncode}: {lines[-1].replace(str(run.folder), '')[:120]}")
+    run.saw(f"exit code {reported.returncode}: {lines[-1].replace(str(run.folder), '')[:120]}")
     config.write_text(good)
     place.start_collector()
     yield None
@@ -124,13 +124,13 @@ def policy_bad(run: Run) -> Steps:
     good = policy.read_text()
     policy.write_text('mode = "enforce"\n[[rules]]\naction = "explode"\n')
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         return [line for line in place.troubles() if "policy's file cannot be used" in line]
 
-    run.until(told, PATIENT_S, "the trouble is told")
+    run.until(reported, PATIENT_S, "the trouble is reported")
     run.saw("the policy before stays in force, and status says so")
     policy.write_text(good)
-    yield lambda: not told()
+    yield lambda: not reported()
 
 
 # ---- disks
@@ -153,9 +153,9 @@ def store_full(run: Run) -> Steps:
         raise SkipError("needs root, to mount a disk of its own")
     ballast = fill(run["disk"])
     run.hold(8)
-    told = [line for line in run.place.troubles() if "free on its disk" in line or "No space" in line]
-    run.must(told, "status tells of it")
-    run.saw(told[0][:110] if told else "")
+    reported = [line for line in run.place.troubles() if "free on its disk" in line or "No space" in line]
+    run.must(reported, "status reports it")
+    run.saw(reported[0][:110] if reported else "")
     ballast.unlink()
     yield None
 
@@ -165,8 +165,8 @@ def store_read_only(run: Run) -> Steps:
     pid = run.place.collectors["c1"].child.pid
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     run.hold(6)
-    told = sorted(run.place.troubles(), key=lambda line: not line.startswith("The store fails"))
-    run.saw(told[0][:110] if told else "died, and is started again")
+    reported = sorted(run.place.troubles(), key=lambda line: not line.startswith("The store fails"))
+    run.saw(reported[0][:110] if reported else "died, and is started again")
     if run.place.collectors["c1"].alive:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
     yield None
@@ -186,7 +186,7 @@ def store_damaged(run: Run) -> Steps:
     low, high = struct.unpack("<qq", span)
     place.start_collector()
 
-    def told() -> list[str]:
+    def reported() -> list[str]:
         request = pb.SeriesRequest(
             scope="gpu", targets=[pb.SeriesTarget(node=name(0), gpu=0)], metrics=METRICS, from_ms=low, to_ms=high,
             max_points=60_000,
@@ -194,8 +194,8 @@ def store_damaged(run: Run) -> Steps:
         place.stub().QuerySeries(request, timeout=CALL_S)
         return [line for line in place.troubles() if "is damaged" in line]
 
-    run.until(told, PATIENT_S, "the damage is told, with table and time")
-    run.saw("set aside and told with table and time; asked for again at the next start")
+    run.until(reported, PATIENT_S, "the damage is reported, with table and time")
+    run.saw("set aside and reported with table and time; asked for again at the next start")
     place.collectors["c1"].stop()
     place.start_collector()
     yield None
@@ -244,7 +244,7 @@ def clock_moved(ahead_s: float) -> Callable[[Run], Steps]:
         run.hold(8)
         request = pb.EventsRequest(node=node, limit=200)
 
-        def told() -> list[str]:
+        def reported() -> list[str]:
             events = map(json.loads, run.place.stub().ListEvents(request, timeout=CALL_S).events_json)
             return [
                 e["message"]
@@ -252,8 +252,8 @@ def clock_moved(ahead_s: float) -> Callable[[Run], Steps]:
                 if e["code"] == "clock_wrong" and (e["received_ms"] or 0) >= run.row.begin_ms
             ]
 
-        run.until(told, PATIENT_S, "the wrong clock is an event")
-        run.saw(f"told: {told()[0][:90]}" if told() else "")
+        run.until(reported, PATIENT_S, "the wrong clock is an event")
+        run.saw(f"reported: {reported()[0][:90]}" if reported() else "")
         run.place.fleet.ask(do="clock", node=node, ahead_s=0)
         # Else the next wrong clock is no news to the agent.
         yield lambda: not run.place.fleet.ask(do="clock wrong", node=node)["wrong"]

@@ -14,7 +14,7 @@ from disruption.place import Place
 RECOVER_S = 150.0
 
 # Up to its `yield` a fault is brought about and taken away again; what it yields must come true for it to be over,
-# beside the fleet being well; after it stands what must then be so.
+# in addition to the fleet being well; after it stands what must then be so.
 Fault = Callable[["Run"], Iterator[Callable[[], object] | None]]
 
 
@@ -100,8 +100,8 @@ class Run:
     @staticmethod
     def line(row: Row) -> str:
         recovered = "never" if row.recovered_s is None else f"{row.recovered_s:.1f} s"
-        told = row.skipped or "; ".join(row.seen)
-        return f"{row.name}: held {row.held_s:.1f} s, over after {recovered}; {told} {row.wrong or ''}"
+        seen = row.skipped or "; ".join(row.seen)
+        return f"{row.name}: held {row.held_s:.1f} s, over after {recovered}; {seen} {row.wrong or ''}"
 
 
 class SkipError(Exception):

@@ -1,6 +1,6 @@
-"""Agents in a process of its own: the real spool and uplink, fed with made-up rows. Each keeps a journal beside.
+"""Agents in a process of its own: the real spool and uplink, fed with made-up rows. Each keeps a journal too.
 
-A journal line is written after the spool has what it tells: `B TS ...` rows of a batch, `E TEXT` an event, `A LANE SEQ`
+A journal line is written after the spool has what it says: `B TS ...` rows of a batch, `E TEXT` an event, `A LANE SEQ`
 an acknowledgement.
 
     python -m durability.agents FOLDER ADDRESS NODES PERIOD_S
@@ -66,13 +66,13 @@ class Journaled:
 
         def batch(ts_ms: int, blocks: Any) -> None:
             add_batch(ts_ms, blocks)
-            told, self._waiting = self._waiting, []
-            spool.call_when_stored(lambda: self._note("B", *told))
+            noted, self._waiting = self._waiting, []
+            spool.call_when_stored(lambda: self._note("B", *noted))
 
-        def record(ts_ms: int, told: pb.Record) -> None:
-            add_record(ts_ms, told)
-            if told.HasField("event") and told.event.code == "oom":
-                spool.call_when_stored(lambda: self._note("E", told.event.message))
+        def record(ts_ms: int, record_: pb.Record) -> None:
+            add_record(ts_ms, record_)
+            if record_.HasField("event") and record_.event.code == "oom":
+                spool.call_when_stored(lambda: self._note("E", record_.event.message))
 
         def acknowledged(lane: int, seq: int) -> Any:
             if seq > spool.held.get(lane, 0):

@@ -1,8 +1,8 @@
-"""What the store holds against what the journals of the agents tell. Prints one JSON line.
+"""What the store holds against what the journals of the agents hold. Prints one JSON line.
 
 python -m durability.check URL JOURNALS NODES [spoil]
 
-spoil: then make a rollup of each level wrong, and tell whether that is found.
+spoil: then make a rollup of each level wrong, and say whether that is found.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def check(store: Store, journal: Journal, others: frozenset[str] = frozenset()) 
     lost = doubled = wrong = more = unequal = 0
     for node in sorted({node for node, _ in series} | set(journal.rows)):
         for gpu in range(GPUS):
-            held, told = series.get((node, gpu), []), journal.rows[node]
+            held, sent = series.get((node, gpu), []), journal.rows[node]
             counts = Counter(ts_ms for ts_ms, _ in held)
-            lost += len(told - counts.keys())
+            lost += len(sent - counts.keys())
             doubled += sum(count - 1 for count in counts.values())
-            more += len(counts.keys() - told)  # in the spool, but killed before the journal knew: must be right too
+            more += len(counts.keys() - sent)  # in the spool, but killed before the journal knew: must be right too
             wrong += sum(found != values(node, gpu, ts_ms) for ts_ms, found in held)
-            expected = ((ts_ms, tuple(map(float, values(node, gpu, ts_ms)))) for ts_ms in told | counts.keys())
+            expected = ((ts_ms, tuple(map(float, values(node, gpu, ts_ms)))) for ts_ms in sent | counts.keys())
             unequal += checksum(held) != checksum(expected)
     events = Counter(event.message for event in store.events.read(*EVER, limit=1_000_000) if event.code == "oom")
     return {
@@ -126,7 +126,7 @@ def check_rollups(store: Store, series: Series, others: frozenset[str] = frozens
     found: dict[str, Any] = {"rollup_marks_open": len(marked)}
     for level, length_ms, expected in (("10s", BUCKET_MS, fine), ("5m", CHUNK_MS, coarse)):
 
-        def told(begin: int, end_ms: int = upto_ms.get(level, 0), length_ms: int = length_ms) -> bool:
+        def covered(begin: int, end_ms: int = upto_ms.get(level, 0), length_ms: int = length_ms) -> bool:
             return begin + length_ms <= end_ms and not any(a < begin + length_ms and begin < b for a, b in marked)
 
         held = {
@@ -135,9 +135,9 @@ def check_rollups(store: Store, series: Series, others: frozenset[str] = frozens
                 f"SELECT entity_id, toUnixTimestamp64Milli(ts) AS ts_ms, rows, {', '.join(METRICS)}"
                 f" FROM gpu_{level} FINAL"
             )
-            if row["entity_id"] not in left_out and told(row["ts_ms"])
+            if row["entity_id"] not in left_out and covered(row["ts_ms"])
         }
-        wanted = {key: want for key, want in expected.items() if told(key[1])}
+        wanted = {key: want for key, want in expected.items() if covered(key[1])}
         name = "rollups" if level == "10s" else "rollups_5m"
         found[f"{name}_compared"] = len(wanted)
         found[f"{name}_unequal"] = sum(held.get(key) != want for key, want in wanted.items()) + len(
@@ -165,7 +165,7 @@ def spoiled(store: Store, series: Series) -> dict[str, int]:
     """Whether a wrong rollup would be found: one value of each level is made wrong, and everything compared again.
 
     Returns:
-        Level -> how many were unequal then, of those levels of which any was compared; 0: the comparison is blind.
+        Level -> how many were unequal then, of those levels that were compared; 0: the comparison is blind.
     """
     found: dict[str, int] = {}
     sound = check_rollups(store, series)

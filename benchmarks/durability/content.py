@@ -1,4 +1,4 @@
-"""What agents tell: values that follow from place and time, so that anyone can say what must be stored."""
+"""What agents send: values that follow from place and time, so that anyone can say what must be stored."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def values(node: str, gpu: int, ts_ms: int) -> tuple[int, int, int]:
 
 
 def checksum(rows: Iterable[tuple[int, tuple[float | None, ...]]]) -> int:
-    """Of one GPU's rows, (ts_ms, values), each counted as often as it is there; in any order."""
+    """Of one GPU's rows, (ts_ms, values), each counted as often as it occurs; in any order."""
     return sum(zlib.crc32(repr((ts_ms, tuple(found))).encode()) for ts_ms, found in rows) % (1 << 64)

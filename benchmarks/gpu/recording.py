@@ -58,13 +58,13 @@ def trouble_of(recorded: dict[str, Any]) -> list[str]:
     """What is wrong with a recording: values beyond the catalog's ranges, metrics that are neither there nor absent,
     counters that fall."""
     catalog = {metric.name: metric for metric in of_scope(Scope.GPU)}
-    told: dict[tuple[int, str], set[str]] = defaultdict(set)
+    reported: dict[tuple[int, str], set[str]] = defaultdict(set)
     counts: dict[tuple[int, str, str], float] = {}
     found = []
     for tick in recorded["ticks"]:
         for row in tick["rows"]:
             who = row["gpu"], row["mig"]
-            told[who] |= row["values"].keys()
+            reported[who] |= row["values"].keys()
             for name, value in row["values"].items():
                 metric = catalog.get(name)
                 if metric is None or not metric.low <= value <= metric.high:
@@ -74,11 +74,11 @@ def trouble_of(recorded: dict[str, Any]) -> list[str]:
                         found.append(f"{tick['ts_ms']}: {name} of GPU {who} fell to {value}")
                     counts[*who, name] = value
         for gpu, mig, name, _ in tick["absent"]:
-            told[gpu, mig].add(name)
+            reported[gpu, mig].add(name)
     readers = {name for name, metric in catalog.items() if metric.sources.keys() & {"nvml", "gpm"}}
     found += [
         f"GPU {who}: nothing is said of {name}"
-        for who, names in told.items()
+        for who, names in reported.items()
         if not who[1]
         for name in sorted(readers - names)
     ]

@@ -53,8 +53,10 @@ def compared(folder: Path, torch: Any, window_s: float) -> dict[str, Any]:
     finally:
         loop.terminate()
         loop.wait(30)
-    told = [json.loads(line) for line in times.read_text().splitlines()] if times.exists() else []
-    windows = [(on, [step_s for at_s, step_s in told if began_s <= at_s < ended_s]) for on, began_s, ended_s in spans]
+    written = [json.loads(line) for line in times.read_text().splitlines()] if times.exists() else []
+    windows = [
+        (on, [step_s for at_s, step_s in written if began_s <= at_s < ended_s]) for on, began_s, ended_s in spans
+    ]
     if any(len(found) < 10 for _, found in windows):
         return {"holds": False, "why": f"steps in the windows: {[len(found) for _, found in windows]}"}
     return {"device": device, "agent": agents} | compare([(on, statistics.median(found)) for on, found in windows])
@@ -125,7 +127,7 @@ def train(device: str, path: Path) -> None:
     """Steps of a transformer layer on CUDA, for ever; each is over before the next begins, as in synchronous training.
     On device "none" they are a sum: that shows only that the comparison works."""
     if device == "none":
-        return _tell_steps(lambda: sum(number * number for number in range(50_000)), path)
+        return _write_steps(lambda: sum(number * number for number in range(50_000)), path)
     import torch
 
     torch.manual_seed(1)
@@ -142,10 +144,10 @@ def train(device: str, path: Path) -> None:
 
     for _ in range(20):
         step()
-    return _tell_steps(step, path)
+    return _write_steps(step, path)
 
 
-def _tell_steps(step: Callable[[], Any], path: Path) -> None:
+def _write_steps(step: Callable[[], Any], path: Path) -> None:
     with path.open("w", buffering=1) as file:
         while True:
             began_s = time.perf_counter()

@@ -24,7 +24,7 @@ WINDOW_MESSAGES = 256
 EVENT_SEQ = 1_000  # of the events lane: above those of what each slot holds
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 ANSWER_S, LONGEST_ANSWER_S, TURN_MARGIN_S = 90.0, 240.0, 60.0  # as agents have it
-WAITS = (("drover-turn", "1"),)  # likewise
+WAITS = (("drover-turn", "1"),)  # the same
 AGENT_GPUS = 16  # at most, of a real node
 CONNECT_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -42,8 +42,8 @@ class Counts:
     opened: int = 0  # streams open at the moment
     welcomes: int = 0
     failures: int = 0  # streams that ended, or did not come about
-    turns: int = 0  # times a stream was told to wait for its turn
-    sent_away: int = 0  # times one was told to come again later
+    turns: int = 0  # times a stream was asked to wait for its turn
+    sent_away: int = 0  # times one was asked to come again later
     offered: int = 0  # values whose time has come
     sent: int = 0
     acked: int = 0
@@ -95,7 +95,7 @@ class Stream:
         self._flight_bytes = 0
         self._pause_until = 0.0
         self._room = asyncio.Event()
-        self._told_jobs = False
+        self._reported_jobs = False
         self._welcomes = 0
         self._call: Any = None  # of the open stream
         self._writing = asyncio.Lock()  # gRPC takes one write at a time
@@ -167,8 +167,8 @@ class Stream:
         self._take(max((lane.seq for lane in welcome.held if lane.lane == pb.LIVE), default=0))
         self._flight.clear()
         self._flight_bytes, self._next = 0, self._held + 1
-        if not self._told_jobs:
-            await self._tell_jobs(call, welcome.records)
+        if not self._reported_jobs:
+            await self._report_jobs(call, welcome.records)
         self._call = call
         sender = asyncio.create_task(self._send(call))
         try:
@@ -176,7 +176,7 @@ class Stream:
                 message = await call.read()
                 if not isinstance(message, pb.CollectorMessage):
                     raise EOFError(f"{await call.code()}: {await call.details()}")
-                self._hear(message)
+                self._take(message)
                 if sender.done():
                     sender.result()
         finally:
@@ -199,7 +199,7 @@ class Stream:
         self._counts.event_first_s = self._counts.event_first_s or now_s
         self._counts.event_last_s = max(self._counts.event_last_s, now_s)
 
-    def _hear(self, message: pb.CollectorMessage) -> None:
+    def _take(self, message: pb.CollectorMessage) -> None:
         kind = message.WhichOneof("kind")
         if kind == "ack":
             for refused in message.ack.rejected:
@@ -254,8 +254,8 @@ class Stream:
                 self._room.clear()
                 await self._room.wait()
 
-    async def _tell_jobs(self, call: Any, together: bool) -> None:
-        self._told_jobs = True
+    async def _report_jobs(self, call: Any, together: bool) -> None:
+        self._reported_jobs = True
         now_ms = time.time_ns() // 10**6
         records = [
             pb.Record(seq=slot + 1, holding=pb.Holding(gpu=slot, job=f"{job}-{self.node}", from_ms=now_ms))

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-DAYS = 90  # ends nearer than 14 days are told as a trouble
+DAYS = 90  # ends nearer than 14 days are reported as a trouble
 VIEWER = "drover://viewer/benchmark"
 
 

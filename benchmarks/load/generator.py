@@ -109,7 +109,7 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is there before the clock runs, as it is on nodes: telemetry, keys and certificates."""
+    """What is there before the clock runs, as on nodes: telemetry, keys and certificates."""
 
     pools: list[Pool]
     authority: bytes

@@ -75,7 +75,7 @@ def drive(
     """Let the load run to its end, and look every `every_s` seconds.
 
     Args:
-        also: is told of each moment, in the same thread.
+        also: called with each moment, in the same thread.
     """
     run = Run(plan)
     with loading(collector, plan) as (generators, begin_s):
@@ -123,7 +123,7 @@ def loading(collector: Collector, plan: Plan, failing: Sequence[int] = ()) -> It
 def look(collector: Collector, generators: Sequence[Generator], begin_s: float) -> Moment:
     asked_s = time.monotonic()
     status = None
-    with contextlib.suppress(grpc.RpcError):  # told by its absence
+    with contextlib.suppress(grpc.RpcError):  # shown by its absence
         status = collector.status()
     took_s = time.monotonic() - asked_s
     newest = [generator.newest for generator in generators]

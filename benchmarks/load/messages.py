@@ -41,7 +41,7 @@ class Rows:
     present: npt.NDArray[np.int64]
 
     def block(self, scope: Scope, ticks: npt.NDArray[np.int64], first_ms: int) -> pb.Block:
-        """The rows of these seconds of the loop, told as 1 s apart from `first_ms` on."""
+        """The rows of these seconds of the loop, sent as 1 s apart from `first_ms` on."""
         at = (ticks[:, None] * self.per_tick + np.arange(self.per_tick)).ravel()
         body = self.packed[at]
         body["ts"] = np.repeat(first_ms + 1000 * np.arange(len(ticks)), self.per_tick)
@@ -67,7 +67,7 @@ class Pool:
         }
 
     def batch(self, start: int, first_ms: int, ticks: int) -> tuple[list[pb.Block], int]:
-        """(blocks, values present) of so many seconds, from second `start` of the loop on, told as from `first_ms`."""
+        """(blocks, values present) of so many seconds, from second `start` of the loop on, sent as from `first_ms`."""
         at = (start + np.arange(ticks)) % PERIOD_S
         values = sum(int(rows.present[at].sum()) for rows in self.rows.values())
         return [rows.block(scope, at, first_ms) for scope, rows in self.rows.items()], values

@@ -35,7 +35,7 @@ UNASKED = {"name": "c", "skip_reason": "not found on PyPI"}
     [
         ([SOUND], 0, ["l: 1 audited, 0 with known vulnerabilities"]),
         ([SOUND, BAD], 1, ["l: b 2: PYSEC-1, mended in 3", "l: 2 audited, 1 with known vulnerabilities"]),
-        ([UNASKED], 0, ["l: 1 of 1 NOT audited: nothing is told of c"]),
+        ([UNASKED], 0, ["l: 1 of 1 NOT audited: nothing is known of c"]),
     ],
     ids=["sound", "bad", "unasked"],
 )
@@ -62,7 +62,7 @@ def test_who_cannot_ask_says_so_and_is_not_red(program: str, reason: str, monkey
     ("status", "body", "reason"),
     [
         (200, b'{"vulnerabilities": []}', None),
-        (200, b'{"releases": {}}', "tells none"),
+        (200, b'{"releases": {}}', "reports none"),
         (200, b"<html>", "Expecting value"),
         (404, b"", "404"),
     ],

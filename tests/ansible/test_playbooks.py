@@ -54,7 +54,7 @@ def missing(batch: list[str], reached: list[str], rows: list[dict[str, Any]], cl
         "drover_expected": "2.0.0",
         "drover_heard": {"stdout_lines": [json.dumps(row) for row in rows]},
     }
-    for name, text in named("Wait until the collector hears this batch", "tasks/gate.yml")["vars"].items():
+    for name, text in named("Wait until this batch reports to the collector", "tasks/gate.yml")["vars"].items():
         found[name] = ENVIRONMENT.from_string(text).render(found)
     return list(found["drover_missing"])
 

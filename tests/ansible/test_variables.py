@@ -11,7 +11,7 @@ import yaml
 
 ROLES = Path(__file__).resolve().parents[2] / "ansible/roles"
 NAMES = sorted(path.name for path in ROLES.iterdir())
-INSIDE = {"drover_agent_link", "drover_beside"}  # follow from the inventory's groups; nobody sets them
+INSIDE = {"drover_agent_link", "drover_on_server"}  # follow from the inventory's groups; nobody sets them
 
 
 def options(role: str) -> dict[str, Any]:

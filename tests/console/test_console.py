@@ -69,7 +69,7 @@ def test_a_page_in_both_themes_for_a_screen_reader_and_on_a_phone(live: Console,
     tab.on_a_phone(name)
     if look.change:
         look.change(page)
-        page.wait_for_url(re.compile(look.told))
+        page.wait_for_url(re.compile(look.in_address))
         page.get_by_text(look.after).first.wait_for()
     tab.refreshes_in_place()
     tab.close()

@@ -13,6 +13,7 @@ from testbed.waiting import wait_until
 
 NODE, GPU = "r01n03", 2
 STEP_S = 180.0
+LOOK_S = 1.0  # between two commands: each starts a process
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -26,7 +27,7 @@ def _reaches(of: Demo, node: str, *stages: str) -> None:
         assert of.process.poll() is None, of.said
         return _stage(of, node) in stages
 
-    wait_until(there, f"{node} to be {' or '.join(stages)}: {of.said}", STEP_S)
+    wait_until(there, f"{node} to be {' or '.join(stages)}: {of.said}", STEP_S, LOOK_S)
 
 
 def _typed(of: Demo, pattern: str) -> str:
@@ -54,15 +55,15 @@ def test_a_new_user_walks_from_the_fault_to_the_return_and_drains_a_healthy_node
 
         answer = running.drover("resume", NODE, "--why", "it looks well to me", code=None)
         if "probes were asked for" in answer:  # else it was refused
-            wait_until(lambda: len(_validations(running)) >= 2, f"its second probes: {running.said}", STEP_S)
+            wait_until(lambda: len(_validations(running)) >= 2, f"its second probes: {running.said}", STEP_S, LOOK_S)
         assert _stage(running, NODE) != "healthy", "a GPU of it is lost"
 
         _typed(running, f"reboot {NODE}")
-        wait_until(lambda: _is_back(running), f"its return: {running.said}", STEP_S)
+        wait_until(lambda: _is_back(running), f"its return: {running.said}", STEP_S, LOOK_S)
         running.wait_for(rf"{NODE} is back in service", STEP_S)
         wait_until(
             lambda: not [row for row in running.lines("incidents") if row["kind"] == "xid"],
-            "the end of its incident", STEP_S,
+            "the end of its incident", STEP_S, LOOK_S,
         )  # fmt: skip
 
         _typed(running, "drain")

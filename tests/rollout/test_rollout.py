@@ -27,13 +27,13 @@ from testbed.rollout_fleet import (
     DEAD,
     ENROLLED,
     GAP_MS,
-    HEARD_S,
     LIVES_S,
     NAMES,
     NEW,
     OLD,
     OLD_COMMIT,
     PLAY_S,
+    REPORT_S,
     RESTART_MS,
     ROOT,
     Fleet,
@@ -109,12 +109,12 @@ def test_check_mode_on_empty_hosts_changes_nothing(fleet: Fleet) -> None:
 def test_one_command_from_nothing_to_a_watched_fleet(fleet: Fleet) -> None:
     code, text = fleet.play("install.yml", "-e", f"drover_version={OLD}")
     assert code == 0, text[-3000:]
-    assert fleet.heard(OLD) == set(NAMES)
+    assert fleet.reporting(OLD) == set(NAMES)
     with urllib.request.urlopen("http://127.0.0.1:8501/", timeout=10) as page:
         assert page.status == 200
     rows = {row["name"]: row for row in fleet.drover("nodes")}
     assert set(rows) == set(NAMES)
-    saw(f"{len(fleet.heard(OLD))} of {len(NAMES)} agents heard over mutual TLS, the console answers")
+    saw(f"{len(fleet.reporting(OLD))} of {len(NAMES)} agents report over mutual TLS, the console answers")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -136,10 +136,12 @@ def test_an_agent_one_version_newer_than_its_collector_reports(fleet: Fleet) -> 
     code, text = fleet.play("upgrade.yml", "-e", f"drover_version={NEW}", "--tags", "agent", "--limit", "gpu3")
     assert code == 0, text[-3000:]
     assert fleet.release("head", "current") == OLD
-    assert fleet.heard(NEW) == {"gpu3"}
+    assert fleet.reporting(NEW) == {"gpu3"}
     since_ms = round(time.time() * 1000)
     wait_until(
-        lambda: len(fleet.told("gpu3", "load1", since_ms, since_ms + 60_000)) > 5, "samples of the newer agent", HEARD_S
+        lambda: len(fleet.samples("gpu3", "load1", since_ms, since_ms + 60_000)) > 5,
+        "samples of the newer agent",
+        REPORT_S,
     )
 
 
@@ -148,12 +150,12 @@ def test_an_upgrade_of_a_live_fleet_loses_no_sample(fleet: Fleet) -> None:
     began_ms = round(time.time() * 1000)
     code, text = fleet.play("upgrade.yml", "-e", f"drover_version={NEW}")
     assert code == 0, text[-3000:]
-    assert fleet.heard(NEW) == set(NAMES)
+    assert fleet.reporting(NEW) == set(NAMES)
     for host in fleet.hosts:
         restarted = host.ssh("systemctl", "show", "-P", "ActiveEnterTimestamp", "--timestamp=unix", "drover-agent")
         restarted_ms = int(restarted.strip().lstrip("@")) * 1000
         until_ms = round(time.time() * 1000) - 15_000
-        times = [ts for ts, _ in fleet.told(host.name, "load1", began_ms, until_ms)]
+        times = [ts for ts, _ in fleet.samples(host.name, "load1", began_ms, until_ms)]
         gaps = [(a, b) for a, b in itertools.pairwise(times) if b - a > GAP_MS]
         # The collector was away meanwhile, and each agent once: then alone may samples be missing, as it read none.
         assert len(times) > 20
@@ -216,7 +218,7 @@ def test_a_node_that_is_installed_again_enrols_by_a_token(fleet: Fleet) -> None:
         code, text = fleet.play("install.yml", *options)
         assert code == 0, text[-3000:]
         assert changed(text)[ENROLLED] > 0
-        assert fleet.heard(NEW) == set(NAMES)
+        assert fleet.reporting(NEW) == set(NAMES)
         host.ssh("systemctl", "start", "--wait", "drover-renew.service")
         assert "nothing to do" in host.ssh("journalctl", "-u", "drover-renew.service", "--no-pager")
     code, text = fleet.play("install.yml", *options)  # the service need not run but while nodes come or renew
@@ -227,19 +229,19 @@ def test_a_node_that_is_installed_again_enrols_by_a_token(fleet: Fleet) -> None:
     assert [path for path in authority.rglob("*") if path.is_file() and key in path.read_bytes()] == []
     log = (fleet.folder / "rollout.log").read_bytes()
     assert [path.name for path in (authority / "tokens").iterdir() if path.stem.encode() in log] == []
-    saw(f"{ENROLLED} made its key itself, showed a token that is used up, and is heard; neither is in the log")
+    saw(f"{ENROLLED} made its key itself, showed a token that is used up, and reports; neither is in the log")
 
 
 @pytest.mark.timeout(PLAY_S)
 def test_a_broken_version_stops_at_the_first_batch_and_goes_back(fleet: Fleet) -> None:
     code, text = fleet.play("upgrade.yml", "-e", f"drover_version={BROKEN}", "-e", "drover_gate_s=20")
     assert code != 0
-    assert "Unable to restart service drover-agent" in " ".join(text.split())  # systemd itself is told when it is up
-    assert fleet.release("head", "agent") == NEW  # the agent beside the collector went back alone
+    assert "Unable to restart service drover-agent" in " ".join(text.split())  # systemd itself learns when it is up
+    assert fleet.release("head", "agent") == NEW  # the agent next to the collector went back alone
     assert fleet.release("head", "current") == BROKEN
     assert {fleet.release(name) for name in NAMES[1:]} == {NEW}
-    wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
-    saw(f"after the first batch, of head alone: back at {NEW}; the other three were not touched; all four heard")
+    wait_until(lambda: fleet.reporting(NEW) == set(NAMES), "all agents are back", REPORT_S)
+    saw(f"after the first batch, of head alone: back at {NEW}; the other three were not touched; all four report")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -254,10 +256,12 @@ def test_an_agent_that_runs_and_does_not_report_goes_back_with_its_settings(flee
     code, text = fleet.play("upgrade.yml", *options, "--tags", "agent", "--limit", "gpu1,gpu2")
     inventory.write_text(before)
     assert code != 0
-    assert f"did not hear 1 of the 2 nodes of this batch with version {OLD}: gpu1" in " ".join(text.split())
+    assert f"1 of the 2 nodes of this batch did not report to the collector with version {OLD}: gpu1" in " ".join(
+        text.split()
+    )
     assert fleet.release("gpu1") == fleet.release("gpu2") == NEW  # the batch as a whole
-    wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
-    saw("the gate named gpu1; release and settings of both of the batch went back; all four heard")
+    wait_until(lambda: fleet.reporting(NEW) == set(NAMES), "all agents are back", REPORT_S)
+    saw("the gate named gpu1; release and settings of both of the batch went back; all four report")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -272,10 +276,10 @@ def test_an_agent_that_reports_and_does_not_stay_up_goes_back(fleet: Fleet) -> N
     drop_in.unlink()
     host.ssh("systemctl daemon-reload && systemctl restart drover-agent")
     assert code != 0
-    assert f"of gpu2 was heard and did not stay up for {LIVES_S} s" in " ".join(text.split())
+    assert f"of gpu2 reported and did not stay up for {LIVES_S} s" in " ".join(text.split())
     assert fleet.release("gpu2") == NEW
-    wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are back", HEARD_S)
-    saw("the gate saw another process than it had heard; the release went back; all four heard")
+    wait_until(lambda: fleet.reporting(NEW) == set(NAMES), "all agents are back", REPORT_S)
+    saw("the gate saw another process than the one that had reported; the release went back; all four report")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -286,8 +290,8 @@ def test_a_collector_that_does_not_start_goes_back_before_any_agent_changes(flee
     saw("the run ended before any agent had changed")
     assert fleet.release("head", "current") == BROKEN  # whose collector is sound
     assert {fleet.release("head", "agent"), *(fleet.release(name) for name in NAMES[1:])} == {NEW}
-    wait_until(lambda: fleet.heard(NEW) == set(NAMES), "all agents are heard again", HEARD_S)
-    saw(f"the collector of {BROKEN}, which is sound, is back with its store; all four heard")
+    wait_until(lambda: fleet.reporting(NEW) == set(NAMES), "all agents report again", REPORT_S)
+    saw(f"the collector of {BROKEN}, which is sound, is back with its store; all four report")
 
 
 @pytest.mark.timeout(PLAY_S)
@@ -295,11 +299,13 @@ def test_rollback_by_hand_and_again(fleet: Fleet) -> None:
     for _ in range(2):  # the second time there is nothing left to do
         code, text = fleet.play("rollback.yml", "--limit", "gpu1,gpu2,gpu3")
         assert code == 0, text[-3000:]
-        assert fleet.heard(OLD) == set(NAMES[1:])
+        assert fleet.reporting(OLD) == set(NAMES[1:])
     assert changed(text) == dict.fromkeys(NAMES[1:], 0), text
     since_ms = round(time.time() * 1000)
     wait_until(
-        lambda: len(fleet.told("gpu3", "load1", since_ms, since_ms + 60_000)) > 5, "samples of the older agent", HEARD_S
+        lambda: len(fleet.samples("gpu3", "load1", since_ms, since_ms + 60_000)) > 5,
+        "samples of the older agent",
+        REPORT_S,
     )
 
 
@@ -313,7 +319,7 @@ def test_certificates_are_renewed_without_a_restart(fleet: Fleet) -> None:
     after = [(host.root / "etc/drover/tls/agent.pem").read_bytes() for host in brought]
     assert all(old != new for old, new in zip(serials, after, strict=True))
     assert [host.ssh("systemctl", "show", "-P", "MainPID", "drover-agent") for host in fleet.hosts] == before
-    wait_until(lambda: len(fleet.drover("nodes")) == len(NAMES), "the console's certificate is taken", HEARD_S)
+    wait_until(lambda: len(fleet.drover("nodes")) == len(NAMES), "the console's certificate is taken", REPORT_S)
     saw(f"{len(brought)} agents have new certificates, and the processes of before")
 
 

@@ -1,4 +1,4 @@
-"""Stretches of which random histories are made: each with nodes and times of its own, and other things in between."""
+"""Stretches that random histories consist of: each with nodes and times of its own, and other things in between."""
 
 from __future__ import annotations
 

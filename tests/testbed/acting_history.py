@@ -1,6 +1,6 @@
 """Random histories for `acting_world`, what must never be in them, and the shortest history that shows it.
 
-What must never be is told by the true world alone: which node has which fault since when, who has closed what in its
+What must never be follows from the true world alone: which node has which fault since when, who has closed what in its
 scheduler, and what each cap allows. Each line of `Checked.violations` begins with the property's letter:
 
     a  a healthy node is closed for a fault that is over, or that its scheduler contradicts
@@ -42,7 +42,7 @@ CLOSINGS = (Act.DRAIN, Act.ISOLATE)
 FRESH_S = 120
 OWN_S, OTHERS_S = 15, 60 + STEP_S  # how old the word of schedulers may be, right before an effect
 HOUR_MS = 3_600_000
-BEFORE_TOLD_MS = 30_000  # from when a reset could be known until a bucket has told of it
+BEFORE_SHOWN_MS = 30_000  # from when a reset could be known until a bucket has shown it
 
 QUICK = frozenset({"bob opens", "bob closes", "job", "away", "back"})  # what comes next comes at the same moment
 
@@ -146,8 +146,8 @@ class Checked(World):
             return
         versions = self.kept.incident_history(mark)
         cause = versions[-1].cause if versions else mark
-        heard = "" if "NOT_RESPONDING" in scheduler.held[node].states else ", which its scheduler hears"
-        self.broken("a", f"{node} is well{heard}, and is closed for {cause}, decided at {when_ms // 1000} s")
+        reached = "" if "NOT_RESPONDING" in scheduler.held[node].states else ", which its scheduler reaches"
+        self.broken("a", f"{node} is well{reached}, and is closed for {cause}, decided at {when_ms // 1000} s")
 
     # ---- b, d
 
@@ -304,13 +304,13 @@ class Checked(World):
         """The collector is gone, and its store too."""
         self.crash()
         before, self.kept = self.kept, type(self.kept)()
-        self.kept.buckets, self.kept.told = before.buckets, before.told
+        self.kept.buckets, self.kept.inventories = before.buckets, before.inventories
         self.went.clear()  # nobody can know it
         self.asked = self._hand_drains()
         self.kept.on_decisions = self._note
 
     def _hand_drains(self) -> dict[str, str]:
-        """What stands in the schedulers as drained by a person with Drover; a store that is lost knows it no more."""
+        """What stands in the schedulers as drained by a person with Drover; a store that is lost no longer knows it."""
         return {n: "hand" for n in self.ours if mark_of(self.scheduler(n).held[n].reason) == "hand"}
 
     def _failover(self) -> None:
@@ -332,9 +332,9 @@ def justified(fault: Fault, decided_ms: int) -> bool:
         return False
     if fault.known_over_ms is None or decided_ms <= fault.known_over_ms:
         return True
-    # Of an error from before its end, what was held may still be done until a bucket has told of the end.
+    # Of an error from before its end, what was held may still be done until a bucket has shown the end.
     known_ms = fault.received_ms or fault.seen_ms or 0
-    return known_ms <= fault.known_over_ms < decided_ms <= fault.known_over_ms + BEFORE_TOLD_MS
+    return known_ms <= fault.known_over_ms < decided_ms <= fault.known_over_ms + BEFORE_SHOWN_MS
 
 
 def groups_of(node: str) -> list[tuple[str, str, set[str]]]:

@@ -62,7 +62,7 @@ def none_closed() -> property:
 
 
 def made_ours(state: NodeState, now_ms: int) -> NodeOutage:
-    """A node that is found closed is Drover's to validate and put back, whoever closed it."""
+    """A node that is found closed is Drover's to validate and put back, no matter who closed it."""
     return NodeOutage(
         state.node, Health.DRAINING, now_ms, "" if state.mark == HAND else state.mark or "", "closed", "drover"
     )
@@ -84,7 +84,7 @@ MUTATIONS: tuple[Mutation, ...] = (
              [(Decider, "away", none_closed())]),
     Mutation("caps are asked again right before the effect (5)", "c", "meanwhile",
              [(worker.Worker, "_wait_for_guard", nothing)]),
-    Mutation("a silent node that its scheduler hears is not dead (10)", "a", "silent",
+    Mutation("a silent node that its scheduler reaches is not dead (10)", "a", "silent",
              [(Decider, "_is_dead", lambda *_: True)]),
     Mutation("what observe mode only said does not count against a person (A5)", "e", "trial",
              [(Decider, "census", counted_too)]),

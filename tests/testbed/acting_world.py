@@ -72,7 +72,7 @@ class Idle(BaseException):  # no error: a thread would wait now
     """Nothing is due."""
 
 
-class Crash(BaseException):  # likewise: the collector is killed here
+class Crash(BaseException):  # the same: the collector is killed here
     """kill -9."""
 
 
@@ -147,7 +147,7 @@ class Scheduler(SlurmStandIn):
     def closed(self) -> set[str]:
         return {name for name, node in self.held.items() if node.states & {"DRAIN", "DOWN"}}
 
-    def hears(self, node: str, answer: bool) -> None:
+    def set_reachable(self, node: str, answer: bool) -> None:
         held = self.held[node]
         states = held.states - {"NOT_RESPONDING"} if answer else held.states | {"NOT_RESPONDING"}
         self.held[node] = replace(held, states=states)
@@ -177,7 +177,7 @@ class Node:
     agent: bool = True  # runs
     linked: bool = True  # reaches the collector
     alive: bool = True
-    heard_ms: int = 0  # its values were judged
+    judged_ms: int = 0  # its values were judged
     quiet_since_ms: int | None = None  # no values leave it
     spool: list[tuple[str, str, int | None, int, int, int]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -258,7 +258,7 @@ class World:
         """What a reset ends."""
         for fault in self.nodes[name].open("119"):
             fault.over_ms = self.true_ms
-        self.nodes[name].booted_ms = self.true_ms  # its counters begin anew
+        self.nodes[name].booted_ms = self.true_ms  # its counters begin again
 
     def reboot(self, name: str) -> None:
         node = self.nodes[name]
@@ -268,7 +268,7 @@ class World:
         node.boot += 1
         node.booted_ms, node.agent, node.alive = self.true_ms, True, True
         self.scheduler(name).finish(name)
-        self.scheduler(name).hears(name, answer=True)
+        self.scheduler(name).set_reachable(name, answer=True)
         self.log(node, "lifecycle", "agent_started", None)
 
     def repair(self, name: str) -> None:
@@ -279,7 +279,7 @@ class World:
     def die(self, name: str) -> None:
         self.nodes[name].alive = False
         self.scheduler(name).finish(name)
-        self.scheduler(name).hears(name, answer=False)
+        self.scheduler(name).set_reachable(name, answer=False)
 
     def healthy(self, name: str) -> bool:
         return self.nodes[name].alive and not self.nodes[name].open()
@@ -287,10 +287,10 @@ class World:
     # ---- time
 
     def wait(self, seconds: int) -> None:
-        """All nodes that speak are heard, and threads do what is due."""
+        """All nodes that speak report, and threads do what is due."""
         for _ in range(max(1, seconds // STEP_S)):
             self.true_ms += STEP_S * 1000
-            self.hear()
+            self.take_reports()
 
     def away(self, seconds: int) -> None:
         """No collector runs; nor does anybody else notice."""
@@ -299,9 +299,9 @@ class World:
     def set_clock(self, seconds: int) -> None:
         """Of all machines. A collector that runs notices with what it judges next."""
         self.offset_ms += seconds * 1000
-        self.hear()
+        self.take_reports()
 
-    def hear(self) -> None:
+    def take_reports(self) -> None:
         for node in self.nodes.values():
             quiet = not (node.alive and node.agent)
             node.quiet_since_ms = (node.quiet_since_ms or self.true_ms) if quiet else None
@@ -320,7 +320,7 @@ class World:
                 continue
             if node.reported_boot != node.boot:
                 node.reported_boot, node.boot_known_ms = node.boot, self.true_ms
-                self.kept.told.append((self.now_ms(), node.name, {"boot_id": f"{node.name}-{node.boot}"}))
+                self.kept.inventories.append((self.now_ms(), node.name, {"boot_id": f"{node.name}-{node.boot}"}))
             for kind, code, gpu, ts_ms, boot, true_ms in node.spool:
                 self.seq += 1
                 event = pb.Event(ts_ms=ts_ms, kind=kind, code=code, boot_id=f"{node.name}-{boot}", gpu=gpu)
@@ -472,7 +472,7 @@ class Collector:
         self._judge.submit(self.pipeline.judge_bucket, bucket).result()
         for node in world.nodes.values():
             if node.speaks:
-                node.heard_ms = world.true_ms
+                node.judged_ms = world.true_ms
                 for fault in node.faults:
                     if fault.over_ms is not None:
                         fault.known_over_ms = fault.known_over_ms or world.true_ms

@@ -40,7 +40,7 @@ class Running(NamedTuple):
 
 @contextmanager
 def alertmanager(folder: Path, hook: str, members: int = 1, config: str = CONFIG) -> Iterator[Running]:
-    """`hook`: where it posts what it would tell people."""
+    """`hook`: where it posts what it would send people."""
     (folder / "alertmanager.yml").write_text(config.format(hook=hook))
     with ExitStack() as stack:
         while (urls := _started(folder, members, stack)) is None:
@@ -73,8 +73,8 @@ def _started(folder: Path, members: int, stack: ExitStack) -> tuple[str, ...] | 
     )
     for number, child in enumerate(children):
         if child.poll() is not None:
-            told = (folder / f"am{number}.log").read_text()
-            assert "address already in use" in told, told[-2000:]
+            log = (folder / f"am{number}.log").read_text()
+            assert "address already in use" in log, log[-2000:]
             return None
     return tuple(urls)
 

@@ -17,7 +17,7 @@ SCREEN, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 ZONE = "Europe/Berlin"
 PAGE_MS, REFRESHED_S = 60_000, 60.0
 BACKGROUND = "Number(getComputedStyle(document.querySelector('.stApp')).backgroundColor.match(/[0-9]+/)[0])"
-# What refreshes by a timer refreshes every 5 s at the latest, and at once when it is told to: some timers run 30 s.
+# What refreshes by a timer refreshes every 5 s at the latest, and at once when it is asked to: some timers run 30 s.
 INTERVALS = """(() => {
   const runs = new Map(), every = window.setInterval.bind(window), end = window.clearInterval.bind(window);
   window.setInterval = (run, ms, ...more) => {
@@ -92,7 +92,7 @@ class Tab:
         until({"page": self}, missing, REFRESHED_S)
 
     def state(self) -> str:
-        """What a failure is told with."""
+        """What a failure is reported with."""
         app = "({...document.querySelector('[data-testid=stApp]').dataset})"
         return f"{self.page.evaluate(app)}, ran {len(self.ran)} of {len(self.fragments)}, {self.problems}"
 
@@ -172,8 +172,8 @@ def at_rest(page: Any) -> None:
 
 def entries(page: Any) -> list[tuple[str, str]]:
     """Address and title of each entry of the browser's history up to this one."""
-    told = page.context.new_cdp_session(page).send("Page.getNavigationHistory")
-    return [(entry["url"], entry["title"]) for entry in told["entries"][: told["currentIndex"] + 1]]
+    found = page.context.new_cdp_session(page).send("Page.getNavigationHistory")
+    return [(entry["url"], entry["title"]) for entry in found["entries"][: found["currentIndex"] + 1]]
 
 
 def addresses(page: Any) -> list[str]:
@@ -231,11 +231,11 @@ def barriers(page: Any, rules: Sequence[str] = ()) -> list[str]:
     """What axe-core finds serious or critical on the page as it stands, shadow trees too; `rules`: these alone."""
     page.evaluate(f"() => {{ if (!window.axe) {{ {AXE} }} }}")
     options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
-    told = page.evaluate("(options) => axe.run(document, options)", options)
-    assert told["passes"], "it looked"
+    found = page.evaluate("(options) => axe.run(document, options)", options)
+    assert found["passes"], "it looked"
     return [
         f"{rule['id']} ({rule['impact']}): {one['target']} {one['html'][:160]} {one.get('failureSummary', '')[:200]}"
-        for rule in told["violations"]
+        for rule in found["violations"]
         if rule["impact"] in ("serious", "critical")
         for one in rule["nodes"][:5]
     ]

@@ -10,7 +10,7 @@ Fake, and named so in docs/explanation/testing.md:
   and Replicated* made plain, since an embedded engine has no queue of DDL and runs no replicas; each shard sees its
   rows of the common table by a filter on the sharding key; a DELETE with a subquery is refused as replicated tables
   do. Distributed tables and queries are the engine's own;
-- several collectors reach it on ports of their own, each of which can be cut, for a network that fails.
+- several collectors reach it on ports of their own, each can be cut by itself, for a network that fails.
 
 Commands on stdin, one a line, each answered with `ok`: `cut N`, `mend N` (the port of that number), `tear N` (its next
 answer breaks off in the middle). `--log FILE` notes each INSERT: time in ns, port number, log_comment, table.

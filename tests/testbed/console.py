@@ -111,12 +111,12 @@ class Console:
     probed: list[str]
 
     def incident(self, fault: Fault) -> Incident:
-        """The open incident of a fault, once it is found. (A remap that failed is told by XIDs too.)"""
+        """The open incident of a fault, once it is found. (A remap that failed is reported by XIDs too.)"""
         kinds = {fault.kind, "xid"} if fault.kind == "memory" else {fault.kind}
 
         def found() -> list[Incident]:
-            told = self.fleet.incidents("open", node=fault.node).value
-            known = [from_json(Incident, text) for text in told.incidents_json] if told else []
+            answer = self.fleet.incidents("open", node=fault.node).value
+            known = [from_json(Incident, text) for text in answer.incidents_json] if answer else []
             return [i for i in known if i.node == fault.node and i.kind in kinds]
 
         wait_until(lambda: bool(found()), f"{fault.kind} of {fault.node} is found", FOUND_S)

@@ -11,12 +11,12 @@ from testbed.console import RED
 
 class Look(NamedTuple):
     """A page from a link that says more than its name. `seen`: what is then on it; `change` uses a filter, after which
-    the address has `told` and the page `after`."""
+    the address has `in_address` and the page `after`."""
 
     link: str
     seen: tuple[str, ...]
     change: Callable[[Any], None] | None = None
-    told: str = ""
+    in_address: str = ""
     after: str | re.Pattern[str] = ""
 
 
@@ -34,7 +34,7 @@ def pick(label: str, option: str) -> Callable[[Any], None]:
     return picked
 
 
-# In this order, so that the fleet has time to be heard and the faults to be found.
+# In this order, so that the fleet has time to report and the faults to be found.
 PAGES = {
     "probes": Look(
         "probes?figure=hbm_copy&node=r32n04&gpu=5", ("hbm_copy, GB/s", "Between its GPUs, GB/s", "History: hbm_copy"),

@@ -30,7 +30,7 @@ def red_gpu(tab: Tab, wanted: Incident, gpus: int, name: str) -> None:
     page.get_by_text(re.compile("times in CES?T")).wait_for()
     cells = page.evaluate("window.__drover_fleet.cells()")
     assert len(cells) == gpus
-    lines = page.locator('[class*="st-key-trouble_"]').all()  # what Drover tells of itself, on a busy machine
+    lines = page.locator('[class*="st-key-trouble_"]').all()  # what Drover reports of itself, on a busy machine
     room = SCREEN["height"] + sum(box["height"] + DRAWN_PX for line in lines if (box := line.bounding_box()))
     assert all(0 < c["y"] < room and 0 < c["x"] < SCREEN["width"] for c in cells), "all above the fold"
     assert page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight") <= room
@@ -68,10 +68,10 @@ def slow_gpu(tab: Tab, slow: Incident) -> None:
     clock = page.locator(".dots canvas").first
     clock.wait_for()
     assert f"{slow.node} GPU {slow.gpu}" in clock.get_attribute("aria-label")
-    told = page.locator(".st-key-todo_slow").inner_text()
-    assert told.startswith(f"GPU {slow.gpu} of node {slow.node}")
-    assert "GPU-hours for it" in told
-    page.locator("canvas").nth(10).wait_for()  # beside the dots, the slow GPU over time
+    shown = page.locator(".st-key-todo_slow").inner_text()
+    assert shown.startswith(f"GPU {slow.gpu} of node {slow.node}")
+    assert "GPU-hours for it" in shown
+    page.locator("canvas").nth(10).wait_for()  # next to the dots, the slow GPU over time
 
 
 def one_node(tab: Tab, flapping: str) -> None:

@@ -33,7 +33,7 @@ class Node:
     nvml: ClassVar[NvmlSource]  # what it reads; of the test that runs
     agent: Agent
     clock: MovableClock
-    told: list[int] = field(default_factory=list)  # time of each second's readings
+    read_ms: list[int] = field(default_factory=list)  # time of each second's readings
     xids: int = 0
 
     def second(self) -> None:
@@ -42,7 +42,7 @@ class Node:
         self.clock.pass_time((1000 - now_ms % 1000) / 1000)
         ts_ms = self.clock.now_ms() // 1000 * 1000
         self.agent.accept(ts_ms, Reading(rows=[*self.nvml.read(ts_ms).rows, (NODE, {"load1": 1.0})]))
-        self.told.append(ts_ms)
+        self.read_ms.append(ts_ms)
 
     def xid(self) -> str:
         """Another one that nothing merges with those before."""
@@ -64,9 +64,9 @@ class Node:
                 await task
 
     async def delivered(self, *servers: TelemetryServer) -> None:
-        """Wait until each row told stands at a collector, under its own time or, after a jump, one beside it."""
+        """Wait until each row read stands at a collector, under its own time or, after a jump, the one next to it."""
         self.agent.flush()
-        wanted = Counter((thing.key, ts_ms) for thing in THINGS for ts_ms in self.told)
+        wanted = Counter((thing.key, ts_ms) for thing in THINGS for ts_ms in self.read_ms)
 
         def all_there() -> bool:
             found = Counter((key, ts_ms // 1000 * 1000) for key, ts_ms in {k for s in servers for k in s.rows})

@@ -14,7 +14,7 @@ from drover_collector.store.clickhouse.client import Clients
 
 
 class Databases:
-    """One that is given back is emptied and given out again, if its tables are as they were made; else it is dropped.
+    """One that is given back is emptied and given out again, if its tables have not changed; else it is dropped.
 
     Args:
         clients: of the engine, to another database.
@@ -27,7 +27,7 @@ class Databases:
         self._folder = folder
         self._is_open = is_open
         self._numbers = itertools.count(1)
-        self._made: dict[str, tuple[bytes, int]] = {}  # how the tables rest, and how many changes of them are told
+        self._made: dict[str, tuple[bytes, int]] = {}  # how the tables rest, and how many changes of them are known
         self._free: list[str] = []
 
     def new(self) -> str:

@@ -21,7 +21,7 @@ from drover_core.model.events import (
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
 
-OPEN = GuardLimits(  # no limit at all: what a test is about it sets itself
+OPEN = GuardLimits(  # no limit: what a test is about it sets itself
     fleet_ratio=1, pool_ratio=1, rack_ratio=1, leaf_ratio=1, job_ratio=1, min_healthy_ratio=0, per_hour=0, cooldown_s=0,
     mass_nodes=0, gap_ratio=0,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a collector tells of itself when all is well."""
+"""What a collector reports of itself when all is well."""
 
 from __future__ import annotations
 

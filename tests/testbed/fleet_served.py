@@ -63,7 +63,7 @@ XID = Event(
 
 @contextlib.asynccontextmanager
 async def served(store: Store) -> AsyncIterator[Served]:
-    """Four nodes of two GPUs in two racks: one GPU of n1 with XID 79, n3 never heard, a warmer GPU on n2."""
+    """Four nodes of two GPUs in two racks: one GPU of n1 with XID 79, n3 has never reported, a warmer GPU on n2."""
     index = small_index()
     write_entities(store, index)
     write_ticks(

@@ -100,8 +100,8 @@ def block(
     """A block of (ts_ms, entity index, values in units)."""
     builder = BlockBuilder(schema, [BY_NAME[name] for name in metrics])
     for ts_ms, entity, values in rows:
-        told = {name: value for name, value in zip(metrics, values, strict=True) if value is not None}
-        assert builder.add(ts_ms, entity, told) == ([], True)
+        present = {name: value for name, value in zip(metrics, values, strict=True) if value is not None}
+        assert builder.add(ts_ms, entity, present) == ([], True)
     found = builder.take()
     assert found is not None
     return found

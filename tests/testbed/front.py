@@ -1,4 +1,4 @@
-"""Starting `clickhouse_http` in a process of its own, and telling it what to do."""
+"""Starting `clickhouse_http` in a process of its own, and giving it commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Front:
     def url(self, database: str, number: int = 0) -> str:
         return f"clickhouse://default@127.0.0.1:{self.ports[number]}/{database}"
 
-    def tell(self, command: str) -> None:
+    def command(self, command: str) -> None:
         """`cut N`, `mend N` or `tear N`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -88,11 +88,11 @@ def channel(target: str, files: Files | None) -> grpc.Channel:
 
 
 @contextlib.contextmanager
-def watch(pid: int, target: str, operator: Files | None, *, anew: bool = False) -> Iterator[Cost]:
+def watch(pid: int, target: str, operator: Files | None, *, reconnect: bool = False) -> Iterator[Cost]:
     """Until the block ends.
 
     Args:
-        anew: each GetStatus over a connection of its own, as the command line's; else over one, as the console's.
+        reconnect: each GetStatus over a connection of its own, as the command line's; else over one, as the console's.
     """
     cost, ended, before = Cost(), threading.Event(), resident(pid)
 
@@ -110,7 +110,7 @@ def watch(pid: int, target: str, operator: Files | None, *, anew: bool = False) 
             except grpc.RpcError as error:
                 cost.failed.append(f"{error.code().name}: {error.details()}")
             cost.slowest_s = max(cost.slowest_s, time.monotonic() - began_s)
-            if anew:
+            if reconnect:
                 held.close()
                 held = channel(target, operator)
         held.close()

@@ -107,15 +107,15 @@ class Agent:
             await self.read()
 
     async def ended(self) -> tuple[grpc.StatusCode, str]:
-        with contextlib.suppress(grpc.RpcError):  # grpc.aio raises what code and details also tell
+        with contextlib.suppress(grpc.RpcError):  # grpc.aio raises what code and details also say
             while isinstance(await asyncio.wait_for(self.call.read(), 20), pb.CollectorMessage):
                 pass
         return await self.call.code(), await self.call.details()
 
 
 def event(seq: int, ts_ms: int = T0 + 1000, **fields: Any) -> pb.Record:
-    told = {"kind": "xid", "code": "79", "message": "fallen off the bus", "source": "kmsg", "count": 1} | fields
-    return pb.Record(seq=seq, event=pb.Event(ts_ms=ts_ms, **told))
+    shown = {"kind": "xid", "code": "79", "message": "fallen off the bus", "source": "kmsg", "count": 1} | fields
+    return pb.Record(seq=seq, event=pb.Event(ts_ms=ts_ms, **shown))
 
 
 GOOD = block([(T0, 1, (300.0, 50.0)), (T0 + 1000, 1, (310.0, None))])

@@ -1,7 +1,7 @@
 """Collectors that kill themselves with -9 at a write of the store: `-m testbed.killed_collector run --config FILE`.
 
 For each line on stdin one is started, with those arguments: its process id goes to stdout, and when it has ended its
-exit status. Each is the collector as it is, and a process of its own; it is forked from this one, which has imported
+exit status. Each is the collector unchanged, and a process of its own; it is forked from this one, which has imported
 everything and started nothing: else half of a test's time would be imports. Only the store's writes are wrapped, here.
 
 The file that KILL_AT of its environment names says where it dies: `METHOD WORD before` or `METHOD WORD after`, such as

@@ -120,10 +120,10 @@ class Killed:
         return self.stub.ActOnNode(pb.ActRequest(node=node, act=act, why="by hand", force=True), timeout=CALL_S)
 
     def fault(self, node: str) -> None:
-        """XID 79, as its agent tells it."""
-        asyncio.run(self._tell(node))
+        """XID 79, as its agent sends it."""
+        asyncio.run(self._send(node))
 
-    async def _tell(self, node: str) -> None:
+    async def _send(self, node: str) -> None:
         now_ms = time.time_ns() // 1_000_000
         async with grpc.aio.insecure_channel(self.agents, SOON) as channel:
             method = "/drover.telemetry.v1.Telemetry/Stream"
@@ -140,10 +140,10 @@ class Killed:
         return [line for line in found if line.act == act]
 
     def ended(self, node: str, act: str) -> pb.ActionLine:
-        """The one action of this kind on the node, when it has an outcome: its log tells, as each question costs it."""
+        """The one action of this kind on the node, when it has an outcome: its log says so, as each question costs it."""
         if not self._outcome(node, act):
-            told = re.compile(rf"{act} {node}: (done|failed): ")
-            wait_until(lambda: told.search(self.log.read_text()), f"{act} of {node} has ended")
+            line = re.compile(rf"{act} {node}: (done|failed): ")
+            wait_until(lambda: line.search(self.log.read_text()), f"{act} of {node} has ended")
         (line,) = self.actions(node, act)
         assert line.state != "intended"
         return line

@@ -17,7 +17,7 @@ from drover_proto.podresources_pb2_grpc import PodResourcesListerServicer, add_P
 
 
 class Kubelet(PodResourcesListerServicer):
-    """Set `pods` (as JSON) to change what it tells, `silent` to let it hang, `refusal` to let it refuse,
+    """Set `pods` (as JSON) to change what it reports, `silent` to let it hang, `refusal` to let it refuse,
     with `words`."""
 
     def __init__(self, pods: list[dict[str, Any]]) -> None:

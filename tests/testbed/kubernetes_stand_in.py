@@ -76,8 +76,8 @@ class StandIn:
         if path == "/api/v1/pods":
             return 200, {"kind": "PodList", "items": self.pods}, {}
         if method == "PATCH" and path.endswith("/status"):
-            told = {c["type"]: c for c in (*self.node["status"]["conditions"], *body["status"]["conditions"])}
-            self.node["status"]["conditions"] = list(told.values())  # merged by their types
+            conditions = {c["type"]: c for c in (*self.node["status"]["conditions"], *body["status"]["conditions"])}
+            self.node["status"]["conditions"] = list(conditions.values())  # merged by their types
         elif method == "PATCH":
             self.change(body, self.manager)
         return 200, self.node, {}
@@ -103,8 +103,8 @@ def stand_in(made: StandIn) -> Iterator[StandIn]:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             path, _, query = self.path.partition("?")
             made.manager = parse_qs(query).get("fieldManager", [""])[0]
-            status, told, headers = made.answer(self.command, path, body)
-            text = json.dumps(told).encode()
+            status, answer, headers = made.answer(self.command, path, body)
+            text = json.dumps(answer).encode()
             if made.broken is not None:
                 status, text = made.broken
             self.send_response(status)

@@ -20,8 +20,8 @@ def run(
     count: int = 10,
     nodes: int = 8,
 ) -> list[Finding]:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(nodes, ports=8), count, gpu, links=link):
         findings, state = links.detect(window, state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported

@@ -193,7 +193,7 @@ def load(library: Path) -> None:
 
 
 def forget(library: Path) -> None:
-    """Whoever has it open in this process, in vain: the next start of NVML reads the script anew."""
+    """Who has it open in this process, in vain: the next start of NVML reads the script again."""
     ctypes.CDLL(str(library)).fakeNvmlForget()
 
 

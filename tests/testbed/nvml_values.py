@@ -49,7 +49,7 @@ def feed_distinct(fake_nvml: FakeNvml) -> list[dict[str, float]]:
                 fake_nvml.set(gpu, key_of(metric), raw)
                 want[metric.name] = raw * scale_of(metric)
                 if key_of(metric).startswith("GPM") and metric.unit == "B/s":
-                    want[metric.name] = round(want[metric.name] / 1e6) * 1e6  # what the agent tells of a rate
+                    want[metric.name] = round(want[metric.name] / 1e6) * 1e6  # what the agent sends of a rate
             for place, metric in enumerate(BOOLS):
                 on = place == gpu % len(BOOLS)
                 fake_nvml.set(gpu, key_of(metric), int(on))

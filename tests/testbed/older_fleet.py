@@ -19,11 +19,11 @@ def older() -> dict[str, Any]:
     from grpc_tools import protoc
 
     with TemporaryDirectory() as folder:
-        told = Path(folder) / "older.bin"
-        assert protoc.main(["protoc", f"-I{OLDER}", f"--descriptor_set_out={told}", "fleet.proto"]) == 0
-        files = descriptor_pb2.FileDescriptorSet.FromString(told.read_bytes())
+        described = Path(folder) / "older.bin"
+        assert protoc.main(["protoc", f"-I{OLDER}", f"--descriptor_set_out={described}", "fleet.proto"]) == 0
+        files = descriptor_pb2.FileDescriptorSet.FromString(described.read_bytes())
     pool = descriptor_pool.DescriptorPool()  # type: ignore[no-untyped-call]  # protobuf's own
     for file in files.file:
-        pool.Add(file)  # type: ignore[no-untyped-call]  # likewise
+        pool.Add(file)  # type: ignore[no-untyped-call]  # the same
     service = pool.FindServiceByName(SERVICE)
     return {method.name: message_factory.GetMessageClass(method.output_type) for method in service.methods}

@@ -1,4 +1,4 @@
-"""An outbox without threads or a database: a store in memory, receivers that answer as told, a clock turned by hand.
+"""An outbox without threads or a database: a store in memory, receivers that answer as set, a clock turned by hand.
 
 The store keeps what the real one keeps of the outbox, by the same rule: the newest row of an id is its state.
 """
@@ -104,7 +104,7 @@ class Listener:
         pass
 
     def received(self, incident: str = "") -> list[str]:
-        """What it was told, of one incident or of all, without its first word."""
+        """What it got, of one incident or of all, without its first word."""
         return [
             body["type"].removeprefix("incident.") for body in self.got.values() if incident in ("", body["data"]["id"])
         ]

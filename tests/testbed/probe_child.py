@@ -1,6 +1,6 @@
 """A probe's process that plays a part: `python probe_child.py PART [FILE]`, in place of `drover_agent.probes.child`.
 
-It speaks the protocol of the real one. FILE: where it tells what the test waits for.
+It speaks the protocol of the real one. FILE: where it writes what the test waits for.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 
-def tell(kind: str, **fields: Any) -> None:
+def say(kind: str, **fields: Any) -> None:
     print(json.dumps({"kind": kind, **fields}), flush=True)
 
 
 def result(probe: str, **fields: Any) -> None:
-    tell("result", **({"probe": probe, "gpu": None, "value": 1.0, "unit": "x"} | fields))
+    say("result", **({"probe": probe, "gpu": None, "value": 1.0, "unit": "x"} | fields))
 
 
 def wait() -> None:
@@ -36,39 +36,39 @@ def main(part: str, file: Path) -> None:
     if part == "silent":
         wait()
     if part == "unfit":
-        tell("unfit", text="torch 2.9+cpu on this node is built without CUDA: install one with it")
+        say("unfit", text="torch 2.9+cpu on this node is built without CUDA: install one with it")
         return
     if part == "unseen":
-        tell("unseen", number=1)
+        say("unseen", number=1)
         return
-    tell("devices", devices=[])
-    tell("start", probe=request["probes"][0])
-    tell("progress", text="cuda:1: bf16 8192" if request["gpus"] else "cpu: bf16 128")
+    say("devices", devices=[])
+    say("start", probe=request["probes"][0])
+    say("progress", text="cuda:1: bf16 8192" if request["gpus"] else "cpu: bf16 128")
     result(request["probes"][0])
     if part == "hang":
         wait()
     elif part == "deaf":
-        signal.signal(signal.SIGTERM, lambda *_: file.write_text("told to end"))
-        tell("progress", text="deaf now")
+        signal.signal(signal.SIGTERM, lambda *_: file.write_text("asked to end"))
+        say("progress", text="deaf now")
         wait()
     elif part == "obedient":
-        signal.signal(signal.SIGTERM, lambda *_: (file.write_text("told to end"), sys.exit(0)))
-        tell("progress", text="waits for its end")
+        signal.signal(signal.SIGTERM, lambda *_: (file.write_text("asked to end"), sys.exit(0)))
+        say("progress", text="waits for its end")
         wait()
     elif part == "environment":
         for name in sys.argv[3:] or ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             result(request["probes"][0], detail=f"{name}={os.environ.get(name)}")
     elif part == "short":
-        tell("unmeasured", probe=request["probes"][0], text="not enough memory: CUDA out of memory on cuda:1")
+        say("unmeasured", probe=request["probes"][0], text="not enough memory: CUDA out of memory on cuda:1")
     elif part == "litter":
         (Path(request["folder"]) / "sub").mkdir()
         (Path(request["folder"]) / "sub/left.bin").write_bytes(b"1")
         file.write_text(request["folder"])
         os.kill(os.getpid(), signal.SIGKILL)
     elif part == "fails":
-        tell("error", probe=request["probes"][0], text="RuntimeError: CUDA error: uncorrectable ECC error on cuda:1")
+        say("error", probe=request["probes"][0], text="RuntimeError: CUDA error: uncorrectable ECC error on cuda:1")
         for probe in request["probes"][1:]:
-            tell("start", probe=probe)
+            say("start", probe=probe)
             result(probe)
         if request["level"] == "deep":
             wait()
@@ -84,7 +84,7 @@ def main(part: str, file: Path) -> None:
         eaten = bytearray()
         while True:
             eaten += b"\1" * (16 << 20)
-            tell("progress", text=f"{len(eaten) >> 20} MiB")
+            say("progress", text=f"{len(eaten) >> 20} MiB")
             time.sleep(0.02)
     elif part == "family":
         loop = "import time\nwhile True: time.sleep(1)"
@@ -102,7 +102,7 @@ def main(part: str, file: Path) -> None:
         ):  # fmt: skip
             print(json.dumps(line), flush=True)
         result("launch", value=7.0)
-    tell("end", stopped=False)
+    say("end", stopped=False)
 
 
 if __name__ == "__main__":

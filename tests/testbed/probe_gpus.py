@@ -23,9 +23,9 @@ SECONDS = 0.1  # of a whole level: the figures are not the CPU's anyway
 
 def write(file: Path, prober: Any, node: str) -> None:
     """What the GPUs of `node` give, by a `drover_simulator.probing.Prober`."""
-    told = [r for r in prober.answer(node, pb.ProbeRequest(id="figures", level="standard")) if not r.end]
-    rows = [{"probe": r.probe, "gpu": r.gpu, "peer": r.peer, "value": r.value, "ok": r.ok} for r in told]
-    file.write_text(json.dumps({"model": told[0].device, "figures": rows}))
+    answers = [r for r in prober.answer(node, pb.ProbeRequest(id="figures", level="standard")) if not r.end]
+    rows = [{"probe": r.probe, "gpu": r.gpu, "peer": r.peer, "value": r.value, "ok": r.ok} for r in answers]
+    file.write_text(json.dumps({"model": answers[0].device, "figures": rows}))
 
 
 def _process(file: Path) -> int:

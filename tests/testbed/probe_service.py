@@ -20,9 +20,9 @@ def serving(
     root: Path, log: Path, words: Sequence[str] = AGENT, env: Mapping[str, str] | None = None
 ) -> Iterator[None]:
     """The service works off `root`; what it says is in `log`. `words`: another program with the same arguments."""
-    with log.open("w") as told:
+    with log.open("w") as out:
         process = subprocess.Popen(
-            ["bash", "-c", AGAIN, "service", *words, "probe", "--serve", str(root)], stderr=told, stdout=told,
+            ["bash", "-c", AGAIN, "service", *words, "probe", "--serve", str(root)], stderr=out, stdout=out,
             env={**os.environ, **(env or {})}, start_new_session=True,
         )  # fmt: skip
     try:
@@ -40,8 +40,8 @@ def reporting(node: str, spool: Path, address: str, log: Path) -> Iterator[None]
         "hardware": "none", "steps_socket": "", "batch_s": "1",
     }  # fmt: skip
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    with log.open("w") as told:
-        process = subprocess.Popen([*AGENT, "run", *words], stderr=told, stdout=told)
+    with log.open("w") as out:
+        process = subprocess.Popen([*AGENT, "run", *words], stderr=out, stdout=out)
     try:
         yield
     finally:

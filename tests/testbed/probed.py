@@ -121,7 +121,7 @@ def fill(store: Store, nodes: Sequence[str], now_ms: int, gpus: int = 8, runs: i
             store.probes.orders.write([replace(asked, state="sent", ts_ms=asked_ms + 2000)])
         if state in ("done", "failed"):
             store.probes.orders.write([replace(asked, state=state, ts_ms=asked_ms + 60_000, detail=detail)])
-    told = now_ms - HOUR_MS
+    reported_ms = now_ms - HOUR_MS
     slow = f"GPU {SLOW} of {first}: gemm_bf16 749.6 TFLOP/s, 5.0 % below the 119 boards of its configuration (789 +- 3)"
     link = f"GPU 2 to 5 of {second}: p2p 188.2 GB/s, 50.0 % below: other pairs of both are not slow, so the links are"
     wrong = f"GPU {WRONG} of {third}: sdc gave a wrong answer (fp16 3072: 1 of 31 products differ from the first)"
@@ -133,11 +133,11 @@ def fill(store: Store, nodes: Sequence[str], now_ms: int, gpus: int = 8, runs: i
         of_gpus = [
             ProbeVerdict(
                 id_, node, slot, slot != gpu, probe if slot == gpu else "",
-                text if slot == gpu else f"GPU {slot} of {node}: all as its configuration gives", told, why,
+                text if slot == gpu else f"GPU {slot} of {node}: all as its configuration gives", reported_ms, why,
             )
             for slot in range(gpus)
         ]  # fmt: skip
-        store.probes.verdicts.write([*of_gpus, ProbeVerdict(id_, node, None, False, probe, text, told, why)])
+        store.probes.verdicts.write([*of_gpus, ProbeVerdict(id_, node, None, False, probe, text, reported_ms, why)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Receivers of messages on real sockets: an HTTP server that answers as told, and a real SMTP server (aiosmtpd)."""
+"""Receivers of messages on real sockets: an HTTP server that answers as set, and a real SMTP server (aiosmtpd)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiosmtpd.controller import Controller
 
 from testbed.system_processes import free_port
 
-LIMIT_S = 30.0  # for whoever is held up
+LIMIT_S = 30.0  # for a client that is held up
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def messages(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[str]]:
 
 
 def outbox(store: Any, _folder: Path) -> list[list[object]]:
-    """Messages that wait for their receivers: of which incident, whether it goes on as another one, and as which."""
+    """Messages that wait for their receivers: their incident, whether it goes on as another one, and as which."""
     from drover_collector.notify.wording import read_message
 
     waiting = [(row, read_message(row.payload_json.encode(), {})) for row in store.outbox.pending()]
@@ -171,7 +171,7 @@ def worsened(store: Any, _folder: Path, id_: str) -> list[str]:
 
 
 def shifted(store: Any, _folder: Path, ids: Sequence[str]) -> list[list[object]]:
-    """What follows when a node of a configuration that had lost something shows it no more."""
+    """What follows when a node of a configuration that had lost something no longer shows it."""
     import scenes
 
     from drover_collector.detectors._lib.examples import START_MS
@@ -203,7 +203,7 @@ def again(store: Any, _folder: Path, node: str, foreign: bool | None) -> list[st
 
 
 def act(store: Any, folder: Path) -> dict[str, Any]:
-    """The desk of actions goes on: a scheduler as it was left, and probes that are asked for."""
+    """The desk of actions goes on: the scheduler of before, and probes that are asked for."""
     from drover_collector.actions.settings import ActConfig
     from drover_collector.actions.slurm.actuator import SlurmActuator
     from drover_collector.actions.slurm.scontrol import SlurmNode

@@ -15,7 +15,7 @@ METRICS = ("power_w", "energy_j", "fabric_state", "nvlink_effective_ber")
 
 
 def random_batch(rng: np.random.Generator, from_ms: int, to_ms: int, count: int = 60) -> SampleBatch:
-    """Rows of random GPUs at random half seconds, each of which has one value for ever, so that a resend is one."""
+    """Rows of random GPUs at random half seconds, each with one value for ever, so that a resend is one."""
     gpus = [gpu_row(n, g) for n in range(3) for g in range(GPUS)]
     entity = rng.integers(0, len(gpus), count)
     ts = rng.integers(from_ms // 500, to_ms // 500, count) * 500

@@ -26,7 +26,7 @@ OLD, NEW, BROKEN, DEAD = "0.9.1", "0.9.2", "0.9.3", "0.9.4"  # BROKEN: its agent
 OLD_COMMIT = "0e4187e"  # OLD is really older: 0.1.0, before the packages moved; raise it with each release
 NAMES = ("head", "gpu1", "gpu2", "gpu3")
 ENROLLED = "gpu3"  # gets its certificate by a one-time token, for a key of its own
-PLAY_S, BUILD_S, HEARD_S = 1200, 600, 90
+PLAY_S, BUILD_S, REPORT_S = 1200, 600, 90
 LIVES_S = 20  # an agent that ends after so long, as a defect might have it
 GAP_MS, RESTART_MS = 2_500, 20_000  # samples come each second; how long an agent may be away for its restart
 DEFECT = 'raise SystemExit("a release that cannot start, for tests")\n'
@@ -66,7 +66,7 @@ class Fleet:
         command = ["/opt/drover/bin/drover", *args, "--json", "--collector=localhost:7302", *tls]
         return [json.loads(line) for line in self.head.ssh(*command).splitlines()]
 
-    def told(self, node: str, metric: str, from_ms: int, to_ms: int) -> list[tuple[int, float]]:
+    def samples(self, node: str, metric: str, from_ms: int, to_ms: int) -> list[tuple[int, float]]:
         """(time in ms, value) of a node's samples in the store, as they were taken."""
         authority = self.folder / "authority"
         credentials = grpc.ssl_channel_credentials(
@@ -94,7 +94,7 @@ class Fleet:
         """Samples that the agent itself did not take: it got no CPU for a tick, or a reading failed."""
         total = 0.0
         for metric in ("agent_missed_ticks", "agent_read_failures"):
-            values = [value for _, value in self.told(node, metric, from_ms - 60_000, to_ms)]
+            values = [value for _, value in self.samples(node, metric, from_ms - 60_000, to_ms)]
             total += sum(max(0.0, b - a) if b >= a else b for a, b in itertools.pairwise(values))
         return round(total)
 
@@ -103,7 +103,7 @@ class Fleet:
         root = next(host.root for host in self.hosts if host.name == name)
         return (root / "opt/drover" / link).readlink().name
 
-    def heard(self, version: str) -> set[str]:
+    def reporting(self, version: str) -> set[str]:
         """Nodes whose agents of this version report now."""
         since_ms = time.time() * 1000 - 15_000
         return {

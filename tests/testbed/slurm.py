@@ -1,8 +1,8 @@
 """A real Slurm in a folder: munge, slurmctld and one slurmd for each node, all on this machine and of their own.
 
 Debian bookworm's packages (22.05), or where a test says so those of trixie (24.11), which tests/slurm_setup.sh has put
-beside the system; they are started through its `enter`. GPUs are device files
-called nvidiaN with nothing behind them, enough for Slurm to hand them out and to tell jobs which they have. Needs root.
+next to the system; they are started through its `enter`. GPUs are device files
+called nvidiaN with nothing behind them, enough for Slurm to hand them out and to show jobs which they have. Needs root.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def cases_of(source: str) -> list[Path]:
     return found
 
 
-def told(reading: Reading) -> dict[str, Any]:
+def reported(reading: Reading) -> dict[str, Any]:
     """By entity; what it says of entities besides their keys is for other tests."""
     absent: dict[str, dict[str, str]] = {}
     for entity, metric, why in reading.absent:

@@ -35,11 +35,11 @@ class Listening:
         self.source = StepsSource("n1", path, gpus or Gpus(), self.ticks)
         self.source.read(T)
 
-    def after(self, send: Callable[[], object], heard: int = 1) -> Reading:
-        """The reading after `send`, when this many datagrams more were heard."""
+    def after(self, send: Callable[[], object], reports: int = 1) -> Reading:
+        """The reading after `send`, when this many datagrams more were received."""
         before = self.source.received
         send()
-        wait_until(lambda: self.source.received >= before + heard, "the reports are heard")
+        wait_until(lambda: self.source.received >= before + reports, "the reports are received")
         return self.source.read(T)
 
     def send(self, **fields: object) -> None:

@@ -20,15 +20,15 @@ def run(
     count: int = 10,
     jobs: Callable[[int], np.ndarray] | None = None,
 ) -> list[Finding]:
-    state, told = None, []
+    state, reported = None, []
     for window, now_ms in play(small_fleet(), count, change):
         if jobs is not None:
             number = (window.newest.start_ms - START_MS) // 10_000
             held = dataclasses.replace(window.newest, jobs=jobs(number), job_names=("812", "813"))
             window = dataclasses.replace(window, buckets=(*window.buckets[:-1], held))
         findings, state = straggler.detect(window, state, now_ms)
-        told += findings
-    return told
+        reported += findings
+    return reported
 
 
 def waits(gpu: Columns, slow: float, who: int = SLOW) -> None:

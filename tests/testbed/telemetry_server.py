@@ -118,18 +118,18 @@ class TelemetryServer(rpc.TelemetryServicer):
                 self.broken.append("records in a message, which Welcome did not allow")
             records = [message.record] if kind == "record" else list(message.records.records)
             rejected = []
-            for told in records or [message.batch]:
-                lane, seq = (pb.EVENTS if records else message.batch.lane), told.seq
+            for sent in records or [message.batch]:
+                lane, seq = (pb.EVENTS if records else message.batch.lane), sent.seq
                 self.order.append((lane, seq))
                 if not self.acks:
                     continue
                 if reason := self.refuse(lane, seq):
                     rejected.append(pb.Rejection(lane=lane, seq=seq, reason=reason))
                 elif seq > self.held[hello.spool_id, lane]:
-                    if isinstance(told, pb.Record):
-                        self._take_record(hello, told)
+                    if isinstance(sent, pb.Record):
+                        self._take_record(hello, sent)
                     else:
-                        self._take_batch(hello, told)
+                        self._take_batch(hello, sent)
                 self.held[hello.spool_id, lane] = max(self.held[hello.spool_id, lane], seq)
             if self.acks:
                 yield pb.CollectorMessage(ack=pb.Ack(held=self._held(hello), rejected=rejected, ts_ms=self._now_ms()))
@@ -159,7 +159,7 @@ class TelemetryServer(rpc.TelemetryServicer):
         times: list[int] = []
         for block in batch.blocks:
             if block.schema not in schemas:
-                self.broken.append(f"batch {batch.seq} has schema {block.schema}, which Hello did not tell")
+                self.broken.append(f"batch {batch.seq} has schema {block.schema}, which Hello did not name")
                 continue
             times += self._take_block(block, schemas[block.schema], keys)
         if times:
@@ -178,7 +178,7 @@ class TelemetryServer(rpc.TelemetryServicer):
                 if bits >> i & 1
             }
             if entity not in keys:
-                self.broken.append(f"row of entity {entity}, which Hello did not tell")
+                self.broken.append(f"row of entity {entity}, which Hello did not name")
                 continue
             self.repeated_rows += (keys[entity], ts_ms) in self.rows
             self.rows[keys[entity], ts_ms] = values

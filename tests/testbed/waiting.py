@@ -24,11 +24,11 @@ async def until(condition: Callable[[], object], what: str = "", limit_s: float 
         await asyncio.sleep(_pause_s(waited))
 
 
-def wait_until(condition: Callable[[], object], what: str = "", limit_s: float = LIMIT_S) -> None:
-    """The same outside an event loop."""
+def wait_until(condition: Callable[[], object], what: str = "", limit_s: float = LIMIT_S, pause_s: float = 0.0) -> None:
+    """The same outside an event loop. `pause_s`: at least so long between looks that cost much, such as a command."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
         if waited > limit_s:
             raise AssertionError(f"did not happen within {limit_s:g} s: {what or condition}")
-        time.sleep(_pause_s(waited))
+        time.sleep(max(pause_s, _pause_s(waited)))

@@ -112,9 +112,9 @@ def test_disk_full_on_a_real_file_system(tmp_path: Path) -> None:
             filler.unlink()
             one.agent.flush()
             await until(lambda: one.agent.spool.status.trouble is None)
-        told_before = one.told
+        told_before = one.read_ms
         two = node(tmp_path / "spool", address, clock=one.clock)
-        two.told = told_before
+        two.read_ms = told_before
         await start_at(address, server)
         async with two.running():
             await two.delivered(server)
@@ -214,16 +214,16 @@ def test_spool_file_damaged(tmp_path: Path, harm: str) -> None:
                 assert "telemetry-" in loss
                 assert "events-" in loss
         found = [code for code in server.codes() if code in codes]
-        rows = {ts_ms for key, ts_ms in server.rows if key == FIRST and ts_ms in one.told}
+        rows = {ts_ms for key, ts_ms in server.rows if key == FIRST and ts_ms in one.read_ms}
         if harm in ("garbage", "empty"):
             assert (found, rows) == ([], set())
         else:
             assert found == [code for code in codes if code in found]
             assert len(codes) // 3 < len(found) < len(codes)
-            assert len(one.told) // 3 < len(rows) < len(one.told)
+            assert len(one.read_ms) // 3 < len(rows) < len(one.read_ms)
         if harm == "flipped":
             assert len(found) == len(codes) - 1
-            assert len(one.told) - len(rows) <= 6, "no more than one batch"
+            assert len(one.read_ms) - len(rows) <= 6, "no more than one batch"
         assert server.broken == []
 
     play(scenario())
@@ -300,9 +300,9 @@ def test_state_file_of_another_version_or_damaged(tmp_path: Path, name: str) -> 
         async with two.running():
             await until(lambda: told in server.codes())
             two.agent.flush()
-            await until(lambda: (FIRST, two.told[-1]) in server.rows)
+            await until(lambda: (FIRST, two.read_ms[-1]) in server.rows)
         rows = {ts_ms for key, ts_ms in server.rows if key == FIRST}
-        assert rows == set(two.told if name == "dictionary.json" else one.told + two.told)
+        assert rows == set(two.read_ms if name == "dictionary.json" else one.read_ms + two.read_ms)
 
     play(scenario())
 
@@ -336,7 +336,7 @@ def test_clock_jumps_an_hour_back_and_forward(tmp_path: Path) -> None:
         assert one.agent.batcher.late_rows == 0
         assert server.codes().count("clock_wrong") == 3
         assert "-3600" in next(e.message for e in server.events.values() if e.code == "clock_wrong")
-        assert len(one.told) > len(set(one.told)), "times came a second time"
+        assert len(one.read_ms) > len(set(one.read_ms)), "times came a second time"
 
     play(scenario())
 
@@ -380,7 +380,7 @@ def test_suspended_machine(tmp_path: Path) -> None:
             await one.delivered(server)
             one.agent.flush()
             await until(lambda: one.agent.spool.pending()[0] == 0)
-        gaps = [b - a for a, b in zip(one.told, one.told[1:], strict=False) if b - a > 1500]
+        gaps = [b - a for a, b in zip(one.read_ms, one.read_ms[1:], strict=False) if b - a > 1500]
         assert len(gaps) == 1
         assert server.streams == 1
         assert server.repeated_rows == 0

@@ -67,7 +67,7 @@ def test_collector_away_for_an_hour(tmp_path: Path) -> None:
             back = TelemetryServer(held=server.held, rows=server.rows)
             await start_at(address, back)
             one.clock.pass_time(uplink.LONGEST_PAUSE_S)  # of the pause between attempts
-            newest = one.told[-1]
+            newest = one.read_ms[-1]
             await one.delivered(back)
             await until(lambda: one.agent.spool.pending()[0] == 0)
         lanes = [lane for lane, _ in back.order if lane != pb.EVENTS]
@@ -75,7 +75,7 @@ def test_collector_away_for_an_hour(tmp_path: Path) -> None:
         assert lanes.count(pb.BACKFILL) > 600
         assert back.repeated_rows == 0
         assert [code for code in back.codes() if code in codes] == codes
-        arrival = [ts_ms for key, ts_ms in back.rows if key == FIRST and ts_ms > one.told[0]]
+        arrival = [ts_ms for key, ts_ms in back.rows if key == FIRST and ts_ms > one.read_ms[0]]
         live = [ts_ms for ts_ms in arrival if ts_ms > newest - 20_000]
         old = [ts_ms for ts_ms in arrival if ts_ms <= newest - 80_000]
         assert arrival.index(live[-1]) < arrival.index(old[0])
@@ -212,7 +212,7 @@ def test_acknowledgement_lost_and_agent_killed(tmp_path: Path) -> None:
             codes = server.codes()
             one.agent._goodbye = _nothing  # type: ignore[method-assign]  # killed
         two = node(tmp_path, address, clock=one.clock)
-        two.told = one.told
+        two.read_ms = one.read_ms
         async with two.running():
             two.second()
             await two.delivered(server)

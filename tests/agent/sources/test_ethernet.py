@@ -13,7 +13,7 @@ from drover_agent.sources.base import Reading
 from drover_agent.sources.network.ethernet import PLACES, EthernetSource
 from drover_agent.sources.network.link_files import QUICK, LinkFile, Port
 from drover_core.metrics.catalog import Absent, Scope, of_scope
-from testbed.source_cases import cases_of, check, told
+from testbed.source_cases import cases_of, check, reported
 from testbed.trees import plant
 from testbed.waiting import wait_until
 
@@ -25,7 +25,7 @@ CARDS = next(case for case in cases_of("ethernet") if case.name == "cards")
 def test_case(case: Path, tmp_path: Path) -> None:
     plant(case / "tree.txt", tmp_path)
     source = EthernetSource("n1", tmp_path / "sys")
-    check(case, told(source.read(T)))
+    check(case, reported(source.read(T)))
     source.close()
 
 

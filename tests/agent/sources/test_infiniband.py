@@ -13,7 +13,7 @@ from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.network.infiniband import InfinibandSource
 from drover_agent.sources.network.link_files import QUICK
 from drover_core.metrics.catalog import Absent, Scope, of_scope
-from testbed.source_cases import cases_of, check, told
+from testbed.source_cases import cases_of, check, reported
 from testbed.trees import plant
 
 T = 1_800_000_000_000
@@ -32,7 +32,7 @@ def gpus() -> Gpus:
 def test_case(case: Path, tmp_path: Path) -> None:
     plant(case / "tree.txt", tmp_path)
     source = InfinibandSource("n1", tmp_path / "sys", gpus())
-    check(case, told(source.read(T)))
+    check(case, reported(source.read(T)))
     source.close()
 
 

@@ -33,7 +33,7 @@ from drover_core.metrics.catalog import Scope
 from testbed.job_processes import T, namespace, node, process, source, uuid
 from testbed.kubelet import Kubelet, pod, serving
 from testbed.nvml import FakeNvml
-from testbed.source_cases import cases_of, check, told
+from testbed.source_cases import cases_of, check, reported
 from testbed.telemetry_server import TelemetryServer, play
 from testbed.trees import plant
 from testbed.waiting import until
@@ -60,9 +60,9 @@ def test_case(case: Path, tmp_path: Path) -> None:
     jobs = source(described(case), tmp_path / "proc", socket)
     if (case / "pods.json").exists():
         with serving(socket, json.loads((case / "pods.json").read_text("utf-8"))):
-            found = told(jobs.read(T))
+            found = reported(jobs.read(T))
     else:
-        found = told(jobs.read(T))
+        found = reported(jobs.read(T))
     jobs.close()
     check(case, found)
 
@@ -300,7 +300,7 @@ def test_a_process_that_left_its_step_belongs_to_the_job_that_it_names_if_that_i
 
 
 def test_a_node_without_gpus_asks_nobody(tmp_path: Path) -> None:
-    assert told(source(Gpus(), tmp_path / "there-is-none").read(T))["holdings"] == {}
+    assert reported(source(Gpus(), tmp_path / "there-is-none").read(T))["holdings"] == {}
 
 
 def test_all_is_reported_again_when_a_reading_took_so_long_that_it_may_be_lost(

@@ -75,7 +75,7 @@ def test_idle_connections_stop_neither_detection_nor_store_nor_agents_nor_operat
     with (
         idle_connections("127.0.0.1", port_of(running, "Fleet API"), IDLE, says),
         idle_connections("127.0.0.1", port_of(running, "metrics"), IDLE // 3, says),
-        watch(pid, target, operator, anew=True) as cost,
+        watch(pid, target, operator, reconnect=True) as cost,
     ):
         asyncio.run(an_xid_is_stored(running, fleet.issue("agent", "n1"), "n1"))
         with channel(target, operator) as made:

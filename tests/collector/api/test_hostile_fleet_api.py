@@ -81,7 +81,7 @@ def test_calls_whose_answers_nobody_reads_keep_no_operator_out(
     with pinned_calls(target, attackers, 30, 64) as sent:
         if role == "viewer":
             wait_until(lambda: pinned_out(target, other), "viewers have all places that viewers may have")
-        with watch(pid, target, operator, anew=True) as cost:
+        with watch(pid, target, operator, reconnect=True) as cost:
             wait_until(lambda: cost.answered > 5 or len(cost.failed) > 5, "GetStatus is answered or not")
     print(f"{sent.calls} calls of {role}: {cost.row()}")
     assert not cost.failed

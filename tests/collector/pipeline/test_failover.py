@@ -217,12 +217,12 @@ def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.become(two.b, "standby")
     two.reports(two.b, "n5", to=two.a)
 
-    two.server.tell("cut 0")  # a reaches its store no more
+    two.server.command("cut 0")  # a reaches its store no more
     two.become(two.b, "active")
     two.become(two.a, "standby")
     wait_until(lambda: any("store does not answer" in t for t in two.a.status().troubles), "a says so", 20)
     two.reports(two.b, "n6", to=two.b)
-    two.server.tell("mend 0")
+    two.server.command("mend 0")
     two.reports(two.a, "n7", to=two.b)
 
     two.b.signal(signal.SIGTERM)  # hands over

@@ -219,12 +219,12 @@ def test_a_server_that_refuses_hangs_up_or_breaks_off(tmp_path: Path) -> None:
         assert "wrong-one" not in str(error.value)
         store = Store.open(server.url("x"), password="hush", retention_days=3650)
         store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), T0, {"power_w": 300.0})]))
-        server.tell("cut 0")
+        server.command("cut 0")
         with pytest.raises(StoreError):
             store.rollups.totals()
-        server.tell("mend 0")
+        server.command("mend 0")
         assert store.rollups.totals().samples == 1
-        server.tell("tear 0")  # asked again by the client, or an error: never half an answer
+        server.command("tear 0")  # asked again by the client, or an error: never half an answer
         try:
             assert store.clients.arrow("SELECT number FROM numbers(100000)").num_rows == 100_000
         except StoreError:

@@ -1,13 +1,13 @@
-"""`drover-collector run`, with a fleet whose telemetry is told from inside.
+"""`drover-collector run`, with a fleet whose telemetry is made inside.
 
 12,500 agents do not fit on the machine that the browser and the console run on. So a thread of the collector's own
 process stores what they would have sent, every 5 s the last 5 s of every GPU and node at 1 Hz, with METRICS of the
 catalog's 51 columns. Nothing else differs from the real one: store, buckets, detectors, incidents, health, Fleet API.
-The thread is called `told` in /proc, so that its CPU can be told from the rest. SIGUSR1 has it write how often each
-question of the Fleet API was asked so far into the file CALLS names in the environment; SIGUSR2 stops the telling, and
+The thread is called `inside` in /proc, so that its CPU can be split from the rest. SIGUSR1 has it write how often each
+question of the Fleet API was asked so far into the file CALLS names in the environment; SIGUSR2 stops the writing, and
 has it go on.
 
-    CALLS=calls.json python -m console.told_fleet run --config collector.toml
+    CALLS=calls.json python -m console.inside_fleet run --config collector.toml
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ METRICS = {
 }  # fmt: skip
 NODE_METRICS = {"cpu_util_ratio": (0.31, 0.05), "inlet_temp_c": (24.0, 0.02)}
 JOB_NODES = 64
-SILENT = 40  # nodes of which nothing is heard
+SILENT = 40  # nodes that do not report
 FAULTY = 160  # GPUs of as many nodes with an XID, after the first look
 CODES = ("79", "48", "64", "94", "119", "31", "13", "74")
 JUDGED_MS = 25_000  # after so long the fleet's first buckets are judged, and events find their jobs
@@ -72,32 +72,32 @@ def hush(*_: Any) -> None:
     (hushed.clear if hushed.is_set() else hushed.set)()
 
 
-class Told(Pipeline):
-    """The real pipeline, and beside it the thread that stores the fleet's telemetry while this one leads."""
+class Inside(Pipeline):
+    """The real pipeline, and the thread that stores the fleet's telemetry while this one leads."""
 
     async def run(self) -> None:
         over = threading.Event()
-        threading.Thread(target=self._send, args=(over,), name="told", daemon=True).start()
+        threading.Thread(target=self._send, args=(over,), name="inside", daemon=True).start()
         try:
             await super().run()
         finally:
             over.set()
 
     def _send(self, over: threading.Event) -> None:
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("told")
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("inside")
         ids = self._introduce()
         draw = np.random.default_rng(8)
-        told_s, faults_told, began_ms = int(time.time()), False, self.now_ms()
-        while not over.wait(max(0.0, told_s + EVERY_S - time.time())):
+        written_s, faults_written, began_ms = int(time.time()), False, self.now_ms()
+        while not over.wait(max(0.0, written_s + EVERY_S - time.time())):
             for scope, metrics in ((Scope.GPU, METRICS), (Scope.NODE, NODE_METRICS)) if not hushed.is_set() else ():
-                self.store.samples.write(_batch(scope, ids[scope], metrics, told_s, draw))
-            told_s += EVERY_S
-            if not faults_told and self.now_ms() - began_ms > JUDGED_MS:
-                faults_told = True
+                self.store.samples.write(_batch(scope, ids[scope], metrics, written_s, draw))
+            written_s += EVERY_S
+            if not faults_written and self.now_ms() - began_ms > JUDGED_MS:
+                faults_written = True
                 self._fail()
 
     def _introduce(self) -> dict[Scope, npt.NDArray[np.uint64]]:
-        """Who is where and holds what; gives the ids of those that will be heard."""
+        """Who is where and holds what; gives the ids of those that will report."""
         nodes = self.index.nodes[: len(self.index.nodes) - SILENT]
         rows = [EntityRow(entity_id(Scope.NODE, n.name), Scope.NODE, n.name, n.name, None) for n in nodes]
         holdings = []
@@ -119,7 +119,7 @@ class Told(Pipeline):
         now_ms, apart = self.now_ms(), max(1, (len(self.index.nodes) - SILENT) // FAULTY)
         events = [
             Event(
-                f"told/{k}", now_ms, self.index.nodes[k * apart].name, k % 8, EventKind.XID, CODES[k % len(CODES)],
+                f"inside/{k}", now_ms, self.index.nodes[k * apart].name, k % 8, EventKind.XID, CODES[k % len(CODES)],
                 f"NVRM: Xid (PCI:0000:3b:00): {CODES[k % len(CODES)]}, pid=4711, name=python", "kmsg",
             )
             for k in range(min(FAULTY, len(self.index.nodes) - SILENT))
@@ -147,7 +147,7 @@ def _batch(
 
 
 if __name__ == "__main__":
-    app.Pipeline = Told  # type: ignore[misc]  # the only change to what the real command does
+    app.Pipeline = Inside  # type: ignore[misc]  # the only change to what the real command does
     count_calls()
     signal.signal(signal.SIGUSR1, write_calls)
     signal.signal(signal.SIGUSR2, hush)
