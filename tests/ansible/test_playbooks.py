@@ -52,7 +52,7 @@ def missing(batch: list[str], reached: list[str], rows: list[dict[str, Any]], cl
         "drover_gate_lost_percent": load("roles/defaults/defaults/main.yml")["drover_gate_lost_percent"],
         "drover_clock": {"stdout": clock},
         "drover_expected": "2.0.0",
-        "drover_heard": {"stdout_lines": [json.dumps(row) for row in rows]},
+        "drover_reports": {"stdout_lines": [json.dumps(row) for row in rows]},
     }
     for name, text in named("Wait until this batch reports to the collector", "tasks/gate.yml")["vars"].items():
         found[name] = ENVIRONMENT.from_string(text).render(found)

@@ -151,10 +151,10 @@ def test_a_broken_policy_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("ago_s", "told"), [(3600, ""), (-60, ""), (1830 * 86_400, "1830 days ago"), (-86_400, "1.0 ")]
+    ("ago_s", "remark"), [(3600, ""), (-60, ""), (1830 * 86_400, "1830 days ago"), (-86_400, "1.0 ")]
 )
 def test_a_clock_that_is_far_from_the_store_s_last_write_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ago_s: float, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ago_s: float, remark: str
 ) -> None:
     path = write(tmp_path)
     inserts = tmp_path / "store" / "inserts" / "drover"
@@ -162,5 +162,5 @@ def test_a_clock_that_is_far_from_the_store_s_last_write_is_reported(
     os.utime(inserts, times=(time.time() - ago_s,) * 2)
     assert main(["check", "--config", str(path)]) == 0
     remarks = capsys.readouterr().out.splitlines()[1:]
-    assert [line for line in remarks if "last written" in line] == ([remarks[-1]] if told else [])
-    assert told in remarks[-1] if told else True
+    assert [line for line in remarks if "last written" in line] == ([remarks[-1]] if remark else [])
+    assert remark in remarks[-1] if remark else True

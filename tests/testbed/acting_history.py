@@ -304,7 +304,7 @@ class Checked(World):
         """The collector is gone, and its store too."""
         self.crash()
         before, self.kept = self.kept, type(self.kept)()
-        self.kept.buckets, self.kept.inventories = before.buckets, before.inventories
+        self.kept.buckets, self.kept.inventory_reports = before.buckets, before.inventory_reports
         self.went.clear()  # nobody can know it
         self.asked = self._hand_drains()
         self.kept.on_decisions = self._note

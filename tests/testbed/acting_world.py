@@ -320,7 +320,7 @@ class World:
                 continue
             if node.reported_boot != node.boot:
                 node.reported_boot, node.boot_known_ms = node.boot, self.true_ms
-                self.kept.inventories.append((self.now_ms(), node.name, {"boot_id": f"{node.name}-{node.boot}"}))
+                self.kept.inventory_reports.append((self.now_ms(), node.name, {"boot_id": f"{node.name}-{node.boot}"}))
             for kind, code, gpu, ts_ms, boot, true_ms in node.spool:
                 self.seq += 1
                 event = pb.Event(ts_ms=ts_ms, kind=kind, code=code, boot_id=f"{node.name}-{boot}", gpu=gpu)

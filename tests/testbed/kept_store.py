@@ -46,7 +46,7 @@ class KeptStore:
         self.lines: dict[str, Audit] = {}
         self.kept_findings: list[Finding] = []
         self.orders: dict[str, ProbeOrder] = {}
-        self.inventories: list[tuple[int, str, Mapping[str, str]]] = []  # inventories
+        self.inventory_reports: list[tuple[int, str, Mapping[str, str]]] = []  # inventories
         self.buckets: dict[int, Bucket] = {}
         self.on_decisions: Callable[[Sequence[Decision]], None] = lambda _: None
 
@@ -92,7 +92,7 @@ class KeptStore:
         return ""
 
     def mark(self, table: str) -> int:  # all that is kept changes by inventories alone
-        return len(self.inventories)
+        return len(self.inventory_reports)
 
     def silences(self, since_ms: int) -> list[Any]:  # nobody silences anything here
         return []
@@ -177,11 +177,11 @@ class KeptStore:
         self, from_ms: int, to_ms: int, number: int = 0, slices: int = 1
     ) -> list[tuple[int, str, Mapping[str, str]]]:
         assert (number, slices) == (0, 1)
-        found = {node: (at, node, facts) for at, node, facts in self.inventories if from_ms <= at < to_ms}
+        found = {node: (at, node, facts) for at, node, facts in self.inventory_reports if from_ms <= at < to_ms}
         return list(found.values())
 
     def boots(self, node: str, since_ms: int) -> list[tuple[int, str]]:
-        mine = sorted((at, facts["boot_id"]) for at, name, facts in self.inventories if name == node)
+        mine = sorted((at, facts["boot_id"]) for at, name, facts in self.inventory_reports if name == node)
         before = [entry for entry in mine if entry[0] < since_ms][-1:]
         return before + [entry for entry in mine if entry[0] >= since_ms]
 

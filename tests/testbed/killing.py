@@ -140,7 +140,7 @@ class Killed:
         return [line for line in found if line.act == act]
 
     def ended(self, node: str, act: str) -> pb.ActionLine:
-        """The one action of this kind on the node, when it has an outcome: its log says so, as each question costs it."""
+        """The one action of this kind on the node, when it has an outcome: its log says so; each question costs it."""
         if not self._outcome(node, act):
             line = re.compile(rf"{act} {node}: (done|failed): ")
             wait_until(lambda: line.search(self.log.read_text()), f"{act} of {node} has ended")

@@ -1,8 +1,8 @@
 """The real process of probes with one thing broken: `python probe_faults.py FAULT FILE`, in place of its module.
 
 FAULT: flip (device 1 turns one bit of one of a million products, once), hang (a product never comes), oom (the kernel
-takes its memory away: a cgroup's limit where FILE names one, to be made by the test), job (writes FILE once it computes,
-and goes on for long). Devices are numbered CPUs; all else is as on a node.
+takes its memory away: a cgroup's limit where FILE names one, to be made by the test), job (writes FILE once it
+computes, and goes on for long). Devices are numbered CPUs; all else is as on a node.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_a_recording_is_whole_and_names_no_gpu(recorded: dict[str, Any]) -> None
     assert "GPU-0000" not in json.dumps(recorded)
 
 
-@pytest.mark.parametrize("what", ["beyond its range", "a counter that falls", "a metric nobody tells of"])
+@pytest.mark.parametrize("what", ["beyond its range", "a counter that falls", "a metric nobody reports"])
 def test_a_recording_that_cannot_be_true_is_refused(bench: ModuleType, recorded: dict[str, Any], what: str) -> None:
     spoilt = copy.deepcopy(recorded)
     rows = [row for tick in spoilt["ticks"] for row in tick["rows"] if row["gpu"] == 2]

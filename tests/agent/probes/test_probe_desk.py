@@ -38,12 +38,12 @@ NOW_MS = 1_700_000_000_000
 
 
 class Place:
-    """A desk in a folder, with a clock of the test's; `told`: what reached the spool, `safe`: when that is on disk."""
+    """A desk in a folder, with the test's clock; `spooled`: what reached the spool, `safe`: when that is on disk."""
 
     def __init__(self, root: Path) -> None:
         self.folder = ExchangeFolder(root)
         self.requests: asyncio.Queue[pb.ProbeRequest] = asyncio.Queue()
-        self.told: list[tuple[int, pb.ProbeResult]] = []
+        self.spooled: list[tuple[int, pb.ProbeResult]] = []
         self.safe = asyncio.Event()
         self.safe.set()
         self.steady_s = 100.0
@@ -51,7 +51,7 @@ class Place:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         desk = ProbeRelay(
-            self.folder.root, "n1", lambda ts_ms, record: self.told.append((ts_ms, record.probe_result)),
+            self.folder.root, "n1", lambda ts_ms, record: self.spooled.append((ts_ms, record.probe_result)),
             self._kept, lambda: NOW_MS, lambda: self.steady_s,
         )  # fmt: skip
         task = asyncio.create_task(desk.run(self.requests))
@@ -78,7 +78,7 @@ class Place:
         (self.folder.taken / f"{answer.id}.json").unlink(missing_ok=True)
 
     def results(self) -> list[ProbeResult]:
-        return [from_json(ProbeResult, told.json) for _, told in self.told]
+        return [from_json(ProbeResult, result.json) for _, result in self.spooled]
 
     def ends(self) -> list[tuple[str, str, str]]:
         return [(result.request, result.end, result.detail) for result in self.results() if result.end]
@@ -131,7 +131,7 @@ async def test_a_request_becomes_a_file_and_its_results_records(place: Place) ->
         "r1/end", "n1", 3, "sdc", NOW_MS + 5, None, None, "", "probe hung: sdc; left out: GPU 1: MIG", "r1",
         level="deep", end="hung", seconds=1.5, device="H100",
     )  # fmt: skip
-    assert {told.request_id for _, told in place.told} == {"r1"}
+    assert {result.request_id for _, result in place.spooled} == {"r1"}
 
 
 @pytest.mark.parametrize(("taken_after", "finished_after"), [(n, m) for n in range(7) for m in range(n, 7)])
@@ -321,12 +321,14 @@ async def test_a_result_leaves_the_folder_only_when_the_spool_has_it(place: Plac
     async with again.running():
         await again.closed(1)
         await until(lambda: not again.folder.ids(again.folder.results), "the file's end")
-    assert [told.json for _, told in again.told] == [told.json for _, told in place.told], "the same id and text"
+    assert [result.json for _, result in again.spooled] == [result.json for _, result in place.spooled], (
+        "the same id and text"
+    )
     again.folder.put(again.folder.results, "r1", ProbeAnswer("r1", "done"))  # killed between writing down and removing
     third = Place(place.folder.root)
     async with third.running():
         await until(lambda: not third.folder.ids(third.folder.results), "the file's end")
-    assert third.told == []
+    assert third.spooled == []
 
 
 @in_loop
@@ -378,7 +380,7 @@ def serve(folder: ExchangeFolder) -> subprocess.Popen[str]:
 
 
 def test_a_request_over_the_stream_is_probed_and_reported_once_though_the_agent_is_killed(tmp_path: Path) -> None:
-    """The real agent, service and probe; the collector stands in. It asks on each stream anew, with the same id."""
+    """The real agent, service and probe; the collector stands in. It asks on each stream again, with the same id."""
     pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
     folder = ExchangeFolder(tmp_path / "spool/probes")
     request = pb.ProbeRequest(id="r1", probes=["launch"], level="quick")
@@ -414,7 +416,7 @@ def test_a_request_over_the_stream_is_probed_and_reported_once_though_the_agent_
             _, errors = await asyncio.to_thread(third.communicate)
         assert "probe request r1 is known already" in errors
         assert folder.ids(folder.requests) == []
-        figure, end = (from_json(ProbeResult, told.json) for told in server.probe_results.values())
+        figure, end = (from_json(ProbeResult, result.json) for result in server.probe_results.values())
         assert (figure.node, figure.probe, figure.unit, figure.request) == ("n1", "launch", "us", "r1")
         assert figure.value and figure.value > 0
         assert (end.id, end.end) == ("r1/end", "done")
@@ -444,8 +446,8 @@ def test_a_result_waits_for_a_collector_that_is_away(tmp_path: Path) -> None:
         finally:
             later.terminate()
             await asyncio.to_thread(later.communicate)
-        [told] = server.probe_results.values()
-        assert json.loads(told.json)["detail"] == "job 7 came"
+        [result] = server.probe_results.values()
+        assert json.loads(result.json)["detail"] == "job 7 came"
 
     play(scenario())
     assert folder.ids(folder.results) == []

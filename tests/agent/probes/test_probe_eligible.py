@@ -57,7 +57,7 @@ def test_what_may_not_be_probed_says_why(free: FakeNvml, job: int) -> None:
     assert left_out[3].startswith("the driver says of it: ")
     assert left_out[4].startswith("the driver does not say who holds it: ")
     forced, left_out = choose(look(), [1, 2, 9], force=True)
-    assert [gpu.slot for gpu in forced] == [1], "a person may disturb a process, and no more"
+    assert [gpu.slot for gpu in forced] == [1], "a person may disturb a process, nothing else"
     assert (sorted(left_out), left_out[9]) == ([2, 9], "there is no such GPU: this node has 8")
 
 

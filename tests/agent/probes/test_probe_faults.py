@@ -39,14 +39,14 @@ def command(fault: str, file: Path) -> list[str]:
 
 
 def judged(report: Report) -> dict[int | None, bool | None]:
-    """GPU -> verdict, of what the collector is told."""
-    told = results_of(ProbeAnswer("r", report.end, report.detail, results=tuple(report.results)), "n1", 1)
+    """GPU -> verdict, of what the collector gets."""
+    answered = results_of(ProbeAnswer("r", report.end, report.detail, results=tuple(report.results)), "n1", 1)
     return {
         v.measurement.gpu: v.ok
         for v in judge(
             [
                 Measurement(r.node, r.gpu, r.probe, r.value, Key("board"), ok=r.ok, detail=r.detail)
-                for r in told
+                for r in answered
                 if not r.end
             ]
         ).verdicts

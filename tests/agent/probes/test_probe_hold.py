@@ -53,7 +53,7 @@ def test_a_job_that_must_end_waits_until_the_probe_has_given_way(
 ) -> None:
     held = joined()
     job.send_signal(number)
-    wait_until(held.lost, "the probe is told")
+    wait_until(held.lost, "the probe knows")
     assert held.lost() == hold.WANTED
     assert job.poll() is None, "else the next job would find the GPUs held"
     held.close()
@@ -64,7 +64,7 @@ def test_a_job_that_must_end_waits_until_the_probe_has_given_way(
 def test_a_job_that_is_killed_reports_too(job: subprocess.Popen[str]) -> None:
     held = joined()
     job.kill()
-    wait_until(held.lost, "the probe is told")
+    wait_until(held.lost, "the probe knows")
     held.close()
 
 
@@ -129,9 +129,9 @@ def test_the_service_runs_nothing_for_a_request_that_no_job_holds(
 def test_a_probe_gives_way_when_its_job_is_preempted_and_only_then_the_job_ends(
     folder: ExchangeFolder, job: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell = service.log.info
+    log = service.log.info
     monkeypatch.setattr(
-        service.log, "info", lambda *words: (tell(*words), job.terminate() if "bf16" in words[0] else None)
+        service.log, "info", lambda *words: (log(*words), job.terminate() if "bf16" in words[0] else None)
     )  # once it is in its product
     answer = served(folder)
     assert (answer.end, answer.probe) == ("stopped", "gemm_bf16")

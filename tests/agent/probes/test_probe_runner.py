@@ -39,11 +39,11 @@ def is_gone(pid: int) -> bool:
 
 
 def test_a_run_that_goes_well_has_its_results_and_its_progress() -> None:
-    told: list[str] = []
-    report = Runner(Request(("gemm_bf16",)), show_progress=told.append, command=command("well")).run()
+    shown: list[str] = []
+    report = Runner(Request(("gemm_bf16",)), show_progress=shown.append, command=command("well")).run()
     assert (report.end, report.detail, report.probe) == (End.DONE, "", "")
     assert [(r.probe, r.value) for r in report.results] == [("gemm_bf16", 1.0)]
-    assert told == ["gemm_bf16", "  cpu: bf16 128"]
+    assert shown == ["gemm_bf16", "  cpu: bf16 128"]
 
 
 STOPPED_AT_ITS_END = """
@@ -171,14 +171,14 @@ def test_a_folder_that_another_run_cleared_up_before_it_was_locked_is_made_again
 def test_what_a_killed_process_wrote_is_gone_and_what_a_killed_run_left_goes_with_the_next(tmp_path: Path) -> None:
     (tmp_path / "drover-probe-left").mkdir()
     (tmp_path / "drover-probe-left/disk.bin").write_bytes(b"1")
-    told, others = tmp_path / "told", tmp_path / "data"
+    shown, others = tmp_path / "shown", tmp_path / "data"
     others.mkdir()
     with scratch(str(tmp_path)) as busy:  # of a run that is at it
-        report = run("litter", told, folder=str(tmp_path))
+        report = run("litter", shown, folder=str(tmp_path))
         assert report.end is End.MEMORY, "killed"
-        assert Path(told.read_text()).parent == tmp_path
-        assert sorted(tmp_path.iterdir()) == sorted([told, others, busy])
-    assert sorted(tmp_path.iterdir()) == sorted([told, others])
+        assert Path(shown.read_text()).parent == tmp_path
+        assert sorted(tmp_path.iterdir()) == sorted([shown, others, busy])
+    assert sorted(tmp_path.iterdir()) == sorted([shown, others])
 
 
 def test_a_folder_that_cannot_be_written_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -291,19 +291,19 @@ def test_it_gives_way_asked_first_and_killed_if_it_does_not_listen(
         processes.subprocess.Popen, "send_signal", lambda child, number: (signals.append(number), send(child, number))
     )
     asked: list[int] = []
-    told: list[str] = []
+    shown: list[str] = []
 
     def needed(session: int) -> str:
         asked.append(session)
-        return "job 7 starts" if told[-1:] in (["  deaf now"], ["  waits for its end"]) else ""
+        return "job 7 starts" if shown[-1:] in (["  deaf now"], ["  waits for its end"]) else ""
 
-    file = tmp_path / "told"
-    report = Runner(Request(("gemm_bf16",)), needed, told.append, command(part, file)).run()
+    file = tmp_path / "shown"
+    report = Runner(Request(("gemm_bf16",)), needed, shown.append, command(part, file)).run()
     assert report.end is End.STOPPED
     assert report.detail.startswith("gave way during gemm_bf16, ")
     assert report.detail.endswith(": job 7 starts")
     assert signals == [signal.SIGTERM]
-    assert file.read_text() == "told to end"
+    assert file.read_text() == "asked to end"
     assert len(set(asked)) == 1, "always asked about the same session"
     assert is_gone(asked[0])
 
@@ -335,9 +335,9 @@ def test_what_is_none_of_the_protocol_is_passed_over(caplog: pytest.LogCaptureFi
 
 
 def test_stopped_from_outside_it_says_by_whom() -> None:
-    told = Runner(Request(("gemm_bf16",)), command=command("hang"))
-    told._show_progress = lambda text: told.stop("interrupted") if "cpu" in text else None
-    report = told.run()
+    running = Runner(Request(("gemm_bf16",)), command=command("hang"))
+    running._show_progress = lambda text: running.stop("interrupted") if "cpu" in text else None
+    report = running.run()
     assert (report.end, report.detail) == (End.STOPPED, "gave way during gemm_bf16, cpu: bf16 128: interrupted")
 
 

@@ -164,11 +164,11 @@ def test_a_job_that_comes_to_a_gpu_under_test_gets_it(
     play("hang")
     ask(folder, "r1", gpus=(2, 6))
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as job:
-        tell = service.log.info
+        log = service.log.info
         monkeypatch.setattr(
             service.log,
             "info",
-            lambda *words: (tell(*words), fake_nvml.hold(6, job.pid)) if "bf16 8192" in words[0] else None,
+            lambda *words: (log(*words), fake_nvml.hold(6, job.pid)) if "bf16 8192" in words[0] else None,
         )
         answer = served(folder)["r1"]
         job.communicate()

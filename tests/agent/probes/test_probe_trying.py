@@ -1,4 +1,4 @@
-"""One hang or crash on a GPU is tried again by a new process; a GPU that the driver has lost is told as such."""
+"""One hang or crash on a GPU is tried again by a new process; a GPU that the driver has lost is reported as such."""
 
 from __future__ import annotations
 

@@ -142,11 +142,11 @@ def test_a_cell_that_forgets_is_found(pattern: str, tmp_path: Path, monkeypatch:
     def forget(torch_: Any, device: Device, name: str, number: int, count: int, seed: int) -> Any:
         """As the last block of a pattern is about to be compared, a bit of the first one has fallen."""
         forget.calls[name] = forget.calls.get(name, 0) + 1  # type: ignore[attr-defined]  # a counter on the function
-        if name == pattern and forget.calls[name] == len(blocks) + 1:  # type: ignore[attr-defined]  # likewise
+        if name == pattern and forget.calls[name] == len(blocks) + 1:  # type: ignore[attr-defined]  # the same
             blocks[0][1234] ^= 1 << 17
         return right(torch_, device, name, number, count, seed)
 
-    forget.calls = {}  # type: ignore[attr-defined]  # likewise
+    forget.calls = {}  # type: ignore[attr-defined]  # the same
     monkeypatch.setattr(memory_pattern, "_take", keep)
     monkeypatch.setattr(memory_pattern, "values", forget)
     (result,) = memory_pattern.run(context(tmp_path, TWO[:1]), "memory_pattern")
@@ -271,9 +271,9 @@ def test_a_slow_disk_is_measured_by_what_it_takes_in_time_and_the_probe_says_tha
     monkeypatch.setattr(disk.time, "perf_counter", lambda: now_s)
     monkeypatch.setattr(disk, "CPU_BYTES", 40 << 20)
     monkeypatch.setattr(disk, "BLOCK", 1 << 16)
-    told: list[str] = []
-    given = replace(context(tmp_path, seconds=2.5), show_progress=told.append)
+    shown: list[str] = []
+    given = replace(context(tmp_path, seconds=2.5), show_progress=shown.append)
     (result,) = disk.run(given, "disk_write")
     step = disk.SYNC_BLOCKS << 16
     assert result.value == pytest.approx(3 * step / 3.0 / 1e9), "the third step ends after 2.5 s"
-    assert told[1:] == ["2 MiB written", "4 MiB written", "6 MiB written"]
+    assert shown[1:] == ["2 MiB written", "4 MiB written", "6 MiB written"]

@@ -66,12 +66,12 @@ def test_who_waits_for_ranks_gives_signs_of_life(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(ranks, "time", SimpleNamespace(sleep=sleeps, monotonic=lambda: now_s))
     monkeypatch.setattr(ranks, "_received", lambda _: None)
-    told: list[float] = []
-    given = replace(context(tmp_path, seconds=1.0), show_progress=lambda _text: told.append(now_s))
+    shown_s: list[float] = []
+    given = replace(context(tmp_path, seconds=1.0), show_progress=lambda _text: shown_s.append(now_s))
     rank = SimpleNamespace(exitcode=None)
     with pytest.raises(RankError, match="they did not finish: one of them, or the way between them, hangs"):
         ranks._await(given, "allreduce over 16 ranks", [rank], [], 100.0)
-    gaps = [after - before for before, after in pairwise([0.0, *told, now_s])]
+    gaps = [after - before for before, after in pairwise([0.0, *shown_s, now_s])]
     assert max(gaps) <= ranks.PROGRESS_S + 2
     assert now_s > 100.0, "as long as it was given"
     rank.exitcode = -9
@@ -101,13 +101,13 @@ def test_ranks_have_nothing_in_shared_memory_that_a_kill_would_leave(
 
 def test_a_rank_whose_parent_is_gone_already_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "die_with_parent", lambda: None)
-    heard, told = multiprocessing.Pipe(duplex=False)
-    for pid, rank_tells in ((os.getppid(), True), (os.getppid() + 1, False)):
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    for pid, rank_reports in ((os.getppid(), True), (os.getppid() + 1, False)):
         monkeypatch.setattr(ranks, "parent_process", lambda pid=pid: SimpleNamespace(pid=pid))
-        ranks._rank(abs, (-3,), told)
-        assert heard.poll() is rank_tells
-        if rank_tells:
-            assert heard.recv() == (False, "", 3)
+        ranks._rank(abs, (-3,), sender)
+        assert receiver.poll() is rank_reports
+        if rank_reports:
+            assert receiver.recv() == (False, "", 3)
 
 
 def test_switches_that_add_up_in_any_order_are_kept_out_of_an_exact_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_loss_is_judged_only_where_its_algorithms_are_deterministic(
     assert strict == [True, False, False]
     assert result.ok is None, "it differs from run to run, as it may"
     assert result.value and result.detail.startswith("the loss is not judged")
-    assert not torch.are_deterministic_algorithms_enabled(), "later probes are as they were"
+    assert not torch.are_deterministic_algorithms_enabled(), "later probes are unchanged"
 
 
 @pytest.mark.parametrize("odd", [1, None])

@@ -71,9 +71,9 @@ def test_disk_full(tmp_path: Path, disk: BadDisk) -> None:
             disk.refuse(errno.ENOSPC, "No space left on device")
             for _ in range(20):
                 one.second()
-            told = one.xid()
+            code = one.xid()
             await one.delivered(server)
-            await until(lambda: told in server.codes())
+            await until(lambda: code in server.codes())
             for _ in range(6):  # the report comes with the next batch
                 one.second()
             await until(lambda: "spool_unwritable" in server.codes())
@@ -106,19 +106,19 @@ def test_disk_full_on_a_real_file_system(tmp_path: Path) -> None:
                     pass
             for _ in range(60):
                 one.second()
-            told = one.xid()
+            code = one.xid()
             await until(lambda: one.agent.spool.status.trouble)
             assert "No space left" in str(one.agent.spool.status.trouble)
             filler.unlink()
             one.agent.flush()
             await until(lambda: one.agent.spool.status.trouble is None)
-        told_before = one.read_ms
+        read_before = one.read_ms
         two = node(tmp_path / "spool", address, clock=one.clock)
-        two.read_ms = told_before
+        two.read_ms = read_before
         await start_at(address, server)
         async with two.running():
             await two.delivered(server)
-            await until(lambda: told in server.codes())
+            await until(lambda: code in server.codes())
         assert "spool_unwritable" in server.codes()
 
     try:
@@ -142,9 +142,9 @@ def test_disk_that_hangs_for_ever(tmp_path: Path, disk: BadDisk, monkeypatch: py
             disk.hang()
             for _ in range(30):
                 one.second()
-            told = one.xid()
+            code = one.xid()
             await one.delivered(server)
-            await until(lambda: told in server.codes())
+            await until(lambda: code in server.codes())
             one.agent.flush()
             await until(lambda: "spool_unwritable" in server.codes())
             await server.stop()
@@ -205,8 +205,8 @@ def test_spool_file_damaged(tmp_path: Path, harm: str) -> None:
         async with two.running():
             two.second()
             two.agent.flush()
-            told = two.xid()
-            await until(lambda: told in server.codes(), "the newest event")
+            code = two.xid()
+            await until(lambda: code in server.codes(), "the newest event")
             await until(lambda: two.agent.spool.pending()[0] == 0, "all that is whole")
             if harm != "empty":  # of a file without a byte nothing says that it had any
                 await until(lambda: "spool_dropped" in server.codes())
@@ -289,7 +289,7 @@ def test_state_file_of_another_version_or_damaged(tmp_path: Path, name: str) -> 
         one = node(tmp_path, address)
         for _ in range(20):
             one.second()
-        told = one.xid()
+        code = one.xid()
         one.agent.flush()
         await one.agent.spool.wait_stored()
         one.agent.spool.close()
@@ -298,7 +298,7 @@ def test_state_file_of_another_version_or_damaged(tmp_path: Path, name: str) -> 
         two.second()
         await start_at(address, server)
         async with two.running():
-            await until(lambda: told in server.codes())
+            await until(lambda: code in server.codes())
             two.agent.flush()
             await until(lambda: (FIRST, two.read_ms[-1]) in server.rows)
         rows = {ts_ms for key, ts_ms in server.rows if key == FIRST}
@@ -331,7 +331,7 @@ def test_clock_jumps_an_hour_back_and_forward(tmp_path: Path) -> None:
                 jumped += jump
                 await seconds(30)
                 await seconds(30)
-                await until(lambda wrong=wrong: server.codes().count("clock_wrong") == wrong, f"{wrong} told")
+                await until(lambda wrong=wrong: server.codes().count("clock_wrong") == wrong, f"{wrong} reported")
         assert server.repeated_rows == 0
         assert one.agent.batcher.late_rows == 0
         assert server.codes().count("clock_wrong") == 3
@@ -365,7 +365,7 @@ def test_clock_set_back_by_a_second_each_day_for_months(tmp_path: Path) -> None:
 
 
 def test_suspended_machine(tmp_path: Path) -> None:
-    """A gap of an hour, no row lost or doubled around it, no batch that spans it, no loss told; the stream goes on."""
+    """A gap of an hour: no row lost or doubled, no batch that spans it, no loss reported; the stream goes on."""
 
     async def scenario() -> None:
         server = TelemetryServer()

@@ -117,9 +117,9 @@ def test_collector_that_never_answers(tmp_path: Path, quick: None, silent: str) 
         one = node(tmp_path, address, await good.start())
         async with one.running():
             one.second()
-            told = one.xid()
+            code = one.xid()
             await one.delivered(good)
-            await until(lambda: told in good.codes())
+            await until(lambda: code in good.codes())
         assert good.repeated_rows == 0
         if plain:
             plain.close()
@@ -128,7 +128,7 @@ def test_collector_that_never_answers(tmp_path: Path, quick: None, silent: str) 
 
 
 def test_connection_that_is_dead_and_does_not_say_so(tmp_path: Path, quick: None) -> None:
-    """A cable pulled, a firewall that forgot: after ACK_LIMIT_S the agent connects anew, and nothing is missing."""
+    """A cable pulled, a firewall that forgot: after ACK_LIMIT_S the agent connects again, and nothing is missing."""
 
     async def scenario() -> None:
         server = TelemetryServer()
@@ -140,13 +140,13 @@ def test_connection_that_is_dead_and_does_not_say_so(tmp_path: Path, quick: None
             await one.delivered(server)
             way.dead = True
             one.second()
-            told = one.xid()
+            code = one.xid()
             one.agent.flush()
             one.clock.pass_time(1.0)
             await until(lambda: one.agent.connected_to is None, "it is given up")
             way.dead = False
             await one.delivered(server)
-            await until(lambda: told in server.codes())
+            await until(lambda: code in server.codes())
         assert server.repeated_rows == 0
         assert way.connections >= 2
         await way.stop()
@@ -183,9 +183,9 @@ def test_failover(tmp_path: Path) -> None:
             assert one.agent.connected_to == addresses[0]
             await first.stop()
             one.second()
-            told = one.xid()
+            code = one.xid()
             await one.delivered(second)
-            await until(lambda: told in second.codes())
+            await until(lambda: code in second.codes())
             assert one.agent.connected_to == addresses[1]
         assert second.repeated_rows == 0
 
@@ -223,7 +223,7 @@ def test_acknowledgement_lost_and_agent_killed(tmp_path: Path) -> None:
 
 
 def test_a_collector_whose_store_was_replaced(tmp_path: Path) -> None:
-    """It knows again at once what is absent and who holds which GPU, though both were told long ago."""
+    """It knows again at once what is absent and who holds which GPU, though both were sent long ago."""
 
     async def scenario() -> None:
         server = TelemetryServer()

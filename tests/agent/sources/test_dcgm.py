@@ -113,11 +113,11 @@ def test_nvml_may_profile_again_after_two_failed_reads(page: Served, caplog: pyt
         assert dcgm.read(T + 10_000).inventory == {"dcgm.page": page.url}
         page.status = 500
         missing = absences(dcgm.read(T + 20_000))
-        assert missing["sm_active_ratio"] is Absent.ERROR, "for this moment nobody tells it"
+        assert missing["sm_active_ratio"] is Absent.ERROR, "for this moment nobody reports it"
         assert gpus.profiled_elsewhere
         lost = dcgm.read(T + 30_000)
         assert not gpus.profiled_elsewhere
-        assert not lost.absent, "NVML tells of them now"
+        assert not lost.absent, "NVML reports them now"
         assert lost.inventory == {"dcgm.page": ""}
         page.status = 200
         dcgm.read(T + 40_000)
@@ -126,7 +126,7 @@ def test_nvml_may_profile_again_after_two_failed_reads(page: Served, caplog: pyt
         dcgm.read(T + 50_000)
         assert not gpus.profiled_elsewhere, "a page without profiling is none to wait for"
     switches = [r.getMessage() for r in caplog.records if r.getMessage().startswith("profiling metrics")]
-    assert len(switches) == 4, "each switch is told once"
+    assert len(switches) == 4, "each switch is reported once"
 
 
 def test_where_nvml_is_not_open_a_lost_page_is_absence_until_it_is_back(page: Served) -> None:
@@ -173,22 +173,22 @@ def test_auto_is_quiet_where_nothing_listens(caplog: pytest.LogCaptureFixture, m
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [(0, 0.0), (3, 3.0), (4, 4.0), (5, "unsupported"), (6, "unsupported"), (-1, "out-of-range")]
+    ("status", "reported"), [(0, 0.0), (3, 3.0), (4, 4.0), (5, "unsupported"), (6, "unsupported"), (-1, "out-of-range")]
 )
-def test_a_fabric_state_that_dcgm_does_not_know_is_none(page: Served, status: int, told: float | str) -> None:
+def test_a_fabric_state_that_dcgm_does_not_know_is_none(page: Served, status: int, reported: float | str) -> None:
     page.body += f'DCGM_FI_DEV_FABRIC_MANAGER_STATUS{{gpu="0",UUID="{UUID}"}} {status}\n'.encode()
     dcgm = source(page, Gpus())
     dcgm.read(T)
     reading = dcgm.read(T + GRACE_MS)
     [(_, values)] = reading.rows
-    assert values.get("fabric_state", absences(reading).get("fabric_state")) == told
+    assert values.get("fabric_state", absences(reading).get("fabric_state")) == reported
 
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 
 
 def listens(proc: Path, port: int, user: int, name: str = "tcp") -> None:
-    """Somebody else listens too, and the user; then come connections, one of which a user has to that port."""
+    """Somebody else listens too, and the user; then come connections; a user has one of them to that port."""
     (proc / "net").mkdir(parents=True, exist_ok=True)
     row = "{at:4}: 0100007F:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {user:5} 0 1 1\n"
     rows = [(22, "0A", 1001), (port, "0A", user), (port, "01", 1001)]
@@ -270,7 +270,7 @@ def xid_page(code: int) -> bytes:
 
 def test_an_xid_is_an_event_only_where_nobody_else_reports_it(page: Served, tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
-    for gpus, kmsg, told in ((with_nvml(), None, False), (Gpus(), log, False), (Gpus(), None, True)):
+    for gpus, kmsg, reported in ((with_nvml(), None, False), (Gpus(), log, False), (Gpus(), None, True)):
         log.write_text("")
         page.body = xid_page(31)
         dcgm = source(page, gpus, kmsg)
@@ -278,7 +278,7 @@ def test_an_xid_is_an_event_only_where_nobody_else_reports_it(page: Served, tmp_
         assert not dcgm.read(T + GRACE_MS).events, "an XID of before the agent's start has no time"
         page.body = xid_page(79)
         events = dcgm.read(T + GRACE_MS + 10_000).events
-        assert [(e.kind, e.code, e.gpu) for e in events] == ([(EventKind.XID, "79", 0)] if told else [])
+        assert [(e.kind, e.code, e.gpu) for e in events] == ([(EventKind.XID, "79", 0)] if reported else [])
         assert not dcgm.read(T + GRACE_MS + 20_000).events
     log.unlink()
     page.body = xid_page(48)
@@ -286,7 +286,7 @@ def test_an_xid_is_an_event_only_where_nobody_else_reports_it(page: Served, tmp_
     dcgm.read(T)
     dcgm.read(T + GRACE_MS)
     page.body = xid_page(94)
-    assert dcgm.read(T + GRACE_MS + 10_000).events, "a kernel log that cannot be read tells nothing"
+    assert dcgm.read(T + GRACE_MS + 10_000).events, "a kernel log that cannot be read reports nothing"
 
 
 def test_with_nvml_each_metric_of_a_gpu_and_of_an_instance_comes_from_one_of_the_two(
@@ -308,12 +308,12 @@ def test_with_nvml_each_metric_of_a_gpu_and_of_an_instance_comes_from_one_of_the
     assert given == {instance: {"sm_active_ratio": 0.25}, whole: {"sm_active_ratio": 0.75}}
     nvml.read(T + 1000)
     reading = nvml.read(T + 10_000)
-    told = {entity: set(values) for entity, values in reading.rows}
-    assert told[whole] >= {"power_w", "gpu_temp_c"}
+    reported = {entity: set(values) for entity, values in reading.rows}
+    assert reported[whole] >= {"power_w", "gpu_temp_c"}
     profiling = {metric.name for key, metric in METRICS.items() if key.startswith("DCGM_FI_PROF_")}
     for entity in (whole, instance):
-        assert not told[entity] & profiling
-        assert not {name for e, name, _ in reading.absent if e == entity} & profiling, "told by DCGM, not missing"
+        assert not reported[entity] & profiling
+        assert not {name for e, name, _ in reading.absent if e == entity} & profiling, "reported by DCGM, not missing"
     dcgm.close()
     nvml.read(T + 11_000)
     assert "sm_active_ratio" in {name for e, v in nvml.read(T + 12_000).rows if e == whole for name in v}

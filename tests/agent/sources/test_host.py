@@ -292,7 +292,7 @@ def test_a_card_whose_driver_is_loaded_again_is_read_on(node: Path) -> None:
     shutil.rmtree(node / "sys/class/net/ib0")
     traffic(node, "eth0", 600, 200)
     row = values(host.read(T + 1_000))
-    assert row["net_rx_bytes_per_s"] == 500  # what is open of the card that went counts no more
+    assert row["net_rx_bytes_per_s"] == 500  # what is open of the card that went no longer counts
     host.read(T + 60_000)
     traffic(node, "ib0", 50, 50)
     host.read(T + 120_000)
@@ -302,7 +302,7 @@ def test_a_card_whose_driver_is_loaded_again_is_read_on(node: Path) -> None:
 
 @pytest.mark.parametrize("name", ["vmstat", "diskstats", "interrupts"])
 def test_a_long_file_of_the_kernel_is_read_to_its_end(name: str) -> None:
-    """It comes in pieces of a page or so; the last one is told by its length where it is short."""
+    """It comes in pieces of a page or so; the last one is known by its length where it is short."""
     first_words = [line.split()[:1] for line in (Path("/proc") / name).read_text().splitlines()]
     file = KeptFile(Path("/proc") / name)
     assert [line.split()[:1] for line in file.text().splitlines()] == first_words

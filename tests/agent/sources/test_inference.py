@@ -40,7 +40,7 @@ def page() -> Iterator[Served]:
 
 
 class Ticks:
-    """Ten seconds from one reading to the next, unless told otherwise."""
+    """Ten seconds from one reading to the next, unless set otherwise."""
 
     def __init__(self) -> None:
         self.now_s, self.step_s = 1000.0, 10.0
@@ -78,7 +78,7 @@ def test_pages_of_several_servers(case: Path, page: Served) -> None:
     assert absences(reading) == {row["key"]: row["absent"] for row in expected if row["absent"]}
     for entity, _ in reading.rows:
         assert entity.scope is Scope.WORKLOAD
-        assert entity.key == f"n1/{entity.link}", "as the collector takes it, and told apart in absences"
+        assert entity.key == f"n1/{entity.link}", "as the collector takes it, and distinguished in absences"
 
 
 def test_a_server_that_goes_is_lost_and_noticed_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,16 +116,16 @@ def test_a_server_that_is_back_and_idle_is_no_longer_lost(tmp_path: Path) -> Non
     packer, absences = kept(tmp_path)
     with serving() as page:
         pass
-    inference, told, later = source(page), [], ExitStack()
+    inference, changes, later = source(page), [], ExitStack()
     for tick in range(3):
         packer.add(T + tick * 10_000, inference.read(T))
         packer.take(T + tick * 10_000)
-        told += [(a.metric, a.reason, a.HasField("to_ms")) for a in absences.take_changes(tick * 10.0)]
+        changes += [(a.metric, a.reason, a.HasField("to_ms")) for a in absences.take_changes(tick * 10.0)]
         if tick == 0:
-            assert sorted(told) == sorted((name, "lost", False) for name in NAMES)
+            assert sorted(changes) == sorted((name, "lost", False) for name in NAMES)
             later.enter_context(serving(page.port)).body = idle.encode()
     later.close()
-    assert {metric for metric, reason, ended in told if reason == "lost" and ended} == set(NAMES)
+    assert {metric for metric, reason, ended in changes if reason == "lost" and ended} == set(NAMES)
 
 
 def test_two_servers_of_one_model_are_lost_each_for_itself(tmp_path: Path, page: Served) -> None:

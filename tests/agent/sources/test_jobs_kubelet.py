@@ -151,7 +151,7 @@ def test_a_socket_of_root_is_no_business_of_nobody(forbidden: str) -> None:
 
 
 def outlook(gpus: Gpus, pipe: Any, user: int | None) -> None:
-    """In a process of its own: read as `user` when asked, and tell what changed."""
+    """In a process of its own: read as `user` when asked, and report what changed."""
     gc.freeze()  # as above
     if user is not None:
         os.setgroups([])

@@ -33,11 +33,11 @@ def test_what_the_kernel_writes_becomes_these_events(case: Path) -> None:
     expected = json.loads((case / "expected.json").read_text())
     with reading(case / "input.txt", gpus=expected["gpus"]) as found:
         wait_until(lambda: not found.reader._backlog, "the end of the log")
-    told = [
+    reported = [
         {"kind": e.kind, "code": e.code, "gpu": e.gpu, "forgeable": e.forgeable, "message": e.message}
         for e in found.events
     ]
-    assert told == expected["events"]
+    assert reported == expected["events"]
     assert all(e.code in KERNEL_CODES for e in found.events if e.kind is EventKind.KERNEL)
 
 
@@ -120,7 +120,7 @@ def xid_line(seq: int, code: int, facility: int = 0, us: int | None = None) -> s
 
 
 class Reading:
-    """A reader in its thread, and what it told."""
+    """A reader in its thread, and what it reported."""
 
     def __init__(
         self,
@@ -196,24 +196,24 @@ def test_backlog_and_live_lines_and_their_times(path: Path) -> None:
 
 
 def test_a_line_that_comes_while_the_backlog_is_reported_is_none_of_it(path: Path) -> None:
-    """To tell of old lines takes as long as the disk does: a GPU that falls off the bus meanwhile did so now."""
-    told: list[NodeEvent] = []
+    """To report old lines takes as long as the disk does: a GPU that falls off the bus meanwhile did so now."""
+    reported: list[NodeEvent] = []
 
     def deliver(events: list[NodeEvent]) -> None:
-        if not told:
+        if not reported:
             add(path, xid_line(6, 79), xid_line(7, 48))
-        told.extend(events)
+        reported.extend(events)
 
     add(path, xid_line(5, 79))
     reader = KmsgReader(path, "boot-1", None, lambda pci, _: SLOTS.get(pci), deliver)
     thread = threading.Thread(target=reader.run)
     thread.start()
     try:
-        wait_until(lambda: len(told) == 3, "all lines")
+        wait_until(lambda: len(reported) == 3, "all lines")
     finally:
         reader.stop()
         thread.join(10)
-    assert [(event.code, event.backlog) for event in told] == [("79", True), ("79", False), ("48", False)]
+    assert [(event.code, event.backlog) for event in reported] == [("79", True), ("79", False), ("48", False)]
 
 
 def test_reading_goes_on_where_it_stopped_and_a_reboot_begins_again(path: Path, tmp_path: Path) -> None:

@@ -88,8 +88,8 @@ def test_xid_lines_forged_from_user_space_are_kept_and_never_count(
             writer = feed(pipe, [xid(1, 79, facility=1), xid(2, 79, facility=3), xid(3, 48)])
             await until(lambda: {"79", "48"} <= set(codes(found)), "the lines")
             writer.join()
-            told = {event.code: event.forgeable for event in events_of(found.agent.spool) if event.kind == "xid"}
-            assert told == {"79": not accepted, "48": False}
+            reported = {event.code: event.forgeable for event in events_of(found.agent.spool) if event.kind == "xid"}
+            assert reported == {"79": not accepted, "48": False}
 
     asyncio.run(scenario())
 
@@ -120,11 +120,11 @@ def test_a_storm_of_ten_thousand_lines_in_a_second_keeps_every_distinct_event_an
             await asyncio.to_thread(writer.join)
             wanted = {(str(code), buses.index(bus)) for code, bus in rare}
 
-            def told() -> set[tuple[str, int]]:
+            def reported() -> set[tuple[str, int]]:
                 return {(e.code, e.gpu) for e in events_of(found.agent.spool) if e.kind == "xid" and e.HasField("gpu")}
 
             await found.agent.spool.wait_stored()  # a thread writes them
-            assert told() == wanted
+            assert reported() == wanted
 
     asyncio.run(scenario())
     spool = Spool(SpoolConfig(dir=str(tmp_path / "spool")), 0)
@@ -135,18 +135,18 @@ def test_a_storm_of_ten_thousand_lines_in_a_second_keeps_every_distinct_event_an
 
 
 def peak_of_a_storm(folder: Path, lines: int) -> int:
-    """Peak bytes of Python memory while a storm goes through reader and merger; what was told is counted, not kept."""
+    """Peak bytes of Python memory while a storm goes through reader and merger; reports are counted, not kept."""
     path = folder / f"kmsg{lines}"
     with path.open("wb") as file:
         for n in range(1, lines + 1):
             file.write(xid(n, CODES[n % len(CODES)], 0x10 + n % 8))
     merger = EventMerger(expect_kernel_log=True)
-    told = seen = 0
+    reported = seen = 0
 
     def deliver(events: list[NodeEvent]) -> None:
-        nonlocal told, seen
+        nonlocal reported, seen
         seen += len(events)
-        told += sum(len(merger.offer(event)) for event in events)
+        reported += sum(len(merger.offer(event)) for event in events)
 
     reader = KmsgReader(path, "b", None, lambda pci, uuid: None, deliver)
     thread = threading.Thread(target=reader.run, daemon=True)
@@ -159,7 +159,7 @@ def peak_of_a_storm(folder: Path, lines: int) -> int:
         tracemalloc.stop()
         reader.stop()
         thread.join()
-    assert told == len(CODES) * 8  # each distinct one at once
+    assert reported == len(CODES) * 8  # each distinct one at once
     return peak
 
 
@@ -191,17 +191,17 @@ def test_an_overrun_is_reported_with_the_number_of_lost_lines_and_its_going_on_i
     async def scenario() -> None:
         async with node(tmp_path, path, hardware="nvml") as found:
 
-            def told() -> list[pb.Event]:
+            def reported() -> list[pb.Event]:
                 return [e for e in events_of(found.agent.spool) if e.kind == "xid" or e.code == "kmsg_overrun"]
 
-            await until(lambda: len(told()) == 6, "the lines")
-            seen = told()
+            await until(lambda: len(reported()) == 6, "the lines")
+            seen = reported()
             assert [event.code for event in seen] == ["48", "kmsg_overrun", "79", "94", "95", "31"]
             assert (seen[1].count, "50 kernel log lines" in seen[1].message) == (50, True)
             assert found._kernel_log and found._kernel_log._reader
             found._kernel_log._reader._deliver_lost_at = 0.0  # the ten seconds are over
-            await until(lambda: len(told()) == 7, "the sum")
-            assert (told()[6].code, told()[6].count) == ("kmsg_overrun", 9 + 7)
+            await until(lambda: len(reported()) == 7, "the sum")
+            assert (reported()[6].code, reported()[6].count) == ("kmsg_overrun", 9 + 7)
 
     asyncio.run(scenario())
 

@@ -1,4 +1,4 @@
-"""Lines written while no agent ran: those of this boot since its place are news, told once; all others are backlog."""
+"""Lines written while no agent ran: those of this boot since its place are news, sent once; all others are backlog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from testbed.kernel_log import Machine, close_to_zero, events_of, line, node, xi
 from testbed.waiting import until, wait_until
 
 
-def told(machine: Machine) -> list[tuple[str, bool]]:
+def reported(machine: Machine) -> list[tuple[str, bool]]:
     return [(event.code, event.backlog) for event in machine.seen]
 
 
@@ -30,7 +30,7 @@ def machine(tmp_path: Path) -> Machine:
     found.write(line(48))
     with found.read(wait_for=1):
         pass
-    assert told(found) == [("48", True)]
+    assert reported(found) == [("48", True)]
     found.passes(1)
     return found
 
@@ -40,12 +40,12 @@ def test_what_came_while_the_agent_was_updated_is_news_with_its_own_time_and_sen
     machine.passes(600)
     with machine.read(wait_for=1):
         pass
-    assert told(machine) == [("79", False)]
+    assert reported(machine) == [("79", False)]
     assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
     machine.passes(60)
     with machine.read(wait_for=1):
         machine.write(line(94))
-    assert told(machine) == [("94", False)]
+    assert reported(machine) == [("94", False)]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_what_was_missed_for_longer_than_an_hour_is_history(
     machine.passes(awake_s)
     with machine.read(wait_for=1):
         pass
-    assert told(machine) == [("79", backlog)]
+    assert reported(machine) == [("79", backlog)]
     assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
 
 
 def test_what_came_while_the_reader_stood_still_has_its_own_time_and_is_history_after_an_hour(machine: Machine) -> None:
-    """SIGSTOP, or a spool on a disk that hangs: to tell the first line takes more than an hour."""
+    """SIGSTOP, or a spool on a disk that hangs: to report the first line takes more than an hour."""
 
     def stand_still() -> None:
         if not machine.seen:
@@ -80,7 +80,7 @@ def test_what_came_while_the_reader_stood_still_has_its_own_time_and_is_history_
 
     with machine.read(wait_for=3, meanwhile=stand_still):
         machine.write(line(63))
-    assert told(machine) == [("63", False), ("79", True), ("94", False)]
+    assert reported(machine) == [("63", False), ("79", True), ("94", False)]
     assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
 
 
@@ -102,7 +102,7 @@ def test_what_came_while_the_place_was_kept_on_a_slow_disk_has_its_own_time(
     monkeypatch.setattr(kmsg, "write_whole", hang)
     with machine.read(wait_for=1):
         pass
-    assert told(machine) == [("79", False)]
+    assert reported(machine) == [("79", False)]
     assert close_to_zero(machine.wrong_by_s()), machine.wrong_by_s()
 
 
@@ -114,7 +114,7 @@ def test_lines_of_another_boot_are_none_of_these(machine: Machine) -> None:
         wait_until(lambda: len(machine.seen) == 2, "the old ones")
         machine.write(line(94))
         wait_until(lambda: len(machine.seen) == 3, "a line of now")
-    assert told(machine) == [("48", True), ("79", True), ("94", False)]
+    assert reported(machine) == [("48", True), ("79", True), ("94", False)]
 
 
 def test_lines_of_a_machine_that_was_set_back_are_none_of_these(machine: Machine) -> None:
@@ -122,7 +122,7 @@ def test_lines_of_a_machine_that_was_set_back_are_none_of_these(machine: Machine
     machine.write(line(79))
     with machine.read(wait_for=2):
         pass
-    assert told(machine) == [("48", True), ("79", True)]
+    assert reported(machine) == [("48", True), ("79", True)]
 
 
 def test_an_agent_killed_between_two_batches_sends_none_of_them_again(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_an_agent_that_was_restarted_puts_into_its_spool_once_what_it_missed(tmp
         async with node(tmp_path, log):
             await until(lambda: state.exists() and json.loads(state.read_text())["seq"] == seq, "the place")
 
-    def told_after(more: bytes, seq: int) -> list[tuple[str, bool]]:
+    def reported_after(more: bytes, seq: int) -> list[tuple[str, bool]]:
         with log.open("ab") as file:
             file.write(more)
         asyncio.run(run(seq))
@@ -187,9 +187,9 @@ def test_an_agent_that_was_restarted_puts_into_its_spool_once_what_it_missed(tmp
             spool.close()
 
     log.touch()
-    assert told_after(xid(1, 48), 1) == [("48", True)]
-    assert told_after(xid(2, 79), 2) == [("48", True), ("79", False)]
-    assert told_after(xid(3, 94), 3) == [("48", True), ("79", False), ("94", False)]
+    assert reported_after(xid(1, 48), 1) == [("48", True)]
+    assert reported_after(xid(2, 79), 2) == [("48", True), ("79", False)]
+    assert reported_after(xid(3, 94), 3) == [("48", True), ("79", False), ("94", False)]
 
 
 @pytest.mark.system
@@ -198,7 +198,7 @@ def test_the_real_kernel_log_while_the_agent_is_down(tmp_path: Path) -> None:
     kmsg = Path("/dev/kmsg")
 
     def run(wanted: str | None) -> list[NodeEvent]:
-        """What one run tells of our lines; `wanted`: the last of them."""
+        """What one run reports of our lines; `wanted`: the last of them."""
         seen: list[NodeEvent] = []
         caught_up = threading.Event()
         reader = KmsgReader(kmsg, "b", state, lambda pci, uuid: 0, seen.extend, caught_up=caught_up.set)

@@ -60,7 +60,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_a_call_that_blocks_for_ever(fake_nvml: FakeNvml, source: NvmlSource) -> None:
     """The GPU's own values stop; the seven others and the wait for XIDs go on, and NVML is not closed under the call.
-    (That the agent tells `driver_hung` within 5 s: test_report_delay.py.)"""
+    (That the agent reports `driver_hung` within 5 s: test_report_delay.py.)"""
     fake_nvml.block(2, "nvmlDeviceGetFieldValues")
     held: list[Reading] = []
     stuck = threading.Thread(target=lambda: held.append(source.devices[2].read(START + 1000)), daemon=True)
@@ -146,7 +146,7 @@ def test_a_driver_that_does_not_come_back_after_a_release_is_missing(fake_nvml: 
 def test_a_driver_that_fails_right_after_each_start_is_started_no_more_often(
     fake_nvml: FakeNvml, source: NvmlSource
 ) -> None:
-    """It would tell of its end and its return each second: at most once each in RETRY_MS."""
+    """It would report its end and its return each second: at most once each in RETRY_MS."""
     fake_nvml.error(0, "nvmlDeviceGetTemperatureV", "UNINITIALIZED")
     flapping = [source.read(START + 1000 * tick) for tick in range(1, 60)]
     assert codes(flapping).count(("driver_missing", None)) <= 60_000 // RETRY_MS
@@ -255,7 +255,7 @@ def test_uuids_are_swapped_after_a_reset(fake_nvml: FakeNvml, source: NvmlSource
 
 
 def test_a_gpu_that_became_another_unnoticed_is_found_out(fake_nvml: FakeNvml, source: NvmlSource) -> None:
-    """No error told of it: a row may carry the old key for at most a minute."""
+    """No error reported it: a row may carry the old key for at most a minute."""
     with fake_nvml.batch():
         fake_nvml.set(6, "serial", "1654099999999")
         fake_nvml.set(6, "uuid", "GPU-ffffffff-0000-4000-8000-000000000000")
@@ -275,7 +275,7 @@ def test_a_serial_that_cannot_be_read_for_a_moment_changes_no_key(fake_nvml: Fak
 
 
 def test_all_gpus_lost_come_back_by_a_new_start_of_nvml(fake_nvml: FakeNvml, source: NvmlSource) -> None:
-    """Handles of before a reset of all GPUs stay lost: NVML is started anew, and no event but the GPUs' own is told."""
+    """Handles of before a reset of all GPUs stay lost: NVML is started again; only GPU events are reported."""
     with fake_nvml.batch():
         for gpu in range(8):
             fake_nvml.lose(gpu)
@@ -327,7 +327,7 @@ def test_a_metric_that_is_not_supported_is_asked_rarely(fake_nvml: FakeNvml, sou
 
 
 def test_insufficient_permission_is_reported_for_each_metric(fake_nvml: FakeNvml, source: NvmlSource) -> None:
-    """Absent as `no-permission`, which `drover-agent check` explains; the metrics beside it are there."""
+    """Absent as `no-permission`, which `drover-agent check` explains; the metrics next to it are there."""
     fake_nvml.error(0, "nvmlDeviceGetComputeRunningProcesses_v3", "NO_PERMISSION")
     fake_nvml.error(0, "FI_DEV_MEMORY_TEMP", "NO_PERMISSION")
     fake_nvml.error(0, "nvmlGpmSampleGet", "NO_PERMISSION")
@@ -352,7 +352,7 @@ def test_sixteen_gpus(fake_nvml: FakeNvml) -> None:
 
 
 def test_mig_on_two_of_eight(fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus) -> None:
-    """Each instance is a row of its own beside its GPU's; the six others look as ever."""
+    """Each instance is a row of its own next to its GPU's; the six others look as ever."""
     fake_nvml.mig(2, [0, 1, 6])
     fake_nvml.mig(5, [3])
     source.read(START + 10_000)

@@ -144,7 +144,7 @@ def test_compute_instances_that_share_a_gpu_instance_have_no_profiling(fake_nvml
 def test_another_reader_of_the_profiling_counters_has_them_for_itself(
     fake_nvml: FakeNvml, source: NvmlSource, gpus: Gpus
 ) -> None:
-    """Not read, and no news: DCGM tells them. When it ends, the first value is of the last second, not of the pause."""
+    """Not read, and no news: DCGM reports them. After its end the first value is of the last second, not the pause."""
     fake_nvml.mig(0, [0])
     source.read(START)
     gpus.profiled_elsewhere = True

@@ -56,7 +56,7 @@ def calls_of(fake_nvml: FakeNvml, source: NvmlSource, at_ms: int, folder: Path) 
 
 
 def test_a_tick_asks_each_thing_once_and_nothing_slow(fake_nvml: FakeNvml, source: NvmlSource, tmp_path: Path) -> None:
-    """One batch of fields and one call each for what no field tells; GPM is one sample and one difference."""
+    """One batch of fields and one call each for what no field gives; GPM is one sample and one difference."""
     for tick in range(STAGGERED):
         source.read(START + 1000 * tick)
     fast = calls_of(fake_nvml, source, START + 1000 * STAGGERED, tmp_path)
@@ -120,15 +120,15 @@ def test_slow_calls_are_those_of_one_gpu_in_a_tick_and_of_each_once_in_10_s(
 ) -> None:
     for tick in range(10):
         source.read(START + 1000 * tick)
-    told: list[list[int]] = []
+    reported: list[list[int]] = []
     calls: list[dict[str, int]] = []
     fake_nvml.count_calls(tmp_path / "calls")
     for tick in range(10, 30):
         before = fake_nvml.calls()
         reading = source.read(START + 1000 * tick)
         calls.append({name: n - before.get(name, 0) for name, n in fake_nvml.calls().items()})
-        told.append([gpu for gpu in range(GPUS) if "framebuffer_used_bytes" in values_of(reading, gpu)])
-    assert told == 2 * [*([gpu] for gpu in range(GPUS)), [], []]
+        reported.append([gpu for gpu in range(GPUS) if "framebuffer_used_bytes" in values_of(reading, gpu)])
+    assert reported == 2 * [*([gpu] for gpu in range(GPUS)), [], []]
     assert [made.get(PROCESS_LISTS[0], 0) for made in calls] == 2 * [*([1] * GPUS), 0, 0]  # nvidia-ml-py makes two
     assert not {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetRemappedRows"} & {name for made in calls for name in made}
 

@@ -128,7 +128,7 @@ def test_a_gpu_without_events_does_not_keep_the_others_from_being_watched(fake_n
     source.read(START)
     watcher = source.xids
     assert watcher is not None
-    fake_nvml.xid(1, 13)  # before the set: not told
+    fake_nvml.xid(1, 13)  # before the set: not reported
     seen: list[NodeEvent] = []
     thread = start(lambda: seen.extend(watcher.read(START).events))
     until(lambda: watcher.watching == frozenset(range(1, 8)))

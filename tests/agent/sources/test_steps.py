@@ -179,7 +179,7 @@ def test_one_user_leaves_room_for_others(listening: Listening) -> None:
     with pytest.raises(JunkError, match="of uid 1001 report already"):
         take("one-more", 1001)
     take("another", 1002)
-    take("w0", 1001)  # of its own it may tell
+    take("w0", 1001)  # of its own it may report
 
 
 def test_names_that_never_come_back_fill_no_store(listening: Listening) -> None:

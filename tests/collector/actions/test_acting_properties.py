@@ -45,7 +45,7 @@ def test_each_mend_that_is_taken_out_is_found(mutation: Mutation) -> None:
 def test_a_drain_that_was_held_is_not_done_after_its_node_was_booted_and_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("testbed.acting_history.BEFORE_TOLD_MS", 0)
+    monkeypatch.setattr("testbed.acting_history.BEFORE_SHOWN_MS", 0)
     plan = Plan("enforce", {"rack_nodes": 1}, (
         ("bob closes", 3, 0), ("wait", 0, 100), ("xid79", 4, 0), ("wait", 0, 40), ("reboot", 4, 0), ("wait", 0, 120),
         ("bob opens", 3, 0), ("wait", 0, 120),

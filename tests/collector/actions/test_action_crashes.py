@@ -1,4 +1,4 @@
-"""A desk that ends between any two steps leaves what the next one takes up: done once, or told as not done.
+"""A desk that ends between any two steps leaves what the next one takes up: done once, or reported as not done.
 
 Here every step of every act, in one process; test_action_killed.py ends real collectors, and
 test_kubernetes_crashes.py ends it around each call of Kubernetes.
@@ -148,7 +148,7 @@ def test_a_crash_at_any_step_of_an_advices_end_gives_the_weight_back_once(scene:
         assert [a.action for a in scene.store.actions.newest(node=at)] == [Act.ADVISE, Act.UNADVISE]
 
 
-# Of a command: how often it ran, and what is told of it, when all ended at this step. "": it was not even stored.
+# Of a command: how often it ran, and what is reported of it, when all ended at this step. "": it was not even stored.
 COMMANDS = {
     "decided": (0, ""), "intended": (1, "done"), "begun": (0, UNKNOWN), "acted": (1, UNKNOWN), "moved": (1, UNKNOWN),
     "ended": (1, "done"),
@@ -181,7 +181,7 @@ def test_a_command_that_a_person_asked_for_runs_once_or_is_reported_as_not_known
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_ticket_is_opened_once_or_reported_as_not_known(scene: Scene, tmp_path: Path) -> None:
-    """The desk of probes tells its verdict again after a stop, so that one that was not stored is opened then."""
+    """The desk of probes gives its verdict again after a stop, so that one that was not stored is opened then."""
     config = counted(tmp_path, "repair_command")
     for at, (times, outcome) in COMMANDS.items():
         scene.slurm.add(at)
@@ -232,7 +232,7 @@ def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(sce
 
 
 def counted(folder: Path, setting: str) -> ActConfig:
-    """Its command notes what it is told."""
+    """Its command notes what it gets."""
     return replace(CONFIG, **{setting: ("/bin/sh", "-c", f"cat >> {folder}/ran; echo >> {folder}/ran")})
 
 

@@ -73,7 +73,7 @@ def test_what_fails_its_validation_goes_to_repair_with_a_ticket_and_back(scene: 
     with scene.desk(config) as desk:
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
-        for _ in range(2):  # told again after a crash of the desk of probes
+        for _ in range(2):  # given again after a crash of the desk of probes
             desk.on_verdicts([verdict(True), verdict(False, gpu=3)])
         duty = scene.wait_stage(Health.REPAIR)
         assert duty.reason == "passed: False"
@@ -113,7 +113,7 @@ def test_a_ticket_by_webhook_is_signed_and_taken_once_though_its_answer_was_lost
                 ActionState.DONE, "the ticket's webhook took it", "ticket",
             )  # fmt: skip
             scene.wait_stage(Health.REPAIR)
-            desk.on_verdicts([verdict(False, gpu=3)])  # told again after a stop
+            desk.on_verdicts([verdict(False, gpu=3)])  # given again after a stop
         assert len(desk_of_tickets.got) == 3
         assert {request.headers["webhook-id"] for request in desk_of_tickets.got} == {f"ticket_{done.id}"}
         for request in desk_of_tickets.got:
@@ -172,7 +172,7 @@ def test_resets_reboots_and_tickets_are_off_by_default(scene: Scene, act: Act) -
 
 
 def test_probes_of_another_incident_put_nothing_back(scene: Scene) -> None:
-    """It was put back by hand while they ran, and drained anew."""
+    """It was put back by hand while they ran, and drained again."""
     with scene.desk() as desk:
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
@@ -313,7 +313,7 @@ def test_nodes_that_others_took_out_are_reported(scene: Scene) -> None:
         scene.store, CONFIG, [actuator], {"n1": actuator, "n2": actuator}.get, nodes=["n1", "n2", "n9"], look_s=0.02,
         detection=Detected(surveys=surveys),
     )  # fmt: skip
-    for _ in range(2):  # a second start tells it to a new engine again
+    for _ in range(2):  # a second start gives it to a new engine again
         desk.start()
         wait_until(lambda: surveys)
         desk.stop()

@@ -56,7 +56,7 @@ def test_a_defect_in_the_first_look_at_all_nodes_is_not_all_that_the_thread_does
 
     monkeypatch.setattr(SlurmActuator, "survey", broken)
     with scene.desk() as desk:
-        wait_until(lambda: "KeyError" in desk.context.troubles.get("slurm", ""), "it is told")
+        wait_until(lambda: "KeyError" in desk.context.troubles.get("slurm", ""), "it is shown")
         for _ in range(3):
             assert desk.observe("n1").node == "n1", "the thread has gone round"
         assert len(tries) == 1

@@ -307,7 +307,7 @@ def test_a_port_that_stays_down_has_its_node_probed_again_when_it_is_up_and_not_
 
 
 def test_a_pass_that_is_contradicted_twice_leaves_the_node_to_a_person(scene: Scene) -> None:
-    """What shows under the load of the probes alone: it would be probed, contradicted and told of for ever."""
+    """What shows under the load of the probes alone: it would be probed, contradicted and reported for ever."""
     scene.now_ms = ASKED
     with scene.desk() as desk:
         desk.take([decision()])
@@ -379,7 +379,7 @@ def test_an_xid_that_names_its_boot_is_compared_by_it() -> None:
     """It waited in the spool until the node had been booted; or the boot that it names is not stored yet."""
     assert rebooted_since([(1, "A"), (3, "B")], 5, "A")
     assert not rebooted_since([(1, "A"), (3, "B")], 5, "B")
-    assert not rebooted_since([(1, "A"), (3, "B")], 2, "B"), "an error of the boot itself, before its agent was heard"
+    assert not rebooted_since([(1, "A"), (3, "B")], 2, "B"), "an error of the boot itself, before its agent reported"
     assert not rebooted_since([(1, "A")], 5, "B")
     assert rebooted_since([(1, "A"), (9, "B")], 5, "C"), "as of one that names none"
 

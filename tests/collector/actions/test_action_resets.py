@@ -74,7 +74,7 @@ def test_one_that_waited_for_another_is_not_done_to_a_node_that_is_back_meanwhil
         assert scene.wait(act, "n2").state is ActionState.DONE, "which was not out: by force, as a person wants"
         scene.now_ms += 1000
         assert desk.wait(desk.drain("n1", act, "I know", "ann", forced=True), 20).state is ActionState.DONE, (
-            "asked for anew"
+            "asked for again"
         )
     assert program.nodes == ["n2", "n1"]
 
@@ -94,7 +94,7 @@ def test_a_node_whose_reset_runs_comes_back_when_it_has_ended(store: Store, prog
         assert "DRAIN" not in scene.slurm.held["n1"].states
 
 
-LOOKS_S = 3600.0  # between looks: what is stored stays as old as it is
+LOOKS_S = 3600.0  # between looks: what is stored grows no younger
 
 
 @pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])

@@ -47,7 +47,7 @@ def kind(node: str) -> int:
 
 
 class Bad(SlurmStandIn):
-    """Drains some at once, some at the third try, the second of which it does without saying so; refuses some."""
+    """Drains some at once, some at the third try; the second one it does without saying so. Refuses some."""
 
     def __init__(self) -> None:
         super().__init__(*(node for node in NODES if kind(node) != UNKNOWN))
@@ -101,7 +101,7 @@ def test_of_200_decisions_at_once_each_is_done_or_has_failed_for_a_reason(
         drained = kind(node) in (DONE, TIMES_OUT)
         assert action.state is (ActionState.DONE if drained else ActionState.FAILED), action
         assert action.detail.startswith(REASONS[kind(node)]), action
-        assert sum(effect.startswith(node) for effect in slurm.effects) == drained, "done once, or not at all"
+        assert sum(effect.startswith(node) for effect in slurm.effects) == drained, "done once, or never"
     assert {node for node, duty in store.outages.current().items() if duty.stage is Health.DRAINING} == {
         node for node in NODES if kind(node) in (DONE, TIMES_OUT)
     }
@@ -215,7 +215,7 @@ def test_what_is_done_is_never_given_up_though_slurm_goes_away_right_after(
         wait_until(lambda: any(job.tries > 2 for job in desk._workers["slurm"]._jobs.values()), "tried again")
         slurm.away = False
         desk.context.crash_test_hook = lambda _: None
-        wait_until(lambda: [a.state for a in store.actions.newest()] == [ActionState.DONE], "it is told as done")
+        wait_until(lambda: [a.state for a in store.actions.newest()] == [ActionState.DONE], "it is shown as done")
     finally:
         desk.stop()
     assert store.outages.current()["n000"].stage is Health.DRAINING
@@ -267,7 +267,7 @@ def test_a_ticket_whose_command_hangs_is_not_opened_twice(tmp_path_factory: pyte
 
 
 def test_who_waits_to_leave_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that by hand no more leave than the guard allows while a scheduler is away."""
+    """So that by hand only as many leave as the guard allows while a scheduler is away."""
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (60.0,))
     slurm = SlurmStandIn("n000", "n001")
     slurm.away = True

@@ -1,4 +1,4 @@
-"""Whatever is asked of an actuator, and whatever people do meanwhile: what somebody else has closed stays as it is, and
+"""Whatever is asked of an actuator, and whatever people do meanwhile: what somebody else has closed stays so, and
 each refusal says why. Slurm in memory, which answers as the real one does."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def foreign(slurm: SlurmStandIn) -> dict[str, str]:
 
 def people(slurm: SlurmStandIn, what: str, node: str) -> None:
     match what:
-        case "ann drains":  # also over a drain of ours, which is hers from then on
+        case "ann drains":  # also over Drover's drain, which is hers from then on
             slurm.drain_by(node, "ann", "cables")
         case "ann resumes":
             slurm.resume_by_hand(node)
@@ -78,7 +78,7 @@ def test_no_foreign_drain_is_undone_or_overwritten_and_every_refusal_says_why(pl
             assert isinstance(error, LaterError) or "DRAIN" in there.states, "it is not refused for nothing"
         assert foreign(slurm) == before
         if what is Act.RESUME and "DRAIN" in there.states and mark_of(there.reason) != mark:
-            assert slurm.held[node] == there, "not even a drain of ours, for another incident"
+            assert slurm.held[node] == there, "not even Drover's drain, for another incident"
 
 
 @given(st.lists(st.one_of(ours, theirs), min_size=4, max_size=40))
@@ -111,7 +111,7 @@ def test_what_is_seen_never_makes_a_foreign_drain_drovers_and_forgets_none_of_dr
                 duties[name] = taken_up
         held = {name for name, duty in duties.items() if is_out(duty)}
         mine = {n for n, s in slurm.held.items() if "DRAIN" in s.states and mark_of(s.reason) is not None}
-        assert held == mine, "no more, and none that it has closed is forgotten"
+        assert held == mine, "no other, and none that it has closed is forgotten"
 
 
 def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed() -> None:

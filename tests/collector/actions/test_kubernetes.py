@@ -211,7 +211,7 @@ def test_lifting_the_cordon_alone_does_not_bring_a_node_back(cluster: Cluster) -
 
 @pytest.mark.system
 def test_a_cordon_set_after_ours_was_lifted_is_somebody_elses(cluster: Cluster) -> None:
-    """This server keeps no managedFields of nodes: a look in between tells it."""
+    """This server keeps no managedFields of nodes: a look in between shows it."""
     node, actuator = cluster.add_node(), cluster.actuator()
     actuator.do(*request(Act.DRAIN, node))
     cluster.merge(node, {"spec": {"unschedulable": True}})

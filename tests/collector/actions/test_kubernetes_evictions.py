@@ -156,7 +156,7 @@ def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
         assert desk.wait(desk.drain("gpu01", Act.DRAIN, "slow", "ann"), 20).state is ActionState.DONE
         wait_until(lambda: desk.context.outages.current["gpu01"].stage is Health.DRAINED, "it is empty")
         server.cordon(False)
-        wait_until(lambda: store.audit.read(subject="gpu01"), "it is told")
+        wait_until(lambda: store.audit.read(subject="gpu01"), "it is in the audit")
         server.cordon()
         back, _ = desk.resume("gpu01", "well again", "ann", force=True)
         assert back is not None
@@ -174,7 +174,7 @@ def test_a_cordon_between_two_looks_is_distinguished_from_drovers_by_who_has_set
 ) -> None:
     server, actuator = current
     actuator.do(*request(Act.DRAIN, "gpu01"))
-    server.cordon()  # as it is already: ours still
+    server.cordon()  # again: still Drover's
     actuator.do(*request(Act.RESUME, "gpu01"))
     assert server.node["spec"] == {"taints": []}
     actuator.do(*request(Act.DRAIN, "gpu01"))

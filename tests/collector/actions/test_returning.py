@@ -190,7 +190,7 @@ def test_stored_events_and_findings_speak_against_it_right_before_its_effect(sce
 
 
 def test_probes_that_were_asked_for_earlier_count_from_then(scene: Scene) -> None:
-    """Those of a node that is drained anew may be open still."""
+    """Those of a node that is drained again may be open still."""
     order = ProbeOrder("request-n1", "n1", (), "standard", (), ProbeReason.VALIDATE, "asked", T0 + 1, "inc1")
     scene.store.probes.orders.write([order, replace(order, state="sent", ts_ms=T0 + 2)])
     with scene.desk() as desk:

@@ -1,4 +1,4 @@
-"""What `scontrol` and `squeue` print of a large cluster is read to its end, or not at all."""
+"""What `scontrol` and `squeue` print of a large cluster is read to its end, or refused."""
 
 from __future__ import annotations
 

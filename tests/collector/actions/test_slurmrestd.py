@@ -108,7 +108,7 @@ def test_doctor_asks_a_real_slurm_and_changes_nothing(scene: Scene, tmp_path: Pa
         (FindingState.OK, "answers, and knows 3 of 4 nodes of the fleet file"),
         (FindingState.WARN, "does not know gpu09: they cannot be drained"),
     ]
-    assert found[2].state is FindingState.UNKNOWN  # Slurm tells nobody beforehand
+    assert found[2].state is FindingState.UNKNOWN  # Slurm announces it to nobody
     assert [scene.kept(node) for node in NODES] == before
 
 

@@ -1,4 +1,4 @@
-"""What waits for a scheduler that is away: it counts for every cap whoever asked for it, and ends with its mode.
+"""What waits for a scheduler that is away: it counts for every cap no matter who asked for it, and ends with its mode.
 
 A real engine, store and desk of actions; Slurm in memory.
 """
@@ -122,7 +122,7 @@ async def test_what_people_take_out_while_slurm_is_away_counts_for_what_drover_d
     finally:
         await pipeline.stop()
     assert site.drained() == {"n000"}
-    after = site.collector(ONE_OUT)  # likewise what a restart finds waiting
+    after = site.collector(ONE_OUT)  # the same for what a restart finds waiting
     site.slurm.away = True
     await after.start()
     try:

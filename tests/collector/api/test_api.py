@@ -38,7 +38,7 @@ from testbed.fleet_served import END, NOW, T0, XID, Against, Check, Served, serv
 
 @pytest.fixture(scope="module")
 def against(store_root: Path) -> Iterator[Callable[[Check], None]]:
-    """Runs checks against one served fleet; they leave it as it was."""
+    """Runs checks against one served fleet; they leave it unchanged."""
     store = Store.open(f"chdb://{store_root}?database=api")
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
@@ -269,7 +269,7 @@ def test_what_became_absent_is_unknown_at_once_and_until_it_comes_back(store: St
             cells = np.frombuffer(before.cells, np.uint8)
             assert cells[4] > 0  # n1 GPU 0
             store.absences.write([Absence("n1", 0, "power_w", "lost", END)])
-            store.absences.write([Absence("n1", 1, "power_w", "lost", END - 5000)])  # its end was never told
+            store.absences.write([Absence("n1", 1, "power_w", "lost", END - 5000)])  # its end was never sent
             fleet.facts._kept.clear()
             after = await fleet.stub.GetPicture(pb.PictureRequest(color_by="power_w"))
             assert np.isnan(np.frombuffer(after.values, "<f4")[4:6]).tolist() == [True, False]

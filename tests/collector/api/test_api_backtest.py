@@ -30,7 +30,7 @@ def asked(present: Policy, *incidents: Incident) -> pb.BacktestReply:
     return api_decisions.backtest_policies(cast(ApiSnapshot, facts))
 
 
-def told(reply: pb.BacktestReply) -> dict[str, Any]:
+def outcome_of(reply: pb.BacktestReply) -> dict[str, Any]:
     return {row.policy: (list(row.nodes), row.times, row.gpu_hours) for row in reply.policies}
 
 
@@ -41,7 +41,7 @@ def past(*incidents: Incident) -> list[Incident]:
 def test_each_policy_decides_the_same_incidents_its_own_way() -> None:
     reply = asked(policy("observe"), *past(GONE, PROGRAM))
     assert [row.policy for row in reply.policies if row.in_force] == ["test"]
-    found = told(reply)
+    found = outcome_of(reply)
     assert list(found) == ["test", *PRESETS]
     assert found["test"] == (["n000"], 1, 1.0)
     assert found["strict"] == (["n000", "n001"], 2, 2.0)
@@ -51,14 +51,14 @@ def test_each_policy_decides_the_same_incidents_its_own_way() -> None:
 @pytest.mark.parametrize("mode", ["observe", "enforce"])
 def test_a_preset_that_is_in_force_stands_there_once(mode: str) -> None:
     present = replace(Policy.load(None, "strict"), name="ours", mode=mode)
-    assert list(told(asked(present, *past(GONE)))) == ["ours", "nvidia", "cautious"]
+    assert list(outcome_of(asked(present, *past(GONE)))) == ["ours", "nvidia", "cautious"]
 
 
 def test_of_too_many_the_newest_are_decided_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_decisions, "BACKTEST_INCIDENTS", 1)
     reply = asked(policy(), *past(GONE, PROGRAM))
     assert (reply.incidents, reply.total, reply.since_ms) == (1, 2, PROGRAM.opened_ms)
-    assert told(reply)["strict"] == (["n001"], 1, 1.0)
+    assert outcome_of(reply)["strict"] == (["n001"], 1, 1.0)
 
 
 def test_what_opened_before_those_days_and_an_empty_week_decide_nothing() -> None:

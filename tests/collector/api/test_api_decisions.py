@@ -154,7 +154,9 @@ def test_who_may_answer() -> None:
     assert [api_decisions.may_answer(caller) for caller in callers] == [True, True, False]
     assert [api_decisions.named(c, "") for c in callers] == ["a local user", "anna", "tv"]
     assert api_decisions.named(callers[1], "eve (bob)\n\x1b[8m\u202e") == "eve (bob) [8m (anna)", "bare, and last"
-    assert api_decisions.named(Identity(Role.OPERATOR, "drover"), "") != "drover", "as which Drover itself is told"
+    assert api_decisions.named(Identity(Role.OPERATOR, "drover"), "") != "drover", (
+        "the name under which Drover itself is shown"
+    )
 
 
 def test_the_audit_shows_what_drover_decided_and_did_next_to_what_people_did(subject: Fleet) -> None:
@@ -166,7 +168,7 @@ def test_the_audit_shows_what_drover_decided_and_did_next_to_what_people_did(sub
     gave_up = replace(by_hand, id="a3", state=ActionState.FAILED, detail="given up after 9 tries", ts_ms=T0 + 7000)
     subject.store.actions.write([done, by_hand, gave_up])
 
-    def told(**about: Any) -> list[tuple[str, str, str]]:
+    def lines(**about: Any) -> list[tuple[str, str, str]]:
         reply = api_decisions.list_audit(subject.facts, pb.AuditRequest(since_ms=1, **about))
         lines = [from_json(Audit, text) for text in reply.audit_json]
         assert [line.ts_ms for line in lines] == sorted((line.ts_ms for line in lines), reverse=True)
@@ -179,24 +181,24 @@ def test_the_audit_shows_what_drover_decided_and_did_next_to_what_people_did(sub
     acts = ("drover", "act: drain n001", "approved by anna: seen: drain n001 for xid/xid_79")
     drains = ("drover", "drain n001: done", "xid/xid_79: gone")
     failed = ("anna", "drain n005: failed", "a fan")
-    assert told() == [answer], "as before: what people did"
-    whole = told(whole=True)
+    assert lines() == [answer], "as before: what people did"
+    whole = lines(whole=True)
     assert whole[:2] == [failed, drains]
     assert sorted(whole[2:]) == sorted([answer, asks, acts])
-    assert told(whole=True, limit=1) == [failed]
-    assert told(whole=True, subject="n005") == [failed]
-    assert set(told(whole=True, subject=asked.incident_id)) == {answer, asks, acts, drains}
-    assert set(told(whole=True, subject="n001")) == {asks, acts, drains}
+    assert lines(whole=True, limit=1) == [failed]
+    assert lines(whole=True, subject="n005") == [failed]
+    assert set(lines(whole=True, subject=asked.incident_id)) == {answer, asks, acts, drains}
+    assert set(lines(whole=True, subject="n001")) == {asks, acts, drains}
 
 
 def test_a_nodes_changes_of_health_are_reported_with_their_reasons(subject: Fleet) -> None:
     subject.store.clients.command("TRUNCATE TABLE health")
     asked = subject.fault("n001", 1)
-    told = api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001", health_from_ms=1)).health
-    seen = [(c.ts_ms, c.gpu if c.HasField("gpu") else None, c.health, c.incident_id) for c in told]
+    changes = api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001", health_from_ms=1)).health
+    seen = [(c.ts_ms, c.gpu if c.HasField("gpu") else None, c.health, c.incident_id) for c in changes]
     at_ms = subject.now_ms
     assert seen == [(at_ms, None, "confirmed", asked.incident_id), (at_ms, 0, "confirmed", asked.incident_id)]
-    assert all("GPU 0 of node n001" in c.reason for c in told)
+    assert all("GPU 0 of node n001" in c.reason for c in changes)
     assert not api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001")).health
     assert not api_nodes.get_node(subject.facts, pb.NodeRequest(node="n001", health_from_ms=at_ms + 1)).health
 
@@ -258,7 +260,7 @@ def test_a_restart_keeps_questions_answers_and_duties(subject: Fleet, opened: St
     assert (held.node, held.rule, held.incident_id) == ("n003", "return to service", "inc3")
     assert held.reason == "resume withheld: it passed, but"
     detail = api_incidents.get_incident(again.facts, pb.IncidentRequest(id=second.incident_id))
-    assert [from_json(NodeOutage, text).reason for text in detail.duties_json] == [why], "told where it is looked for"
+    assert [from_json(NodeOutage, text).reason for text in detail.duties_json] == [why], "shown where it is looked for"
 
 
 def test_a_start_with_another_policy_than_before_is_in_the_audit(subject: Fleet, opened: Store) -> None:
@@ -320,7 +322,7 @@ def test_a_policy_that_is_being_written_is_not_read_by_half(tmp_path: Path) -> N
     found = watch.poll()
     assert found is not None
     assert (found.mode, found.guard.fleet_nodes) == ("enforce", 3)
-    path.write_text("")  # as a full disk leaves it: no policy at all, and not one without rules
+    path.write_text("")  # as a full disk leaves it: no policy, and not one without rules
     assert (watch.poll(), watch.poll()) == (None, None)
     assert "is empty" in watch.trouble
     path.unlink()
@@ -340,7 +342,7 @@ def test_a_changed_policy_holds_though_the_store_hangs(
 
     def hanging(lines: list[Audit]) -> None:
         writers.append(threading.current_thread())
-        if threading.current_thread() is not threading.main_thread():  # who judges must not be here at all
+        if threading.current_thread() is not threading.main_thread():  # who judges must never be here
             free.wait(20)
         write_audit(lines)
 

@@ -22,7 +22,7 @@ from testbed.fleet_served import END, NOW, T0, XID, Against, Check, Served, serv
 
 @pytest.fixture(scope="module")
 def against(store_root: Path) -> Iterator[Callable[[Check], None]]:
-    """Runs checks against one served fleet; they leave it as it was."""
+    """Runs checks against one served fleet; they leave it unchanged."""
     store = Store.open(f"chdb://{store_root}?database=api_export")
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
@@ -82,9 +82,9 @@ def test_who_asks_for_inventories_gets_what_nodes_reported(store: Store) -> None
             store.inventories.write_one("n1", T0 - 1000, {"driver_version": "570"})
             store.inventories.write_one("stranger", T0 - 1000, {"driver_version": "1"})
             files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW, inventory=True))
-            told = [json.loads(line) for line in b"".join(files["inventory.jsonl"]).splitlines()]
-            assert {"ts": iso(T0 - 1000), "node": "n1", "inventory": {"driver_version": "570"}} in told
-            assert "stranger" not in [row["node"] for row in told]
+            reports = [json.loads(line) for line in b"".join(files["inventory.jsonl"]).splitlines()]
+            assert {"ts": iso(T0 - 1000), "node": "n1", "inventory": {"driver_version": "570"}} in reports
+            assert "stranger" not in [row["node"] for row in reports]
 
     asyncio.run(scenario())
 
@@ -120,7 +120,7 @@ def test_an_export_comes_in_pieces_that_fit_a_message(against: Against, monkeypa
 def test_jobs_are_what_the_holdings_say() -> None:
     held = [
         Holding("a", 0, "one", 100), Holding("a", 1, "one", 130), Holding("b", 0, "one", 160),
-        Holding("a", 0, "one", 200),  # told again
+        Holding("a", 0, "one", 200),  # sent again
         Holding("a", 0, None, 500), Holding("a", 1, "two", 510), Holding("b", 0, None, 520),
         Holding("a", 0, "one", 900),  # requeued
     ]  # fmt: skip

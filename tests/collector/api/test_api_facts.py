@@ -40,7 +40,7 @@ def test_what_takes_long_is_counted_seldom(clock: Clock, took_s: float, kept_s: 
         clock.now_s += took_s
         return SimpleNamespace(samples=len(counted))
 
-    facts = ApiSnapshot(SimpleNamespace(store=SimpleNamespace(rollups=SimpleNamespace(totals=totals))), None, None)  # type: ignore[arg-type]  # no more is asked
+    facts = ApiSnapshot(SimpleNamespace(store=SimpleNamespace(rollups=SimpleNamespace(totals=totals))), None, None)  # type: ignore[arg-type]  # nothing else is asked
     assert facts.totals().samples == 1
     began_s = counted[0]
     clock.now_s = began_s + kept_s - 0.1
@@ -54,7 +54,7 @@ def test_the_newest_sample_is_none_of_the_future(clock: Clock) -> None:
     seen = np.array([0, now_ms - 3000, now_ms + AHEAD_MS + 1, now_ms - 9000])
     store = SimpleNamespace(entities=SimpleNamespace(last_seen=lambda _index: seen))
     pipeline = SimpleNamespace(store=store, index=None, now_ms=lambda: now_ms)
-    facts = ApiSnapshot(pipeline, None, None)  # type: ignore[arg-type]  # no more is asked
+    facts = ApiSnapshot(pipeline, None, None)  # type: ignore[arg-type]  # nothing else is asked
     assert facts.newest_sample_ms() == now_ms - 3000
     seen = np.zeros(0, np.int64)
     clock.now_s += api_facts.LONG_S
@@ -63,11 +63,11 @@ def test_the_newest_sample_is_none_of_the_future(clock: Clock) -> None:
 
 def test_what_was_kept_is_forgotten_after_its_time_and_there_is_never_much(clock: Clock) -> None:
     """A question has parts that a caller chooses: a key for each would fill the memory."""
-    facts = ApiSnapshot(SimpleNamespace(), None, None)  # type: ignore[arg-type]  # no more is asked
+    facts = ApiSnapshot(SimpleNamespace(), None, None)  # type: ignore[arg-type]  # nothing else is asked
     for number in range(10 * api_facts.MOST_KEPT):
         assert facts.once(("span", number), 15.0, lambda number=number: number) == number  # type: ignore[misc]  # bound now
         assert len(facts._kept) <= api_facts.MOST_KEPT
-    facts.once("parts", 15.0, lambda: "the last one is told while the store is away")
+    facts.once("parts", 15.0, lambda: "the last one is shown while the store is away")
     clock.now_s += 16.0
     facts.once("another", 15.0, lambda: 1)
     assert set(facts._kept) == {"parts", "another"}
@@ -75,7 +75,7 @@ def test_what_was_kept_is_forgotten_after_its_time_and_there_is_never_much(clock
 
 
 def test_callers_at_the_same_time_share_one_call(clock: Clock) -> None:
-    facts = ApiSnapshot(SimpleNamespace(), None, None)  # type: ignore[arg-type]  # no more is asked
+    facts = ApiSnapshot(SimpleNamespace(), None, None)  # type: ignore[arg-type]  # nothing else is asked
     begun, go, made = threading.Event(), threading.Event(), []
 
     def make() -> int:

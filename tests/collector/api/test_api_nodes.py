@@ -1,4 +1,4 @@
-"""A GPU beside its peers: both of the same time."""
+"""A GPU next to its peers: both of the same time."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def test_what_a_gpu_had_in_the_bucket_of_its_peers(
     found = medians(age_ms)
     assert found.own("power_w", gpu) == own
     assert found.of("power_w", gpu) == of
-    assert found.own("gpu_temp_c", gpu) is None, "nobody told it"
+    assert found.own("gpu_temp_c", gpu) is None, "nobody reported it"

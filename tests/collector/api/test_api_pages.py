@@ -110,15 +110,15 @@ def _store_links(store: Store, links: list[tuple[str, str]]) -> None:
     ids = np.array([entity_id(Scope.LINK, key) for key in keys], np.uint64)
     zeros = {name: np.zeros(len(ids)) for name in api_fabric.COUNTED}
     store.samples.write(SampleBatch.of_values(Scope.LINK, ids, np.full(len(ids), START_MS), zeros))
-    told = {
+    reported = {
         "step_time_s": np.array([2.0, 2.5, 2.1]), "tokens_per_step": np.full(3, 4e6), "mfu_ratio": np.full(3, 0.41),
     }  # fmt: skip
     ids = np.array([entity_id(Scope.WORKLOAD, key) for key in names], np.uint64)
-    store.samples.write(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, START_MS + MINUTES * 60_000), told))
+    store.samples.write(SampleBatch.of_values(Scope.WORKLOAD, ids, np.full(3, START_MS + MINUTES * 60_000), reported))
 
 
 @pytest.fixture(autouse=True)
-def _anew(facts: ApiSnapshot) -> None:
+def _again(facts: ApiSnapshot) -> None:
     """No answer of another test."""
     facts._kept.clear()
 
@@ -143,7 +143,9 @@ def test_the_hurt_job_comes_first_with_what_its_incident_says(facts: ApiSnapshot
     assert first.since_ms == START_MS - 3_600_000
     well = [job for job in jobs if not job.incidents]
     assert well
-    assert not any(job.HasField("waiting_share") or job.HasField("gpu_hours_waited") for job in well), "not told, not 0"
+    assert not any(job.HasField("waiting_share") or job.HasField("gpu_hours_waited") for job in well), (
+        "not known, not 0"
+    )
     assert "over" not in {job.job for job in jobs}
 
 
@@ -275,8 +277,8 @@ def test_the_rack_with_the_bad_heat_sink(facts: ApiSnapshot) -> None:
 
 
 def test_racks_stand_in_their_row_with_their_budget(facts: ApiSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = replace(facts.index.spec, racks=(RackSpec("r02", "A", 30_000.0),))
-    monkeypatch.setattr(facts.index, "spec", told)
+    reported = replace(facts.index.spec, racks=(RackSpec("r02", "A", 30_000.0),))
+    monkeypatch.setattr(facts.index, "spec", reported)
     heat = api_thermals.get_thermals(facts, pb.ThermalsRequest())
     assert [(rack.row, rack.budget_w) for rack in heat.racks] == [("", 0), ("A", 30_000)]
     assert not heat.racks[0].HasField("budget_w")

@@ -161,9 +161,9 @@ def test_orders_with_their_verdicts_the_last_asked_first(against: Against) -> No
             (LAST, "asked"), (LAST, "failed"), (NODES[-2], "sent"), (THIRD, "done"), (SECOND, "done"), (FIRST, "done"),
         ]  # fmt: skip
         of_first = next(row for row in rows if from_json(ProbeOrder, row.order_json).node == FIRST)
-        told = [from_json(ProbeVerdict, text) for text in of_first.verdicts_json]
-        assert [v.gpu for v in told] == [None, *range(8)]
-        assert [v.gpu for v in told if v.passed is False] == [None, probed.SLOW]
+        verdicts = [from_json(ProbeVerdict, text) for text in of_first.verdicts_json]
+        assert [v.gpu for v in verdicts] == [None, *range(8)]
+        assert [v.gpu for v in verdicts if v.passed is False] == [None, probed.SLOW]
         assert not of_first.results_json
         only = (await fleet.stub.ListProbeOrders(pb.ProbeOrdersRequest(node=SECOND, limit=5))).orders
         assert {from_json(ProbeOrder, row.order_json).node for row in only} == {SECOND}

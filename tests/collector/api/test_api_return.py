@@ -1,4 +1,4 @@
-"""Is it safe to give a node back: what is told for and against it."""
+"""Is it safe to give a node back: what is said for and against it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ OPEN = Incident(
 
 
 def test_one_that_passed_its_probes_since_is_safe_and_the_story_is_shown() -> None:
-    safe, told = judge_return(OUT, NOW, [], 2_000, [PASSED])
+    safe, reasons = judge_return(OUT, NOW, [], 2_000, [PASSED])
     assert safe is True
-    assert told == [
+    assert reasons == [
         "Out since 2026-09-21T14:13:20.000Z, by alex (console): GPU 3 fell off the bus.",
         "Now drained: no job runs there.",
         "Its probes of 2026-09-21T14:15:20.000Z, since it was taken out, passed: all as it should be",
@@ -39,9 +39,9 @@ def test_one_that_passed_its_probes_since_is_safe_and_the_story_is_shown() -> No
 
 
 def test_without_probes_nothing_is_proven() -> None:
-    safe, told = judge_return(OUT, NOW, [], 2_000, [])
+    safe, reasons = judge_return(OUT, NOW, [], 2_000, [])
     assert safe is None
-    assert "not probed since" in told[-1]
+    assert "not probed since" in reasons[-1]
 
 
 @pytest.mark.parametrize(
@@ -59,27 +59,27 @@ def test_without_probes_nothing_is_proven() -> None:
 def test_what_speaks_against_it_comes_first(
     opened: list[Incident], silent_ms: int, verdicts: list[ProbeVerdict], why: str
 ) -> None:
-    safe, told = judge_return(OUT, NOW, opened, silent_ms, verdicts)
+    safe, reasons = judge_return(OUT, NOW, opened, silent_ms, verdicts)
     assert safe is False
-    assert told[0] == why
+    assert reasons[0] == why
 
 
 def test_probes_that_could_not_be_judged_prove_nothing() -> None:
     unclear = replace(PASSED, passed=None, text="no peers")
-    safe, told = judge_return(OUT, NOW, [], 2_000, [unclear, replace(unclear, gpu=1, passed=True)])
+    safe, reasons = judge_return(OUT, NOW, [], 2_000, [unclear, replace(unclear, gpu=1, passed=True)])
     assert safe is None
-    assert any("could not be judged" in line for line in told)
+    assert any("could not be judged" in line for line in reasons)
 
 
 def test_a_failure_before_the_last_probes_no_longer_counts_and_returns_are_shown() -> None:
     before = replace(PASSED, request="p0", passed=False)
-    safe, told = judge_return(replace(OUT, returns=2), NOW, [], 2_000, [before, PASSED])
+    safe, reasons = judge_return(replace(OUT, returns=2), NOW, [], 2_000, [before, PASSED])
     assert safe is True
-    assert told[-1] == "It came back 2 times before, and failed again."
+    assert reasons[-1] == "It came back 2 times before, and failed again."
 
 
 def test_what_is_wrong_around_it_is_reported_and_is_not_its_own() -> None:
     around = replace(OPEN, scope="rack", node=None, gpu=None, summary="Rack r4 gets hot air")
-    safe, told = judge_return(OUT, NOW, [around], 2_000, [PASSED])
+    safe, reasons = judge_return(OUT, NOW, [around], 2_000, [PASSED])
     assert safe is True
-    assert told[-1] == "Open around it, not on it: Rack r4 gets hot air"
+    assert reasons[-1] == "Open around it, not on it: Rack r4 gets hot air"

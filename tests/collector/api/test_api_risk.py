@@ -33,11 +33,11 @@ def test_the_measured_figures_are_those_of_the_benchmark() -> None:
 
 
 def test_they_reach_the_console_whole() -> None:
-    told = measured()
-    assert 0 < told.chance < told.captured < 1
-    assert told.top_share == 0.05
-    assert told.days > 100
-    assert told.trace
+    figures = measured()
+    assert 0 < figures.chance < figures.captured < 1
+    assert figures.top_share == 0.05
+    assert figures.days > 100
+    assert figures.trace
 
 
 def facts(*open_: Incident) -> Any:

@@ -142,7 +142,7 @@ def test_when_it_is_over_what_is_left_is_sent_also_after_a_restart(subject: Flee
         assert [s.node for s in again.listed()] == [("n001",)]
         again.pipeline.saving._sweep()
         again.fault("n005")
-        wait_until(lambda: len(again.listener.got) == 1, "another is told")
+        wait_until(lambda: len(again.listener.got) == 1, "another is notified")
         again.now_ms += 3 * HOUR_MS
         again.pipeline.saving._sweep()
         wait_until(lambda: again.listener.received(id_) == ["opened"], "sent when the silence is over")
@@ -212,12 +212,12 @@ def test_maintenance_holds_actions_back_and_says_so_until_it_is_over(subject: Fl
     assert subject.decisions(held) == [("held", why)]
     assert [outcome for outcome, _ in subject.decisions(other)] == ["act"]
     assert [line.what for line in subject.store.audit.read(subject=made.id)] == ["maintenance"]
-    told = {
+    looks = {
         node: api_actions.preview_act(subject.facts, pb.ActRequest(node=node, act="drain"), True)
         for node in ("n001", "n005")
     }
-    assert {node: look.maintenance for node, look in told.items()} == {"n001": why, "n005": ""}
-    assert not any(look.no_force for look in told.values())
+    assert {node: look.maintenance for node, look in looks.items()} == {"n001": why, "n005": ""}
+    assert not any(look.no_force for look in looks.values())
     assert api_actions.preview_act(subject.facts, pb.ActRequest(node="n005", act="drain"), True, False).no_force
     assert [from_json(Decision, text).reason for text in api_decisions.get_policy(subject.facts, True).held_json] == [
         why

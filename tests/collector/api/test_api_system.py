@@ -43,7 +43,7 @@ Against = Callable[[Check], None]
 
 @pytest.fixture(scope="module")
 def against(store_root: Path) -> Iterator[Against]:
-    """Runs checks against one served fleet; they leave it as it was."""
+    """Runs checks against one served fleet; they leave it unchanged."""
     store = Store.open(f"chdb://{store_root}?database=api_system")
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
@@ -75,7 +75,7 @@ def test_the_system_page_shows_every_part(against: Against) -> None:
         assert {t.name for t in system.store.tables} >= {"gpu_samples", "incidents"}
         assert system.store.bytes == sum(t.bytes for t in system.store.tables)
         assert system.store.kind == "embedded"
-        assert not system.agents.HasField("clock_worst_s"), "nobody told of clocks"
+        assert not system.agents.HasField("clock_worst_s"), "nobody reported clocks"
         (hook,) = system.notifiers
         assert (hook.name, hook.kind) == ("ops", "webhook")
         stats.rejected.clear()
@@ -117,17 +117,17 @@ def test_silent_and_late_agents_wrong_clocks_and_full_spools(against: Against, m
         later = NOW + 40_000
         monkeypatch.setattr(fleet.pipeline, "now_ms", lambda: later)
         monkeypatch.setattr(fleet.facts, "_kept", {})
-        monkeypatch.setitem(fleet.facts.stats.last_seen, "n0", later - 1000)  # heard, and nothing of it is stored
+        monkeypatch.setitem(fleet.facts.stats.last_seen, "n0", later - 1000)  # it reported, and nothing of it is stored
         bucket = fleet.pipeline.buckets.newest
         assert bucket is not None
-        told = {
+        columns = {
             "clock_offset_s": np.array([0.01, np.nan, -7.5, np.nan]),
             "spool_bytes": np.array([5e6, 10.0, 0, np.nan]),
             "source_nvml_outcome": np.array([2, 0, np.nan, np.nan]),
             "source_jobs_outcome": np.array([1, 0, 0, np.nan]),
-            "agent_sources_failing": np.array([1, 0, 3, 0]),  # n2's agent is older and tells no more
+            "agent_sources_failing": np.array([1, 0, 3, 0]),  # n2's agent is older and reports less
         }
-        newest = dataclasses.replace(bucket, start_ms=later - 10_000, node=told)
+        newest = dataclasses.replace(bucket, start_ms=later - 10_000, node=columns)
         monkeypatch.setattr(fleet.pipeline.buckets, "newest", newest)
         monkeypatch.setattr(fleet.store.entities, "last_seen", lambda _: np.array([later - 70_000, END, END, 0]))
         agents = (await fleet.stub.GetSystem(pb.SystemRequest())).agents

@@ -90,7 +90,7 @@ def test_calls_whose_answers_nobody_reads_keep_no_operator_out(
 
 
 def test_of_thousands_of_calls_at_once_none_is_ended_unheard(running: Running, fleet: Fleet) -> None:
-    """Above 1,000 calls that have just come gRPC ended some with CANCELLED, whoever's they were."""
+    """Above 1,000 calls that have just come gRPC ended some with CANCELLED, no matter whose they were."""
     connections, calls, refused = 80, 64, "7"
     attackers = [fleet.issue("agent", "n1")]
     with pinned_calls(running.addresses["Fleet API"], attackers, connections, calls, narrow=False) as sent:
@@ -137,13 +137,13 @@ async def test_calls_beyond_a_certificate_s_turns_wait_and_acts_do_not_wait_for_
     """Exports under way here stand for questions that take long."""
     async with Server(fleet.issue("collector", "c2")) as server:
         operator, other = fleet.issue("operator", "o1"), fleet.issue("viewer", "v1")
-        async with server.channel(operator) as made, server.channel(other) as beside:
+        async with server.channel(operator) as made, server.channel(other) as second:
             begun = [made.unary_stream(EXPORT)(b"x") for _ in range(gate.CALLS_EACH)]
             for call in begun:
                 assert await asyncio.wait_for(call.read(), WAIT_S) == b"x"
             waiting = made.unary_unary(STATUS)(b"x", timeout=WAIT_S)
             assert await made.unary_unary(ACT)(b"x", timeout=WAIT_S) == b"x"
-            assert await beside.unary_unary(STATUS)(b"x", timeout=WAIT_S) == b"x"
+            assert await second.unary_unary(STATUS)(b"x", timeout=WAIT_S) == b"x"
             assert not waiting.done()
             begun[0].cancel()
             assert await waiting == b"x"

@@ -122,7 +122,7 @@ def test_what_each_wrong_peer_gets(
                 return x509.explain_failure(answer, [], "ca.pem", "cert.pem")
 
             assert await explained(good) == ""
-            # In the handshake: gRPC tells the collector nothing of it, but it counts.
+            # In the handshake: gRPC reports nothing of it to the collector, but it counts.
             before = server.tls.connections[listener]
             assert "the authority of cert.pem" in await explained(None, grpc.ssl_channel_credentials(ca))
             stranger = other.issue(role, "console")

@@ -113,7 +113,7 @@ def test_an_open_stream_ends_with_its_certificate_which_is_announced_days_before
             assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.PERMISSION_DENIED
             assert (await call.details()).startswith("the certificate of drover://agent/n0 ended at 20")
             await echo(bystander)
-            # It has come back with a new one: nothing is left to tell.
+            # It has come back with a new one: nothing is left to report.
             assert server.gate.troubles() != []
             assert await server.ask(STREAM, fleet.issue("agent", "n0", ends_in=timedelta(days=90))) == ""
             assert server.gate.troubles() == []

@@ -214,15 +214,15 @@ def test_two_faults_on_one_node_are_two_incidents_and_a_silence_swallows_neither
         if number >= 3:
             gpu["gpu_temp_c"][8 + 5] = 26 + 0.09 * gpu["power_w"][8 + 5]
 
-    subject, told = engine(), []
+    subject, reported = engine(), []
     for number in range(60):
         bucket = training_bucket(INDEX, number, hot, silent=[1] if 30 <= number < 40 else [])
         if number >= 15:
             bucket.gpu_rows[8 + 3] = 0
-        told += subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
+        reported += subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
         if number == 14:
-            told += subject.on_events([xid(79, gpu=3, at_ms=150_000)], START_MS + 157_500).incidents
-    found = newest(told).values()
+            reported += subject.on_events([xid(79, gpu=3, at_ms=150_000)], START_MS + 157_500).incidents
+    found = newest(reported).values()
     assert {(i.gpu, i.cause, i.closed_ms is None) for i in found} == {
         (5, "cooling", True), (3, "xid_79", True), (None, "silent", False),
     }  # fmt: skip
@@ -263,7 +263,7 @@ def test_a_node_goes_out_and_comes_back_and_its_incident_ends_with_that() -> Non
 
 @pytest.mark.parametrize("restarted", ["", "before the first one's end was stored", "after it"])
 def test_a_fault_that_opened_after_its_probes_were_asked_for_outlives_the_return(restarted: str) -> None:
-    """They passed for what was known then. It is decided anew: in service again, the node is not out for it."""
+    """They passed for what was known then. It is decided again: in service again, the node is not out for it."""
     enforcing = dataclasses.replace(POLICY, mode="enforce")
     subject = Engine(INDEX, enforcing, START_MS, ceiling="enforce")
     feed(subject, range(3))
@@ -302,7 +302,7 @@ def test_an_error_that_is_reported_late_was_mended_only_if_it_was_before_the_pro
 def test_a_node_that_came_back_is_not_taken_out_for_an_error_of_before(
     restarted: bool, at_s: int, late_s: int, judged: bool
 ) -> None:
-    """Its agent was down, or no collector was there: told late, though the node was mended since."""
+    """Its agent was down, or no collector was there: reported late, though the node was mended since."""
     subject = Engine(INDEX, dataclasses.replace(POLICY, mode="enforce"), START_MS, ceiling="enforce")
     duties = {"n01": NodeOutage("n01", Health.HEALTHY, START_MS + 60_000, "gone", "validated")}
     if restarted:
@@ -326,9 +326,9 @@ def test_what_was_dealt_with_stays_so_for_a_collector_that_starts_again(returned
     subject = Engine(INDEX, POLICY, START_MS)
     duties = {"n01": NodeOutage("n01", Health.HEALTHY, START_MS + 3_000_000, "gone", "validated")} if returned else {}
     bucket = training_bucket(INDEX, 400)
-    told = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
+    line = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
     late = Event(
-        "e", START_MS + 600_000, "n01", 2, EventKind.KERNEL, "aer", told, "kmsg", received_ms=bucket.end_ms + LAG_MS
+        "e", START_MS + 600_000, "n01", 2, EventKind.KERNEL, "aer", line, "kmsg", received_ms=bucket.end_ms + LAG_MS
     )
     subject.restore([], [training_bucket(INDEX, 399), bucket], [late], [], duties)
     found = [incident for outcome in feed(subject, range(401, 404)) for incident in outcome.incidents]
@@ -336,7 +336,7 @@ def test_what_was_dealt_with_stays_so_for_a_collector_that_starts_again(returned
 
 
 def test_events_that_came_together_are_taken_up_together_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of a job's crash, each looked at beside all others, took minutes."""
+    """Thousands of a job's crash, each compared with all others, took minutes."""
     subject, calls = engine(), []
     look = DetectorRunner.detect
     monkeypatch.setattr(
@@ -442,7 +442,7 @@ def test_what_a_driver_asks_for_is_known_by_its_newest_value() -> None:
 
 
 def test_what_a_driver_still_asks_for_after_a_return_is_found_again() -> None:
-    """A person has put the node back at once: it was asked for a reset for ever, and nobody was told."""
+    """A person has put the node back at once: it was asked for a reset for ever, and nobody was notified."""
     subject = engine()
 
     def asks(_: int, gpu: dict[str, Any], __: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The buckets of before a start, read together: each as it is read alone."""
+"""The buckets of before a start, read together: each the same as when read alone."""
 
 from __future__ import annotations
 

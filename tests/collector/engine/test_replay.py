@@ -79,7 +79,7 @@ def blanked(recording: Recording, late: Bools) -> Recording:
     return dataclasses.replace(recording, buckets=buckets)
 
 
-OF_DROVER = {"no_telemetry", "gap_in_telemetry"}  # that it heard too little itself: blames nobody, drains nobody
+OF_DROVER = {"no_telemetry", "gap_in_telemetry"}  # that it received too little itself: blames nobody, drains nobody
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -1,4 +1,4 @@
-"""A restart in the middle of trouble: what was open stays open under its id, nothing is told twice, and what ended
+"""A restart in the middle of trouble: what was open stays open under its id, nothing is reported twice, and what ended
 while nobody judged is ended."""
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_what_is_open_stays_open_and_is_not_reported_twice(name: str) -> None:
 
 
 def _without_end_times(outcomes: Sequence[Outcome]) -> list[object]:
-    """What came of calls, but for the time at which what had ended unseen is told."""
+    """The outcome of calls, but for the time at which what had ended unseen is reported."""
     return [
         (
             [(f.detector, f.cause, f.node, f.gpu, f.cleared) for f in o.findings],

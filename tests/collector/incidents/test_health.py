@@ -1,4 +1,4 @@
-"""Health is a fold over what was heard and the open incidents; unknown is never healthy."""
+"""Health is a fold over reports and the open incidents; unknown is never healthy."""
 
 from __future__ import annotations
 

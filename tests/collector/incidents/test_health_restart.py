@@ -156,7 +156,7 @@ class Run:
 
 
 def timeless(text: str) -> str:
-    """A sentence that says for how long is stored when something else changes, and told as of the newest bucket."""
+    """A sentence that says for how long is stored when something else changes, and shown as of the newest bucket."""
     return re.sub(r"\b\d+(\.\d+)? (s|min|h)\b", "a while", text)
 
 
@@ -175,7 +175,7 @@ async def played(store: Store, history: list[Step], restarts: Collection[int]) -
 
 
 def differs(expected: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What is otherwise, by what it is about: as it should be, as it is."""
+    """What is otherwise, by what it is about: as expected, as found."""
     return {
         f"{what} {key}": (value.get(key), found[what].get(key))
         for what, value in expected.items()

@@ -1,4 +1,4 @@
-"""The book looks only where an incident may be: the same incidents as if it looked at all, and no more looks each."""
+"""The book looks only where an incident may be: the same incidents as if it looked at each, with as many looks each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAUSES = {
 
 
 class Everywhere(IncidentIndex):
-    """Looks at all there is, each time."""
+    """Looks at everything, each time."""
 
     def of_subject(self, subject: Subject) -> list[Record]:
         return self._all()

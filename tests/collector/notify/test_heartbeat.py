@@ -43,7 +43,7 @@ HALF = 0.5
         ({"judged_s": JUDGED_S + 1}, "nothing was judged for 91 s"),
         ({"refused": "no space left"}, "the store takes no telemetry (no space left)"),
         ({"write_s": STUCK_S + 1}, "a write to the store has not returned for 61 s"),
-        ({"undelivered_s": {"ops": UNDELIVERED_S + 60, "am": 0}}, None),  # the other one is told
+        ({"undelivered_s": {"ops": UNDELIVERED_S + 60, "am": 0}}, None),  # the other one is notified
         (
             {"undelivered_s": {"ops": UNDELIVERED_S + 60, "am": UNDELIVERED_S + 1}},
             "no receiver takes messages, the oldest waits",

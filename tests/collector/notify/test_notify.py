@@ -52,7 +52,7 @@ def version(number: int, **changes: object) -> Incident:
 
 
 class Receiver:
-    """An HTTP server that keeps what it gets and answers as told."""
+    """An HTTP server that keeps what it gets and answers as set."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, str], bytes]] = []
@@ -242,7 +242,7 @@ def test_a_restart_delivers_what_waited_and_sends_nothing_twice(
     until(lambda: states(store) == [("pending", 1)], "one try failed")
     first.stop()
     second = outboxes(webhook(receiver.url))
-    assert second.enqueue([INCIDENT]) == 0  # what a start reconciles: it knows from the outbox what was told
+    assert second.enqueue([INCIDENT]) == 0  # what a start reconciles: it knows from the outbox what was sent
     until(lambda: states(store) == [("delivered", 2)], "delivered after the restart")
     assert len({headers["webhook-id"] for _, headers, _ in receiver.got}) == 1
     assert second.enqueue([version(2, closed_ms=1_700_000_100_000)]) == 1
@@ -312,7 +312,7 @@ def test_receivers_get_from_their_severity_on(
     outbox = outboxes(webhook(receiver.url, least=Severity.CRITICAL))
     assert outbox.enqueue([INCIDENT]) == 0
     assert outbox.enqueue([version(2, severity=Severity.CRITICAL)]) == 1
-    until(lambda: receiver.types == ["incident.opened"], "told when it became critical")
+    until(lambda: receiver.types == ["incident.opened"], "sent when it became critical")
 
 
 def mass(count: int, number: int = 1, closed_ms: int | None = None) -> Incident:
@@ -327,7 +327,7 @@ def mass(count: int, number: int = 1, closed_ms: int | None = None) -> Incident:
 def test_a_mass_event_is_one_page_for_all_that_it_holds(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
 ) -> None:
-    """60 nodes: one page, also after a restart, and when they end; what else happens is told as always."""
+    """60 nodes: one page, also after a restart, and when they end; what else happens is sent as always."""
     held = [fault(f"n{n:03d}", "xid_79") for n in range(60)]
     other = fault("n599", "remap_failed")
     outbox = outboxes(webhook(receiver.url))
@@ -347,7 +347,7 @@ def test_a_mass_event_is_one_page_for_all_that_it_holds(
     assert line == "ops: incident.opened not sent: the message of mass event mass was sent instead"
     worse = dataclasses.replace(held[59], version=4, action=RecommendedAction.ISOLATE)
     assert again.enqueue([worse]) == 1, "the event is over: it stands for itself"
-    until(lambda: len(receiver.got) == 4, "told, for the first time")
+    until(lambda: len(receiver.got) == 4, "sent, for the first time")
     assert receiver.types[-1] == "incident.opened"
 
 

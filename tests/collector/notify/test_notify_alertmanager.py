@@ -112,7 +112,7 @@ def test_the_end_ends_whatever_there_is_of_it(server: HttpReceiver) -> None:
     assert am.deliver("m2", body("closed", over, NOW_MS + 61_000), NOW_MS + 90_000).delivered
     (one,) = server.got[-1].json
     assert one["labels"] == LABELS
-    assert from_iso(one["endsAt"]) == NOW_MS + 60_000  # then it was over, not when this could be told
+    assert from_iso(one["endsAt"]) == NOW_MS + 60_000  # then it was over, not when this could be sent
     before = len(server.got)
     assert am.deliver("m3", body("closed", over), NOW_MS + 90_000).delivered
     assert [request.method for request in server.got[before:]] == ["GET"]  # it has none any more: none is made
@@ -166,13 +166,13 @@ def test_another_server_at_that_address(server: HttpReceiver) -> None:
 
 
 class Pages:
-    """What a real Alertmanager would tell people, as its webhook carries it."""
+    """What a real Alertmanager would send people, as its webhook carries it."""
 
     def __init__(self, hook: HttpReceiver) -> None:
         self._hook = hook
 
     def of(self, incident: str, status: str) -> list[str]:
-        """Severities of the alerts of this incident that were told so, in order."""
+        """Severities of the alerts of this incident that were sent so, in order."""
         return [
             one["labels"]["severity"]
             for request in self._hook.got
@@ -211,7 +211,7 @@ def test_a_real_cluster_receives_groups_escalates_and_resolves(real: Running, ho
     one, two = lived("real1", "r01n01"), lived("real2", "r01n02", kind=IncidentKind.THERMAL)
     for incident in (one, two):
         assert am.deliver("m", body("opened", incident, now_ms()), now_ms()).delivered
-    wait_until(lambda: pages.of("real1", "firing") and pages.of("real2", "firing"), "both are told")
+    wait_until(lambda: pages.of("real1", "firing") and pages.of("real2", "firing"), "both are sent")
     together = [
         request.json for request in hook.got
         if {a["labels"]["incident"] for a in request.json["alerts"]} >= {"real1", "real2"}
@@ -224,8 +224,8 @@ def test_a_real_cluster_receives_groups_escalates_and_resolves(real: Running, ho
     worse = dataclasses.replace(one, severity=Severity.CRITICAL, version=2)
     restarted = notifier(*real.urls)  # remembers nothing of the warning
     assert restarted.deliver("m", body("changed", worse, now_ms()), now_ms()).delivered
-    wait_until(lambda: "critical" in pages.of("real1", "firing"), "the critical alert is told")
-    wait_until(lambda: "warning" in pages.of("real1", "resolved"), "the end of the warning is told")
+    wait_until(lambda: "critical" in pages.of("real1", "firing"), "the critical alert is sent")
+    wait_until(lambda: "warning" in pages.of("real1", "resolved"), "the end of the warning is sent")
     for member in (0, 1):
         severities = [labels["severity"] for labels in real.firing(member) if labels["incident"] == "real1"]
         assert severities == ["critical"], "no warning is left burning"
@@ -234,7 +234,7 @@ def test_a_real_cluster_receives_groups_escalates_and_resolves(real: Running, ho
     for incident in (worse, two):
         over = dataclasses.replace(incident, closed_ms=now_ms(), version=3)
         assert restarted.deliver("m", body("closed", over, now_ms()), now_ms()).delivered
-    wait_until(lambda: "critical" in pages.of("real1", "resolved"), "the end is told")
+    wait_until(lambda: "critical" in pages.of("real1", "resolved"), "the end is sent")
     wait_until(lambda: pages.of("real2", "resolved"), "the other's too")
     for member in (0, 1):
         wait_until(lambda member=member: real.firing(member) == [], "nothing burns any more")

@@ -45,7 +45,7 @@ def test_one_of_each_from_files_and_from_the_environment(write: Write, tmp_path:
     fleet = write("fleet.toml", 'name = "t"\n[[nodes]]\nnames = "n1"\npool = "p"\n')
     files = {name: write(name, text) for name, text in {
         "signing": SIGNING, "url": "https://example.org/hook", "slack": f"{SLACK_URL}\n", "pd": f"{ROUTING_KEY}\n",
-        "token": "t0ken\n", "mail": "# whom to tell\n\njson://h/a\njson://h/b\n",
+        "token": "t0ken\n", "mail": "# whom to notify\n\njson://h/a\njson://h/b\n",
     }.items()}  # fmt: skip
     text = (
         table("webhook", f'url_file = "{files["url"]}"', f'secret_file = "{files["signing"]}"', name="hook")

@@ -1,4 +1,4 @@
-"""Many messages at once, receivers that are full or hang, gaps that end: what is told late, and that none is lost."""
+"""Many messages at once, receivers that are full or hang, gaps that end: what is sent late, and that none is lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_nodes_that_stay_silent_after_a_gap_are_sent_when_it_is_over(wait_s: int
     assert [ops.received(name) for name in (gap.id, *SILENT)] == [["opened"], [], [], [], []]
     scene.now_ms = T0 + 301_000
     (over,) = breaker.end_gaps(scene.now_ms, LIMITS)
-    scene.report(over, replace(silent("n000"), version=2, closed_ms=scene.now_ms))  # one is heard again
+    scene.report(over, replace(silent("n000"), version=2, closed_ms=scene.now_ms))  # one reports again
     scene.wait(10)
     assert ops.received(gap.id) == ["opened", "closed"]
     assert [ops.received(name) for name in SILENT] == [[], ["opened"], ["opened"], ["opened"]], "else they burn unseen"
@@ -175,7 +175,7 @@ def test_messages_of_a_receiver_that_is_gone_are_given_up_in_one_write(monkeypat
     scene.routes = type(scene.routes)(scene.listeners)
     scene.restart()
     assert {state for _, state in scene.store.states()} == {"failed", "delivered"}
-    assert scene.listeners[0].received() == ["opened"] * 50, "the one in its place hears of all that is open"
+    assert scene.listeners[0].received() == ["opened"] * 50, "the one in its place gets all that is open"
     assert len(writes) < 60, "a write each for the first, one for all that was given up"
 
 

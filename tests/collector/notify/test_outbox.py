@@ -1,4 +1,4 @@
-"""What receivers are told, and when: an outbox without threads, over a store in memory."""
+"""What receivers get, and when: an outbox without threads, over a store in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_sent_and_what_is_not() -> None:
     assert transition(fault(closed_ms=5), state, TO) == "incident.closed"
     assert transition(fault(closed_ms=5), state, None) == "incident.closed", "who was notified of the opening"
     assert transition(fault(closed_ms=5), replace(state, closed=True), TO) is None
-    assert transition(fault(closed_ms=5), None, TO) is None, "it was never told of: nothing to take back"
+    assert transition(fault(closed_ms=5), None, TO) is None, "it was never sent: nothing to take back"
     assert transition(fault(version=3), replace(state, closed=True), TO) == "incident.opened"
 
 
@@ -118,7 +118,7 @@ def test_what_comes_back_does_not_wait_behind_an_end_that_nobody_takes() -> None
 
 
 def killed_while_the_store_failed(path: Path, listener: Listener) -> Scene:
-    """An incident was told from memory, and nothing else of it was kept."""
+    """An incident was sent from memory, and nothing else of it was kept."""
     scene = Scene(listener, unstored=path)
     scene.store.fails = True
     scene.outbox.enqueue_unstored([fault()])
@@ -201,7 +201,7 @@ def test_a_receiver_may_ask_for_patience_within_bounds(asked_s: float, waits_s: 
     ops.answer = Delivery(True)
     scene.report(fault("i2"))
     asked = asked_s > 0
-    assert ops.received("i2") == ([] if asked else ["opened"]), "it asked for nothing at all to be sent"
+    assert ops.received("i2") == ([] if asked else ["opened"]), "it asked for nothing to be sent"
     scene.now_ms += round(waits_s * 1000)
     scene.run()
     assert sorted(ops.received()) == ["opened", "opened"]

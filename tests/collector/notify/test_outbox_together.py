@@ -1,4 +1,4 @@
-"""What is told to receivers: openings that wait, mass events, and a property test of any history."""
+"""What is sent to receivers: openings that wait, mass events, and a property test of any history."""
 
 from __future__ import annotations
 

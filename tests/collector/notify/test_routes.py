@@ -1,4 +1,4 @@
-"""Who is told of an incident, and what is wrong with routes, in one line."""
+"""Who is notified of an incident, and what is wrong with routes, in one line."""
 
 from __future__ import annotations
 

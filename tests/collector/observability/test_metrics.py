@@ -65,8 +65,8 @@ def test_every_line_is_of_the_text_format(facts: ApiSnapshot, watch: StoreWatch)
 @pytest.mark.system
 def test_promtool_finds_nothing_wrong(facts: ApiSnapshot, tmp_path: Path) -> None:
     page = whole_page(facts, tmp_path).encode()
-    told = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True)
-    assert (told.returncode, told.stdout, told.stderr) == (0, b"", b"")
+    checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
 def test_what_agents_name_without_end_is_added_up(facts: ApiSnapshot, watch: StoreWatch) -> None:

@@ -34,8 +34,8 @@ def page(store: Store, tmp_path: Path) -> str:
 
 
 def promtool(*args: str | Path) -> None:
-    told = subprocess.run(["promtool", *map(str, args)], capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout + told.stderr
+    checked = subprocess.run(["promtool", *map(str, args)], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_every_series_of_rules_dashboard_and_document_is_on_the_page(page: str) -> None:
@@ -43,16 +43,16 @@ def test_every_series_of_rules_dashboard_and_document_is_on_the_page(page: str) 
     wanted = {name for expr, _ in ALERTS.values() for name in NAME.findall(expr)}
     wanted |= {name for panel in PANELS for target in panel["targets"] for name in NAME.findall(target["expr"])}
     assert wanted - names == set()
-    told = documented()
+    written = documented()
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
-    assert told == families
+    assert written == families
 
 
 def test_every_label_of_rules_and_dashboard_is_on_the_page(page: str) -> None:
     """Of a label that is not there a selector finds nothing, and an alert never burns."""
     labels: dict[str, set[str]] = {}
-    for name, told in re.findall(r"^(\w+)(?:\{(.*)\})? ", page, re.MULTILINE):
-        labels.setdefault(name, {"job", "instance"}).update(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', told))
+    for name, written in re.findall(r"^(\w+)(?:\{(.*)\})? ", page, re.MULTILINE):
+        labels.setdefault(name, {"job", "instance"}).update(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', written))
     exprs = [expr for expr, _ in ALERTS.values()]
     exprs += [target["expr"] for panel in PANELS for target in panel["targets"]]
     for expr in exprs:
@@ -85,16 +85,16 @@ def test_every_alert_has_its_page_and_says_what_it_needs() -> None:
         severity = re.search(r"severity: (info|warning|critical)\n", rest)
         assert severity, name
         waits = re.search(r"for: (\w+)\n", rest)
-        told = f"{severity[1].capitalize()}{f', after {waits[1]}' if waits else ''}"
+        written = f"{severity[1].capitalize()}{f', after {waits[1]}' if waits else ''}"
         page = parts_of(PAGES / f"{name}.md")
-        assert page[""] == f"# {name}\n\n{told}.", name
-        assert f"| [{name}](../runbooks/{name}.md) | {told} |\n" in RUN_BOOK, name
+        assert page[""] == f"# {name}\n\n{written}.", name
+        assert f"| [{name}](../runbooks/{name}.md) | {written} |\n" in RUN_BOOK, name
         assert "summary: '" in rest, name
         assert "description: '" in rest, name
 
 
 def parts_of(path: Path) -> dict[str, str]:
-    """A page's parts by their headings, each of which says something; "" is its head."""
+    """A page's parts by their headings; each says something; "" is its head."""
     head, *parts = re.split(r"^## ", path.read_text("utf-8"), flags=re.MULTILINE)
     found = {name: text.strip() for name, _, text in (part.partition("\n") for part in parts)}
     assert list(found) == ["What it means", "First look", "Action"], path.name

@@ -13,16 +13,16 @@ from drover_collector.process import open_files
 
 def limit(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int | None = None) -> list[tuple[int, int]]:
     """Pretend these limits; gives what is set."""
-    told: list[tuple[int, int]] = []
+    limits_set: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft if hard is None else hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: told.append(limits))
-    return told
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: limits_set.append(limits))
+    return limits_set
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = limit(monkeypatch, 1024, 20_000)
+    limits_set = limit(monkeypatch, 1024, 20_000)
     open_files.raise_limit()
-    assert told == [(20_000, 20_000)]
+    assert limits_set == [(20_000, 20_000)]
 
 
 def test_a_fleet_that_does_not_fit_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,11 +132,11 @@ def test_what_agreeing_clocks_call_too_old_goes_and_nothing_else(aged: Store) ->
 def test_a_partition_goes_when_its_last_row_is_too_old(aged: Store) -> None:
     aged.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), NOW - KEPT * DAY_MS + 5000, {"power_w": 1.0})]))
     desk = Desk(aged)
-    told = []
+    kept = []
     for after_s in (0, APART_S, APART_S):  # one of its two rows is too old; both are; they were an hour ago
         desk.once(after_s)
-        told.append(KEPT in days(aged))
-    assert told == [True, True, False]
+        kept.append(KEPT in days(aged))
+    assert kept == [True, True, False]
 
 
 def test_what_is_merged_is_on_the_disk_before_its_sources_may_go(aged: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +164,12 @@ def test_a_clock_that_jumps_five_years_ahead_deletes_nothing_and_retention_goes_
     for _ in range(3):
         desk.once(2 * APART_S)
         assert days(aged) == ALL
-    told = desk.troubles["expiry"]
-    assert told.startswith("Nothing is deleted for its age since 20")
+    trouble = desk.troubles["expiry"]
+    assert trouble.startswith("Nothing is deleted for its age since 20")
     assert desk.expiring.held_s == 4 * APART_S
     assert {(3, 0): "3 of 3 connected agents", (0, 0): "no agent is connected", (3, 3): "samples of 0 of"}[
         votes
-    ] in told
+    ] in trouble
     desk.votes, desk.ahead_ms = (3, 3), 0
     desk.once()
     assert (desk.troubles, desk.expiring.held_s) == ({}, 0.0)

@@ -74,7 +74,7 @@ class Collector:
             return []
         return [from_json(Incident, text) for text in reply.incidents_json]
 
-    def told(self, node: str) -> bool:
+    def notified(self, node: str) -> bool:
         """Whether this node's incident is there, and its message delivered and noted so."""
         found = [i.id for i in self.incidents() if i.node == node]
         if not found:
@@ -83,7 +83,7 @@ class Collector:
         return any("incident.opened delivered" in line for line in detail.notifications)
 
     def send_xid(self, node: str) -> None:
-        """A GPU of this node is broken, of n5 and on in another way: five alike would be one mass event, told as one.
+        """A GPU of this node is broken, of n5 and on in another way: five alike would be one mass event, sent as one.
 
         Returns when that is acknowledged.
         """
@@ -162,7 +162,7 @@ class Two:
     def reports(self, through: Collector, node: str, *, to: Collector) -> None:
         """An event that one took in becomes an incident at the other, which both then show."""
         through.send_xid(node)
-        wait_until(lambda: to.told(node), f"{to.name} shows the incident of {node}, and that it was told", 60)
+        wait_until(lambda: to.notified(node), f"{to.name} shows the incident of {node}, and that it was sent", 60)
 
     def check_effects(self) -> list[int]:
         """No effect of one holder after another has had one, by a later lease; gives the leases in their order."""
@@ -185,7 +185,7 @@ def two(tmp_path: Path) -> Iterator[Two]:
         both = Two(tmp_path, server, port)
         try:
             yield both
-            # Whatever happened: nothing was told twice.
+            # Whatever happened: nothing was sent twice.
             assert {count for _, count in Counter(got).items()} <= {1}, got
             opened = [id_ for id_, kind in got if kind == "incident.opened"]
             assert len(opened) == len(set(opened))
@@ -201,11 +201,11 @@ def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.reports(two.b, "n1", to=two.a)
     two.reports(two.a, "n2", to=two.b)
 
-    two.a.signal(signal.SIGKILL)  # with what it had not told anybody
+    two.a.signal(signal.SIGKILL)  # with what it had not sent to anybody
     two.a.process.wait()
     two.b.send_xid("n3")
     two.become(two.b, "active")
-    wait_until(lambda: all(two.b.told(node) for node in ("n1", "n2", "n3")), "b took all over", 60)
+    wait_until(lambda: all(two.b.notified(node) for node in ("n1", "n2", "n3")), "b took all over", 60)
     two.a.end()
     two.a = two.start("a")
     two.become(two.a, "standby")
@@ -217,7 +217,7 @@ def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.become(two.b, "standby")
     two.reports(two.b, "n5", to=two.a)
 
-    two.server.command("cut 0")  # a reaches its store no more
+    two.server.command("cut 0")  # a no longer reaches its store
     two.become(two.b, "active")
     two.become(two.a, "standby")
     wait_until(lambda: any("store does not answer" in t for t in two.a.status().troubles), "a says so", 20)

@@ -67,8 +67,8 @@ def test_an_event_becomes_a_stored_incident_at_once(store: Store, index: FleetIn
         async with running(pipeline_of(store, index, clock)) as pipeline:
             store.events.write([xid(1)])
             pipeline.take_events([xid(1)])
-            await until(lambda: bool(pipeline.incidents), "an incident is told")
-            (incident,) = store.incidents.newest("open")  # what is told is stored
+            await until(lambda: bool(pipeline.incidents), "an incident is shown")
+            (incident,) = store.incidents.newest("open")  # what is shown is stored
             assert (incident.node, incident.gpu, incident.cause) == ("n1", 1, "xid_79")
             assert incident.severity is Severity.CRITICAL
             assert pipeline.incidents[incident.id] == incident
@@ -120,7 +120,7 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
 def test_what_people_set_holds_also_while_no_bucket_can_be_read(
     store: Store, index: FleetIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    """Events are judged meanwhile, and whoever stops Drover then means it."""
+    """Events are judged meanwhile, and a person who stops Drover then means it."""
     path = tmp_path / "ours.toml"
     path.write_text('mode = "approve"\n')
     clock, asked = Clock(T0), list[int]()
@@ -156,7 +156,7 @@ def test_what_people_set_holds_also_while_no_bucket_can_be_read(
 def test_an_event_that_another_collector_stores_during_a_start_is_still_to_be_judged(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one that counted as judged the engine would say that it was told already."""
+    """Of one that counted as judged the engine would say that it was reported already."""
     events, unjudged = store.events.read, store.events.unjudged
 
     def then_another(read: Callable[..., list[Event]]) -> Callable[..., list[Event]]:
@@ -198,7 +198,7 @@ def test_a_restart_raises_no_second_alarm(store: Store, index: FleetIndex) -> No
 
 
 def test_an_event_that_a_crash_left_unjudged_is_judged_after_the_restart(store: Store, index: FleetIndex) -> None:
-    """Stored and acknowledged, then kill -9: the agent will not send it again, so nobody else would tell."""
+    """Stored and acknowledged, then kill -9: the agent will not send it again, so nobody else would report it."""
 
     async def scenario() -> None:
         day = 86_400_000

@@ -101,9 +101,9 @@ async def test_what_another_collector_took_in_is_judged_once(store: Store) -> No
     receiver = Receiver()
     async with collector(store, Given(), receiver) as (pipeline, leadership):
         assert role_of(leadership) == ACTIVE
-        store.events.write([xid(1)])  # nobody tells this pipeline
+        store.events.write([xid(1)])  # nobody wakes this pipeline
         await until(lambda: len(pipeline.incidents) == 1, "the event is found in the store")
-        await until(lambda: len(receiver.got) == 1, "it is told")
+        await until(lambda: len(receiver.got) == 1, "it is sent")
         pipeline.take_events([xid(1)])  # the agent sent it again, here
         store.events.write([xid(1)])
         store.events.write([xid(1, "n2")])
@@ -117,7 +117,7 @@ async def test_without_the_lease_nothing_is_written_and_nothing_sent(store: Stor
     receiver, lease = Receiver(), Given()
     async with collector(store, lease, receiver) as (pipeline, leadership):
         store.events.write([xid(1)])
-        await until(lambda: len(pipeline.incidents) == len(receiver.got) == 1, "it is told")
+        await until(lambda: len(pipeline.incidents) == len(receiver.got) == 1, "it is sent")
         [incident] = pipeline.incidents.values()
         lease.held = False
         assert role_of(leadership) == STANDBY
@@ -133,7 +133,7 @@ async def test_without_the_lease_nothing_is_written_and_nothing_sent(store: Stor
         assert len(store.events.unjudged(T0 + 1500, 10)) == 1
         lease.held = True
         await until(lambda: len(pipeline.incidents) == 2, "what came meanwhile is judged")
-        await until(lambda: len(receiver.got) == 2, "and told")
+        await until(lambda: len(receiver.got) == 2, "and sent")
         assert len(set(receiver.got)) == 2
 
 

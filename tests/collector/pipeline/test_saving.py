@@ -31,7 +31,7 @@ LINE = Audit("policy 1", T0, "the policy's file", "policy", "ours", "the file ha
 
 
 class Noting:
-    """Stands for store and outbox: notes what is written, in order; hangs or fails where it is told to."""
+    """Stands for store and outbox: notes what is written, in order; hangs or fails where it is asked to."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -126,39 +126,39 @@ def test_receivers_that_forget_are_reminded_of_what_is_open_while_nothing_can_be
 
 
 def test_one_who_acts_and_cannot_store_its_intent_is_called_again(store: Noting, saving: OutcomeWriter) -> None:
-    told: list[Outcome] = []
+    taken: list[Outcome] = []
 
     def take(outcome: Outcome) -> None:
-        told.append(outcome)
-        if len(told) < 3:
+        taken.append(outcome)
+        if len(taken) < 3:
             raise StoreError("no space left")
 
     saving.takers.append(take)
     saving.put(FOUND, ())
     wait_until(lambda: len(saving) == 0, "taken")
-    assert told == [FOUND] * 3
+    assert taken == [FOUND] * 3
 
 
 def test_a_defect_of_one_who_acts_keeps_it_from_no_other(store: Noting, saving: OutcomeWriter) -> None:
-    told: list[Outcome] = []
+    taken: list[Outcome] = []
 
     def wrong(_: Outcome) -> None:
         raise KeyError("a bug")
 
-    saving.takers += [wrong, told.append]
+    saving.takers += [wrong, taken.append]
     saving.put(FOUND, ())
     wait_until(lambda: len(saving) == 0, "stored")
-    assert told == [FOUND]
+    assert taken == [FOUND]
     assert (saving._ticks.failures, saving._ticks.lost_outcomes) == (1, 0)
 
 
 def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
     store: Noting, saving: OutcomeWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease was lost meanwhile, and may be back: whoever judges since then has not heard of these decisions."""
+    """The lease was lost meanwhile, and may be back: the one that judges since then does not know these decisions."""
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
-    told: list[Outcome] = []
-    saving.takers.append(told.append)
+    taken: list[Outcome] = []
+    saving.takers.append(taken.append)
     store.hangs = "incidents.write"
     saving.put(FOUND, ())
     assert store.hanging.wait(20)
@@ -168,7 +168,7 @@ def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
     saving.put(later, ())
     wait_until(lambda: len(saving) == 0, "the next is stored")
     assert store.done == ["decisions.write"]
-    assert told == [later]
+    assert taken == [later]
 
 
 def test_a_line_for_people_waits_for_the_store_and_keeps_nobody_waiting(

@@ -256,7 +256,7 @@ def test_an_answer_never_goes_beyond_the_settings() -> None:
 
 
 def test_nodes_that_others_took_out_count() -> None:
-    """32 nodes, of which 3 may be out."""
+    """32 nodes; 3 of them may be out."""
     subject = decider(guard=dataclasses.replace(OPEN, fleet_ratio=0.1))
     subject.away = {"n000", "n001", "n002"}
     (held,), _ = decide(subject, [incident("n008")], 1000)
@@ -308,7 +308,7 @@ def test_what_failed_is_not_out_and_is_decided_again_an_hour_later_once_also_aft
         (again,), _ = decide(subject, open_, 5000 + AGAIN_MS)
         assert (again.outcome, again.node, again.id != stored[0].id) == ("act", "n001", True)
         assert subject.out() == {"n001"}
-        subject.take_failed([failed(stored[0], 5000)])  # told again, of the one before
+        subject.take_failed([failed(stored[0], 5000)])  # reported again, of the one before
         assert decide(subject, open_, 5000 + 9 * AGAIN_MS)[0] == []
 
 

@@ -106,7 +106,7 @@ class Run:
 
 
 def gone(run: Run) -> set[str]:
-    """Nodes out of service, told by what was decided and became of it, not by the decider's own count."""
+    """Nodes out of service, by what was decided and became of it, not by the decider's own count."""
     out = {node for node, duty in run.duties.items() if duty.stage in OUT_STAGES}
     for decision in run.made:
         duty = run.duties.get(decision.node)
@@ -130,7 +130,7 @@ def groups(guard: GuardLimits) -> list[tuple[str, set[str], int]]:
 
 
 def over(run: Run, guard: GuardLimits) -> list[str]:
-    """Groups of which more is out than may be."""
+    """Groups with more out than may be."""
     out = gone(run)
     return [
         f"{sorted(out & nodes)} of {group}: {allowed} may be"
@@ -143,7 +143,7 @@ def over(run: Run, guard: GuardLimits) -> list[str]:
 def test_no_cap_is_exceeded_and_all_that_is_held_says_why(guard: GuardLimits, plan: list[tuple[str, int, str, int]],
                                                           mode: str) -> None:  # fmt: skip
     run = Run(Decider(INDEX, policy(mode, guard), "enforce"))
-    left: list[tuple[int, str]] = []  # when which node went; what is decided of one that is out counts no more
+    left: list[tuple[int, str]] = []  # when which node went; what is decided of one that is out no longer counts
     for step in plan:
         before, out = len(run.made), gone(run)
         run.step(*step)
@@ -196,7 +196,7 @@ peopled = st.lists(
 
 @dataclasses.dataclass
 class Shared(Run):
-    """The same beside people who close and open nodes themselves, all through a Slurm in memory: what is out is what
+    """The same with people who close and open nodes themselves, all through a Slurm in memory: what is out is what
     Slurm says, and who closed it stands in its reason."""
 
     slurm: SlurmStandIn = dataclasses.field(default_factory=lambda: SlurmStandIn(*NAMES))
@@ -216,7 +216,7 @@ class Shared(Run):
         super().step("wait" if what in ("back", *ANN) else what, number, cause, minutes)
 
     def people(self, what: str, node: str) -> None:
-        if what == "ann drains":  # also over a drain of ours, which is hers from then on
+        if what == "ann drains":  # also over Drover's drain, which is hers from then on
             self.slurm.drain_by(node, "ann", f"cables {len(self.made)}")
         elif what == "ann resumes":
             self.slurm.resume_by_hand(node)

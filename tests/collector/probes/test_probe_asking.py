@@ -31,7 +31,7 @@ ALL = ProbesConfig(baseline=True, admit=True, idle_share_per_day=0.5, idle_for_s
 
 
 class Site:
-    """Asks whenever it is told to; its nodes have been idle for longer than they must."""
+    """Asks whenever it is called; its nodes have been idle for longer than they must."""
 
     def __init__(
         self, store: Store, config: ProbesConfig = ALL, risk: Mapping[str, float] | None = None,

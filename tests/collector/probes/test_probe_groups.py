@@ -1,4 +1,4 @@
-"""Orders for several nodes together: all are asked at once or none, and who is blamed of what came of it."""
+"""Orders for several nodes together: all are asked at once or none, and who is blamed for the result."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ LEAF = {f"n{k}": f"leaf{k // 8}" for k in range(16)}
 
 
 def ran(nodes: tuple[str, ...], factor: float = 1.0, ts_ms: int = NOW, ends: tuple[str, ...] = (), **row: str) -> Ran:
-    """A group and what each of its nodes told; `ends`: of those where it is not "done"."""
+    """A group and what each of its nodes answered; `ends`: of those where it is not "done"."""
     name = "-".join(nodes)
     made = Ran()
     rng = np.random.default_rng(sum(name.encode()))
@@ -147,15 +147,15 @@ def ran(nodes: tuple[str, ...], factor: float = 1.0, ts_ms: int = NOW, ends: tup
             members=nodes,
         )  # fmt: skip
         end = ends[k] if k < len(ends) else "done"
-        told = []
+        given = []
         for number, probe in enumerate(GROUP_FIGURES):
             value = USUAL[probe] * factor * noise[probe] if not set(ends) - {"done"} else None
-            told.append(replace(figure(order.id, number, probe, None, value), node=node, level="quick", **row))
+            given.append(replace(figure(order.id, number, probe, None, value), node=node, level="quick", **row))
         last = closing(
             order.id, end, node=node, detail="", probe="" if end in ("done", "stopped") else "allreduce_group"
         )
         made.orders.append(order)
-        made.rows[order.id] = [ProbeRow(r, Key(sku="NVIDIA H200")) for r in (*told, replace(last, **row))]
+        made.rows[order.id] = [ProbeRow(r, Key(sku="NVIDIA H200")) for r in (*given, replace(last, **row))]
     return made
 
 
@@ -167,17 +167,17 @@ def fabric(bad: set[str], nodes: int = 16) -> list[Ran]:
 
 
 def by_node(found: dict[str, ProbeVerdict]) -> dict[str, set[bool | None]]:
-    told: dict[str, set[bool | None]] = {}
+    given: dict[str, set[bool | None]] = {}
     for verdict in found.values():
-        told.setdefault(verdict.node, set()).add(verdict.passed)
-    return told
+        given.setdefault(verdict.node, set()).add(verdict.passed)
+    return given
 
 
 def test_the_odd_node_is_named_by_comparing_pairs_and_its_partners_are_not() -> None:
     found = by_node(verdicts(fabric({"n11"}), [], LEAF, NOW))
     assert found["n11"] == {False}
-    assert all(False not in told for node, told in found.items() if node != "n11")
-    assert all(True in told for node, told in found.items() if node != "n11")
+    assert all(False not in given for node, given in found.items() if node != "n11")
+    assert all(True in given for node, given in found.items() if node != "n11")
     text = next(v.text for v in verdicts(fabric({"n11"}), [], LEAF, NOW).values() if v.node == "n11")
     assert "n11: allreduce_group over " in text and "below the " in text and "good elsewhere" in text
 
@@ -220,7 +220,7 @@ def test_after_a_slow_pair_drover_finds_the_odd_node_by_itself_with_good_ones(pa
     runs, rounds = followed([*GOOD, ran(pair, 0.5)], {"n3"}, list(LEAF))
     found = by_node(verdicts(runs, [], LEAF, NOW))
     assert False in found["n3"]
-    assert [node for node, told in found.items() if False in told] == ["n3"]
+    assert [node for node, given in found.items() if False in given] == ["n3"]
     assert rounds <= 2
 
 
@@ -241,7 +241,7 @@ def test_follow_ups_end_and_take_no_node_that_nobody_named_unless_that_is_allowe
     assert rounds <= ROUNDS
     assert max(sum(node in one.members for one in asked) for node in ("n2", "n3")) <= ROUNDS
     alone, _ = followed(pairs, {"n2"}, ["n2", "n3"])
-    assert alone == pairs, "nobody is free to run beside them"
+    assert alone == pairs, "nobody is free to run next to them"
 
 
 @pytest.mark.parametrize("maintained", [(), ("n2",)], ids=["free", "people work on it"])
@@ -295,7 +295,7 @@ def test_a_node_that_hangs_with_each_partner_is_named() -> None:
     healthy = [one for one in fabric(set()) if "n3" not in one.members]
     odd = [ran(("n3", f"n{k}"), ends=("crashed", "hung")) for k in (5, 6)]
     found = by_node(verdicts([*healthy, *odd], [], LEAF, NOW))
-    assert [node for node, told in found.items() if False in told] == ["n3"]
+    assert [node for node, given in found.items() if False in given] == ["n3"]
 
 
 def test_groups_are_held_against_earlier_ones_of_their_kind_and_board_alone() -> None:

@@ -174,8 +174,8 @@ def test_detectable_is_what_is_detected_nine_times_in_ten(spread: float, size: i
     for seed in range(40):
         boards = fleet(size, spread=spread, seed=seed)
         at = seed % size
-        told = judge(boards).groups[0].detectable
-        found = judge(changed(boards, at, value=(boards[at].value or 0) * (1 - told)))
+        detectable = judge(boards).groups[0].detectable
+        found = judge(changed(boards, at, value=(boards[at].value or 0) * (1 - detectable)))
         hit += of(found, f"n{at // 8}", at % 8).ok is False
         tried += 1
     assert hit / tried >= 0.7

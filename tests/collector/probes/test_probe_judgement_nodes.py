@@ -129,7 +129,7 @@ LEAF = {f"n{k}": f"leaf{k // 8}" for k in range(32)}
 
 
 def ring(nodes: list[str], bad: set[str], size: int = 4, rounds: int = 2) -> list[Run]:
-    """Groups of `size`, shuffled anew each round: as slow as the worst member."""
+    """Groups of `size`, shuffled again each round: as slow as the worst member."""
     rng = np.random.default_rng(8)
     runs = []
     for _ in range(rounds):
@@ -262,9 +262,11 @@ def test_false_drifts_keep_to_the_budget() -> None:
 
 
 def test_a_change_of_the_detectable_size_is_reported_most_often() -> None:
-    told = drift(history(noisy([790.0] * 20))).detectable
-    assert told is not None
-    hit = sum(drift(history(noisy([790.0] * 18 + [790.0 * (1 - told)] * 2, seed))).ok is False for seed in range(200))
+    detectable = drift(history(noisy([790.0] * 20))).detectable
+    assert detectable is not None
+    hit = sum(
+        drift(history(noisy([790.0] * 18 + [790.0 * (1 - detectable)] * 2, seed))).ok is False for seed in range(200)
+    )
     assert hit >= 0.75 * 200
 
 

@@ -97,8 +97,8 @@ class Answers:
     async def __call__(self, *results: ProbeResult) -> None:
         for result in results:
             self.seq += 1
-            told = pb.ProbeResult(request_id=result.request, json=to_json(result))
-            await self.agent.send(record=pb.Record(seq=self.seq, probe_result=told))
+            sent = pb.ProbeResult(request_id=result.request, json=to_json(result))
+            await self.agent.send(record=pb.Record(seq=self.seq, probe_result=sent))
 
 
 async def requested(agent: Agent) -> pb.ProbeRequest:
@@ -161,10 +161,10 @@ async def test_a_node_that_came_up_with_a_gpu_fewer_does_not_pass_its_validation
             figures = [figure(order, g, "sdc", g, 1e6, ok=True) for g in range(there)]
             await answer(*figures, closing(order))
             assert (await at.ended(order)).state == "done"
-            told = {v.gpu: v for v in at.verdicts}
-            assert [told[gpu].passed for gpu in range(there)] == [True] * there
-            assert (len(told), told[None].passed) == (there + 1, passed)
-            assert (f"its driver knows {there} of its {gpus} GPUs" in told[None].text) is (passed is None)
+            sent = {v.gpu: v for v in at.verdicts}
+            assert [sent[gpu].passed for gpu in range(there)] == [True] * there
+            assert (len(sent), sent[None].passed) == (there + 1, passed)
+            assert (f"its driver knows {there} of its {gpus} GPUs" in sent[None].text) is (passed is None)
 
 
 @in_loop
@@ -286,7 +286,7 @@ async def test_after_a_restart_what_was_answered_meanwhile_is_judged(store: Stor
         old = Bench(collector, ProbesConfig())
         order = await ask(old)
         waits = await ask(old, "n1")
-        await Answers(agent)(closing(order, "refused"))  # the desk runs no more
+        await Answers(agent)(closing(order, "refused"))  # the desk no longer runs
         await until(lambda: collector.probes)
         new = Bench(collector, ProbesConfig())
         running = asyncio.create_task(new.desk.run())

@@ -64,19 +64,19 @@ SUSPICIONS = {
 
 @pytest.mark.parametrize("case", list(SUSPICIONS))
 def test_a_suspicion_is_probed_where_no_job_is_disturbed(case: str) -> None:
-    told, about, at, orders, asked = SUSPICIONS[case]
-    found = confirmations([told], {about.id: about}, {"n1": at}, orders, ProbesConfig(), NOW)
+    stored, about, at, orders, asked = SUSPICIONS[case]
+    found = confirmations([stored], {about.id: about}, {"n1": at}, orders, ProbesConfig(), NOW)
     assert [(w.node, w.why, w.incident_id) for w in found] == [("n1", ProbeReason.CONFIRM, "i1")] * asked
 
 
 def test_in_observe_mode_only_where_the_settings_say_so() -> None:
-    told = {"i1": incident()}
-    assert confirmations([decision("would_act")], told, {"n1": standing()}, [], ProbesConfig(confirm=True), NOW)
+    stored = {"i1": incident()}
+    assert confirmations([decision("would_act")], stored, {"n1": standing()}, [], ProbesConfig(confirm=True), NOW)
 
 
 def test_heat_is_looked_for_by_a_soak() -> None:
-    told = {"i1": incident(cause="thermal")}
-    (wish,) = confirmations([decision()], told, {"n1": standing()}, [], ProbesConfig(), NOW)
+    stored = {"i1": incident(cause="thermal")}
+    (wish,) = confirmations([decision()], stored, {"n1": standing()}, [], ProbesConfig(), NOW)
     assert "soak" in wish.probes
 
 

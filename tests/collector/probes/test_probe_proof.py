@@ -164,7 +164,7 @@ def test_an_order_that_failed_leaves_a_suspect_a_suspect() -> None:
     after = the_incident(subject)
     assert replace(after, timeline=(), version=0, updated_ms=0) == replace(before, timeline=(), version=0, updated_ms=0)
     assert after.timeline[-1].text == f"a probe gave no verdict: {failed.text}"
-    subject.on_verdicts([failed], at(2) + 1)  # told again until it is stored
+    subject.on_verdicts([failed], at(2) + 1)  # given again until it is stored
     assert the_incident(subject) == after
     assert subject.health_of(NODE, GPU)[0] is Health.SUSPECT
 
@@ -290,15 +290,15 @@ def test_a_replay_with_the_verdicts_ends_as_the_live_run(passed: bool) -> None:
     event = Event(
         "e", START_MS + 20_000, NODE, GPU, EventKind.XID, "13", "graphics exception", received_ms=START_MS + 20_000
     )
-    told = [replace(v, ts_ms=at(2)) for v in (verdict(passed, "" if passed else "sdc"), verdict(passed, gpu=None))]
+    verdicts = [replace(v, ts_ms=at(2)) for v in (verdict(passed, "" if passed else "sdc"), verdict(passed, gpu=None))]
     live = Engine(INDEX, POLICY, START_MS)
     for number, bucket in enumerate(buckets):
         if number == 1:
             live.on_events([event], START_MS + 20_000)
         live.on_bucket(bucket, bucket.end_ms + LAG_MS)
         if number == 2:
-            live.on_verdicts(told, at(2))
-    run = Replay(INDEX, iter(buckets), [event], POLICY, [], told)
+            live.on_verdicts(verdicts, at(2))
+    run = Replay(INDEX, iter(buckets), [event], POLICY, [], verdicts)
     for _ in run:
         pass
     assert run.engine is not None

@@ -121,8 +121,8 @@ def test_in_observe_mode_nobody_is_asked_and_nothing_in_service_is_probed() -> N
 def test_a_node_that_drains_or_a_scheduler_that_is_away_is_waited_for() -> None:
     assert protection(DRAINING).of(order(), busy=False) == Given(wait="jobs still run there, it drains")
     assert protection(DRAINING).of(order(PERSON), busy=True) == Given("hand")
-    told = protection(AwayError("Slurm does not answer: x")).of(order(), busy=False)
-    assert told == Given(wait="Slurm does not answer: x", away=True)
+    given = protection(AwayError("Slurm does not answer: x")).of(order(), busy=False)
+    assert given == Given(wait="Slurm does not answer: x", away=True)
 
 
 def test_a_job_holds_the_node_before_anything_is_sent() -> None:
@@ -241,13 +241,13 @@ def test_a_job_that_is_refused_keeps_no_other_order_waiting_is_tried_seldom_and_
         now_ms=lambda: now[0],
     )  # fmt: skip
     made.look(["p1"])
-    told = made.of(order(), busy=False)
-    assert told == Given(wait="its job cannot be submitted: Slurm: Requested nodes not in this partition")
+    given = made.of(order(), busy=False)
+    assert given == Given(wait="its job cannot be submitted: Slurm: Requested nodes not in this partition")
     now[0] += 29_000
-    assert made.of(order(), busy=False) == told
+    assert made.of(order(), busy=False) == given
     assert len(tries) == 1
     now[0] += 31_000
-    assert made.of(order(), busy=False) == Given(never=told.wait)
+    assert made.of(order(), busy=False) == Given(never=given.wait)
 
 
 def test_a_job_in_a_state_of_its_own_is_given_up_and_ended() -> None:
@@ -339,14 +339,14 @@ async def bench(store: Store) -> AsyncIterator[tuple[Collector, Bench]]:
 async def test_an_order_waits_for_its_job_is_sent_in_it_and_the_job_ends_with_it(store: Store) -> None:
     async with bench(store) as (collector, at), collector.agent(hello(node="n0")) as agent:
         id_ = await asyncio.to_thread(at.desk.orders.ask, "n0", CONFIRM)
-        await until(lambda: at.newest(id_).detail == "job 801 is pending", "why it waits is told")
+        await until(lambda: at.newest(id_).detail == "job 801 is pending", "why it waits is shown")
         assert at.newest(id_).state == "asked"
         at.holds.begin(id_)
         request = (await agent.read("probe_request")).probe_request
         assert (request.id, request.protection) == (id_, "job")
         assert (at.newest(id_).state, at.newest(id_).protection, at.newest(id_).job) == ("sent", "job", "801")
-        told = ProbeResult(f"{id_}/end", "n0", None, "", T0, None, None, "", "gave way", id_, end="stopped")
-        body = pb.ProbeResult(request_id=id_, json=to_json(told))
+        given = ProbeResult(f"{id_}/end", "n0", None, "", T0, None, None, "", "gave way", id_, end="stopped")
+        body = pb.ProbeResult(request_id=id_, json=to_json(given))
         await agent.send(record=pb.Record(seq=1, probe_result=body))
         await until(lambda: at.newest(id_).state == "failed", "its end")
         await until(lambda: at.holds.ended == ["801"], "its job's end")
@@ -378,7 +378,7 @@ async def test_a_group_is_sent_when_all_its_nodes_are_held(store: Store) -> None
         first, second = await asyncio.to_thread(at.desk.orders.ask_group, ["n0", "n1"], PERSON)
         await until(lambda: len(at.holds.submitted) == 2, "a job for each")
         at.holds.begin(first)
-        await until(lambda: at.newest(second).detail == "job 802 is pending", "the other one's is told")
+        await until(lambda: at.newest(second).detail == "job 802 is pending", "the other one's is shown")
         assert at.newest(first).state == "asked"
         at.holds.begin(second)
         asked = [(await agent.read("probe_request")).probe_request for agent in (one, other)]

@@ -71,22 +71,22 @@ def healthy(node: str, request: str, ts_ms: int, seed: int) -> list[ProbeResult]
 
 
 def one(probe: str, **more: object) -> Callable[[list[ProbeResult]], list[ProbeResult]]:
-    return lambda told: [
+    return lambda results: [
         replace(r, **more) if (r.probe, r.gpu) == (probe, BAD) else r  # type: ignore[arg-type]  # any fields
-        for r in told
+        for r in results
     ]
 
 
 def times(probe: str, factor: float) -> Callable[[list[ProbeResult]], list[ProbeResult]]:
-    return lambda told: [
+    return lambda results: [
         replace(r, value=r.value * factor) if r.value is not None and (r.probe, r.gpu) == (probe, BAD) else r
-        for r in told
+        for r in results
     ]
 
 
 def ended(end: str, detail: str, probe: str = "", **more: object) -> Callable[[list[ProbeResult]], list[ProbeResult]]:
     """Nothing but how it ended."""
-    return lambda told: [replace(told[-1], end=end, detail=detail, probe=probe, **more)]  # type: ignore[arg-type]  # any
+    return lambda results: [replace(results[-1], end=end, detail=detail, probe=probe, **more)]  # type: ignore[arg-type]  # any
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ CASES = {
         ended("stopped", "gave way during sdc, GPU 2: held by process 812 (python, ann)", "sdc", gpu=BAD),
         None, "stopped: gave way during sdc", "failed",
     ),
-    "nothing": Case(lambda told: told, None, "GPUs give what their configuration gives"),
+    "nothing": Case(lambda results: results, None, "GPUs give what their configuration gives"),
 }  # fmt: skip
 
 
