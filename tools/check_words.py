@@ -2,9 +2,6 @@
 
 Reads every tracked text file: names, docstrings, comments and messages of Python; comments of .proto files; Markdown,
 YAML and the rest whole. Literals of one word (keys, names of columns) are formats and not read.
-
-words_baseline.json holds how many hits a file still has. It may only shrink: a file with more hits fails, one with
-fewer fails until `--update` has lowered its number. If two branches conflict in it, take either side, then `--update`.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import functools
-import json
 import re
 import subprocess
 import sys
@@ -23,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = Path(__file__).with_name("words.toml")
-BASELINE = Path(__file__).with_name("words_baseline.json")
 SUFFIXES = {".py", ".md", ".proto", ".yml", ".yaml", ".toml", ".sh", ".js", ".css", ".html", ".service", ".conf"}
 NAMES = {"Makefile", "Containerfile"}
 
@@ -120,44 +115,15 @@ def check(root: Path, files: Iterable[str], words: WordList) -> dict[str, list[H
     return {name: hits for name, hits in read.items() if hits}
 
 
-def problems(found: dict[str, list[Hit]], baseline: dict[str, int]) -> list[str]:
-    """Return what to print where the hits are not exactly those of the baseline; nothing if they are."""
-    lines: list[str] = []
-    for name in sorted({*found, *baseline}):
-        hits, allowed = found.get(name, []), baseline.get(name, 0)
-        if len(hits) > allowed:
-            lines += map(str, hits)
-            lines.append(f"{name}: {len(hits)} refused words, {allowed} allowed. Reword those that are new.")
-        elif len(hits) < allowed:
-            lines.append(f"{name}: {len(hits)} refused words, {allowed} allowed. Run tools/check_words.py --update.")
-    return lines
-
-
-def update(path: Path, found: dict[str, list[Hit]], baseline: dict[str, int]) -> list[str]:
-    """Write the hits of now as the baseline, also of files that were moved. Return why not, if their sum has grown."""
-    counts = {name: len(hits) for name, hits in sorted(found.items())}
-    if sum(counts.values()) > sum(baseline.values()):
-        grown = {name: hits for name, hits in found.items() if len(hits) > baseline.get(name, 0)}
-        last = f"{sum(counts.values())} refused words in all, {sum(baseline.values())} allowed: the baseline stays."
-        return [*problems(grown, {name: baseline.get(name, 0) for name in grown}), last]
-    path.write_text(json.dumps(counts, indent=0) + "\n", "utf-8")
-    return []
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Refuse the words of tools/words.toml.")
-    parser.add_argument("files", nargs="*", help="print every hit in these files and folders; ignores the baseline")
-    parser.add_argument("--update", action="store_true", help="lower the baseline; it refuses to raise the sum")
+    parser.add_argument("files", nargs="*", help="read only these files and folders")
     chosen = parser.parse_args(arguments)
-    words, files = WordList.read(), tracked_files(ROOT)
+    files = tracked_files(ROOT)
     if chosen.files:
         paths = [Path(name).resolve() for name in chosen.files]
         files = [name for name in files if any((ROOT / name).is_relative_to(path) for path in paths)]
-        lines = [str(hit) for hits in check(ROOT, files, words).values() for hit in hits]
-    else:
-        found = check(ROOT, files, words)
-        baseline: dict[str, int] = json.loads(BASELINE.read_text("utf-8"))
-        lines = update(BASELINE, found, baseline) if chosen.update else problems(found, baseline)
+    lines = [str(hit) for hits in check(ROOT, files, WordList.read()).values() for hit in hits]
     for line in lines:
         print(line)
     return int(bool(lines))
