@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """`make dist`: Drover's wheels, and bundles that install it without internet or compiler (release.py).
 
-    dist/drover-0.1.0-py3-none-any.whl          all of it
-    dist/drover_agent-0.1.0-py3-none-any.whl    for nodes: no simulator, collector, console or command line
-    dist/drover-agent-0.1.0-x86_64.tar.gz       the second one and what it depends on
-    dist/drover-server-0.1.0-x86_64.tar.gz      for the collector's machine: collector, console, authority
+    dist/drover-0.2.0-py3-none-any.whl          all of it
+    dist/drover_agent-0.2.0-py3-none-any.whl    for nodes: no simulator, collector, console or command line
+    dist/drover-agent-0.2.0-x86_64.tar.gz       the second one and what it depends on
+    dist/drover-server-0.2.0-x86_64.tar.gz      for the collector's machine: collector, console, authority
 
 What a bundle may hold stands in locks/: name, version and hashes of every dependency. Other downloads are refused.
 

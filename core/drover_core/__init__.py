@@ -3,4 +3,4 @@
 The model, metrics, XIDs, settings, times, certificates, logs. It needs only the standard library.
 """
 
-VERSION = "0.1.0"  # as in pyproject.toml; asking importlib.metadata for it costs an agent 3 MiB
+VERSION = "0.2.0"  # as in pyproject.toml; asking importlib.metadata for it costs an agent 3 MiB
