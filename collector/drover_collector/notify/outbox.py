@@ -72,9 +72,10 @@ class Outbox:
         self.delivery = DeliveryPool(store, notifiers, options.delays_s, fallback, now_ms, self._states.give_up)
         self._writer = MessageWriter(console_url)
         self._updates = UpdateMessages(store, self.delivery, self._states, self._writer, self._recipients, now_ms)
-        self._lock = threading.Lock()  # of the next two
+        self._lock = threading.Lock()  # of the next three
         self._groups = Grouping()
         self._silenced: set[str] = set()  # incidents that a silence held back
+        self._ahead: dict[str, int] = {}  # incident -> version that was sent before older ones were stored
         self._repeated_ms: dict[Key, int] = {}  # when a receiver with `repeat_s` last got the incident
         self._held: dict[Key, tuple[str, Incident]] = {}  # openings that a route holds back: message id and incident
 
@@ -102,6 +103,7 @@ class Outbox:
         self._states.clear()
         with self._lock:
             self._silenced.clear()
+            self._ahead.clear()
             self._groups = Grouping()
         self._repeated_ms = {}
         self._held.clear()
@@ -164,7 +166,7 @@ class Outbox:
         """Send what only time makes due: after a silence, a route's repeat, or a message given up long ago.
 
         Args:
-            incidents: all open ones, by id. Call this now and then.
+            incidents: all open ones, by id. Call this now and then, when all is stored.
         Returns:
             How many messages were written.
         Raises:
@@ -172,6 +174,8 @@ class Outbox:
         """
         if not self.delivery.receivers:
             return 0
+        with self._lock:
+            self._ahead.clear()
         self._end_forgotten(incidents)
         open_ = [i for i in incidents.values() if i.closed_ms is None]
         self.repeat(open_)
@@ -232,6 +236,10 @@ class Outbox:
             return []
         now_ms = self._now_ms()
         with self._lock:
+            if from_memory:
+                self._ahead.update((i.id, i.version) for i in incidents)
+            else:  # an older version that the store takes late would open again what was closed meanwhile
+                incidents = [i for i in incidents if i.version >= self._ahead.get(i.id, 0)]
             self._groups.add(incidents)
             events = [(self._groups.event_of(i), self._groups.released(i)) for i in incidents]
         states = self._states.recall({i.id for i in incidents}, self.delivery.workers, from_memory)

@@ -179,6 +179,7 @@ class History:
 @example([FULL, OPENS, WORSE, ROOM, KILL, CLOSES], 0)
 @example([OPENS, ("silence", "a", 30), WORSE, KILL, ("wait", None, 100), CLOSES], 0)
 @example([("answer", 0, REFUSED), OPENS, KILL, UP, CLOSES], 0)
+@example([OPENS, FULL, ("change", "b", Severity.INFO), OPENS, CLOSES], 0)  # its older versions are stored after its end
 @given(steps=st.lists(STEPS, max_size=25), wait_s=st.sampled_from([0, 0, 400]))
 def test_each_receiver_gets_each_transition_once_in_order_and_nothing_is_lost(
     steps: list[tuple[str, str | int | None, object]], wait_s: int
