@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 
 from drover_cli import client
@@ -21,7 +22,9 @@ OUTCOMES = ("would_act", "held", "pending_approval", "approved", "rejected", "ex
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
     parser.add_argument("--outcome", choices=OUTCOMES, default="", help="only these")
-    parser.add_argument("--since", default="7d", help="an age such as 12h, or a time (default 7d)")
+    parser.add_argument(
+        "--since", default="7d", help="an age such as 12h, or a time (default 7d); those that wait are always listed"
+    )
     parser.add_argument("--limit", type=count, default=100, help="at most so many (default 100)")
     parser.add_argument("--json", action="store_true", help="one JSON object per decision")
 
@@ -36,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
             print_json(json.loads(text))
         return 0
     show([from_json(Decision, text) for text in reply.decisions_json])
+    if len(reply.decisions_json) >= args.limit:
+        print(f"only {args.limit} are listed; --limit lists more", file=sys.stderr)
     return 0
 
 
@@ -48,4 +53,4 @@ def show(decisions: list[Decision]) -> None:
          d.incident_id, d.rule, d.reason]
         for d in decisions
     ]  # fmt: skip
-    print_table(["ID", "WHEN", "STANDS", "WANTS", "NODE", "INCIDENT", "RULE", "WHY"], rows)
+    print_table(["ID", "WHEN", "STATE", "WANTS", "NODE", "INCIDENT", "RULE", "WHY"], rows)

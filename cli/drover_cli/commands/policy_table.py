@@ -223,7 +223,7 @@ class Table:
             print("\nneither would have taken a node out")
             return
         print("\nnodes taken out, and why:")
-        truth = ["REALLY"] if self.labels is not None else []
+        truth = ["IN TRUTH"] if self.labels is not None else []
         rows: list[list[object]] = []
         for drain in drains[:SHOWN]:
             hours = [f"{h:.1f}" if h else "-" for h in drain.gpu_hours(self.results)]
@@ -234,7 +234,7 @@ class Table:
                 ]
             )  # fmt: skip
         names = [r.policy for r in self.results]
-        headers = ["OUT SINCE", "NODE", *names, *(f"GPU-H {name}" for name in names), *truth, "FOR", "EVIDENCE"]
+        headers = ["OUT SINCE", "NODE", *names, *(f"GPU-H {name}" for name in names), *truth, "INCIDENT", "EVIDENCE"]
         print_table(headers, rows, frozenset({4, 5}))
         _more(len(drains))
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
          s.by, s.why]
         for s in found
     ]  # fmt: skip
-    print_table(["ID", "FROM", "UNTIL", "STANDS", "HOLDS ACTIONS", "OF", "WHO", "WHY"], rows)
+    print_table(["ID", "FROM", "UNTIL", "STATE", "HOLDS ACTIONS", "OF", "WHO", "WHY"], rows)
     return 0
 
 

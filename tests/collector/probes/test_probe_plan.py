@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from drover_collector.probes.scheduling.planner import (
     AGAIN_MS,
@@ -113,7 +115,9 @@ def test_the_budget_goes_to_the_highest_risk_and_the_oldest_result() -> None:
     assert wished(ProbesConfig(idle_share_per_day=0.01), *nodes) == [("n7", "idle")]
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (3, 5, 2), (8,), (1, 1), (7, 7, 7)], ids=str)
+@example((1, 1, 1))
+@example((2, 1))
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple).filter(lambda sizes: sum(sizes) > 1))
 def test_fabric_rounds_follow_the_leaves(sizes: tuple[int, ...]) -> None:
     nodes = [
         NodeSpec(f"l{leaf}n{n}", leaf=f"l{leaf}") for leaf, size in enumerate(sizes) for n in range(size)

@@ -132,8 +132,8 @@ def fabric_rounds(spec: FleetSpec, among: Collection[str] | None = None) -> list
     """Return pairs of nodes for collectives, in rounds; in one round a node is in at most one pair.
 
     Two rounds pair nodes under the same leaf switch, two pair nodes across leaves. Each round has other partners, so
-    that a bad link between two nodes can be distinguished from a bad node (`probes/judging/multi_node.py`). A node
-    whose leaf is unknown is in no pair. With an odd number of nodes, one that is alone under its leaf may be in none.
+    that a bad link between two nodes can be distinguished from a bad node (`probes/judging/multi_node.py`). Each node
+    is in some pair, if there are two; only one whose leaf is unknown is in none.
 
     Args:
         among: only these nodes; None: all with GPUs.
@@ -150,9 +150,12 @@ def fabric_rounds(spec: FleetSpec, among: Collection[str] | None = None) -> list
             rounds[1] += _neighbours(names[1:] + names[:1])
     order = [name for names in leaves.values() for name in names]
     half = len(order) // 2
-    for shift in (0, 1):
-        pairs = [(order[i], order[half + (i + shift) % half]) for i in range(half)] if half > shift else []
-        rounds.append([pair for pair in pairs if leaf[pair[0]] != leaf[pair[1]]])
+    across = [list(zip(order[:half], order[half : 2 * half], strict=True))]
+    # Of an odd number the last is left out first, then the first.
+    near, far = order[-2 * half : len(order) - half], order[-half:]
+    if half > 1 or len(order) % 2:
+        across.append(list(zip(near, far[1:] + far[:1], strict=True)))
+    rounds += [[pair for pair in pairs if leaf[pair[0]] != leaf[pair[1]]] for pairs in across]
     return [tuple(pairs) for pairs in rounds if pairs]
 
 
