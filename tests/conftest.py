@@ -72,6 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     share = 0.85 * len(computing) / max(len(waiting), 1)
     place = {path: (number + 0.5) * share for number, path in enumerate(waiting)}
     place |= {path: float(number) for number, path in enumerate(computing)}
+    place |= {
+        path: 0.8 * len(computing) for path in computing if path.name == "test_kubernetes.py"
+    }  # it waits for a build
     items[:] = [item for path in sorted(files, key=place.__getitem__) for item in files[path]]
 
 

@@ -23,7 +23,7 @@ ln -s "$work/tree" tree/.go/src/k8s.io/kubernetes
 cd tree/.go/src/k8s.io/kubernetes
 export PATH=/usr/lib/go-1.19/bin:$PATH GOPATH=$work/tree/.go GOCACHE=$work/cache CGO_ENABLED=0 GOPROXY=off GOFLAGS= GO111MODULE=off
 make WHAT="cmd/kube-apiserver cmd/kube-controller-manager" >"$work/make.log" 2>&1 || { tail -20 "$work/make.log" >&2; exit 1; }
-mkdir -p "$into"
-for program in kube-apiserver kube-controller-manager; do
-  install -m 755 "_output/local/go/bin/$program" "$into/$program"
-done
+rm -rf "$into" "$into.new" # what was left by one that was stopped
+mkdir -p "$into.new"
+install -m 755 _output/local/go/bin/kube-apiserver _output/local/go/bin/kube-controller-manager "$into.new"
+mv "$into.new" "$into"

@@ -8,6 +8,7 @@ a kubelet would. Serves policy/v1beta1 evictions only; a current cluster serves 
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import ssl
@@ -28,6 +29,8 @@ from testbed.system_processes import free_port
 from testbed.waiting import wait_until
 
 PROGRAMS = Path("/var/cache/drover-testbed/kubernetes")
+LOCK, LOG = PROGRAMS.with_suffix(".lock"), PROGRAMS.with_suffix(".log")  # of the build
+BUILD_S = 900.0  # three minutes where nothing else runs
 START_S = 60.0  # five where nothing else runs
 STOP_S = 20.0
 ISSUER = "https://kubernetes.default.svc"
@@ -159,12 +162,26 @@ class KubernetesServer:
         )  # fmt: skip
 
 
+def _is_built() -> bool:
+    """Return whether the programs are there. Fails if nothing builds them."""
+    if PROGRAMS.exists():
+        return True
+    with LOCK.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    assert PROGRAMS.exists(), f"the build of the API server failed: {LOG.read_text()[-2000:]}"
+    return True
+
+
 @contextmanager
 def kubernetes(folder: Path, synced: bool = False) -> Iterator[KubernetesServer]:
-    """A server without any node. The API server is stopped before etcd, or it would wait for it.
+    """A server without any node, once it is built. The API server is stopped before etcd, or it would wait for it.
 
     `synced`: its etcd waits for the disk.
     """
+    wait_until(_is_built, "the build of the API server that tests/system_setup.sh began", BUILD_S, 1.0)
     key = rsa.generate_private_key(65537, 2048)
     server = KubernetesServer(folder, free_port(), free_port(), key, synced)
     (folder / "account.key").write_bytes(

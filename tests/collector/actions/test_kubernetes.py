@@ -23,6 +23,7 @@ from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.waiting import wait_until
 
+pytestmark = pytest.mark.timeout(1000)  # the first test may have to wait for the build of the server
 RBAC = Path(__file__).resolve().parents[3] / "docs/kubernetes/rbac.yaml"
 ACCOUNT = "drover/drover-collector"
 
