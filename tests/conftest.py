@@ -62,13 +62,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread the files that mostly wait (e2e) evenly among those that mostly compute: the workers take files in order.
 
     pytest-xdist itself would take the files with the fewest tests last: browsers and Slurms all at once, on idle cores.
-    The last of them begins early enough that other workers have something to do until it has ended.
+    The last of them begins early enough that other workers have something to do until it has ended. Of those that
+    compute, the files with long tests come first, for the same reason.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name == "e2e"]
-    computing = [path for path in files if path.parent.name != "e2e"]
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    computing = sorted((path for path in files if path.parent.name != "e2e"), key=lambda path: path not in long)
     share = 0.85 * len(computing) / max(len(waiting), 1)
     place = {path: (number + 0.5) * share for number, path in enumerate(waiting)}
     place |= {path: float(number) for number, path in enumerate(computing)}

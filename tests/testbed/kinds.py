@@ -8,7 +8,7 @@ The list is measured, and holds names of tests without a path, so that a file ca
 module, `test_probe_hold.job`: many have the same name. A test that starts a process and is not listed fails. To bring
 the list up to date, write down what is missing, and add it: `pytest --list-processes FILE`.
 
-Tests whose runs take over 2 s together have the marker `long` in addition: `tests/long.txt` lists them.
+Tests that take seconds have the marker `long` in addition: `tests/long.txt` lists them.
 """
 
 from __future__ import annotations
