@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Builds a real Kubernetes API server (1.20.2) and the disruption controller out of Debian bookworm's own source package,
-# once a machine, for `make test SYSTEM=1`: no such binary is packaged. Five minutes and 1.4 GB of memory on two cores.
+# once a machine, for `make test SYSTEM=1`: no such binary is packaged. Three minutes on two cores. Without the clouds' providers,
+# which no test needs and which cost a third more.
 set -euo pipefail
 into=${1:-/var/cache/drover-testbed/kubernetes}
 test -x "$into/kube-apiserver" && test -x "$into/kube-controller-manager" && exit 0
-echo "building a Kubernetes API server for the tests (five minutes, once) ..."
+echo "building a Kubernetes API server for the tests (three minutes, once) ..."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -21,7 +22,7 @@ dpkg-source --no-check -x kubernetes_*.dsc tree >/dev/null
 mkdir -p tree/.go/src/k8s.io
 ln -s "$work/tree" tree/.go/src/k8s.io/kubernetes
 cd tree/.go/src/k8s.io/kubernetes
-export PATH=/usr/lib/go-1.19/bin:$PATH GOPATH=$work/tree/.go GOCACHE=$work/cache CGO_ENABLED=0 GOPROXY=off GOFLAGS= GO111MODULE=off
+export PATH=/usr/lib/go-1.19/bin:$PATH GOPATH=$work/tree/.go GOCACHE=$work/cache CGO_ENABLED=0 GOPROXY=off GOFLAGS=-tags=providerless GO111MODULE=off
 make WHAT="cmd/kube-apiserver cmd/kube-controller-manager" >"$work/make.log" 2>&1 || { tail -20 "$work/make.log" >&2; exit 1; }
 rm -rf "$into" "$into.new" # what was left by one that was stopped
 mkdir -p "$into.new"
