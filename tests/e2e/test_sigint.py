@@ -17,7 +17,9 @@ from testbed.waiting import wait_until
 
 START_S = 120
 STOP_S = 60
-INTERRUPTED = 130
+# 130, or by the signal itself: Python ends so if the signal comes while it runs generated code, such as a dataclass's
+# methods, also where KeyboardInterrupt is caught.
+INTERRUPTED = (130, -signal.SIGINT)
 pytestmark = pytest.mark.timeout(420)
 
 
@@ -94,7 +96,7 @@ def test_it_ends_by_sigint_where_it_was_started_with_sigint_ignored(
         )
         assert child.poll() is None, log.read_text()
         child.send_signal(signal.SIGINT)
-        assert child.wait(STOP_S) in (0, INTERRUPTED), log.read_text()
+        assert child.wait(STOP_S) in (0, *INTERRUPTED), log.read_text()
         assert "Traceback" not in log.read_text()
     finally:
         if child.poll() is None:
