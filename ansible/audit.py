@@ -52,7 +52,7 @@ def judge(name: str, found: dict[str, Any] | str) -> tuple[int, list[str]]:
         for vuln in row["vulns"]
     ]
     if unasked:
-        lines.append(f"{name}: {len(unasked)} of {len(rows)} NOT audited: nothing is known of {_some(unasked)}")
+        lines.append(f"{name}: {len(unasked)} of {len(rows)} NOT audited: no registry reports on {_some(unasked)}")
     if len(unasked) < len(rows):
         lines.append(f"{name}: {len(rows) - len(unasked)} audited, {len(bad)} with known vulnerabilities")
     return len(bad), lines

@@ -89,8 +89,8 @@ def make(case: Path, args: argparse.Namespace) -> None:
     )  # fmt: skip
     index = FleetIndex(fleet.spec)
     engine = Engine(index, Policy.named(args.against), fleet.start_ms)
-    answer = ((from_iso(row["ts"]), row["node"], row["inventory"]) for row in fleet.inventory)
-    inventory = sorted(answer, key=lambda row: row[0], reverse=True)
+    reports = ((from_iso(row["ts"]), row["node"], row["inventory"]) for row in fleet.inventory)
+    inventory = sorted(reports, key=lambda row: row[0], reverse=True)
     incidents: dict[str, Incident] = {}
     events: list[Event] = []
     for bucket, arrived in buckets(fleet, round(1000 * args.interval)):

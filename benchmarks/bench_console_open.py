@@ -121,15 +121,15 @@ def measure(folder: Path, nodes: int, rounds: int, found: Found) -> None:
         jobs: list[pb.JobRow] = []
 
         def running() -> bool:
-            result = live.fleet.jobs().value
-            jobs[:] = result.jobs if result else []
+            known = live.fleet.jobs().value
+            jobs[:] = known.jobs if known else []
             return bool(jobs)
 
         def note(page: str, link: str, there: str) -> None:
             first, second = measured(browser, f"{live.url}/{link}", there)
             found.setdefault(page, []).append((first, second))
-            result = f"{page}: {first.wall:.2f} s, again {second.wall:.2f} s"
-            print(f"{time.monotonic() - began_s:6.1f} s  {result}", file=sys.stderr, flush=True)
+            line = f"{page}: {first.wall:.2f} s, again {second.wall:.2f} s"
+            print(f"{time.monotonic() - began_s:6.1f} s  {line}", file=sys.stderr, flush=True)
 
         note(AFTER_START, "system", "Connected now")
         wait_until(running, "jobs run", 60)

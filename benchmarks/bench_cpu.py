@@ -253,10 +253,10 @@ def victoria_rows(port: int, tls: ssl.SSLContext) -> int:
 
 def victoria_version() -> str:
     """Debian's; the program itself was built without one."""
-    printed = subprocess.run(
+    done = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Version}", VICTORIA], check=False, capture_output=True, text=True
     )
-    return printed.stdout or "unknown"
+    return done.stdout or "unknown"
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def summary(runs: Sequence[Played]) -> dict[str, Any]:
     in_field = recall * FIELD_FAULTS / (recall * FIELD_FAULTS + max(false, 3) * per_1000) if recall > 0 else 0.0
     return {
         "gpu_days": round(days, 1), "faults": faults, "negatives": sum(p.negatives for p in runs), "found": found,
-        "told": reported, "false": false, "false_drains": drains,
+        "reported": reported, "false": false, "false_drains": drains,
         "precision": _round(precision), "precision_interval": _pair(wilson(reported, reported + false)),
         "recall": _round(recall), "recall_interval": _pair(wilson(found, faults)),
         "f1": _round(f1), "f1_interval": _pair(f1_interval(runs)),
@@ -146,8 +146,8 @@ def run(
     result: dict[str, list[Played]] = {}
     log: Path | None = args.log if ours and wrong else None
     for line in log.read_text(encoding="utf-8").splitlines() if log is not None and log.exists() else ():
-        for name, reported in json.loads(line).items():
-            result.setdefault(name, []).append(Played(**reported))
+        for name, fields in json.loads(line).items():
+            result.setdefault(name, []).append(Played(**fields))
     done_before = {p.seed for runs in result.values() for p in runs}
     seeds = [seed for seed in seeds if seed not in done_before]
     if not seeds:
@@ -232,7 +232,9 @@ def page(result: dict[str, Any]) -> str:
             f"{h['false_drains']} drains. "
             f"None in that time bounds a rate at {h['none_bounds_the_rate_at']:g} per 1,000 GPU-days (3/N, 95 %).",
         ]  # fmt: skip
-        lines += ["", *(f"- {n} x {what}" for what, n in h["told_wrongly"].items())] if h["told_wrongly"] else []
+        lines += (
+            ["", *(f"- {n} x {what}" for what, n in h["reported_wrongly"].items())] if h["reported_wrongly"] else []
+        )
     for title, rows in (("By kind", result["kinds"]), ("By cause", result["causes"])):
         lines += ["", f"## {title}", "", "| Fault | Found | 95 % | Delay median, p95 |", "| --- | --- | --- | --- |"]
         for name, row in rows.items():
@@ -242,11 +244,12 @@ def page(result: dict[str, Any]) -> str:
                 f"| {_seconds(row['delay_median_s'])}, {_seconds(row['delay_p95_s'])} |"
             )
     lines += [
-        "", f"Of the {ours['faults'] - ours['found']} that are missed {result['missed_told_otherwise']} were reported "
-        "all the same, as more evidence in the incident of what they came out of, or as a note of idle GPUs.",
+        "",
+        f"Of the {ours['faults'] - ours['found']} that are missed {result['missed_reported_otherwise']} were reported "
+        "all the same, as more evidence in the incident of their cause, or as a note of idle GPUs.",
         "", "## Reported wrongly", "",
     ]  # fmt: skip
-    lines += [f"- {n} x {what}" for what, n in result["told_wrongly"].items()] or ["Nothing."]
+    lines += [f"- {n} x {what}" for what, n in result["reported_wrongly"].items()] or ["Nothing."]
     return "\n".join(lines) + "\n"
 
 
@@ -313,7 +316,7 @@ def healthy(args: argparse.Namespace) -> dict[str, Any]:
         "seeds": [min(done), max(done)], "gpu_days": round(days), "false": sum(false.values()),
         "false_drains": sum(row["drains"] for row in done.values()), "none_bounds_the_rate_at": round(3000 / days, 4),
         "false_per_1000_gpu_days": round(1000 * sum(false.values()) / days, 3),
-        "told_wrongly": dict(false.most_common()),
+        "reported_wrongly": dict(false.most_common()),
     }  # fmt: skip
 
 
@@ -352,8 +355,8 @@ def main() -> None:
         "interval_s": args.interval, "seeds": [seeds[0], seeds[-1]], "thresholds": thresholds,
         "methods": {name: summary(runs) for name, runs in played.items()},
         "kinds": by_kind(played[OURS], False), "causes": by_kind(played[OURS], True),
-        "told_wrongly": _false(played[OURS]), "failed": FAILED,
-        "missed_told_otherwise": sum(len(p.otherwise) for p in played[OURS]),
+        "reported_wrongly": _false(played[OURS]), "failed": FAILED,
+        "missed_reported_otherwise": sum(len(p.otherwise) for p in played[OURS]),
     }  # fmt: skip
     if args.healthy or args.healthy_log:
         result["healthy"] = healthy(args)

@@ -160,8 +160,8 @@ class Site:
             return int(system.store.rollup_marks)
 
     def check(self, *how: str) -> dict[str, Any]:
-        lines = [f"chdb://{self.store}", str(self.journals), str(self.nodes), *how]
-        done = self._spawn("check.log", "-m", "durability.check", *lines)
+        words = [f"chdb://{self.store}", str(self.journals), str(self.nodes), *how]
+        done = self._spawn("check.log", "-m", "durability.check", *words)
         out, _ = done.communicate(timeout=300)
         if done.returncode:
             raise RuntimeError((self.folder / "check.log").read_text()[-2000:])
@@ -263,7 +263,7 @@ def disk_full(folder: Path, rng: random.Random, quick: bool = True) -> dict[str,
             held_back += status.samples_stored == before
         (disk / "ballast").unlink()
         found = finished(site)
-        return {"told": len(lines), "held_back": held_back, **found}
+        return {"warnings": len(lines), "held_back": held_back, **found}
     finally:
         site.close()
         subprocess.run(["umount", "-l", str(disk)], check=False)
@@ -310,7 +310,7 @@ def damaged(site: Site, rng: random.Random) -> dict[str, Any]:
     return {
         "file": f"{file.parent.name}/{file.name}",
         "started_s": round(ready_s, 2),
-        "told": sentence,
+        "reported": sentence,
         "names_table_and_time": "table " in sentence and " from 20" in sentence,
         "takes_in": takes_in,
         "rows_lost": lost,

@@ -228,7 +228,7 @@ def _one_duty(torch: Any, properties: Any, per_clock: int, seconds: int, duty: f
         "sm_clock_mhz": round(clock_mhz),
         "expected": round(expected, 4),
         "tensor_active_ratio": round(seen, 4),
-        "beside": compared,
+        "compared": compared,
         "holds": abs(seen - expected) <= GPM_TOLERANCE,
     }
 

@@ -122,21 +122,21 @@ def picture(found: dict[str, list[tuple[float, float]]], gpus: int) -> str:
 
 
 def line_of(run: Run, console: Console, found: dict[str, list[tuple[float, float]]], warm_s: float) -> dict[str, Any]:
-    drawn: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for key, points in found.items():
         kept = [(at, value) for at, value in points if at >= warm_s and value == value]
         if not kept:
-            drawn[key] = None
+            figures[key] = None
             continue
         values = sorted(value for _, value in kept)
-        drawn[key] = {
+        figures[key] = {
             "first": round(kept[0][1], 3),
             "median": round(values[len(values) // 2], 3),
             "p95": round(values[int(0.95 * (len(values) - 1))], 3),
             "last": round(kept[-1][1], 3),
             "per_hour": round(slope([at for at, _ in kept], [value for _, value in kept]) * 3600, 3),
         }
-    rss = drawn["rss_mib"] or {"first": NAN, "last": NAN}
+    rss = figures["rss_mib"] or {"first": NAN, "last": NAN}
     end = run.moments[-1]
     return {
         "benchmark": "soak",
@@ -155,7 +155,7 @@ def line_of(run: Run, console: Console, found: dict[str, list[tuple[float, float
         "backoffs": round(end.total("backoffs")),
         "failed_questions": console.failures,
         "troubles": list(end.status.troubles)[:5] if end.status is not None else ["no Status"],
-        **drawn,
+        **figures,
     }
 
 

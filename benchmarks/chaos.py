@@ -246,7 +246,8 @@ def page(result: dict[str, Any]) -> str:
         f"| wrong values; series with an unequal checksum | {sums['rows_wrong']}; {sums['series_unequal']} |",
         f"| rollups of 10 s compared with their rows; unequal | {sums['rollups_compared']:,};"
         f" {sums['rollups_unequal']} |",
-        f"| rollups of 5 min compared; unequal | {sums['rollups_5m_compared']:,}; {sums['rollups_5m_unequal']} |",
+        f"| rollups of 5 min compared with theirs; unequal | {sums['rollups_5m_compared']:,};"
+        f" {sums['rollups_5m_unequal']} |",
         f"| drained in Slurm (broken ones only, one at a time) | {', '.join(result['drained']) or 'none'} |",
         f"| webhook messages taken; taken again under the same id | {result['messages']['taken']};"
         f" {result['messages']['again']} |",

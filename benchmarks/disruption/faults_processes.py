@@ -109,11 +109,11 @@ def bad_settings_at_restart(run: Run) -> Steps:
     good = config.read_text()
     config.write_text(good + '\n[detect]\nlag_s = "soon"\n')
     words = [sys.executable, "-m", "drover_collector.main", "run", "--config", str(config)]
-    reported = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    run.must(reported.returncode == 2, "exit code 2")
-    lines = reported.stderr.strip().splitlines()
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    run.must(done.returncode == 2, "exit code 2")
+    lines = done.stderr.strip().splitlines()
     run.must(len(lines) == 1 and "collector.toml" not in good, "one line")
-    run.saw(f"exit code {reported.returncode}: {lines[-1].replace(str(run.folder), '')[:120]}")
+    run.saw(f"exit code {done.returncode}: {lines[-1].replace(str(run.folder), '')[:120]}")
     config.write_text(good)
     place.start_collector()
     yield None

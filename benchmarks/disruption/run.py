@@ -13,8 +13,8 @@ from disruption.place import Place
 
 RECOVER_S = 150.0
 
-# Up to its `yield` a fault is brought about and taken away again; what it yields must come true for it to be over,
-# in addition to the fleet being well; after it stands what must then be so.
+# Up to its `yield` a fault is caused and taken away again. It is over when the fleet is well and what it yields holds.
+# What follows the `yield` is checked then.
 Fault = Callable[["Run"], Iterator[Callable[[], object] | None]]
 
 

@@ -35,7 +35,7 @@ UNASKED = {"name": "c", "skip_reason": "not found on PyPI"}
     [
         ([SOUND], 0, ["l: 1 audited, 0 with known vulnerabilities"]),
         ([SOUND, BAD], 1, ["l: b 2: PYSEC-1, mended in 3", "l: 2 audited, 1 with known vulnerabilities"]),
-        ([UNASKED], 0, ["l: 1 of 1 NOT audited: nothing is known of c"]),
+        ([UNASKED], 0, ["l: 1 of 1 NOT audited: no registry reports on c"]),
     ],
     ids=["sound", "bad", "unasked"],
 )

@@ -21,7 +21,7 @@ class Stub(FleetStandIn):
         return pb.DecisionList(decisions_json=[to_json(WAITING)] * min(request.limit, 3))
 
 
-@pytest.mark.parametrize(("limit", "cut"), [("2", "only 2 are listed; --limit lists more\n"), ("4", "")])
+@pytest.mark.parametrize(("limit", "cut"), [("2", "the list ends at --limit 2; there may be more\n"), ("4", "")])
 def test_a_list_that_was_cut_says_so(
     limit: str, cut: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

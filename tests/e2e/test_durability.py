@@ -28,5 +28,5 @@ def test_what_was_acknowledged_is_there_once_whichever_process_is_killed(tmp_pat
     assert min(stored["rows"], stored["acks"], stored["events"], stored["rollups_compared"]) > 0
     assert stored["spoiled_found"]["10s"] == 1  # the comparison is not blind
     # It was read and missed; of a merged part what it was made of may still have been there, and nothing is lost then.
-    assert "is damaged: table gpu_samples" in found["damage"]["told"]
+    assert "is damaged: table gpu_samples" in found["damage"]["reported"]
     assert found["damage"]["rows_lost_after_agents_sent_again"] == 0

@@ -105,8 +105,8 @@ def environment(scratch: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(packages)}
 
 
-def follow(page: Path, scratch: Path) -> None:
-    """Do what a page says.
+def follow(page: Path, scratch: Path, commands: bool = True) -> None:
+    """Do what a page says; without its commands if `commands` is False.
 
     Raises:
         RecipeError: a file is there already or is missing, lines are not found, a command fails.
@@ -116,7 +116,8 @@ def follow(page: Path, scratch: Path) -> None:
         path = scratch / block.title
         try:
             if not block.title:
-                _run(block.text, scratch)
+                if commands:
+                    _run(block.text, scratch)
             elif block.language == "diff":
                 path.write_text(changed(path.read_text("utf-8"), block.text), "utf-8")
             elif path.exists():

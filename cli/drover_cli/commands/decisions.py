@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     show([from_json(Decision, text) for text in reply.decisions_json])
     if len(reply.decisions_json) >= args.limit:
-        print(f"only {args.limit} are listed; --limit lists more", file=sys.stderr)
+        print(f"the list ends at --limit {args.limit}; there may be more", file=sys.stderr)
     return 0
 
 
