@@ -105,7 +105,7 @@ class CaseSink:
             if rows is not None:
                 rows.close()
         spec = FleetSpec(self._spec.nodes, tuple(fleet.jobs), self._spec.name)
-        (self._folder / "fleet.json").write_text(dump_json(spec), "utf-8")
+        (self._folder / "fleet.json").write_text(dump_json(spec, "simulation"), "utf-8")
         events = sorted(self._events, key=lambda e: e.ts_ms)
         write_jsonl(self._folder / "events.jsonl", map(event_report, events))
         write_jsonl(self._folder / "labels.jsonl", (label.to_dict() for label in fleet.labels))

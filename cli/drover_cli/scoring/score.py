@@ -7,6 +7,10 @@ negatives: a drain or isolate on one is a false alarm, anything weaker is not co
 Nothing else is found. What was reported in another way is counted separately (`otherwise`) and changes no figure: idle
 GPUs, which are information and never more, and what comes out of an earlier fault (`follows`), reported in that
 fault's incident.
+
+A fault with a precursor (`precursor`, `precursor_start`) may be reported from the precursor's start on. An incident
+whose kind fits only the precursor is right before the fault's start, and does not find the fault. What opened before
+that start warned of it (`warned`).
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +43,15 @@ FITTING: dict[str, frozenset[str]] = {
     "idle": frozenset({"idle"}),
 }
 
+# precursor -> incident kinds that name it
+PRECURSORS: dict[str, frozenset[str]] = {
+    "ecc": frozenset({"memory"}),
+    "remap": frozenset({"memory"}),
+    "link_errors": frozenset({"link"}),
+    "heat": frozenset({"thermal"}),
+    "telemetry": frozenset({"liveness", "xid"}),
+}
+
 KIND_OF = {"links": "link"}  # detectors whose name is not their kind's
 
 Members = frozenset[tuple[str, int | None]]
@@ -54,6 +67,13 @@ class Label:
     cause: str
     hardware: bool
     follows: str = ""  # label that it comes out of, or comes back after
+    precursor: str = ""  # a key of PRECURSORS
+    precursor_ms: int | None = None  # when it began
+
+    @property
+    def shown_ms(self) -> int:
+        """When it could first be seen."""
+        return self.start_ms if self.precursor_ms is None else min(self.start_ms, self.precursor_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +111,9 @@ class Score:
     delays_of: dict[str, float] = field(default_factory=dict)  # label -> seconds until it was found
     otherwise: dict[str, float] = field(default_factory=dict)  # missed label -> seconds until it was reported otherwise
     false_notes: int = 0  # notes of idle GPUs that name nothing
+    warned: dict[str, float] = field(default_factory=dict)  # label with a precursor -> seconds reported before it
+    precursors: dict[str, str] = field(default_factory=dict)  # label with a precursor -> its kind
+    cause_of: dict[str, str] = field(default_factory=dict)  # label of a fault -> kind/cause
 
     @property
     def faults(self) -> int:
@@ -144,10 +167,13 @@ def label_of(row: dict[str, Any]) -> Label:
     end = row.get("end")
     if row["kind"] not in FITTING and row["hardware"]:
         raise ValueError(f"kind {row['kind']!r} is unknown; known are {', '.join(FITTING)}")
+    precursor = str(row.get("precursor") or "")
+    if precursor and precursor not in PRECURSORS:
+        raise ValueError(f"precursor {precursor!r} is unknown; known are {', '.join(PRECURSORS)}")
     return Label(
         str(row["id"]), str(row["kind"]), _members(row), from_iso(row["start"]),
         None if end is None else from_iso(end), str(row.get("cause", "")), bool(row["hardware"]),
-        str(row.get("follows") or ""),
+        str(row.get("follows") or ""), precursor, from_iso(row["precursor_start"]) if precursor else None,
     )  # fmt: skip
 
 
@@ -180,7 +206,13 @@ def shares_member(a: Members, b: Members) -> bool:
 def covers(label: Label, found: Found) -> bool:
     """Whether `found` opened in the label's time on one of its members."""
     late = math.inf if label.end_ms is None else label.end_ms + LATE_MS
-    return label.start_ms - EARLY_MS <= found.opened_ms <= late and shares_member(label.members, found.members)
+    return label.shown_ms - EARLY_MS <= found.opened_ms <= late and shares_member(label.members, found.members)
+
+
+def warns(label: Label, found: Found) -> bool:
+    """Whether the incident names the fault's precursor, before the fault."""
+    kinds = FITTING[label.kind] | PRECURSORS.get(label.precursor, frozenset())
+    return found.opened_ms < label.start_ms and found.kind in kinds and covers(label, found)
 
 
 def counts(found: Found) -> bool:
@@ -198,10 +230,23 @@ def _said(label: Label, found: Found) -> int | None:
     late = math.inf if label.end_ms is None else label.end_ms + LATE_MS
     for ts_ms, by in found.joined:
         kind = KIND_OF.get(by, by) or found.kind
-        fits = kind in FITTING[label.kind] and shares_member(label.members, found.members)
-        if fits and label.start_ms - EARLY_MS <= ts_ms <= late:
+        same = kind in FITTING[label.kind] and shares_member(label.members, found.members)
+        if same and label.start_ms - EARLY_MS <= ts_ms <= late:
             return ts_ms
     return None
+
+
+def _otherwise(missed: Sequence[Label], first: Mapping[str, Found], notes: Sequence[Found]) -> dict[str, float]:
+    """Return label -> seconds until it was reported in an earlier fault's incident, or by a note."""
+    result: dict[str, float] = {}
+    for label in missed:
+        source = first.get(label.follows)
+        at = _said(label, source) if source is not None else None
+        if at is None and label.kind == "idle":
+            at = next((note.opened_ms for note in notes if covers(label, note)), None)
+        if at is not None:
+            result[label.id] = max(0.0, (at - label.start_ms) / 1000)
+    return result
 
 
 def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) -> Score:
@@ -216,14 +261,22 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
     false: list[Found] = []
     false_drains: list[Found] = []
     tolerated = duplicates = 0
+    foretold = [label for label in faults if label.precursor]
+    warned: dict[str, float] = {}
     for found in counted:
         names = [label for label in faults if covers(label, found) and found.kind in FITTING[label.kind]]
+        ahead = [label for label in foretold if warns(label, found)]
+        for label in ahead:
+            warned.setdefault(label.id, (label.start_ms - found.opened_ms) / 1000)
         if names:
             matched_incidents.add(found.id)
             fresh = [label for label in names if label.id not in first]
             for label in fresh:
                 first[label.id] = found
             duplicates += not fresh
+            continue
+        if ahead:
+            matched_incidents.add(found.id)
             continue
         drains = found.action in ("drain", "isolate")
         if any(covers(label, found) for label in negatives):
@@ -244,18 +297,11 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
             delays_of[label.id] = kind.delays_s[-1]
     missed = [label for label in faults if label.id not in first]
     notes = sorted(filter(_is_note, incidents), key=lambda f: f.opened_ms)
-    otherwise: dict[str, float] = {}
-    for label in missed:
-        source = first.get(label.follows)
-        at = _said(label, source) if source is not None else None
-        if at is None and label.kind == "idle":
-            at = next((note.opened_ms for note in notes if covers(label, note)), None)
-        if at is not None:
-            otherwise[label.id] = max(0.0, (at - label.start_ms) / 1000)
     named = [label for label in labels if not label.hardware or label.kind == "idle"]
     false_notes = sum(not any(covers(label, note) for label in named) for note in notes)
     matched = len(matched_incidents) - duplicates
     return Score(
         dict(kinds), matched, duplicates, false, false_drains, tolerated, len(negatives), missed, gpu_days, delays_of,
-        otherwise, false_notes,
+        _otherwise(missed, first, notes), false_notes, warned, {label.id: label.precursor for label in foretold},
+        {label.id: f"{label.kind}/{label.cause}" for label in faults},
     )  # fmt: skip

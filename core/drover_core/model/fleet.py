@@ -173,8 +173,8 @@ def load_json(path: Path) -> FleetSpec:
     return _spec(path, nodes, jobs, "")
 
 
-def dump_json(spec: FleetSpec) -> str:
-    """Return the `fleet.json` of a case."""
+def dump_json(spec: FleetSpec, generator: str = "") -> str:
+    """Return the `fleet.json` of a case; `generator`: what made the case, if it was simulated."""
     nodes = []
     for node in spec.nodes:
         entry: dict[str, Any] = {
@@ -193,7 +193,8 @@ def dump_json(spec: FleetSpec) -> str:
         }
         for job in spec.jobs
     ]
-    return json.dumps({"nodes": nodes, "jobs": jobs}, indent=1)
+    made_by = {"generator": generator} if generator else {}
+    return json.dumps({**made_by, "nodes": nodes, "jobs": jobs}, indent=1)
 
 
 def dump_toml(spec: FleetSpec) -> str:

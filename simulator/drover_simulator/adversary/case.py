@@ -58,7 +58,7 @@ def write_into(
         progress(number)
     for file in files:
         file.close()
-    (path / "fleet.json").write_text(dump_json(fleet.spec), "utf-8")
+    (path / "fleet.json").write_text(dump_json(fleet.spec, "adversary"), "utf-8")
     _write_jsonl(path / "events.jsonl", (event_report(e) for e in events))
     _write_jsonl(path / "labels.jsonl", fleet.labels)
     _write_jsonl(path / "inventory.jsonl", fleet.inventory)

@@ -153,3 +153,38 @@ def test_percentile() -> None:
     assert percentile([], 0.95) is None
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert percentile([float(i) for i in range(1, 101)], 0.95) == 95.0
+
+
+def foretold(**change: Any) -> Label:
+    """A GPU that falls off the bus ten minutes after its corrected errors began to grow."""
+    more = {"kind": "xid", "cause": "fallen_off_bus", "precursor": "ecc", "precursor_start": BASE - 600_000}
+    return label(**{**more, **change})
+
+
+def test_what_names_the_precursor_warns_and_is_not_false() -> None:
+    warning = found(kind="memory", opened=BASE - 300_000)
+    result = score([foretold()], [warning], 10.0)
+    assert result.warned == {"f1": 300.0} and result.precision == 1.0
+    assert result.found == 1 and result.delays_s == [0.0]  # memory names an XID too
+
+
+def test_a_precursor_that_names_no_fault_does_not_find_it() -> None:
+    warning = found(kind="thermal", opened=BASE - 300_000)
+    result = score([foretold(precursor="heat")], [warning], 10.0)
+    assert result.warned == {"f1": 300.0} and result.precision == 1.0
+    assert result.found == 0 and [m.id for m in result.missed] == ["f1"]
+
+
+def test_after_the_fault_only_its_own_kinds_are_right() -> None:
+    result = score([foretold(precursor="heat")], [found(kind="thermal", opened=BASE + 300_000)], 10.0)
+    assert result.warned == {} and len(result.false) == 1
+
+
+def test_before_its_precursor_nothing_is_right() -> None:
+    result = score([foretold()], [found(kind="memory", opened=BASE - 631_000)], 10.0)
+    assert result.warned == {} and len(result.false) == 1
+
+
+def test_an_unknown_precursor_is_refused() -> None:
+    with pytest.raises(ValueError, match="known are ecc"):
+        foretold(precursor="noise")
