@@ -125,7 +125,7 @@ class _Ours:
         return [found_of(incident_report(incident)) for incident in self.incidents.values()]
 
 
-class _Theirs:
+class Flags:
     """A baseline's flags as incidents: each GPU or node from its first flag until it was quiet for QUIET_MS."""
 
     def __init__(self, index: FleetIndex, module: ModuleType, threshold: float) -> None:
@@ -154,8 +154,8 @@ def play(
 ) -> dict[str, Played]:
     """Method -> what it made of the fleet. `methods`: name -> (module of a baseline, threshold)."""
     index = FleetIndex(fleet.spec)
-    runs: dict[str, _Ours | _Theirs] = {OURS: _Ours(fleet, index)} if ours else {}
-    runs |= {name: _Theirs(index, module, threshold) for name, (module, threshold) in methods.items()}
+    runs: dict[str, _Ours | Flags] = {OURS: _Ours(fleet, index)} if ours else {}
+    runs |= {name: Flags(index, module, threshold) for name, (module, threshold) in methods.items()}
     seconds = dict.fromkeys(runs, 0.0)
     for bucket, events in buckets(fleet, interval_ms):
         for name, run in runs.items():

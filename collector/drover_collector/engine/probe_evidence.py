@@ -48,6 +48,7 @@ _SHOWS: Mapping[tuple[IncidentKind, str], tuple[tuple[str, ...], ...]] = Mapping
     {
         (_SLOW, "power_cap"): (_GEMM,), (_SLOW, "clock"): (_GEMM,), (_SLOW, "thermal"): (("soak",),),
         (_SLOW, "hbm"): (_HBM,), (_SLOW, "pcie"): (("pcie_h2d",), ("pcie_d2h",)), (_SLOW, "nvlink"): (("p2p",),),
+        (_SLOW, "unexplained"): (_HBM, _GEMM),
         (_SLOW, "host"): (("host_memory",),), (_SLOW, "disk"): (("disk_read",),),
         (_SLOW, "nic"): (("allreduce_group",),),  # needs more than one node
         (_LINK, "pcie"): (("pcie_h2d",), ("pcie_d2h",)), (_LINK, "nvlink"): (("p2p",),),

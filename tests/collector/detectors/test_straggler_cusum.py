@@ -250,3 +250,71 @@ def test_medians_of_all_metrics_at_once_are_those_of_each() -> None:
     one = groups == 2
     known = values[0][one][~np.isnan(values[0][one])]
     assert together.median[0][one][0] == pytest.approx(np.median(known))
+
+
+def waited_for(gpu: Columns, by: float, who: int | np.ndarray = SLOW) -> None:
+    """A step takes `by` longer because of `who`: all do the same work in it, and the others wait at its end."""
+    busy = gpu["sm_active_ratio"].copy()
+    for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+        gpu[metric] /= 1 + by
+    gpu["sm_active_ratio"][who] = (busy[who] + by) / (1 + by)
+    gpu["power_w"] *= 1 - 0.5 * by
+    gpu["power_w"][who] *= 1 + by
+
+
+@pytest.mark.parametrize("by", [0.03, 0.08, 0.33])
+def test_a_gpu_that_all_wait_for_is_found_without_a_cause(by: float) -> None:
+    """Slow HBM at its usual clock, as a stranger's physics has it: SM 0.615 -> 0.674, its peers' 0.614 -> 0.535."""
+    noise = np.random.default_rng(4)
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+            gpu[metric] *= 0.7 * (1 + 0.004 * noise.standard_normal(64))
+        if number >= FROM:
+            waited_for(gpu, by)
+
+    reported = run(change, 90)
+    assert {(f.node, f.gpu, f.cause) for f in reported} == {("n01", 5, "unexplained")}
+    assert reported[0].ts_ms - (1_800_000_000_000 + FROM * 10_000) <= (60_000 if by > 0.05 else 600_000)
+    assert "its memory bandwidth first" in reported[0].advice
+
+
+def test_a_heavier_share_of_the_work_is_no_straggler() -> None:
+    """An expert that gets more tokens is waited for, too: it makes more products."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["sm_active_ratio"] *= 0.7
+        if number >= FROM:
+            waited_for(gpu, 0.15)
+            gpu["tensor_active_ratio"][SLOW] *= 1.3
+
+    assert run(change) == []
+
+
+def test_less_work_in_the_same_time_is_no_straggler() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["sm_active_ratio"] *= 0.7
+        if number >= FROM:
+            for metric in ("tensor_active_ratio", "dram_active_ratio"):
+                gpu[metric][SLOW] *= 0.8
+
+    assert "unexplained" not in {f.cause for f in run(change)}
+
+
+def test_a_busier_gpu_for_which_nobody_waits_is_no_straggler() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["sm_active_ratio"] *= 0.7
+        if number >= FROM:
+            gpu["sm_active_ratio"][SLOW] *= 1.15
+
+    assert run(change) == []
+
+
+@pytest.mark.parametrize("who", [np.arange(0, 64, 8), np.arange(8, 16)], ids=["a stage", "a node"])
+def test_many_that_are_waited_for_are_the_works_matter(who: np.ndarray) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["sm_active_ratio"] *= 0.7
+        if number >= FROM:
+            waited_for(gpu, 0.15, who)
+
+    assert run(change) == []

@@ -10,6 +10,7 @@ from drover_collector.detectors._lib.metrics import Ints, column
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.straggler.cusum import (
+    BUSY_TIME,
     CLOCK,
     DRAM,
     DUTY,
@@ -60,6 +61,11 @@ SMALL_GAP = 0.012  # of time, as the node's mean
 RESTED = 0.5  # of that time: if duty fell by as much, it has less to do, like a replica of a service
 CLEAR_GAP = 0.03  # of time, where the CPUs show nothing
 CLEAR_BUCKETS = 6  # in a row with the test's threshold passed
+
+# A GPU that is busy for longer, with no more work, while its peers wait: shares of the rise of its busy time.
+OWN_RISE = 0.25  # its duty (of SM and tensor activity the mean) rose by: it is not that its work fell
+PEERS_FELL = 0.25  # its peers' SM activity fell by, against their past
+SMALL_BUSY = 0.02  # log ratio to its own offset in the newest bucket: a smaller rise is not reported
 
 THERMAL_BITS = 0x20 | 0x40
 SETTING_BITS = 0x02
@@ -163,7 +169,8 @@ def large_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) 
     slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, now.sm)
     nvlink = now.lone((now.ratio("nvlink_active_links") < 1) & slower, of_node=True)
     host = _hosts(window, now, gaps & ~pcie & ~(duty < SAME_WORK))
-    return result | {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
+    result |= {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
+    return result | {"unexplained": np.zeros(len(far), bool)}
 
 
 def small_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) -> dict[str, Bools]:
@@ -196,7 +203,17 @@ def small_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) 
     waits &= (drifts.late >= CLEAR_BUCKETS) & (now.has_duty | ~np.isnan(now.traffic))
     if waits.any():
         host = host | _hosts(now.window, now, waits, busy=False)
-    return result | {"hbm": less, "host": host}
+    return result | {"hbm": less, "host": host, "unexplained": _unexplained(now, drifts) & ~slow_clock & ~less & ~host}
+
+
+def _unexplained(now: Observation, drifts: Drifts) -> Bools:
+    """Return GPUs that are busy for longer with no more work than their peers, who wait; bool [G]."""
+    rise = drifts.moved(BUSY_TIME)
+    busy = drifts.passed(BUSY_TIME) & (drifts.last[BUSY_TIME] >= SMALL_BUSY) & (rise >= SMALL_BUSY)
+    if not busy.any():
+        return busy
+    busy &= (drifts.moved(DUTY) >= OWN_RISE * rise) & (drifts.fell >= PEERS_FELL * rise)
+    return now.lone(busy & ~_with_its_node(now, -rise))
 
 
 def _works_alone(now: Observation) -> Bools:

@@ -26,16 +26,17 @@ from drover_collector.detectors._lib.robust import MAD_TO_SIGMA, Bools
 from drover_collector.detectors.straggler.observation import LONE_SHARE, Observation, zeroed
 from drover_collector.fleet.buckets import Floats
 
-CHANNELS = ("clock", "duty", "dram", "late")
+CHANNELS = ("clock", "duty", "dram", "late", "busy")
 METRICS = (("sm_clock_mhz",), ("tensor_active_ratio", "sm_active_ratio"), ("dram_active_ratio",), ("gpu_util_ratio",))
-SIGNS = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]  # the direction of a fault
+SIGNS = np.array([-1.0, 1.0, -1.0, 1.0, 1.0])[:, None]  # the direction of a fault
 # Resolution of each metric, in shares: clocks are in steps of 15 MHz, utilisation in whole percent.
-FLOORS = np.array([0.006, 0.006, 0.008, 0.004])[:, None]
-CLOCK, DUTY, DRAM, LATE = range(4)
+FLOORS = np.array([0.006, 0.006, 0.008, 0.004, 0.010])[:, None]
+CLOCK, DUTY, DRAM, LATE, BUSY_TIME = range(5)
 
 # False alarms of one metric alone, before the second sign. For HBM traffic the second sign is only that the work did
-# not get less, which noise shows half of the time, so it has a fifth of the budget.
-BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25)
+# not get less, which noise shows half of the time, so it has a fifth of the budget; that of busy time without more work
+# is that the peers wait.
+BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25, 0.05)
 K = 1.0  # half of the smallest change to be found, in sigmas
 CLIP = 4.0  # makes a detection take at least three buckets
 KEEP = 6.0  # over h: the number of quiet buckets until a detection ends
@@ -47,6 +48,7 @@ SOME = 256  # GPUs to check first for a finer sensor
 ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
 NO_WORK = 0.01  # of the peers' value, and less
+LEAST_WORK = 0.05  # tensor duty or HBM traffic of a group that says how much work its GPUs do
 LEAST_DRAM = 0.05  # of a group: one that hangs in a collective shows 0 to 2 %, where ratios are only rounding
 SMOOTH = 0.15  # of `recent`: about 6 buckets
 SPIKE = 0.04  # most that one bucket may change it
@@ -69,6 +71,8 @@ class Drifts:
             also moves less data and has more gaps (replicas of a service do not share their load).
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest bucket.
         duty: x of the duty in the newest bucket, float64 [G].
+        level: log of each GPU's own SM activity over the buckets in which its busy time was learnt, float64 [G].
+        fell: by how much the median GPU of its group is below its level lately, float64 [G], a log ratio from 0.
         usual, usual_work: mean and work of the last bucket in which the GPU was healthy, NaN while unknown; a lasting
             fault does not change them.
         late: number of buckets for which the test of LATE has been over its threshold, int64 [G].
@@ -85,6 +89,8 @@ class Drifts:
     since_ms: npt.NDArray[np.int64]
     late: Ints
     duty: Floats
+    level: Floats
+    fell: Floats
     usual: Floats
     usual_work: Floats
     h: tuple[float, ...] = (10.0,) * len(CHANNELS)
@@ -96,7 +102,7 @@ class Drifts:
         usual, usual_work = np.full((2, *shape), np.nan)
         return cls(
             mean, var, count, score, recent, last, alike, work, np.zeros(shape, np.int64), np.zeros(gpus, np.int64),
-            np.zeros(gpus), usual, usual_work,
+            np.zeros(gpus), np.zeros(gpus), np.zeros(gpus), usual, usual_work,
         )  # fmt: skip
 
     def forget(self, which: Bools) -> None:
@@ -105,6 +111,7 @@ class Drifts:
             array[:, which] = 0.0
         self.usual[:, which] = self.usual_work[:, which] = np.nan
         self.late[which] = 0
+        self.level[which] = self.fell[which] = 0.0
 
     def advance(self, now: Observation, slow: Bools) -> None:
         """Add one bucket. `slow`: GPUs with a large effect, whose offsets are not learnt."""
@@ -137,9 +144,22 @@ class Drifts:
         self.var = self.var + rate * ((1 - rate) * rest * rest - self.var)
         self.alike = self.alike + rate * ((1 - rate) * rest * self.last - self.alike)
         self.last = np.where(known, rest, self.last)
+        self._follow_level(now, rate[BUSY_TIME])
         self.count = self.count + (rate > 0)
         self._relearn(now)
         self.late = np.where(self.passed(LATE), self.late + known[LATE], 0)
+
+    def _follow_level(self, now: Observation, rate: Floats) -> None:
+        """Learn each GPU's SM activity at `rate`, and by how much its group has fallen below: peers that wait do."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            active = np.log(np.maximum(now.values["sm_active_ratio"], NO_WORK))
+        away = np.where(self.count[BUSY_TIME] >= LEARN, self.level - active, np.nan)
+        fell = zeroed(now.grouping.spread(now.grouping.medians(away[None])[0][0]))
+        self.fell += SMOOTH * (np.clip(fell, -1.0, 1.0) - self.fell)
+        suspects = np.flatnonzero(now.judged & (self.score[BUSY_TIME] > self.h[BUSY_TIME] / 4))
+        waiting = np.isin(now.groups, now.groups[suspects])  # for one of them, perhaps: that is not their level
+        learns = (rate > 0) & ~waiting
+        self.level = np.where(learns, self.level + rate * (active - self.level), self.level)
 
     def remember(self, now: Observation, slow: Bools) -> None:
         """Keep the usual values of GPUs that are healthy in this bucket. `slow`: GPUs with a large effect."""
@@ -193,9 +213,19 @@ def _inputs(now: Observation) -> Floats:
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
     duty = np.where(now.has_duty, duty, traffic)
     gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]
-    x = np.array([clock, duty, dram, of_node(now, gap)])
+    x = np.array([clock, duty, dram, of_node(now, gap), _busy(now, sm, tensor, dram)])
     x[~np.isfinite(x)] = np.nan
     return x
+
+
+def _busy(now: Observation, sm: Floats, tensor: Floats, dram: Floats) -> Floats:
+    """Return the time for which SMs are active, over the peers', less what more work explains: a log ratio [G].
+
+    Work is tensor duty or HBM traffic, whichever rose more. GPUs with the same share of a job move the same bytes and
+    make the same products in each step, however long they take.
+    """
+    used = np.where(now.medians["tensor_active_ratio"] >= LEAST_WORK, tensor, np.nan)
+    return np.asarray(sm - np.fmax(used, dram))
 
 
 def _floors(now: Observation) -> Floats:

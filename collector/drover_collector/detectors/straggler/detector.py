@@ -32,6 +32,7 @@ from drover_collector.detectors.straggler.causes import (
     small_effects,
 )
 from drover_collector.detectors.straggler.cusum import (
+    BUSY_TIME,
     CHANNELS,
     CLOCK,
     DRAM,
@@ -169,7 +170,7 @@ def could_not_judge(window: Window) -> list[str]:
     return result
 
 
-_TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE}
+_TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE, "unexplained": BUSY_TIME}
 
 
 def _findings(
@@ -177,12 +178,17 @@ def _findings(
 ) -> Iterator[Finding]:
     window, past = now.window, _Past(now)
     standing: set[tuple[str, int]] = set()
+    explained = np.zeros(len(now.judged), bool)
     for cause in CAUSES:
         need = PERSIST_UNEXPLAINED if cause in ("clock", "host") else PERSIST
         if window.newest.length_ms > LONG_BUCKET_MS:
             need = 1
         fast = (s.streaks[cause] >= need) & now.judged & large[cause]
-        flagged: list[int] = np.flatnonzero(fast | small[cause] if cause in small else fast).tolist()
+        slow = fast | small[cause] if cause in small else fast
+        if cause == "unexplained":
+            slow &= ~explained
+        explained |= slow
+        flagged: list[int] = np.flatnonzero(slow).tolist()
         nodes = window.index.gpu_node[flagged].tolist() if flagged else []
         for g in flagged:
             standing.add((cause, g))
@@ -243,7 +249,7 @@ class _Past:
 
 def _slow(now: Observation, s: StragglerState, cause: str, g: int) -> Slow:
     duty = now.tensor[g] if not np.isnan(now.tensor[g]) else now.sm[g]
-    if cause in ("hbm", "nvlink"):
+    if cause in ("hbm", "nvlink", "unexplained"):
         duty = now.sm[g]
     util = "gpu_util_ratio"
     waiting = float(now.medians[util][g] - now.values[util][g] if cause in ("host", "pcie") else 1 - 1 / duty)

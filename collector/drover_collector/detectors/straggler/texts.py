@@ -69,6 +69,12 @@ CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         "Test the node with a probe. Check its CPUs for a stray process, a wrong governor, or a NUMA or memory fault.",
         ("gpu_util_ratio", "sm_active_ratio", "power_w"),
     ),
+    "unexplained": (
+        "it is busy for longer with no more work, and no metric says why",
+        "Test it with a probe, its memory bandwidth first: slow HBM at its usual clock looks like this. Drain the node "
+        "when its work is done if it is slow there too.",
+        ("sm_active_ratio", "power_w", "tensor_active_ratio", "dram_active_ratio"),
+    ),
 }  # fmt: skip
 
 
@@ -76,6 +82,7 @@ CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
 USUAL: Mapping[str, str] = {
     "clock": "before, its clock was {:.1%} of its peers'", "duty": "before, its duty was {:.1%} of its peers'",
     "dram": "before, its HBM traffic was {:.1%} of its peers'",
+    "busy": "before, its busy time for the same work was {:.1%} of its peers'",
     "late": "before, its node was without a kernel for {:+.1%} of the time against its peers",
 }  # fmt: skip
 
