@@ -44,7 +44,9 @@ PILE_ROWS = 10
 PILE_MS = 3_600_000
 
 COUNTERS = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
-STATES = ("row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected")
+STATES = (
+    "row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected", "remap_banks_none",
+)  # fmt: skip
 JUDGED = (*STATES, *COUNTERS, "ecc_dram_corrected", "remapped_rows_corrected")
 
 
@@ -143,6 +145,12 @@ _TEXTS: Mapping[str, tuple[str, Severity, float, RecommendedAction, str, str]] =
     "remapped_rows_uncorrected": (
         "remaps_many", Severity.WARNING, 0.9, RecommendedAction.ADVISE,
         f"has replaced {REMAPPED_ROWS_WARN} HBM rows or more and is running out of spare rows",
+        "Plan to replace the GPU. Give it no long job until then.",
+    ),
+    # NVIDIA GPU Memory Error Management: a remap fails where the bank has no spare row left.
+    "remap_banks_none": (
+        "no_spare_rows", Severity.WARNING, 0.9, RecommendedAction.ADVISE,
+        "has a memory bank without a spare row: the next bad row in it cannot be replaced",
         "Plan to replace the GPU. Give it no long job until then.",
     ),
 }  # fmt: skip

@@ -107,3 +107,56 @@ def test_a_few_errors_within_seconds_are_no_rate() -> None:
         gpu["pcie_replays"][21] = 28.0 * (number >= 1)
 
     assert run(link, gpu) == []
+
+
+def test_a_node_that_loses_all_its_nvlinks_is_reported_once() -> None:
+    """Its switch failed. All other nodes have theirs."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 4:
+            gpu["nvlink_active_links"][16:24] = 0.0
+
+    findings = run(gpu=change, count=10)
+    assert {(f.scope, f.node, f.cause, f.action) for f in findings} == {
+        ("node", "n02", "nvlink_down", RecommendedAction.PROBE)
+    }
+
+
+def test_a_node_that_never_had_nvlinks_is_built_so() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["nvlink_active_links"][16:24] = 0.0
+
+    assert run(gpu=change, count=10) == []
+
+
+def test_a_bit_error_rate_over_the_limit_of_dcgm() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["nvlink_effective_ber"] = np.full(64, 1e-15)
+        gpu["nvlink_effective_ber"][9] = 1e-12  # the limit itself
+        gpu["nvlink_effective_ber"][21] = 3e-12
+
+    findings = run(gpu=change)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in findings} == {("n02", 5, "nvlink_ber", RecommendedAction.PROBE)}
+    assert "bit error rate of 3.0e-12; 1e-12 is the limit" in findings[0].summary
+
+
+@pytest.mark.parametrize(("state", "after"), [(1, 30), (2, 30), (4, 30)])
+def test_gpus_that_the_fabric_does_not_know(state: int, after: int) -> None:
+    """From five minutes on: after a boot the fabric manager needs some."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["fabric_state"] = np.full(64, 3.0)
+        gpu["fabric_state"][16:24] = state
+
+    assert run(gpu=change, count=after - 1) == []
+    findings = run(gpu=change, count=after)
+    assert {(f.scope, f.node, f.cause) for f in findings} == {("node", "n02", "fabric")}
+    assert "nvidia-fabricmanager" in findings[0].advice
+
+
+@pytest.mark.parametrize("state", [0, 1, 2, 3])
+def test_without_a_fabric_nothing_is_missed(state: int) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["fabric_state"] = np.full(64, float(state))
+
+    assert run(gpu=change, count=40) == []

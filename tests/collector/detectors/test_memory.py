@@ -42,6 +42,7 @@ def run(change: Callable[[int, Columns], None], count: int = 6) -> list[Finding]
         ("row_remap_pending", 1, "remap_pending", Severity.WARNING, RecommendedAction.DRAIN),
         ("sram_threshold_exceeded", 1, "sram_threshold", Severity.CRITICAL, RecommendedAction.DRAIN),
         ("remapped_rows_uncorrected", 512, "remaps_many", Severity.WARNING, RecommendedAction.ADVISE),
+        ("remap_banks_none", 1, "no_spare_rows", Severity.WARNING, RecommendedAction.ADVISE),
     ],
 )
 def test_states(metric: str, value: float, cause: str, severity: Severity, action: RecommendedAction) -> None:

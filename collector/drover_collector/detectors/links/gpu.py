@@ -1,4 +1,4 @@
-"""Detect faults of a GPU's own links: lost NVLinks, NVLink errors, PCIe with fewer lanes or many replays."""
+"""Detect faults of a GPU's own links: lost NVLinks, NVLink errors, no NVSwitch fabric, bad PCIe links."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from drover_collector.detectors._lib.robust import Bools, Grouping, grouped
 from drover_collector.detectors._lib.texts import place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
+from drover_core.metrics.catalog import FABRIC_STATES
 from drover_core.model.events import (
     Evidence,
     Finding,
@@ -39,6 +40,12 @@ NVLINK_RATES = {  # per second, over the window (DCGM 4.6: 100 CRC errors a seco
     "nvlink_recoveries": 2 / 60,
 }
 MINUTE_S = 60.0  # limits below one a second are compared with the count of a minute: one error in 10 s is no rate
+NVLINK_BER = 1e-12  # effective bit error rate from which DCGM 4.6 fails the link (DcgmGPUHardwareLimits.h)
+# A GPU that is not registered with the NVSwitch fabric cannot start CUDA (error 802, system not yet initialized). The
+# fabric manager registers GPUs within minutes of a boot; NVSentinel issue 883 has nodes where it never does.
+FABRIC_MS = 300_000
+FABRIC_UNREADY = tuple(FABRIC_STATES.index(name) for name in ("not started", "in progress"))
+FABRIC_COMPLETED, FABRIC_FAILED = FABRIC_STATES.index("completed"), FABRIC_STATES.index("failed")
 NODE_SHARE = 0.5  # of a node's GPUs: more than these share a cause
 # PCIe replays per minute and lane, by generation, from which DCGM 4.6 warns.
 REPLAYS_PER_LANE = (0.15, 0.15, 0.3, 0.48, 0.96, 1.92, 3.84)
@@ -60,18 +67,23 @@ class GpuState:
     kinds: Grouping | None = None  # GPUs by kind of board
     usual: dict[str, Usual] = field(default_factory=dict)
     since_ms: dict[tuple[str, int], int] = field(default_factory=dict)
+    most_links: Floats = field(default_factory=lambda: np.zeros(0))  # NVLinks that were ever seen up, [G]
 
 
 def gpu_links(window: Window, s: GpuState, now_ms: int) -> Iterator[Finding]:
     s.kinds = grouped((boards(window) + 1)[window.index.gpu_node], s.kinds)
-    now = GpuLinks(window, s.kinds, s.usual)
+    if len(s.most_links) != window.index.gpu_count:
+        s.most_links = np.full(window.index.gpu_count, np.nan)
+    s.most_links = np.fmax(s.most_links, column(window, "nvlink_active_links"))
+    now = GpuLinks(window, s.kinds, s.usual, s.most_links)
     standing: dict[tuple[str, int], int] = {}
     for cause, found in now.flags().items():
         streak = s.streaks.get(cause)
         if streak is None or len(streak) != len(found):
             streak = np.zeros(len(found), np.int64)
         s.streaks[cause] = streak = np.where(found, streak + 1, 0)
-        lasting = np.flatnonzero(streak >= PERSIST).tolist()
+        need = max(PERSIST, FABRIC_MS // window.newest.length_ms) if cause == "fabric" else PERSIST
+        lasting = np.flatnonzero(streak >= need).tolist()
         for g in lasting:
             back = min(int(streak[g]), len(window.buckets))
             standing[cause, g] = s.since_ms.get((cause, g), window.buckets[-back].start_ms)
@@ -92,9 +104,10 @@ class GpuLinks:
         narrow: bool [G], the GPU has fewer lanes.
     """
 
-    def __init__(self, window: Window, kinds: Grouping, known: dict[str, Usual]) -> None:
+    def __init__(self, window: Window, kinds: Grouping, known: dict[str, Usual], most_links: Floats) -> None:
         self.window = window
         self._kinds = kinds.groups
+        self._most_links = most_links
         self.values = {metric: column(window, metric) for metric in ("nvlink_active_links", "pcie_width")}
         # Some boards lower the generation while they are idle.
         rests = ~(column(window, "gpu_util_ratio") >= IDLE_UTIL)
@@ -108,6 +121,8 @@ class GpuLinks:
         self.rates = {metric: _rate(window, metric, limit) for metric, limit in NVLINK_RATES.items()}
         self.rates["pcie_replays"] = _rate(window, "pcie_replays", 0.0)
         self.narrow = self._below("pcie_width")
+        self.ber = column(window, "nvlink_effective_ber")
+        self.fabric = column(window, "fabric_state")
 
     def flags(self) -> dict[str, Bools]:
         """Return cause -> bool [G]."""
@@ -115,11 +130,28 @@ class GpuLinks:
         for metric, limit in NVLINK_RATES.items():
             errors |= self._few(self.rates[metric] > limit)
         return {
-            "nvlink_down": self._below("nvlink_active_links"),
+            "nvlink_down": self._below("nvlink_active_links") | self._lost_nvlinks(),
             "nvlink_errors": errors,
+            "nvlink_ber": self._few(self.ber > NVLINK_BER),
+            "fabric": self._unregistered(),
             "pcie_narrow": self.narrow | self._below("pcie_generation"),
             "pcie_replays": self._few(self._replays()),
         }
+
+    def _lost_nvlinks(self) -> Bools:
+        """Return the GPUs of a node that lost NVLinks which they had, with a switch or its tray, bool [G]."""
+        return self._few(self.values["nvlink_active_links"] < self._most_links)
+
+    def _unregistered(self) -> Bools:
+        """Return the GPUs that the fabric does not know, where it knows others of their kind, bool [G].
+
+        Where it knows none, no fabric manager is in use.
+        """
+        unready = np.isin(self.fabric, FABRIC_UNREADY)
+        if unready.any():
+            known = np.unique(self._kinds[self.fabric == FABRIC_COMPLETED])
+            unready &= np.isin(self._kinds, known)
+        return np.asarray(unready | (self.fabric == FABRIC_FAILED))
 
     def _replays(self) -> Bools:
         """Return the GPUs with more PCIe replays than the limit, bool [G]."""
@@ -238,6 +270,24 @@ def _describe(now: GpuLinks, cause: str, g: int, since_ms: int) -> tuple[str, st
         counts = " and ".join(growing(metric, NVLINK_RATES[metric], words[metric]) for metric in over)
         text = f"NVLinks of {where} have {counts}."
         advice = "Test its NVLinks when its work is done; reseat or replace the GPU."
+    elif cause == "nvlink_ber":
+        ber = float(now.ber[g])
+        text = (
+            f"The worst NVLink of {where} has an effective bit error rate of {ber:.1e}; {NVLINK_BER:.0e} is the limit."
+        )
+        facts.append(Evidence(text, "nvlink_effective_ber", ber, NVLINK_BER, None, None, since_ms, end_ms))
+        advice = "Test its NVLinks when its work is done; clean or reseat its cable or board, then replace it."
+    elif cause == "fabric":
+        state = FABRIC_STATES[int(now.fabric[g])]
+        text = f"{where} is not registered with the NVSwitch fabric ({state}): CUDA does not start on it."
+        fact = f"fabric state: {state}"
+        facts.append(
+            Evidence(fact, "fabric_state", float(now.fabric[g]), FABRIC_COMPLETED, None, None, since_ms, end_ms)
+        )
+        advice = (
+            "Check nvidia-fabricmanager on the node (on rack-scale systems nvidia-imex and the NVLink switches), then"
+            " reset the GPUs or reboot the node."
+        )
     elif cause == "pcie_narrow":
         metric, unit = ("pcie_width", "PCIe lanes") if now.narrow[g] else ("pcie_generation", "is its PCIe generation")
         text = f"{where}: {against(metric, unit)}."
