@@ -62,7 +62,7 @@ RESTED = 0.5  # of that time: if duty fell by as much, it has less to do, like a
 CLEAR_GAP = 0.03  # of time, where the CPUs show nothing
 CLEAR_BUCKETS = 6  # in a row with the test's threshold passed
 
-# A GPU that is busy for longer, with no more work, while its peers wait: shares of the rise of its busy time.
+# A GPU that is busy for longer, with the same work, while its peers wait: shares of the rise of its busy time.
 OWN_RISE = 0.25  # its duty (of SM and tensor activity the mean) rose by: it is not that its work fell
 PEERS_FELL = 0.25  # its peers' SM activity fell by, against their past
 SMALL_BUSY = 0.02  # log ratio to its own offset in the newest bucket: a smaller rise is not reported
@@ -207,7 +207,7 @@ def small_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) 
 
 
 def _unexplained(now: Observation, drifts: Drifts) -> Bools:
-    """Return GPUs that are busy for longer with no more work than their peers, who wait; bool [G]."""
+    """Return GPUs that are busy for longer with the same work as their peers, who wait; bool [G]."""
     rise = drifts.moved(BUSY_TIME)
     busy = drifts.passed(BUSY_TIME) & (drifts.last[BUSY_TIME] >= SMALL_BUSY) & (rise >= SMALL_BUSY)
     if not busy.any():

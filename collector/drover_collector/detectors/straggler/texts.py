@@ -70,7 +70,7 @@ CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
         ("gpu_util_ratio", "sm_active_ratio", "power_w"),
     ),
     "unexplained": (
-        "it is busy for longer with no more work, and no metric says why",
+        "it is busy for longer with the same work, and no metric says why",
         "Test it with a probe, its memory bandwidth first: slow HBM at its usual clock looks like this. Drain the node "
         "when its work is done if it is slow there too.",
         ("sm_active_ratio", "power_w", "tensor_active_ratio", "dram_active_ratio"),
