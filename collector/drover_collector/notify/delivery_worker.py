@@ -30,6 +30,7 @@ from drover_core.times import iso
 
 log = logging.getLogger(__name__)
 
+CLOCK_S = 1.0  # between looks at the clock while a message waits: it may be set
 FENCED_S = 1.0  # between checks whether this collector may deliver again
 ENDS_MS = 7 * 86_400_000  # how long an end is tried: without it a receiver shows the fault for ever
 MAX_WAIT_S = 900.0  # the longest wait that a receiver can ask for (429); a later alarm is of no use
@@ -204,7 +205,7 @@ class DeliveryWorker(threading.Thread):
                 wait_ms = self._due_ms(row) - self._now_ms()
                 if wait_ms <= 0:
                     return row
-                self._changed.wait(wait_ms / 1000)
+                self._changed.wait(min(wait_ms / 1000, CLOCK_S))
         return None
 
     def _rest(self, seconds: float) -> None:

@@ -163,6 +163,19 @@ def test_each_step_of_an_incident_is_sent_once_and_in_order(
     assert receiver.types == ["incident.opened", "incident.changed", "incident.closed"]
 
 
+def test_a_clock_that_is_set_forward_makes_a_waiting_message_due(receiver: Receiver, store: Store) -> None:
+    now_ms = int(time.time() * 1000)
+    receiver.answers = [500]
+    options = OutboxOptions(delays_s=(3600.0,))
+    outbox = Outbox(store, [webhook(receiver.url)], "http://console/", options, now_ms=lambda: now_ms)
+    outbox.start()
+    outbox.enqueue([INCIDENT])
+    until(lambda: states(store) == [("pending", 1)], "tried once")
+    now_ms += 3_600_000
+    until(lambda: states(store) == [("delivered", 2)], "tried again")
+    outbox.stop()
+
+
 def test_failures_are_tried_again_under_the_same_id(
     receiver: Receiver, outboxes: Callable[..., Outbox], store: Store
 ) -> None:
