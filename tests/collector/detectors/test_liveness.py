@@ -154,6 +154,28 @@ def test_a_stopped_agent_is_planned_until_its_node_speaks_again() -> None:
     assert any(f.cause == "silent" for f in reported)  # the second silence was announced by nobody
 
 
+def test_rows_that_come_after_the_stop_do_not_end_it() -> None:
+    """An agent sends what it has read before it ends; a planned reboot is no silence."""
+    reported = run(60, lambda number: [2] if number >= 6 else [], {3: [lifecycle("agent_stopped")]})
+    assert {(f.cause, f.severity) for f in reported} == {("agent_stopped", Severity.INFO)}
+
+
+def test_an_agent_that_starts_after_a_planned_stop_has_time_for_its_first_rows() -> None:
+    """A planned reboot of ten minutes must not end in a drain because the first row comes a bucket after the start."""
+    away = lambda number: [2] if 4 <= number < 66 else []  # noqa: E731  # shorter than a def here
+    started = lifecycle("agent_started", at_ms=644_000)
+    reported = run(80, away, {3: [lifecycle("agent_stopped")], 64: [started]})
+    assert {(f.cause, f.severity) for f in reported} == {("agent_stopped", Severity.INFO)}
+
+
+def test_an_agent_that_starts_and_sends_no_row_is_silent_from_then_on() -> None:
+    started = lifecycle("agent_started", at_ms=644_000)
+    reported = run(120, lambda number: [2] if number >= 4 else [], {3: [lifecycle("agent_stopped")], 64: [started]})
+    first = min(f.ts_ms for f in reported if f.cause == "silent")
+    assert START_MS + 670_000 <= first <= START_MS + 700_000
+    assert any(f.cause == "silent" and f.action is RecommendedAction.DRAIN for f in reported)
+
+
 def test_a_gpu_that_the_agent_lost_is_reported_at_once_and_until_it_is_back() -> None:
     reported = run(9, events={3: [lifecycle("gpu_lost", gpu=4)], 6: [lifecycle("gpu_back", gpu=4, at_ms=70_000)]})
     assert {(f.scope, f.node, f.gpu, f.cause) for f in reported} == {("gpu", "n02", 4, "gpu_lost")}

@@ -60,6 +60,7 @@ MASS_NODES = 4
 # thousands of agents that connect at once are admitted one after the other (decision 22; 12,500 in about a minute).
 COMING_SHARE = 0.01  # of all nodes, two at least
 COMING_MS = 300_000  # at most
+REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what it has read, some of it late
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
 
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers has a value of one of these
@@ -94,6 +95,8 @@ class LivenessState:
     none_reporting: bool = False  # no node reported in the newest bucket
     has_node_rows: bool = False  # rows of nodes were seen, not only of their GPUs
     planned: dict[str, int] = field(default_factory=dict)  # node -> when its agent was stopped on purpose
+    since_stop: dict[str, int] = field(default_factory=dict)  # node of these -> its reports after that
+    started_ms: dict[str, int] = field(default_factory=dict)  # node -> when its agent started after such a stop
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
     unsure: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # old reports: see _confirm
     clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> newest report, its text
@@ -222,8 +225,10 @@ def could_not_judge(window: Window) -> list[str]:
 def _on_lifecycle(s: LivenessState, event: Event, now_ms: int) -> None:
     if event.code == "agent_stopped":
         s.planned[event.node] = now_ms
+        s.since_stop[event.node] = 0
     elif event.code == "agent_started":
-        s.planned.pop(event.node, None)
+        if s.planned.pop(event.node, None) is not None:
+            s.started_ms[event.node] = now_ms  # its first rows are still to come
         for known in (s.reported, s.unsure):
             for key in [key for key in known if key[0] == event.node]:
                 del known[key]  # the new agent checks again
@@ -273,9 +278,11 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
         if g is not None and answers[g] and bucket.end_ms - s.reported[node, gpu, code] >= ANSWERS_AGAIN_MS:
             del s.reported[node, gpu, code]
     _confirm(window, s, reporting)
-    for n in [n for n, since in s.planned.items() if n in index.node_number]:
+    for n in [n for n in s.planned if n in index.node_number]:
         if reporting[index.node_number[n]] and bucket.start_ms > s.planned[n]:
-            del s.planned[n]
+            s.since_stop[n] = s.since_stop.get(n, 0) + 1
+            if s.since_stop[n] >= REPORTS_AGAIN:
+                del s.planned[n]
     return reporting
 
 
@@ -327,7 +334,14 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     index, bucket = window.index, window.newest
     limit_ms = window.silent_after_ms(~reporting)
     never = s.seen_ms == 0
-    quiet_ms = np.where(reporting, 0, bucket.end_ms - np.maximum(s.seen_ms, s.resumed_ms))
+    heard_ms = np.maximum(s.seen_ms, s.resumed_ms)
+    for name, started_ms in list(s.started_ms.items()):
+        n = index.node_number.get(name)
+        if n is None or s.seen_ms[n] >= started_ms:
+            del s.started_ms[name]
+        else:
+            heard_ms[n] = max(int(heard_ms[n]), started_ms)
+    quiet_ms = np.where(reporting, 0, bucket.end_ms - heard_ms)
     present = reporting | (quiet_ms < window.spacing_ms(~reporting))
     silent = expected = quiet_ms >= np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
     if silent.any():
