@@ -135,11 +135,14 @@ def test_power_read_at_a_few_low_moments_in_a_row_is_no_bad_cooling(low: int) ->
 
 def test_resistance_that_grew_against_its_own_past() -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
-        heat(gpu, slice(21, 22), 1.0 if number < 45 else 1.3)
+        heat(gpu, slice(21, 22), 1.0 if number < 450 else 1.2)
 
-    reported = run(change, 52)
+    reported = run(change, 660)
     assert {(f.node, f.gpu) for f in reported} == {("n02", 5)}
-    assert min(f.since_ms for f in reported) >= 45 * 10_000
+    assert min(f.since_ms for f in reported) >= START_MS + 420 * 10_000  # its block of five minutes
+    texts = [e.text for e in reported[0].evidence]
+    assert any("above its own past at this load, which is " in text for text in texts)
+    assert any("in its own past and has 0.066 now: +1" in text for text in texts), "the rise is not learnt as its past"
 
 
 def test_all_gpus_of_a_node_are_its_fans() -> None:

@@ -31,6 +31,7 @@ from drover_collector.detectors.thermal.cooling import (
     light_and_hot,
     resistances,
 )
+from drover_collector.detectors.thermal.heat_model import SUSPECT, HeatModel, Rise
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -46,9 +47,10 @@ NAME = "thermal"
 VERSION = 1
 QUIET_MS = 300_000  # hysteresis: a core cools within a minute
 
-RESISTANCE_OWN_RATIO = 1.20  # against the GPU's own past at the same inlet sensor
+RESISTANCE_OWN_RATIO = 1.20  # against its past of before a restart, where it was reported then
 LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
-LEARN_RATE = 0.02  # of the past's exponential mean: about 8 min at 10 s
+OWN_RATE = 0.001  # of the past's exponential mean: hours, as the model needs half an hour to find a small rise
+LEARN_RATE = 0.02  # of a rack's inlet: about 8 min at 10 s
 SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
 HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
 PERSIST = 2  # buckets
@@ -73,6 +75,7 @@ NODE_RISE_MS = 60_000
 @dataclass(slots=True)
 class ThermalState:
     places: Places = field(default_factory=Places)
+    model: HeatModel | None = None
     past: Floats = field(default_factory=lambda: np.zeros(0))  # own resistance, degC/W, [G]
     learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
     streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -86,6 +89,7 @@ class ThermalState:
     rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
     rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_since_ms: dict[int, int] = field(default_factory=dict)
+    restored: Bools = field(default_factory=lambda: np.zeros(0, bool))  # `past` is of before a restart, [G]
     reopened: Sequence[Incident] = ()  # open when the collector started
 
 
@@ -104,7 +108,7 @@ def _resume(index: FleetIndex, s: ThermalState) -> None:
         for slot, resistance in past.items():
             g = index.gpu(incident.members[0][0], int(slot))
             if g is not None:
-                s.past[g], s.learnt[g] = resistance, LEARN_BUCKETS
+                s.past[g], s.learnt[g], s.restored[g] = resistance, LEARN_BUCKETS, True
     s.reopened = ()
 
 
@@ -112,6 +116,8 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
     index = window.index
     s = state if state is not None else ThermalState()
     if len(s.past) != index.gpu_count or len(s.inlet) != index.node_count:
+        s.model = HeatModel(index.gpu_node.astype(np.int64), index.rack.astype(np.int64), len(index.racks))
+        s.restored = np.zeros(index.gpu_count, bool)
         s.past = np.full(index.gpu_count, np.nan)
         s.learnt = np.zeros(index.gpu_count, np.int64)
         s.streak_slow = np.zeros(index.gpu_count, np.int64)
@@ -160,17 +166,20 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
         over_past = np.where(settled & (s.learnt >= LEARN_BUCKETS), resistance / s.past, np.nan)
     if np.isnan(inlets).any():
         over_past = over_past / _room(index, over_past, np.isnan(inlets))
-    bad = steady & (
-        (over_peers >= RESISTANCE_RATIO)
-        | ((over_past >= RESISTANCE_OWN_RATIO) & ~(over_peers < 1 + (RESISTANCE_OWN_RATIO - 1) / 2))
-    )
+    rise = _follow(window, s, inlets)
+    bad = (steady & (over_peers >= RESISTANCE_RATIO)) | rise.hot
+    # A bad heat sink that was reported before a restart must not become the GPU's past: the model begins anew.
+    bad |= steady & s.restored & (over_past >= RESISTANCE_OWN_RATIO)
     rises = np.where(steady, over_peers, np.nan)
     bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
     s.streak_warm = _warm_for(index, rises, s.streak_warm)
     # Do not learn from a throttled GPU either: its present state would become its past.
     learn = settled & ~bad & (s.streak_bad == 0) & (s.streak_slow == 0)
+    if s.model is not None:
+        learn &= s.model.score < SUSPECT
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
-    s.past = np.where(learn, s.past + LEARN_RATE * (resistance - s.past), s.past)
+    rate = np.maximum(1 / (s.learnt + 1), OWN_RATE)
+    s.past = np.where(learn, s.past + rate * (resistance - s.past), s.past)
     s.learnt = np.where(learn, s.learnt + 1, s.learnt)
 
     shares = [counter_share(window, name) for name in HELD_BY_HEAT]
@@ -186,7 +195,7 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
         del s.headlines[g]  # its incident is over
     known_past = np.where(s.learnt >= LEARN_BUCKETS, s.past, np.nan)
     _note_onsets(window, s, flagged, inlets, np.where(np.isnan(known_past), expected, known_past))
-    facts = _Facts(resistance, expected, count, known_past, margin, held, *shares)
+    facts = _Facts(resistance, expected, count, known_past, rise, margin, held, *shares)
     for n in np.unique(index.gpu_node[flagged]).tolist():
         gpus = [g for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])) if flagged[g]]
         poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
@@ -199,6 +208,15 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
                 yield _gpu_finding(window, s, g, g in poor, facts, now_ms)
 
 
+def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
+    """Return what the newest block of the model showed."""
+    assert s.model is not None
+    temp, power, limit = (column(window, name) for name in ("gpu_temp_c", "power_w", "power_limit_w"))
+    newest = window.newest
+    s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
+    return s.model.rise
+
+
 def _note_onsets(window: Window, s: ThermalState, flagged: Bools, inlets: Floats, before: Floats) -> None:
     """Set the onset of GPUs that are flagged for the first time. `before`: their usual resistance, degC/W."""
     earlier: Floats | None = None
@@ -207,7 +225,9 @@ def _note_onsets(window: Window, s: ThermalState, flagged: Bools, inlets: Floats
             continue
         first = len(window.buckets) - min(max(int(s.streak_bad[g]), int(s.streak_slow[g])), len(window.buckets))
         s.since_ms[g] = window.buckets[first].start_ms
-        if s.streak_bad[g] >= PERSIST:  # the load may have been too unsteady to judge when it began
+        if s.model is not None and s.model.rise.hot[g]:
+            s.since_ms[g] = int(s.model.since_ms[g])
+        elif s.streak_bad[g] >= PERSIST:  # the load may have been too unsteady to judge when it began
             earlier = resistances(window, inlets) if earlier is None else earlier
             s.since_ms[g] = onset_ms(window, first, earlier[:, g], float(before[g]))
 
@@ -260,6 +280,7 @@ class _Facts:
     expected: Floats
     count: Floats
     past: Floats
+    rise: Rise
     margin: Floats
     held: Floats
     by_software: Floats
@@ -284,6 +305,10 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
                 "gpu_temp_c", float(temp), None, None, int(facts.count[g]) - 1,
             )
         )  # fmt: skip
+    if facts.rise.hot[g]:
+        warmer, own = float(facts.rise.warmer_c[g]), float(facts.rise.own_c[g])
+        text = f"core {warmer:.1f} degC above its own past at this load, which is {warmer / own:.0%} of its own heat"
+        result.append(fact(text, "gpu_temp_c", float(temp), float(temp) - warmer))
     if not np.isnan(facts.past[g]) and not np.isnan(facts.resistance[g]):
         now, past, slot = float(facts.resistance[g]), float(facts.past[g]), int(window.index.gpu_slot[g])
         text = f"GPU {slot} had {past:.3f} degC/W in its own past and has {now:.3f} now: {now / past - 1:+.0%}"
