@@ -14,6 +14,7 @@ import pickle
 import shutil
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Sequence
@@ -121,15 +122,20 @@ def page(kept: dict[str, Any]) -> str:
     """Return docs/evidence/strangers.md of the runs that were kept, oldest first."""
     lines = [
         "# Detection on fleets of strangers", "",
-        "Made by `benchmarks/bench_strangers.py`, the bad figures too; do not edit. Three generators, each written by",
-        "somebody who had seen neither a detector, nor the adversary, nor another of the three: A for tuning, B for",
-        "scoring, C for one look at the end. Intervals are of 95 % (Wilson). False ones are per 1,000 GPU-days of these",
-        "fleets, which hold far more trouble than the field's; where there was none, 3/N bounds the rate.", "", GOALS,
+        textwrap.fill(
+            "Made by `benchmarks/bench_strangers.py`, the bad figures too; do not edit. Each generator is written by "
+            "somebody who has seen neither a detector, nor the adversary, nor another of these: A for tuning, B for "
+            "scoring, C for one look at the end. Intervals are of 95 % (Wilson). False ones are per 1,000 GPU-days of "
+            "these fleets, which hold far more trouble than the field's; where there was none, 3/N bounds the rate.",
+            100,
+        ),
+        "", GOALS,
     ]  # fmt: skip
     for name, result in kept.items():
         lines += [
             "", f"## {name}", "", f"At commit {result['commit']}, {result['date']}.", "",
-            "| Generator | Method | Faults | Precision | Recall | F1 | Delay median, p95 | False warnings | False drains |",
+            "| Generator | Method | Faults | Precision | Recall | F1 | Delay median, p95 | False warnings "
+            "| False drains |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]  # fmt: skip
         for generator, methods in result["generators"].items():
@@ -180,7 +186,7 @@ def _causes(generator: str, row: dict[str, Any]) -> list[str]:
             for name, p in row["precursors"].items()
         ]
     wrong = ", ".join(f"{n} x {cause}" for cause, n in row["false_causes"].items()) or "nothing"
-    return [*lines, "", f"Reported wrongly: {wrong}."]
+    return [*lines, "", textwrap.fill(f"Reported wrongly: {wrong}.", 100)]
 
 
 def _share(row: dict[str, Any], name: str) -> str:

@@ -249,6 +249,12 @@ def _otherwise(missed: Sequence[Label], first: Mapping[str, Found], notes: Seque
     return result
 
 
+def _false_notes(labels: Sequence[Label], notes: Sequence[Found]) -> int:
+    """Return how many notes name nothing."""
+    named = [label for label in labels if not label.hardware or label.kind == "idle"]
+    return sum(not any(covers(label, note) for label in named) for note in notes)
+
+
 def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) -> Score:
     """Match `incidents` to `labels`."""
     counted = sorted((f for f in incidents if counts(f)), key=lambda f: f.opened_ms)
@@ -297,11 +303,10 @@ def score(labels: Sequence[Label], incidents: Sequence[Found], gpu_days: float) 
             delays_of[label.id] = kind.delays_s[-1]
     missed = [label for label in faults if label.id not in first]
     notes = sorted(filter(_is_note, incidents), key=lambda f: f.opened_ms)
-    named = [label for label in labels if not label.hardware or label.kind == "idle"]
-    false_notes = sum(not any(covers(label, note) for label in named) for note in notes)
     matched = len(matched_incidents) - duplicates
     return Score(
         dict(kinds), matched, duplicates, false, false_drains, tolerated, len(negatives), missed, gpu_days, delays_of,
-        _otherwise(missed, first, notes), false_notes, warned, {label.id: label.precursor for label in foretold},
+        _otherwise(missed, first, notes), _false_notes(labels, notes), warned,
+        {label.id: label.precursor for label in foretold},
         {label.id: f"{label.kind}/{label.cause}" for label in faults},
     )  # fmt: skip

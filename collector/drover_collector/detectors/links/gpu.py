@@ -242,6 +242,8 @@ def _finding(now: GpuLinks, cause: str, gpus: Sequence[int], since_ms: int, now_
 
 def _describe(now: GpuLinks, cause: str, g: int, since_ms: int) -> tuple[str, str, list[Evidence]]:
     """Return summary, advice and evidence for one GPU."""
+    if cause in ("nvlink_ber", "fabric"):
+        return _describe_state(now, cause, g, since_ms)
     facts: list[Evidence] = []
     where, end_ms = place(*now.window.index.member(g)), now.window.newest.end_ms
 
@@ -270,24 +272,6 @@ def _describe(now: GpuLinks, cause: str, g: int, since_ms: int) -> tuple[str, st
         counts = " and ".join(growing(metric, NVLINK_RATES[metric], words[metric]) for metric in over)
         text = f"NVLinks of {where} have {counts}."
         advice = "Test its NVLinks when its work is done; reseat or replace the GPU."
-    elif cause == "nvlink_ber":
-        ber = float(now.ber[g])
-        text = (
-            f"The worst NVLink of {where} has an effective bit error rate of {ber:.1e}; {NVLINK_BER:.0e} is the limit."
-        )
-        facts.append(Evidence(text, "nvlink_effective_ber", ber, NVLINK_BER, None, None, since_ms, end_ms))
-        advice = "Test its NVLinks when its work is done; clean or reseat its cable or board, then replace it."
-    elif cause == "fabric":
-        state = FABRIC_STATES[int(now.fabric[g])]
-        text = f"{where} is not registered with the NVSwitch fabric ({state}): CUDA does not start on it."
-        fact = f"fabric state: {state}"
-        facts.append(
-            Evidence(fact, "fabric_state", float(now.fabric[g]), FABRIC_COMPLETED, None, None, since_ms, end_ms)
-        )
-        advice = (
-            "Check nvidia-fabricmanager on the node (on rack-scale systems nvidia-imex and the NVLink switches), then"
-            " reset the GPUs or reboot the node."
-        )
     elif cause == "pcie_narrow":
         metric, unit = ("pcie_width", "PCIe lanes") if now.narrow[g] else ("pcie_generation", "is its PCIe generation")
         text = f"{where}: {against(metric, unit)}."
@@ -300,3 +284,22 @@ def _describe(now: GpuLinks, cause: str, g: int, since_ms: int) -> tuple[str, st
         text = f"The PCIe link of {where} has too many replays: {counts}."
         advice = "Check the node's kernel log for PCIe errors; reseat the board or its riser."
     return text, advice, facts
+
+
+def _describe_state(now: GpuLinks, cause: str, g: int, since_ms: int) -> tuple[str, str, list[Evidence]]:
+    """Return the same for what a GPU's own value says, without its peers."""
+    where, end_ms = place(*now.window.index.member(g)), now.window.newest.end_ms
+    if cause == "nvlink_ber":
+        ber = float(now.ber[g])
+        rate = f"an effective bit error rate of {ber:.1e}; {NVLINK_BER:.0e} is the limit"
+        fact = Evidence(f"worst NVLink: {rate}", "nvlink_effective_ber", ber, NVLINK_BER, None, None, since_ms, end_ms)
+        advice = "Test its NVLinks when its work is done; clean or reseat its cable or board, then replace it."
+        return f"The worst NVLink of {where} has {rate}.", advice, [fact]
+    value, state = float(now.fabric[g]), FABRIC_STATES[int(now.fabric[g])]
+    fact = Evidence(f"fabric state: {state}", "fabric_state", value, FABRIC_COMPLETED, None, None, since_ms, end_ms)
+    return (
+        f"{where} is not registered with the NVSwitch fabric ({state}): CUDA does not start on it.",
+        "Check nvidia-fabricmanager on the node (on rack-scale systems nvidia-imex and the NVLink switches), then reset"
+        " the GPUs or reboot the node.",
+        [fact],
+    )

@@ -73,6 +73,20 @@ Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
 
 @dataclass(slots=True)
+class PlannedStops:
+    """Nodes whose agents were stopped on purpose.
+
+    Attributes:
+        stopped_ms: node -> when. reports: node -> its reports after that.
+        started_ms: node -> when its agent started after such a stop, until its first row.
+    """
+
+    stopped_ms: dict[str, int] = field(default_factory=dict)
+    reports: dict[str, int] = field(default_factory=dict)
+    started_ms: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class LivenessState:
     """State of a fleet.
 
@@ -94,9 +108,7 @@ class LivenessState:
     newest_end_ms: int = 0
     none_reporting: bool = False  # no node reported in the newest bucket
     has_node_rows: bool = False  # rows of nodes were seen, not only of their GPUs
-    planned: dict[str, int] = field(default_factory=dict)  # node -> when its agent was stopped on purpose
-    since_stop: dict[str, int] = field(default_factory=dict)  # node of these -> its reports after that
-    started_ms: dict[str, int] = field(default_factory=dict)  # node -> when its agent started after such a stop
+    planned: PlannedStops = field(default_factory=PlannedStops)
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
     unsure: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # old reports: see _confirm
     clock_wrong: dict[str, tuple[int, str]] = field(default_factory=dict)  # node -> newest report, its text
@@ -127,7 +139,7 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
                     s.seen_ms[n] = incident.since_ms
         if node is not None:
             if cause == "agent_stopped":
-                s.planned[node] = incident.since_ms
+                s.planned.stopped_ms[node] = incident.since_ms
             elif cause in LOST:
                 s.reported[node, incident.gpu, cause] = incident.since_ms
             elif cause == "clock_wrong":
@@ -203,7 +215,7 @@ def _waits(window: Window, s: LivenessState, finding: Finding) -> bool:
     It is not over, and too early to be found again: before that bucket the node was silent while others reported.
     """
     bucket, number = window.newest, window.index.node_number
-    if finding.cause not in ("silent", "never_came") or finding.node in s.planned:
+    if finding.cause not in ("silent", "never_came") or finding.node in s.planned.stopped_ms:
         return False
     members = [number[name] for name, _ in finding.members if name in number]
     if not members:
@@ -224,11 +236,10 @@ def could_not_judge(window: Window) -> list[str]:
 
 def _on_lifecycle(s: LivenessState, event: Event, now_ms: int) -> None:
     if event.code == "agent_stopped":
-        s.planned[event.node] = now_ms
-        s.since_stop[event.node] = 0
+        s.planned.stopped_ms[event.node], s.planned.reports[event.node] = now_ms, 0
     elif event.code == "agent_started":
-        if s.planned.pop(event.node, None) is not None:
-            s.started_ms[event.node] = now_ms  # its first rows are still to come
+        if s.planned.stopped_ms.pop(event.node, None) is not None:
+            s.planned.started_ms[event.node] = now_ms  # its first rows are still to come
         for known in (s.reported, s.unsure):
             for key in [key for key in known if key[0] == event.node]:
                 del known[key]  # the new agent checks again
@@ -278,11 +289,12 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
         if g is not None and answers[g] and bucket.end_ms - s.reported[node, gpu, code] >= ANSWERS_AGAIN_MS:
             del s.reported[node, gpu, code]
     _confirm(window, s, reporting)
-    for n in [n for n in s.planned if n in index.node_number]:
-        if reporting[index.node_number[n]] and bucket.start_ms > s.planned[n]:
-            s.since_stop[n] = s.since_stop.get(n, 0) + 1
-            if s.since_stop[n] >= REPORTS_AGAIN:
-                del s.planned[n]
+    stops = s.planned
+    for n in [n for n in stops.stopped_ms if n in index.node_number]:
+        if reporting[index.node_number[n]] and bucket.start_ms > stops.stopped_ms[n]:
+            stops.reports[n] = stops.reports.get(n, 0) + 1
+            if stops.reports[n] >= REPORTS_AGAIN:
+                del stops.stopped_ms[n]
     return reporting
 
 
@@ -330,28 +342,33 @@ def _last_report_ms(window: Window, s: LivenessState) -> Times:
     return last
 
 
+def _quiet_since_ms(window: Window, s: LivenessState) -> Times:
+    """Return from when on each node's silence counts, int64 [N]."""
+    result = np.maximum(s.seen_ms, s.resumed_ms)
+    for name, started_ms in list(s.planned.started_ms.items()):
+        n = window.index.node_number.get(name)
+        if n is None or s.seen_ms[n] >= started_ms:
+            del s.planned.started_ms[name]
+        else:
+            result[n] = max(int(result[n]), started_ms)
+    return result
+
+
 def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:
     index, bucket = window.index, window.newest
     limit_ms = window.silent_after_ms(~reporting)
     never = s.seen_ms == 0
-    heard_ms = np.maximum(s.seen_ms, s.resumed_ms)
-    for name, started_ms in list(s.started_ms.items()):
-        n = index.node_number.get(name)
-        if n is None or s.seen_ms[n] >= started_ms:
-            del s.started_ms[name]
-        else:
-            heard_ms[n] = max(int(heard_ms[n]), started_ms)
-    quiet_ms = np.where(reporting, 0, bucket.end_ms - heard_ms)
+    quiet_ms = np.where(reporting, 0, bucket.end_ms - _quiet_since_ms(window, s))
     present = reporting | (quiet_ms < window.spacing_ms(~reporting))
     silent = expected = quiet_ms >= np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
     if silent.any():
-        awaited = (node.name not in s.planned and (node.gpus > 0 or s.has_node_rows) for node in index.nodes)
+        awaited = (node.name not in s.planned.stopped_ms and (node.gpus > 0 or s.has_node_rows) for node in index.nodes)
         expected = np.fromiter(awaited, bool, index.node_count)
         silent = expected & silent
     # Judgement counts from the collector's return; the finding says when the node last reported.
     since = np.where(never, s.resumed_ms, _last_report_ms(window, s)) if silent.any() else s.seen_ms
     shown_ms = bucket.end_ms - since
-    for name, stopped_ms in s.planned.items():
+    for name, stopped_ms in s.planned.stopped_ms.items():
         n = index.node_number.get(name)
         if n is not None and quiet_ms[n] >= limit_ms[n]:
             yield planned(window, name, stopped_ms, now_ms)

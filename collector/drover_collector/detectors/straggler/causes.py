@@ -211,7 +211,7 @@ def _unexplained(now: Observation, drifts: Drifts) -> Bools:
     rise = drifts.moved(BUSY_TIME)
     busy = drifts.passed(BUSY_TIME) & (drifts.last[BUSY_TIME] >= SMALL_BUSY) & (rise >= SMALL_BUSY)
     if not busy.any():
-        return busy
+        return np.asarray(busy)
     busy &= (drifts.moved(DUTY) >= OWN_RISE * rise) & (drifts.fell >= PEERS_FELL * rise)
     return now.lone(busy & ~_with_its_node(now, -rise))
 

@@ -71,8 +71,8 @@ class Drifts:
             also moves less data and has more gaps (replicas of a service do not share their load).
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest bucket.
         duty: x of the duty in the newest bucket, float64 [G].
-        level: log of each GPU's own SM activity over the buckets in which its busy time was learnt, float64 [G].
-        fell: by how much the median GPU of its group is below its level lately, float64 [G], a log ratio from 0.
+        pace: rows of float64 [2, G]: log of each GPU's own SM activity over the buckets in which its busy time was
+            learnt; by how much the median GPU of its group is below that lately, a log ratio from 0.
         usual, usual_work: mean and work of the last bucket in which the GPU was healthy, NaN while unknown; a lasting
             fault does not change them.
         late: number of buckets for which the test of LATE has been over its threshold, int64 [G].
@@ -89,8 +89,7 @@ class Drifts:
     since_ms: npt.NDArray[np.int64]
     late: Ints
     duty: Floats
-    level: Floats
-    fell: Floats
+    pace: Floats
     usual: Floats
     usual_work: Floats
     h: tuple[float, ...] = (10.0,) * len(CHANNELS)
@@ -102,7 +101,7 @@ class Drifts:
         usual, usual_work = np.full((2, *shape), np.nan)
         return cls(
             mean, var, count, score, recent, last, alike, work, np.zeros(shape, np.int64), np.zeros(gpus, np.int64),
-            np.zeros(gpus), np.zeros(gpus), np.zeros(gpus), usual, usual_work,
+            np.zeros(gpus), np.zeros((2, gpus)), usual, usual_work,
         )  # fmt: skip
 
     def forget(self, which: Bools) -> None:
@@ -111,7 +110,7 @@ class Drifts:
             array[:, which] = 0.0
         self.usual[:, which] = self.usual_work[:, which] = np.nan
         self.late[which] = 0
-        self.level[which] = self.fell[which] = 0.0
+        self.pace[:, which] = 0.0
 
     def advance(self, now: Observation, slow: Bools) -> None:
         """Add one bucket. `slow`: GPUs with a large effect, whose offsets are not learnt."""
@@ -144,22 +143,28 @@ class Drifts:
         self.var = self.var + rate * ((1 - rate) * rest * rest - self.var)
         self.alike = self.alike + rate * ((1 - rate) * rest * self.last - self.alike)
         self.last = np.where(known, rest, self.last)
-        self._follow_level(now, rate[BUSY_TIME])
+        self._follow_pace(now, rate[BUSY_TIME])
         self.count = self.count + (rate > 0)
         self._relearn(now)
         self.late = np.where(self.passed(LATE), self.late + known[LATE], 0)
 
-    def _follow_level(self, now: Observation, rate: Floats) -> None:
+    @property
+    def fell(self) -> Floats:
+        """By how much the median GPU of each group is below its own SM activity lately, float64 [G], a log ratio."""
+        return np.asarray(self.pace[1])
+
+    def _follow_pace(self, now: Observation, rate: Floats) -> None:
         """Learn each GPU's SM activity at `rate`, and by how much its group has fallen below: peers that wait do."""
         with np.errstate(invalid="ignore", divide="ignore"):
             active = np.log(np.maximum(now.values["sm_active_ratio"], NO_WORK))
-        away = np.where(self.count[BUSY_TIME] >= LEARN, self.level - active, np.nan)
+        level = self.pace[0]
+        away = np.where(self.count[BUSY_TIME] >= LEARN, level - active, np.nan)
         fell = zeroed(now.grouping.spread(now.grouping.medians(away[None])[0][0]))
-        self.fell += SMOOTH * (np.clip(fell, -1.0, 1.0) - self.fell)
+        self.pace[1] += SMOOTH * (np.clip(fell, -1.0, 1.0) - self.pace[1])
         suspects = np.flatnonzero(now.judged & (self.score[BUSY_TIME] > self.h[BUSY_TIME] / 4))
         waiting = np.isin(now.groups, now.groups[suspects])  # for one of them, perhaps: that is not their level
         learns = (rate > 0) & ~waiting
-        self.level = np.where(learns, self.level + rate * (active - self.level), self.level)
+        self.pace[0] = np.where(learns, level + rate * (active - level), level)
 
     def remember(self, now: Observation, slow: Bools) -> None:
         """Keep the usual values of GPUs that are healthy in this bucket. `slow`: GPUs with a large effect."""

@@ -49,6 +49,7 @@ QUIET_MS = 300_000  # hysteresis: a core cools within a minute
 
 RESISTANCE_OWN_RATIO = 1.20  # against its past of before a restart, where it was reported then
 LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
+RESTORED = 10**9  # as `learnt`: the past is of before a restart
 OWN_RATE = 0.001  # of the past's exponential mean: hours, as the model needs half an hour to find a small rise
 LEARN_RATE = 0.02  # of a rack's inlet: about 8 min at 10 s
 SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
@@ -89,7 +90,6 @@ class ThermalState:
     rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
     rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_since_ms: dict[int, int] = field(default_factory=dict)
-    restored: Bools = field(default_factory=lambda: np.zeros(0, bool))  # `past` is of before a restart, [G]
     reopened: Sequence[Incident] = ()  # open when the collector started
 
 
@@ -108,7 +108,7 @@ def _resume(index: FleetIndex, s: ThermalState) -> None:
         for slot, resistance in past.items():
             g = index.gpu(incident.members[0][0], int(slot))
             if g is not None:
-                s.past[g], s.learnt[g], s.restored[g] = resistance, LEARN_BUCKETS, True
+                s.past[g], s.learnt[g] = resistance, RESTORED
     s.reopened = ()
 
 
@@ -117,7 +117,6 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
     s = state if state is not None else ThermalState()
     if len(s.past) != index.gpu_count or len(s.inlet) != index.node_count:
         s.model = HeatModel(index.gpu_node.astype(np.int64), index.rack.astype(np.int64), len(index.racks))
-        s.restored = np.zeros(index.gpu_count, bool)
         s.past = np.full(index.gpu_count, np.nan)
         s.learnt = np.zeros(index.gpu_count, np.int64)
         s.streak_slow = np.zeros(index.gpu_count, np.int64)
@@ -168,8 +167,8 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
         over_past = over_past / _room(index, over_past, np.isnan(inlets))
     rise = _follow(window, s, inlets)
     bad = (steady & (over_peers >= RESISTANCE_RATIO)) | rise.hot
-    # A bad heat sink that was reported before a restart must not become the GPU's past: the model begins anew.
-    bad |= steady & s.restored & (over_past >= RESISTANCE_OWN_RATIO)
+    # A bad heat sink that was reported before a restart must not become the GPU's past: the model begins again.
+    bad |= steady & (s.learnt >= RESTORED) & (over_past >= RESISTANCE_OWN_RATIO)
     rises = np.where(steady, over_peers, np.nan)
     bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
     s.streak_warm = _warm_for(index, rises, s.streak_warm)

@@ -78,38 +78,143 @@ class Rise:
     hot: Bools
 
 
-class HeatModel:
-    """State of all GPUs of a fleet. `advance` with each bucket in order of time."""
+class _Loads:
+    """Each GPU's power as a share of its scale, filtered with each time constant."""
 
-    def __init__(self, node: Ints, rack_of_node: Ints, racks: int) -> None:
-        gpus, self._nodes, self._racks = len(node), len(rack_of_node), racks
-        self._node, self._rack = node, rack_of_node[node] if gpus else node
-        self._filtered = np.full((OWN, gpus), np.nan)  # power over its limit
-        self._of_node = np.full(self._nodes, np.nan)  # mean of its GPUs, filtered
-        self._scale_w = np.full(gpus, np.nan)  # first power limit; where none is read, the highest power
-        self._limited = np.zeros(gpus, bool)  # it is a limit
-        self._warm_ms = np.zeros(gpus)
-        self._squares = np.zeros((gpus, PARTS, PARTS))
-        self._products = np.zeros((gpus, PARTS))
-        self._learnt = np.zeros(gpus)  # blocks
-        self._noise = np.full(gpus, 0.3**2)  # degC^2
+    def __init__(self, node: Ints, nodes: int) -> None:
+        self._node, self._nodes = node, nodes
+        self.filtered = np.full((OWN, len(node)), np.nan)
+        self.of_node = np.full(nodes, np.nan)  # mean of its GPUs, filtered
+        self._scale_w = np.full(len(node), np.nan)  # first power limit; where none is read, the highest power
+        self._limited = np.zeros(len(node), bool)  # it is a limit
+        self._warm_ms = np.zeros(len(node))
+
+    def rescale(self, power: Floats, limit: Floats) -> tuple[Ints, Floats]:
+        """Set what loads are a share of. Return the GPUs whose scale changed, and the old one over the new.
+
+        A limit that changes later changes nothing: heat follows watts.
+        """
+        first = (limit > 0) & ~self._limited
+        higher = ~self._limited & ~first & (power > MORE_POWER * np.nan_to_num(self._scale_w))
+        changed = np.flatnonzero(first | higher)
+        scale_w = np.where(first, limit, power)[changed]
+        ratio = np.nan_to_num(self._scale_w[changed] / scale_w, nan=1.0)
+        self.filtered[:, changed] *= ratio
+        self._scale_w[changed], self._limited[first] = scale_w, True
+        return changed, ratio
+
+    def advance(self, power: Floats, length_ms: int) -> Bools:
+        """Add a bucket. Return the GPUs whose filters hold what came before, bool [G]."""
+        load = power / self._scale_w
+        known = np.isfinite(load)
+        for part, tau_s in enumerate(TAUS_S):
+            before, share = self.filtered[part], -np.expm1(-length_ms / 1000 / tau_s)
+            after = np.where(np.isnan(before), load, before + share * (load - before))
+            self.filtered[part] = np.where(known, after, before)
+        count = np.bincount(self._node[known], minlength=self._nodes)
+        total = np.bincount(self._node[known], load[known], self._nodes)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = total / count
+        share = -np.expm1(-length_ms / 1000 / TAUS_S[1])
+        after = np.where(np.isnan(self.of_node), mean, self.of_node + share * (mean - self.of_node))
+        self.of_node = np.where(count > 0, after, self.of_node)
+        self._warm_ms = np.where(known, self._warm_ms + length_ms, 0.0)
+        return np.asarray(known & (self._warm_ms >= WARM_MS))
+
+
+class _Sums:
+    """Sums of squares and products of the parts x and the degrees y, [G, ...]."""
+
+    def __init__(self, gpus: int) -> None:
+        self.squares, self.products = np.zeros((gpus, PARTS, PARTS)), np.zeros((gpus, PARTS))
+        self.x, self.y, self.count = np.zeros((gpus, PARTS)), np.zeros(gpus), np.zeros(gpus)
+
+    def add(self, x: Floats, y: Floats, use: Bools) -> None:
+        self.squares += x[:, :, None] * x[:, None, :]
+        self.products += x * y[:, None]
+        self.x += x
+        self.y += y
+        self.count += use
+
+    def rescale(self, gpus: Ints, ratio: Floats) -> None:
+        by = np.ones((len(gpus), PARTS))
+        by[:, :OWN] = ratio[:, None]
+        self.squares[gpus] *= by[:, :, None] * by[:, None, :]
+        self.products[gpus] *= by
+        self.x[gpus] *= by
+
+    def learn(self, block: _Sums, learns: Bools) -> None:
+        """Add the means of a block; `count` becomes the number of blocks."""
+        keep, count = 1 - 1 / MEMORY, np.maximum(block.count, 1)
+        self.squares[learns] = keep * self.squares[learns] + (block.squares / count[:, None, None])[learns]
+        self.products[learns] = keep * self.products[learns] + (block.products / count[:, None])[learns]
+        self.count += learns
+
+    def fit(self, read: Bools) -> Floats:
+        """Return degC at the scale for each part of the rise, float64 [G, PARTS]. `read`: an inlet is, bool [G]."""
+        prior = np.zeros_like(self.squares)
+        prior[:, :OWN, :OWN] = np.linalg.inv((RISE_SPREAD_C / OWN) ** 2 + PART_SPREAD_C**2 * np.eye(OWN))
+        prior[:, OWN, OWN] = NODE_SPREAD_C**-2.0
+        prior[:, -1, -1] = np.where(read, OFFSET_C, UNREAD_OFFSET_C) ** -2.0
+        expected = np.array([RISE_C / OWN] * OWN + [NODE_C, 0.0])
+        weight = np.minimum(1.0, FIT_BLOCKS / np.clip(self.count, 1.0, MEMORY)) / FIT_NOISE_C**2
+        wanted = self.products * weight[:, None] + prior @ expected
+        squares = self.squares * weight[:, None, None] + prior
+        return np.asarray(np.linalg.solve(squares, wanted[:, :, None])[:, :, 0])
+
+
+class _ByLoad:
+    """What each GPU is off by at each step of load, and how often it was seen there, float32 [G, LOADS]."""
+
+    def __init__(self, gpus: int) -> None:
         self._offset_c = np.zeros((gpus, LOADS), np.float32)
         self._seen = np.zeros((gpus, LOADS), np.float32)  # blocks
         self._around = np.zeros((gpus, LOADS), np.float32)  # load of the node in these
-        self._air_c = np.zeros(self._nodes)
-        self.score = np.zeros(gpus)
-        self.since_ms = np.zeros(gpus, np.int64)  # start of the block in which the score left 0
-        nothing: Floats = np.full(gpus, np.nan)
-        self._read: Bools = np.zeros(gpus, bool)  # an inlet is read
-        self.rise = Rise(nothing, nothing, np.zeros(gpus, bool))
-        self._block: int | None = None
-        self._begin(gpus)
 
-    def _begin(self, gpus: int) -> None:
-        """Empty the sums of the block."""
-        self._xx, self._xy = np.zeros((gpus, PARTS, PARTS)), np.zeros((gpus, PARTS))
-        self._x, self._y, self._count = np.zeros((gpus, PARTS)), np.zeros(gpus), np.zeros(gpus)
-        self._buckets = 0
+    def forget(self, gpus: Ints) -> None:
+        self._offset_c[gpus] = self._seen[gpus] = 0.0
+
+    def at(self, load: Floats, around: Floats) -> tuple[Floats, Floats]:
+        """Return the offset at a load, and the blocks seen there among neighbours as busy as `around`, [G] each."""
+        low, high, weight = _steps(load)
+        g = np.arange(len(load))
+        offset_c, seen, usual = (
+            (1 - weight) * of[g, low] + weight * of[g, high] for of in (self._offset_c, self._seen, self._around)
+        )
+        return offset_c, np.where(np.abs(around - usual) <= AROUND, seen, 0.0)
+
+    def learn(self, learns: Bools, load: Floats, around: Floats, off_c: Floats) -> None:
+        low, high, weight = _steps(load)
+        for step, share in ((low, 1 - weight), (high, weight)):
+            g = np.flatnonzero(learns & ~np.isnan(off_c) & (share > 0))
+            at = g, step[g]
+            rate = share[g] * np.maximum(1 / (self._seen[at] + 1), 1 / SLOWEST)
+            self._offset_c[at] += rate * (off_c[g] - self._offset_c[at])
+            self._around[at] += rate * (around[g] - self._around[at])
+            self._seen[at] += share[g]
+
+
+class HeatModel:
+    """State of all GPUs of a fleet. `advance` with each bucket in order of time.
+
+    Attributes:
+        rise: what the last block showed. score: of the test, float64 [G].
+        since_ms: start of the block in which the score left 0, int64 [G].
+    """
+
+    def __init__(self, node: Ints, rack_of_node: Ints, racks: int) -> None:
+        gpus, self._racks = len(node), racks
+        self._node, self._rack_of = node, rack_of_node
+        self._loads, self._past, self._by_load = _Loads(node, len(rack_of_node)), _Sums(gpus), _ByLoad(gpus)
+        self._sums, self._buckets = _Sums(gpus), 0  # of the block
+        self._block: int | None = None
+        self._noise = np.full(gpus, 0.3**2)  # degC^2
+        self._air_c = np.zeros(len(rack_of_node))
+        self._read: Bools = np.zeros(gpus, bool)  # an inlet is
+        self.score = np.zeros(gpus)
+        self.since_ms = np.zeros(gpus, np.int64)
+        nothing: Floats = np.full(gpus, np.nan)
+        self.rise = Rise(nothing, nothing, np.zeros(gpus, bool))
 
     def advance(self, end_ms: int, length_ms: int, temp: Floats, power: Floats, limit: Floats, inlet: Floats) -> None:
         """Add a bucket; at the end of a block set `rise` and `score`.
@@ -118,93 +223,56 @@ class HeatModel:
             temp: degC, power and limit: W, float64 [G]. inlet: degC, float64 [N]. NaN where unknown.
         """
         power = np.where(power > 0, power, np.nan)
-        self._scale(power, limit)
-        load = power / self._scale_w
-        known = np.isfinite(load)
-        self._filter(load, known, length_ms / 1000)
-        self._warm_ms = np.where(known, self._warm_ms + length_ms, 0.0)
+        changed, ratio = self._loads.rescale(power, limit)
+        if len(changed):
+            self._sums.rescale(changed, ratio)
+            self._past.rescale(changed, ratio)
+            self._by_load.forget(changed)
         air = np.where(np.isnan(inlet), AIR_C, inlet) + self._air_c
         self._read = ~np.isnan(inlet)[self._node]
         above = temp - air[self._node]
-        use = known & ~np.isnan(above) & (self._warm_ms >= WARM_MS)
+        use = self._loads.advance(power, length_ms) & ~np.isnan(above)
         x = np.ones((len(temp), PARTS))
-        x[:, :OWN], x[:, OWN] = self._filtered.T, self._of_node[self._node]
+        x[:, :OWN], x[:, OWN] = self._loads.filtered.T, self._loads.of_node[self._node]
         x[~use] = 0.0
-        y = np.where(use, above, 0.0)
-        self._xx += x[:, :, None] * x[:, None, :]
-        self._xy += x * y[:, None]
-        self._x += x
-        self._y += y
-        self._count += use
+        self._sums.add(x, np.where(use, above, 0.0), use)
         self._buckets += 1
         block = end_ms // BLOCK_MS
         if self._block is not None and block != self._block:
-            self._judge()
-            self._begin(len(temp))
+            self._judge(self._block)
+            self._sums, self._buckets = _Sums(len(temp)), 0
         self._block = block
 
-    def _scale(self, power: Floats, limit: Floats) -> None:
-        """Set what loads are a share of. A limit that changes later changes nothing: heat follows watts."""
-        first = (limit > 0) & ~self._limited
-        higher = ~self._limited & ~first & (power > MORE_POWER * np.nan_to_num(self._scale_w))
-        changed = np.flatnonzero(first | higher)
-        if not len(changed):
-            return
-        scale_w = np.where(first, limit, power)[changed]
-        ratio = np.nan_to_num(self._scale_w[changed] / scale_w, nan=1.0)
-        self._filtered[:, changed] *= ratio
-        by = np.ones((len(changed), PARTS))
-        by[:, :OWN] = ratio[:, None]
-        for squares, products in ((self._squares, self._products), (self._xx, self._xy)):
-            squares[changed] *= by[:, :, None] * by[:, None, :]
-            products[changed] *= by
-        self._x[changed] *= by
-        self._offset_c[changed] = self._seen[changed] = 0.0
-        self._scale_w[changed], self._limited[first] = scale_w, True
-
-    def _filter(self, load: Floats, known: Bools, length_s: float) -> None:
-        for part, tau_s in enumerate(TAUS_S):
-            before, share = self._filtered[part], -np.expm1(-length_s / tau_s)
-            after = np.where(np.isnan(before), load, before + share * (load - before))
-            self._filtered[part] = np.where(known, after, before)
-        count = np.bincount(self._node[known], minlength=self._nodes)
-        total = np.bincount(self._node[known], load[known], self._nodes)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = total / count
-        share = -np.expm1(-length_s / TAUS_S[1])
-        after = np.where(np.isnan(self._of_node), mean, self._of_node + share * (mean - self._of_node))
-        self._of_node = np.where(count > 0, after, self._of_node)
-
-    def _judge(self) -> None:
+    def _judge(self, block: int) -> None:
         """Judge the block that has ended, and learn from it."""
-        there = self._count > max(1.0, MOST_GAP * self._buckets)
-        count = np.maximum(self._count, 1)
-        x, y = self._x / count[:, None], self._y / count
-        parts = self._fit()
-        own_c = np.maximum((parts[:, :OWN] * x[:, :OWN]).sum(axis=1), LEAST_OF_RISE * RISE_C * x[:, 1])
-        low, high, weight = _steps(x[:, 1])
-        gpus = np.arange(len(x))
-        seen = (1 - weight) * self._seen[gpus, low] + weight * self._seen[gpus, high]
-        offset_c = (1 - weight) * self._offset_c[gpus, low] + weight * self._offset_c[gpus, high]
-        around = (1 - weight) * self._around[gpus, low] + weight * self._around[gpus, high]
-        seen = np.where(np.abs(x[:, OWN] - around) <= AROUND, seen, 0.0)
-        known = there & (self._learnt >= LEARN_BLOCKS)
-        off_c = np.where(known, y - (parts * x).sum(axis=1), np.nan)
+        sums = self._sums
+        there = sums.count > max(1.0, MOST_GAP * self._buckets)
+        count = np.maximum(sums.count, 1)
+        x, y = sums.x / count[:, None], sums.y / count
+        load, around = x[:, 1], x[:, OWN]
+        parts = self._past.fit(self._read)
+        own_c = np.maximum((parts[:, :OWN] * x[:, :OWN]).sum(axis=1), LEAST_OF_RISE * RISE_C * load)
+        offset_c, seen = self._by_load.at(load, around)
+        off_c = np.where(there & (self._past.count >= LEARN_BLOCKS), y - (parts * x).sum(axis=1), np.nan)
         rest_c = np.where(seen >= SEEN_BLOCKS, off_c - offset_c, np.nan)
         warmer_c = rest_c - self._air(rest_c)
-        moved = np.sqrt(np.maximum(self._xx[:, 0, 0] / count - x[:, 0] ** 2, 0.0))
+        moved = np.sqrt(np.maximum(sums.squares[:, 0, 0] / count - x[:, 0] ** 2, 0.0))
         least = NOISE_C**2 + (NOISE_SHARE * own_c) ** 2 + (UNSTEADY_C * moved) ** 2 + 0.5 / np.maximum(seen, 1)
         z = warmer_c / np.sqrt(np.maximum(self._noise, NOISE_C**2) - NOISE_C**2 + least)
-        judged = ~np.isnan(z) & (own_c >= LEAST_RISE_C) & (x[:, 1] >= LEAST_LOAD)
+        judged = ~np.isnan(z) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
         step = np.clip(np.where(judged, z, 0.0), -CLIP, CLIP) - K
         before = self.score
         self.score = np.where(judged, np.clip(before + step, 0.0, LIMIT + KEEP), before)
-        self.since_ms[(before == 0) & (self.score > 0)] = (self._block or 0) * BLOCK_MS
+        self.since_ms[(before == 0) & (self.score > 0)] = block * BLOCK_MS
         hot = judged & (self.score >= LIMIT) & (warmer_c >= np.maximum(LEAST_C, LEAST_SHARE * own_c))
+        learns = there & ((self._past.count < LEARN_BLOCKS) | ((self.score < SUSPECT) & ~(z > SUSPECT)))
+        self._past.learn(sums, learns)
+        self._by_load.learn(learns, load, around, off_c)
+        square = np.minimum(warmer_c**2, 9 * np.maximum(self._noise, NOISE_C**2))
+        known = learns & ~np.isnan(warmer_c)
+        self._noise = np.where(known, self._noise + (square - self._noise) / NOISE_BLOCKS, self._noise)
         warmer_c = np.where(judged, warmer_c, np.nan)
         self.rise = Rise(warmer_c, own_c, self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C)))
-        learns = there & ((self._learnt < LEARN_BLOCKS) | ((self.score < SUSPECT) & ~(z > SUSPECT)))
-        self._learn(learns, count, off_c, warmer_c, x[:, OWN], (low, high, weight))
 
     def _alone(self, hot: Bools, share: Floats) -> Bools:
         """Return the hot GPUs that are by far the warmest of their node, bool [G]. `share`: by which each is warmer."""
@@ -215,48 +283,15 @@ class HeatModel:
             result[g] = share[g] >= ALONE * others.max(initial=0.0)
         return result
 
-    def _fit(self) -> Floats:
-        """Return degC at the power limit for each part of the rise, float64 [G, PARTS]."""
-        prior = np.zeros_like(self._squares)
-        prior[:, :OWN, :OWN] = np.linalg.inv((RISE_SPREAD_C / OWN) ** 2 + PART_SPREAD_C**2 * np.eye(OWN))
-        prior[:, OWN, OWN] = NODE_SPREAD_C**-2.0
-        prior[:, -1, -1] = np.where(self._read, OFFSET_C, UNREAD_OFFSET_C) ** -2.0
-        expected = np.array([RISE_C / OWN] * OWN + [NODE_C, 0.0])
-        weight = np.minimum(1.0, FIT_BLOCKS / np.clip(self._learnt, 1.0, MEMORY)) / FIT_NOISE_C**2
-        wanted = self._products * weight[:, None] + prior @ expected
-        squares = self._squares * weight[:, None, None] + prior
-        return np.asarray(np.linalg.solve(squares, wanted[:, :, None])[:, :, 0])
-
     def _air(self, rest_c: Floats) -> Floats:
         """Return what the air of each GPU is off by, degC [G], and follow it; NaN where nothing says."""
-        of_node, count = group_medians(rest_c, self._node, self._nodes)
-        of_rack, in_rack = group_medians(rest_c, self._rack, self._racks)
-        rack_of = np.zeros(self._nodes, np.int64)
-        rack_of[self._node] = self._rack
-        by_rack = np.where(in_rack >= RACK_GPUS, of_rack, np.nan)[rack_of]
+        of_node, count = group_medians(rest_c, self._node, len(self._air_c))
+        of_rack, in_rack = group_medians(rest_c, self._rack_of[self._node], self._racks)
+        by_rack = np.where(in_rack >= RACK_GPUS, of_rack, np.nan)[self._rack_of]
         air = np.where(count >= NODE_GPUS, of_node, by_rack)
         self._air_c += AIR_FOLLOWS * np.where(np.isnan(air), 0.0, air) - AIR_RESTS * self._air_c
         result = air[self._node]
         return np.where(np.isnan(result) & self._read, 0.0, result)
-
-    def _learn(
-        self, learns: Bools, count: Floats, off_c: Floats, warmer_c: Floats, around: Floats,
-        at: tuple[Ints, Ints, Floats],
-    ) -> None:  # fmt: skip
-        keep = 1 - 1 / MEMORY
-        self._squares[learns] = keep * self._squares[learns] + (self._xx / count[:, None, None])[learns]
-        self._products[learns] = keep * self._products[learns] + (self._xy / count[:, None])[learns]
-        self._learnt += learns
-        low, high, weight = at
-        for step, share in ((low, 1 - weight), (high, weight)):
-            g = np.flatnonzero(learns & ~np.isnan(off_c) & (share > 0))
-            rate = share[g] * np.maximum(1 / (self._seen[g, step[g]] + 1), 1 / SLOWEST)
-            self._offset_c[g, step[g]] += rate * (off_c[g] - self._offset_c[g, step[g]])
-            self._around[g, step[g]] += rate * (around[g] - self._around[g, step[g]])
-            self._seen[g, step[g]] += share[g]
-        known = learns & ~np.isnan(warmer_c)
-        square = np.minimum(warmer_c**2, 9 * np.maximum(self._noise, NOISE_C**2))
-        self._noise = np.where(known, self._noise + (square - self._noise) / NOISE_BLOCKS, self._noise)
 
 
 def _steps(load: Floats) -> tuple[Ints, Ints, Floats]:

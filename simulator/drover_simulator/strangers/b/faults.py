@@ -38,7 +38,7 @@ class Mod:
 
 @dataclass
 class Plan:
-    """All that happens, beside healthy physics."""
+    """All that happens, in addition to healthy physics."""
 
     f: Fleet
     mods: list[Mod] = field(default_factory=list)

@@ -41,7 +41,7 @@ class Fleet:
         drawn_n, drawn_h = int(rng.choice([8, 12, 16, 24, 32, 48, 64, 96], p=[.15, .15, .2, .17, .15, .08, .06, .04])), round(rng.uniform(2, 6), 2)  # fmt: skip
         drawn_dt = float(rng.choice([1, 2, 5, 10, 15, 20, 30, 60], p=[0.05, 0.06, 0.21, 0.3, 0.17, 0.06, 0.09, 0.06]))
         self.n, self.dt, self.hours = n or drawn_n, dt or drawn_dt, hours or drawn_h
-        if self.dt < 5:  # short intervals: smaller fleets, unless told
+        if self.dt < 5:  # short intervals: smaller fleets, unless given
             self.n, self.hours = n or min(self.n, 12), hours or min(self.hours, 2.5)
         self.T = int(self.hours * 3600 / self.dt)
         self.span = self.T * self.dt
