@@ -115,15 +115,22 @@ CASES = {
 }  # fmt: skip
 
 
+# The model of a GPU's heat is an hour old before it judges, and needs four blocks of five minutes: more buckets before
+# BEGINS, and before RESTART.
+EARLIER = {"cooling against its own past": (450, 540)}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_open_stays_open_and_is_not_reported_twice(name: str) -> None:
     change, away, events = CASES[name]
+    earlier, more = EARLIER.get(name, (0, 0))
+    restart = RESTART + more
     first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
 
     def changed(number: int, gpu: Columns, link: Columns) -> None:
         if (gpu and change in (_flaps, _port)) or (link and change not in (_flaps, _port)):
             return
-        change(number, gpu, link)
+        change(number - earlier, gpu, link)
         if gpu and name == "a lost GPU" and number >= BEGINS:
             for values in gpu.values():
                 values[28] = np.nan
@@ -131,12 +138,12 @@ def test_what_is_open_stays_open_and_is_not_reported_twice(name: str) -> None:
             for values in gpu.values():
                 values[24:32] = np.nan
 
-    _run(first, _buckets(changed, away, range(RESTART)), events)
+    _run(first, _buckets(changed, away, range(restart)), events)
     before = _open(first)
     assert len(before) == 1, [i.summary for i in before.values()]
-    second.started_ms = START_MS + RESTART * 10_000
-    second.restore(list(before.values()), _buckets(changed, away, range(RESTART - READ, RESTART)), [])
-    _run(second, _buckets(changed, away, range(RESTART, RESTART + AFTER)))
+    second.started_ms = START_MS + restart * 10_000
+    second.restore(list(before.values()), _buckets(changed, away, range(restart - READ, restart)), [])
+    _run(second, _buckets(changed, away, range(restart, restart + AFTER)))
     assert [(i.id, i.cause) for i in second.incidents.values()] == [(i.id, i.cause) for i in before.values()]
     (after,) = _open(second).values()
     assert not any("over" in note.text or "came back" in note.text for note in after.timeline[1:])
