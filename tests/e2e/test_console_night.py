@@ -105,9 +105,17 @@ def test_a_gpu_of_the_table_is_chosen_and_any_metric_is_charted(console: Console
     page.wait_for_url("**/node?node=r01n03&gpu=5")
     page.locator("tr.selected").get_by_role("link", name="GPU 5").wait_for()
     page.get_by_text("band: peers of GPU 5").first.wait_for()
-    page.get_by_role("combobox").nth(1).click()
-    page.get_by_role("option", name="HBM temperature").click()
-    page.wait_for_url("**metric=memory_temp_c**")  # the choice was taken
+
+    def chosen() -> bool:
+        """A refresh closes a list that is open, on a slow machine before the choice: then it is opened again."""
+        at_rest(page)
+        if "metric=memory_temp_c" not in page.url:
+            page.get_by_role("combobox").nth(1).click()
+            page.get_by_role("option", name="HBM temperature").click()
+            page.wait_for_timeout(3_000)
+        return "metric=memory_temp_c" in page.url
+
+    wait_until(chosen, "the choice is taken")
     page.get_by_text("HBM temperature, °C").first.wait_for()  # and is drawn
     page.go_back()
     page.get_by_text("HBM temperature, °C").wait_for(state="detached")
