@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from detection_run import BASELINES, OURS, Played, play
+from detection_run import BASELINES, OURS, Played, each_fleet, play
 
 from drover_cli.scoring.score import median, percentile
+from drover_cli.scoring.summary import wilson
 from drover_simulator.adversary import draw
 
 PAGE = Path(__file__).parents[1] / "docs/evidence/detection.md"
@@ -35,15 +36,6 @@ GOALS = {"precision": 0.98, "recall": 0.95, "f1": 0.965, "false_drains": 0.02, "
 DRAWS = 2000  # of the bootstrap over fleets
 SEED = 7
 FAILED: list[str] = []  # fleets that could not be played, and why
-
-
-def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927); (0, 1) of nothing."""
-    if not of:
-        return 0.0, 1.0
-    p, n = hits / of, of
-    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
 def rates(runs: Sequence[Played]) -> tuple[float, float, float]:
@@ -152,23 +144,12 @@ def run(
     seeds = [seed for seed in seeds if seed not in done_before]
     if not seeds:
         return {name: sorted(runs, key=lambda p: p.seed) for name, runs in result.items()}
-    began = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(min(args.processes, len(seeds)), maxtasksperchild=1) as pool:
-        for done, played in enumerate(pool.imap_unordered(one, seeds), 1):
-            if isinstance(played, str):
-                FAILED.append(played)
-                print(f"A fleet failed, {played}", file=sys.stderr, flush=True)
-            else:
-                for name, p in played.items():
-                    result.setdefault(name, []).append(p)
-                if log is not None:
-                    with log.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps({name: asdict(p) for name, p in played.items()}) + "\n")
-            passed = time.monotonic() - began
-            left = passed / done * (len(seeds) - done)
-            print(
-                f"{done} of {len(seeds)} fleets in {passed:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True
-            )
+    for played in each_fleet(one, seeds, args.processes, FAILED):
+        for name, p in played.items():
+            result.setdefault(name, []).append(p)
+        if log is not None:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({name: asdict(p) for name, p in played.items()}) + "\n")
     if not result:
         sys.exit("No fleet could be played.")
     return {name: sorted(runs, key=lambda p: p.seed) for name, runs in result.items()}

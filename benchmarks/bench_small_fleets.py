@@ -11,9 +11,10 @@ import argparse
 import json
 from collections import Counter
 
-from bench_detection import by_kind, wilson
+from bench_detection import by_kind
 from detection_run import OURS, Played, play
 
+from drover_cli.scoring.summary import wilson
 from drover_simulator.adversary import draw
 
 GPUS = 8

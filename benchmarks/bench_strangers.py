@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import pickle
 import shutil
-import sys
 import tempfile
 import textwrap
 import time
@@ -24,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from detection_run import ANY, BASELINES, OURS, Flags
+from detection_run import ANY, BASELINES, OURS, Flags, each_fleet
 
 from drover_cli.case.read import Case, read_case, read_jsonl
 from drover_cli.commands.score import summary_report
@@ -104,17 +103,9 @@ def run(
     """Return method -> the sum over the fleets of a generator."""
     one = partial(_fleet, generator=generator, options=options, baselines=baselines, keep=args.keep)
     scores: dict[str, list[Score]] = {}
-    began = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(min(args.processes, len(seeds)), maxtasksperchild=1) as pool:
-        for done, played in enumerate(pool.imap_unordered(one, seeds), 1):
-            if isinstance(played, str):
-                FAILED.append(played)
-                print(f"A fleet failed, {played}", file=sys.stderr, flush=True)
-                continue
-            for name, result in played.items():
-                scores.setdefault(name, []).append(result)
-            left = (time.monotonic() - began) / done * (len(seeds) - done)
-            print(f"{generator}: {done} of {len(seeds)} fleets, about {left:.0f} s left", file=sys.stderr, flush=True)
+    for played in each_fleet(one, seeds, args.processes, FAILED):
+        for name, result in played.items():
+            scores.setdefault(name, []).append(result)
     return {name: summarize(those) for name, those in scores.items()}
 
 
@@ -125,8 +116,10 @@ def page(kept: dict[str, Any]) -> str:
         textwrap.fill(
             "Made by `benchmarks/bench_strangers.py`, the bad figures too; do not edit. Each generator is written by "
             "somebody who has seen neither a detector, nor the adversary, nor another of these: A for tuning, B for "
-            "scoring, C for one look at the end. Intervals are of 95 % (Wilson). False ones are per 1,000 GPU-days of "
-            "these fleets, which hold far more trouble than the field's; where there was none, 3/N bounds the rate.",
+            "scoring, C for one look at the end. Of B its authors look at figures only: those of this page, and "
+            "once the kinds of labels near its false incidents. Intervals are of 95 % (Wilson). False ones are per "
+            "1,000 GPU-days of these fleets, which hold far more trouble than the field's; where there was none, 3/N "
+            "bounds the rate.",
             100,
         ),
         "", GOALS,

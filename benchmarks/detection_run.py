@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -197,6 +199,29 @@ def _described(found: Found, labels: list[Label], rows: dict[str, dict[str, Any]
     """What a false incident says, and which labels lie on the same members at that time."""
     near = sorted({f"{rows[label.id]['kind']}/{label.cause}" for label in labels if covers(label, found)})
     return f"{found.kind}/{found.cause}" + (f" during {', '.join(near)}" if near else "")
+
+
+def each_fleet(
+    play_one: Callable[[int], Any], seeds: Sequence[int], processes: int, failed: list[str]
+) -> Iterator[Any]:
+    """Play a fleet for each seed, each in a process of its own, and yield the results as they come.
+
+    Args:
+        play_one: returns a result, or a sentence that says why it failed; that is printed and added to `failed`.
+    """
+    began = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(min(processes, len(seeds)), maxtasksperchild=1) as pool:
+        for done, played in enumerate(pool.imap_unordered(play_one, seeds), 1):
+            if isinstance(played, str):
+                failed.append(played)
+                print(f"A fleet failed, {played}", file=sys.stderr, flush=True)
+            else:
+                yield played
+            passed = time.monotonic() - began
+            left = passed / done * (len(seeds) - done)
+            print(
+                f"{done} of {len(seeds)} fleets in {passed:.0f} s, about {left:.0f} s left", file=sys.stderr, flush=True
+            )
 
 
 def nothing_wrong(gpu_days: float) -> Callable[[int], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_a_generator_writes_a_case_that_can_be_read_and_scored(name: str, tmp_pa
     assert len(nodes) == 8 and case.gpu is not None and len(case.gpu.ts_ms) > 100
     assert all(node in nodes for label in labels for node, _ in label.members)
     assert not [note for note in case.notes if "unknown" in note]
+    assert json.loads((tmp_path / "case/fleet.json").read_text())["generator"] == f"stranger {name}"
 
 
 @pytest.mark.parametrize("name", GENERATORS)

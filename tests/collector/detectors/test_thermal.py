@@ -141,7 +141,7 @@ def test_resistance_that_grew_against_its_own_past() -> None:
     assert {(f.node, f.gpu) for f in reported} == {("n02", 5)}
     assert min(f.since_ms for f in reported) >= START_MS + 420 * 10_000  # its block of five minutes
     texts = [e.text for e in reported[0].evidence]
-    assert any("above its own past at this load, which is " in text for text in texts)
+    assert "warmer than this GPU was before at such a load: +" in texts[0]
     assert any("in its own past and has 0.066 now: +1" in text for text in texts), "the rise is not learnt as its past"
 
 

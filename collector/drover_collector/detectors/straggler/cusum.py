@@ -33,9 +33,8 @@ SIGNS = np.array([-1.0, 1.0, -1.0, 1.0, 1.0])[:, None]  # the direction of a fau
 FLOORS = np.array([0.006, 0.006, 0.008, 0.004, 0.010])[:, None]
 CLOCK, DUTY, DRAM, LATE, BUSY_TIME = range(5)
 
-# False alarms of one metric alone, before the second sign. For HBM traffic the second sign is only that the work did
-# not get less, which noise shows half of the time, so it has a fifth of the budget; that of busy time without more work
-# is that the peers wait.
+# False alarms of one metric alone, before the second sign. HBM traffic and busy time have a fifth of the others', as
+# noise often shows their second signs too: the work did not get less, the peers are less active.
 BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25, 0.05)
 K = 1.0  # half of the smallest change to be found, in sigmas
 CLIP = 4.0  # makes a detection take at least three buckets
@@ -48,8 +47,7 @@ SOME = 256  # GPUs to check first for a finer sensor
 ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
 NO_WORK = 0.01  # of the peers' value, and less
-LEAST_WORK = 0.05  # tensor duty or HBM traffic of a group that says how much work its GPUs do
-LEAST_DRAM = 0.05  # of a group: one that hangs in a collective shows 0 to 2 %, where ratios are only rounding
+LEAST_WORK = 0.05  # tensor duty or HBM traffic of a group: a hanging one shows 0 to 2 %, where ratios are only rounding
 SMOOTH = 0.15  # of `recent`: about 6 buckets
 SPIKE = 0.04  # most that one bucket may change it
 
@@ -214,7 +212,7 @@ def _inputs(now: Observation) -> Floats:
                 now.ratio("sm_clock_mhz"), now.ratio("dram_active_ratio"), now.tensor, now.sm, now.traffic
             )
         )  # fmt: skip
-        dram[now.medians["dram_active_ratio"] < LEAST_DRAM] = np.nan
+        dram[now.medians["dram_active_ratio"] < LEAST_WORK] = np.nan
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
     duty = np.where(now.has_duty, duty, traffic)
     gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]

@@ -26,6 +26,7 @@ from drover_collector.detectors._lib.window import Window, onset_ms
 from drover_collector.detectors.thermal.cooling import (
     LEAST_ALIKE,
     RESISTANCE_RATIO,
+    Cooling,
     Places,
     cooling,
     light_and_hot,
@@ -162,13 +163,8 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
     resistance, expected, count, steady, settled = now.resistance, now.expected, now.count, now.steady, now.settled
     with np.errstate(invalid="ignore", divide="ignore"):
         over_peers = np.where(count >= LEAST_ALIKE, resistance / expected, np.nan)
-        over_past = np.where(settled & (s.learnt >= LEARN_BUCKETS), resistance / s.past, np.nan)
-    if np.isnan(inlets).any():
-        over_past = over_past / _room(index, over_past, np.isnan(inlets))
     rise = _follow(window, s, inlets)
-    bad = (steady & (over_peers >= RESISTANCE_RATIO)) | rise.hot
-    # A bad heat sink that was reported before a restart must not become the GPU's past: the model begins again.
-    bad |= steady & (s.learnt >= RESTORED) & (over_past >= RESISTANCE_OWN_RATIO)
+    bad = (steady & (over_peers >= RESISTANCE_RATIO)) | rise.hot | _still_bad(index, s, now, inlets)
     rises = np.where(steady, over_peers, np.nan)
     bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
     s.streak_warm = _warm_for(index, rises, s.streak_warm)
@@ -205,6 +201,22 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
         else:
             for g in gpus:
                 yield _gpu_finding(window, s, g, g in poor, facts, now_ms)
+
+
+def _still_bad(index: FleetIndex, s: ThermalState, now: Cooling, inlets: Floats) -> Bools:
+    """Return GPUs that are as badly cooled as they were before a restart of the collector, bool [G].
+
+    The model begins again at a restart, and a bad heat sink must not become the GPU's past.
+    """
+    restored = s.learnt >= RESTORED
+    if not restored.any():
+        return restored
+    with np.errstate(invalid="ignore", divide="ignore"):
+        over_past = np.where(now.settled & (s.learnt >= LEARN_BUCKETS), now.resistance / s.past, np.nan)
+    unread = np.isnan(inlets)
+    if unread.any():
+        over_past = over_past / _room(index, over_past, unread)
+    return np.asarray(restored & now.steady & (over_past >= RESISTANCE_OWN_RATIO))
 
 
 def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
@@ -295,6 +307,10 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
     fact = partial(Evidence, from_ms=since_ms, to_ms=window.newest.end_ms)
     result = []
     temp, power = column(window, "gpu_temp_c")[g], column(window, "power_w")[g]
+    if facts.rise.hot[g]:
+        warmer, own, slot = float(facts.rise.warmer_c[g]), float(facts.rise.own_c[g]), int(window.index.gpu_slot[g])
+        text = f"core {warmer:.1f} degC warmer than this GPU was before at such a load: {warmer / own:+.0%} of its heat"
+        result.append(fact(text, None, float(temp), float(temp) - warmer, key=f"core of GPU {slot} at its load"))
     if not np.isnan(facts.resistance[g]) and not np.isnan(facts.expected[g]) and facts.expected[g] > 0:
         over = facts.resistance[g] / facts.expected[g] - 1
         result.append(
@@ -304,10 +320,6 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
                 "gpu_temp_c", float(temp), None, None, int(facts.count[g]) - 1,
             )
         )  # fmt: skip
-    if facts.rise.hot[g]:
-        warmer, own = float(facts.rise.warmer_c[g]), float(facts.rise.own_c[g])
-        text = f"core {warmer:.1f} degC above its own past at this load, which is {warmer / own:.0%} of its own heat"
-        result.append(fact(text, "gpu_temp_c", float(temp), float(temp) - warmer))
     if not np.isnan(facts.past[g]) and not np.isnan(facts.resistance[g]):
         now, past, slot = float(facts.resistance[g]), float(facts.past[g]), int(window.index.gpu_slot[g])
         text = f"GPU {slot} had {past:.3f} degC/W in its own past and has {now:.3f} now: {now / past - 1:+.0%}"

@@ -122,7 +122,7 @@ def write_case(folder: Path, seed: int, *, nodes: int | None = None, hours: floa
     p = draw(f, healthy)
     _natural(p)
     ms = lambda t: f.t0_ms + 1000 * t
-    out = CaseWriter(Path(folder), _fleet_json(f, ms))
+    out = CaseWriter(Path(folder), {"generator": "stranger b", **_fleet_json(f, ms)})
     counts = _rows(f, p, out, rng)
     counts |= _lines(f, p, out, rng, ms)
     out.close()
