@@ -20,9 +20,13 @@ from drover_collector.detectors._lib.examples import (
 from drover_collector.detectors._lib.robust import Grouping
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.links import detector as links
-from drover_collector.detectors.links import ports as links_ports
-from drover_collector.detectors.links import texts
-from drover_collector.detectors.links.ports import Port, PortState
+from drover_collector.detectors.links import port_state, texts
+from drover_collector.detectors.links.port_state import (
+    PortState,
+)
+from drover_collector.detectors.links.ports import (
+    Port,
+)
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
@@ -47,8 +51,8 @@ def test_a_port_that_is_down_is_reported_after_20_s_and_drains_after_four_minute
         Severity.WARNING,
         RecommendedAction.ADVISE,
     )
-    assert first.ts_ms - LAG_MS - first.since_ms == links_ports.DOWN_MS
-    assert grave.ts_ms - LAG_MS - grave.since_ms == links_ports.DOWN_CRITICAL_MS
+    assert first.ts_ms - LAG_MS - first.since_ms == port_state.DOWN_MS
+    assert grave.ts_ms - LAG_MS - grave.since_ms == port_state.DOWN_CRITICAL_MS
     assert grave.action is RecommendedAction.DRAIN
     assert first.job == "812"
 

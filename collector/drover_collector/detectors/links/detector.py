@@ -20,8 +20,9 @@ from drover_collector.detectors._lib.examples import Example, play, small_fleet
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.texts import duration, listing
 from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.links.congestion import Congestion
 from drover_collector.detectors.links.gpu import MINUTE_S, gpu_links
-from drover_collector.detectors.links.ports import (
+from drover_collector.detectors.links.port_state import (
     DOWN_MS,
     FLAPS_CRITICAL,
     FLAPS_KEPT,
@@ -29,12 +30,14 @@ from drover_collector.detectors.links.ports import (
     FLAPS_WARNING,
     PERSIST,
     RATES,
-    Port,
-    PortLayout,
     PortState,
     flaps_of,
     graded,
     own_flaps,
+)
+from drover_collector.detectors.links.ports import (
+    Port,
+    PortLayout,
     ports_version,
 )
 from drover_collector.detectors.links.texts import of_node
@@ -77,6 +80,8 @@ def detect(window: Window, state: PortState | None, now_ms: int) -> tuple[list[F
     layout = _lay_out(s, window)
     if layout.ports and len(window.newest.link):
         found += _ports(window, layout, s, now_ms)
+        s.congestion = s.congestion or Congestion(len(layout.ports))
+        found += s.congestion.findings(window, layout, now_ms)
     return found, s
 
 

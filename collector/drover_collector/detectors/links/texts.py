@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.texts import duration, listing
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.links.ports import (
+from drover_collector.detectors.links.port_state import (
     DOWN_CRITICAL_MS,
     DOWN_MS,
     FLAPS_CRITICAL,
@@ -16,11 +16,13 @@ from drover_collector.detectors.links.ports import (
     FLAPS_WARNING,
     PERSIST,
     RATES,
-    Port,
     PortState,
     flaps_of,
     graded,
     own_flaps,
+)
+from drover_collector.detectors.links.ports import (
+    Port,
 )
 from drover_collector.fleet.buckets import Floats
 from drover_core.metrics.catalog import BY_NAME

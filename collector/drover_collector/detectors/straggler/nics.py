@@ -10,7 +10,11 @@ import numpy as np
 from drover_collector.detectors._lib.metrics import Ints, boards
 from drover_collector.detectors._lib.robust import Bools, peers
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.links.ports import Port, ports_of, ports_version
+from drover_collector.detectors.links.ports import (
+    Port,
+    ports_of,
+    ports_version,
+)
 from drover_collector.detectors.straggler.texts import nic_finding
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.ports import fitted

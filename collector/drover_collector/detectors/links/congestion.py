@@ -1,0 +1,254 @@
+"""Find the network port, or the leaf switch, that congestion comes from. A job that congests its own ports is no fault.
+
+Counters of waiting and retrying (RATES) depend on the job, its phase and the counter's own tick, so there is no limit
+in absolute numbers. Each port's rate, as a logarithm, is compared with its own past and, in the same minute, with the
+other ports of its job.
+
+- Most ports of a leaf have risen RISE times over their past, and few elsewhere: the leaf switch is hot. A job's ports
+  on other leafs must not have risen; a job that is on this leaf only proves it together with another one.
+- One port of a job has risen, RISE times as much as the job's others: that port, its cable or its switch port.
+- Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
+
+InfiniBand's port_xmit_wait counts ticks with data to send and no credit (IBTA 1.4, 16.1.3.5). RoCE's out_of_sequence
+and packet_seq_err grow where packets are lost, rp_cnp_handled where switches mark congestion (NVIDIA, "Understanding
+mlx5 ethtool counters"). The judgement is made once a minute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from drover_collector.detectors._lib.metrics import Ints
+from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors._lib.texts import listing
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.links.ports import (
+    PortLayout,
+)
+from drover_collector.fleet.buckets import Floats
+from drover_collector.fleet.ports import fitted
+from drover_core.metrics.catalog import BY_NAME
+from drover_core.model.events import (
+    Evidence,
+    Finding,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+
+NAME = "links"
+
+METRICS = (
+    "tx_wait", "tx_discards", "out_of_sequence", "packet_sequence_errors", "rnr_nak_retries", "cnp_handled", "cnp_sent",
+)  # fmt: skip
+MINUTE_MS = 60_000
+RISE = 4.0  # times its own past, and times the other ports of its job
+SIGMAS = 4.0  # and so far outside its own past
+LEAST_SIGMA = 0.25  # of the logarithm: what a healthy port's minute differs by
+LEAST_PER_MINUTE = 60.0  # events; fewer delay nobody
+LEARN = 10  # minutes before a port's own past counts
+FORGET = 240.0  # minutes over which it is forgotten
+PERSIST = 3  # minutes in a row
+LEAF_SHARE = 0.5  # of a leaf's ports
+LEAF_NODES = 3  # that it must be on
+ELSEWHERE_SHARE = 0.2  # of the ports outside the leaf: more is no matter of the leaf
+JOB_SHARE = 0.3  # of the job's ports: more is the job itself
+NODE_SHARE = 0.5  # of a node's ports, at least two: more is the node's own traffic
+FEW_SHARE, FEW = 0.1, 3  # of all ports that may be bad at once; more is the fleet's own traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Congested:
+    """What a minute showed.
+
+    Attributes:
+        rate: events a minute, float64 [M, L]. usual: those of its own past, events a minute, float64 [M, L].
+    """
+
+    rate: Floats
+    usual: Floats
+
+
+class Congestion:
+    """Each port's past of every counter, and for how many minutes it has stood out; arrays [M, L] or [L]."""
+
+    def __init__(self, ports: int) -> None:
+        shape = len(METRICS), ports
+        self._last: Floats = np.full(shape, np.nan)
+        self._last_ms = 0
+        self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._risen = np.zeros(shape)  # minutes in a row in which it was over its own past
+        self._alone = np.zeros(shape)  # and over its job's other ports
+        self._leaf_streak: dict[str, int] = {}
+        self._since_ms: dict[tuple[str, str], int] = {}
+        self._found: list[Finding] = []
+
+    def findings(self, window: Window, layout: PortLayout, now_ms: int) -> Iterator[Finding]:
+        """Return what the last whole minute showed; the same until the next one has ended."""
+        end_ms = window.newest.end_ms
+        if end_ms - self._last_ms >= MINUTE_MS:
+            now = self._minute(window, layout)
+            self._found = [] if now is None else list(self._judge(window, layout, now, now_ms))
+        yield from self._found
+
+    def _minute(self, window: Window, layout: PortLayout) -> Congested | None:
+        """Compare the minute that has ended with each port's past and with its job; then learn it."""
+        bucket, ports = window.newest, len(layout.ports)
+        values = np.array([fitted(bucket.link.get(metric), ports) for metric in METRICS], np.float64)
+        values = values.reshape(len(METRICS), ports)
+        if self._last.shape[1] < ports:
+            self._grow(ports - self._last.shape[1])
+        minutes = (bucket.end_ms - self._last_ms) / MINUTE_MS
+        grown = values - self._last
+        first = not self._last_ms
+        self._last, self._last_ms = np.where(np.isnan(values), self._last, values), bucket.end_ms
+        if first or minutes > LEARN:
+            return None
+        with np.errstate(invalid="ignore"):
+            rate = np.where(grown >= 0, grown / minutes, np.nan)
+        level = np.log1p(rate)
+        known = ~np.isnan(level)
+        sigma = np.maximum(np.sqrt(self._var), LEAST_SIGMA)
+        away = level - self._mean
+        risen = (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
+        risen &= away >= np.maximum(math.log(RISE), SIGMAS * sigma)
+        over = risen & (away - self._with_its_job(window, layout, away) >= math.log(RISE)) if risen.any() else risen
+        learns = known & ~risen
+        share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
+        rest = np.where(known, away, 0.0)
+        usual = np.expm1(self._mean)
+        self._var += share * ((1 - share) * rest * rest - self._var)
+        self._mean += share * rest
+        self._count += learns
+        self._risen = np.where(risen, self._risen + 1, np.where(known, 0, self._risen))
+        self._alone = np.where(over, self._alone + 1, np.where(known, 0, self._alone))
+        return Congested(rate, usual)
+
+    def _grow(self, more: int) -> None:
+        """Add ports that follow the known ones."""
+
+        def wider(values: Floats, fill: float) -> Floats:
+            return np.concatenate([values, np.full((len(METRICS), more), fill)], axis=1)
+
+        self._last = wider(self._last, np.nan)
+        self._mean, self._var, self._count = (wider(of, 0.0) for of in (self._mean, self._var, self._count))
+        self._risen, self._alone = wider(self._risen, 0.0), wider(self._alone, 0.0)
+
+    def _with_its_job(self, window: Window, layout: PortLayout, away: Floats) -> Floats:
+        """Return by how much the median port of each port's job has risen above its own past, float64 [M, L].
+
+        A port without a job, or in a job on one node, is compared with all ports of the fleet.
+        """
+        job, jobs = _jobs(window, layout)
+        nobody = np.zeros(len(job), np.int64)
+        result = np.zeros_like(away)
+        for row, values in enumerate(away):
+            of_job, count = group_medians(values, job, jobs)
+            of_all, _ = group_medians(values, nobody, 1)
+            of_job = np.where(count >= 4, of_job, of_all[0])
+            result[row] = np.maximum(np.nan_to_num(np.where(job >= 0, of_job[job], of_all[0])), 0.0)
+        return result
+
+    def _judge(self, window: Window, layout: PortLayout, now: Congested, now_ms: int) -> Iterator[Finding]:
+        risen = (self._risen >= PERSIST).any(axis=0)
+        lasting = self._alone >= PERSIST
+        held: set[tuple[str, str]] = set()
+        hot: set[int] = set()
+        job, _ = _jobs(window, layout)
+        for leaf, mine in self._hot_leafs(layout, risen, job) if risen.any() else ():
+            hot |= set(mine.tolist())
+            held.add(("leaf", leaf))
+            yield _leaf_finding(window, layout, leaf, mine, self._since("leaf", leaf, window), now_ms)
+        for k in _bad_ports(layout, lasting.any(axis=0), job, hot) if lasting.any() else ():
+            name = f"{layout.ports[k].node} {layout.ports[k].name}"
+            held.add(("port", name))
+            row = int(np.argmax(np.where(lasting[:, k], now.rate[:, k] / (now.usual[:, k] + 1), -1.0)))
+            fact = METRICS[row], float(now.rate[row, k]), float(now.usual[row, k])
+            yield _port_finding(window, layout, k, fact, self._since("port", name, window), now_ms)
+        self._since_ms = {key: ms for key, ms in self._since_ms.items() if key in held}
+
+    def _since(self, what: str, name: str, window: Window) -> int:
+        return self._since_ms.setdefault((what, name), window.newest.end_ms - PERSIST * MINUTE_MS)
+
+    def _hot_leafs(self, layout: PortLayout, risen: Bools, job: Ints) -> Iterator[tuple[str, Ints]]:
+        """Yield leafs that are congested whatever their jobs do, with their ports that have risen."""
+        for leaf in sorted({layout.ports[k].leaf for k in np.flatnonzero(risen).tolist()} - {""}):
+            mine = layout.of_leaf[leaf]
+            over, rest = mine[risen[mine]], len(risen) - len(mine)
+            outside = int(risen.sum()) - len(over)
+            if len(over) < LEAF_SHARE * len(mine) or len(np.unique(layout.of_node[over])) < LEAF_NODES:
+                continue
+            if rest and outside <= ELSEWHERE_SHARE * rest and _not_of_one_job(mine, risen, job):
+                yield leaf, over
+
+
+def _not_of_one_job(mine: Ints, risen: Bools, job: Ints) -> bool:
+    """Return True if what has risen on a leaf's ports `mine` is no single job's own traffic."""
+    inside = np.zeros(len(risen), bool)
+    inside[mine] = True
+    jobs = np.unique(job[mine[risen[mine]]]).tolist()
+    if -1 in jobs or len(jobs) > 1:
+        return True
+    elsewhere = (job == jobs[0]) & ~inside
+    return elsewhere.any() and bool(risen[elsewhere].mean() <= ELSEWHERE_SHARE)
+
+
+def _bad_ports(layout: PortLayout, over: Bools, job: Ints, hot: set[int]) -> list[int]:
+    """Return ports that stand out alone. `hot`: ports of leafs that are reported."""
+    alone = [k for k in np.flatnonzero(over).tolist() if k not in hot]
+    if not alone or len(alone) > max(FEW, FEW_SHARE * len(over)):
+        return []
+
+    def is_alone(k: int) -> bool:
+        mine, its_job = over[layout.of_node == layout.of_node[k]], over[(job == job[k]) & (job[k] >= 0)]
+        own_traffic = mine.sum() > 1 and mine.mean() > NODE_SHARE
+        return not own_traffic and not (its_job.sum() > 1 and its_job.mean() > JOB_SHARE)
+
+    return [k for k in alone if is_alone(k)]
+
+
+def _jobs(window: Window, layout: PortLayout) -> tuple[Ints, int]:
+    """Return the job of each port's node, int64 [L], -1 for none, and the number of jobs."""
+    index, jobs = window.index, window.newest.jobs
+    if not index.gpu_count:
+        return np.full(len(layout.ports), -1, np.int64), 0
+    first = np.minimum(index.first_gpu[:-1], index.gpu_count - 1)
+    of_node = np.where(np.diff(index.first_gpu) > 0, jobs[first], -1).astype(np.int64)
+    return of_node[layout.of_node], int(of_node.max(initial=-1)) + 1
+
+
+def _leaf_finding(window: Window, layout: PortLayout, leaf: str, mine: Ints, since_ms: int, now_ms: int) -> Finding:
+    names, ports = [window.index.nodes[n].name for n in np.unique(layout.of_node[mine]).tolist()], len(mine)
+    text = f"{ports} ports on {listing(names)} wait or retry over {RISE:g} times as much as before"
+    return Finding(
+        NAME, IncidentKind.LINK, "hot_switch", "leaf", None, None, tuple((name, None) for name in names), now_ms,
+        since_ms, Severity.WARNING, 0.7, RecommendedAction.ADVISE,
+        f"Leaf {leaf} is congested: {text}; ports of other leafs do not.",
+        "Check the switch (buffers, uplinks that are down, a routing change), not the nodes. Give new jobs to other"
+        " leafs.",
+        (Evidence(text, "tx_wait", None, None, None, ports, since_ms, window.newest.end_ms),),
+        snapshot={"leafs": {leaf: True}},
+    )  # fmt: skip
+
+
+def _port_finding(
+    window: Window, layout: PortLayout, k: int, shown: tuple[str, float, float], since_ms: int, now_ms: int
+) -> Finding:
+    """Return the finding about a port. `shown`: a metric, its events a minute now and before."""
+    metric, rate, usual = shown
+    port, index = layout.ports[k], window.index
+    node = index.nodes[port.node].name
+    text = f"{rate:,.0f} {BY_NAME[metric].label} per minute, {usual:,.0f} before; its job's other ports are as usual"
+    fact = Evidence(
+        f"port {port.name} has {text}", metric, rate, usual, None, None, since_ms, window.newest.end_ms, port.name
+    )
+    return Finding(
+        NAME, IncidentKind.LINK, "congested_port", "node", node, None, ((node, None),), now_ms, since_ms,
+        Severity.WARNING, 0.7, RecommendedAction.ADVISE, f"Port {port.name} of node {node} holds up its job: {text}.",
+        "Check the cable, its transceivers and the switch port, then the node's PCIe link to this adapter.",
+        (fact,), window.job_of(int(index.first_gpu[port.node])) if index.nodes[port.node].gpus else None,
+    )  # fmt: skip

@@ -1,0 +1,119 @@
+"""Congestion: a bad port and a hot switch are reported; what a job does to its own ports is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from drover_collector.detectors._lib.examples import (
+    KEPT,
+    LAG_MS,
+    START_MS,
+    small_fleet,
+    training_bucket,
+)
+from drover_collector.detectors._lib.window import Buckets, Window
+from drover_collector.detectors.links import detector as links
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import Finding, RecommendedAction, Severity
+
+NODES, PORTS = 16, 4  # in leafs of four nodes
+PER_S = 200.0  # waiting ticks of a healthy port
+Rates = np.ndarray
+Change = Callable[[int, Rates], None]  # changes a port's events a second, [L], at a minute
+
+
+def run(
+    change: Change, minutes: int = 30, job_of_node: Sequence[int] = (0,) * NODES, metric: str = "tx_wait"
+) -> list[Finding]:
+    """Return what is reported of congestion, with noise of 20 % on each port's rate."""
+    index: FleetIndex = small_fleet(NODES, ports=PORTS)
+    rng, total = np.random.default_rng(5), np.zeros(NODES * PORTS)
+    usual = PER_S * rng.lognormal(0, 1, NODES * PORTS)
+    held, state, found = Buckets(KEPT), None, []
+    jobs = np.repeat(np.array(job_of_node, np.int32), 8)
+    for number in range(minutes * 6):
+        rate = usual * rng.lognormal(0, 0.2, NODES * PORTS)
+        change(number // 6, rate)
+        total = total + 10 * rate
+
+        def count(_number: int, link: dict[str, Rates], now: Rates = total) -> None:
+            link[metric] = now.copy()
+
+        bucket = training_bucket(index, number, links=count)
+        held.append(replace(bucket, jobs=jobs, job_names=("a", "b", "c")))
+        findings, state = links.detect(Window(index, held.all(), True, (), START_MS), state, bucket.end_ms + LAG_MS)
+        found += findings
+    return found
+
+
+@pytest.mark.parametrize("metric", ["tx_wait", "out_of_sequence", "cnp_handled"])
+def test_a_port_that_waits_alone_is_reported_for_its_node(metric: str) -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[21] *= 10
+
+    found = run(change, metric=metric)
+    assert {(f.cause, f.node, f.severity) for f in found} == {("congested_port", "n05", Severity.WARNING)}
+    assert {f.action for f in found} == {RecommendedAction.ADVISE}
+    assert found[0].evidence[0].port == "mlx5_1" and found[0].evidence[0].metric == metric
+    assert START_MS + 14 * 60_000 <= found[0].since_ms <= found[0].ts_ms <= START_MS + 20 * 60_000
+    assert len({f.since_ms for f in found}) == 1
+
+
+def test_a_leaf_whose_ports_all_wait_is_reported_once_for_the_switch() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:32] *= 8
+
+    found = run(change)
+    assert {(f.cause, f.scope, f.node) for f in found} == {("hot_switch", "leaf", None)}
+    assert {name for name, _ in found[0].members} == {"n04", "n05", "n06", "n07"}
+
+
+def test_two_jobs_of_one_leaf_that_both_wait_are_the_switch() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:32] *= 8
+
+    found = run(change, job_of_node=(0,) * 4 + (1, 1, 2, 2) + (0,) * 8)
+    assert {f.cause for f in found} == {"hot_switch"}
+
+
+@pytest.mark.parametrize(
+    ("what", "ports", "jobs"),
+    [
+        ("the job's own traffic, on a leaf that it has for itself", slice(16, 32), (0,) * 4 + (1,) * 4 + (0,) * 8),
+        ("the job's own traffic, over two leafs", slice(16, 48), (0,) * 4 + (1,) * 8 + (0,) * 4),
+        ("the whole fleet", slice(0, 64), (0,) * 16),
+        ("one node's own traffic", slice(20, 24), (0,) * 5 + (1,) + (0,) * 10),
+    ],
+)
+def test_traffic_of_its_own_is_no_fault(what: str, ports: slice, jobs: tuple[int, ...]) -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[ports] *= 10
+
+    assert run(change, job_of_node=jobs) == [], what
+
+
+def test_a_minute_of_waiting_and_a_few_events_are_no_fault() -> None:
+    def burst(minute: int, rate: Rates) -> None:
+        rate[21] *= 30 if minute in (15, 18, 22) else 1
+
+    def few(minute: int, rate: Rates) -> None:
+        rate[:] = 0
+        rate[21] = 0.5 if minute >= 15 else 0.0
+
+    assert run(burst) == run(few) == []
+
+
+def test_it_ends_with_the_congestion() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if 15 <= minute < 22:
+            rate[21] *= 10
+
+    assert max(f.ts_ms for f in run(change, minutes=40)) <= START_MS + 23.5 * 60_000
