@@ -154,8 +154,8 @@ class Congestion:
         return result
 
     def _judge(self, window: Window, layout: PortLayout, now: Congested, now_ms: int) -> Iterator[Finding]:
-        risen = (self._risen >= PERSIST).any(axis=0)
         lasting = self._alone >= PERSIST
+        risen, alone = (np.asarray((of >= PERSIST).any(axis=0)) for of in (self._risen, self._alone))
         held: set[tuple[str, str]] = set()
         hot: set[int] = set()
         job, _ = _jobs(window, layout)
@@ -163,7 +163,7 @@ class Congestion:
             hot |= set(mine.tolist())
             held.add(("leaf", leaf))
             yield _leaf_finding(window, layout, leaf, mine, self._since("leaf", leaf, window), now_ms)
-        for k in _bad_ports(layout, lasting.any(axis=0), job, hot) if lasting.any() else ():
+        for k in _bad_ports(layout, alone, job, hot) if alone.any() else ():
             name = f"{layout.ports[k].node} {layout.ports[k].name}"
             held.add(("port", name))
             row = int(np.argmax(np.where(lasting[:, k], now.rate[:, k] / (now.usual[:, k] + 1), -1.0)))

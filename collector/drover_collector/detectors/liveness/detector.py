@@ -21,6 +21,7 @@ from drover_collector.detectors._lib.examples import (
 from drover_collector.detectors._lib.report_interval import SILENT_BUCKETS
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.liveness.partial import PartialReports
 from drover_collector.detectors.liveness.texts import (
     driver_gone,
     gpu_gone,
@@ -32,7 +33,7 @@ from drover_collector.detectors.liveness.texts import (
     node_silent,
     planned,
 )
-from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.buckets import Bucket, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
     Event,
@@ -105,6 +106,7 @@ class LivenessState:
     returned_ms: Times
     resumed_ms: int
     coming_ms: int
+    partial: PartialReports
     newest_end_ms: int = 0
     none_reporting: bool = False  # no node reported in the newest bucket
     has_node_rows: bool = False  # rows of nodes were seen, not only of their GPUs
@@ -138,7 +140,10 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
                 if (n := index.node_number.get(name)) is not None:
                     s.seen_ms[n] = incident.since_ms
         if node is not None:
-            if cause == "agent_stopped":
+            g = None if incident.gpu is None else index.gpu(node, incident.gpu)
+            if cause == "gpu_partial" and g is not None:
+                s.partial.resume(g, incident.since_ms)
+            elif cause == "agent_stopped":
                 s.planned.stopped_ms[node] = incident.since_ms
             elif cause in LOST:
                 s.reported[node, incident.gpu, cause] = incident.since_ms
@@ -149,7 +154,8 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
 
 def _fresh(index: FleetIndex, started_ms: int) -> LivenessState:
     seen, late, returned = (np.zeros(index.node_count, np.int64) for _ in range(3))
-    return LivenessState(seen, np.zeros(index.gpu_count, np.int64), late, returned, started_ms, started_ms + COMING_MS)
+    answered, partial = np.zeros(index.gpu_count, np.int64), PartialReports.of(index.gpu_count)
+    return LivenessState(seen, answered, late, returned, started_ms, started_ms + COMING_MS, partial)
 
 
 def detect(window: Window, state: LivenessState | None, now_ms: int) -> tuple[list[Finding], LivenessState]:
@@ -163,6 +169,7 @@ def detect(window: Window, state: LivenessState | None, now_ms: int) -> tuple[li
         reporting = _add_bucket(window, s)
         found += _silence(window, s, reporting, now_ms)
         found += _gpus(window, s, reporting, now_ms)
+        found += s.partial.findings(window, CORE, now_ms)
         found += _clocks(window, s, now_ms)
     found += _reported(window, s, now_ms)
     current = {(f.scope, f.cause, f.node or _group_of(f, index), f.gpu): f for f in found}
@@ -473,11 +480,19 @@ def _group_of(finding: Finding, index: FleetIndex) -> str:
     return "" if node is None else node.rack if finding.scope == "rack" else node.leaf
 
 
+def _answers_in_part(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:
+    if number >= 10 and number % 2:
+        for metric in CORE:
+            gpu[metric][21] = np.nan
+
+
 EXAMPLES = (
     Example("all nodes report; one agent is stopped for work on its node", lambda: play(
         small_fleet(), 12, silent=lambda number: [2] if number >= 4 else [],
         events={3: [Event("e1", START_MS + 39_000, "n02", None, EventKind.LIFECYCLE, "agent_stopped", "")]},
     ), frozenset({("liveness", "agent_stopped", "node", "info")})),
+    Example("a GPU often does not answer, its neighbours do", lambda: play(small_fleet(), 60, _answers_in_part),
+            frozenset({("liveness", "gpu_partial", "gpu", "warning")})),
     Example("a node falls silent", lambda: play(
         small_fleet(), 10, silent=lambda number: [2] if number >= 4 else [],
     ), frozenset({("liveness", "silent", "node", "warning")})),

@@ -204,7 +204,7 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
 
 
 def _still_bad(index: FleetIndex, s: ThermalState, now: Cooling, inlets: Floats) -> Bools:
-    """Return GPUs that are as badly cooled as they were before a restart of the collector, bool [G].
+    """Return GPUs that a restart of the collector found badly cooled, and that still are, bool [G].
 
     The model begins again at a restart, and a bad heat sink must not become the GPU's past.
     """
