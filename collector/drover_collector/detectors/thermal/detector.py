@@ -32,7 +32,8 @@ from drover_collector.detectors.thermal.cooling import (
     light_and_hot,
     resistances,
 )
-from drover_collector.detectors.thermal.heat_model import SUSPECT, HeatModel, Rise
+from drover_collector.detectors.thermal.heat_model import HeatModel, Rise
+from drover_collector.detectors.thermal.memory_heat import MemoryHeat
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -78,6 +79,7 @@ NODE_RISE_MS = 60_000
 class ThermalState:
     places: Places = field(default_factory=Places)
     model: HeatModel | None = None
+    memory: MemoryHeat | None = None
     past: Floats = field(default_factory=lambda: np.zeros(0))  # own resistance, degC/W, [G]
     learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
     streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -118,6 +120,7 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
     s = state if state is not None else ThermalState()
     if len(s.past) != index.gpu_count or len(s.inlet) != index.node_count:
         s.model = HeatModel(index.gpu_node.astype(np.int64), index.rack.astype(np.int64), len(index.racks))
+        s.memory = MemoryHeat(index.gpu_node.astype(np.int64))
         s.past = np.full(index.gpu_count, np.nan)
         s.learnt = np.zeros(index.gpu_count, np.int64)
         s.streak_slow = np.zeros(index.gpu_count, np.int64)
@@ -133,6 +136,10 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
     found = list(_racks(window, s, now_ms))
     hot_racks = {rack for rack, streak in enumerate(s.rack_streak.tolist()) if streak >= PERSIST}
     found += _gpus(window, s, hot_racks, now_ms)
+    if s.model is not None:
+        warm = [rack for rack in np.flatnonzero(s.model.rise.hot_racks).tolist() if rack not in hot_racks]
+        found += [_warm_rack(window, s.model, rack, now_ms) for rack in warm]
+    found += _hot_memory(window, s, now_ms)
     return found, s
 
 
@@ -165,13 +172,14 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
         over_peers = np.where(count >= LEAST_ALIKE, resistance / expected, np.nan)
     rise = _follow(window, s, inlets)
     bad = (steady & (over_peers >= RESISTANCE_RATIO)) | rise.hot | _still_bad(index, s, now, inlets)
+    bad |= rise.hot_nodes[index.gpu_node] & ~np.isnan(rise.warmer_c)
     rises = np.where(steady, over_peers, np.nan)
     bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
     s.streak_warm = _warm_for(index, rises, s.streak_warm)
     # Do not learn from a throttled GPU either: its present state would become its past.
     learn = settled & ~bad & (s.streak_bad == 0) & (s.streak_slow == 0)
     if s.model is not None:
-        learn &= s.model.score < SUSPECT
+        learn &= ~s.model.suspects
     s.past = np.where(learn & np.isnan(s.past), resistance, s.past)
     rate = np.maximum(1 / (s.learnt + 1), OWN_RATE)
     s.past = np.where(learn, s.past + rate * (resistance - s.past), s.past)
@@ -225,7 +233,44 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
     temp, power, limit = (column(window, name) for name in ("gpu_temp_c", "power_w", "power_limit_w"))
     newest = window.newest
     s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
+    if s.memory is not None and "memory_temp_c" in newest.gpu:
+        memory, traffic = newest.gpu["memory_temp_c"], column(window, "dram_active_ratio")
+        s.memory.advance(newest.end_ms, memory, temp, s.model.load, traffic)
     return s.model.rise
+
+
+def _hot_memory(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
+    """Report GPUs whose HBM alone is too warm."""
+    if s.memory is None or not s.memory.hot.any():
+        return
+    temps, end_ms = column(window, "memory_temp_c"), window.newest.end_ms
+    for g in np.flatnonzero(s.memory.hot).tolist():
+        node, gpu = window.index.member(g)
+        warmer, temp, since = float(s.memory.warmer_c[g]), float(temps[g]), int(s.memory.test.since_ms[g])
+        text = f"its HBM is {warmer:.1f} degC warmer against the core than before at such a load"
+        now = "" if np.isnan(temp) else f", {temp:.0f} degC"
+        yield Finding(
+            NAME, IncidentKind.THERMAL, "hbm", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING, 0.75,
+            RecommendedAction.ADVISE, f"{place(node, gpu)} has hot memory: {text}{now}.",
+            "Give the node no new long job. When it is free, check this GPU's heat sink, and run a memory test.",
+            (Evidence(text, "memory_temp_c", None if np.isnan(temp) else temp, None, None, None, since, end_ms),),
+            window.job_of(g),
+        )  # fmt: skip
+
+
+def _warm_rack(window: Window, model: HeatModel, rack: int, now_ms: int) -> Finding:
+    """Report a rack whose GPUs say that its air is warmer, where no inlet does."""
+    index, since = window.index, int(model.racks.since_ms[rack])
+    names = [index.nodes[n].name for n in np.flatnonzero(index.rack == rack)]
+    over = float(model.rise.rack_c[rack])
+    text = f"the air at the GPUs of {listing(names)} is {over:.1f} degC warmer than before, beyond other racks'"
+    return Finding(
+        NAME, IncidentKind.THERMAL, "inlet", "rack", None, None, tuple((name, None) for name in names), now_ms, since,
+        Severity.WARNING, 0.75, RecommendedAction.ADVISE,
+        f"Rack {index.racks[rack]} gets hot air: its GPUs are {over:.1f} degC warmer than before at such loads.",
+        "Check air handling or coolant of the room. The nodes are not at fault; give new jobs to other racks.",
+        (Evidence(text, None, over, 0.0, None, len(names), since, window.newest.end_ms, key="air of the rack"),),
+    )  # fmt: skip
 
 
 def _note_onsets(window: Window, s: ThermalState, flagged: Bools, inlets: Floats, before: Floats) -> None:
@@ -237,7 +282,9 @@ def _note_onsets(window: Window, s: ThermalState, flagged: Bools, inlets: Floats
         first = len(window.buckets) - min(max(int(s.streak_bad[g]), int(s.streak_slow[g])), len(window.buckets))
         s.since_ms[g] = window.buckets[first].start_ms
         if s.model is not None and s.model.rise.hot[g]:
-            s.since_ms[g] = int(s.model.since_ms[g])
+            s.since_ms[g] = int(s.model.gpus.since_ms[g])
+        elif s.model is not None and s.model.rise.hot_nodes[window.index.gpu_node[g]]:
+            s.since_ms[g] = int(s.model.nodes.since_ms[window.index.gpu_node[g]])
         elif s.streak_bad[g] >= PERSIST:  # the load may have been too unsteady to judge when it began
             earlier = resistances(window, inlets) if earlier is None else earlier
             s.since_ms[g] = onset_ms(window, first, earlier[:, g], float(before[g]))
@@ -311,6 +358,10 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
         warmer, own, slot = float(facts.rise.warmer_c[g]), float(facts.rise.own_c[g]), int(window.index.gpu_slot[g])
         text = f"core {warmer:.1f} degC warmer than this GPU was before at such a load: {warmer / own:+.0%} of its heat"
         result.append(fact(text, None, float(temp), float(temp) - warmer, key=f"core of GPU {slot} at its load"))
+    n = int(window.index.gpu_node[g])
+    if facts.rise.hot_nodes[n]:
+        text = f"the node's air is {facts.rise.node_c[n]:.1f} degC warmer at its GPUs than before, beyond other nodes'"
+        result.append(fact(text, None, float(facts.rise.node_c[n]), 0.0, key="air of the node"))
     if not np.isnan(facts.resistance[g]) and not np.isnan(facts.expected[g]) and facts.expected[g] > 0:
         over = facts.resistance[g] / facts.expected[g] - 1
         result.append(

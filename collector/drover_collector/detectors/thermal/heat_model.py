@@ -10,6 +10,10 @@ sequential test, S = max(0, S + z - K) (Page 1954). z is clipped, so at least fo
 at which a GPU has not been seen for three blocks, among neighbours as busy as now, is not judged: fans follow the load,
 so no line through two loads says what a third is like. Nor is a GPU hot whose neighbour is half as much warmer.
 
+What the air of a node is off by, less that of the rack's or else the fleet's median node, is the node's own: its fans
+or coolant. What a rack's median node is off by, less that of the median rack, is the rack's air. Each goes into such a
+test. Where no inlet is read and there is nothing to compare with, it is not judged.
+
 The state is bounded (about 0.8 kB a GPU) and depends on the buckets alone: a replay gives what a live collector gives.
 """
 
@@ -62,6 +66,10 @@ LEAST_SHARE, LEAST_C = 0.08, 0.7  # a smaller rise is not reported
 ALONE = 2.0  # times as much warmer as any other GPU of the node
 AIR_FOLLOWS, AIR_RESTS = 0.5, 0.02  # share of what is off per block; and of what was followed, that is forgotten
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
+ALIKE_NODES, RACK_NODES, RACKS = 4, 3, 3  # to compare a node with; of a rack to judge it; racks to compare it with
+AIR_NOISE_C = 0.5  # least noise of a node's and a rack's block
+NODE_SHARE, NODE_LEAST_C = 0.10, 1.5  # a smaller rise of a node's GPUs is not reported
+RACK_LEAST_C = 3.0  # nor one of a rack's
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +79,60 @@ class Rise:
     Attributes:
         warmer_c: degC above what the GPU's own past and the air predict. own_c: predicted rise by its own power.
         hot: bool [G], the test has passed, and this block shows it too.
+        node_c: degC by which a node's air is warmer than before, beyond the nodes around it, float64 [N].
+        rack_c: the same of a rack, beyond the other racks, [R]. hot_nodes, hot_racks: bool [N], [R].
     """
 
     warmer_c: Floats
     own_c: Floats
     hot: Bools
+    node_c: Floats
+    rack_c: Floats
+    hot_nodes: Bools
+    hot_racks: Bools
+
+    @classmethod
+    def nothing(cls, gpus: int, nodes: int, racks: int) -> Rise:
+        gpu_c, node_c, rack_c = (np.full(count, np.nan) for count in (gpus, nodes, racks))
+        return cls(gpu_c, gpu_c, gpu_c > 0, node_c, rack_c, node_c > 0, rack_c > 0)
+
+
+class RiseTest:
+    """The sequential test of some things, each in units of its own noise.
+
+    Attributes:
+        score: float64, from 0. since_ms: start of the block in which the score left 0, int64.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.score = np.zeros(count)
+        self.since_ms = np.zeros(count, np.int64)
+        self._noise = np.full(count, 0.3**2)  # degC^2
+
+    @property
+    def suspect(self) -> Bools:
+        """What may have risen, and is not learnt from."""
+        return np.asarray(self.score >= SUSPECT)
+
+    @property
+    def passed(self) -> Bools:
+        return np.asarray(self.score >= LIMIT)
+
+    def step(self, block: int, warmer_c: Floats, least: Floats, judged: Bools) -> Floats:
+        """Add a block, and return z. `least`: degC^2 of noise that each has at least; NaN is not judged."""
+        z = warmer_c / np.sqrt(np.maximum(self._noise, NOISE_C**2) - NOISE_C**2 + least)
+        judged = judged & ~np.isnan(z)
+        step = np.clip(np.where(judged, z, 0.0), -CLIP, CLIP) - K
+        before = self.score
+        self.score = np.where(judged, np.clip(before + step, 0.0, LIMIT + KEEP), before)
+        self.since_ms[(before == 0) & (self.score > 0)] = block * BLOCK_MS
+        return np.asarray(z)
+
+    def learn(self, warmer_c: Floats, learns: Bools) -> None:
+        """Learn the noise of what is healthy."""
+        square = np.minimum(warmer_c**2, 9 * np.maximum(self._noise, NOISE_C**2))
+        known = learns & ~np.isnan(warmer_c)
+        self._noise = np.where(known, self._noise + (square - self._noise) / NOISE_BLOCKS, self._noise)
 
 
 class _Loads:
@@ -163,7 +220,7 @@ class _Sums:
         return np.asarray(np.linalg.solve(squares, wanted[:, :, None])[:, :, 0])
 
 
-class _ByLoad:
+class OffsetsByLoad:
     """What each GPU is off by at each step of load, and how often it was seen there, float32 [G, LOADS]."""
 
     def __init__(self, gpus: int) -> None:
@@ -198,23 +255,29 @@ class HeatModel:
     """State of all GPUs of a fleet. `advance` with each bucket in order of time.
 
     Attributes:
-        rise: what the last block showed. score: of the test, float64 [G].
-        since_ms: start of the block in which the score left 0, int64 [G].
+        rise: what the last block showed. gpus, nodes, racks: their tests.
     """
 
     def __init__(self, node: Ints, rack_of_node: Ints, racks: int) -> None:
         gpus, self._racks = len(node), racks
         self._node, self._rack_of = node, rack_of_node
-        self._loads, self._past, self._by_load = _Loads(node, len(rack_of_node)), _Sums(gpus), _ByLoad(gpus)
+        self._loads, self._past, self._by_load = _Loads(node, len(rack_of_node)), _Sums(gpus), OffsetsByLoad(gpus)
         self._sums, self._buckets = _Sums(gpus), 0  # of the block
         self._block: int | None = None
-        self._noise = np.full(gpus, 0.3**2)  # degC^2
         self._air_c = np.zeros(len(rack_of_node))
         self._read: Bools = np.zeros(gpus, bool)  # an inlet is
-        self.score = np.zeros(gpus)
-        self.since_ms = np.zeros(gpus, np.int64)
-        nothing: Floats = np.full(gpus, np.nan)
-        self.rise = Rise(nothing, nothing, np.zeros(gpus, bool))
+        self.gpus, self.nodes, self.racks = RiseTest(gpus), RiseTest(len(rack_of_node)), RiseTest(racks)
+        self.rise = Rise.nothing(gpus, len(rack_of_node), racks)
+
+    @property
+    def load(self) -> Floats:
+        """Each GPU's power as a share of its limit, as its heat sink feels it, float64 [G]."""
+        return np.asarray(self._loads.filtered[1])
+
+    @property
+    def suspects(self) -> Bools:
+        """GPUs that may be too warm, or whose node or rack may be, bool [G]."""
+        return np.asarray(self.gpus.suspect | (self.nodes.suspect | self.racks.suspect[self._rack_of])[self._node])
 
     def advance(self, end_ms: int, length_ms: int, temp: Floats, power: Floats, limit: Floats, inlet: Floats) -> None:
         """Add a bucket; at the end of a block set `rise` and `score`.
@@ -255,24 +318,47 @@ class HeatModel:
         offset_c, seen = self._by_load.at(load, around)
         off_c = np.where(there & (self._past.count >= LEARN_BLOCKS), y - (parts * x).sum(axis=1), np.nan)
         rest_c = np.where(seen >= SEEN_BLOCKS, off_c - offset_c, np.nan)
-        warmer_c = rest_c - self._air(rest_c)
+        air_c, of_gpu = self._air(rest_c)
+        warmer_c = rest_c - of_gpu
         moved = np.sqrt(np.maximum(sums.squares[:, 0, 0] / count - x[:, 0] ** 2, 0.0))
         least = NOISE_C**2 + (NOISE_SHARE * own_c) ** 2 + (UNSTEADY_C * moved) ** 2 + 0.5 / np.maximum(seen, 1)
-        z = warmer_c / np.sqrt(np.maximum(self._noise, NOISE_C**2) - NOISE_C**2 + least)
-        judged = ~np.isnan(z) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
-        step = np.clip(np.where(judged, z, 0.0), -CLIP, CLIP) - K
-        before = self.score
-        self.score = np.where(judged, np.clip(before + step, 0.0, LIMIT + KEEP), before)
-        self.since_ms[(before == 0) & (self.score > 0)] = block * BLOCK_MS
-        hot = judged & (self.score >= LIMIT) & (warmer_c >= np.maximum(LEAST_C, LEAST_SHARE * own_c))
-        learns = there & ((self._past.count < LEARN_BLOCKS) | ((self.score < SUSPECT) & ~(z > SUSPECT)))
+        judged = ~np.isnan(warmer_c) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
+        z = self.gpus.step(block, warmer_c, least, judged)
+        hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, LEAST_SHARE * own_c))
+        node_c, rack_c, hot_nodes, hot_racks = self._judge_air(block, air_c, np.where(judged, own_c, np.nan))
+        learns = there & ((self._past.count < LEARN_BLOCKS) | ~(self.suspects | (z > SUSPECT)))
         self._past.learn(sums, learns)
         self._by_load.learn(learns, load, around, off_c)
-        square = np.minimum(warmer_c**2, 9 * np.maximum(self._noise, NOISE_C**2))
-        known = learns & ~np.isnan(warmer_c)
-        self._noise = np.where(known, self._noise + (square - self._noise) / NOISE_BLOCKS, self._noise)
+        self.gpus.learn(warmer_c, learns)
         warmer_c = np.where(judged, warmer_c, np.nan)
-        self.rise = Rise(warmer_c, own_c, self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C)))
+        hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
+        self.rise = Rise(warmer_c, own_c, hot, node_c, rack_c, hot_nodes, hot_racks)
+
+    def _judge_air(self, block: int, air_c: Floats, own_c: Floats) -> tuple[Floats, Floats, Bools, Bools]:
+        """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""
+        nodes = len(air_c)
+        own, _ = group_medians(own_c, self._node, nodes)
+        of_rack, known = group_medians(air_c, self._rack_of, self._racks)
+        racks = np.where(known >= RACK_NODES, of_rack, np.nan)
+        everywhere, count = group_medians(air_c, np.zeros(nodes, np.int64), 1)
+        around = np.where(known >= ALIKE_NODES, of_rack, everywhere[0] if count[0] >= ALIKE_NODES else np.nan)
+        around = around[self._rack_of]
+        read = np.zeros(nodes, bool)
+        read[self._node[self._read]] = True
+        node_c = air_c - np.where(np.isnan(around) & read, 0.0, around)
+        middle, count = group_medians(racks, np.zeros(self._racks, np.int64), 1)
+        rack_c = racks - (middle[0] if count[0] >= RACKS else np.nan)
+        rack_own, _ = group_medians(own, self._rack_of, self._racks)
+        result = []
+        for test, warmer_c, of, least_c in (
+            (self.nodes, node_c, own, NODE_LEAST_C), (self.racks, rack_c, rack_own, RACK_LEAST_C)
+        ):  # fmt: skip
+            judged = ~np.isnan(warmer_c) & (of >= LEAST_RISE_C)
+            z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2, judged)
+            test.learn(warmer_c, judged & ~test.suspect & ~(z > SUSPECT))
+            hot = judged & test.passed & (warmer_c >= np.maximum(least_c, NODE_SHARE * of))
+            result += [np.where(judged, warmer_c, np.nan), hot]
+        return result[0], result[2], np.asarray(result[1], bool), np.asarray(result[3], bool)
 
     def _alone(self, hot: Bools, share: Floats) -> Bools:
         """Return the hot GPUs that are by far the warmest of their node, bool [G]. `share`: by which each is warmer."""
@@ -283,15 +369,19 @@ class HeatModel:
             result[g] = share[g] >= ALONE * others.max(initial=0.0)
         return result
 
-    def _air(self, rest_c: Floats) -> Floats:
-        """Return what the air of each GPU is off by, degC [G], and follow it; NaN where nothing says."""
+    def _air(self, rest_c: Floats) -> tuple[Floats, Floats]:
+        """Follow the air: return what that of each node is off by, [N], and what is new of it for each GPU, [G].
+
+        NaN where nothing says.
+        """
         of_node, count = group_medians(rest_c, self._node, len(self._air_c))
         of_rack, in_rack = group_medians(rest_c, self._rack_of[self._node], self._racks)
         by_rack = np.where(in_rack >= RACK_GPUS, of_rack, np.nan)[self._rack_of]
         air = np.where(count >= NODE_GPUS, of_node, by_rack)
+        off_c = np.where(count >= NODE_GPUS, self._air_c + of_node, np.nan)
         self._air_c += AIR_FOLLOWS * np.where(np.isnan(air), 0.0, air) - AIR_RESTS * self._air_c
-        result = air[self._node]
-        return np.where(np.isnan(result) & self._read, 0.0, result)
+        new = air[self._node]
+        return off_c, np.where(np.isnan(new) & self._read, 0.0, new)
 
 
 def _steps(load: Floats) -> tuple[Ints, Ints, Floats]:

@@ -1,0 +1,75 @@
+"""Find GPUs whose HBM is warmer than its own past says, against their cores.
+
+HBM sits under the same lid as the core, so it is compared with the core: what is left depends on the load and on the
+traffic, and on how well the stacks touch the lid. That difference is learnt for each step of load, like the offsets of
+`heat_model`, and only judged with about the traffic that the HBM had at that load. What all GPUs of a node share, such
+as a new driver's sensor or a job with other work, is taken away.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drover_collector.detectors._lib.metrics import Ints
+from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors.thermal.heat_model import (
+    BLOCK_MS,
+    MOST_GAP,
+    NODE_GPUS,
+    SEEN_BLOCKS,
+    OffsetsByLoad,
+    RiseTest,
+)
+from drover_collector.fleet.buckets import Floats
+
+NOISE_C = 0.7  # least noise of a block: two sensors in whole degrees
+LEAST_C = 4.0  # a smaller rise is not reported
+
+
+class MemoryHeat:
+    """State of all GPUs. `advance` with each bucket in order of time.
+
+    Attributes:
+        test: of each GPU. warmer_c: degC by which its HBM is warmer than before, NaN where not judged, float64 [G].
+        hot: bool [G].
+    """
+
+    def __init__(self, node: Ints) -> None:
+        self._node, self._nodes = node, int(node.max(initial=-1)) + 1
+        self._offsets, self.test = OffsetsByLoad(len(node)), RiseTest(len(node))
+        self._sums, self._count, self._buckets = np.zeros((3, len(node))), np.zeros(len(node)), 0
+        self._block: int | None = None
+        self.warmer_c: Floats = np.full(len(node), np.nan)
+        self.hot: Bools = np.zeros(len(node), bool)
+
+    def advance(self, end_ms: int, memory: Floats, core: Floats, load: Floats, traffic: Floats) -> None:
+        """Add a bucket; at the end of a block judge it.
+
+        Args:
+            memory, core: degC. load: of the power limit. traffic: share of HBM bandwidth, NaN where unknown. [G] each.
+        """
+        values = np.array([memory - core, load, np.where(np.isnan(traffic), 0.0, traffic)])
+        known = ~np.isnan(values).any(axis=0)
+        self._sums[:, known] += values[:, known]
+        self._count += known
+        self._buckets += 1
+        block = end_ms // BLOCK_MS
+        if self._block is not None and block != self._block:
+            self._judge(self._block)
+            self._sums[:], self._count[:], self._buckets = 0.0, 0.0, 0
+        self._block = block
+
+    def _judge(self, block: int) -> None:
+        there = self._count > max(1.0, MOST_GAP * self._buckets)
+        apart, load, traffic = self._sums / np.maximum(self._count, 1)
+        offset_c, seen = self._offsets.at(load, traffic)
+        rest_c = np.where(there & (seen >= SEEN_BLOCKS), apart - offset_c, np.nan)
+        of_node, count = group_medians(rest_c, self._node, self._nodes)
+        warmer_c = rest_c - np.where(count >= NODE_GPUS, of_node, 0.0)[self._node]
+        least = NOISE_C**2 + 0.5 / np.maximum(seen, 1)
+        self.test.step(block, warmer_c, least, ~np.isnan(warmer_c))
+        self.hot = np.asarray(self.test.passed & (warmer_c >= LEAST_C))
+        learns = there & ~self.test.suspect
+        self._offsets.learn(learns, load, traffic, apart)
+        self.test.learn(warmer_c, learns)
+        self.warmer_c = warmer_c
