@@ -64,6 +64,14 @@ def test_a_port_that_waits_alone_is_reported_for_its_node(metric: str) -> None:
     assert len({f.since_ms for f in found}) == 1
 
 
+def test_a_fleet_without_jobs_is_judged_as_a_whole() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[21] *= 10
+
+    assert {f.node for f in run(change, job_of_node=(-1,) * NODES)} == {"n05"}
+
+
 def test_a_leaf_whose_ports_all_wait_is_reported_once_for_the_switch() -> None:
     def change(minute: int, rate: Rates) -> None:
         if minute >= 15:

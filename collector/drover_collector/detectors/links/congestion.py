@@ -58,6 +58,7 @@ LEAF_NODES = 3  # that it must be on
 ELSEWHERE_SHARE = 0.2  # of the ports outside the leaf: more is no matter of the leaf
 JOB_SHARE = 0.3  # of the job's ports: more is the job itself
 NODE_SHARE = 0.5  # of a node's ports, at least two: more is the node's own traffic
+LEAST_PORTS = 4  # of a job, to compare one with
 FEW_SHARE, FEW = 0.1, 3  # of all ports that may be bad at once; more is the fleet's own traffic
 
 
@@ -149,8 +150,8 @@ class Congestion:
         for row, values in enumerate(away):
             of_job, count = group_medians(values, job, jobs)
             of_all, _ = group_medians(values, nobody, 1)
-            of_job = np.where(count >= 4, of_job, of_all[0])
-            result[row] = np.maximum(np.nan_to_num(np.where(job >= 0, of_job[job], of_all[0])), 0.0)
+            of_job = np.append(np.where(count >= LEAST_PORTS, of_job, of_all[0]), of_all[0])  # the last: without a job
+            result[row] = np.maximum(np.nan_to_num(of_job[job]), 0.0)
         return result
 
     def _judge(self, window: Window, layout: PortLayout, now: Congested, now_ms: int) -> Iterator[Finding]:
