@@ -91,6 +91,17 @@ def test_two_jobs_of_one_leaf_that_both_wait_are_the_switch() -> None:
     assert {f.cause for f in found} == {"hot_switch"}
 
 
+def test_ports_that_wait_together_without_a_known_leaf_share_a_switch() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[[1, 21, 41, 61]] *= 10  # a rail: one port of each of four nodes
+
+    found = run(change)
+    assert {(f.cause, f.scope) for f in found} == {("hot_switch", "leaf")}
+    assert {name for name, _ in found[0].members} == {"n00", "n05", "n10", "n15"}
+    assert "probably share" in found[0].summary
+
+
 @pytest.mark.parametrize(
     ("what", "ports", "jobs"),
     [

@@ -7,6 +7,8 @@ other ports of its job.
 - Most ports of a leaf have risen RISE times over their past, and few elsewhere: the leaf switch is hot. A job's ports
   on other leafs must not have risen; a job that is on this leaf only proves it together with another one.
 - One port of a job has risen, RISE times as much as the job's others: that port, its cable or its switch port.
+- Ports on three nodes have risen so in the same minutes, where nobody says which leaf they are at: a switch that they
+  probably share.
 - Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
 
 InfiniBand's port_xmit_wait counts ticks with data to send and no credit (IBTA 1.4, 16.1.3.5). RoCE's out_of_sequence
@@ -160,11 +162,17 @@ class Congestion:
         held: set[tuple[str, str]] = set()
         hot: set[int] = set()
         job, _ = _jobs(window, layout)
-        for leaf, mine in self._hot_leafs(layout, risen, job) if risen.any() else ():
+        for leaf, mine in self._hot_leafs(window, layout, risen, job) if risen.any() else ():
             hot |= set(mine.tolist())
             held.add(("leaf", leaf))
             yield _leaf_finding(window, layout, leaf, mine, self._since("leaf", leaf, window), now_ms)
-        for k in _bad_ports(layout, alone, job, hot) if alone.any() else ():
+        bad = _bad_ports(layout, alone, job, hot) if alone.any() else []
+        together = self._together(layout, bad)
+        if together:
+            held.add(("leaf", ""))
+            mine = np.array(together, np.int64)
+            yield _leaf_finding(window, layout, "", mine, self._since("leaf", "", window), now_ms)
+        for k in [k for k in bad if k not in together]:
             name = f"{layout.ports[k].node} {layout.ports[k].name}"
             held.add(("port", name))
             row = int(np.argmax(np.where(lasting[:, k], now.rate[:, k] / (now.usual[:, k] + 1), -1.0)))
@@ -175,10 +183,20 @@ class Congestion:
     def _since(self, what: str, name: str, window: Window) -> int:
         return self._since_ms.setdefault((what, name), window.newest.end_ms - PERSIST * MINUTE_MS)
 
-    def _hot_leafs(self, layout: PortLayout, risen: Bools, job: Ints) -> Iterator[tuple[str, Ints]]:
+    def _together(self, layout: PortLayout, bad: list[int]) -> list[int]:
+        """Return those of the bad ports that rose in the same minutes, if they are on several nodes."""
+        since = self._alone[:, bad].max(axis=0) if bad else np.zeros(0)
+        for minutes in np.unique(since).tolist():
+            same = [k for k, own in zip(bad, since.tolist(), strict=True) if abs(own - minutes) <= 1]
+            if len({layout.ports[k].node for k in same}) >= LEAF_NODES:
+                return same
+        return []
+
+    def _hot_leafs(self, window: Window, layout: PortLayout, risen: Bools, job: Ints) -> Iterator[tuple[str, Ints]]:
         """Yield leafs that are congested whatever their jobs do, with their ports that have risen."""
-        for leaf in sorted({layout.ports[k].leaf for k in np.flatnonzero(risen).tolist()} - {""}):
-            mine = layout.of_leaf[leaf]
+        leafs = [port.leaf or window.index.nodes[port.node].leaf for port in layout.ports]
+        for leaf in sorted({leafs[k] for k in np.flatnonzero(risen).tolist()} - {""}):
+            mine = np.array([k for k, its in enumerate(leafs) if its == leaf], np.int64)
             over, rest = mine[risen[mine]], len(risen) - len(mine)
             outside = int(risen.sum()) - len(over)
             if len(over) < LEAF_SHARE * len(mine) or len(np.unique(layout.of_node[over])) < LEAF_NODES:
@@ -225,14 +243,16 @@ def _jobs(window: Window, layout: PortLayout) -> tuple[Ints, int]:
 def _leaf_finding(window: Window, layout: PortLayout, leaf: str, mine: Ints, since_ms: int, now_ms: int) -> Finding:
     names, ports = [window.index.nodes[n].name for n in np.unique(layout.of_node[mine]).tolist()], len(mine)
     text = f"{ports} ports on {listing(names)} wait or retry over {RISE:g} times as much as before"
+    where = f"Leaf {leaf} is congested" if leaf else "A switch is congested that these ports probably share"
+    rest = "ports of other leafs do not" if leaf else "the other ports of their jobs do not"
     return Finding(
         NAME, IncidentKind.LINK, "hot_switch", "leaf", None, None, tuple((name, None) for name in names), now_ms,
         since_ms, Severity.WARNING, 0.7, RecommendedAction.ADVISE,
-        f"Leaf {leaf} is congested: {text}; ports of other leafs do not.",
+        f"{where}: {text}; {rest}.",
         "Check the switch (buffers, uplinks that are down, a routing change), not the nodes. Give new jobs to other"
         " leafs.",
         (Evidence(text, "tx_wait", None, None, None, ports, since_ms, window.newest.end_ms),),
-        snapshot={"leafs": {leaf: True}},
+        snapshot={"leafs": {leaf: True}} if leaf else {},
     )  # fmt: skip
 
 
