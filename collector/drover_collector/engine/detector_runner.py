@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from drover_collector.detectors._lib.report_interval import ReportInterval, Time
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.risk.model import Troubles
+from drover_collector.engine.guessed_jobs import USERS, GuessedJobs, doubted
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -69,6 +70,7 @@ class DetectorRunner:
         self.states: dict[str, object] = {}
         self.buckets = Buckets(WINDOW_BUCKETS)
         self.report_interval = ReportInterval(index)
+        self._guesses = GuessedJobs(index)
         self._node_reported_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)  # 0: never
         self._gpu_reported_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = self._newest_length_ms = 0
@@ -89,6 +91,7 @@ class DetectorRunner:
         """Add the newest closed bucket. Buckets come in order of time."""
         self.buckets.append(bucket)
         self.report_interval.add_bucket(bucket)
+        self._guesses.add_bucket(bucket)
         self._gpu_reported_ms[bucket.gpu_rows > 0] = bucket.end_ms
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         self._node_reported_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
@@ -100,10 +103,11 @@ class DetectorRunner:
         for event in window.events:
             if event.kind is EventKind.LIFECYCLE and event.code == "agent_started":
                 self.report_interval.forget(event.node)
+        guessed = self._guessed(window)
         for detector in self.detectors:
-            began = time.perf_counter()
+            began, judged = time.perf_counter(), guessed if detector.name in USERS else window
             try:
-                findings, self.states[detector.name] = detector.detect(window, self.states.get(detector.name), now_ms)
+                findings, self.states[detector.name] = detector.detect(judged, self.states.get(detector.name), now_ms)
             except Exception as error:  # noqa: BLE001  # a defect in one detector must not stop the others; it is shown
                 record = self.context.errors.setdefault(detector.name, DetectorError())
                 record.count += 1
@@ -111,8 +115,15 @@ class DetectorRunner:
                 continue
             finally:
                 self.context.seconds[detector.name] += time.perf_counter() - began
-            found += findings
+            found += findings if judged is window else [doubted(finding) for finding in findings]
         return found
+
+    def _guessed(self, window: Window) -> Window:
+        """Return the window with guessed jobs where none are known."""
+        filled = self._guesses.filled(window.newest) if window.buckets else None
+        if filled is None or filled is window.newest:
+            return window
+        return replace(window, buckets=(*window.buckets[:-1], filled))
 
     def coverage_ms(self, member: Member) -> int:
         """Return how much of the newest bucket a node or GPU speaks for, in ms: its length, or 0 if it was silent."""

@@ -108,6 +108,7 @@ def test_ports_that_wait_together_without_a_known_leaf_share_a_switch() -> None:
         ("the job's own traffic, on a leaf that it has for itself", slice(16, 32), (0,) * 4 + (1,) * 4 + (0,) * 8),
         ("the job's own traffic, over two leafs", slice(16, 48), (0,) * 4 + (1,) * 8 + (0,) * 4),
         ("the whole fleet", slice(0, 64), (0,) * 16),
+        ("two leafs at once, where nobody names the jobs", slice(16, 48), (-1,) * 16),
         ("one node's own traffic", slice(20, 24), (0,) * 5 + (1,) + (0,) * 10),
     ],
 )

@@ -80,12 +80,15 @@ def test_an_old_driver_is_reported_once_it_has_settled() -> None:
     assert "15 of 16" in found.summary
 
 
-def test_one_node_that_is_ahead_is_a_note() -> None:
+def test_one_node_that_is_ahead_is_a_note_until_nobody_follows_for_two_hours() -> None:
     fleet = Fleet()
     fleet.change(5, HOUR, driver_version="580.65.06")
     (found,) = fleet.look(2 * HOUR)
     assert (found.severity, found.action) == (Severity.INFO, RecommendedAction.NONE)
     assert "an older version" in found.summary
+    (found,) = fleet.look(3 * HOUR + MINUTE)
+    assert (found.severity, found.action) == (Severity.WARNING, RecommendedAction.WATCH)
+    assert "silence it until then" in found.advice
 
 
 def test_a_rollout_is_no_fault_of_the_rest_and_who_was_missed_is_reported_when_it_rests() -> None:
@@ -233,7 +236,7 @@ def test_a_restart_forgets_nobody_that_was_reported_of() -> None:
 def test_what_differs_is_known_after_a_restart(attribute: Attribute, earlier: bool) -> None:
     value = "525" if attribute.unit else "96.00.A5.00.01"
     window = Window(INDEX, (training_bucket(INDEX, 0),), True, (), START_MS)
-    found = finding("drift", window, [Deviation(attribute, 0, None, value, "700", 9, 10, START_MS)], START_MS)
+    found = finding("drift", window, [Deviation(attribute, 0, None, value, "700", 9, 10, START_MS, True)], START_MS)
     stored = to_dict(opened(found, ("node", "n00", None), START_MS).incident)
     if earlier:  # it had sentences alone
         del stored["snapshots"]

@@ -141,11 +141,27 @@ def test_corrected_errors_matter_only_in_a_storm() -> None:
     assert {(f.node, f.gpu, f.cause, f.action) for f in reported} == {("n01", 3, "ecc_storm", RecommendedAction.PROBE)}
 
 
+def test_errors_that_come_again_and_again_are_reported_before_a_storm_and_stray_ones_are_not() -> None:
+    def change(number: int, gpu: Columns) -> None:
+        gpu["ecc_dram_corrected"] = np.zeros(64)
+        gpu["ecc_dram_corrected"][11] = 5 * (number // 9)  # five every minute and a half
+        gpu["ecc_dram_corrected"][20] = number // 6  # one a minute, for less than half an hour
+        gpu["ecc_dram_corrected"][30] = 900 * (number >= 30)  # one burst
+        gpu["ecc_dram_corrected"][40] = 5000 * number
+
+    reported = run(change, 120)
+    assert {(f.node, f.gpu, f.cause, f.action) for f in reported if f.cause == "ecc_bursts"} == {
+        ("n01", 3, "ecc_bursts", RecommendedAction.ADVISE)
+    }
+    assert {f.gpu for f in reported if f.cause == "ecc_storm"} == {0}
+    assert len({f.since_ms for f in reported if f.cause == "ecc_bursts"}) == 1
+
+
 def test_rows_that_are_replaced_one_after_the_other_are_reported_before_the_gpu_vanishes() -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu["remapped_rows_corrected"] = np.full(64, 30.0)  # since long ago
         gpu["remapped_rows_corrected"][11] += number // 4  # 1.5 a minute
-        gpu["remapped_rows_corrected"][20] += number // 12  # 4 within this time
+        gpu["remapped_rows_corrected"][20] += number // 20  # 2 within this time
         gpu["remapped_rows_corrected"][40] = np.nan if number < 9 else 80  # reports late
 
     reported = run(change, 50)

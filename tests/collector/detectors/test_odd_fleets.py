@@ -191,7 +191,7 @@ def _remap(number: int, gpu: dict[str, np.ndarray]) -> None:
 
 
 def _hot(number: int, gpu: dict[str, np.ndarray]) -> None:
-    gpu["gpu_temp_c"][3] = 26 + (gpu["gpu_temp_c"][3] - 26) * (1.45 if number >= 15 else 1)
+    gpu["gpu_temp_c"][3] = 26 + (gpu["gpu_temp_c"][3] - 26) * (1.7 if number >= 15 else 1)
 
 
 def _capped(number: int, gpu: dict[str, np.ndarray]) -> None:

@@ -67,9 +67,9 @@ def test_under_a_light_load_one_gpu_is_reported_when_it_is_clear_of_the_sensors_
 
         return change
 
-    assert {(f.node, f.gpu, f.cause) for f in run(light(slice(21, 22), 7.0))} == {("n02", 5, "cooling")}
-    assert run(light(slice(21, 22), 4.0)) == []
-    assert run(light(slice(16, 24), 7.0)) == []  # its inlet sensor may be off
+    assert {(f.node, f.gpu, f.cause) for f in run(light(slice(21, 22), 12.0))} == {("n02", 5, "cooling")}
+    assert run(light(slice(21, 22), 8.0)) == []
+    assert run(light(slice(16, 24), 12.0)) == []  # its inlet sensor may be off
 
 
 def test_heat_that_slows_it_asks_for_a_drain_and_below_the_slowdown_offset_is_critical() -> None:
@@ -212,7 +212,7 @@ def test_racks_without_inlet_sensors_are_compared_within_themselves() -> None:
 def test_where_no_inlet_is_read_a_room_that_warms_is_no_gpus_own_rise(fails: bool) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         del node["inlet_temp_c"]
-        heat(gpu, slice(3, 4), 1.15 * (1.3 if fails and number >= 45 else 1.0))  # warmer than its like by nature
+        heat(gpu, slice(3, 4), 1.15 * (1.6 if fails and number >= 45 else 1.0))  # warmer than its like by nature
         if number >= 45:
             gpu["gpu_temp_c"][:32] += 10
 
@@ -220,7 +220,7 @@ def test_where_no_inlet_is_read_a_room_that_warms_is_no_gpus_own_rise(fails: boo
 
 
 @pytest.mark.parametrize(
-    ("ratio", "reported"), [(1.25, {("fan", "n02", None)}), (1.15, set())], ids=["by 25 %", "by 15 %"]
+    ("ratio", "reported"), [(1.4, {("fan", "n02", None)}), (1.3, set())], ids=["by 40 %", "by 30 %"]
 )
 def test_a_node_whose_gpus_are_all_warmer_needs_no_gpu_that_is_by_far(ratio: float, reported: set[object]) -> None:
     assert {

@@ -54,6 +54,8 @@ REPORTING_SHARE = 0.5  # of a group's entities must have reported
 SETTLE_MS = 360_000
 FOUND_MS = 60_000  # after a node's first report: its peers report within this time after a start
 
+# A rollout takes the next node within this time; after it a single newer version is one that nobody meant, or a trial.
+AHEAD_MS = 2 * 3_600_000
 # A rollout may pause for nights and a weekend; a new setting of a rack is made within minutes.
 ROLLOUT_MS = 72 * 3_600_000
 ROLLOUT_SETTING_MS = 900_000
@@ -193,9 +195,10 @@ def _deviations(
         for code in codes[codes != usual].tolist():
             for at in group_values.drifted(int(code), standing.get(inventory.values[code], ())):
                 since = int(column.changed_ms[at]) or int(inventory.first_ms[node[at]])
+                lasting = now_ms - since >= AHEAD_MS
                 yield Deviation(
                     attribute, int(node[at]), int(at) if attribute.scope == "gpu" else None, inventory.values[code],
-                    inventory.values[usual], count, len(mine), since,
+                    inventory.values[usual], count, len(mine), since, lasting,
                 )  # fmt: skip
 
 

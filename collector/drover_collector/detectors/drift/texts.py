@@ -108,15 +108,21 @@ class Deviation(NamedTuple):
     having: int
     total: int
     since_ms: int
+    lasting: bool  # for AHEAD_MS
 
     @property
     def severity(self) -> Severity:
-        """A value above the peers' is information only."""
-        if self.attribute.version and compare(self.value, self.usual, self.attribute.base) > 0:
+        """A setting above the peers' is information only; so is a newer version, while others may still follow."""
+        if self.ahead and not self.lasting:
             return Severity.INFO
         if self.attribute.below and compare(self.value, self.usual) > 0:
             return Severity.INFO
         return Severity.WARNING
+
+    @property
+    def ahead(self) -> bool:
+        """It is a newer version than the peers have."""
+        return self.attribute.version and compare(self.value, self.usual, self.attribute.base) > 0
 
 
 def compare(a: str, b: str, base: int = 10) -> int:
@@ -145,17 +151,25 @@ def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_
     return Finding(
         detector, IncidentKind.DRIFT, first.attribute.cause, "node" if slot is None else "gpu", node, slot,
         ((node, slot),), now_ms, since, severity, 0.8, wanted, f"{where[0].upper()}{where[1:]}: {_sentence(first)}.",
-        "Nothing to do if this is a trial or the start of a rollout."
-        if severity is Severity.INFO and first.attribute.version else first.attribute.advice,
+        _advice(first),
         tuple(Evidence(f"{_sentence(d)}.", from_ms=d.since_ms, peers=d.total) for d in deviations),
         None if first.g is None else window.job_of(first.g),
         snapshot={"differs": {d.attribute.key: d.value for d in deviations}},
     )  # fmt: skip
 
 
+def _advice(d: Deviation) -> str:
+    if not d.ahead:
+        return d.attribute.advice
+    trial = "Nothing to do if this is a trial or the start of a rollout"
+    if not d.lasting:
+        return f"{trial}."
+    return f"{trial}: silence it until then. Else bring it to the peers' version: jobs across both can fail."
+
+
 def _sentence(d: Deviation) -> str:
     unit, peers = d.attribute.unit, "nodes" if d.attribute.scope == "node" else "GPUs"
-    ahead = ", an older version" if d.attribute.version and d.severity is Severity.INFO else ""
+    ahead = ", an older version" if d.ahead else ""
     return (
         f"{d.attribute.words} is {d.value}{unit}, while {d.having} of {d.total} {peers} of its kind and pool have"
         f" {d.usual}{unit}{ahead}"

@@ -162,8 +162,11 @@ class Congestion:
         held: set[tuple[str, str]] = set()
         hot: set[int] = set()
         job, _ = _jobs(window, layout)
-        for leaf, mine in self._hot_leafs(window, layout, risen, job) if risen.any() else ():
-            hot |= set(mine.tolist())
+        leafs = list(self._hot_leafs(window, layout, risen, job)) if risen.any() else []
+        for leaf, mine in leafs:
+            hot |= set(mine.tolist())  # several leafs at once are what they carry, or what connects them
+            if len(leafs) > 1:
+                continue
             held.add(("leaf", leaf))
             yield _leaf_finding(window, layout, leaf, mine, self._since("leaf", leaf, window), now_ms)
         bad = _bad_ports(layout, alone, job, hot) if alone.any() else []

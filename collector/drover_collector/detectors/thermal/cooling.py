@@ -11,15 +11,16 @@ from drover_collector.detectors._lib.robust import Bools, Grouping, group_median
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
 
-# Slots of a chassis differ by +-11 % (Theta), units by a few percent more: 1.35 lies beyond both, and a heat sink that
-# lost contact or a dead fan is beyond that.
-RESISTANCE_RATIO = 1.35
+# Slots of a chassis differ by +-11 % (Theta), units by a few percent more, and racks by the air that they get: a board
+# of 36 W seems 20 % worse by 5 degC of warmer air. So peers prove a gross fault only, such as a heat sink that lost
+# contact. What is less is found against the GPU's own past.
+RESISTANCE_RATIO, OVER_C = 1.5, 10.0
+UNREAD_RATIO, UNREAD_OVER_C = 1.6, 15.0  # where no inlet is read
 BUSY_RATIO = 0.5  # of the power limit; below it the resistance is mostly noise of the sensors
 BUSY_POWER_W = 250.0  # where no limit is read
-# A lighter load, as in inference, is judged only if the excess is beyond the sensors' resolution: whole degrees at the
-# core, one or two at the inlet, which all GPUs of a node share. So the GPU is compared with its node's others too.
+# At a lighter load, as in inference, much of it is the sensors' resolution: whole degrees at the core, one or two at
+# the inlet, which all GPUs of a node share. So the GPU is compared with its node's others too.
 LIGHT_RATIO = 0.25  # of the power limit
-LIGHT_OVER_C = 5.0
 LEAST_ALIKE = 4  # GPUs in the same slots elsewhere; with fewer, all GPUs in the same place are compared
 LIGHT_GPUS = 4  # of the node, including the GPU itself
 # Power may vary by this share, as the core follows it with a time constant of 15 to 60 s, and may be lower than the
@@ -135,17 +136,24 @@ def cooling(window: Window, inlets: Floats, places: Places | None = None) -> Coo
     return Cooling(resistance, expected, count, steady, settled, light)
 
 
-def light_and_hot(window: Window, now: Cooling, over: Floats) -> Bools:
-    """Return GPUs at light load that are much warmer than the same slots elsewhere and than their node's others.
+def gross(window: Window, now: Cooling, over: Floats, read: Bools) -> Bools:
+    """Return GPUs that are far warmer than the same slots elsewhere, bool [G].
+
+    At a light load they must be as much warmer than their node's others, too.
 
     Args:
-        over: resistance over the expected one, float64 [G].
+        over: resistance over the expected one, float64 [G]. read: the GPU's inlet is read, bool [G].
     """
     index = window.index
-    if not (now.light & (over >= RESISTANCE_RATIO)).any():
-        return np.zeros(len(over), bool)
-    too_warm = np.where(now.light, (now.resistance - now.expected) * column(window, "power_w"), np.nan)
+    far = (now.steady | now.light) & (over >= np.where(read, RESISTANCE_RATIO, UNREAD_RATIO))
+    if not far.any():
+        return np.asarray(far)
+    least_c = np.where(read, OVER_C, UNREAD_OVER_C)
+    too_warm = (now.resistance - now.expected) * column(window, "power_w")
+    far &= too_warm >= least_c
+    if not (far & now.light).any():
+        return np.asarray(far)
+    too_warm = np.where(now.light, too_warm, np.nan)
     of_node, count = group_medians(too_warm, index.gpu_node.astype(np.int64), index.node_count)
-    alone = too_warm - of_node[index.gpu_node]
-    enough = (count >= LIGHT_GPUS)[index.gpu_node]
-    return np.asarray((over >= RESISTANCE_RATIO) & enough & (np.fmin(too_warm, alone) >= LIGHT_OVER_C))
+    alone = (too_warm - of_node[index.gpu_node] >= least_c) & (count >= LIGHT_GPUS)[index.gpu_node]
+    return np.asarray(far & (now.steady | alone))

@@ -25,11 +25,10 @@ from drover_collector.detectors._lib.texts import listing, place
 from drover_collector.detectors._lib.window import Window, onset_ms
 from drover_collector.detectors.thermal.cooling import (
     LEAST_ALIKE,
-    RESISTANCE_RATIO,
     Cooling,
     Places,
     cooling,
-    light_and_hot,
+    gross,
     resistances,
 )
 from drover_collector.detectors.thermal.heat_model import HeatModel, Rise
@@ -65,9 +64,9 @@ RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
 RACK_SHARE = 0.75  # of a rack's nodes that must show it
 NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: fans or coolant of the node, not a heat sink
 NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get too little air
-# This ratio is enough by itself. Units differ by a few percent, which a node's median mostly removes; an inlet that is
-# wrong by 2 degC, or unread in a rack with such differences, adds about 6 % at 35 degC over it.
-NODE_RATIO = 1.20
+# This ratio is enough by itself, if most GPUs are as many degrees over their peers. Nodes differ by where they stand;
+# what is less is found against the node's own past.
+NODE_RATIO, NODE_OVER_C = 1.35, 10.0
 NODE_GPUS = 4  # judged GPUs of the node, at least
 # Required time where a single bad GPU was reported before. When the job of most peers pauses for seconds, their cores
 # cool while power hardly shows it, and all others seem 10 to 30 % warmer until the peers are warm again (time constants
@@ -171,10 +170,12 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
     with np.errstate(invalid="ignore", divide="ignore"):
         over_peers = np.where(count >= LEAST_ALIKE, resistance / expected, np.nan)
     rise = _follow(window, s, inlets)
-    bad = (steady & (over_peers >= RESISTANCE_RATIO)) | rise.hot | _still_bad(index, s, now, inlets)
+    read = ~np.isnan(inlets)[index.gpu_node]
+    bad = gross(window, now, over_peers, read) | rise.hot | _still_bad(index, s, now, inlets)
     bad |= rise.hot_nodes[index.gpu_node] & ~np.isnan(rise.warmer_c)
-    rises = np.where(steady, over_peers, np.nan)
-    bad |= light_and_hot(window, now, over_peers) | _hot_nodes(index, rises)
+    # Where no inlet is read, a warm node cannot be told from warm air: that is for the model, against the past.
+    rises = np.where(steady & read, over_peers, np.nan)
+    bad |= _hot_nodes(index, rises, (resistance - expected) * column(window, "power_w"))
     s.streak_warm = _warm_for(index, rises, s.streak_warm)
     # Do not learn from a throttled GPU either: its present state would become its past.
     learn = settled & ~bad & (s.streak_bad == 0) & (s.streak_slow == 0)
@@ -315,9 +316,9 @@ def _room(index: FleetIndex, over_past: Floats, unread: Bools) -> Floats:
     return np.asarray(np.where(unread, np.fmax(room, 1.0), 1.0)[index.gpu_node])
 
 
-def _hot_nodes(index: FleetIndex, over_peers: Floats) -> Bools:
-    """Return GPUs that are warmer than their peers, on nodes where most GPUs are warmer by NODE_RATIO; bool [G]."""
-    known, hot = ~np.isnan(over_peers), over_peers >= NODE_RATIO
+def _hot_nodes(index: FleetIndex, over_peers: Floats, over_c: Floats) -> Bools:
+    """Return GPUs that are warmer than their peers, on nodes where most are by NODE_RATIO and NODE_OVER_C; bool [G]."""
+    known, hot = ~np.isnan(over_peers), (over_peers >= NODE_RATIO) & (over_c >= NODE_OVER_C)
     judged, many = (np.bincount(index.gpu_node[which], minlength=index.node_count) for which in (known, hot))
     return np.asarray(((judged >= NODE_GPUS) & (2 * many > judged))[index.gpu_node] & (over_peers >= NODE_RISE))
 

@@ -1,0 +1,144 @@
+"""Guess which GPUs work in one job, where nobody says: no scheduler is connected, and a recording names no jobs.
+
+GPUs of one kind that begin to work in the same seconds, all of their nodes' working GPUs together, are taken as one
+job. A guess only gets finer: when some GPUs of a group pause and begin again together, on two nodes at least, they were
+a job of their own. A GPU that pauses by itself works by itself, as a replica of a service does, and leaves its group.
+
+What is found by a guess says so, and asks for a probe at most: another grouping could explain it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from drover_collector.detectors._lib.metrics import Codes, Ints
+from drover_collector.detectors._lib.robust import Bools
+from drover_collector.fleet.buckets import Bucket, Floats
+from drover_collector.fleet.index import FleetIndex
+from drover_core.model.events import (
+    WANTED_ORDER,
+    Evidence,
+    Finding,
+    RecommendedAction,
+)
+
+PREFIX = "guessed job "
+USERS = frozenset({"straggler", "hang"})  # detectors that see the guesses
+WORKS, RESTS = 0.5, 0.2  # utilisation from which a GPU works, below which it pauses
+WORKS_POWER, RESTS_POWER = 0.4, 0.3  # of the power limit, where utilisation is not read
+TOGETHER_MS = 20_000  # within which GPUs of a job begin
+OVER_MS = 300_000  # a longer pause ends a job
+NODE_SHARE = 0.75  # of a node's working GPUs that must begin together
+LEAST = 4  # GPUs
+ALONE_MOST = 2  # pauses by itself until a GPU leaves its group
+CONFIDENCE = 0.8  # of what a known job would give
+
+
+class GuessedJobs:
+    """State of a fleet's guesses. `add_bucket` with each bucket in order of time.
+
+    Attributes:
+        group: int64 [G], number of each GPU's guessed job; 0: none.
+    """
+
+    def __init__(self, index: FleetIndex) -> None:
+        self._index = index
+        self.group: Ints = np.zeros(index.gpu_count, np.int64)
+        self._works: Bools = np.zeros(index.gpu_count, bool)
+        self._rested_ms: Ints = np.zeros(index.gpu_count, np.int64)  # in the pause that has ended, or goes on
+        self._alone: Ints = np.zeros(index.gpu_count, np.int64)  # pauses by itself
+        self._began: Bools = np.zeros(index.gpu_count, bool)  # in the beginning that is being gathered
+        self._began_ms = 0  # its first bucket; 0: none
+        self._next = 1
+        self._known = False  # some job was ever named: nothing is guessed any more
+
+    def add_bucket(self, bucket: Bucket) -> None:
+        self._known |= bool((bucket.jobs >= 0).any())
+        if self._known:
+            return
+        working, resting = self._state(bucket)
+        begins = working & ~self._works & (self._rested_ms > 0)  # else it worked before it was watched
+        self._works = (self._works | working) & ~resting
+        self._rested_ms = np.where(resting, self._rested_ms + bucket.length_ms, self._rested_ms)
+        self.group[resting & (self._rested_ms >= OVER_MS)] = 0
+        if begins.any() and not self._began_ms:
+            self._began_ms = bucket.start_ms
+        self._began |= begins
+        if self._began_ms and bucket.end_ms - self._began_ms >= max(TOGETHER_MS, 2 * bucket.length_ms):
+            self._gather()
+        self._rested_ms = np.where(self._works & ~self._began, 0, self._rested_ms)
+
+    def filled(self, bucket: Bucket) -> Bucket:
+        """Return the bucket with the guesses as its jobs; itself where jobs are known or nothing is guessed."""
+        if self._known or not self.group.any():
+            return bucket
+        groups, jobs, counts = np.unique(self.group, return_inverse=True, return_counts=True)
+        good = (groups > 0) & (counts >= LEAST)
+        codes: Codes = np.where(good[jobs], jobs, -1).astype(np.int32)
+        return replace(bucket, jobs=codes, job_names=tuple(f"{PREFIX}{number}" for number in groups.tolist()))
+
+    def _state(self, bucket: Bucket) -> tuple[Bools, Bools]:
+        """Return which GPUs work and which pause, [G]; in between, or without values, they stay as they were."""
+
+        def values(metric: str) -> Floats:
+            return bucket.gpu.get(metric, np.full(self._index.gpu_count, np.nan))
+
+        util, power, limit = values("gpu_util_ratio"), values("power_w"), values("power_limit_w")
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = power / limit
+            unread = np.isnan(util)
+            working = np.where(unread, share >= WORKS_POWER, util >= WORKS)
+            resting = np.where(unread, share < RESTS_POWER, util < RESTS)
+        return np.asarray(working, bool), np.asarray(resting, bool)
+
+    def _gather(self) -> None:
+        """Group the GPUs that have begun together."""
+        began, self._began, self._began_ms = self._began, np.zeros(len(self._began), bool), 0
+        index = self._index
+        kind = index.sku[index.gpu_node].astype(np.int64)
+        shorter = began & (self._rested_ms < OVER_MS) & (self.group > 0)
+        for group in np.unique(self.group[shorter]).tolist():
+            inside = self.group == group
+            mine = inside & shorter
+            if mine.sum() == inside.sum():
+                continue
+            if len(np.unique(index.gpu_node[mine])) > 1 and mine.sum() >= LEAST:
+                self.group[mine] = self._take()
+            elif 2 * mine.sum() < inside.sum():
+                self._alone[mine] += 1
+        leaves = self._alone >= ALONE_MOST
+        self.group[leaves] = 0
+        fresh = began & ((self.group == 0) | (self._rested_ms >= OVER_MS)) & self._whole(began)
+        self._alone[began & (self._rested_ms >= OVER_MS)] = 0
+        fresh &= self._alone < ALONE_MOST
+        for board in np.unique(kind[fresh]).tolist():
+            mine = fresh & (kind == board)
+            if mine.sum() >= LEAST:
+                self.group[mine] = self._take()
+
+    def _whole(self, began: Bools) -> Bools:
+        """Return the GPUs of nodes most of whose working GPUs have begun, bool [G]."""
+        node, count = self._index.gpu_node, self._index.node_count
+        working, mine = (np.bincount(node[which], minlength=count) for which in (self._works, began))
+        return np.asarray((mine >= NODE_SHARE * working)[node])
+
+    def _take(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+
+def doubted(finding: Finding) -> Finding:
+    """Return a finding of a guessed job with the doubt said, and with a probe as the most it asks for."""
+    if finding.job is None or not finding.job.startswith(PREFIX):
+        return finding
+    probe = WANTED_ORDER.index(RecommendedAction.PROBE)
+    action = finding.action if WANTED_ORDER.index(finding.action) <= probe else RecommendedAction.PROBE
+    doubt = Evidence(
+        "No scheduler names the jobs here: GPUs that begin and pause together are taken as one job.", key="guessed job"
+    )
+    return replace(
+        finding, job=None, action=action, confidence=round(CONFIDENCE * finding.confidence, 2),
+        evidence=(*finding.evidence, doubt),
+    )  # fmt: skip
