@@ -50,6 +50,7 @@ LEVELS = (*CHANNELS, "power_w")
 STILL = 0.05  # of the job's own level: a collective's polling kernel keeps one or two percent
 WAITING_POWER = 0.75  # of the job's own power
 WAITING_POWER_ALONE = 0.6  # where power is the only metric
+RESTING = 0.02  # utilisation of a rank that has stopped; the only one at rest, it is as good as a metric of work
 SPINS = 0.9  # utilisation of a GPU that waits in a kernel
 RESTS = 0.5  # below it no kernel runs for most of the time
 SPINNING_SHARE = 0.5  # of the job's GPUs at least
@@ -182,6 +183,7 @@ class JobActivity:
         self.silent: Bools = window.newest.gpu_rows == 0
         self.reporting = self._number(~np.isnan(self.gpu_util))
         self._spinning = self._number(self.gpu_util >= SPINS)
+        self._resting = self._number(self.gpu_util <= RESTING)
         values = {metric: column(window, metric) for metric in LEVELS}
         self.util, *medians = grouping.medians(np.array([self.gpu_util, *values.values()]))[0]
         self.medians = dict(zip(values, medians, strict=True))
@@ -213,7 +215,13 @@ class JobActivity:
         power, usual = self.medians["power_w"][number], job.level.get("power_w", np.nan)
         if np.isnan(power) or np.isnan(usual):
             return bool(job.channels)
-        return bool(power <= (WAITING_POWER if job.channels else WAITING_POWER_ALONE) * usual)
+        return bool(power <= (WAITING_POWER if job.channels or self._one_rests(number) else WAITING_POWER_ALONE) * usual)
+
+    def _one_rests(self, number: int) -> bool:
+        """Return True if few GPUs of a job run nothing, while all others spin."""
+        resting = int(self._resting[number])
+        few = max(1, int(FEW_SHARE * self.sizes[number]))
+        return 0 < resting <= few and bool(self._spinning[number] >= self.sizes[number] - few)
 
 
 def _findings(window: Window, activity: JobActivity, s: HangState, now_ms: int) -> Iterator[Finding]:

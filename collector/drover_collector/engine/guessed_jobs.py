@@ -1,4 +1,4 @@
-"""Guess which GPUs work in one job, where nobody says: no scheduler is connected, and a recording names no jobs.
+"""Guess which GPUs work in one job, where nobody says: no scheduler is connected, or a recording names few jobs.
 
 GPUs of one kind that begin to work in the same seconds, all of their nodes' working GPUs together, are taken as one
 job. A guess only gets finer: when some GPUs of a group pause and begin again together, on two nodes at least, they were
@@ -52,13 +52,11 @@ class GuessedJobs:
         self._began: Bools = np.zeros(index.gpu_count, bool)  # in the beginning that is being gathered
         self._began_ms = 0  # its first bucket; 0: none
         self._next = 1
-        self._known = False  # some job was ever named: nothing is guessed any more
 
     def add_bucket(self, bucket: Bucket) -> None:
-        self._known |= bool((bucket.jobs >= 0).any())
-        if self._known:
-            return
         working, resting = self._state(bucket)
+        working &= bucket.jobs < 0
+        self.group[bucket.jobs >= 0] = 0
         begins = working & ~self._works & (self._rested_ms > 0)  # else it worked before it was watched
         self._works = (self._works | working) & ~resting
         self._rested_ms = np.where(resting, self._rested_ms + bucket.length_ms, self._rested_ms)
@@ -71,13 +69,15 @@ class GuessedJobs:
         self._rested_ms = np.where(self._works & ~self._began, 0, self._rested_ms)
 
     def filled(self, bucket: Bucket) -> Bucket:
-        """Return the bucket with the guesses as its jobs; itself where jobs are known or nothing is guessed."""
-        if self._known or not self.group.any():
+        """Return the bucket with guesses for GPUs without a job; itself where nothing is guessed."""
+        if not self.group.any():
             return bucket
         groups, jobs, counts = np.unique(self.group, return_inverse=True, return_counts=True)
         good = (groups > 0) & (counts >= LEAST)
-        codes: Codes = np.where(good[jobs], jobs, -1).astype(np.int32)
-        return replace(bucket, jobs=codes, job_names=tuple(f"{PREFIX}{number}" for number in groups.tolist()))
+        guessed = np.where(good[jobs], len(bucket.job_names) + jobs, -1)
+        codes: Codes = np.where(bucket.jobs >= 0, bucket.jobs, guessed).astype(np.int32)
+        names = (*bucket.job_names, *(f"{PREFIX}{number}" for number in groups.tolist()))
+        return replace(bucket, jobs=codes, job_names=names)
 
     def _state(self, bucket: Bucket) -> tuple[Bools, Bools]:
         """Return which GPUs work and which pause, [G]; in between, or without values, they stay as they were."""
@@ -136,7 +136,7 @@ def doubted(finding: Finding) -> Finding:
     probe = WANTED_ORDER.index(RecommendedAction.PROBE)
     action = finding.action if WANTED_ORDER.index(finding.action) <= probe else RecommendedAction.PROBE
     doubt = Evidence(
-        "No scheduler names the jobs here: GPUs that begin and pause together are taken as one job.", key="guessed job"
+        "No scheduler names this job: GPUs that begin and pause together are taken as one job.", key="guessed job"
     )
     return replace(
         finding, job=None, action=action, confidence=round(CONFIDENCE * finding.confidence, 2),

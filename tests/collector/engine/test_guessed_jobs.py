@@ -17,14 +17,14 @@ NODES = 8
 Columns = dict[str, np.ndarray]
 
 
-def groups(util: Callable[[int], np.ndarray], buckets: int, named: int = -1) -> np.ndarray:
+def groups(util: Callable[[int], np.ndarray], buckets: int, named: int | np.ndarray = -1) -> np.ndarray:
     """Return each GPU's guessed job after some buckets. `named`: the job of all GPUs, if one is known."""
     index = small_fleet(NODES)
     guesses = GuessedJobs(index)
     for number in range(buckets):
         bucket = training_bucket(index, number)
         bucket.gpu["gpu_util_ratio"] = util(number)
-        bucket = replace(bucket, jobs=np.full(64, named, np.int32))
+        bucket = replace(bucket, jobs=np.broadcast_to(named, 64).astype(np.int32), job_names=("812",))
         guesses.add_bucket(bucket)
     return np.asarray(guesses.filled(bucket).jobs)
 
@@ -77,6 +77,12 @@ def test_a_long_pause_ends_a_job_and_named_jobs_are_never_guessed() -> None:
     assert set(groups(phases((slice(0, 32), (3, 4))), 20, named=0)) == {0}
 
 
+def test_gpus_without_a_job_are_guessed_beside_named_jobs() -> None:
+    util = phases((slice(0, 64), (3,)))
+    found = groups(util, 20, named=np.where(np.arange(64) < 16, 0, -1))
+    assert set(found[:16]) == {0} and len(set(found[16:])) == 1 and found[16] > 0
+
+
 def incidents_of(change: Callable[[int, Columns], None], buckets: int) -> list[Incident]:
     engine = Engine(small_fleet(NODES), Policy.named("nvidia"), 0)
     for number in range(buckets):
@@ -99,7 +105,7 @@ def test_a_slow_gpu_of_a_guessed_job_is_reported_with_the_doubt_and_without_a_jo
 
     (incident,) = incidents_of(slow, 80)
     assert (incident.cause, incident.node, incident.gpu, incident.job) == ("power_cap", "n02", 5, None)
-    assert any("No scheduler names the jobs here" in e.text for e in incident.evidence)
+    assert any("No scheduler names this job" in e.text for e in incident.evidence)
 
 
 def test_a_guessed_job_that_hangs_asks_for_no_drain() -> None:

@@ -61,6 +61,7 @@ INLET_HELD_MS = 600_000  # for which a reading of an inlet counts: some are read
 RACK_RISE_C = 4.0  # inlet of a whole rack above its own past
 RACK_OVER_C = 4.0  # and above the other racks' median: day and load change all racks together
 RACK_LIMIT_C = 35.0  # ASHRAE class A2: highest allowable inlet
+RACK_LEARN = 18  # buckets before a rack is judged: the first readings are no past
 RACK_SHARE = 0.75  # of a rack's nodes that must show it
 NODE_SHARE = 0.5  # of a node's GPUs with bad cooling: fans or coolant of the node, not a heat sink
 NODE_RISE = 1.12  # median of a node's GPUs over their peers elsewhere: all get too little air
@@ -90,6 +91,7 @@ class ThermalState:
     inlet: Floats = field(default_factory=lambda: np.zeros(0))  # newest known, degC, [N]
     inlet_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
+    rack_learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets with inlets
     rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rack_since_ms: dict[int, int] = field(default_factory=dict)
     reopened: Sequence[Incident] = ()  # open when the collector started
@@ -106,6 +108,7 @@ def _resume(index: FleetIndex, s: ThermalState) -> None:
         for e in incident.evidence if nodes else ():
             if e.metric == "inlet_temp_c" and incident.scope == "rack" and e.expected is not None:
                 s.rack_past[index.rack[nodes[0]]] = e.expected
+                s.rack_learnt[index.rack[nodes[0]]] = RACK_LEARN
         past: Mapping[str, float] = incident.snapshot_of(NAME).get("past", {}) if nodes else {}
         for slot, resistance in past.items():
             g = index.gpu(incident.members[0][0], int(slot))
@@ -129,6 +132,7 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
         s.inlet_ms = np.zeros(index.node_count, np.int64)
         s.rack_past = np.full(len(index.racks), np.nan)
         s.rack_streak = np.zeros(len(index.racks), np.int64)
+        s.rack_learnt = np.zeros(len(index.racks), np.int64)
         _resume(index, s)
     if not window.fresh:
         return [], s
@@ -465,7 +469,10 @@ def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
     known = medians[~np.isnan(medians)]
     overall = middle(known) if len(known) >= 3 else float("nan")
     hot = (sizes >= 2) & (medians - past >= RACK_RISE_C) & ~(medians - overall < RACK_OVER_C)
-    hot |= (sizes >= 2) & (medians >= RACK_LIMIT_C)
+    # Liquid may be as warm by design: it must have risen too.
+    hot |= (sizes >= 2) & (medians >= RACK_LIMIT_C) & (medians - past >= RACK_RISE_C / 2)
+    hot &= s.rack_learnt >= RACK_LEARN
+    s.rack_learnt += ~np.isnan(medians)
     for rack in np.flatnonzero(hot).tolist():
         inside = racks == rack
         seen = inlets[inside & ~np.isnan(inlets)]
@@ -473,7 +480,8 @@ def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
         hot[rack] = rises.mean() >= RACK_SHARE
     s.rack_streak = np.where(hot, s.rack_streak + 1, 0)
     calm = ~hot & ~np.isnan(medians)
-    s.rack_past = np.where(calm, past + LEARN_RATE * (medians - past), past)
+    rate = np.maximum(1 / np.maximum(s.rack_learnt, 1), LEARN_RATE)
+    s.rack_past = np.where(calm, past + rate * (medians - past), past)
     for rack in np.flatnonzero(s.rack_streak >= PERSIST).tolist():
         since = s.rack_since_ms.setdefault(
             rack, window.buckets[-min(int(s.rack_streak[rack]), len(window.buckets))].start_ms
@@ -502,7 +510,7 @@ def _bad_heat_sink(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]
 
 
 def _hot_rack(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
-    if number >= 3:
+    if number >= 22:
         node["inlet_temp_c"][:4] += 8
         gpu["gpu_temp_c"][:32] += 8
 
@@ -516,7 +524,7 @@ EXAMPLES = (
     ),
     Example(
         "a rack gets hot air: one finding for it, none for its GPUs",
-        lambda: play(small_fleet(16), 8, _hot_rack),
+        lambda: play(small_fleet(16), 30, _hot_rack),
         frozenset({("thermal", "inlet", "rack", "warning")}),
     ),
 )
