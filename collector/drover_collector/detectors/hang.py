@@ -215,7 +215,9 @@ class JobActivity:
         power, usual = self.medians["power_w"][number], job.level.get("power_w", np.nan)
         if np.isnan(power) or np.isnan(usual):
             return bool(job.channels)
-        return bool(power <= (WAITING_POWER if job.channels or self._one_rests(number) else WAITING_POWER_ALONE) * usual)
+        return bool(
+            power <= (WAITING_POWER if job.channels or self._one_rests(number) else WAITING_POWER_ALONE) * usual
+        )
 
     def _one_rests(self, number: int) -> bool:
         """Return True if few GPUs of a job run nothing, while all others spin."""

@@ -18,7 +18,7 @@ from drover_collector.detectors._lib.report_interval import ReportInterval, Time
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.risk.model import Troubles
-from drover_collector.engine.guessed_jobs import USERS, GuessedJobs, doubted
+from drover_collector.engine.guessed_jobs import OF_NODES, USERS, GuessedJobs, doubted
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -103,9 +103,9 @@ class DetectorRunner:
         for event in window.events:
             if event.kind is EventKind.LIFECYCLE and event.code == "agent_started":
                 self.report_interval.forget(event.node)
-        guessed = self._guessed(window)
         for detector in self.detectors:
-            began, judged = time.perf_counter(), guessed if detector.name in USERS else window
+            judged = self._guessed(window, detector.name in OF_NODES) if detector.name in USERS else window
+            began = time.perf_counter()
             try:
                 findings, self.states[detector.name] = detector.detect(judged, self.states.get(detector.name), now_ms)
             except Exception as error:  # noqa: BLE001  # a defect in one detector must not stop the others; it is shown
@@ -118,9 +118,9 @@ class DetectorRunner:
             found += findings if judged is window else [doubted(finding) for finding in findings]
         return found
 
-    def _guessed(self, window: Window) -> Window:
+    def _guessed(self, window: Window, of_nodes: bool) -> Window:
         """Return the window with guessed jobs where none are known."""
-        filled = self._guesses.filled(window.newest) if window.buckets else None
+        filled = self._guesses.filled(window.newest, of_nodes) if window.buckets else None
         if filled is None or filled is window.newest:
             return window
         return replace(window, buckets=(*window.buckets[:-1], filled))

@@ -4,6 +4,9 @@ GPUs of one kind that begin to work in the same seconds, all of their nodes' wor
 job. A guess only gets finer: when some GPUs of a group pause and begin again together, on two nodes at least, they were
 a job of their own. A GPU that pauses by itself works by itself, as a replica of a service does, and leaves its group.
 
+Until such a sign is seen, the working GPUs of one node are compared with each other where that is enough: a slow GPU
+among those that wait needs no other node. Whether a job hangs cannot be said from one of its nodes.
+
 What is found by a guess says so, and asks for a probe at most: another grouping could explain it.
 """
 
@@ -26,6 +29,7 @@ from drover_core.model.events import (
 
 PREFIX = "guessed job "
 USERS = frozenset({"straggler", "hang"})  # detectors that see the guesses
+OF_NODES = frozenset({"straggler"})  # those that see the GPUs of a node as a job, too
 WORKS, RESTS = 0.5, 0.2  # utilisation from which a GPU works, below which it pauses
 WORKS_POWER, RESTS_POWER = 0.4, 0.3  # of the power limit, where utilisation is not read
 TOGETHER_MS = 20_000  # within which GPUs of a job begin
@@ -68,15 +72,24 @@ class GuessedJobs:
             self._gather()
         self._rested_ms = np.where(self._works & ~self._began, 0, self._rested_ms)
 
-    def filled(self, bucket: Bucket) -> Bucket:
-        """Return the bucket with guesses for GPUs without a job; itself where nothing is guessed."""
-        if not self.group.any():
+    def filled(self, bucket: Bucket, of_nodes: bool = False) -> Bucket:
+        """Return the bucket with guesses for GPUs without a job; itself where nothing is guessed.
+
+        `of_nodes`: the working GPUs of a node are a job where nothing more is known.
+        """
+        group = self.group
+        if of_nodes:
+            rest = self._works & (group == 0) & (bucket.jobs < 0) & (self._alone < ALONE_MOST)
+            group = np.where(rest, self._next + self._index.gpu_node, group)
+        if not group.any():
             return bucket
-        groups, jobs, counts = np.unique(self.group, return_inverse=True, return_counts=True)
+        groups, jobs, counts = np.unique(group, return_inverse=True, return_counts=True)
         good = (groups > 0) & (counts >= LEAST)
         guessed = np.where(good[jobs], len(bucket.job_names) + jobs, -1)
         codes: Codes = np.where(bucket.jobs >= 0, bucket.jobs, guessed).astype(np.int32)
-        names = (*bucket.job_names, *(f"{PREFIX}{number}" for number in groups.tolist()))
+        nodes = self._index.nodes
+        of_groups = (nodes[n - self._next].name if n >= self._next else str(n) for n in groups.tolist())
+        names = (*bucket.job_names, *(f"{PREFIX}{name}" for name in of_groups))
         return replace(bucket, jobs=codes, job_names=names)
 
     def _state(self, bucket: Bucket) -> tuple[Bools, Bools]:

@@ -83,11 +83,13 @@ def test_gpus_without_a_job_are_guessed_beside_named_jobs() -> None:
     assert set(found[:16]) == {0} and len(set(found[16:])) == 1 and found[16] > 0
 
 
-def incidents_of(change: Callable[[int, Columns], None], buckets: int) -> list[Incident]:
+def incidents_of(
+    change: Callable[[int, Columns], None], buckets: int, pauses: tuple[int, ...] = (3, 4)
+) -> list[Incident]:
     engine = Engine(small_fleet(NODES), Policy.named("nvidia"), 0)
     for number in range(buckets):
         bucket = training_bucket(engine.index, number)
-        util = phases((slice(0, 64), (3, 4)))(number)
+        util = phases((slice(0, 64), pauses))(number)
         bucket.gpu["gpu_util_ratio"] = util
         change(number, bucket.gpu)
         engine.on_bucket(replace(bucket, jobs=np.full(64, -1, np.int32), job_names=()), bucket.end_ms + LAG_MS)
@@ -103,6 +105,7 @@ def test_a_slow_gpu_of_a_guessed_job_is_reported_with_the_doubt_and_without_a_jo
             for metric in ("sm_active_ratio", "tensor_active_ratio"):
                 gpu[metric][21] *= 1.2
 
+    assert [(i.node, i.gpu) for i in incidents_of(slow, 80, pauses=())] == [("n02", 5)], "by its node's other GPUs"
     (incident,) = incidents_of(slow, 80)
     assert (incident.cause, incident.node, incident.gpu, incident.job) == ("power_cap", "n02", 5, None)
     assert any("No scheduler names this job" in e.text for e in incident.evidence)
@@ -118,6 +121,7 @@ def test_a_guessed_job_that_hangs_asks_for_no_drain() -> None:
             gpu["gpu_util_ratio"][21] = 0.0
             gpu["power_w"][21] = 90
 
+    assert incidents_of(hang, 130, pauses=()) == [], "one node says nothing of the others"
     (incident,) = incidents_of(hang, 130)
     assert incident.kind.value == "hang" and incident.job is None
     assert incident.action.value in ("none", "watch", "advise", "probe")

@@ -252,7 +252,8 @@ def _slow(now: Observation, s: StragglerState, cause: str, g: int) -> Slow:
     if cause in ("hbm", "nvlink", "unexplained"):
         duty = now.sm[g]
     util = "gpu_util_ratio"
-    waiting = float(now.medians[util][g] - now.values[util][g] if cause in ("host", "pcie") else 1 - 1 / duty)
+    gap = float(now.medians[util][g] - now.values[util][g])
+    waiting = gap if cause in ("host", "pcie") else 1 - 1 / float(duty) if duty > 0 else 0.0
     return Slow(
         cause, s.since_ms[cause, g], now.grouping, int(now.size[now.groups[g]]),
         min(max(waiting, 0.0), 1.0) if waiting == waiting else 0.0,

@@ -235,9 +235,8 @@ class OffsetsByLoad:
         """Return the offset at a load, and the blocks seen there among neighbours as busy as `around`, [G] each."""
         low, high, weight = _steps(load)
         g = np.arange(len(load))
-        offset_c, seen, usual = (
-            (1 - weight) * of[g, low] + weight * of[g, high] for of in (self._offset_c, self._seen, self._around)
-        )
+        offset_c, usual = ((1 - weight) * of[g, low] + weight * of[g, high] for of in (self._offset_c, self._around))
+        seen = self._seen[g, low] * (weight < 1) + self._seen[g, high] * (weight > 0)
         return offset_c, np.where(np.abs(around - usual) <= AROUND, seen, 0.0)
 
     def learn(self, learns: Bools, load: Floats, around: Floats, off_c: Floats) -> None:
