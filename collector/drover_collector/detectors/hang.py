@@ -48,6 +48,7 @@ CHANNELS = {
 }
 LEVELS = (*CHANNELS, "power_w")
 STILL = 0.05  # of the job's own level: a collective's polling kernel keeps one or two percent
+STILL_PCIE = 0.10  # hosts go on polling too
 WAITING_POWER = 0.75  # of the job's own power
 WAITING_POWER_ALONE = 0.6  # where power is the only metric
 RESTING = 0.02  # utilisation of a rank that has stopped; the only one at rest, it is as good as a metric of work
@@ -191,7 +192,8 @@ class JobActivity:
         levels = np.full((len(CHANNELS), len(jobs) + 1), np.nan)  # last column: GPUs without a job
         for number, job in enumerate(jobs):
             levels[:, number] = [job.level[metric] if job.shows(metric) else np.nan for metric in CHANNELS]
-        for metric, limits in zip(CHANNELS, STILL * levels[:, self.groups], strict=True):
+        for metric, level in zip(CHANNELS, levels[:, self.groups], strict=True):
+            limits = level * (STILL_PCIE if metric.startswith("pcie") else STILL)
             self.active |= values[metric] > limits
             self.known |= ~np.isnan(values[metric] + limits)
         self._working = self._number(self.active)

@@ -2,6 +2,8 @@
 
 Both concern users and the scheduler, not the hardware, so nothing is recommended and no node is suspect. GPUs that a
 job holds idle are information after half an hour and a warning after an hour; scattered free GPUs are information only.
+A process that keeps a GPU which no job holds, without using it, counts as a job: it was left over, or nobody names the
+jobs here.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ TRAFFIC = {  # bytes per second: a job that copies is working. Polling by the dr
     "pcie_rx_bytes_per_s": 1e7,
 }
 
+PROCESSES_SHARE = 0.5  # of the GPUs without a job: more with a process is a service of the site, such as MPS
+
 # Drover's own limits: two nodes' worth of GPUs are free under a leaf, half of them or more on nodes in use.
 SCATTERED_NODES = 2
 SCATTERED_SHARE = 0.5
@@ -64,6 +68,8 @@ class IdleState:
     calm_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle time less BREAK times the breaks, [G]
     jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # each GPU's job, in `job_names`; -1: none
     job_names: tuple[str, ...] = ()
+    processes: Floats = field(default_factory=lambda: np.zeros(0))  # newest known count of each GPU, NaN unknown, [G]
+    kept_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle with a process and without a job, [G]
     scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> start
     reported_ms: int = 0
     reopened: Sequence[Incident] = ()  # open when the collector started
@@ -83,6 +89,10 @@ def _resume(window: Window, s: IdleState) -> None:
             n = index.node_number.get(incident.members[0][0])
             if n is not None:
                 s.scattered_ms[int(index.leaf[n])] = incident.since_ms
+        for node, slot in incident.members if incident.cause == "process_left" else ():
+            g = None if slot is None else index.gpu(node, slot)
+            if g is not None:
+                s.kept_ms[g], s.processes[g] = max(0, bucket.start_ms - incident.since_ms), 1.0
         for node, slot in incident.members if incident.job in numbers else ():
             g = None if slot is None else index.gpu(node, slot)
             if g is not None:
@@ -101,6 +111,7 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
     if len(s.idle_ms) != window.index.gpu_count:
         s.idle_ms, s.calm_ms = np.zeros(window.index.gpu_count, np.int64), np.zeros(window.index.gpu_count, np.int64)
         s.jobs, s.job_names = np.full(window.index.gpu_count, -1, np.int32), ()
+        s.processes, s.kept_ms = np.full(len(idle), np.nan), np.zeros(len(idle), np.int64)
         if s.reopened:
             _resume(window, s)
     fresh = (bucket.jobs != _renumbered(s, bucket.job_names)) | (bucket.jobs < 0)
@@ -110,13 +121,16 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
     before = s.idle_ms
     s.idle_ms = np.where(s.calm_ms > 0, s.idle_ms + np.where(idle == 1, bucket.length_ms, 0), 0)
     s.jobs, s.job_names = bucket.jobs, bucket.job_names
+    kept_before = s.kept_ms
+    _keep_count(window, s, idle)
     scattered = dict(_scattered(window, s))
     for leaf in [leaf for leaf in s.scattered_ms if leaf not in scattered]:
         del s.scattered_ms[leaf]
     warns = ((before < WARN_MS) & (s.idle_ms >= WARN_MS)).any()
+    warns |= ((kept_before < WARN_MS) & (s.kept_ms >= WARN_MS)).any()
     if 0 <= now_ms - s.reported_ms < EVERY_MS and not warns:
         return [], s
-    found = [*_jobs(window, s, now_ms)]
+    found = [*_jobs(window, s, now_ms), *_left(window, s, now_ms)]
     found += [f for leaf, f in scattered.items() if now_ms - s.scattered_ms[leaf] >= IDLE_MS]
     s.reported_ms = now_ms if found else 0
     return found, s
@@ -187,6 +201,41 @@ def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def _keep_count(window: Window, s: IdleState, idle: Floats) -> None:
+    """Add the bucket to how long each GPU without a job has been kept by a process that does not use it."""
+    bucket = window.newest
+    now = column(window, "compute_processes")
+    s.processes = np.where(np.isnan(now), s.processes, now)
+    free = (bucket.jobs < 0) & (bucket.gpu_rows > 0)
+    kept = free & (s.processes >= 1)
+    if kept.sum() > max(1, PROCESSES_SHARE * free.sum()) and len(np.unique(window.index.gpu_node[kept])) > 1:
+        kept[:] = False
+    added = np.where(kept & (idle == 1), bucket.length_ms, 0)
+    ends = (free & (s.processes < 1)) | (bucket.jobs >= 0) | (idle == 0)
+    s.kept_ms = np.where(ends, 0, s.kept_ms + added)
+
+
+def _left(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
+    """Yield a finding for each node with processes that keep idle GPUs which no job holds."""
+    index = window.index
+    for n in np.unique(index.gpu_node[s.kept_ms >= IDLE_MS]).tolist():
+        gpus = np.flatnonzero((s.kept_ms >= IDLE_MS) & (index.gpu_node == n))
+        warn = bool((s.kept_ms[gpus] >= WARN_MS).any())
+        kept_ms, node, count = int(s.kept_ms[gpus].max()), index.nodes[n].name, len(gpus)
+        slots = ", ".join(str(int(index.gpu_slot[g])) for g in gpus)
+        whose = f"GPU {slots}" if count == 1 else f"GPUs {slots}"
+        text = f"{whose} of node {node} {'has' if count == 1 else 'have'} a process and no work for {duration(kept_ms)}"
+        yield Finding(
+            NAME, IncidentKind.IDLE, "process_left", "node", node, None,
+            tuple(index.member(int(g)) for g in gpus), now_ms, now_ms - kept_ms,
+            Severity.WARNING if warn else Severity.INFO, 0.8, RecommendedAction.NONE, f"{text}, and no job holds them.",
+            "See whose process it is (nvidia-smi on the node, the node's page). If its job is over, end it: the next"
+            " job finds less memory, or fails. The GPUs are healthy.",
+            (Evidence(text, "compute_processes", float(s.processes[gpus[0]]), 0.0, from_ms=now_ms - kept_ms),),
+            lost_gpus=float(count),
+        )  # fmt: skip
+
+
 def _known(window: Window, metric: str, gpus: Ints) -> bool:
     return bool(np.isfinite(column(window, metric)[gpus]).any())
 
@@ -236,6 +285,12 @@ def _rests(number: int, gpu: dict[str, Floats], _node: dict[str, Floats], gpus: 
 
 def _some_rest(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
     _rests(number, gpu, node, 16)
+
+
+def _left_over(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
+    _rests(number, gpu, node)
+    gpu["compute_processes"] = np.zeros(len(gpu["power_w"]))
+    gpu["compute_processes"][5] = 1.0
 
 
 EXAMPLES = (

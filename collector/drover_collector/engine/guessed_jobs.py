@@ -4,8 +4,8 @@ GPUs of one kind that begin to work in the same seconds, all of their nodes' wor
 job. A guess only gets finer: when some GPUs of a group pause and begin again together, on two nodes at least, they were
 a job of their own. A GPU that pauses by itself works by itself, as a replica of a service does, and leaves its group.
 
-Until such a sign is seen, the working GPUs of one node are compared with each other where that is enough: a slow GPU
-among those that wait needs no other node. Whether a job hangs cannot be said from one of its nodes.
+Until such a sign is seen, the GPUs of one node that have worked alike for a while are compared with each other where
+that is enough: a slow GPU among those that wait needs no other node. Whether a job hangs cannot be said from one node.
 
 What is found by a guess says so, and asks for a probe at most: another grouping could explain it.
 """
@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from drover_collector.detectors._lib.metrics import Codes, Ints
-from drover_collector.detectors._lib.robust import Bools
+from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.fleet.buckets import Bucket, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -37,6 +37,11 @@ OVER_MS = 300_000  # a longer pause ends a job
 NODE_SHARE = 0.75  # of a node's working GPUs that must begin together
 LEAST = 4  # GPUs
 ALONE_MOST = 2  # pauses by itself until a GPU leaves its group
+ALIKE_BUCKETS = 9  # for which GPUs of a node must have worked, and worked alike at the end
+ALIKE_UTIL = 0.04  # difference to the node's median utilisation; ranks of one job differ by a percent
+# Differences of power, of SM activity and of HBM traffic, as shares of the median.
+ALIKE = {"power_w": 0.12, "sm_active_ratio": 0.06, "dram_active_ratio": 0.06, "memory_util_ratio": 0.10}
+SMOOTH = 0.2  # of the means that are compared
 CONFIDENCE = 0.8  # of what a known job would give
 
 
@@ -56,6 +61,9 @@ class GuessedJobs:
         self._began: Bools = np.zeros(index.gpu_count, bool)  # in the beginning that is being gathered
         self._began_ms = 0  # its first bucket; 0: none
         self._next = 1
+        self._worked: Ints = np.zeros(index.gpu_count, np.int64)  # buckets in a row
+        self._alike: Bools = np.zeros(index.gpu_count, bool)  # with others of its node, since it has worked
+        self._means: dict[str, Floats] = {}
 
     def add_bucket(self, bucket: Bucket) -> None:
         working, resting = self._state(bucket)
@@ -71,6 +79,7 @@ class GuessedJobs:
         if self._began_ms and bucket.end_ms - self._began_ms >= max(TOGETHER_MS, 2 * bucket.length_ms):
             self._gather()
         self._rested_ms = np.where(self._works & ~self._began, 0, self._rested_ms)
+        self._compare(bucket)
 
     def filled(self, bucket: Bucket, of_nodes: bool = False) -> Bucket:
         """Return the bucket with guesses for GPUs without a job; itself where nothing is guessed.
@@ -79,7 +88,7 @@ class GuessedJobs:
         """
         group = self.group
         if of_nodes:
-            rest = self._works & (group == 0) & (bucket.jobs < 0) & (self._alone < ALONE_MOST)
+            rest = self._alike & (group == 0) & (bucket.jobs < 0) & (self._alone < ALONE_MOST)
             group = np.where(rest, self._next + self._index.gpu_node, group)
         if not group.any():
             return bucket
@@ -105,6 +114,29 @@ class GuessedJobs:
             working = np.where(unread, share >= WORKS_POWER, util >= WORKS)
             resting = np.where(unread, share < RESTS_POWER, util < RESTS)
         return np.asarray(working, bool), np.asarray(resting, bool)
+
+    def _compare(self, bucket: Bucket) -> None:
+        """Find the GPUs of each node that work alike. They stay together: a slow one among them differs later."""
+        self._worked = np.where(self._works, self._worked + 1, 0)
+        self._alike &= self._works
+        for metric in ("gpu_util_ratio", *ALIKE):
+            values = bucket.gpu.get(metric)
+            if values is not None:
+                before = self._means.get(metric, np.full(len(values), np.nan))
+                after = np.where(np.isnan(before), values, before + SMOOTH * (values - before))
+                self._means[metric] = np.where(np.isnan(values), before, after)
+        new = (self._worked >= ALIKE_BUCKETS) & (self.group == 0) & ~self._alike & (bucket.jobs < 0)
+        if not new.any() or "gpu_util_ratio" not in self._means:
+            return
+        node, count = self._index.gpu_node.astype(np.int64), self._index.node_count
+        working = np.where(self._worked >= ALIKE_BUCKETS, node, -1)
+        alike = new.copy()
+        for metric, values in self._means.items():
+            median = group_medians(values, working, count)[0][node]
+            most = ALIKE_UTIL if metric == "gpu_util_ratio" else ALIKE[metric] * median
+            alike &= ~(np.abs(values - median) > most)
+        enough = np.bincount(node[alike | (self._alike & (working >= 0))], minlength=count) >= LEAST
+        self._alike |= alike & enough[node]
 
     def _gather(self) -> None:
         """Group the GPUs that have begun together."""

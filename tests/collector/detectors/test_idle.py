@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -189,3 +190,43 @@ def test_it_makes_nobody_suspect_and_closes_no_other_note() -> None:
         (IncidentKind.IDLE, Severity.WARNING, RecommendedAction.NONE),
     ]
     assert {engine.health_of(node.name)[0] for node in INDEX.nodes} == {Health.HEALTHY}
+
+
+def kept(change: Callable[[int, dict[str, np.ndarray]], None], buckets: int) -> list[Finding]:
+    """Return what is reported of GPUs without a job, all of them at rest."""
+    index, state, found = small_fleet(), None, []
+    for number in range(buckets):
+        bucket = training_bucket(index, number)
+        for metric, value in (("gpu_util_ratio", 0.0), ("power_w", 95.0)):
+            bucket.gpu[metric][:] = value
+        bucket.gpu["compute_processes"] = np.zeros(64)
+        change(number, bucket.gpu)
+        bucket = dataclasses.replace(bucket, jobs=np.full(64, -1, np.int32))
+        findings, state = idle.detect(Window(index, (bucket,), True, (), START_MS), state, bucket.end_ms + 7000)
+        found += findings
+    return found
+
+
+def test_a_process_that_keeps_a_gpu_which_no_job_holds_is_a_note_and_after_an_hour_a_warning() -> None:
+    def left(number: int, gpu: dict[str, np.ndarray]) -> None:
+        gpu["compute_processes"][[10, 11]] = 1 if number % 30 == 0 else np.nan  # read every five minutes
+
+    found = kept(left, 370)
+    assert {(f.cause, f.node, f.action) for f in found} == {("process_left", "n01", RecommendedAction.NONE)}
+    assert found[0].severity is Severity.INFO and found[-1].severity is Severity.WARNING
+    assert found[-1].members == (("n01", 2), ("n01", 3))
+    assert "GPUs 2, 3 of node n01 have a process and no work for" in found[-1].summary
+
+
+def test_a_process_that_works_ends_or_is_everywhere_is_not_left_over() -> None:
+    def works(number: int, gpu: dict[str, np.ndarray]) -> None:
+        gpu["compute_processes"][10] = 1
+        gpu["gpu_util_ratio"][10] = 0.6 if number % 100 == 50 else 0.0
+
+    def ends(number: int, gpu: dict[str, np.ndarray]) -> None:
+        gpu["compute_processes"][10] = float(number < 170)
+
+    def everywhere(number: int, gpu: dict[str, np.ndarray]) -> None:
+        gpu["compute_processes"][:] = 1
+
+    assert kept(works, 400) == kept(ends, 400) == kept(everywhere, 400) == []

@@ -15,6 +15,7 @@ from drover_collector.detectors.straggler.cusum import (
     DRAM,
     DUTY,
     LATE,
+    LEAST_WORK,
     Drifts,
     of_node,
 )
@@ -159,6 +160,7 @@ def large_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) 
     sm_waited = now.sm >= WAITED_RATIO
     dram = now.ratio("dram_active_ratio")
     slow_memory = now.ratio("memory_clock_mhz") <= MEMORY_CLOCK_RATIO
+    slow_memory &= ~(now.medians["dram_active_ratio"] < LEAST_WORK)
     hbm = now.lone(slow_memory & ((dram <= BANDWIDTH_RATIO) | sm_waited | _unknown(dram, now.sm)), of_node=True)
     gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]
     gaps = (gap >= UTIL_GAP) & ~slow_clock

@@ -225,10 +225,11 @@ def _busy(now: Observation, sm: Floats, tensor: Floats, dram: Floats) -> Floats:
     """Return the time for which SMs are active, over the peers', less what more work explains: a log ratio [G].
 
     Work is tensor duty or HBM traffic, whichever rose more. GPUs with the same share of a job move the same bytes and
-    make the same products in each step, however long they take.
+    make the same products in each step, however long they take. A GPU that spins in a collective does no work: unknown.
     """
     used = np.where(now.medians["tensor_active_ratio"] >= LEAST_WORK, tensor, np.nan)
-    return np.asarray(sm - np.fmax(used, dram))
+    waits = np.fmax(now.values["tensor_active_ratio"], now.values["dram_active_ratio"]) < NO_WORK
+    return np.asarray(np.where(waits, np.nan, sm - np.fmax(used, dram)))
 
 
 def _floors(now: Observation) -> Floats:

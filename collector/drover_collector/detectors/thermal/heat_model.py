@@ -68,7 +68,7 @@ AIR_FOLLOWS, AIR_RESTS = 0.5, 0.02  # share of what is off per block; and of wha
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
 ALIKE_NODES, RACK_NODES, RACKS = 4, 3, 3  # to compare a node with; of a rack to judge it; racks to compare it with
 AIR_NOISE_C = 0.5  # least noise of a node's and a rack's block
-NODE_SHARE, NODE_LEAST_C = 0.10, 1.5  # a smaller rise of a node's GPUs is not reported
+NODE_SHARE, NODE_LEAST_C = 0.10, 3.0  # a smaller rise of a node's GPUs is not reported
 RACK_LEAST_C = 3.0  # nor one of a rack's
 
 
