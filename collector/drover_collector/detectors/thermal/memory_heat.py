@@ -14,6 +14,7 @@ from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.detectors.thermal.heat_model import (
     BLOCK_MS,
+    LEAST_LOAD,
     MOST_GAP,
     NODE_GPUS,
     SEEN_BLOCKS,
@@ -23,7 +24,8 @@ from drover_collector.detectors.thermal.heat_model import (
 from drover_collector.fleet.buckets import Floats
 
 NOISE_C = 0.7  # least noise of a block: two sensors in whole degrees
-LEAST_C = 4.0  # a smaller rise is not reported
+LEAST_C = 5.0  # a smaller rise is not reported
+LOAD_STEADY = 0.1  # of the power limit, by which the load may differ from the last block's: HBM cools later than the core
 
 
 class MemoryHeat:
@@ -39,6 +41,7 @@ class MemoryHeat:
         self._offsets, self.test = OffsetsByLoad(len(node)), RiseTest(len(node))
         self._sums, self._count, self._buckets = np.zeros((3, len(node))), np.zeros(len(node)), 0
         self._block: int | None = None
+        self._load_before: Floats = np.full(len(node), np.nan)
         self.warmer_c: Floats = np.full(len(node), np.nan)
         self.hot: Bools = np.zeros(len(node), bool)
 
@@ -67,9 +70,12 @@ class MemoryHeat:
         of_node, count = group_medians(rest_c, self._node, self._nodes)
         warmer_c = rest_c - np.where(count >= NODE_GPUS, of_node, 0.0)[self._node]
         least = NOISE_C**2 + 0.5 / np.maximum(seen, 1)
-        self.test.step(block, warmer_c, least, ~np.isnan(warmer_c))
-        self.hot = np.asarray(self.test.passed & (warmer_c >= LEAST_C))
-        learns = there & ~self.test.suspect
+        steady = np.abs(load - self._load_before) <= LOAD_STEADY
+        self._load_before = np.where(there, load, np.nan)
+        judged = ~np.isnan(warmer_c) & steady & (load >= LEAST_LOAD)
+        self.test.step(block, warmer_c, least, judged)
+        self.hot = np.asarray(self.test.passed & judged & (warmer_c >= LEAST_C))
+        learns = there & steady & ~self.test.suspect
         self._offsets.learn(learns, load, traffic, apart)
         self.test.learn(warmer_c, learns)
         self.warmer_c = warmer_c
