@@ -47,7 +47,8 @@ ERRORS = (
     "symbol_errors", "rx_errors", "local_integrity_errors", "buffer_overruns", "link_error_recoveries",
 )  # fmt: skip
 COUNTED = (*ERRORS, "link_downed", "tx_discards")
-OF_PORTS = frozenset({"port_down", "port_flaps", "port_errors", "nic", "switch"})  # causes of incidents about ports
+# Causes of incidents about ports.
+OF_PORTS = frozenset({"port_down", "port_flaps", "port_errors", "nic", "switch", "congested_port", "hot_switch"})
 NO_LEAF = "no leaf"
 NO_LINKS = (
     "No port is known: no agent has reported one, and fleet.toml lists none. `drover-agent sources` on a node says what"

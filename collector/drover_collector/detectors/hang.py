@@ -184,7 +184,6 @@ class JobActivity:
         self.silent: Bools = window.newest.gpu_rows == 0
         self.reporting = self._number(~np.isnan(self.gpu_util))
         self._spinning = self._number(self.gpu_util >= SPINS)
-        self._resting = self._number(self.gpu_util <= RESTING)
         values = {metric: column(window, metric) for metric in LEVELS}
         self.util, *medians = grouping.medians(np.array([self.gpu_util, *values.values()]))[0]
         self.medians = dict(zip(values, medians, strict=True))
@@ -223,9 +222,9 @@ class JobActivity:
 
     def _one_rests(self, number: int) -> bool:
         """Return True if few GPUs of a job run nothing, while all others spin."""
-        resting = int(self._resting[number])
+        resting = int(np.count_nonzero(self.gpu_util[self.groups == number] <= RESTING))
         few = max(1, int(FEW_SHARE * self.sizes[number]))
-        return 0 < resting <= few and bool(self._spinning[number] >= self.sizes[number] - few)
+        return bool(0 < resting <= few and self._spinning[number] >= self.sizes[number] - few)
 
 
 def _findings(window: Window, activity: JobActivity, s: HangState, now_ms: int) -> Iterator[Finding]:

@@ -102,7 +102,7 @@ class GuessedJobs:
         return replace(bucket, jobs=codes, job_names=names)
 
     def _state(self, bucket: Bucket) -> tuple[Bools, Bools]:
-        """Return which GPUs work and which pause, [G]; in between, or without values, they stay as they were."""
+        """Return which GPUs work and which pause, [G]; in between, or without values, nothing changes."""
 
         def values(metric: str) -> Floats:
             return bucket.gpu.get(metric, np.full(self._index.gpu_count, np.nan))

@@ -48,7 +48,7 @@ def test_gpus_that_begin_together_are_one_job_and_others_are_not() -> None:
     assert set(found[48:]) == {-1}, "nothing says which of them belong together"
 
 
-def test_two_jobs_that_began_together_are_told_apart_by_their_next_pause() -> None:
+def test_two_jobs_that_began_together_are_separated_by_their_next_pause() -> None:
     found = groups(phases((slice(0, 32), (3,)), (slice(32, 64), (3, 12))), 20)
     assert len(set(found[:32])) == len(set(found[32:])) == 1 and found[0] != found[63]
 
@@ -77,7 +77,7 @@ def test_a_long_pause_ends_a_job_and_named_jobs_are_never_guessed() -> None:
     assert set(groups(phases((slice(0, 32), (3, 4))), 20, named=0)) == {0}
 
 
-def test_gpus_without_a_job_are_guessed_beside_named_jobs() -> None:
+def test_gpus_without_a_job_are_guessed_next_to_named_jobs() -> None:
     util = phases((slice(0, 64), (3,)))
     found = groups(util, 20, named=np.where(np.arange(64) < 16, 0, -1))
     assert set(found[:16]) == {0} and len(set(found[16:])) == 1 and found[16] > 0

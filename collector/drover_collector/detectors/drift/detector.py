@@ -195,10 +195,9 @@ def _deviations(
         for code in codes[codes != usual].tolist():
             for at in group_values.drifted(int(code), standing.get(inventory.values[code], ())):
                 since = int(column.changed_ms[at]) or int(inventory.first_ms[node[at]])
-                lasting = now_ms - since >= AHEAD_MS
                 yield Deviation(
                     attribute, int(node[at]), int(at) if attribute.scope == "gpu" else None, inventory.values[code],
-                    inventory.values[usual], count, len(mine), since, lasting,
+                    inventory.values[usual], count, len(mine), since, now_ms - since >= AHEAD_MS,
                 )  # fmt: skip
 
 

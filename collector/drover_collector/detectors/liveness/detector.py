@@ -74,6 +74,14 @@ Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
 
 @dataclass(slots=True)
+class Reception:
+    """What the collector itself received: the end of its newest bucket, and whether no node reported in that."""
+
+    newest_end_ms: int = 0
+    none_reporting: bool = False
+
+
+@dataclass(slots=True)
 class PlannedStops:
     """Nodes whose agents were stopped on purpose.
 
@@ -107,8 +115,7 @@ class LivenessState:
     resumed_ms: int
     coming_ms: int
     partial: PartialReports
-    newest_end_ms: int = 0
-    none_reporting: bool = False  # no node reported in the newest bucket
+    reception: Reception = field(default_factory=Reception)
     has_node_rows: bool = False  # rows of nodes were seen, not only of their GPUs
     planned: PlannedStops = field(default_factory=PlannedStops)
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
@@ -229,7 +236,7 @@ def _waits(window: Window, s: LivenessState, finding: Finding) -> bool:
         return False
     again_ms = int(window.silent_after_ms(s.seen_ms < bucket.end_ms)[members].max())
     again_ms = max(NEVER_CAME_MS if finding.cause == "never_came" else 0, again_ms)
-    if not s.none_reporting and bucket.end_ms - s.resumed_ms >= again_ms:
+    if not s.reception.none_reporting and bucket.end_ms - s.resumed_ms >= again_ms:
         return False
     return float((s.seen_ms[members] < bucket.end_ms).mean()) >= GROUP_STAYS
 
@@ -269,8 +276,10 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     bucket, index = window.newest, window.index
     rows = bucket.node_rows + np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count)
     reporting = np.asarray(rows > 0)
-    missing = s.newest_end_ms and bucket.start_ms - s.newest_end_ms > SILENT_BUCKETS * bucket.length_ms
-    if missing or (s.none_reporting and reporting.any()):
+    missing = (
+        s.reception.newest_end_ms and bucket.start_ms - s.reception.newest_end_ms > SILENT_BUCKETS * bucket.length_ms
+    )
+    if missing or (s.reception.none_reporting and reporting.any()):
         _restart(s, bucket)  # buckets are missing or empty: the collector was away, not the nodes
     again = reporting & (s.seen_ms < bucket.start_ms)
     if again.any():  # an empty bucket between two reports of a node that reports seldom is not an absence
@@ -280,8 +289,8 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
             s.resumed_ms = bucket.start_ms
         elif bucket.end_ms - s.resumed_ms >= float(np.median(window.silent_after_ms(~reporting))):
             s.coming_ms = 0
-    s.newest_end_ms = bucket.end_ms
-    s.none_reporting = not reporting.any() and _most_overdue(window, s)
+    s.reception.newest_end_ms = bucket.end_ms
+    s.reception.none_reporting = not reporting.any() and _most_overdue(window, s)
     s.has_node_rows |= bool(bucket.node)
     s.returned_ms[again] = bucket.start_ms
     s.seen_ms[reporting] = bucket.end_ms
@@ -381,12 +390,12 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
             yield planned(window, name, stopped_ms, now_ms)
     was_mass = any(key[1] == "no_telemetry" for key in s.open)
     # One bucket without any node in time is no proof; a fleet is silent after the same time as a node.
-    all_silent = s.none_reporting and silent.sum() > MASS_SHARE * expected.sum()
+    all_silent = s.reception.none_reporting and silent.sum() > MASS_SHARE * expected.sum()
     mass = all_silent or (silent.sum() >= MASS_NODES and silent.mean() > MASS_SHARE)
     if was_mass and not mass:  # the collector's own fault has ended: judge the nodes still away from now on
         _restart(s, bucket)
         return
-    if not silent.any() or (not mass and s.none_reporting):
+    if not silent.any() or (not mass and s.reception.none_reporting):
         return
     if mass and index.node_count > 1:
         yield mass_silent(window, silent, present, int(since[silent].min()), now_ms)

@@ -2,7 +2,7 @@
 
 Calls into the driver for such a GPU fail or time out now and then. GPUs that fell off the bus showed no other sign
 before it than that values of theirs went missing (arXiv 2603.28781, five incidents with telemetry at GWDG). One that no
-longer answers at all is `gpu_lost`, by the detector of this package.
+longer answers is `gpu_lost`, by the detector of this package.
 """
 
 from __future__ import annotations

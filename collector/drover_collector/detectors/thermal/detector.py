@@ -76,6 +76,25 @@ NODE_RISE_MS = 60_000
 
 
 @dataclass(slots=True)
+class RackInlets:
+    """Inlets of racks, arrays [R].
+
+    Attributes:
+        past: usual inlet, degC. learnt: buckets in it. streak: buckets in a row that were too warm.
+        since_ms: rack that is reported -> since when.
+    """
+
+    past: Floats
+    learnt: Ints
+    streak: Ints
+    since_ms: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, racks: int) -> RackInlets:
+        return cls(np.full(racks, np.nan), np.zeros(racks, np.int64), np.zeros(racks, np.int64))
+
+
+@dataclass(slots=True)
 class ThermalState:
     places: Places = field(default_factory=Places)
     model: HeatModel | None = None
@@ -90,10 +109,7 @@ class ThermalState:
     headlines: dict[int, tuple[str, int]] = field(default_factory=dict)
     inlet: Floats = field(default_factory=lambda: np.zeros(0))  # newest known, degC, [N]
     inlet_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    rack_past: Floats = field(default_factory=lambda: np.zeros(0))  # inlet, degC, per rack
-    rack_learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets with inlets
-    rack_streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    rack_since_ms: dict[int, int] = field(default_factory=dict)
+    racks: RackInlets = field(default_factory=lambda: RackInlets.of(0))
     reopened: Sequence[Incident] = ()  # open when the collector started
 
 
@@ -107,8 +123,8 @@ def _resume(index: FleetIndex, s: ThermalState) -> None:
         nodes = [index.node_number[node] for node, _ in incident.members if node in index.node_number]
         for e in incident.evidence if nodes else ():
             if e.metric == "inlet_temp_c" and incident.scope == "rack" and e.expected is not None:
-                s.rack_past[index.rack[nodes[0]]] = e.expected
-                s.rack_learnt[index.rack[nodes[0]]] = RACK_LEARN
+                s.racks.past[index.rack[nodes[0]]] = e.expected
+                s.racks.learnt[index.rack[nodes[0]]] = RACK_LEARN
         past: Mapping[str, float] = incident.snapshot_of(NAME).get("past", {}) if nodes else {}
         for slot, resistance in past.items():
             g = index.gpu(incident.members[0][0], int(slot))
@@ -130,14 +146,12 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
         s.streak_warm = np.zeros(index.node_count, np.int64)
         s.inlet = np.full(index.node_count, np.nan)
         s.inlet_ms = np.zeros(index.node_count, np.int64)
-        s.rack_past = np.full(len(index.racks), np.nan)
-        s.rack_streak = np.zeros(len(index.racks), np.int64)
-        s.rack_learnt = np.zeros(len(index.racks), np.int64)
+        s.racks = RackInlets.of(len(index.racks))
         _resume(index, s)
     if not window.fresh:
         return [], s
     found = list(_racks(window, s, now_ms))
-    hot_racks = {rack for rack, streak in enumerate(s.rack_streak.tolist()) if streak >= PERSIST}
+    hot_racks = {rack for rack, streak in enumerate(s.racks.streak.tolist()) if streak >= PERSIST}
     found += _gpus(window, s, hot_racks, now_ms)
     if s.model is not None:
         warm = [rack for rack in np.flatnonzero(s.model.rise.hot_racks).tolist() if rack not in hot_racks]
@@ -177,7 +191,7 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
     read = ~np.isnan(inlets)[index.gpu_node]
     bad = gross(window, now, over_peers, read) | rise.hot | _still_bad(index, s, now, inlets)
     bad |= rise.hot_nodes[index.gpu_node] & ~np.isnan(rise.warmer_c)
-    # Where no inlet is read, a warm node cannot be told from warm air: that is for the model, against the past.
+    # Where no inlet is read, warm air looks like a warm node: that is for the model, against the past.
     rises = np.where(steady & read, over_peers, np.nan)
     bad |= _hot_nodes(index, rises, (resistance - expected) * column(window, "power_w"))
     s.streak_warm = _warm_for(index, rises, s.streak_warm)
@@ -239,7 +253,9 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
     newest = window.newest
     s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
     if s.memory is not None and "memory_temp_c" in newest.gpu:
-        memory, traffic = newest.gpu["memory_temp_c"], column(window, "dram_active_ratio")
+        memory = newest.gpu["memory_temp_c"]
+        active, used = column(window, "dram_active_ratio"), column(window, "memory_util_ratio")
+        traffic = np.where(np.isnan(active), used, active)
         s.memory.advance(newest.end_ms, memory, temp, s.model.load, traffic)
     return s.model.rise
 
@@ -465,26 +481,26 @@ def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
         return
     racks = index.rack.astype(np.int64)
     medians, sizes = group_medians(inlets, racks, len(index.racks))
-    past = np.where(np.isnan(s.rack_past), medians, s.rack_past)
+    past = np.where(np.isnan(s.racks.past), medians, s.racks.past)
     known = medians[~np.isnan(medians)]
     overall = middle(known) if len(known) >= 3 else float("nan")
     hot = (sizes >= 2) & (medians - past >= RACK_RISE_C) & ~(medians - overall < RACK_OVER_C)
     # Liquid may be as warm by design: it must have risen too.
     hot |= (sizes >= 2) & (medians >= RACK_LIMIT_C) & (medians - past >= RACK_RISE_C / 2)
-    hot &= s.rack_learnt >= RACK_LEARN
-    s.rack_learnt += ~np.isnan(medians)
+    hot &= s.racks.learnt >= RACK_LEARN
+    s.racks.learnt += ~np.isnan(medians)
     for rack in np.flatnonzero(hot).tolist():
         inside = racks == rack
         seen = inlets[inside & ~np.isnan(inlets)]
         rises = (seen - past[rack] >= RACK_RISE_C / 2) | (seen >= RACK_LIMIT_C)
         hot[rack] = rises.mean() >= RACK_SHARE
-    s.rack_streak = np.where(hot, s.rack_streak + 1, 0)
+    s.racks.streak = np.where(hot, s.racks.streak + 1, 0)
     calm = ~hot & ~np.isnan(medians)
-    rate = np.maximum(1 / np.maximum(s.rack_learnt, 1), LEARN_RATE)
-    s.rack_past = np.where(calm, past + rate * (medians - past), past)
-    for rack in np.flatnonzero(s.rack_streak >= PERSIST).tolist():
-        since = s.rack_since_ms.setdefault(
-            rack, window.buckets[-min(int(s.rack_streak[rack]), len(window.buckets))].start_ms
+    rate = np.maximum(1 / np.maximum(s.racks.learnt, 1), LEARN_RATE)
+    s.racks.past = np.where(calm, past + rate * (medians - past), past)
+    for rack in np.flatnonzero(s.racks.streak >= PERSIST).tolist():
+        since = s.racks.since_ms.setdefault(
+            rack, window.buckets[-min(int(s.racks.streak[rack]), len(window.buckets))].start_ms
         )
         names = [index.nodes[n].name for n in np.flatnonzero(racks == rack)]
         over = float(medians[rack] - past[rack])
@@ -499,8 +515,8 @@ def _racks(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
             "Check air handling or coolant of the room. The nodes are not at fault; give new jobs to other racks.",
             (evidence,),
         )  # fmt: skip
-    for rack in [rack for rack in s.rack_since_ms if s.rack_streak[rack] < PERSIST]:
-        del s.rack_since_ms[rack]
+    for rack in [rack for rack in s.racks.since_ms if s.racks.streak[rack] < PERSIST]:
+        del s.racks.since_ms[rack]
 
 
 def _bad_heat_sink(number: int, gpu: dict[str, Floats], _node: dict[str, Floats]) -> None:

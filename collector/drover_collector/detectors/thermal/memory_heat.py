@@ -25,7 +25,8 @@ from drover_collector.fleet.buckets import Floats
 
 NOISE_C = 0.7  # least noise of a block: two sensors in whole degrees
 LEAST_C = 5.0  # a smaller rise is not reported
-LOAD_STEADY = 0.1  # of the power limit, by which the load may differ from the last block's: HBM cools later than the core
+BLIND_C = 10.0  # where the traffic is unknown: HBM at full traffic takes 40 to 60 W, which warm it by 4 to 6 degC
+LOAD_STEADY = 0.1  # of the power limit, between two blocks: HBM cools later than the core
 
 
 class MemoryHeat:
@@ -42,6 +43,7 @@ class MemoryHeat:
         self._sums, self._count, self._buckets = np.zeros((3, len(node))), np.zeros(len(node)), 0
         self._block: int | None = None
         self._load_before: Floats = np.full(len(node), np.nan)
+        self._least_c: Floats = np.full(len(node), LEAST_C)
         self.warmer_c: Floats = np.full(len(node), np.nan)
         self.hot: Bools = np.zeros(len(node), bool)
 
@@ -51,6 +53,7 @@ class MemoryHeat:
         Args:
             memory, core: degC. load: of the power limit. traffic: share of HBM bandwidth, NaN where unknown. [G] each.
         """
+        self._least_c = np.where(np.isnan(traffic), BLIND_C, LEAST_C)
         values = np.array([memory - core, load, np.where(np.isnan(traffic), 0.0, traffic)])
         known = ~np.isnan(values).any(axis=0)
         self._sums[:, known] += values[:, known]
@@ -74,7 +77,7 @@ class MemoryHeat:
         self._load_before = np.where(there, load, np.nan)
         judged = ~np.isnan(warmer_c) & steady & (load >= LEAST_LOAD)
         self.test.step(block, warmer_c, least, judged)
-        self.hot = np.asarray(self.test.passed & judged & (warmer_c >= LEAST_C))
+        self.hot = np.asarray(self.test.passed & judged & (warmer_c >= self._least_c))
         learns = there & steady & ~self.test.suspect
         self._offsets.learn(learns, load, traffic, apart)
         self.test.learn(warmer_c, learns)

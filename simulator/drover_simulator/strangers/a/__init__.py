@@ -9,13 +9,13 @@ import numpy as np
 
 from drover_simulator.strangers.writer import CaseWriter, iso
 
-from .boards import Fleet, make_fleet
-from .effects import Effects
-from .faults import Placer
-from .jobs import Schedule
-from .negatives import Negatives
-from .observe import Observer
-from .physics import Physics
+from drover_simulator.strangers.a.boards import Fleet, make_fleet
+from drover_simulator.strangers.a.effects import Effects
+from drover_simulator.strangers.a.faults import Placer
+from drover_simulator.strangers.a.jobs import Schedule
+from drover_simulator.strangers.a.negatives import Negatives
+from drover_simulator.strangers.a.observe import Observer
+from drover_simulator.strangers.a.physics import Physics
 
 NAME = "stranger a"
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from . import logs
-from .boards import Fleet, has
-from .effects import Effect, Effects
-from .jobs import Job, Schedule
-from .physics import DYN, X, Physics
+from drover_simulator.strangers.a import logs
+from drover_simulator.strangers.a.boards import Fleet, has
+from drover_simulator.strangers.a.effects import Effect, Effects
+from drover_simulator.strangers.a.jobs import Job, Schedule
+from drover_simulator.strangers.a.physics import DYN, X, Physics
 
 MARGIN = 1200.0  # nothing on a node within 20 min after another fault's end
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .boards import Fleet
+from drover_simulator.strangers.a.boards import Fleet
 
 PHASES = {  # kind -> (share of time in steps, host x, network x, compute x, waits spinning?)
     "warm": (0.15, 3.0, 0.5, 1.0, 0),

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .boards import has
-from .faults import Placer
-from .jobs import Job
+from drover_simulator.strangers.a.boards import has
+from drover_simulator.strangers.a.faults import Placer
+from drover_simulator.strangers.a.jobs import Job
 
 
 class Negatives:

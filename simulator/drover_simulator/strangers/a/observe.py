@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .boards import Fleet
-from .effects import Effects
-from .jobs import Schedule
+from drover_simulator.strangers.a.boards import Fleet
+from drover_simulator.strangers.a.effects import Effects
+from drover_simulator.strangers.a.jobs import Schedule
 
 VOLATILE = {
     "energy_j",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .boards import Fleet
-from .effects import Effects
-from .jobs import Schedule
+from drover_simulator.strangers.a.boards import Fleet
+from drover_simulator.strangers.a.effects import Effects
+from drover_simulator.strangers.a.jobs import Schedule
 
 X = np.linspace(0.0, 1.0, 401)
 DYN = X * (0.5 + 0.5 * X) ** 2  # dynamic power over clock: f * V(f)^2, the voltage falls to half at the lowest clock

@@ -10,11 +10,11 @@ import numpy as np
 
 from drover_simulator.strangers.writer import CaseWriter, iso
 
-from .boards import Fleet, build_fleet
-from .faults import FIRST_FACTS, Placer
-from .jobs import Plan, make, schedule
-from .negatives import WEIGHTS, negative
-from .world import Recorder, World
+from drover_simulator.strangers.c.boards import Fleet, build_fleet
+from drover_simulator.strangers.c.faults import FIRST_FACTS, Placer
+from drover_simulator.strangers.c.jobs import Plan, make, schedule
+from drover_simulator.strangers.c.negatives import WEIGHTS, negative
+from drover_simulator.strangers.c.world import Recorder, World
 
 # how often each fault comes: shares after the reports of Meta (Llama 3, RSC), ByteDance, Alibaba and Tencent, flattened so that
 # rare ones are in the exam too

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .boards import Fleet
-from .jobs import HELD, NONE, SYNC, TRAIN, Job, Plan, fill
+from drover_simulator.strangers.c.boards import Fleet
+from drover_simulator.strangers.c.jobs import HELD, NONE, SYNC, TRAIN, Job, Plan, fill
 
 BUS = {8: ["18", "2a", "3a", "5d", "9a", "ab", "ba", "db"], 4: ["08", "09", "18", "19"]}
 FIRST_FACTS = -1.0  # when the first inventories are written

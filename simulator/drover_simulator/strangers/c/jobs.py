@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .boards import Fleet
+from drover_simulator.strangers.c.boards import Fleet
 
 NONE, WARM, TRAIN, CKPT, EVAL, STALL, HANG, HELD = range(8)
 # share of the running activity, share of time with a kernel otherwise, share of communication, CPU share of the node

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .faults import FIRST_FACTS, Fault, Placer, ramp
-from .jobs import CKPT, EVAL, NONE, STALL, SYNC, TRAIN, make
+from drover_simulator.strangers.c.faults import FIRST_FACTS, Fault, Placer, ramp
+from drover_simulator.strangers.c.jobs import CKPT, EVAL, NONE, STALL, SYNC, TRAIN, make
 
 WEIGHTS = {
     "drain": 2.0,

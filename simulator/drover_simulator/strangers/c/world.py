@@ -11,8 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from .boards import Fleet
-from .jobs import CKPT, HANG, NONE, PH_ACT, PH_COMM, PH_CPU, PH_UTIL, STALL, SYNC, TRAIN, WARM, Plan, Service
+from drover_simulator.strangers.c.boards import Fleet
+from drover_simulator.strangers.c.jobs import (
+    CKPT,
+    HANG,
+    NONE,
+    PH_ACT,
+    PH_COMM,
+    PH_CPU,
+    PH_UTIL,
+    STALL,
+    SYNC,
+    TRAIN,
+    WARM,
+    Plan,
+    Service,
+)
 
 GRID = np.linspace(0.08, 1, 185)
 VOLT = np.maximum(0.74, 0.74 + 0.26 * (GRID - 0.6) / 0.4)
