@@ -102,6 +102,16 @@ def test_ports_that_wait_together_without_a_known_leaf_share_a_switch() -> None:
     assert "probably share" in found[0].summary
 
 
+def test_a_leaf_with_one_job_is_reported_when_it_lasts() -> None:
+    def long(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:32] *= 8
+
+    found = run(long, minutes=45, job_of_node=(0,) * 4 + (1,) * 4 + (0,) * 8)
+    assert {f.cause for f in found} == {"hot_switch"}
+    assert found[0].ts_ms >= START_MS + 34 * 60_000
+
+
 @pytest.mark.parametrize(
     ("what", "ports", "jobs"),
     [

@@ -9,7 +9,8 @@ other ports of its job.
 - One port of a job has risen, RISE times as much as the job's others: that port, its cable or its switch port.
 - Ports on three nodes have risen so in the same minutes, where nobody says which leaf they are at: a switch that they
   probably share.
-- Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
+- Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported, unless all are on one
+  leaf and it lasts.
 
 InfiniBand's port_xmit_wait counts ticks with data to send and no credit (IBTA 1.4, 16.1.3.5). RoCE's out_of_sequence
 and packet_seq_err grow where packets are lost, rp_cnp_handled where switches mark congestion (NVIDIA, "Understanding
@@ -55,6 +56,7 @@ LEAST_PER_MINUTE = 60.0  # events; fewer delay nobody
 LEARN = 10  # minutes before a port's own past counts
 FORGET = 240.0  # minutes over which it is forgotten
 PERSIST = 3  # minutes in a row
+ONE_JOB_PERSIST = 20  # where a leaf has one job only: no step of a program is all to one for so long
 LEAF_SHARE = 0.5  # of a leaf's ports
 LEAF_NODES = 3  # that it must be on
 ELSEWHERE_SHARE = 0.2  # of the ports outside the leaf: more is no matter of the leaf
@@ -202,9 +204,13 @@ class Congestion:
             mine = np.array([k for k, its in enumerate(leafs) if its == leaf], np.int64)
             over, rest = mine[risen[mine]], len(risen) - len(mine)
             outside = int(risen.sum()) - len(over)
-            if len(over) < LEAF_SHARE * len(mine) or len(np.unique(layout.of_node[over])) < LEAF_NODES:
+            nodes = len(np.unique(layout.of_node[over]))
+            most = nodes >= LEAF_NODES and len(over) >= LEAF_SHARE * len(mine)
+            if not most and (nodes < 2 or len(over) < max(len(mine), LEAST_PORTS)):  # a small leaf: all of its ports
                 continue
-            if rest and outside <= ELSEWHERE_SHARE * rest and _not_of_one_job(mine, risen, job):
+            if not rest or outside > ELSEWHERE_SHARE * rest:
+                continue
+            if _not_of_one_job(mine, risen, job) or self._risen[:, over].max(axis=0).min() >= ONE_JOB_PERSIST:
                 yield leaf, over
 
 
