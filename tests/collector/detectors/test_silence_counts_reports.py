@@ -154,3 +154,31 @@ def test_a_few_outages_do_not_make_a_node_slow() -> None:
             if i.closed_ms is None:
                 opened.setdefault((bucket.start_ms - START_MS) // 300_000, bucket.end_ms - START_MS)
     assert list(opened.values()) == [130_000, 430_000, 730_000, 1_030_000]
+
+
+def gaps_of(gaps: Sequence[tuple[int, int, int]], count: int) -> Iterator[Bucket]:
+    """Buckets of nodes that are read every 10 s. `gaps`: (node, first bucket without it, length in buckets)."""
+    return sampled(10, count, lambda n, number: any(n == node and first <= number < first + length
+                                                    for node, first, length in gaps))  # fmt: skip
+
+
+def test_where_telemetry_has_gaps_of_a_minute_by_the_way_a_silence_must_be_longer_than_these() -> None:
+    three = [(1, 20, 7), (2, 40, 8), (3, 60, 6)]
+    assert [node for node, _ in silences(gaps_of([*three, (4, 90, 7)], 120)).values()] == ["n01", "n02", "n03"]
+    assert [node for node, _ in silences(gaps_of([(1, 20, 7), (2, 40, 8), (4, 90, 7)], 120)).values()] == [
+        "n01", "n02", "n04",
+    ]  # fmt: skip
+    found = list(silences(gaps_of([*three, (5, 90, 60)], 160)).values())
+    assert found[-1][0] == "n05" and 900 + 80 <= found[-1][1] <= 900 + 120, "a longer one is reported"
+
+
+def test_gaps_of_many_nodes_at_once_are_no_habit_of_single_nodes() -> None:
+    many = [(n, 20, 7) for n in range(4)]
+    assert "n05" in {node for node, _ in silences(gaps_of([*many, (5, 60, 7)], 100)).values()}
+
+
+def test_a_node_at_such_a_site_is_drained_as_soon_as_elsewhere() -> None:
+    engine = fresh()
+    silences(gaps_of([(1, 20, 7), (2, 40, 8), (3, 60, 6), (5, 90, 60)], 160), engine)
+    (incident,) = [i for i in engine.incidents.values() if i.node == "n05"]
+    assert incident.action.value == "drain"

@@ -6,6 +6,7 @@ drain only after the time in which Slurm itself sets a node DOWN.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -62,6 +63,12 @@ MASS_NODES = 4
 COMING_SHARE = 0.01  # of all nodes, two at least
 COMING_MS = 300_000  # at most
 REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what it has read, some of it late
+# Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where those of
+# three nodes ended by themselves within a day, that of a single node must be longer than these to be reported. Drains are asked for as
+# soon as before.
+GAPS_USUAL, GAPS_MS, GAPS_KEPT = 3, 24 * 3_600_000, 64
+GAP_SLACK = 1.1
+LONGEST_GAP_MS = 240_000
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
 
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers has a value of one of these
@@ -75,10 +82,24 @@ Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
 @dataclass(slots=True)
 class Reception:
-    """What the collector itself received: the end of its newest bucket, and whether no node reported in that."""
+    """What the collector itself received.
+
+    Attributes:
+        newest_end_ms: of its newest bucket. none_reporting: no node reported in that.
+        gaps: (end, length, node) of silences that ended by themselves before a drain, oldest first.
+    """
 
     newest_end_ms: int = 0
     none_reporting: bool = False
+    gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
+
+    def usual_gap_ms(self, now_ms: int) -> int:
+        """Return how long a silence must be to be longer than those that this site has by the way; 0: it has few."""
+        while self.gaps and now_ms - self.gaps[0][0] > GAPS_MS:
+            self.gaps.popleft()
+        if len({n for _, _, n in self.gaps}) < GAPS_USUAL:
+            return 0
+        return min(LONGEST_GAP_MS, int(GAP_SLACK * max(length for _, length, _ in self.gaps)))
 
 
 @dataclass(slots=True)
@@ -284,6 +305,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     again = reporting & (s.seen_ms < bucket.start_ms)
     if again.any():  # an empty bucket between two reports of a node that reports seldom is not an absence
         again &= bucket.start_ms - s.seen_ms >= window.spacing_ms(again)
+        _note_gaps(window, s, again)
     if bucket.end_ms <= s.coming_ms:
         if again.sum() >= max(2, COMING_SHARE * len(again)):
             s.resumed_ms = bucket.start_ms
@@ -312,6 +334,20 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
             if stops.reports[n] >= REPORTS_AGAIN:
                 del stops.stopped_ms[n]
     return reporting
+
+
+def _note_gaps(window: Window, s: LivenessState, again: Bools) -> None:
+    """Note how long nodes that report again were silent, if neither a restart nor many others explain it."""
+    bucket = window.newest
+    quiet_ms = bucket.start_ms - s.seen_ms
+    limit_ms = window.silent_after_ms(again)
+    gaps = np.flatnonzero(again & (s.seen_ms > s.resumed_ms) & (quiet_ms >= limit_ms) & (quiet_ms < LONGEST_GAP_MS))
+    if len(gaps) >= MASS_NODES:
+        return
+    for n in gaps.tolist():
+        name = window.index.nodes[n].name
+        if name not in s.planned.stopped_ms and name not in s.planned.started_ms and name not in s.clock_wrong:
+            s.reception.gaps.append((bucket.end_ms, int(quiet_ms[n]), n))
 
 
 def _confirm(window: Window, s: LivenessState, reporting: Bools) -> None:
@@ -414,7 +450,12 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
-    for n in np.flatnonzero(silent).tolist():
+    usual_ms = s.reception.usual_gap_ms(bucket.end_ms)
+    reported = np.zeros(index.node_count, bool)
+    reported[[index.node_number[k[2]] for k in s.open if k[:2] == ("node", "silent") and k[2] in index.node_number]] = (
+        True
+    )
+    for n in np.flatnonzero(silent & (never | reported | (quiet_ms >= usual_ms))).tolist():
         clock = s.clock_wrong.get(index.nodes[n].name)
         drain_ms = max(DRAIN_AFTER_MS, 2 * int(limit_ms[n]))  # a warning always precedes it
         long = bool(min(quiet_ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms)
