@@ -63,9 +63,9 @@ MASS_NODES = 4
 COMING_SHARE = 0.01  # of all nodes, two at least
 COMING_MS = 300_000  # at most
 REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what it has read, some of it late
-# Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where those of
-# three nodes ended by themselves within a day, that of a single node must be longer than these to be reported. Drains are asked for as
-# soon as before.
+# Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where that of three nodes
+# came back by itself within a day, a single node must be silent for longer than these to be reported. Drains are asked
+# for as soon as before.
 GAPS_USUAL, GAPS_MS, GAPS_KEPT = 3, 24 * 3_600_000, 64
 GAP_SLACK = 1.1
 LONGEST_GAP_MS = 240_000
