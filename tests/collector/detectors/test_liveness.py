@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 
-from drover_collector.detectors._lib.examples import START_MS, play, small_fleet
-from drover_collector.detectors._lib.window import Buckets
+from drover_collector.detectors._lib.examples import START_MS, play, small_fleet, training_bucket
+from drover_collector.detectors._lib.report_interval import ReportInterval
+from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -279,7 +280,7 @@ def test_gpus_of_a_node_that_comes_back_get_the_time_in_which_its_driver_starts(
     stays_away = run(
         40, lambda number: [2] if 4 <= number < 24 else [], gone_gpus=lambda number: [19] if number >= 4 else []
     )
-    assert next((f.gpu, f.action) for f in stays_away if f.cause == "gpu_lost") == (3, RecommendedAction.DRAIN)
+    assert next((f.gpu, f.action) for f in stays_away if f.cause == "gpu_lost") == (3, RecommendedAction.ADVISE)
 
 
 def test_a_lost_gpu_is_not_over_because_its_node_says_nothing() -> None:
@@ -363,3 +364,31 @@ def test_a_silence_begins_with_the_last_sample_and_not_with_the_end_of_its_bucke
         found, state = liveness.detect(window, state, now_ms)
         reported += found
     assert {f.since_ms for f in reported} == {START_MS + 52_000}
+
+
+def test_a_gpu_without_values_is_a_warning_first_and_a_row_past_a_buckets_edge_is_no_missed_one() -> None:
+    """Two rows of one GPU are lost around a bucket that has no row of its node's others, as their clock drifts."""
+
+    def fade(number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
+        for metric in liveness.CORE:
+            gpu[metric][20] = np.nan if number >= 4 else gpu[metric][20]
+
+    found = [f for f in run(20, change=fade) if f.cause == "gpu_lost"]
+    assert [f.action for f in found[:3]] == [RecommendedAction.ADVISE] * 3
+    assert found[-1].action is RecommendedAction.DRAIN
+    assert next(f.ts_ms - f.since_ms for f in found if f.action is RecommendedAction.DRAIN) >= liveness.GPU_DRAIN_MS
+
+    index, state, edge = small_fleet(), None, []
+    held, interval = Buckets(6), ReportInterval(index)
+    for number in range(12):
+        bucket = training_bucket(index, number, silent=[2] if number == 6 else [])
+        if number in (4, 5):
+            bucket.gpu_rows[20] = 0
+            for metric in liveness.CORE:
+                bucket.gpu[metric][20] = np.nan
+        held.append(bucket)
+        interval.add_bucket(bucket)
+        window = Window(index, held.all(), True, (), START_MS, report_interval=interval)
+        findings, state = liveness.detect(window, state, bucket.end_ms + 7000)
+        edge += [f.cause for f in findings]
+    assert "gpu_lost" not in edge

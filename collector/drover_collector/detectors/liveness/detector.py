@@ -19,7 +19,7 @@ from drover_collector.detectors._lib.examples import (
     play,
     small_fleet,
 )
-from drover_collector.detectors._lib.report_interval import SILENT_BUCKETS
+from drover_collector.detectors._lib.report_interval import MISSED, SILENT_BUCKETS
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.liveness.partial import PartialReports
@@ -53,6 +53,7 @@ QUIET_MS: int | None = None  # it reports the end of a silence itself
 KIND = IncidentKind.LIVENESS
 
 DRAIN_AFTER_MS = 300_000  # of silence: Slurm's default SlurmdTimeout, after which it sets a node DOWN
+GPU_DRAIN_MS = 90_000  # without values of one GPU: some sites lose a few of its rows
 NEVER_CAME_MS = 60_000  # grace for expected nodes after the collector's start
 CLOCK_WRONG_S = 5.0  # beyond it a node's samples fall into other buckets than its peers' of the same time
 CLOCK_HELD_MS = 600_000  # for which one report of a wrong clock counts
@@ -322,6 +323,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     if core:
         answers = answers & ~np.isnan(np.array(core)).all(axis=0)
     s.answered_ms[answers] = bucket.end_ms
+    s.partial.note(window, answers)
     for node, gpu, code in [key for key in s.reported if key[2] == "gpu_lost" and key[1] is not None]:
         g = index.gpu(node, gpu) if gpu is not None else None
         if g is not None and answers[g] and bucket.end_ms - s.reported[node, gpu, code] >= ANSWERS_AGAIN_MS:
@@ -486,8 +488,11 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
             yield no_gpu_answers(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
             continue
         for g in gone:
-            if (node, g - first, "gpu_lost") not in s.reported:
-                yield gpu_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms)
+            # Rows that fall just past a bucket's edge are no missed ones: count those of its neighbours.
+            missed = end - first == 1 or never[g] or s.partial.unanswered[g] >= MISSED
+            if missed and (node, g - first, "gpu_lost") not in s.reported:
+                long = bool(bucket.end_ms - since[g] >= GPU_DRAIN_MS)
+                yield gpu_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms, long)
 
 
 def _reported(window: Window, s: LivenessState, now_ms: int) -> Iterator[Finding]:
@@ -499,7 +504,7 @@ def _reported(window: Window, s: LivenessState, now_ms: int) -> Iterator[Finding
         if code == "driver_released":  # requested by an operator; the agent ends it within an hour
             continue
         if code == "gpu_lost" and gpu is not None:
-            yield gpu_gone(window, node, gpu, False, since_ms, now_ms, "the agent reported the GPU as lost")
+            yield gpu_gone(window, node, gpu, False, since_ms, now_ms, True, "the agent reported the GPU as lost")
             continue
         yield driver_gone(window, n, code, since_ms, now_ms)
 

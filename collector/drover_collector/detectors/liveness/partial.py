@@ -41,6 +41,7 @@ class PartialReports:
         share: mean share of rows or values that are missing, float64 [G].
         absent: buckets in a row without a row, int64 [G]. reported: bool [G].
         since_ms: when the share last left 0, int64 [G].
+        unanswered: buckets since its last value in which GPUs of its node had rows, int64 [G].
         has: metric -> GPUs that ever had a value, bool [G].
     """
 
@@ -48,15 +49,23 @@ class PartialReports:
     absent: Ints
     reported: Bools
     since_ms: Ints
+    unanswered: Ints
     has: dict[str, Bools] = field(default_factory=dict)
 
     @classmethod
     def of(cls, gpus: int) -> PartialReports:
-        return cls(np.zeros(gpus), np.zeros(gpus, np.int64), np.zeros(gpus, bool), np.zeros(gpus, np.int64))
+        absent, since_ms, unanswered = (np.zeros(gpus, np.int64) for _ in range(3))
+        return cls(np.zeros(gpus), absent, np.zeros(gpus, bool), since_ms, unanswered)
 
     def resume(self, g: int, since_ms: int) -> None:
         """Take over that a former run of the collector reported this GPU."""
         self.share[g], self.reported[g], self.since_ms[g] = MISSING_SHARE, True, since_ms
+
+    def note(self, window: Window, answers: Bools) -> None:
+        """Count the newest bucket for GPUs that did not answer. `answers`: bool [G]."""
+        index, rows = window.index, window.newest.gpu_rows
+        others = np.bincount(index.gpu_node, rows, index.node_count) > 0
+        self.unanswered = np.where(answers, 0, self.unanswered + others[index.gpu_node])
 
     def findings(self, window: Window, core: tuple[str, ...], now_ms: int) -> Iterator[Finding]:
         """Add the newest bucket, and return a finding for each GPU whose telemetry is partly lost. `core`: metrics."""

@@ -130,16 +130,22 @@ def no_gpu_answers(window: Window, node: str, never: bool, since_ms: int, count:
     )  # fmt: skip
 
 
-def gpu_gone(window: Window, node: str, gpu: int, never: bool, since_ms: int, now_ms: int, fact: str = "") -> Finding:
+def gpu_gone(
+    window: Window, node: str, gpu: int, never: bool, since_ms: int, now_ms: int, sure: bool, fact: str = ""
+) -> Finding:
+    """Return the finding for a GPU without values. `sure`: for so long, or by its agent's word, that it is lost."""
+    grave = sure and not never
     what = "is in fleet.toml and was never seen" if never else "no longer answers"
     g = window.index.gpu(node, gpu)
     return Finding(
         NAME, IncidentKind.LIVENESS, "gpu_missing" if never else "gpu_lost", "gpu", node, gpu, ((node, gpu),), now_ms,
-        since_ms, Severity.WARNING if never else Severity.CRITICAL, 0.9,
-        RecommendedAction.ADVISE if never else RecommendedAction.DRAIN,
+        since_ms, Severity.CRITICAL if grave else Severity.WARNING, 0.9 if sure or never else 0.7,
+        RecommendedAction.DRAIN if grave else RecommendedAction.ADVISE,
         f"{place(node, gpu)} {what}; its node and agent are up.",
         "Compare nvidia-smi with the number of GPUs in fleet.toml; reseat or replace the GPU."
         if never
+        else "Look at the GPU with nvidia-smi. If it stays away for longer, Drover asks for a drain."
+        if not grave
         else "Drain the node and reboot it. If the GPU does not come back, reseat or replace it.",
         (Evidence(fact or "no values of this GPU while its neighbours report", from_ms=since_ms),),
         window.job_of(g) if g is not None else None, lost_gpus=1.0,
