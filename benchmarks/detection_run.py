@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from baselines import fixed, mahalanobis, minder, zscore
+from baselines import fixed, mahalanobis, minder, peers, zscore
 
 from drover_cli.scoring.score import (
     Found,
@@ -36,7 +36,8 @@ from drover_simulator.adversary import AdversaryFleet, Tick
 
 Floats = npt.NDArray[np.float64]
 BASELINES: Mapping[str, ModuleType] = {
-    "fixed thresholds": fixed, "z-score, own history": zscore, "Minder": minder, "Mahalanobis": mahalanobis
+    "fixed thresholds": fixed, "z-score, own history": zscore, "z-score, peers": peers, "Minder": minder,
+    "Mahalanobis": mahalanobis,
 }  # fmt: skip
 OURS = "Drover"
 ANY = "straggler"  # a baseline names no kind: labels and alarms of all kinds get this one, which fits itself
