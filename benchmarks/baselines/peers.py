@@ -18,7 +18,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Event
 
 GRID = (3.0, 5.0, 8.0, 12.0, 20.0)
-THRESHOLD = 8.0
+THRESHOLD = 5.0
 LASTS_S, LEAST_PEERS = 180.0, 4
 FLOOR = 0.01  # of the median: what healthy units differ by
 
