@@ -408,6 +408,12 @@ def _quiet_since_ms(window: Window, s: LivenessState) -> Times:
     return result
 
 
+def _awaited(index: FleetIndex, s: LivenessState) -> Bools:
+    """Return the nodes that should report, bool [N]."""
+    awaited = (node.name not in s.planned.stopped_ms and (node.gpus > 0 or s.has_node_rows) for node in index.nodes)
+    return np.fromiter(awaited, bool, index.node_count)
+
+
 def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:
     index, bucket = window.index, window.newest
     limit_ms = window.silent_after_ms(~reporting)
@@ -416,8 +422,7 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     present = reporting | (quiet_ms < window.spacing_ms(~reporting))
     silent = expected = quiet_ms >= np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
     if silent.any():
-        awaited = (node.name not in s.planned.stopped_ms and (node.gpus > 0 or s.has_node_rows) for node in index.nodes)
-        expected = np.fromiter(awaited, bool, index.node_count)
+        expected = _awaited(index, s)
         silent = expected & silent
     # Judgement counts from the collector's return; the finding says when the node last reported.
     since = np.where(never, s.resumed_ms, _last_report_ms(window, s)) if silent.any() else s.seen_ms
@@ -453,15 +458,12 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
     usual_ms = s.reception.usual_gap_ms(bucket.end_ms)
-    reported = np.zeros(index.node_count, bool)
-    reported[[index.node_number[k[2]] for k in s.open if k[:2] == ("node", "silent") and k[2] in index.node_number]] = (
-        True
-    )
-    for n in np.flatnonzero(silent & (never | reported | (quiet_ms >= usual_ms))).tolist():
-        clock = s.clock_wrong.get(index.nodes[n].name)
-        drain_ms = max(DRAIN_AFTER_MS, 2 * int(limit_ms[n]))  # a warning always precedes it
-        long = bool(min(quiet_ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms)
-        yield node_silent(window, n, bool(never[n]), int(since[n]), int(shown_ms[n]), clock is not None, long, now_ms)
+    for n in np.flatnonzero(silent).tolist():
+        name = index.nodes[n].name
+        if never[n] or quiet_ms[n] >= usual_ms or ("node", "silent", name, None) in s.open:
+            drain_ms = max(DRAIN_AFTER_MS, 2 * int(limit_ms[n]))  # a warning always precedes it
+            long, wrong = bool(min(quiet_ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms), name in s.clock_wrong
+            yield node_silent(window, n, bool(never[n]), int(since[n]), int(shown_ms[n]), wrong, long, now_ms)
 
 
 def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:
