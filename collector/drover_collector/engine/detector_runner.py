@@ -71,6 +71,7 @@ class DetectorRunner:
         self.buckets = Buckets(WINDOW_BUCKETS)
         self.report_interval = ReportInterval(index)
         self._guesses = GuessedJobs(index)
+        self._filled: dict[bool, Bucket] = {}  # newest bucket with guesses, by whether nodes are jobs too
         self._node_reported_ms: npt.NDArray[np.int64] = np.zeros(index.node_count, np.int64)  # 0: never
         self._gpu_reported_ms: npt.NDArray[np.int64] = np.zeros(index.gpu_count, np.int64)
         self._newest_end_ms = self._newest_length_ms = 0
@@ -92,6 +93,7 @@ class DetectorRunner:
         self.buckets.append(bucket)
         self.report_interval.add_bucket(bucket)
         self._guesses.add_bucket(bucket)
+        self._filled.clear()
         self._gpu_reported_ms[bucket.gpu_rows > 0] = bucket.end_ms
         per_node = np.bincount(self.index.gpu_node, bucket.gpu_rows, self.index.node_count)
         self._node_reported_ms[(bucket.node_rows > 0) | (per_node > 0)] = bucket.end_ms
@@ -120,10 +122,12 @@ class DetectorRunner:
 
     def _guessed(self, window: Window, of_nodes: bool) -> Window:
         """Return the window with guessed jobs where none are known."""
-        filled = self._guesses.filled(window.newest, of_nodes) if window.buckets else None
-        if filled is None or filled is window.newest:
+        if not window.buckets:
             return window
-        return replace(window, buckets=(*window.buckets[:-1], filled))
+        if of_nodes not in self._filled:  # events come between two buckets
+            self._filled[of_nodes] = self._guesses.filled(window.newest, of_nodes)
+        filled = self._filled[of_nodes]
+        return window if filled is window.newest else replace(window, buckets=(*window.buckets[:-1], filled))
 
     def coverage_ms(self, member: Member) -> int:
         """Return how much of the newest bucket a node or GPU speaks for, in ms: its length, or 0 if it was silent."""
