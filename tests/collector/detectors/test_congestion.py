@@ -21,7 +21,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Finding, RecommendedAction, Severity
 
 NODES, PORTS = 16, 4  # in leafs of four nodes
-PER_S = 200.0  # waiting ticks of a healthy port
+PER_S = {"tx_wait": 2e6}  # ticks of a healthy port that waits; else 200 events
 Rates = np.ndarray
 Change = Callable[[int, Rates], None]  # changes a port's events a second, [L], at a minute
 
@@ -32,7 +32,7 @@ def run(
     """Return what is reported of congestion, with noise of 20 % on each port's rate."""
     index: FleetIndex = small_fleet(NODES, ports=PORTS)
     rng, total = np.random.default_rng(5), np.zeros(NODES * PORTS)
-    usual = PER_S * rng.lognormal(0, 1, NODES * PORTS)
+    usual = PER_S.get(metric, 200.0) * rng.lognormal(0, 1, NODES * PORTS)
     held, state, found = Buckets(KEPT), None, []
     jobs = np.repeat(np.array(job_of_node, np.int32), 8)
     for number in range(minutes * 6):
@@ -136,7 +136,7 @@ def test_a_minute_of_waiting_and_a_few_events_are_no_fault() -> None:
 
     def few(minute: int, rate: Rates) -> None:
         rate[:] = 0
-        rate[21] = 0.5 if minute >= 15 else 0.0
+        rate[21] = 5e5 if minute >= 15 else 0.0  # 0.2 % of the time
 
     assert run(burst) == run(few) == []
 

@@ -223,7 +223,7 @@ def _gpus(window: Window, s: ThermalState, hot_racks: set[int], now_ms: int) -> 
         poor = [g for g in gpus if s.streak_bad[g] >= PERSIST]
         if int(index.rack[n]) in hot_racks and not poor:
             continue  # hot air, reported once for the rack
-        if _is_node_fault(window, s, n, gpus, rises):
+        if rise.hot_nodes[n] or _is_node_fault(window, s, n, gpus, rises):
             yield _node_finding(window, s, n, gpus, poor, facts, now_ms)
         else:
             for g in gpus:

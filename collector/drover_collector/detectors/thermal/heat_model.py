@@ -68,8 +68,9 @@ AIR_FOLLOWS, AIR_RESTS = 0.5, 0.02  # share of what is off per block; and of wha
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
 ALIKE_NODES, RACK_NODES, RACKS = 4, 3, 3  # to compare a node with; of a rack to judge it; racks to compare it with
 AIR_NOISE_C = 0.5  # least noise of a node's and a rack's block
-NODE_SHARE, NODE_LEAST_C = 0.10, 3.0  # a smaller rise of a node's GPUs is not reported
-RACK_LEAST_C = 3.0  # nor one of a rack's
+# A smaller rise of a node's or a rack's air is not reported: neighbours' loads move it by some degrees within a day.
+NODE_SHARE, NODE_LEAST_C, UNREAD_NODE_C = 0.20, 5.0, 9.0  # the last where no inlet is read
+RACK_LEAST_C = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +236,9 @@ class OffsetsByLoad:
         """Return the offset at a load, and the blocks seen there among neighbours as busy as `around`, [G] each."""
         low, high, weight = _steps(load)
         g = np.arange(len(load))
-        offset_c, usual = ((1 - weight) * of[g, low] + weight * of[g, high] for of in (self._offset_c, self._around))
-        seen = self._seen[g, low] * (weight < 1) + self._seen[g, high] * (weight > 0)
+        offset_c, seen, usual = (
+            (1 - weight) * of[g, low] + weight * of[g, high] for of in (self._offset_c, self._seen, self._around)
+        )
         return offset_c, np.where(np.abs(around - usual) <= AROUND, seen, 0.0)
 
     def learn(self, learns: Bools, load: Floats, around: Floats, off_c: Floats) -> None:
@@ -350,8 +352,9 @@ class HeatModel:
         rack_own, _ = group_medians(own, self._rack_of, self._racks)
         result = []
         for test, warmer_c, of, least_c in (
-            (self.nodes, node_c, own, NODE_LEAST_C), (self.racks, rack_c, rack_own, RACK_LEAST_C)
-        ):  # fmt: skip
+            (self.nodes, node_c, own, np.where(read, NODE_LEAST_C, UNREAD_NODE_C)),
+            (self.racks, rack_c, rack_own, np.full(self._racks, RACK_LEAST_C)),
+        ):
             judged = ~np.isnan(warmer_c) & (of >= LEAST_RISE_C)
             z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2, judged)
             test.learn(warmer_c, judged & ~test.suspect & ~(z > SUSPECT))
