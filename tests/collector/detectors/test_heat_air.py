@@ -150,8 +150,8 @@ def test_what_is_reported_of_a_nodes_air_of_a_racks_and_of_hbm() -> None:
         del node["inlet_temp_c"]
         gpu["memory_temp_c"] = gpu["gpu_temp_c"] + 8
         if number >= 500:
-            gpu["gpu_temp_c"][24:32] += 9  # n03, in rack r00
-            gpu["memory_temp_c"][24:32] += 9
+            gpu["gpu_temp_c"][24:32] += 13  # n03, in rack r00
+            gpu["memory_temp_c"][24:32] += 13
             gpu["gpu_temp_c"][64:96] += 9  # rack r02
             gpu["memory_temp_c"][64:96] += 9
             gpu["memory_temp_c"][5] += 9
