@@ -54,6 +54,7 @@ TRAFFIC = {  # bytes per second: a job that copies is working. Polling by the dr
     "pcie_rx_bytes_per_s": 1e7,
 }
 
+PROCESSES_MS = 900_000  # for which a count of processes holds: some agents read it each 5 minutes
 PROCESSES_SHARE = 0.5  # of the GPUs without a job: more with a process is a service of the site, such as MPS
 
 # Drover's own limits: two nodes' worth of GPUs are free under a leaf, half of them or more on nodes in use.
@@ -69,6 +70,7 @@ class IdleState:
     jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # each GPU's job, in `job_names`; -1: none
     job_names: tuple[str, ...] = ()
     processes: Floats = field(default_factory=lambda: np.zeros(0))  # newest known count of each GPU, NaN unknown, [G]
+    seen_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # of that count, [G]
     kept_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle with a process and without a job, [G]
     scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> start
     reported_ms: int = 0
@@ -93,6 +95,7 @@ def _resume(window: Window, s: IdleState) -> None:
             g = None if slot is None else index.gpu(node, slot)
             if g is not None:
                 s.kept_ms[g], s.processes[g] = max(0, bucket.start_ms - incident.since_ms), 1.0
+                s.seen_ms[g] = bucket.end_ms
         for node, slot in incident.members if incident.job in numbers else ():
             g = None if slot is None else index.gpu(node, slot)
             if g is not None:
@@ -112,6 +115,7 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
         s.idle_ms, s.calm_ms = np.zeros(window.index.gpu_count, np.int64), np.zeros(window.index.gpu_count, np.int64)
         s.jobs, s.job_names = np.full(window.index.gpu_count, -1, np.int32), ()
         s.processes, s.kept_ms = np.full(len(idle), np.nan), np.zeros(len(idle), np.int64)
+        s.seen_ms = np.zeros(len(idle), np.int64)
         if s.reopened:
             _resume(window, s)
     fresh = (bucket.jobs != _renumbered(s, bucket.job_names)) | (bucket.jobs < 0)
@@ -206,12 +210,15 @@ def _keep_count(window: Window, s: IdleState, idle: Floats) -> None:
     bucket = window.newest
     now = column(window, "compute_processes")
     s.processes = np.where(np.isnan(now), s.processes, now)
-    free = (bucket.jobs < 0) & (bucket.gpu_rows > 0)
+    known = np.flatnonzero(~np.isnan(now))
+    s.seen_ms[known] = bucket.end_ms
+    s.processes[bucket.end_ms - s.seen_ms > PROCESSES_MS] = np.nan  # the node is silent, or reads it no longer
+    free = (bucket.jobs < 0) & (bucket.gpu_rows > 0) & ~np.isnan(s.processes)
     kept = free & (s.processes >= 1)
     if kept.sum() > max(1, PROCESSES_SHARE * free.sum()) and len(np.unique(window.index.gpu_node[kept])) > 1:
         kept[:] = False
     added = np.where(kept & (idle == 1), bucket.length_ms, 0)
-    ends = (free & (s.processes < 1)) | (bucket.jobs >= 0) | (idle == 0)
+    ends = (free & ~kept) | (bucket.jobs >= 0) | (idle == 0) | np.isnan(s.processes)
     s.kept_ms = np.where(ends, 0, s.kept_ms + added)
 
 

@@ -71,21 +71,23 @@ class Bursts:
     errors: Floats = field(default_factory=lambda: np.zeros(0))
     since_ms: Floats = field(default_factory=lambda: np.zeros(0))
     last: Floats = field(default_factory=lambda: np.zeros(0))
+    newest: Floats = field(default_factory=lambda: np.zeros(0))
     minute_ms: int = 0
 
     def add(self, end_ms: int, counter: Floats) -> None:
         """Add the newest bucket's counter; judged once a minute."""
         if len(self.last) != len(counter):
-            self.last = np.full(len(counter), np.nan)
+            self.last = self.newest = np.full(len(counter), np.nan)
             self.minutes, self.errors, self.since_ms = np.zeros((3, len(counter)))
+        self.newest = np.where(np.isnan(counter), self.newest, counter)
         if end_ms - self.minute_ms < MINUTE_MS:
             return
         kept = float(np.exp(-(end_ms - self.minute_ms) / BURSTS_MS)) if self.minute_ms else 1.0
-        grown = np.nan_to_num(np.maximum(counter - self.last, 0.0))
+        grown = np.nan_to_num(np.maximum(self.newest - self.last, 0.0))
         self.minutes, self.errors = kept * self.minutes + (grown > 0), kept * self.errors + grown
         begun = np.where(self.since_ms > 0, self.since_ms, end_ms - MINUTE_MS)
         self.since_ms = np.where(self.minutes < 0.5, 0.0, begun)
-        self.last, self.minute_ms = np.where(np.isnan(counter), self.last, counter), end_ms
+        self.last, self.minute_ms = self.newest, end_ms
 
     @property
     def many(self) -> Bools:

@@ -68,7 +68,8 @@ class GuessedJobs:
     def add_bucket(self, bucket: Bucket) -> None:
         working, resting = self._state(bucket)
         working &= bucket.jobs < 0
-        self.group[bucket.jobs >= 0] = 0
+        held = bucket.jobs >= 0
+        self.group[held], self._rested_ms[held], self._began[held], self._alone[held] = 0, 0, False, 0
         begins = working & ~self._works & (self._rested_ms > 0)  # else it worked before it was watched
         self._works = (self._works | working) & ~resting
         self._rested_ms = np.where(resting, self._rested_ms + bucket.length_ms, self._rested_ms)

@@ -27,9 +27,18 @@ Change = Callable[[int, Rates], None]  # changes a port's events a second, [L], 
 
 
 def run(
-    change: Change, minutes: int = 30, job_of_node: Sequence[int] = (0,) * NODES, metric: str = "tx_wait"
+    change: Change,
+    minutes: int = 30,
+    job_of_node: Sequence[int] = (0,) * NODES,
+    metric: str = "tx_wait",
+    rests: Callable[[int, int], bool] = lambda _node, _minute: False,
+    reads: Callable[[int, int], bool] = lambda _node, _bucket: True,
 ) -> list[Finding]:
-    """Return what is reported of congestion, with noise of 20 % on each port's rate."""
+    """Return what is reported of congestion, with noise of 20 % on each port's rate.
+
+    Args:
+        rests: (node, minute) -> whether its GPUs do nothing. reads: (node, bucket) -> whether its ports are read then.
+    """
     index: FleetIndex = small_fleet(NODES, ports=PORTS)
     rng, total = np.random.default_rng(5), np.zeros(NODES * PORTS)
     usual = PER_S.get(metric, 200.0) * rng.lognormal(0, 1, NODES * PORTS)
@@ -44,6 +53,11 @@ def run(
             link[metric] = now.copy()
 
         bucket = training_bucket(index, number, links=count)
+        for node in range(NODES):
+            if rests(node, number // 6):
+                bucket.gpu["gpu_util_ratio"][8 * node : 8 * node + 8] = 0.0
+            if not reads(node, number):
+                bucket.link[metric][PORTS * node : PORTS * node + PORTS] = np.nan
         held.append(replace(bucket, jobs=jobs, job_names=("a", "b", "c")))
         findings, state = links.detect(Window(index, held.all(), True, (), START_MS), state, bucket.end_ms + LAG_MS)
         found += findings
@@ -147,3 +161,34 @@ def test_it_ends_with_the_congestion() -> None:
             rate[21] *= 10
 
     assert max(f.ts_ms for f in run(change, minutes=40)) <= START_MS + 23.5 * 60_000
+
+
+def test_a_leaf_whose_nodes_were_idle_and_get_jobs_is_not_hot() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute < 20:
+            rate[16:32] = 0
+
+    def rests(node: int, minute: int) -> bool:
+        return 4 <= node < 8 and minute < 20
+
+    for jobs in ((0,) * 4 + (1, 1, 2, 2) + (0,) * 8, (-1,) * NODES):
+        assert run(change, minutes=70, job_of_node=jobs, rests=rests) == []
+
+
+def test_a_port_whose_node_falls_silent_is_no_longer_reported() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[21] *= 10
+
+    found = run(change, minutes=40, reads=lambda node, number: node != 5 or number < 130)
+    assert found and max(f.ts_ms for f in found) <= START_MS + 130 * 10_000 + 120_000
+    assert all(np.isfinite(f.evidence[0].value or 0.0) for f in found)
+
+
+def test_ports_that_are_read_each_30_s_are_judged_and_a_gap_is_no_burst() -> None:
+    def change(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[21] *= 10
+
+    assert {f.node for f in run(change, reads=lambda node, number: number % 3 == node % 3)} == {"n05"}
+    assert run(lambda _minute, _rate: None, reads=lambda node, number: node != 5 or not 100 <= number < 140) == []

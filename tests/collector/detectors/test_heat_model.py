@@ -30,6 +30,7 @@ class Room:
     read: bool = True  # an inlet is read
     limit: Callable[[float], float] = lambda _: LIMIT_W
     seed: int = 1
+    every: int = 1  # buckets between two reports
 
     def play(self, hours: float) -> list[tuple[float, int]]:
         """Return (hour, GPU) of each block in which a GPU is hot."""
@@ -50,6 +51,8 @@ class Room:
             temp = np.round(air + resistance * grown * filtered + 0.12 * rng.standard_normal(NODES * GPUS))
             inlet = np.full(NODES, np.round(self.air(at_s), 1) if self.read else np.nan)
             limit = np.full(NODES * GPUS, self.limit(at_s))
+            if number % self.every:
+                temp, power = np.full(len(temp), np.nan), np.full(len(power), np.nan)
             model.advance(START_MS + at_s * 1000, STEP_S * 1000, temp, power, limit, inlet)
             if model.rise is not before:
                 before = model.rise
@@ -125,3 +128,21 @@ def test_values_that_are_missing_judge_nothing() -> None:
     for number in range(1, 200):
         model.advance(START_MS + number * 10_000, 10_000, nothing, nothing, nothing, np.full(1, np.nan))
     assert not model.rise.hot.any() and np.isnan(model.rise.warmer_c).all()
+
+
+def test_nodes_that_are_read_each_30_s_are_judged() -> None:
+    found = Room(steady(0.8), rise=since(2.0, 0.2), every=3).play(3.5)
+    assert {g for _, g in found} == {BAD}
+
+
+def test_what_was_suspect_at_one_load_is_learnt_at_the_next() -> None:
+    """A short rise, and then another load for hours: there a rise is found again."""
+
+    def load(at_s: float) -> np.ndarray:
+        return np.full(NODES * GPUS, 0.8 if at_s < 7800 else 0.4)
+
+    def rise(at_s: float) -> float:
+        return 0.3 if 6600 <= at_s < 7800 or at_s >= 8 * 3600 else 0.0
+
+    found = Room(load, rise=rise).play(9.5)
+    assert any(hour > 8 and g == BAD for hour, g in found)

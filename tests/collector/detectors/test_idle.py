@@ -230,3 +230,28 @@ def test_a_process_that_works_ends_or_is_everywhere_is_not_left_over() -> None:
         gpu["compute_processes"][:] = 1
 
     assert kept(works, 400) == kept(ends, 400) == kept(everywhere, 400) == []
+
+
+def test_a_process_on_a_node_that_falls_silent_or_that_becomes_a_service_is_no_longer_reported() -> None:
+    def kept_until(change: Callable[[int, dict[str, np.ndarray]], None], silent_from: int) -> int:
+        index, state, last = small_fleet(), None, 0
+        for number in range(700):
+            bucket = training_bucket(index, number, silent=[1] if number >= silent_from else [])
+            for metric, value in (("gpu_util_ratio", 0.0), ("power_w", 95.0)):
+                bucket.gpu[metric][~np.isnan(bucket.gpu[metric])] = value
+            bucket.gpu["compute_processes"] = np.where(bucket.gpu_rows > 0, 0.0, np.nan)
+            change(number, bucket.gpu)
+            bucket = dataclasses.replace(bucket, jobs=np.full(64, -1, np.int32))
+            findings, state = idle.detect(Window(index, (bucket,), True, (), START_MS), state, bucket.end_ms + 7000)
+            last = number if findings else last
+        return last
+
+    def left(number: int, gpu: dict[str, np.ndarray]) -> None:
+        gpu["compute_processes"][10] += 1
+
+    def service(number: int, gpu: dict[str, np.ndarray]) -> None:
+        gpu["compute_processes"][10] = 1.0
+        gpu["compute_processes"][: max(0, number - 400)] = 1.0
+
+    assert 250 < kept_until(left, 300) <= 300 + 92
+    assert 250 < kept_until(service, 10**6) < 460

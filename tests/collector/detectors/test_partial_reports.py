@@ -113,3 +113,30 @@ def test_it_ends_when_the_gpu_answers_again_and_outlives_a_restart() -> None:
         assert START_MS + 1_000_000 < max(f.ts_ms for f in found) < START_MS + 2_200_000
     assert {f.since_ms for f in again} == {f.since_ms for f in whole}
     assert [f.ts_ms for f in again][:40] == [f.ts_ms for f in whole][:40]
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_gpu_of_a_small_node_is_compared_with_its_only_neighbour_or_with_its_node(gpus: int) -> None:
+    index, state, found = small_fleet(4, gpus=gpus), None, []
+    held, interval = Buckets(KEPT), ReportInterval(index)
+    for number in range(120):
+        bucket = training_bucket(index, number)
+        if number >= 20 and number % 3 == 0:
+            bucket.gpu_rows[gpus] = 0
+            for values in bucket.gpu.values():
+                values[gpus] = np.nan
+        held.append(bucket)
+        interval.add_bucket(bucket)
+        window = Window(index, held.all(), True, (), START_MS, report_interval=interval)
+        findings, state = liveness.detect(window, state, bucket.end_ms + LAG_MS)
+        found += findings
+    assert {(f.cause, f.node, f.gpu) for f in found} == {("gpu_partial", "n01", 0)}
+
+
+def test_a_gpu_that_is_lost_in_the_end_is_no_longer_partly_there() -> None:
+    def change(number: int, gpu: Columns, rows: np.ndarray) -> None:
+        lose(GPU, 1, 3 if number < 90 else 1)(number, gpu, rows)
+
+    found = run(change, count=130)
+    assert max(f.ts_ms for f in found if f.cause == "gpu_partial") <= START_MS + 96 * 10_000
+    assert found[-1].cause == "gpu_lost"

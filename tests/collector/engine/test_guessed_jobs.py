@@ -83,6 +83,18 @@ def test_gpus_without_a_job_are_guessed_next_to_named_jobs() -> None:
     assert set(found[:16]) == {0} and len(set(found[16:])) == 1 and found[16] > 0
 
 
+def test_jobs_that_are_no_longer_named_do_not_become_one() -> None:
+    index, found = small_fleet(NODES), None
+    guesses = GuessedJobs(index)
+    for number in range(60):
+        bucket = training_bucket(index, number)
+        bucket.gpu["gpu_util_ratio"] = phases((slice(0, 64), (1, 2)))(number)
+        bucket = replace(bucket, jobs=np.full(64, 0 if 3 <= number < 40 else -1, np.int32))
+        guesses.add_bucket(bucket)
+        found = guesses.filled(bucket).jobs
+    assert found is not None and set(found.tolist()) == {-1}
+
+
 def incidents_of(
     change: Callable[[int, Columns], None], buckets: int, pauses: tuple[int, ...] = (3, 4)
 ) -> list[Incident]:

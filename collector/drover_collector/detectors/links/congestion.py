@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools, group_medians
@@ -64,7 +65,11 @@ ELSEWHERE_SHARE = 0.2  # of the ports outside the leaf: more is no matter of the
 JOB_SHARE = 0.3  # of the job's ports: more is the job itself
 NODE_SHARE = 0.5  # of a node's ports, at least two: more is the node's own traffic
 LEAST_PORTS = 4  # of a job, to compare one with
-FEW_SHARE, FEW = 0.1, 3  # of all ports that may be bad at once; more is the fleet's own traffic
+FEW_SHARE, FEW, MOST = 0.1, 3, 200  # of all ports that may be bad at once; more is the fleet's own traffic
+FLEET_SHARE = 0.5  # of all ports: no leaf is looked for
+WORKS = 0.2  # utilisation of a node's median GPU, below which its ports are not judged
+RESTS = 5  # minutes without work after which a port's past is forgotten, as the next job is another
+LASTS = 120  # minutes after which what stands out becomes the past
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,59 +85,81 @@ class Congested:
 
 
 class Congestion:
-    """Each port's past of every counter, and for how many minutes it has stood out; arrays [M, L] or [L]."""
+    """Each port's past of every counter in its node's job, and for how many minutes it has stood out; [M, L] or [L]."""
 
     def __init__(self, ports: int) -> None:
         shape = len(METRICS), ports
-        self._last: Floats = np.full(shape, np.nan)
-        self._last_ms = 0
+        self._newest: Floats = np.full(shape, np.nan)  # newest known values, read in the bucket that ended at
+        self._at_ms: Ints = np.zeros(ports, np.int64)
+        self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()  # the same a minute ago
         self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._risen = np.zeros(shape)  # minutes in a row in which it was over its own past
         self._alone = np.zeros(shape)  # and over its job's other ports
-        self._leaf_streak: dict[str, int] = {}
+        self._rests: Ints = np.zeros(ports, np.int64)  # minutes in a row in which its node did not work
+        self._job: npt.NDArray[np.object_] = np.full(ports, None, object)
+        self._judged_ms = 0
         self._since_ms: dict[tuple[str, str], int] = {}
         self._found: list[Finding] = []
 
     def findings(self, window: Window, layout: PortLayout, now_ms: int) -> Iterator[Finding]:
         """Return what the last whole minute showed; the same until the next one has ended."""
-        end_ms = window.newest.end_ms
-        if end_ms - self._last_ms >= MINUTE_MS:
+        ports, end_ms = len(layout.ports), window.newest.end_ms
+        if len(self._at_ms) < ports:
+            self._grow(ports - len(self._at_ms))
+        values = np.array([fitted(window.newest.link.get(metric), ports) for metric in METRICS], np.float64)
+        known = ~np.isnan(values)
+        self._newest = np.where(known, values, self._newest)
+        self._at_ms = np.where(known.any(axis=0), end_ms, self._at_ms)
+        if end_ms - self._judged_ms >= MINUTE_MS:
             now = self._minute(window, layout)
-            self._found = [] if now is None else list(self._judge(window, layout, now, now_ms))
+            self._judged_ms = end_ms
+            self._found = list(self._judge(window, layout, now, now_ms))
         yield from self._found
 
-    def _minute(self, window: Window, layout: PortLayout) -> Congested | None:
+    def _minute(self, window: Window, layout: PortLayout) -> Congested:
         """Compare the minute that has ended with each port's past and with its job; then learn it."""
-        bucket, ports = window.newest, len(layout.ports)
-        values = np.array([fitted(bucket.link.get(metric), ports) for metric in METRICS], np.float64)
-        values = values.reshape(len(METRICS), ports)
-        if self._last.shape[1] < ports:
-            self._grow(ports - self._last.shape[1])
-        minutes = (bucket.end_ms - self._last_ms) / MINUTE_MS
-        grown = values - self._last
-        first = not self._last_ms
-        self._last, self._last_ms = np.where(np.isnan(values), self._last, values), bucket.end_ms
-        if first or minutes > LEARN:
-            return None
-        with np.errstate(invalid="ignore"):
-            rate = np.where(grown >= 0, grown / minutes, np.nan)
+        minutes = (self._at_ms - self._last_at_ms) / MINUTE_MS
+        grown = self._newest - self._last
+        fresh = (self._last_at_ms > 0) & (minutes > 0) & (minutes <= LEARN) & self._works(window, layout)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rate = np.where(fresh & (grown >= 0), grown / minutes, np.nan)
+        self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()
         level = np.log1p(rate)
         known = ~np.isnan(level)
         sigma = np.maximum(np.sqrt(self._var), LEAST_SIGMA)
         away = level - self._mean
-        risen = (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
+        risen = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
         risen &= away >= np.maximum(math.log(RISE), SIGMAS * sigma)
         over = risen & (away - self._with_its_job(window, layout, away) >= math.log(RISE)) if risen.any() else risen
-        learns = known & ~risen
+        learns = known & (~risen | (self._risen >= LASTS))  # what lasts for hours is how it is now
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
         usual = np.expm1(self._mean)
         self._var += share * ((1 - share) * rest * rest - self._var)
         self._mean += share * rest
         self._count += learns
-        self._risen = np.where(risen, self._risen + 1, np.where(known, 0, self._risen))
-        self._alone = np.where(over, self._alone + 1, np.where(known, 0, self._alone))
+        self._risen, self._alone = np.where(risen, self._risen + 1, 0), np.where(over, self._alone + 1, 0)
         return Congested(rate, usual)
+
+    def _works(self, window: Window, layout: PortLayout) -> Bools:
+        """Return the ports whose nodes work, bool [L], and forget the past of those with another job, or after a rest.
+
+        A port that carries nothing has no past to be compared with.
+        """
+        index, util = window.index, window.newest.gpu.get("gpu_util_ratio")
+        busy = np.ones(index.node_count, bool)
+        if util is not None:
+            of_node, count = group_medians(util, index.gpu_node.astype(np.int64), index.node_count)
+            busy = ~(of_node < WORKS) & ~((count == 0) & (np.diff(index.first_gpu) > 0))
+        works = busy[layout.of_node]
+        self._rests = np.where(works, 0, self._rests + 1)
+        job, _ = _jobs(window, layout)
+        names = np.array([*window.newest.job_names, None], object)[job]
+        forgets = (works & (names != self._job)) | (self._rests >= RESTS)
+        self._job = np.where(works, names, self._job)
+        for array in (self._mean, self._var, self._count, self._risen, self._alone):
+            array[:, forgets] = 0.0
+        return np.asarray(works)
 
     def _grow(self, more: int) -> None:
         """Add ports that follow the known ones."""
@@ -140,9 +167,12 @@ class Congestion:
         def wider(values: Floats, fill: float) -> Floats:
             return np.concatenate([values, np.full((len(METRICS), more), fill)], axis=1)
 
-        self._last = wider(self._last, np.nan)
+        nothing = np.zeros(more, np.int64)
+        self._newest, self._last = wider(self._newest, np.nan), wider(self._last, np.nan)
+        self._at_ms, self._last_at_ms = np.append(self._at_ms, nothing), np.append(self._last_at_ms, nothing)
         self._mean, self._var, self._count = (wider(of, 0.0) for of in (self._mean, self._var, self._count))
         self._risen, self._alone = wider(self._risen, 0.0), wider(self._alone, 0.0)
+        self._rests, self._job = np.append(self._rests, nothing), np.append(self._job, np.full(more, None, object))
 
     def _with_its_job(self, window: Window, layout: PortLayout, away: Floats) -> Floats:
         """Return by how much the median port of each port's job has risen above its own past, float64 [M, L].
@@ -173,15 +203,16 @@ class Congestion:
             held.add(("leaf", leaf))
             yield _leaf_finding(window, layout, leaf, mine, self._since("leaf", leaf, window), now_ms)
         bad = _bad_ports(layout, alone, job, hot) if alone.any() else []
-        together = self._together(layout, bad)
+        together = set(self._together(layout, bad))
         if together:
             held.add(("leaf", ""))
-            mine = np.array(together, np.int64)
+            mine = np.array(sorted(together), np.int64)
             yield _leaf_finding(window, layout, "", mine, self._since("leaf", "", window), now_ms)
         for k in [k for k in bad if k not in together]:
             name = f"{layout.ports[k].node} {layout.ports[k].name}"
             held.add(("port", name))
-            row = int(np.argmax(np.where(lasting[:, k], now.rate[:, k] / (now.usual[:, k] + 1), -1.0)))
+            by = np.where(lasting[:, k], now.rate[:, k] / (now.usual[:, k] + 1), -1.0)
+            row = int(np.argmax(np.nan_to_num(by, nan=-1.0)))
             fact = METRICS[row], float(now.rate[row, k]), float(now.usual[row, k])
             yield _port_finding(window, layout, k, fact, self._since("port", name, window), now_ms)
         self._since_ms = {key: ms for key, ms in self._since_ms.items() if key in held}
@@ -200,9 +231,11 @@ class Congestion:
 
     def _hot_leafs(self, window: Window, layout: PortLayout, risen: Bools, job: Ints) -> Iterator[tuple[str, Ints]]:
         """Yield leafs that are congested whatever their jobs do, with their ports that have risen."""
-        leafs = [port.leaf or window.index.nodes[port.node].leaf for port in layout.ports]
-        for leaf in sorted({leafs[k] for k in np.flatnonzero(risen).tolist()} - {""}):
-            mine = np.array([k for k, its in enumerate(leafs) if its == leaf], np.int64)
+        if risen.sum() > FLEET_SHARE * len(risen):
+            return
+        leafs = np.array([port.leaf or window.index.nodes[port.node].leaf for port in layout.ports])
+        for leaf in sorted(set(leafs[risen].tolist()) - {""}):
+            mine = np.flatnonzero(leafs == leaf)
             over, rest = mine[risen[mine]], len(risen) - len(mine)
             outside = int(risen.sum()) - len(over)
             nodes = len(np.unique(layout.of_node[over]))
@@ -220,7 +253,9 @@ def _not_of_one_job(mine: Ints, risen: Bools, job: Ints) -> bool:
     inside = np.zeros(len(risen), bool)
     inside[mine] = True
     jobs = np.unique(job[mine[risen[mine]]]).tolist()
-    if -1 in jobs or len(jobs) > 1:
+    if jobs == [-1]:  # nobody names them: they may be one
+        return False
+    if len(jobs) > 1:
         return True
     elsewhere = (job == jobs[0]) & ~inside
     return elsewhere.any() and bool(risen[elsewhere].mean() <= ELSEWHERE_SHARE)
@@ -229,7 +264,7 @@ def _not_of_one_job(mine: Ints, risen: Bools, job: Ints) -> bool:
 def _bad_ports(layout: PortLayout, over: Bools, job: Ints, hot: set[int]) -> list[int]:
     """Return ports that stand out alone. `hot`: ports of leafs that are reported."""
     alone = [k for k in np.flatnonzero(over).tolist() if k not in hot]
-    if not alone or len(alone) > max(FEW, FEW_SHARE * len(over)):
+    if not alone or len(alone) > min(MOST, max(FEW, FEW_SHARE * len(over))):
         return []
 
     def is_alone(k: int) -> bool:

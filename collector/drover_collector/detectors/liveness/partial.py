@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drover_collector.detectors._lib.metrics import Ints
-from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.texts import place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
@@ -77,9 +77,11 @@ class PartialReports:
         begins = (self.since_ms == 0) & (missing > 0) & counts
         self.since_ms = np.where(begins, bucket.start_ms, np.where(self.share < rate * ENDS_SHARE, 0, self.since_ms))
         flagged = self.share >= np.where(self.reported, ENDS_SHARE, MISSING_SHARE)
-        if flagged.any():
-            of_node, _ = group_medians(self.share, index.gpu_node.astype(np.int64), index.node_count)
-            flagged &= ~(of_node > OTHERS_SHARE)[index.gpu_node]
+        flagged &= self.absent <= COUNTED  # else it is lost, or its node is silent
+        for g in np.flatnonzero(flagged).tolist():
+            first, end = (int(of) for of in index.first_gpu[index.gpu_node[g] : index.gpu_node[g] + 2])
+            others = np.delete(self.share[first:end], g - first)
+            flagged[g] = not len(others) or float(np.median(others)) <= OTHERS_SHARE
         self.reported = flagged
         for g in np.flatnonzero(flagged).tolist():
             yield self._finding(window, g, now_ms)

@@ -154,7 +154,8 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
     hot_racks = {rack for rack, streak in enumerate(s.racks.streak.tolist()) if streak >= PERSIST}
     found += _gpus(window, s, hot_racks, now_ms)
     if s.model is not None:
-        warm = [rack for rack in np.flatnonzero(s.model.rise.hot_racks).tolist() if rack not in hot_racks]
+        hot = np.flatnonzero(s.model.rise.hot_racks).tolist()
+        warm = [rack for rack in hot if index.racks[rack] and rack not in hot_racks]
         found += [_warm_rack(window, s.model, rack, now_ms) for rack in warm]
     found += _hot_memory(window, s, now_ms)
     return found, s
@@ -252,8 +253,8 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
     temp, power, limit = (column(window, name) for name in ("gpu_temp_c", "power_w", "power_limit_w"))
     newest = window.newest
     s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
-    if s.memory is not None and "memory_temp_c" in newest.gpu:
-        memory = newest.gpu["memory_temp_c"]
+    if s.memory is not None:
+        memory = column(window, "memory_temp_c")
         active, used = column(window, "dram_active_ratio"), column(window, "memory_util_ratio")
         traffic = np.where(np.isnan(active), used, active)
         s.memory.advance(newest.end_ms, memory, temp, s.model.load, traffic)

@@ -36,8 +36,9 @@ BLOCK_MS = 300_000
 LEARN_BLOCKS = 6  # before a GPU is judged: half an hour
 MEMORY = 288  # blocks of forgetting: a day
 WARM_MS = 300_000  # after a gap, until the filters hold what came before
+GAP_MS = 60_000  # a shorter one is a node that is read seldom, or lost a sample
 MORE_POWER = 1.2  # than the highest power so far, where no limit is read
-MOST_GAP = 0.5  # of a block's buckets may be missing
+LEAST_BUCKETS = 0.25  # of a block's must be there: a node may be read each 30 s
 
 # Expected rise at the power limit and its spread, degC, before anything is learnt: 40 over all three parts, as boards
 # have (H100: 0.060 degC/W x 700 W). The parts differ by little, so what moves together is split evenly.
@@ -61,6 +62,7 @@ NOISE_C, NOISE_SHARE = 0.35, 0.03  # least noise of a block, degC and share of t
 UNSTEADY_C = 4.0  # and for a load that moved within the block by one limit (standard deviation)
 NOISE_BLOCKS = 24  # over which the noise is learnt
 K, LIMIT, CLIP, KEEP = 1.0, 12.0, 4.0, 4.0  # of the test; KEEP: over the limit, so that it ends within four good blocks
+FADES = 0.1  # of the score, in a block that cannot be judged
 SUSPECT = 3.0  # of the test, from which on a block is not learnt
 LEAST_SHARE, LEAST_C = 0.08, 0.7  # a smaller rise is not reported
 ALONE = 2.0  # times as much warmer as any other GPU of the node
@@ -125,7 +127,8 @@ class RiseTest:
         judged = judged & ~np.isnan(z)
         step = np.clip(np.where(judged, z, 0.0), -CLIP, CLIP) - K
         before = self.score
-        self.score = np.where(judged, np.clip(before + step, 0.0, LIMIT + KEEP), before)
+        # What cannot be judged for hours, at another load, must not stay suspect: it would never be learnt.
+        self.score = np.where(judged, np.clip(before + step, 0.0, LIMIT + KEEP), np.maximum(before - FADES, 0.0))
         self.since_ms[(before == 0) & (self.score > 0)] = block * BLOCK_MS
         return np.asarray(z)
 
@@ -145,7 +148,7 @@ class _Loads:
         self.of_node = np.full(nodes, np.nan)  # mean of its GPUs, filtered
         self._scale_w = np.full(len(node), np.nan)  # first power limit; where none is read, the highest power
         self._limited = np.zeros(len(node), bool)  # it is a limit
-        self._warm_ms = np.zeros(len(node))
+        self._warm_ms, self._gap_ms = np.zeros(len(node)), np.zeros(len(node))
 
     def rescale(self, power: Floats, limit: Floats) -> tuple[Ints, Floats]:
         """Set what loads are a share of. Return the GPUs whose scale changed, and the old one over the new.
@@ -176,7 +179,8 @@ class _Loads:
         share = -np.expm1(-length_ms / 1000 / TAUS_S[1])
         after = np.where(np.isnan(self.of_node), mean, self.of_node + share * (mean - self.of_node))
         self.of_node = np.where(count > 0, after, self.of_node)
-        self._warm_ms = np.where(known, self._warm_ms + length_ms, 0.0)
+        self._gap_ms = np.where(known, 0.0, self._gap_ms + length_ms)
+        self._warm_ms = np.where(self._gap_ms > GAP_MS, 0.0, self._warm_ms + length_ms)
         return np.asarray(known & (self._warm_ms >= WARM_MS))
 
 
@@ -310,7 +314,7 @@ class HeatModel:
     def _judge(self, block: int) -> None:
         """Judge the block that has ended, and learn from it."""
         sums = self._sums
-        there = sums.count > max(1.0, MOST_GAP * self._buckets)
+        there = sums.count > max(1.0, LEAST_BUCKETS * self._buckets)
         count = np.maximum(sums.count, 1)
         x, y = sums.x / count[:, None], sums.y / count
         load, around = x[:, 1], x[:, OWN]

@@ -14,8 +14,8 @@ from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.detectors.thermal.heat_model import (
     BLOCK_MS,
+    LEAST_BUCKETS,
     LEAST_LOAD,
-    MOST_GAP,
     NODE_GPUS,
     SEEN_BLOCKS,
     OffsetsByLoad,
@@ -66,7 +66,7 @@ class MemoryHeat:
         self._block = block
 
     def _judge(self, block: int) -> None:
-        there = self._count > max(1.0, MOST_GAP * self._buckets)
+        there = self._count > max(1.0, LEAST_BUCKETS * self._buckets)
         apart, load, traffic = self._sums / np.maximum(self._count, 1)
         offset_c, seen = self._offsets.at(load, traffic)
         rest_c = np.where(there & (seen >= SEEN_BLOCKS), apart - offset_c, np.nan)
