@@ -116,7 +116,7 @@ def test_it_ends_when_the_gpu_answers_again_and_outlives_a_restart() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_a_gpu_of_a_small_node_is_compared_with_its_only_neighbour_or_with_its_node(gpus: int) -> None:
+def test_a_node_with_one_gpu_or_two_has_nothing_to_compare_with(gpus: int) -> None:
     index, state, found = small_fleet(4, gpus=gpus), None, []
     held, interval = Buckets(KEPT), ReportInterval(index)
     for number in range(120):
@@ -130,7 +130,7 @@ def test_a_gpu_of_a_small_node_is_compared_with_its_only_neighbour_or_with_its_n
         window = Window(index, held.all(), True, (), START_MS, report_interval=interval)
         findings, state = liveness.detect(window, state, bucket.end_ms + LAG_MS)
         found += findings
-    assert {(f.cause, f.node, f.gpu) for f in found} == {("gpu_partial", "n01", 0)}
+    assert found == []
 
 
 def test_a_gpu_that_is_lost_in_the_end_is_no_longer_partly_there() -> None:

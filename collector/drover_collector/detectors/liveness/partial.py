@@ -30,7 +30,7 @@ NAME = "liveness"
 MEMORY_MS = 600_000  # of the mean share that is missing
 MISSING_SHARE, ENDS_SHARE = 0.15, 0.05  # of the GPU's values, from which it is reported, below which no longer
 OTHERS_SHARE = 0.03  # of the node's median GPU: more is the agent or its network
-FEW = 3  # GPUs of a node: in smaller ones a GPU is compared with the other alone
+FEW = 3  # GPUs of a node, at least: in smaller ones nothing says whether the GPU or its node loses rows
 COUNTED = 3  # buckets in a row without any value: a longer absence is a lost or reset GPU
 
 
@@ -82,9 +82,7 @@ class PartialReports:
         for g in np.flatnonzero(flagged).tolist():
             first, end = (int(of) for of in index.first_gpu[index.gpu_node[g] : index.gpu_node[g] + 2])
             of_node = self.share[first:end]
-            if len(of_node) < FEW:  # its median would be its own
-                of_node = np.delete(of_node, g - first)
-            flagged[g] = not len(of_node) or float(np.median(of_node)) <= OTHERS_SHARE
+            flagged[g] = len(of_node) >= FEW and float(np.median(of_node)) <= OTHERS_SHARE
         self.reported = flagged
         for g in np.flatnonzero(flagged).tolist():
             yield self._finding(window, g, now_ms)
