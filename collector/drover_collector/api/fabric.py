@@ -27,10 +27,7 @@ from drover_collector.detectors._lib.inventory import Inventory
 from drover_collector.detectors._lib.robust import group_medians
 from drover_collector.detectors._lib.texts import listing
 from drover_collector.detectors.links.detector import NAME as LINKS
-from drover_collector.detectors.links.ports import (
-    ports_of,
-    ports_version,
-)
+from drover_collector.detectors.links.ports import ports_of, ports_version
 from drover_collector.fleet.buckets import Bucket, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import Scope

@@ -156,7 +156,7 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
 def could_not_judge(window: Window) -> list[str]:
     have, result = window.newest.gpu, []
     if not (window.newest.jobs >= 0).any():
-        result.append("hung jobs: no data on which job holds which GPU; they are guessed")
+        result.append("hung jobs: no data on which job holds which GPU; jobs are guessed")
     elif "gpu_util_ratio" not in have:
         result.append("hung jobs: the data lacks gpu_util_ratio")
     elif not any(metric in have for metric in LEVELS):

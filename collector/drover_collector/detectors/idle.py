@@ -294,12 +294,6 @@ def _some_rest(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> 
     _rests(number, gpu, node, 16)
 
 
-def _left_over(number: int, gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
-    _rests(number, gpu, node)
-    gpu["compute_processes"] = np.zeros(len(gpu["power_w"]))
-    gpu["compute_processes"][5] = 1.0
-
-
 EXAMPLES = (
     Example("a checkpoint of ten minutes", lambda: play(small_fleet(), 63, _rests), frozenset()),
     Example(

@@ -41,7 +41,7 @@ STORM_BUCKETS = 3
 MINUTE_MS = 60_000
 
 # Errors that come again and again, as from one weak row, before its storm or its remap. A stray error is alone in its
-# minute: of 1,536 A100 boards 4.5 % had any corrected error in a year (Perlmutter). Limits are our own.
+# minute, and 4.5 % of Perlmutter's boards had any corrected error. The limits are our own.
 BURSTS_MS = 1_800_000
 BURST_MINUTES = 8.0  # of these with errors
 BURST_ERRORS = 20.0

@@ -88,7 +88,7 @@ def test_one_node_that_is_ahead_is_a_note_until_nobody_follows_for_two_hours() -
     assert "an older version" in found.summary
     (found,) = fleet.look(3 * HOUR + MINUTE)
     assert (found.severity, found.action) == (Severity.WARNING, RecommendedAction.WATCH)
-    assert "silence it until then" in found.advice
+    assert "silence it until the others follow" in found.advice
 
 
 def test_a_rollout_is_no_fault_of_the_rest_and_who_was_missed_is_reported_when_it_rests() -> None:

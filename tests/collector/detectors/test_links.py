@@ -21,12 +21,8 @@ from drover_collector.detectors._lib.robust import Grouping
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.links import detector as links
 from drover_collector.detectors.links import port_state, texts
-from drover_collector.detectors.links.port_state import (
-    PortState,
-)
-from drover_collector.detectors.links.ports import (
-    Port,
-)
+from drover_collector.detectors.links.port_state import PortState
+from drover_collector.detectors.links.ports import Port
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex

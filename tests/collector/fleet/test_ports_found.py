@@ -13,9 +13,7 @@ from drover_collector.detectors._lib.examples import LAG_MS as EXAMPLE_LAG_MS
 from drover_collector.detectors._lib.examples import small_fleet, training_bucket
 from drover_collector.detectors._lib.inventory import Inventory, served_by
 from drover_collector.detectors.links import detector as links
-from drover_collector.detectors.links.ports import (
-    ports_of,
-)
+from drover_collector.detectors.links.ports import ports_of
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex

@@ -161,10 +161,12 @@ def finding(detector: str, window: Window, deviations: Sequence[Deviation], now_
 def _advice(d: Deviation) -> str:
     if not d.ahead:
         return d.attribute.advice
-    trial = "Nothing to do if this is a trial or the start of a rollout"
     if not d.lasting:
-        return f"{trial}."
-    return f"{trial}: silence it until then. Else bring it to the peers' version: jobs across both can fail."
+        return "Nothing to do if this is a trial or the start of a rollout."
+    return (
+        "If this is a trial, silence it until the others follow. Else bring it to the peers' version: jobs across both"
+        " can fail."
+    )
 
 
 def _sentence(d: Deviation) -> str:

@@ -1,18 +1,18 @@
 """Find the network port, or the leaf switch, that congestion comes from. A job that congests its own ports is no fault.
 
-Counters of waiting and retrying (RATES) depend on the job, its phase and the counter's own tick, so there is no limit
-in absolute numbers. Each port's rate, as a logarithm, is compared with its own past and, in the same minute, with the
-other ports of its job.
+Counters of waiting and retrying (METRICS) depend on the job, its phase and the counter's own tick. So beyond a floor
+each port's rate, as a logarithm, is compared with its own past in this job and, in the same minute, with the other
+ports of the job; where nobody names the job, with all ports.
 
 - Most ports of a leaf have risen RISE times over their past, and few elsewhere: the leaf switch is hot. A job's ports
-  on other leafs must not have risen; a job that is on this leaf only proves it together with another one.
+  on other leafs must not have risen; a job that is on this leaf only proves it together with another one, or when it
+  lasts.
 - One port of a job has risen, RISE times as much as the job's others: that port, its cable or its switch port.
 - Ports on three nodes have risen so in the same minutes, where nobody says which leaf they are at: a switch that they
   probably share.
-- Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported, unless all are on one
-  leaf and it lasts.
+- Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
 
-InfiniBand's port_xmit_wait counts ticks with data to send and no credit (IBTA 1.4, 16.1.3.5). RoCE's out_of_sequence
+InfiniBand's port_xmit_wait counts ticks with data to send and no credit. RoCE's out_of_sequence
 and packet_seq_err grow where packets are lost, rp_cnp_handled where switches mark congestion (NVIDIA, "Understanding
 mlx5 ethtool counters"). The judgement is made once a minute.
 """
@@ -30,9 +30,7 @@ from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.detectors._lib.texts import listing
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.links.ports import (
-    PortLayout,
-)
+from drover_collector.detectors.links.ports import PortLayout
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.ports import fitted
 from drover_core.metrics.catalog import BY_NAME
@@ -53,7 +51,7 @@ MINUTE_MS = 60_000
 RISE = 4.0  # times its own past, and times the other ports of its job
 SIGMAS = 4.0  # and so far outside its own past
 LEAST_SIGMA = 0.25  # of the logarithm: what a healthy port's minute differs by
-# Fewer delay nobody. A tick of port_xmit_wait is about 4 ns on adapters of today, so this is 0.3 % of the time.
+# Fewer delay nobody: our own floor. With a tick of port_xmit_wait of 4 ns it is 0.3 % of the time; adapters differ.
 LEAST_PER_MINUTE = np.array([5e7 if metric == "tx_wait" else 60.0 for metric in METRICS])[:, None]
 LEARN = 10  # minutes before a port's own past counts
 FORGET = 240.0  # minutes over which it is forgotten
@@ -289,14 +287,14 @@ def _leaf_finding(window: Window, layout: PortLayout, leaf: str, mine: Ints, sin
     names, ports = [window.index.nodes[n].name for n in np.unique(layout.of_node[mine]).tolist()], len(mine)
     text = f"{ports} ports on {listing(names)} wait or retry over {RISE:g} times as much as before"
     where = f"Leaf {leaf} is congested" if leaf else "A switch is congested that these ports probably share"
-    rest = "ports of other leafs do not" if leaf else "the other ports of their jobs do not"
+    rest = "ports of other leafs do not" if leaf else "other ports do not"
     return Finding(
         NAME, IncidentKind.LINK, "hot_switch", "leaf", None, None, tuple((name, None) for name in names), now_ms,
         since_ms, Severity.WARNING, 0.7, RecommendedAction.ADVISE,
         f"{where}: {text}; {rest}.",
         "Check the switch (buffers, uplinks that are down, a routing change), not the nodes. Give new jobs to other"
         " leafs.",
-        (Evidence(text, "tx_wait", None, None, None, ports, since_ms, window.newest.end_ms),),
+        (Evidence(text, from_ms=since_ms, to_ms=window.newest.end_ms, peers=ports, key=f"congestion of leaf {leaf}"),),
         snapshot={"leafs": {leaf: True}} if leaf else {},
     )  # fmt: skip
 
@@ -308,13 +306,13 @@ def _port_finding(
     metric, rate, usual = shown
     port, index = layout.ports[k], window.index
     node = index.nodes[port.node].name
-    text = f"{rate:,.0f} {BY_NAME[metric].label} per minute, {usual:,.0f} before; its job's other ports are as usual"
+    text = f"{rate:,.0f} {BY_NAME[metric].label} per minute, {usual:,.0f} before; other ports have not risen so"
     fact = Evidence(
         f"port {port.name} has {text}", metric, rate, usual, None, None, since_ms, window.newest.end_ms, port.name
     )
     return Finding(
         NAME, IncidentKind.LINK, "congested_port", "node", node, None, ((node, None),), now_ms, since_ms,
-        Severity.WARNING, 0.7, RecommendedAction.ADVISE, f"Port {port.name} of node {node} holds up its job: {text}.",
+        Severity.WARNING, 0.7, RecommendedAction.ADVISE, f"Port {port.name} of node {node} is congested: {text}.",
         "Check the cable, its transceivers and the switch port, then the node's PCIe link to this adapter.",
         (fact,), window.job_of(int(index.first_gpu[port.node])) if index.nodes[port.node].gpus else None,
     )  # fmt: skip

@@ -21,9 +21,7 @@ from drover_collector.detectors.links.port_state import (
     graded,
     own_flaps,
 )
-from drover_collector.detectors.links.ports import (
-    Port,
-)
+from drover_collector.detectors.links.ports import Port
 from drover_collector.fleet.buckets import Floats
 from drover_core.metrics.catalog import BY_NAME
 from drover_core.model.events import (

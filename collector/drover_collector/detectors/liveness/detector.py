@@ -95,7 +95,7 @@ class Reception:
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
 
     def usual_gap_ms(self, now_ms: int) -> int:
-        """Return how long a silence must be to be longer than those that this site has by the way; 0: it has few."""
+        """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none."""
         while self.gaps and now_ms - self.gaps[0][0] > GAPS_MS:
             self.gaps.popleft()
         if len({n for _, _, n in self.gaps}) < GAPS_USUAL:

@@ -109,12 +109,12 @@ class PartialReports:
     def _finding(self, window: Window, g: int, now_ms: int) -> Finding:
         node, gpu = window.index.member(g)
         since = int(self.since_ms[g]) or now_ms
-        text = f"{self.share[g]:.0%} of its values are missing, none of its neighbours'"
+        text = f"{self.share[g]:.0%} of its values are missing, and few of its neighbours'"
         return Finding(
             NAME, IncidentKind.LIVENESS, "gpu_partial", "gpu", node, gpu, ((node, gpu),), now_ms, since,
             Severity.WARNING, 0.7, RecommendedAction.ADVISE,
             f"{place(node, gpu)} answers only in part: {text}.",
             "Check the node's kernel log for XIDs and PCIe errors of this GPU. Give it no new long job; when it is"
-            " free, reset it and run a diagnostic. GPUs have failed within hours of this.",
+            " free, reset it and run a diagnostic. GPUs have fallen off the bus after this.",
             (Evidence(text, from_ms=since, to_ms=window.newest.end_ms),), window.job_of(g),
         )  # fmt: skip

@@ -156,7 +156,7 @@ def _flagged(s: StragglerState, count: int) -> Bools:
 def could_not_judge(window: Window) -> list[str]:
     have, result = window.newest.gpu, []
     if not (window.newest.jobs >= 0).any():
-        return ["stragglers: no data on which job holds which GPU; they are guessed"]
+        return ["stragglers: no data on which job holds which GPU; jobs are guessed"]
     if "sm_clock_mhz" not in have:
         result.append("slow clocks: the data lacks sm_clock_mhz")
     if "sm_active_ratio" not in have and "tensor_active_ratio" not in have:

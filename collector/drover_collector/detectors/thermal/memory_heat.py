@@ -25,7 +25,7 @@ from drover_collector.fleet.buckets import Floats
 
 NOISE_C = 0.7  # least noise of a block: two sensors in whole degrees
 LEAST_C = 5.0  # a smaller rise is not reported
-BLIND_C = 10.0  # where the traffic is unknown: HBM at full traffic takes 40 to 60 W, which warm it by 4 to 6 degC
+BLIND_C = 10.0  # where the traffic is unknown, which warms HBM by itself: our own limit
 LOAD_STEADY = 0.1  # of the power limit, between two blocks: HBM cools later than the core
 
 

@@ -264,14 +264,14 @@ class Physics:
             + p["slot_hot"]
         )
 
-    def _heat(self, h: float, pd, pm, air, r_sa, r_ds, r_hs, flow) -> None:  # noqa: ANN001
+    def _heat(self, h: float, pd, pm, air, r_sa, r_ds, r_hs, flow) -> None:
         """One backward Euler step of the three nodes. Convection goes with flow^0.8 (turbulent duct)."""
         f, p = self.f, self.f.p
         v = np.maximum(self.v[f.g_node], 0.1) / 0.8
         gs = np.where(self.liquid, flow[f.g_node] ** 0.5, v**0.8) / r_sa
         gd, gh, gdh = 1 / r_ds, 1 / r_hs, 1 / p["r_dh"]
         cd, ch, cs = p["c_d"] / h, p["c_h"] / h, p["c_s"] / h
-        # die:  (cd+gd+gdh) Td - gdh Th - gd Ts = cd Td0 + pd ;  HBM likewise; put both into the sink's row
+        # die:  (cd+gd+gdh) Td - gdh Th - gd Ts = cd Td0 + pd ;  HBM the same; put both into the sink's row
         a, b = cd + gd + gdh, ch + gh + gdh
         det = a * b - gdh * gdh
         rd, rh = cd * self.td + pd, ch * self.th + pm
@@ -287,7 +287,7 @@ class Physics:
         goal = np.clip(0.38 + (hot - 45) * 0.018, 0.35, 1.0) * flow
         self.v = self.v + (goal - self.v) * (1 - np.exp(-h / 25))
 
-    def _watch(self, t: float, jid, own, te, nic, act, slow) -> None:  # noqa: ANN001
+    def _watch(self, t: float, jid, own, te, nic, act, slow) -> None:
         for w in self.watch:
             if not w["t0"] <= t < w["t1"]:
                 continue

@@ -112,7 +112,7 @@ class Placer:
             return a, None
         return a, min(self.end - 30, a + low + self.rng.exponential(1800))
 
-    def take(self, fault: Fault, jobs: list[Job] = []) -> None:  # noqa: B006
+    def take(self, fault: Fault, jobs: list[Job] = []) -> None:
         b = self.end if fault.end is None else fault.end
         if not fault.begin:
             fault.begin = fault.start
@@ -273,13 +273,13 @@ class Placer:
         rng, f = self.rng, self.f
         a, b = self.span()
         s = float(np.clip(rng.lognormal(np.log(0.11), 0.6), 0.035, 0.35))
-        two = lambda j: len(j.gpus) >= 4 or len(j.nodes(f)) > 1  # noqa: E731
+        two = lambda j: len(j.gpus) >= 4 or len(j.nodes(f)) > 1
         need: tuple[str, ...] = ()
         ok = two
         if cause == "nic":
             need, ok = ("tx_bytes",), lambda j: two(j) and j.inter > 0.02
         elif cause == "nvlink":
-            ok = lambda j: two(j) and j.intra > 0.01 and f.boards[int(f.gnode[j.gpus[0]])].links > 0  # noqa: E731
+            ok = lambda j: two(j) and j.intra > 0.01 and f.boards[int(f.gnode[j.gpus[0]])].links > 0
             need = ("nvlink_active_links",)
         elif cause == "pcie":
             need, ok = ("pcie_width",), lambda j: two(j) and f.boards[int(f.gnode[j.gpus[0]])].width == 16
@@ -487,7 +487,7 @@ class Placer:
             self.take(fault)
             return True
         need = ("memory_temp_c",) if cause == "hbm" else ()
-        air = lambda j: not f.boards[int(f.gnode[j.gpus[0]])].liquid  # noqa: E731
+        air = lambda j: not f.boards[int(f.gnode[j.gpus[0]])].liquid
         got = self.busy(
             a - lead,
             b,
@@ -1125,7 +1125,7 @@ class Placer:
         gpus = f.gpus_of(n) if whole else np.array([g])
         members = [[f.name(n), None]] if whole else [f.member(g)]
         sev = 1.0
-        effect: Effect = lambda w, t, h: None  # noqa: E731
+        effect: Effect = lambda w, t, h: None
         if cause == "driver":  # an image that was not rolled out: other host overhead and power manager
             slow = rng.uniform(0, 0.03)  # release notes: launches and copies some per cent slower or faster
             key_change(n, None, "driver_version", str(rng.choice(["535.129.03", "550.54.15", "560.35.05"])), a)

@@ -87,7 +87,7 @@ class World:
         G, N, L = f.G, f.N, len(f.lnode)
         self.h = plan.h
         b = [f.boards[n] for n in f.gnode]
-        get = lambda a: np.array([float(getattr(x, a)) for x in b])  # noqa: E731
+        get = lambda a: np.array([float(getattr(x, a)) for x in b])
         self.tdp, self.fmax, self.fidle, self.fmem = get("tdp"), get("fmax"), get("fidle"), get("fmem")
         self.liquid = get("liquid") > 0
         self.slow_c, self.hot_c = get("slow_c"), get("hot_c")
@@ -222,7 +222,7 @@ class World:
         self.jid = np.full(G, J)
         self.wgt = np.ones(G)
         self.changes: dict[int, list[tuple[np.ndarray, int]]] = {}
-        col = lambda a, none=0.0: np.array([float(getattr(j, a)) for j in self.jobs] + [none])  # noqa: E731
+        col = lambda a, none=0.0: np.array([float(getattr(j, a)) for j in self.jobs] + [none])
         self.jp = {
             a: col(a)
             for a in (
@@ -565,7 +565,7 @@ class World:
         )
         deg = 10.0 if f.tenths else 1.0
         temp = np.round((self.T + rng.normal(0, 0.3, G)) * deg) / deg
-        jit = lambda v, e: np.clip(v * (1 + e * rng.standard_normal(G)), 0, 1)  # noqa: E731
+        jit = lambda v, e: np.clip(v * (1 + e * rng.standard_normal(G)), 0, 1)
         fp = self.shape[:, jid]
         nvt = (
             self.nv_bps * 0.35 * np.minimum(1, (jp["intra"][jid] + 0.02) * 3) * s["rate"] * (self.sync[jid]) * self.m_nv
