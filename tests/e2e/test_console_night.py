@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 import pytest
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from drover_core.model.events import Incident, from_json
 from drover_core.model.fleet import dump_toml
@@ -111,7 +112,8 @@ def test_a_gpu_of_the_table_is_chosen_and_any_metric_is_charted(console: Console
         at_rest(page)
         if "metric=memory_temp_c" not in page.url:
             page.get_by_role("combobox").nth(1).click()
-            page.get_by_role("option", name="HBM temperature").click()
+            with suppress(PlaywrightTimeoutError):
+                page.get_by_role("option", name="HBM temperature").click(timeout=5_000)
             page.wait_for_timeout(3_000)
         return "metric=memory_temp_c" in page.url
 

@@ -47,17 +47,15 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
         yield f"http://127.0.0.1:{port}", [node.name for node in spec.nodes]
 
 
-@pytest.fixture(params=["dark", "light"])
-def tab(request: pytest.FixtureRequest) -> Iterator[Tab]:
-    with lone_tab(request.param) as made:
+@pytest.fixture
+def tab() -> Iterator[Tab]:
+    with lone_tab("dark") as made:
         yield made
 
 
-def test_from_the_slow_gpu_to_its_node_and_back(
-    console: tuple[str, list[str]], tab: Tab, request: pytest.FixtureRequest
-) -> None:
+def test_from_the_slow_gpu_to_its_node_and_back(console: tuple[str, list[str]], tab: Tab) -> None:
     url, nodes = console
-    page, theme = tab.page, request.node.callspec.params["tab"]
+    page = tab.page
     page.goto(f"{url}/probes")
     page.get_by_text("gemm_bf16, TFLOP/s", exact=True).first.wait_for()
     mark = page.locator("g.mark")
@@ -65,29 +63,29 @@ def test_from_the_slow_gpu_to_its_node_and_back(
     assert mark.count() == 1, "what failed, and nothing else"
     page.get_by_text(f"{nodes[0]} GPU {probed.SLOW}", exact=True).first.wait_for()
     page.get_by_text("no result").first.wait_for()
-    tab.shot(f"probes-{theme}")
+    tab.shot("probes")
 
     mark.first.click()
     page.wait_for_url(re.compile(rf"/probes\?.*node={nodes[0]}.*gpu={probed.SLOW}"))
     page.get_by_text("Between its GPUs, GB/s").first.wait_for()
     assert page.locator("g.mark").count() == 8, "the node's own GPUs"
     assert page.locator("td.pass").count() == 56
-    tab.shot(f"probes-node-{theme}")
+    tab.shot("probes-node")
 
     page.goto(f"{url}/probes?node={nodes[1]}&figure=p2p")
     page.locator("td.fail").first.wait_for()
     assert sorted(page.locator("td.fail").all_inner_texts())[0].startswith("! 18")
     assert page.locator("td.fail").count() == 2, "both ways of one link"
-    tab.shot(f"probes-matrix-{theme}")
+    tab.shot("probes-matrix")
 
     page.goto(f"{url}/probes?node={nodes[3]}&gpu={probed.SLOW}&figure=hbm_copy")
     page.locator("canvas").first.wait_for()
     page.get_by_text("what it gave before").first.wait_for()
-    tab.shot(f"probes-history-{theme}")
+    tab.shot("probes-history")
 
     page.goto(f"{url}/node?node={nodes[2]}")
     page.get_by_text("WRONG").first.scroll_into_view_if_needed()
     page.get_by_text("absent", exact=True).first.wait_for()
-    tab.shot(f"node-probes-{theme}")
+    tab.shot("node-probes")
     page.goto(f"{url}/probes?node={nodes[-1]}")
     page.get_by_text(f"{nodes[-1]} was never probed.").first.wait_for()

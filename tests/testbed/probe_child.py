@@ -92,6 +92,7 @@ def main(part: str, file: Path) -> None:
         other_group = subprocess.Popen([sys.executable, "-c", loop], process_group=0)
         file.write_text(f"{same.pid} {other_group.pid}")
         if request["level"] == "deep":
+            say("progress", text="both are there")
             wait()
     elif part == "junk":
         sys.stdout.buffer.write(b"\xff\x00 not ours\n[1]\n{}\n3\nnull\n" + b"x" * (3 << 20) + b"\n")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +33,21 @@ def command(part: str, file: Path | None = None) -> list[str]:
 def run(part: str, file: Path | None = None, **fields: object) -> Report:
     request = Request(**({"probes": ("gemm_bf16",)} | fields))  # type: ignore[arg-type]  # checked by the dataclass
     return Runner(request, command=command(part, file)).run()
+
+
+def run_late(
+    part: str, after: str, monkeypatch: pytest.MonkeyPatch, file: Path | None = None, **fields: object
+) -> Report:
+    """Like `run`, with time for 20 s; 25 pass as soon as the child shows `after`. So no load decides the end."""
+    passed = [0.0]
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    request = Request(**({"probes": ("gemm_bf16",), "timeout_s": 20.0} | fields))  # type: ignore[arg-type]  # as above
+
+    def show(text: str) -> None:
+        if text == after:
+            passed[0] = 25.0
+
+    return Runner(request, show_progress=show, command=command(part, file)).run()
 
 
 def is_gone(pid: int) -> bool:
@@ -239,12 +255,12 @@ def test_cuda_that_fails_for_another_reason_is_no_matter_of_the_installation(tmp
         child.unfit(torch, str(uvm))
 
 
-def test_what_ends_the_run_later_counts_more_than_a_failure() -> None:
-    report = run("fails", probes=("gemm_bf16", "launch"), level=Level.DEEP, timeout_s=0.5)
+def test_what_ends_the_run_later_counts_more_than_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = run_late("fails", "launch", monkeypatch, probes=("gemm_bf16", "launch"), level=Level.DEEP)
     assert (report.end, report.probe, report.detail) == (
         End.TIMEOUT,
         "launch",
-        "took longer than 0.5 s, last in launch",
+        "took longer than 20 s, last in launch",
     )
 
 
@@ -274,10 +290,10 @@ def test_more_memory_than_it_may_take_ends_it() -> None:
     assert "it may take 200 MiB" in report.detail
 
 
-def test_a_timeout_names_what_it_was_in() -> None:
-    report = run("hang", timeout_s=0.5)
+def test_a_timeout_names_what_it_was_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = run_late("hang", "  cpu: bf16 128", monkeypatch)
     assert report.end is End.TIMEOUT
-    assert report.detail == "took longer than 0.5 s, last in gemm_bf16, cpu: bf16 128"
+    assert report.detail == "took longer than 20 s, last in gemm_bf16, cpu: bf16 128"
 
 
 @pytest.mark.parametrize("part", ["obedient", "deaf"])
@@ -315,9 +331,9 @@ def test_a_node_is_given_back_within_a_second_by_the_sum_of_its_steps() -> None:
 
 
 @pytest.mark.parametrize("level", [Level.QUICK, Level.DEEP])
-def test_nothing_of_its_session_is_left(level: Level, tmp_path: Path) -> None:
+def test_nothing_of_its_session_is_left(level: Level, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "family"
-    report = run("family", file, level=level, timeout_s=1.0 if level is Level.DEEP else 30.0)
+    report = run_late("family", "  both are there", monkeypatch, file, level=level)
     assert report.end is (End.TIMEOUT if level is Level.DEEP else End.DONE)
     pids = [int(word) for word in file.read_text().split()]
     assert len(pids) == 2

@@ -14,7 +14,7 @@ import pytest
 from testbed.acting_history import Plan, play, random_plan, shrunk
 from testbed.acting_mutations import MUTATIONS, Mutation
 
-HISTORIES = int(os.environ.get("DROVER_HISTORIES", "40"))  # some 0.5 s each
+HISTORIES = int(os.environ.get("DROVER_HISTORIES", "20"))  # some 0.5 s each
 AT_ONCE = 10
 TRIES = 60  # histories until a mutation must have been found
 

@@ -104,7 +104,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.store.rollups.rollups.PIECE_ROWS", 1000)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.usefixtures("small_pieces")
 def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
     """Buckets judged and left out, rows late by seconds or an hour, resends, and charts that ask all the while."""
