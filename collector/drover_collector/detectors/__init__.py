@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from drover_collector.detectors import hang, idle, memory
+from drover_collector.detectors import idle, memory
 from drover_collector.detectors._lib.examples import Example
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.drift import detector as drift
+from drover_collector.detectors.hang import detector as hang
 from drover_collector.detectors.kernel import detector as kernel
 from drover_collector.detectors.links import detector as links
 from drover_collector.detectors.liveness import detector as liveness

@@ -117,7 +117,7 @@ class DetectorRunner:
                 continue
             finally:
                 self.context.seconds[detector.name] += time.perf_counter() - began
-            found += findings if judged is window else [doubted(finding) for finding in findings]
+            found += [doubted(finding) for finding in findings]
         return found
 
     def _guessed(self, window: Window, of_nodes: bool) -> Window:

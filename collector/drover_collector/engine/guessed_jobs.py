@@ -5,7 +5,7 @@ job. A guess only gets finer: when some GPUs of a group pause and begin again to
 a job of their own. A GPU that pauses by itself works by itself, as a replica of a service does, and leaves its group.
 
 Until such a sign is seen, the GPUs of one node that have worked alike for a while are compared with each other where
-that is enough: a slow GPU among those that wait needs no other node. Whether a job hangs cannot be said from one node.
+that is enough: a slow GPU among those that wait needs no other node. For hangs see detectors/hang/stops.py.
 
 What is found by a guess says so, and asks for a probe at most: another grouping could explain it.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from drover_collector.detectors._lib.metrics import Codes, Ints
 from drover_collector.detectors._lib.robust import Bools, group_medians
-from drover_collector.fleet.buckets import Bucket, Floats
+from drover_collector.fleet.buckets import GUESSED, Bucket, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
     WANTED_ORDER,
@@ -27,7 +27,6 @@ from drover_core.model.events import (
     RecommendedAction,
 )
 
-PREFIX = "guessed job "
 USERS = frozenset({"straggler", "hang"})  # detectors that see the guesses
 OF_NODES = frozenset({"straggler"})  # those that see the GPUs of a node as a job, too
 WORKS, RESTS = 0.5, 0.2  # utilisation from which a GPU works, below which it pauses
@@ -99,7 +98,7 @@ class GuessedJobs:
         codes: Codes = np.where(bucket.jobs >= 0, bucket.jobs, guessed).astype(np.int32)
         nodes = self._index.nodes
         of_groups = (nodes[n - self._next].name if n >= self._next else str(n) for n in groups.tolist())
-        names = (*bucket.job_names, *(f"{PREFIX}{name}" for name in of_groups))
+        names = (*bucket.job_names, *(f"{GUESSED}{name}" for name in of_groups))
         return replace(bucket, jobs=codes, job_names=names)
 
     def _state(self, bucket: Bucket) -> tuple[Bools, Bools]:
@@ -177,12 +176,12 @@ class GuessedJobs:
 
 def doubted(finding: Finding) -> Finding:
     """Return a finding of a guessed job with the doubt said, and with a probe as the most it asks for."""
-    if finding.job is None or not finding.job.startswith(PREFIX):
+    if finding.job is None or not finding.job.startswith(GUESSED):
         return finding
     probe = WANTED_ORDER.index(RecommendedAction.PROBE)
     action = finding.action if WANTED_ORDER.index(finding.action) <= probe else RecommendedAction.PROBE
     doubt = Evidence(
-        "No scheduler names this job: GPUs that begin and pause together are taken as one job.", key="guessed job"
+        "No scheduler names this job: GPUs that begin, pause or stop together are taken as one job.", key="guessed job"
     )
     return replace(
         finding, job=None, action=action, confidence=round(CONFIDENCE * finding.confidence, 2),

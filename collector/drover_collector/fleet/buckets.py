@@ -52,6 +52,9 @@ class LazyColumns(Mapping[str, Floats]):
         return len(self._columns)
 
 
+GUESSED = "guessed job "  # so begin the names of jobs that nobody names
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Values of one closed bucket, laid out by a FleetIndex with N nodes and G GPUs.

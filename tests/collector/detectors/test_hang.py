@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from drover_collector.detectors import DETECTORS, hang
+from drover_collector.detectors import DETECTORS
 from drover_collector.detectors._lib.examples import (
     KEPT,
     LAG_MS,
@@ -18,6 +18,7 @@ from drover_collector.detectors._lib.examples import (
     training_bucket,
 )
 from drover_collector.detectors._lib.window import Buckets, Window
+from drover_collector.detectors.hang import detector as hang
 from drover_collector.engine.engine import Engine
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
@@ -299,3 +300,43 @@ def test_simulated_hangs_are_reported_with_the_right_gpu() -> None:
 
 def test_simulated_jobs_without_data_and_those_that_save_do_not_hang() -> None:
     assert judge(record(1321, 10, lambda spec: [Fault("hang", "data_stall", "r01n02", None, 200.0, 500.0, 0.95)])) == []
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_board_that_spins_at_nearly_full_power_shows_a_hang_by_the_rank_that_rests(rests: bool) -> None:
+    """As a T4 does: no tensor or HBM activity is read, PCIe traffic falls, power hardly does."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("tensor_active_ratio", "dram_active_ratio", "sm_active_ratio"):
+            gpu[metric][:] = np.nan
+        gpu["pcie_rx_bytes_per_s"] = np.full(64, 8e8)
+        gpu["power_w"][:] = 65.0
+        if number >= STOPS:
+            gpu["gpu_util_ratio"][:], gpu["power_w"][:], gpu["pcie_rx_bytes_per_s"][:] = 1.0, 60.0, 4e7
+            if rests:
+                rest(gpu, CULPRIT)
+
+    reported = run(change, 70)
+    assert {(f.node, f.gpu) for f in reported} == ({("n02", 5)} if rests else set())
+
+
+def test_a_gpu_that_loses_a_row_is_not_the_one_that_stopped() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= STOPS:
+            spin(gpu)
+
+    state, reported = None, []
+    for window, now_ms in play(small_fleet(), STOPS + 20, change):
+        bucket = window.newest
+        if (bucket.end_ms - START_MS) // 10_000 == STOPS + 9:  # as it is reported
+            rows = bucket.gpu_rows.copy()
+            rows[CULPRIT] = 0
+            gpu = {metric: values.copy() for metric, values in bucket.gpu.items()}
+            for values in gpu.values():
+                values[CULPRIT] = np.nan
+            window = dataclasses.replace(  # the window as it came, less a row
+                window, buckets=(*window.buckets[:-1], dataclasses.replace(bucket, gpu=gpu, gpu_rows=rows))
+            )
+        findings, state = hang.detect(window, state, now_ms)
+        reported += findings
+    assert reported and {f.cause for f in reported} == {"standstill"}

@@ -133,7 +133,13 @@ def test_a_guessed_job_that_hangs_asks_for_no_drain() -> None:
             gpu["gpu_util_ratio"][21] = 0.0
             gpu["power_w"][21] = 90
 
-    assert incidents_of(hang, 130, pauses=()) == [], "one node says nothing of the others"
-    (incident,) = incidents_of(hang, 130)
-    assert incident.kind.value == "hang" and incident.job is None
-    assert incident.action.value in ("none", "watch", "advise", "probe")
+    def barrier(number: int, gpu: Columns) -> None:
+        hang(number, gpu)
+        if number >= 40:
+            gpu["gpu_util_ratio"][21], gpu["power_w"][21] = 1.0, 250
+
+    for pauses in ((), (20, 21)):
+        (incident,) = incidents_of(hang, 130, pauses=pauses)
+        assert (incident.kind.value, incident.node, incident.gpu, incident.job) == ("hang", "n02", 5, None)
+        assert incident.action.value in ("none", "watch", "advise", "probe")
+    assert incidents_of(barrier, 130, pauses=()) == [], "all spin alike, and nobody says that they are one job"

@@ -20,7 +20,21 @@ from drover_collector.detectors._lib.metrics import Codes, Ints, column
 from drover_collector.detectors._lib.robust import Bools, Grouping
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
-from drover_collector.fleet.buckets import BUCKET_MS, Floats
+from drover_collector.detectors.hang.stops import (
+    CHANNELS,
+    FEW_SHARE,
+    LEARN_BUCKETS,
+    LEARN_RATE,
+    LEVELS,
+    RESTING,
+    RESTS,
+    SPINS,
+    WAITING_POWER,
+    WAITING_POWER_ALONE,
+    Stops,
+    still_share,
+)
+from drover_collector.fleet.buckets import BUCKET_MS, GUESSED, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import BY_NAME
 from drover_core.model.events import (
@@ -37,30 +51,11 @@ NAME = "hang"
 VERSION = 1
 QUIET_MS = 60_000  # a job that works again or has ended
 
-# Metrics that show work, and the level that a job must have reached to be judged by each.
-CHANNELS = {
-    "tensor_active_ratio": 0.02,
-    "dram_active_ratio": 0.03,
-    "nvlink_tx_bytes_per_s": 1e8,
-    "nvlink_rx_bytes_per_s": 1e8,
-    "pcie_tx_bytes_per_s": 1e7,
-    "pcie_rx_bytes_per_s": 1e7,
-}
-LEVELS = (*CHANNELS, "power_w")
-STILL = 0.05  # of the job's own level: a collective's polling kernel keeps one or two percent
-STILL_PCIE = 0.10  # hosts go on polling too
-WAITING_POWER = 0.75  # of the job's own power
-WAITING_POWER_ALONE = 0.6  # where power is the only metric
-RESTING = 0.02  # utilisation of a rank that has stopped; the only one at rest, it is as good as a metric of work
-SPINS = 0.9  # utilisation of a GPU that waits in a kernel
-RESTS = 0.5  # below it no kernel runs for most of the time
 SPINNING_SHARE = 0.5  # of the job's GPUs at least
-FEW_SHARE = 0.1  # of a job's GPUs: with more, no single GPU is the culprit
-LEARN_BUCKETS = 3
-LEARN_RATE = 0.05
 # Barriers around an evaluation or a save seldom last longer than a minute; NCCL's watchdog ends a job after ten.
 REPORT_MS = 90_000
-REPORT_ALONE_MS = 180_000  # where power is the only metric
+REPORT_ALONE_MS = 180_000  # where power is the only metric, or the GPUs' stop is all that shows the job
+GUESSED_MS = 900_000  # where nobody names the job, and no rank stands out: longer than NCCL's watchdog waits
 CRITICAL_MS = 600_000
 FORGET_MS = 600_000  # after a job has left all its GPUs
 REPORTING_SHARE = 0.9  # of a job's GPUs that must report: the others may be working
@@ -75,6 +70,7 @@ class Job:
     still_ms: int | None = None  # start of its standstill
     seen_ms: int = 0
     named: tuple[list[int], str] | None = None  # the GPUs first reported as the culprits, and what they did
+    by_its_stop: bool = False  # nobody names this job: its GPUs stopped together
 
     @property
     def channels(self) -> list[str]:
@@ -96,7 +92,9 @@ class Job:
 class HangState:
     jobs: dict[str, Job] = field(default_factory=dict)
     reopened: list[Incident] = field(default_factory=list)  # open when the collector started
+    stops: Stops = field(default_factory=Stops)
     active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
+    seen_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with a row
     held: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # the job of each GPU in the last bucket, [G]
     running: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # these jobs, in the order of their groups
     grouping: Grouping | None = None
@@ -123,19 +121,23 @@ def _resume(index: FleetIndex, s: HangState) -> None:
 def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[Finding], HangState]:
     s = state if state is not None else HangState()
     if len(s.active_ms) != window.index.gpu_count:
-        s.active_ms = np.zeros(window.index.gpu_count, np.int64)
+        s.active_ms, s.seen_ms = np.zeros((2, window.index.gpu_count), np.int64)
     if not window.fresh:
         return [], s
     _resume(window.index, s)
     bucket = window.newest
-    if s.grouping is None or not np.array_equal(bucket.jobs, s.held):
-        s.running = np.unique(bucket.jobs[bucket.jobs >= 0])  # a recorded case names all jobs of its days
-        groups = np.where(bucket.jobs >= 0, np.searchsorted(s.running, bucket.jobs), -1).astype(np.int64)
-        s.grouping, s.held = Grouping(groups), bucket.jobs
-    names = [bucket.job_names[number] for number in s.running.tolist()]
+    held, all_names, stops = s.stops.jobs(window)
+    for name, (level, since_ms) in stops.items():
+        s.jobs.setdefault(name, Job(level, LEARN_BUCKETS, since_ms, by_its_stop=True))
+    if s.grouping is None or not np.array_equal(held, s.held):
+        s.running = np.unique(held[held >= 0])  # a recorded case names all jobs of its days
+        groups = np.where(held >= 0, np.searchsorted(s.running, held), -1).astype(np.int64)
+        s.grouping, s.held = Grouping(groups), held
+    names = [all_names[number] for number in s.running.tolist()]
     jobs = [s.jobs.setdefault(name, Job()) for name in names]
     activity = JobActivity(window, names, jobs, s.grouping)
     s.active_ms[activity.active | ~activity.known] = bucket.end_ms
+    s.seen_ms[bucket.gpu_rows > 0] = bucket.end_ms
     levels = np.array([activity.medians[metric] for metric in LEVELS]).T.tolist()
     for number, job in enumerate(jobs):
         job.seen_ms = bucket.end_ms
@@ -192,7 +194,7 @@ class JobActivity:
         for number, job in enumerate(jobs):
             levels[:, number] = [job.level[metric] if job.shows(metric) else np.nan for metric in CHANNELS]
         for metric, level in zip(CHANNELS, levels[:, self.groups], strict=True):
-            limits = level * (STILL_PCIE if metric.startswith("pcie") else STILL)
+            limits = level * still_share(metric)
             self.active |= values[metric] > limits
             self.known |= ~np.isnan(values[metric] + limits)
         self._working = self._number(self.active)
@@ -213,12 +215,13 @@ class JobActivity:
         if self._working[number] or self._spinning[number] < SPINNING_SHARE * self.sizes[number]:
             return False
         job = self._jobs[number]
+        if job.channels and self._one_rests(number):
+            return True  # boards such as the T4 spin at nearly full power
         power, usual = self.medians["power_w"][number], job.level.get("power_w", np.nan)
         if np.isnan(power) or np.isnan(usual):
             return bool(job.channels)
-        return bool(
-            power <= (WAITING_POWER if job.channels or self._one_rests(number) else WAITING_POWER_ALONE) * usual
-        )
+        most = WAITING_POWER if job.channels or self._one_rests(number) else WAITING_POWER_ALONE
+        return bool(power <= most * usual)
 
     def _one_rests(self, number: int) -> bool:
         """Return True if few GPUs of a job run nothing, while all others spin."""
@@ -235,8 +238,13 @@ def _findings(window: Window, activity: JobActivity, s: HangState, now_ms: int) 
             continue
         if not activity.enough(number) and (job.named is None or not activity.reporting[number]):
             continue  # a reported hang stays until it ends, but none begins while too few GPUs report
-        if bucket.end_ms - job.still_ms >= (REPORT_MS if job.channels else REPORT_ALONE_MS):
-            yield _finding(window, activity, s, number, job, now_ms)
+        if bucket.end_ms - job.still_ms < (REPORT_MS if job.channels and not job.by_its_stop else REPORT_ALONE_MS):
+            continue
+        found = _finding(window, activity, s, number, job, now_ms)
+        if name.startswith(GUESSED) and bucket.end_ms - job.still_ms < GUESSED_MS and found.cause == "standstill":
+            job.named = None
+            continue  # ranks of several jobs may wait at the same time: a rank that stands out shows the job
+        yield found
 
 
 def _finding(window: Window, activity: JobActivity, s: HangState, number: int, job: Job, now_ms: int) -> Finding:
@@ -244,7 +252,8 @@ def _finding(window: Window, activity: JobActivity, s: HangState, number: int, j
     end_ms, index, name = window.newest.end_ms, window.index, activity.names[number]
     since = job.still_ms
     members = np.flatnonzero(activity.groups == number)
-    job.named = job.named or _culprits(activity, s, members)
+    guessed = name.startswith(GUESSED)
+    job.named = job.named or _culprits(activity, s, members, since + 2 * window.newest.length_ms, guessed)
     culprits, why = job.named
     nodes = {int(index.gpu_node[g]) for g in culprits}
     node = index.nodes[next(iter(nodes))].name if len(nodes) == 1 else None
@@ -253,7 +262,8 @@ def _finding(window: Window, activity: JobActivity, s: HangState, number: int, j
         (index.nodes[int(index.gpu_node[g])].name, int(index.gpu_slot[g])) for g in members
     )  # fmt: skip
     waiting = len(members) - len(culprits)
-    text = f"Job {name} has made no progress for {duration(end_ms - since)}: {waiting} of its GPUs wait"
+    subject = "A job that nobody names" if guessed else f"Job {name}"
+    text = f"{subject} has made no progress for {duration(end_ms - since)}: {waiting} of its GPUs wait"
     if node is not None:
         text += f" for {place(node, gpu)}, which {why}."
     elif culprits:
@@ -277,11 +287,19 @@ def _finding(window: Window, activity: JobActivity, s: HangState, number: int, j
     )  # fmt: skip
 
 
-def _culprits(activity: JobActivity, s: HangState, members: npt.NDArray[np.intp]) -> tuple[list[int], str]:
-    """Return the few GPUs that differ from the others, and what they do; no GPUs if none stands out."""
+def _culprits(
+    activity: JobActivity, s: HangState, members: npt.NDArray[np.intp], until_ms: int, guessed: bool
+) -> tuple[list[int], str]:
+    """Return the few GPUs that differ from the others, and what they do; no GPUs if none stands out.
+
+    Args:
+        until_ms: a GPU that has reported since is not silent: one that loses a row now has not stopped the job.
+        guessed: nobody names the job: a GPU that is silent may be another job's.
+    """
     few = max(1, int(FEW_SHARE * len(members)))
     util, stopped_ms = activity.gpu_util[members], s.active_ms[members]
-    resting, silent = members[util < RESTS], members[activity.silent[members]]
+    gone = activity.silent[members] & (s.seen_ms[members] <= until_ms) & (not guessed)
+    resting, silent = members[util < RESTS], members[gone]
     for gpus, what in ((resting, "runs no kernel"), (silent, "does not report")):
         if len(gpus):
             return (gpus.tolist(), what) if len(gpus) <= few else ([], "")

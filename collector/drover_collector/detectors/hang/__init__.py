@@ -1,0 +1,1 @@
+"""Detect hung jobs, and the GPU that the others wait for."""
