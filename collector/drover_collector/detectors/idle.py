@@ -3,7 +3,7 @@
 Both concern users and the scheduler, not the hardware, so nothing is recommended and no node is suspect. GPUs that a
 job holds idle are information after half an hour and a warning after an hour; scattered free GPUs are information only.
 A process that keeps a GPU which no job holds, without using it, counts as a job: it was left over, or nobody names the
-jobs here.
+jobs here. Where processes are not read, memory in use shows one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ TRAFFIC = {  # bytes per second: a job that copies is working. Polling by the dr
 }
 
 PROCESSES_MS = 900_000  # for which a count of processes holds: some agents read it each 5 minutes
-PROCESSES_SHARE = 0.5  # of the GPUs without a job: more with a process is a service of the site, such as MPS
+KEPT_MEMORY = 0.1  # of a GPU's memory in use: the driver alone takes 1 to 3 %, an empty CUDA context .5 GB
+# Idle GPUs without a job, with a process whose memory nobody reads: more of them, on more than one node, are a service
+# of the site, such as MPS.
+PROCESSES_SHARE = 0.5
 
 # Drover's own limits: two nodes' worth of GPUs are free under a leaf, half of them or more on nodes in use.
 SCATTERED_NODES = 2
@@ -206,19 +209,26 @@ def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
 
 
 def _keep_count(window: Window, s: IdleState, idle: Floats) -> None:
-    """Add the bucket to how long each GPU without a job has been kept by a process that does not use it."""
+    """Add the bucket to how long each GPU without a job has been kept by a process that does not use it.
+
+    A process that holds next to no memory keeps the GPU from nobody.
+    """
     bucket = window.newest
     now = column(window, "compute_processes")
     s.processes = np.where(np.isnan(now), s.processes, now)
     known = np.flatnonzero(~np.isnan(now))
     s.seen_ms[known] = bucket.end_ms
     s.processes[bucket.end_ms - s.seen_ms > PROCESSES_MS] = np.nan  # the node is silent, or reads it no longer
-    free = (bucket.jobs < 0) & (bucket.gpu_rows > 0) & ~np.isnan(s.processes)
-    kept = free & (s.processes >= 1)
-    if kept.sum() > max(1, PROCESSES_SHARE * free.sum()) and len(np.unique(window.index.gpu_node[kept])) > 1:
-        kept[:] = False
+    with np.errstate(invalid="ignore", divide="ignore"):
+        memory = column(window, "framebuffer_used_bytes") / column(window, "framebuffer_total_bytes")
+    unread = np.isnan(s.processes)
+    free = (bucket.jobs < 0) & (bucket.gpu_rows > 0) & ~(unread & np.isnan(memory))
+    kept = free & (unread | (s.processes >= 1)) & ~(memory < KEPT_MEMORY)
+    guessed = kept & np.isnan(memory) & (idle == 1)
+    if guessed.sum() > max(1, PROCESSES_SHARE * (free & (idle == 1)).sum()):
+        kept &= ~guessed | (len(np.unique(window.index.gpu_node[guessed])) == 1)
     added = np.where(kept & (idle == 1), bucket.length_ms, 0)
-    ends = (free & ~kept) | (bucket.jobs >= 0) | (idle == 0) | np.isnan(s.processes)
+    ends = (free & ~kept) | (bucket.jobs >= 0) | (idle == 0) | (unread & np.isnan(memory))
     s.kept_ms = np.where(ends, 0, s.kept_ms + added)
 
 
@@ -231,14 +241,18 @@ def _left(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
         kept_ms, node, count = int(s.kept_ms[gpus].max()), index.nodes[n].name, len(gpus)
         slots = ", ".join(str(int(index.gpu_slot[g])) for g in gpus)
         whose = f"GPU {slots}" if count == 1 else f"GPUs {slots}"
-        text = f"{whose} of node {node} {'has' if count == 1 else 'have'} a process and no work for {duration(kept_ms)}"
+        known = s.processes[gpus[0]] == s.processes[gpus[0]]  # not NaN
+        metric = "compute_processes" if known else "framebuffer_used_bytes"
+        value = float(s.processes[gpus[0]] if known else column(window, metric)[gpus[0]])
+        has = "a process" if known else f"{value / 1e9:.1f} GB of memory in use"
+        text = f"{whose} of node {node} {'has' if count == 1 else 'have'} {has} and no work for {duration(kept_ms)}"
         yield Finding(
             NAME, IncidentKind.IDLE, "process_left", "node", node, None,
             tuple(index.member(int(g)) for g in gpus), now_ms, now_ms - kept_ms,
             Severity.WARNING if warn else Severity.INFO, 0.8, RecommendedAction.NONE, f"{text}, and no job holds them.",
             "See whose process it is (nvidia-smi on the node, the node's page). If its job is over, end it: the next"
             " job finds less memory, or fails. The GPUs are healthy.",
-            (Evidence(text, "compute_processes", float(s.processes[gpus[0]]), 0.0, from_ms=now_ms - kept_ms),),
+            (Evidence(text, metric, value, 0.0, from_ms=now_ms - kept_ms),),
             lost_gpus=float(count),
         )  # fmt: skip
 

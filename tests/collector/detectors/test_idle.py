@@ -255,3 +255,31 @@ def test_a_process_on_a_node_that_falls_silent_or_that_becomes_a_service_is_no_l
 
     assert 250 < kept_until(left, 300) <= 300 + 92
     assert 250 < kept_until(service, 10**6) < 460
+
+
+def test_memory_in_use_shows_a_process_where_these_are_not_read() -> None:
+    def left(share: float) -> Callable[[int, dict[str, np.ndarray]], None]:
+        def change(number: int, gpu: dict[str, np.ndarray]) -> None:
+            gpu["compute_processes"] = np.full(64, np.nan)
+            gpu["framebuffer_total_bytes"] = np.full(64, 8e10)
+            gpu["framebuffer_used_bytes"] = np.full(64, 6e8)
+            gpu["framebuffer_used_bytes"][[10, 11]] = share * 8e10
+
+        return change
+
+    found = kept(left(0.7), 370)
+    assert found[-1].severity is Severity.WARNING and found[-1].members == (("n01", 2), ("n01", 3))
+    assert "GPUs 2, 3 of node n01 have 56.0 GB of memory in use and no work for" in found[-1].summary
+    assert kept(left(0.05), 370) == []
+
+
+def test_in_a_fleet_where_nobody_names_jobs_those_that_work_are_no_service() -> None:
+    """All others work, each with a process: more than half of the fleet has one."""
+
+    def left(number: int, gpu: dict[str, np.ndarray]) -> None:
+        gpu["compute_processes"][:] = 1
+        gpu["compute_processes"][20:40] = 0
+        gpu["gpu_util_ratio"][:20], gpu["gpu_util_ratio"][40:] = 0.95, 0.95
+        gpu["gpu_util_ratio"][10] = 0.0
+
+    assert [f.members for f in kept(left, 370)][-1] == (("n01", 2),)
