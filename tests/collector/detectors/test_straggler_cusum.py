@@ -318,3 +318,25 @@ def test_many_that_are_waited_for_are_the_works_matter(who: np.ndarray) -> None:
             waited_for(gpu, 0.15, who)
 
     assert run(change) == []
+
+
+@pytest.mark.parametrize("reads", ["the same bytes twice", "nothing but memory's use"])
+def test_a_gpu_that_all_wait_for_is_found_whatever_its_memory_does(reads: str) -> None:
+    """Its SMs are active for twice as long with the same products; and on boards where no duty is read."""
+    noise = np.random.default_rng(4)
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+            gpu[metric] *= 0.5 * (1 + 0.004 * noise.standard_normal(64))
+        used = np.full(64, 0.30)
+        if number >= FROM:
+            waited_for(gpu, 0.3)
+            gpu["dram_active_ratio"][SLOW] *= 2.0
+            used /= 1.3
+            used[SLOW] = 0.32
+        gpu["memory_util_ratio"] = np.round(used + 0.004 * noise.standard_normal(64), 2)
+        if reads == "nothing but memory's use":
+            for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+                gpu[metric] = np.full(64, np.nan)
+
+    assert {(f.node, f.gpu, f.cause) for f in run(change, 90)} == {("n01", 5, "unexplained")}

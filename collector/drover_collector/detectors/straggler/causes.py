@@ -68,6 +68,8 @@ OWN_RISE = 0.25  # its duty (of SM and tensor activity the mean) rose by: it is 
 PEERS_FELL = 0.25  # its peers' SM activity fell by, against their past
 SMALL_BUSY = 0.02  # log ratio to its own offset in the newest bucket: a smaller rise is not reported
 
+SMALL_BUSY_MEMORY = 0.06  # where the time in which memory was used is all that shows it: uneven experts move it by 3 %
+
 THERMAL_BITS = 0x20 | 0x40
 SETTING_BITS = 0x02
 POWER_CAP_BITS = 0x04
@@ -211,7 +213,8 @@ def small_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) 
 def _unexplained(now: Observation, drifts: Drifts) -> Bools:
     """Return GPUs that are busy for longer with the same work as their peers, who wait; bool [G]."""
     rise = drifts.moved(BUSY_TIME)
-    busy = drifts.passed(BUSY_TIME) & (drifts.last[BUSY_TIME] >= SMALL_BUSY) & (rise >= SMALL_BUSY)
+    least = np.where(now.has_duty, SMALL_BUSY, SMALL_BUSY_MEMORY)
+    busy = drifts.passed(BUSY_TIME) & (drifts.last[BUSY_TIME] >= least) & (rise >= least)
     if not busy.any():
         return np.asarray(busy)
     busy &= (drifts.moved(DUTY) >= OWN_RISE * rise) & (drifts.fell >= PEERS_FELL * rise)

@@ -69,8 +69,8 @@ class Drifts:
             also moves less data and has more gaps (replicas of a service do not share their load).
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest bucket.
         duty: x of the duty in the newest bucket, float64 [G].
-        pace: rows of float64 [2, G]: log of each GPU's own SM activity over the buckets in which its busy time was
-            learnt; by how much the median GPU of its group is below that lately, a log ratio from 0.
+        pace: rows of float64 [2, G]: log of each GPU's own busy time (of its SMs, else its memory) over the buckets in
+            which it was learnt; by how much the median GPU of its group is below that lately, a log ratio from 0.
         usual, usual_work: mean and work of the last bucket in which the GPU was healthy, NaN while unknown; a lasting
             fault does not change them.
         late: number of buckets for which the test of LATE has been over its threshold, int64 [G].
@@ -152,9 +152,9 @@ class Drifts:
         return np.asarray(self.pace[1])
 
     def _follow_pace(self, now: Observation, rate: Floats) -> None:
-        """Learn each GPU's SM activity at `rate`, and by how much its group has fallen below: peers that wait do."""
+        """Learn each GPU's busy time at `rate`, and by how much its group has fallen below: peers that wait do."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            active = np.log(np.maximum(now.values["sm_active_ratio"], NO_WORK))
+            active = np.log(np.maximum(now.busy, NO_WORK))
         level = self.pace[0]
         away = np.where(self.count[BUSY_TIME] >= LEARN, level - active, np.nan)
         fell = zeroed(now.grouping.spread(now.grouping.medians(away[None])[0][0]))
@@ -216,20 +216,23 @@ def _inputs(now: Observation) -> Floats:
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
     duty = np.where(now.has_duty, duty, traffic)
     gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]
-    x = np.array([clock, duty, dram, of_node(now, gap), _busy(now, sm, tensor, dram)])
+    x = np.array([clock, duty, dram, of_node(now, gap), _busy(now, sm, tensor, dram, traffic)])
     x[~np.isfinite(x)] = np.nan
     return x
 
 
-def _busy(now: Observation, sm: Floats, tensor: Floats, dram: Floats) -> Floats:
+def _busy(now: Observation, sm: Floats, tensor: Floats, dram: Floats, traffic: Floats) -> Floats:
     """Return the time for which SMs are active, over the peers', less what more work explains: a log ratio [G].
 
-    Work is tensor duty or HBM traffic, whichever rose more. GPUs with the same share of a job move the same bytes and
-    make the same products in each step, however long they take. A GPU that spins in a collective does no work: unknown.
+    Work is tensor duty, or HBM traffic in a job without any. GPUs with the same share of a job make the same products
+    in each step, however long they take. HBM traffic says less: a slow kernel may read the same bytes twice. A GPU that
+    spins in a collective does no work: unknown. Where no duty is read, the time in which memory was used stands for it.
     """
     used = np.where(now.medians["tensor_active_ratio"] >= LEAST_WORK, tensor, np.nan)
     waits = np.fmax(now.values["tensor_active_ratio"], now.values["dram_active_ratio"]) < NO_WORK
-    return np.asarray(np.where(waits, np.nan, sm - np.fmax(used, dram)))
+    of_memory = now.medians.get("memory_util_ratio", traffic)
+    busy = np.where(now.has_duty, sm - np.where(np.isnan(used), dram, used), traffic)
+    return np.asarray(np.where(waits | (~now.has_duty & ~(of_memory >= LEAST_WORK)), np.nan, busy))
 
 
 def _floors(now: Observation) -> Floats:
@@ -245,7 +248,8 @@ def _floors(now: Observation) -> Floats:
     used = now.medians.get("memory_util_ratio")  # in whole percents on every board
     if used is not None:
         step = ROUNDING * PERCENT / np.maximum(used, PERCENT)
-        floors[DUTY] = np.where(now.has_duty, floors[DUTY], np.fmax(floors[DUTY], step))
+        for channel in (DUTY, BUSY_TIME):
+            floors[channel] = np.where(now.has_duty, floors[channel], np.fmax(floors[channel], step))
     return floors
 
 

@@ -96,6 +96,8 @@ class Observation:
         self.tensor, self.sm = self.ratio("tensor_active_ratio"), self.ratio("sm_active_ratio")
         self.has_duty: Bools = ~np.isnan(self.tensor) | ~np.isnan(self.sm)
         self.traffic = self._traffic()
+        memory = self.values.get("memory_util_ratio", nothing)
+        self.busy = np.where(self.has_duty, self.values["sm_active_ratio"], memory)
 
     def _traffic(self) -> Floats:
         """Return the time in which memory was used, over the peers' median, where no duty is read.
