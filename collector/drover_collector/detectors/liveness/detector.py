@@ -64,11 +64,12 @@ MASS_NODES = 4
 COMING_SHARE = 0.01  # of all nodes, two at least
 COMING_MS = 300_000  # at most
 REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what it has read, some of it late
-# Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where that of three nodes
-# came back by itself within a day, a single node must be silent for longer than these to be reported. Drains are asked
-# for as soon as before.
-GAPS_USUAL, GAPS_MS, GAPS_KEPT = 3, 24 * 3_600_000, 64
-GAP_SLACK = 1.1
+# Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where that of two nodes
+# came back by itself within a day, a single node must be silent for twice as long as these to be reported. Drains are
+# asked for as soon as before.
+GAPS_USUAL, GAPS_MS, GAPS_KEPT = 2, 24 * 3_600_000, 64
+GAP_SLACK = 2.0
+LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
 
@@ -343,11 +344,15 @@ def _note_gaps(window: Window, s: LivenessState, again: Bools) -> None:
     bucket = window.newest
     quiet_ms = bucket.start_ms - s.seen_ms
     limit_ms = window.silent_after_ms(again)
-    gaps = np.flatnonzero(again & (s.seen_ms > s.resumed_ms) & (quiet_ms >= limit_ms) & (quiet_ms < LONGEST_GAP_MS))
+    gaps = np.flatnonzero(again & (s.seen_ms > s.resumed_ms) & (quiet_ms >= LEAST_GAP * limit_ms))
+    gaps = gaps[quiet_ms[gaps] < LONGEST_GAP_MS]
     if len(gaps) >= MASS_NODES:
         return
     for n in gaps.tolist():
         name = window.index.nodes[n].name
+        together = (bucket.node_rows == 0) & (np.abs(s.seen_ms - s.seen_ms[n]) <= 2 * bucket.length_ms)
+        if together.any():
+            continue  # it was part of something larger
         if name not in s.planned.stopped_ms and name not in s.planned.started_ms and name not in s.clock_wrong:
             s.reception.gaps.append((bucket.end_ms, int(quiet_ms[n]), n))
 
