@@ -192,3 +192,26 @@ def test_ports_that_are_read_each_30_s_are_judged_and_a_gap_is_no_burst() -> Non
 
     assert {f.node for f in run(change, reads=lambda node, number: number % 3 == node % 3)} == {"n05"}
     assert run(lambda _minute, _rate: None, reads=lambda node, number: node != 5 or not 100 <= number < 140) == []
+
+
+@pytest.mark.parametrize(("more", "ports"), [(1.0, ["mlx5_1"]), (2.0, [])])
+def test_a_port_that_is_bad_from_its_jobs_first_minute_is_held_against_its_nodes_others(
+    more: float, ports: list[str]
+) -> None:
+    """`more`: times the bytes of the others. One that carries more has more to retry."""
+    index: FleetIndex = small_fleet(NODES, ports=PORTS)
+    rng, total, sent = np.random.default_rng(5), np.zeros(NODES * PORTS), np.zeros(NODES * PORTS)
+    held, state, found = Buckets(KEPT), None, []
+    for number in range(8 * 6):
+        rate, carried = rng.lognormal(0, 0.2, NODES * PORTS), np.full(NODES * PORTS, 3e9)
+        rate[21], carried[21] = 100.0, 3e9 * more
+        total, sent = total + 10 * rate, sent + 10 * carried
+
+        def count(_number: int, link: dict[str, Rates], now: Rates = total, bytes_: Rates = sent) -> None:
+            link["out_of_sequence"], link["tx_bytes"], link["rx_bytes"] = now.copy(), bytes_.copy(), bytes_.copy()
+
+        held.append(training_bucket(index, number, links=count))
+        bucket = held.all()[-1]
+        findings, state = links.detect(Window(index, held.all(), True, (), START_MS), state, bucket.end_ms + LAG_MS)
+        found += [f for f in findings if f.cause == "congested_port"]
+    assert sorted({e.port for f in found for e in f.evidence}) == ports

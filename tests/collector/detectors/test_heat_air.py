@@ -33,25 +33,29 @@ class Hall:
     air: Callable[[float], np.ndarray]
     read: bool = False
     racks: int = RACKS
+    count: int = NODES
+    of_job: int = 0  # so many nodes have one job
     nodes: list[tuple[float, int]] = field(default_factory=list)  # (hour, node) that was hot
     rack: list[tuple[float, int]] = field(default_factory=list)
     gpus: list[tuple[float, int]] = field(default_factory=list)
 
     def play(self, hours: float) -> Hall:
         rng = np.random.default_rng(3)
-        node = np.repeat(np.arange(NODES), GPUS)
-        model = HeatModel(node, np.arange(NODES) // (NODES // self.racks), self.racks)
-        resistance = 0.06 * (1 + 0.1 * rng.standard_normal(NODES * GPUS).clip(-2, 2))
+        node = np.repeat(np.arange(self.count), GPUS)
+        model = HeatModel(node, np.arange(self.count) // (self.count // self.racks), self.racks)
+        resistance = 0.06 * (1 + 0.1 * rng.standard_normal(self.count * GPUS).clip(-2, 2))
         filtered = self.load(0.0)[node] * LIMIT_W
+        model.job = np.full(self.count, -1, np.int64)
+        model.job[: self.of_job] = 0
         before = model.rise
         for number in range(1, round(hours * 3600 / STEP_S) + 1):
             at_s = number * STEP_S
-            power = LIMIT_W * self.load(at_s)[node] * (1 + 0.1 * rng.standard_normal(NODES * GPUS).clip(-2, 2))
+            power = LIMIT_W * self.load(at_s)[node] * (1 + 0.1 * rng.standard_normal(self.count * GPUS).clip(-2, 2))
             filtered = filtered + (1 - np.exp(-STEP_S / 45)) * (power - filtered)
             room = 24 + self.air(at_s)
-            temp = np.round(room[node] + resistance * filtered + 0.12 * rng.standard_normal(NODES * GPUS))
+            temp = np.round(room[node] + resistance * filtered + 0.12 * rng.standard_normal(self.count * GPUS))
             # An inlet sits before the fans: it does not feel that they have failed.
-            inlet = np.full(NODES, 24.0 if self.read else np.nan)
+            inlet = np.full(self.count, 24.0 if self.read else np.nan)
             model.advance(START_MS + at_s * 1000, STEP_S * 1000, temp, power, np.full(len(node), LIMIT_W), inlet)
             if model.rise is not before:
                 before = model.rise
@@ -127,6 +131,22 @@ def test_hbm_that_is_warmer_than_its_core_says_is_found() -> None:
     assert found[0][0] <= 540 + 180
 
 
+def test_hbm_that_was_hot_before_a_restart_stays_so_until_it_is_repaired() -> None:
+    rng, heat = np.random.default_rng(2), MemoryHeat(np.repeat(np.arange(4), 8))
+    hot = []
+    for number in range(1, 5 * 360):
+        if number == 900:
+            kept, since_ms = heat.usual(11), int(heat.test.since_ms[11])
+            heat = MemoryHeat(np.repeat(np.arange(4), 8))
+            heat.restore(11, kept, since_ms)
+        apart = 6 + 0.3 * rng.random(32)
+        apart[11] += 8 if 540 < number < 1400 else 0
+        heat.advance(START_MS + number * 10_000, 55 + apart, np.full(32, 55.0), np.full(32, 0.7), np.full(32, 0.4))
+        hot += [number] if heat.hot.any() else []
+    assert hot[0] <= 540 + 180 and hot == list(range(hot[0], hot[-1] + 1)), "it does not come and go"
+    assert 1400 <= hot[-1] <= 1400 + 60
+
+
 def test_hbm_of_another_job_with_more_traffic_is_not_judged_at_first() -> None:
     heat = MemoryHeat(np.zeros(8, np.int64))
     for number in range(1, 3 * 360):
@@ -168,3 +188,12 @@ def test_what_is_reported_of_a_nodes_air_of_a_racks_and_of_hbm() -> None:
     fan = next(f for f in found if f.cause == "fan")
     assert "the node's air is" in fan.evidence[0].text
     assert START_MS + 4_700_000 <= fan.since_ms <= START_MS + 5_400_000
+
+
+@pytest.mark.parametrize(("of_job", "hot"), [(12, set()), (0, {0, 1, 2})])
+def test_air_that_a_job_on_three_racks_changes_is_its_load_and_no_racks_matter(of_job: int, hot: set[int]) -> None:
+    warm = np.where(np.arange(32) < 12, 8.0, 0.0)
+    hall = Hall(
+        lambda _: np.full(32, 0.8), lambda at_s: warm * (at_s >= 7200), racks=8, count=32, of_job=of_job
+    ).play(3.5)  # fmt: skip
+    assert {r for _, r in hall.rack} == hot

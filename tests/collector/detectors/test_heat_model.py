@@ -146,3 +146,19 @@ def test_what_was_suspect_at_one_load_is_learnt_at_the_next() -> None:
 
     found = Room(load, rise=rise).play(9.5)
     assert any(hour > 8 and g == BAD for hour, g in found)
+
+
+def test_a_rise_as_the_job_slows_to_a_load_that_was_never_seen_is_found() -> None:
+    """A GPU that gets hot slows its whole job: what it is like at that load must not be learnt then."""
+
+    def load(at_s: float) -> np.ndarray:
+        return np.full(NODES * GPUS, 0.85 if at_s < 3600 else 0.7)
+
+    found = Room(load, rise=since(1.0, 0.4)).play(2.0)
+    assert {g for _, g in found} == {BAD}
+    assert Room(load).play(3.0) == []
+
+
+def test_a_rise_within_the_first_hour_is_found_where_it_is_large() -> None:
+    assert {g for _, g in Room(steady(0.8), rise=since(0.75, 0.4)).play(1.5)} == {BAD}
+    assert Room(steady(0.8), rise=since(0.75, 0.15)).play(1.5) == [], "a neighbour's air may do as much"

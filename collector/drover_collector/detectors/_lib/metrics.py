@@ -48,6 +48,15 @@ class JobAges:
         self.job_names, self.jobs = bucket.job_names, bucket.jobs
 
 
+def jobs_of_nodes(window: Window) -> Ints:
+    """Return the number of the job that holds each node's first GPU, int64 [N]; -1: none, or nobody says."""
+    index, jobs = window.index, window.newest.jobs
+    if not index.gpu_count:
+        return np.full(index.node_count, -1, np.int64)
+    first = np.minimum(index.first_gpu[:-1], index.gpu_count - 1)
+    return np.where(np.diff(index.first_gpu) > 0, jobs[first], -1).astype(np.int64)
+
+
 def boards(window: Window) -> Groups:
     """Return the kind of board of each node, int64 [N]; -1: unknown.
 

@@ -8,6 +8,8 @@ ports of the job; where nobody names the job, with all ports.
   on other leafs must not have risen; a job that is on this leaf only proves it together with another one, or when it
   lasts.
 - One port of a job has risen, RISE times as much as the job's others: that port, its cable or its switch port.
+- One port of a node waits or retries SIBLINGS times as much as its others, which carry as much or more: that port
+  too, without any past. The rails of a node carry the same.
 - Ports on three nodes have risen so in the same minutes, where nobody says which leaf they are at: a switch that they
   probably share.
 - Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.detectors._lib.metrics import Ints
+from drover_collector.detectors._lib.metrics import Ints, jobs_of_nodes
 from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.detectors._lib.texts import listing
 from drover_collector.detectors._lib.window import Window
@@ -47,12 +49,16 @@ NAME = "links"
 METRICS = (
     "tx_wait", "tx_discards", "out_of_sequence", "packet_sequence_errors", "rnr_nak_retries", "cnp_handled", "cnp_sent",
 )  # fmt: skip
+BYTES = ("tx_bytes", "rx_bytes")
 MINUTE_MS = 60_000
 RISE = 4.0  # times its own past, and times the other ports of its job
 SIGMAS = 4.0  # and so far outside its own past
 LEAST_SIGMA = 0.25  # of the logarithm: what a healthy port's minute differs by
 # Fewer delay nobody: our own floor. With a tick of port_xmit_wait of 4 ns it is 0.3 % of the time; adapters differ.
 LEAST_PER_MINUTE = np.array([5e7 if metric == "tx_wait" else 60.0 for metric in METRICS])[:, None]
+SIBLINGS, SIBLING_LEAST = 20.0, 10.0  # times the node's other ports, and times LEAST_PER_MINUTE
+SIBLING_PORTS = 4  # of a node, all of one speed
+CARRIES = 1.2  # times what the node's other ports carry: a port that carries more has more to retry
 LEARN = 10  # minutes before a port's own past counts
 FORGET = 240.0  # minutes over which it is forgotten
 PERSIST = 3  # minutes in a row
@@ -75,7 +81,8 @@ class Congested:
     """What a minute showed.
 
     Attributes:
-        rate: events a minute, float64 [M, L]. usual: those of its own past, events a minute, float64 [M, L].
+        rate: events a minute, float64 [M, L]. usual: those of its own past, or of the node's other ports where only
+            these show that it stands out, float64 [M, L].
     """
 
     rate: Floats
@@ -87,7 +94,9 @@ class Congestion:
 
     def __init__(self, ports: int) -> None:
         shape = len(METRICS), ports
-        self._newest: Floats = np.full(shape, np.nan)  # newest known values, read in the bucket that ended at
+        self._newest: Floats = np.full(
+            (len(METRICS) + len(BYTES), ports), np.nan
+        )  # newest known values, read in the bucket that ended at
         self._at_ms: Ints = np.zeros(ports, np.int64)
         self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()  # the same a minute ago
         self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -104,7 +113,7 @@ class Congestion:
         ports, end_ms = len(layout.ports), window.newest.end_ms
         if len(self._at_ms) < ports:
             self._grow(ports - len(self._at_ms))
-        values = np.array([fitted(window.newest.link.get(metric), ports) for metric in METRICS], np.float64)
+        values = np.array([fitted(window.newest.link.get(metric), ports) for metric in (*METRICS, *BYTES)], np.float64)
         known = ~np.isnan(values)
         self._newest = np.where(known, values, self._newest)
         self._at_ms = np.where(known.any(axis=0), end_ms, self._at_ms)
@@ -122,6 +131,7 @@ class Congestion:
         with np.errstate(invalid="ignore", divide="ignore"):
             rate = np.where(fresh & (grown >= 0), grown / minutes, np.nan)
         self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()
+        rate, carried = rate[: len(METRICS)], rate[len(METRICS) :]
         level = np.log1p(rate)
         known = ~np.isnan(level)
         sigma = np.maximum(np.sqrt(self._var), LEAST_SIGMA)
@@ -129,10 +139,12 @@ class Congestion:
         risen = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
         risen &= away >= np.maximum(math.log(RISE), SIGMAS * sigma)
         over = risen & (away - self._with_its_job(window, layout, away) >= math.log(RISE)) if risen.any() else risen
-        learns = known & (~risen | (self._risen >= LASTS))  # what lasts for hours is how it is now
+        over_siblings, others = _over_siblings(window, layout, rate, carried)
+        over |= over_siblings
+        learns = known & ((~risen & ~over_siblings) | (self._risen >= LASTS))  # what lasts for hours is how it is now
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
-        usual = np.expm1(self._mean)
+        usual = np.where(over_siblings & ~risen, others, np.expm1(self._mean))
         self._var += share * ((1 - share) * rest * rest - self._var)
         self._mean += share * rest
         self._count += learns
@@ -163,7 +175,7 @@ class Congestion:
         """Add ports that follow the known ones."""
 
         def wider(values: Floats, fill: float) -> Floats:
-            return np.concatenate([values, np.full((len(METRICS), more), fill)], axis=1)
+            return np.concatenate([values, np.full((len(values), more), fill)], axis=1)
 
         nothing = np.zeros(more, np.int64)
         self._newest, self._last = wider(self._newest, np.nan), wider(self._last, np.nan)
@@ -273,13 +285,33 @@ def _bad_ports(layout: PortLayout, over: Bools, job: Ints, hot: set[int]) -> lis
     return [k for k in alone if is_alone(k)]
 
 
+def _over_siblings(window: Window, layout: PortLayout, rate: Floats, carried: Floats) -> tuple[Bools, Floats]:
+    """Return which ports stand out among those of their node, bool [M, L], and the median rate of these.
+
+    Args:
+        rate: events a minute, float64 [M, L]. carried: bytes a minute, sent and received, float64 [2, L].
+    """
+    node, nodes = layout.of_node.astype(np.int64), window.index.node_count
+    speed = fitted(window.newest.link.get("rate_gbps"), len(node))
+    of_speed = np.where(np.isnan(speed), 0, speed).astype(np.int64)
+    groups, of_port, sizes = np.unique(node * 10_000 + of_speed, return_inverse=True, return_counts=True)
+    group = np.where(sizes[of_port] >= SIBLING_PORTS, of_port, -1).astype(np.int64)
+    if not nodes or not (group >= 0).any():
+        return np.zeros(rate.shape, bool), np.full(rate.shape, np.nan)
+
+    def of_others(values: Floats) -> Floats:
+        return np.append(group_medians(values, group, len(groups))[0], np.nan)[group]
+
+    usual = np.array([of_others(values) for values in rate])
+    as_much = np.ones(len(node), bool)
+    for values in carried:
+        as_much &= values <= CARRIES * of_others(values)
+    return (rate >= SIBLING_LEAST * LEAST_PER_MINUTE) & (rate >= SIBLINGS * (usual + 1)) & as_much, usual
+
+
 def _jobs(window: Window, layout: PortLayout) -> tuple[Ints, int]:
     """Return the job of each port's node, int64 [L], -1 for none, and the number of jobs."""
-    index, jobs = window.index, window.newest.jobs
-    if not index.gpu_count:
-        return np.full(len(layout.ports), -1, np.int64), 0
-    first = np.minimum(index.first_gpu[:-1], index.gpu_count - 1)
-    of_node = np.where(np.diff(index.first_gpu) > 0, jobs[first], -1).astype(np.int64)
+    of_node = jobs_of_nodes(window)
     return of_node[layout.of_node], int(of_node.max(initial=-1)) + 1
 
 
@@ -306,7 +338,7 @@ def _port_finding(
     metric, rate, usual = shown
     port, index = layout.ports[k], window.index
     node = index.nodes[port.node].name
-    text = f"{rate:,.0f} {BY_NAME[metric].label} per minute, {usual:,.0f} before; other ports have not risen so"
+    text = f"{rate:,.0f} {BY_NAME[metric].label} per minute; before, or on the node's other ports, {usual:,.0f}"
     fact = Evidence(
         f"port {port.name} has {text}", metric, rate, usual, None, None, since_ms, window.newest.end_ms, port.name
     )

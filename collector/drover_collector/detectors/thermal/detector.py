@@ -18,6 +18,7 @@ from drover_collector.detectors._lib.metrics import (
     Ints,
     column,
     counter_share,
+    jobs_of_nodes,
     margin_c,
 )
 from drover_collector.detectors._lib.robust import Bools, group_medians, middle
@@ -130,6 +131,10 @@ def _resume(index: FleetIndex, s: ThermalState) -> None:
             g = index.gpu(incident.members[0][0], int(slot))
             if g is not None:
                 s.past[g], s.learnt[g] = resistance, RESTORED
+        usual = incident.snapshot_of(NAME).get("memory")
+        g = index.gpu(incident.node or "", incident.gpu) if incident.gpu is not None else None
+        if s.memory is not None and usual and g is not None:
+            s.memory.restore(g, usual, incident.since_ms)
     s.reopened = ()
 
 
@@ -252,6 +257,7 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
     assert s.model is not None
     temp, power, limit = (column(window, name) for name in ("gpu_temp_c", "power_w", "power_limit_w"))
     newest = window.newest
+    s.model.job = jobs_of_nodes(window)
     s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
     if s.memory is not None:
         memory = column(window, "memory_temp_c")
@@ -276,7 +282,7 @@ def _hot_memory(window: Window, s: ThermalState, now_ms: int) -> Iterator[Findin
             RecommendedAction.ADVISE, f"{place(node, gpu)} has hot memory: {text}{now}.",
             "Give the node no new long job. When it is free, check this GPU's heat sink, and run a memory test.",
             (Evidence(text, "memory_temp_c", None if np.isnan(temp) else temp, None, None, None, since, end_ms),),
-            window.job_of(g),
+            window.job_of(g), snapshot={"memory": s.memory.usual(g)},
         )  # fmt: skip
 
 

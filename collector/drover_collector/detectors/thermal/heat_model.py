@@ -33,7 +33,7 @@ TAUS_S = (20.0, 90.0, 400.0)  # die and lid; heat sink or cold plate; chassis
 OWN = len(TAUS_S)  # parts of a core's rise that its own power makes; then the node's power, and a constant
 PARTS = OWN + 2
 BLOCK_MS = 300_000
-LEARN_BLOCKS = 6  # before a GPU is judged: half an hour
+LEARN_BLOCKS = 4  # before a GPU is judged: 20 minutes
 MEMORY = 288  # blocks of forgetting: a day
 WARM_MS = 300_000  # after a gap, until the filters hold what came before
 GAP_MS = 60_000  # a shorter one is a node that is read seldom, or lost a sample
@@ -51,22 +51,29 @@ OFFSET_C, UNREAD_OFFSET_C = 4.0, 12.0  # spread of the constant with and without
 FIT_NOISE_C, FIT_BLOCKS = 1.0, 12.0
 
 LOADS, MOST_LOAD = 15, 1.5  # steps of load, up to this share of the power limit, each with an offset of its own
-SEEN_BLOCKS = 3.0  # at a load before it is judged
+SEEN_BLOCKS = 2.0  # at a load before it is judged
 AROUND = 0.12  # by which the node's load may differ from its usual one at that load of the GPU
+NEAR, DOUBT_C = 0.25, 15.0  # a load at most so far from one that was seen; spread of the rise between them, per limit
 LEAST_OF_RISE = 0.5  # of RISE_C: a fit that gives the GPU's own power less of its heat is wrong
 SLOWEST = 96  # blocks over which such an offset is forgotten: 8 h
 LEAST_LOAD = 0.15  # of the power limit
 LEAST_RISE_C = 4.0  # by its own power; sensors are in whole degrees
 
+# By how much the load, as a share of the limit, may move within a block (standard deviation) and from what the chassis
+# feels: up to it the block counts fully.
+STEADY = 0.05
 NOISE_C, NOISE_SHARE = 0.35, 0.03  # least noise of a block, degC and share of the rise
-UNSTEADY_C = 4.0  # and for a load that moved within the block by one limit (standard deviation)
+UNSTEADY_C = 4.0  # and for a load that moved by one limit, as in STEADY
 NOISE_BLOCKS = 24  # over which the noise is learnt
 K, LIMIT, CLIP, KEEP = 1.0, 12.0, 4.0, 4.0  # of the test; KEEP: over the limit, so that it ends within four good blocks
 FADES = 0.5  # of the score, in a block that cannot be judged
 SUSPECT = 3.0  # of the test, from which on a block is not learnt
 LEAST_SHARE, LEAST_C = 0.08, 0.7  # a smaller rise is not reported
+# A neighbour that begins to work may warm the air of one GPU by as much: until an hour is learnt, nothing less is said.
+YOUNG_BLOCKS, YOUNG_SHARE = 12, 0.22
 ALONE = 2.0  # times as much warmer as any other GPU of the node
 AIR_FOLLOWS, AIR_RESTS = 0.5, 0.02  # share of what is off per block; and of what was followed, that is forgotten
+AIR_LEARN_BLOCKS, AIR_SEEN_BLOCKS = 6, 3.0  # for the air a GPU counts later, at loads that it was seen at
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
 ALIKE_NODES, RACK_NODES, RACKS = 4, 3, 3  # to compare a node with; of a rack to judge it; racks to compare it with
 AIR_NOISE_C = 0.5  # least noise of a node's and a rack's block
@@ -111,6 +118,10 @@ class RiseTest:
         self.score = np.zeros(count)
         self.since_ms = np.zeros(count, np.int64)
         self._noise = np.full(count, 0.3**2)  # degC^2
+
+    def restore(self, which: int, since_ms: int) -> None:
+        """Know that one has risen since then, before the collector started again."""
+        self.score[which], self.since_ms[which] = LIMIT + KEEP, since_ms
 
     @property
     def suspect(self) -> Bools:
@@ -190,6 +201,7 @@ class _Sums:
     def __init__(self, gpus: int) -> None:
         self.squares, self.products = np.zeros((gpus, PARTS, PARTS)), np.zeros((gpus, PARTS))
         self.x, self.y, self.count = np.zeros((gpus, PARTS)), np.zeros(gpus), np.zeros(gpus)
+        self.buckets = 0  # in which any GPU could have been seen
 
     def add(self, x: Floats, y: Floats, use: Bools) -> None:
         self.squares += x[:, :, None] * x[:, None, :]
@@ -236,18 +248,40 @@ class OffsetsByLoad:
     def forget(self, gpus: Ints) -> None:
         self._offset_c[gpus] = self._seen[gpus] = 0.0
 
-    def at(self, load: Floats, around: Floats) -> tuple[Floats, Floats]:
-        """Return the offset at a load, and the blocks seen there among neighbours as busy as `around`, [G] each."""
+    def restore(self, gpu: int, load: float, around: float, offset_c: float) -> None:
+        """Know what a GPU was off by at a load, before the collector started again."""
+        low, high, _ = _steps(np.array([load]))
+        for step in (int(low[0]), int(high[0])):
+            self._offset_c[gpu, step], self._around[gpu, step], self._seen[gpu, step] = offset_c, around, SLOWEST
+
+    def at(self, load: Floats, around: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return what each GPU is off by at a load, the blocks seen there, and the doubt of another load, [G] each.
+
+        They are those of the nearest step that it was seen at among neighbours about as busy as `around`, where it was
+        not seen at this load itself. The doubt, degC, is 0 at a load that was seen, NaN where none is near.
+        """
         low, high, weight = _steps(load)
         g = np.arange(len(load))
         offset_c, seen, usual = (
             (1 - weight) * of[g, low] + weight * of[g, high] for of in (self._offset_c, self._seen, self._around)
         )
-        return offset_c, np.where(np.abs(around - usual) <= AROUND, seen, 0.0)
+        known = (seen >= SEEN_BLOCKS) & (np.abs(around - usual) <= AROUND)
+        doubt_c = np.where(known, 0.0, np.nan)
+        rest = np.flatnonzero(~known & ~np.isnan(load))
+        away = np.abs(np.arange(LOADS) * MOST_LOAD / (LOADS - 1) - load[rest, None])
+        near = (self._seen[rest] >= SEEN_BLOCKS) & (away <= NEAR)
+        near &= np.abs(around[rest, None] - self._around[rest]) <= AROUND + away
+        away = np.where(near, away, np.inf)
+        step = away.argmin(axis=1)
+        row = np.arange(len(rest))
+        offset_c[rest], seen[rest] = self._offset_c[rest, step], np.where(near[row, step], self._seen[rest, step], 0.0)
+        doubt_c[rest] = np.where(near[row, step], DOUBT_C * away[row, step], np.nan)
+        return offset_c, seen, doubt_c
 
-    def learn(self, learns: Bools, load: Floats, around: Floats, off_c: Floats) -> None:
+    def learn(self, learns: Bools, load: Floats, around: Floats, off_c: Floats, worth: Floats | float = 1.0) -> None:
+        """Learn from a block. `worth`: it counts as so many, [G]: a block in which the load changed says little."""
         low, high, weight = _steps(load)
-        for step, share in ((low, 1 - weight), (high, weight)):
+        for step, share in ((low, (1 - weight) * worth), (high, weight * worth)):
             g = np.flatnonzero(learns & ~np.isnan(off_c) & (share > 0))
             at = g, step[g]
             rate = share[g] * np.maximum(1 / (self._seen[at] + 1), 1 / SLOWEST)
@@ -261,13 +295,15 @@ class HeatModel:
 
     Attributes:
         rise: what the last block showed. gpus, nodes, racks: their tests.
+        job: number of each node's job, int64 [N], -1: none is known. To be set before a bucket is added.
     """
 
     def __init__(self, node: Ints, rack_of_node: Ints, racks: int) -> None:
         gpus, self._racks = len(node), racks
         self._node, self._rack_of = node, rack_of_node
         self._loads, self._past, self._by_load = _Loads(node, len(rack_of_node)), _Sums(gpus), OffsetsByLoad(gpus)
-        self._sums, self._buckets = _Sums(gpus), 0  # of the block
+        self._sums = _Sums(gpus)  # of the block
+        self.job = np.full(len(rack_of_node), -1, np.int64)
         self._block: int | None = None
         self._air_c = np.zeros(len(rack_of_node))
         self._read: Bools = np.zeros(gpus, bool)  # an inlet is
@@ -304,36 +340,40 @@ class HeatModel:
         x[:, :OWN], x[:, OWN] = self._loads.filtered.T, self._loads.of_node[self._node]
         x[~use] = 0.0
         self._sums.add(x, np.where(use, above, 0.0), use)
-        self._buckets += 1
+        self._sums.buckets += 1
         block = end_ms // BLOCK_MS
         if self._block is not None and block != self._block:
             self._judge(self._block)
-            self._sums, self._buckets = _Sums(len(temp)), 0
+            self._sums = _Sums(len(temp))
         self._block = block
 
     def _judge(self, block: int) -> None:
         """Judge the block that has ended, and learn from it."""
         sums = self._sums
-        there = sums.count > max(1.0, LEAST_BUCKETS * self._buckets)
+        there = sums.count > max(1.0, LEAST_BUCKETS * sums.buckets)
         count = np.maximum(sums.count, 1)
         x, y = sums.x / count[:, None], sums.y / count
         load, around = x[:, 1], x[:, OWN]
         parts = self._past.fit(self._read)
         own_c = np.maximum((parts[:, :OWN] * x[:, :OWN]).sum(axis=1), LEAST_OF_RISE * RISE_C * load)
-        offset_c, seen = self._by_load.at(load, around)
+        offset_c, seen, doubt_c = self._by_load.at(load, around)
         off_c = np.where(there & (self._past.count >= LEARN_BLOCKS), y - (parts * x).sum(axis=1), np.nan)
-        rest_c = np.where(seen >= SEEN_BLOCKS, off_c - offset_c, np.nan)
-        air_c, of_gpu = self._air(rest_c)
+        rest_c = np.where(np.isnan(doubt_c), np.nan, off_c - offset_c)
+        sure = (doubt_c == 0.0) & (seen >= AIR_SEEN_BLOCKS) & (self._past.count >= AIR_LEARN_BLOCKS)
+        air_c, of_gpu = self._air(rest_c, sure)
         warmer_c = rest_c - of_gpu
         moved = np.sqrt(np.maximum(sums.squares[:, 0, 0] / count - x[:, 0] ** 2, 0.0))
+        moved = np.maximum(moved, np.abs(x[:, 0] - x[:, OWN - 1]))  # the chassis has not followed yet
         least = NOISE_C**2 + (NOISE_SHARE * own_c) ** 2 + (UNSTEADY_C * moved) ** 2 + 0.5 / np.maximum(seen, 1)
+        least += np.nan_to_num(doubt_c) ** 2
         judged = ~np.isnan(warmer_c) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
         z = self.gpus.step(block, warmer_c, least, judged)
-        hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, LEAST_SHARE * own_c))
+        least_share = np.where(self._past.count < YOUNG_BLOCKS, YOUNG_SHARE, LEAST_SHARE)
+        hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, least_share * own_c))
         node_c, rack_c, hot_nodes, hot_racks = self._judge_air(block, air_c, np.where(judged, own_c, np.nan))
         learns = there & ((self._past.count < LEARN_BLOCKS) | ~(self.suspects | (z > SUSPECT)))
         self._past.learn(sums, learns)
-        self._by_load.learn(learns, load, around, off_c)
+        self._by_load.learn(learns, load, around, off_c, np.minimum(1.0, (STEADY / np.maximum(moved, STEADY)) ** 2))
         self.gpus.learn(warmer_c, learns)
         warmer_c = np.where(judged, warmer_c, np.nan)
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
@@ -343,6 +383,7 @@ class HeatModel:
         """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""
         nodes = len(air_c)
         own, _ = group_medians(own_c, self._node, nodes)
+        air_c = air_c - self._of_jobs(air_c)
         of_rack, known = group_medians(air_c, self._rack_of, self._racks)
         racks = np.where(known >= RACK_NODES, of_rack, np.nan)
         everywhere, count = group_medians(air_c, np.zeros(nodes, np.int64), 1)
@@ -366,6 +407,20 @@ class HeatModel:
             result += [np.where(judged, warmer_c, np.nan), hot]
         return result[0], result[2], np.asarray(result[1], bool), np.asarray(result[3], bool)
 
+    def _of_jobs(self, air_c: Floats) -> Floats:
+        """Return by how much the nodes of each node's job are warmer, degC [N]; 0 for a job on one or two racks.
+
+        A job that begins on many racks at a load that they have not had for hours changes the air of all of them.
+        """
+        common = np.zeros(len(air_c))
+        jobs = int(self.job.max(initial=-1)) + 1
+        if jobs:
+            of_job, count = group_medians(air_c, self.job, jobs)
+            pairs = np.unique(self.job[self.job >= 0] * self._racks + self._rack_of[self.job >= 0]) // self._racks
+            wide = (np.bincount(pairs, minlength=jobs) >= RACKS) & (count >= ALIKE_NODES)
+            common = np.where(self.job >= 0, np.where(wide, np.maximum(of_job, 0.0), 0.0)[self.job], 0.0)
+        return np.nan_to_num(common)
+
     def _alone(self, hot: Bools, share: Floats) -> Bools:
         """Return the hot GPUs that are by far the warmest of their node, bool [G]. `share`: by which each is warmer."""
         result = np.zeros_like(hot)
@@ -375,19 +430,25 @@ class HeatModel:
             result[g] = share[g] >= ALONE * others.max(initial=0.0)
         return result
 
-    def _air(self, rest_c: Floats) -> tuple[Floats, Floats]:
+    def _air(self, rest_c: Floats, sure: Bools) -> tuple[Floats, Floats]:
         """Follow the air: return what that of each node is off by, [N], and what is new of it for each GPU, [G].
 
-        NaN where nothing says.
+        NaN where nothing says. What a load that was never seen adds is the same for all GPUs of a node: it is taken
+        from each of them, and is not the air's.
         """
+        of_node, air = self._medians(np.where(sure, rest_c, np.nan))
+        off_c = self._air_c + of_node
+        self._air_c += AIR_FOLLOWS * np.where(np.isnan(air), 0.0, air) - AIR_RESTS * self._air_c
+        new = self._medians(rest_c)[1][self._node]
+        return off_c, np.where(np.isnan(new) & self._read, 0.0, new)
+
+    def _medians(self, rest_c: Floats) -> tuple[Floats, Floats]:
+        """Return what each node's GPUs are off by, and the same with the rack's where its own are few, [N] each."""
         of_node, count = group_medians(rest_c, self._node, len(self._air_c))
         of_rack, in_rack = group_medians(rest_c, self._rack_of[self._node], self._racks)
+        own = np.where(count >= NODE_GPUS, of_node, np.nan)
         by_rack = np.where(in_rack >= RACK_GPUS, of_rack, np.nan)[self._rack_of]
-        air = np.where(count >= NODE_GPUS, of_node, by_rack)
-        off_c = np.where(count >= NODE_GPUS, self._air_c + of_node, np.nan)
-        self._air_c += AIR_FOLLOWS * np.where(np.isnan(air), 0.0, air) - AIR_RESTS * self._air_c
-        new = air[self._node]
-        return off_c, np.where(np.isnan(new) & self._read, 0.0, new)
+        return own, np.where(np.isnan(own), by_rack, own)
 
 
 def _steps(load: Floats) -> tuple[Ints, Ints, Floats]:

@@ -8,6 +8,8 @@ as a new driver's sensor or a job with other work, is taken away.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from drover_collector.detectors._lib.metrics import Ints
@@ -17,7 +19,6 @@ from drover_collector.detectors.thermal.heat_model import (
     LEAST_BUCKETS,
     LEAST_LOAD,
     NODE_GPUS,
-    SEEN_BLOCKS,
     OffsetsByLoad,
     RiseTest,
 )
@@ -43,9 +44,30 @@ class MemoryHeat:
         self._sums, self._count, self._buckets = np.zeros((3, len(node))), np.zeros(len(node)), 0
         self._block: int | None = None
         self._load_before: Floats = np.full(len(node), np.nan)
+        self._last: Floats = np.full(
+            (3, len(node)), np.nan
+        )  # of the last block: load, traffic, and what was usual there
         self._least_c: Floats = np.full(len(node), LEAST_C)
         self.warmer_c: Floats = np.full(len(node), np.nan)
         self.hot: Bools = np.zeros(len(node), bool)
+
+    def usual(self, gpu: int) -> dict[str, float]:
+        """Return what is known of a GPU that was judged in the last block.
+
+        That is its load and traffic, its usual difference to the core there and by how much it is warmer now, degC.
+        """
+        load, traffic, usual_c = self._last[:, gpu].tolist()
+        return {"load": load, "traffic": traffic, "usual_c": usual_c, "warmer_c": float(self.warmer_c[gpu])}
+
+    def restore(self, gpu: int, usual: Mapping[str, float], since_ms: int) -> None:
+        """Know a GPU that was hot before the collector started again. `usual`: as `usual` returned it.
+
+        Raises:
+            KeyError: it is not of this form.
+        """
+        self._offsets.restore(gpu, usual["load"], usual["traffic"], usual["usual_c"])
+        self.test.restore(gpu, since_ms)
+        self.hot[gpu], self.warmer_c[gpu] = True, usual["warmer_c"]
 
     def advance(self, end_ms: int, memory: Floats, core: Floats, load: Floats, traffic: Floats) -> None:
         """Add a bucket; at the end of a block judge it.
@@ -68,13 +90,16 @@ class MemoryHeat:
     def _judge(self, block: int) -> None:
         there = self._count > max(1.0, LEAST_BUCKETS * self._buckets)
         apart, load, traffic = self._sums / np.maximum(self._count, 1)
-        offset_c, seen = self._offsets.at(load, traffic)
-        rest_c = np.where(there & (seen >= SEEN_BLOCKS), apart - offset_c, np.nan)
+        offset_c, seen, doubt_c = self._offsets.at(load, traffic)
+        rest_c = np.where(there & ~np.isnan(doubt_c), apart - offset_c, np.nan)
         of_node, count = group_medians(rest_c, self._node, self._nodes)
         warmer_c = rest_c - np.where(count >= NODE_GPUS, of_node, 0.0)[self._node]
-        least = NOISE_C**2 + 0.5 / np.maximum(seen, 1)
+        least = NOISE_C**2 + 0.5 / np.maximum(seen, 1) + np.nan_to_num(doubt_c) ** 2
+        first = np.isnan(self._load_before).all()
         steady = np.abs(load - self._load_before) <= LOAD_STEADY
         self._load_before = np.where(there, load, np.nan)
+        if first:
+            return  # nothing is known of the load before; what was hot before a restart stays so
         judged = ~np.isnan(warmer_c) & steady & (load >= LEAST_LOAD)
         self.test.step(block, warmer_c, least, judged)
         self.hot = np.asarray(self.test.passed & judged & (warmer_c >= self._least_c))
@@ -82,3 +107,4 @@ class MemoryHeat:
         self._offsets.learn(learns, load, traffic, apart)
         self.test.learn(warmer_c, learns)
         self.warmer_c = warmer_c
+        self._last = np.array([load, traffic, offset_c])
