@@ -285,7 +285,7 @@ class Placer:
             last = ph.last
             k, d = more(ph)
             tc, x = float(last["tc"][k]), float(last["x"][k])
-            x_new = max(0.3, x * tc / (tc + d))
+            x_new = max(0.3, x * tc / max(tc + d, 1e-9))  # 0: the job pauses as the fault begins
             dyn = float(np.interp(x_new, X, DYN))
             p = f.p
             peak = float(last["static"][k] + p["dyn"][k] * last["inten"][k] * dyn)
