@@ -180,7 +180,7 @@ SITES = (
     # others' rise, is called slow.
     Site("two nodes", nodes=2, said=frozenset({"clock"})),
     Site("no jobs", change=no_jobs),
-    Site("no labels at all", change=no_labels),
+    Site("no labels", change=no_labels),
     Site("counters that reset", change=counters_reset),
     Site("a clock that steps", change=clock_steps),
     Site("agents that restart", change=agent_restarts),

@@ -56,9 +56,9 @@ TRAFFIC = {  # bytes per second: a job that copies is working. Polling by the dr
 
 PROCESSES_MS = 900_000  # for which a count of processes holds: some agents read it each 5 minutes
 KEPT_MEMORY = 0.1  # of a GPU's memory in use: the driver alone takes 1 to 3 %, an empty CUDA context .5 GB
-# Idle GPUs without a job, with a process whose memory nobody reads: more of them, on more than one node, are a service
-# of the site, such as MPS.
-PROCESSES_SHARE = 0.5
+# Of the idle GPUs without a job: if more of them, on more nodes than a small job has, are kept, that is a service of
+# the site, such as MPS or the replicas of a model.
+PROCESSES_SHARE, SERVICE_NODES = 0.5, 3
 
 # Drover's own limits: two nodes' worth of GPUs are free under a leaf, half of them or more on nodes in use.
 SCATTERED_NODES = 2
@@ -74,6 +74,8 @@ class IdleState:
     job_names: tuple[str, ...] = ()
     processes: Floats = field(default_factory=lambda: np.zeros(0))  # newest known count of each GPU, NaN unknown, [G]
     seen_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # of that count, [G]
+    memory: Floats = field(default_factory=lambda: np.zeros(0))  # newest known share in use, NaN unknown, [G]
+    memory_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # of that share, [G]
     kept_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle with a process and without a job, [G]
     scattered_ms: dict[int, int] = field(default_factory=dict)  # leaf -> start
     reported_ms: int = 0
@@ -118,7 +120,8 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
         s.idle_ms, s.calm_ms = np.zeros(window.index.gpu_count, np.int64), np.zeros(window.index.gpu_count, np.int64)
         s.jobs, s.job_names = np.full(window.index.gpu_count, -1, np.int32), ()
         s.processes, s.kept_ms = np.full(len(idle), np.nan), np.zeros(len(idle), np.int64)
-        s.seen_ms = np.zeros(len(idle), np.int64)
+        s.seen_ms, s.memory_ms = np.zeros((2, len(idle)), np.int64)
+        s.memory = np.full(len(idle), np.nan)
         if s.reopened:
             _resume(window, s)
     fresh = (bucket.jobs != _renumbered(s, bucket.job_names)) | (bucket.jobs < 0)
@@ -214,19 +217,20 @@ def _keep_count(window: Window, s: IdleState, idle: Floats) -> None:
     A process that holds next to no memory keeps the GPU from nobody.
     """
     bucket = window.newest
-    now = column(window, "compute_processes")
-    s.processes = np.where(np.isnan(now), s.processes, now)
-    known = np.flatnonzero(~np.isnan(now))
-    s.seen_ms[known] = bucket.end_ms
-    s.processes[bucket.end_ms - s.seen_ms > PROCESSES_MS] = np.nan  # the node is silent, or reads it no longer
     with np.errstate(invalid="ignore", divide="ignore"):
-        memory = column(window, "framebuffer_used_bytes") / column(window, "framebuffer_total_bytes")
-    unread = np.isnan(s.processes)
+        used = column(window, "framebuffer_used_bytes") / column(window, "framebuffer_total_bytes")
+    for now, kept_values, at_ms in (
+        (column(window, "compute_processes"), s.processes, s.seen_ms), (used, s.memory, s.memory_ms),
+    ):  # fmt: skip
+        known = ~np.isnan(now)
+        kept_values[known], at_ms[known] = now[known], bucket.end_ms
+        kept_values[bucket.end_ms - at_ms > PROCESSES_MS] = np.nan  # the node is silent, or reads it no longer
+    memory, unread = s.memory, np.isnan(s.processes)
     free = (bucket.jobs < 0) & (bucket.gpu_rows > 0) & ~(unread & np.isnan(memory))
     kept = free & (unread | (s.processes >= 1)) & ~(memory < KEPT_MEMORY)
-    guessed = kept & np.isnan(memory) & (idle == 1)
-    if guessed.sum() > max(1, PROCESSES_SHARE * (free & (idle == 1)).sum()):
-        kept &= ~guessed | (len(np.unique(window.index.gpu_node[guessed])) == 1)
+    rests = kept & (idle == 1)
+    if rests.sum() > PROCESSES_SHARE * (free & (idle == 1)).sum():
+        kept &= ~rests | (len(np.unique(window.index.gpu_node[rests])) <= SERVICE_NODES)
     added = np.where(kept & (idle == 1), bucket.length_ms, 0)
     ends = (free & ~kept) | (bucket.jobs >= 0) | (idle == 0) | (unread & np.isnan(memory))
     s.kept_ms = np.where(ends, 0, s.kept_ms + added)

@@ -194,11 +194,11 @@ def test_ports_that_are_read_each_30_s_are_judged_and_a_gap_is_no_burst() -> Non
     assert run(lambda _minute, _rate: None, reads=lambda node, number: node != 5 or not 100 <= number < 140) == []
 
 
-@pytest.mark.parametrize(("more", "ports"), [(1.0, ["mlx5_1"]), (2.0, [])])
+@pytest.mark.parametrize(("more", "ports"), [(1.0, ["mlx5_1"]), (2.0, []), (0.01, [])])
 def test_a_port_that_is_bad_from_its_jobs_first_minute_is_held_against_its_nodes_others(
     more: float, ports: list[str]
 ) -> None:
-    """`more`: times the bytes of the others. One that carries more has more to retry."""
+    """`more`: times the bytes of the others. One that carries more has more to retry; one for storage carries less."""
     index: FleetIndex = small_fleet(NODES, ports=PORTS)
     rng, total, sent = np.random.default_rng(5), np.zeros(NODES * PORTS), np.zeros(NODES * PORTS)
     held, state, found = Buckets(KEPT), None, []
@@ -209,6 +209,7 @@ def test_a_port_that_is_bad_from_its_jobs_first_minute_is_held_against_its_nodes
 
         def count(_number: int, link: dict[str, Rates], now: Rates = total, bytes_: Rates = sent) -> None:
             link["out_of_sequence"], link["tx_bytes"], link["rx_bytes"] = now.copy(), bytes_.copy(), bytes_.copy()
+            link["rate_gbps"] = np.full(NODES * PORTS, 400.0)
 
         held.append(training_bucket(index, number, links=count))
         bucket = held.all()[-1]

@@ -340,3 +340,18 @@ def test_a_gpu_that_loses_a_row_is_not_the_one_that_stopped() -> None:
         findings, state = hang.detect(window, state, now_ms)
         reported += findings
     assert reported and {f.cause for f in reported} == {"standstill"}
+
+
+def test_a_gpu_that_a_job_holds_and_never_used_has_not_stopped_it() -> None:
+    """Without profiling metrics: PCIe traffic ends as the data is in the cache, and power stays."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("tensor_active_ratio", "dram_active_ratio", "sm_active_ratio"):
+            gpu[metric][:] = np.nan
+        gpu["pcie_rx_bytes_per_s"] = np.full(64, 4e8 if number < STOPS else 2e7)
+        gpu["power_w"][:] = 649.0 if number < STOPS else 600.0  # less to load
+        gpu["gpu_util_ratio"][:] = 0.98
+        gpu["pcie_rx_bytes_per_s"][CULPRIT] = 2e5
+        rest(gpu, CULPRIT)
+
+    assert run(change, 70) == []

@@ -147,6 +147,14 @@ def test_hbm_that_was_hot_before_a_restart_stays_so_until_it_is_repaired() -> No
     assert 1400 <= hot[-1] <= 1400 + 60
 
 
+def test_hbm_that_is_hot_survives_two_restarts_in_a_row_and_nothing_is_kept_of_what_was_not_judged() -> None:
+    kept = {"load": 0.7, "traffic": 0.4, "usual_c": 6.0, "warmer_c": 8.0}
+    heat = MemoryHeat(np.zeros(8, np.int64))
+    assert heat.usual(3) == {}
+    heat.restore(3, kept, START_MS)
+    assert heat.usual(3) == kept
+
+
 def test_hbm_of_another_job_with_more_traffic_is_not_judged_at_first() -> None:
     heat = MemoryHeat(np.zeros(8, np.int64))
     for number in range(1, 3 * 360):

@@ -283,3 +283,22 @@ def test_in_a_fleet_where_nobody_names_jobs_those_that_work_are_no_service() -> 
         gpu["gpu_util_ratio"][10] = 0.0
 
     assert [f.members for f in kept(left, 370)][-1] == (("n01", 2),)
+
+
+def test_replicas_that_wait_on_all_idle_gpus_are_a_service_and_a_lost_row_is_no_end() -> None:
+    def memory(number: int, gpu: dict[str, np.ndarray], held: slice) -> None:
+        gpu["framebuffer_total_bytes"], gpu["framebuffer_used_bytes"] = np.full(64, 8e10), np.full(64, 6e8)
+        gpu["framebuffer_used_bytes"][held] = 6e10
+        gpu["compute_processes"] = np.full(64, np.nan)
+
+    def service(number: int, gpu: dict[str, np.ndarray]) -> None:
+        memory(number, gpu, slice(0, 64))
+        gpu["compute_processes"] = np.ones(64)
+
+    def seldom(number: int, gpu: dict[str, np.ndarray]) -> None:
+        memory(number, gpu, slice(10, 12))
+        if number % 3:
+            gpu["framebuffer_used_bytes"][:] = np.nan
+
+    assert kept(service, 400) == []
+    assert kept(seldom, 400)[-1].members == (("n01", 2), ("n01", 3))

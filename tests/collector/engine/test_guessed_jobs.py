@@ -143,3 +143,21 @@ def test_a_guessed_job_that_hangs_asks_for_no_drain() -> None:
         assert (incident.kind.value, incident.node, incident.gpu, incident.job) == ("hang", "n02", 5, None)
         assert incident.action.value in ("none", "watch", "advise", "probe")
     assert incidents_of(barrier, 130, pauses=()) == [], "all spin alike, and nobody says that they are one job"
+
+
+def test_a_stop_is_forgotten_when_its_job_was_ended() -> None:
+    """Killed, idle for a while, and the next job's ranks wait four minutes for one that loads."""
+
+    def change(number: int, gpu: Columns) -> None:
+        stopped, idle, waits = 40 <= number < 80, 80 <= number < 260, 280 <= number < 304
+        if stopped or waits:
+            for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+                gpu[metric][:] = 0.005
+            gpu["power_w"][:], gpu["gpu_util_ratio"][:] = 250, 1.0
+            gpu["gpu_util_ratio"][21 if stopped else 30], gpu["power_w"][21 if stopped else 30] = 0.0, 90
+        if idle:
+            for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "gpu_util_ratio"):
+                gpu[metric][:] = 0.0
+            gpu["power_w"][:] = 90
+
+    assert [(i.node, i.gpu) for i in incidents_of(change, 320, pauses=())] == [("n02", 5)]

@@ -54,7 +54,9 @@ QUIET_MS = 60_000  # a job that works again or has ended
 SPINNING_SHARE = 0.5  # of the job's GPUs at least
 # Barriers around an evaluation or a save seldom last longer than a minute; NCCL's watchdog ends a job after ten.
 REPORT_MS = 90_000
-REPORT_ALONE_MS = 180_000  # where power is the only metric, or the GPUs' stop is all that shows the job
+REPORT_ALONE_MS = 180_000  # where power is the only metric
+REPORT_STOP_MS = 300_000  # where the GPUs' stop is all that shows the job: it may be a save of one rank
+WAITING_POWER_MOST = 0.95  # of the job's own, where a rank rests: a T4 spins at 93 % of its power
 GUESSED_MS = 900_000  # where nobody names the job, and no rank stands out: longer than NCCL's watchdog waits
 CRITICAL_MS = 600_000
 FORGET_MS = 600_000  # after a job has left all its GPUs
@@ -135,7 +137,7 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
         s.grouping, s.held = Grouping(groups), held
     names = [all_names[number] for number in s.running.tolist()]
     jobs = [s.jobs.setdefault(name, Job()) for name in names]
-    activity = JobActivity(window, names, jobs, s.grouping)
+    activity = JobActivity(window, names, jobs, s.grouping, s.active_ms)
     s.active_ms[activity.active | ~activity.known] = bucket.end_ms
     s.seen_ms[bucket.gpu_rows > 0] = bucket.end_ms
     levels = np.array([activity.medians[metric] for metric in LEVELS]).T.tolist()
@@ -177,8 +179,10 @@ class JobActivity:
         medians: metric -> float64 [J] over each job's GPUs.
     """
 
-    def __init__(self, window: Window, names: Sequence[str], jobs: Sequence[Job], grouping: Grouping) -> None:
-        self._window, self.names, self._jobs = window, names, jobs
+    def __init__(
+        self, window: Window, names: Sequence[str], jobs: Sequence[Job], grouping: Grouping, active_ms: Ints
+    ) -> None:
+        self._window, self.names, self._jobs, self._active_ms = window, names, jobs, active_ms
         self.groups = grouping.groups
         self.held: Bools = self.groups >= 0
         self.gpu_util = column(window, "gpu_util_ratio")
@@ -215,19 +219,30 @@ class JobActivity:
         if self._working[number] or self._spinning[number] < SPINNING_SHARE * self.sizes[number]:
             return False
         job = self._jobs[number]
-        if job.channels and self._one_rests(number):
-            return True  # boards such as the T4 spin at nearly full power
         power, usual = self.medians["power_w"][number], job.level.get("power_w", np.nan)
         if np.isnan(power) or np.isnan(usual):
             return bool(job.channels)
-        most = WAITING_POWER if job.channels or self._one_rests(number) else WAITING_POWER_ALONE
+        rests = self._one_rests(number)
+        most = WAITING_POWER if job.channels or rests else WAITING_POWER_ALONE
+        if job.channels and rests:
+            most = WAITING_POWER_MOST
         return bool(power <= most * usual)
 
     def _one_rests(self, number: int) -> bool:
-        """Return True if few GPUs of a job run nothing, while all others spin."""
-        resting = int(np.count_nonzero(self.gpu_util[self.groups == number] <= RESTING))
+        """Return True if few GPUs of a job run nothing since it stands still, while all others spin.
+
+        A GPU that the job holds and never used has not stopped it.
+        """
+        bucket, since_ms = self._window.newest, self._jobs[number].still_ms
+        from_ms = (bucket.start_ms if since_ms is None else since_ms) - 2 * max(BUCKET_MS, bucket.length_ms)
+        mine = (self.groups == number) & (self._active_ms >= from_ms)
+        resting = int(np.count_nonzero(self.gpu_util[mine] <= RESTING))
         few = max(1, int(FEW_SHARE * self.sizes[number]))
         return bool(0 < resting <= few and self._spinning[number] >= self.sizes[number] - few)
+
+
+def _report_ms(job: Job) -> int:
+    return REPORT_STOP_MS if job.by_its_stop else REPORT_MS if job.channels else REPORT_ALONE_MS
 
 
 def _findings(window: Window, activity: JobActivity, s: HangState, now_ms: int) -> Iterator[Finding]:
@@ -238,7 +253,7 @@ def _findings(window: Window, activity: JobActivity, s: HangState, now_ms: int) 
             continue
         if not activity.enough(number) and (job.named is None or not activity.reporting[number]):
             continue  # a reported hang stays until it ends, but none begins while too few GPUs report
-        if bucket.end_ms - job.still_ms < (REPORT_MS if job.channels and not job.by_its_stop else REPORT_ALONE_MS):
+        if bucket.end_ms - job.still_ms < _report_ms(job):
             continue
         found = _finding(window, activity, s, number, job, now_ms)
         if name.startswith(GUESSED) and bucket.end_ms - job.still_ms < GUESSED_MS and found.cause == "standstill":

@@ -72,19 +72,21 @@ class Stops:
         bucket = window.newest
         guessed = np.array([*(name.startswith(GUESSED) for name in bucket.job_names), True])
         nameless = np.asarray(guessed[bucket.jobs], bool)  # -1 takes the True at the end
-        if not nameless.any():
-            return bucket.jobs, bucket.job_names, {}
         if len(self.worked) != len(nameless):
             count = len(nameless)
             self.level, self.worked = np.full((len(LEVELS), count), np.nan), np.zeros(count, np.int64)
             self.since_ms, self.group = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self._forget(~nameless)
+        if not nameless.any():
+            return bucket.jobs, bucket.job_names, {}
         self._advance(window, nameless)
-        found = np.unique(self.group[self.group > 0]).tolist()
-        if not found:
+        order = np.argsort(self.group, kind="stable")
+        found, starts = np.unique(self.group[order], return_index=True)
+        parts = [(n, part) for n, part in zip(found.tolist(), np.split(order, starts[1:]), strict=True) if n]
+        if not parts:
             return bucket.jobs, bucket.job_names, {}
         jobs, names, stops = bucket.jobs.copy(), list(bucket.job_names), {}
-        for number in found:
-            gpus = np.flatnonzero(self.group == number)
+        for number, gpus in parts:
             name = f"{GUESSED}that stopped, {number}"
             jobs[gpus] = len(names)
             names.append(name)
@@ -109,13 +111,15 @@ class Stops:
         new = np.where(np.isnan(values), before, before + rate * (values - before))
         self.level = np.where(learns, new, self.level)
         self.since_ms = np.where(stopped & (self.since_ms == 0), bucket.start_ms, self.since_ms)
-        ended = works | ~nameless
-        self.since_ms[ended] = self.group[ended] = 0
-        over = rests & (self.group == 0) & (self.since_ms > 0) & (bucket.end_ms - self.since_ms >= OVER_MS)
-        over |= ~nameless
-        self.worked[over] = self.since_ms[over] = 0
-        self.level[:, over] = np.nan
+        self.since_ms[works] = self.group[works] = 0
+        over = rests & (self.since_ms > 0) & (bucket.end_ms - self.since_ms >= OVER_MS)
+        over &= ~np.isin(self.group, np.unique(self.group[waits & (self.group > 0)]))  # others wait for it
+        self._forget(over)
         self._gather(window, waits)
+
+    def _forget(self, which: Bools) -> None:
+        self.worked[which] = self.since_ms[which] = self.group[which] = 0
+        self.level[:, which] = np.nan
 
     def _stopped(self, util: Floats, values: Floats) -> tuple[Bools, Bools]:
         """Return which GPUs spin without work, and which rest, bool [G] each."""

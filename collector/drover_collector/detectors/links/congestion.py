@@ -58,7 +58,7 @@ LEAST_SIGMA = 0.25  # of the logarithm: what a healthy port's minute differs by
 LEAST_PER_MINUTE = np.array([5e7 if metric == "tx_wait" else 60.0 for metric in METRICS])[:, None]
 SIBLINGS, SIBLING_LEAST = 20.0, 10.0  # times the node's other ports, and times LEAST_PER_MINUTE
 SIBLING_PORTS = 4  # of a node, all of one speed
-CARRIES = 1.2  # times what the node's other ports carry: a port that carries more has more to retry
+CARRIES = 0.5, 1.2  # times what the node's other ports carry: another share of the work has other events
 LEARN = 10  # minutes before a port's own past counts
 FORGET = 240.0  # minutes over which it is forgotten
 PERSIST = 3  # minutes in a row
@@ -82,11 +82,12 @@ class Congested:
 
     Attributes:
         rate: events a minute, float64 [M, L]. usual: those of its own past, or of the node's other ports where only
-            these show that it stands out, float64 [M, L].
+            these show that it stands out (`by_others`, bool), float64 [M, L].
     """
 
     rate: Floats
     usual: Floats
+    by_others: Bools
 
 
 class Congestion:
@@ -140,16 +141,19 @@ class Congestion:
         risen &= away >= np.maximum(math.log(RISE), SIGMAS * sigma)
         over = risen & (away - self._with_its_job(window, layout, away) >= math.log(RISE)) if risen.any() else risen
         over_siblings, others = _over_siblings(window, layout, rate, carried)
+        over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
-        learns = known & ((~risen & ~over_siblings) | (self._risen >= LASTS))  # what lasts for hours is how it is now
+        lasts = (self._risen >= LASTS) | (self._alone >= LASTS)  # what lasts for hours is how it is now
+        learns = known & ((~risen & ~over_siblings) | lasts)
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
-        usual = np.where(over_siblings & ~risen, others, np.expm1(self._mean))
+        by_others = over_siblings & ~risen
+        usual = np.where(by_others, others, np.expm1(self._mean))
         self._var += share * ((1 - share) * rest * rest - self._var)
         self._mean += share * rest
         self._count += learns
         self._risen, self._alone = np.where(risen, self._risen + 1, 0), np.where(over, self._alone + 1, 0)
-        return Congested(rate, usual)
+        return Congested(rate, usual, by_others)
 
     def _works(self, window: Window, layout: PortLayout) -> Bools:
         """Return the ports whose nodes work, bool [L], and forget the past of those with another job, or after a rest.
@@ -223,7 +227,8 @@ class Congestion:
             held.add(("port", name))
             by = np.where(lasting[:, k], now.rate[:, k] / (now.usual[:, k] + 1), -1.0)
             row = int(np.argmax(np.nan_to_num(by, nan=-1.0)))
-            fact = METRICS[row], float(now.rate[row, k]), float(now.usual[row, k])
+            where = "on the node's other ports" if now.by_others[row, k] else "before"
+            fact = METRICS[row], float(now.rate[row, k]), float(now.usual[row, k]), where
             yield _port_finding(window, layout, k, fact, self._since("port", name, window), now_ms)
         self._since_ms = {key: ms for key, ms in self._since_ms.items() if key in held}
 
@@ -293,9 +298,9 @@ def _over_siblings(window: Window, layout: PortLayout, rate: Floats, carried: Fl
     """
     node, nodes = layout.of_node.astype(np.int64), window.index.node_count
     speed = fitted(window.newest.link.get("rate_gbps"), len(node))
-    of_speed = np.where(np.isnan(speed), 0, speed).astype(np.int64)
+    of_speed = np.nan_to_num(speed).astype(np.int64)
     groups, of_port, sizes = np.unique(node * 10_000 + of_speed, return_inverse=True, return_counts=True)
-    group = np.where(sizes[of_port] >= SIBLING_PORTS, of_port, -1).astype(np.int64)
+    group = np.where((sizes[of_port] >= SIBLING_PORTS) & ~np.isnan(speed), of_port, -1).astype(np.int64)
     if not nodes or not (group >= 0).any():
         return np.zeros(rate.shape, bool), np.full(rate.shape, np.nan)
 
@@ -305,7 +310,8 @@ def _over_siblings(window: Window, layout: PortLayout, rate: Floats, carried: Fl
     usual = np.array([of_others(values) for values in rate])
     as_much = np.ones(len(node), bool)
     for values in carried:
-        as_much &= values <= CARRIES * of_others(values)
+        usual_bytes = of_others(values)
+        as_much &= (values >= CARRIES[0] * usual_bytes) & (values <= CARRIES[1] * usual_bytes)
     return (rate >= SIBLING_LEAST * LEAST_PER_MINUTE) & (rate >= SIBLINGS * (usual + 1)) & as_much, usual
 
 
@@ -332,13 +338,13 @@ def _leaf_finding(window: Window, layout: PortLayout, leaf: str, mine: Ints, sin
 
 
 def _port_finding(
-    window: Window, layout: PortLayout, k: int, shown: tuple[str, float, float], since_ms: int, now_ms: int
+    window: Window, layout: PortLayout, k: int, shown: tuple[str, float, float, str], since_ms: int, now_ms: int
 ) -> Finding:
-    """Return the finding about a port. `shown`: a metric, its events a minute now and before."""
-    metric, rate, usual = shown
+    """Return the finding about a port. `shown`: a metric, its events a minute now, the usual ones, and of when."""
+    metric, rate, usual, where = shown
     port, index = layout.ports[k], window.index
     node = index.nodes[port.node].name
-    text = f"{rate:,.0f} {BY_NAME[metric].label} per minute; before, or on the node's other ports, {usual:,.0f}"
+    text = f"{rate:,.0f} {BY_NAME[metric].label} per minute, {usual:,.0f} {where}"
     fact = Evidence(
         f"port {port.name} has {text}", metric, rate, usual, None, None, since_ms, window.newest.end_ms, port.name
     )

@@ -64,10 +64,10 @@ MASS_NODES = 4
 COMING_SHARE = 0.01  # of all nodes, two at least
 COMING_MS = 300_000  # at most
 REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what it has read, some of it late
-# Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where that of two nodes
-# came back by itself within a day, a single node must be silent for twice as long as these to be reported. Drains are
-# asked for as soon as before.
-GAPS_USUAL, GAPS_MS, GAPS_KEPT = 2, 24 * 3_600_000, 64
+# Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where that of two nodes,
+# or of a thousandth of them, came back by itself within a day, a single node must be silent for twice as long as these
+# to be reported. Drains are asked for as soon as before.
+GAPS_USUAL, GAPS_SHARE, GAPS_MS, GAPS_KEPT = 2, 0.001, 24 * 3_600_000, 1024
 GAP_SLACK = 2.0
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
@@ -95,11 +95,11 @@ class Reception:
     none_reporting: bool = False
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
 
-    def usual_gap_ms(self, now_ms: int) -> int:
+    def usual_gap_ms(self, now_ms: int, nodes: int) -> int:
         """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none."""
         while self.gaps and now_ms - self.gaps[0][0] > GAPS_MS:
             self.gaps.popleft()
-        if len({n for _, _, n in self.gaps}) < GAPS_USUAL:
+        if len({n for _, _, n in self.gaps}) < max(GAPS_USUAL, GAPS_SHARE * nodes):
             return 0
         return min(LONGEST_GAP_MS, int(GAP_SLACK * max(length for _, length, _ in self.gaps)))
 
@@ -307,7 +307,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     again = reporting & (s.seen_ms < bucket.start_ms)
     if again.any():  # an empty bucket between two reports of a node that reports seldom is not an absence
         again &= bucket.start_ms - s.seen_ms >= window.spacing_ms(again)
-        _note_gaps(window, s, again)
+        _note_gaps(window, s, again, reporting)
     if bucket.end_ms <= s.coming_ms:
         if again.sum() >= max(2, COMING_SHARE * len(again)):
             s.resumed_ms = bucket.start_ms
@@ -339,7 +339,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     return reporting
 
 
-def _note_gaps(window: Window, s: LivenessState, again: Bools) -> None:
+def _note_gaps(window: Window, s: LivenessState, again: Bools, reporting: Bools) -> None:
     """Note how long nodes that report again were silent, if neither a restart nor many others explain it."""
     bucket = window.newest
     quiet_ms = bucket.start_ms - s.seen_ms
@@ -350,7 +350,7 @@ def _note_gaps(window: Window, s: LivenessState, again: Bools) -> None:
         return
     for n in gaps.tolist():
         name = window.index.nodes[n].name
-        together = (bucket.node_rows == 0) & (np.abs(s.seen_ms - s.seen_ms[n]) <= 2 * bucket.length_ms)
+        together = ~reporting & (np.abs(s.seen_ms - s.seen_ms[n]) <= 2 * bucket.length_ms)
         if together.any():
             continue  # it was part of something larger
         if name not in s.planned.stopped_ms and name not in s.planned.started_ms and name not in s.clock_wrong:
@@ -462,7 +462,7 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
-    usual_ms = s.reception.usual_gap_ms(bucket.end_ms)
+    usual_ms = s.reception.usual_gap_ms(bucket.end_ms, window.index.node_count)
     for n in np.flatnonzero(silent).tolist():
         name = index.nodes[n].name
         if never[n] or quiet_ms[n] >= usual_ms or ("node", "silent", name, None) in s.open:

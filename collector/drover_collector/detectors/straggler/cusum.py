@@ -69,8 +69,9 @@ class Drifts:
             also moves less data and has more gaps (replicas of a service do not share their load).
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest bucket.
         duty: x of the duty in the newest bucket, float64 [G].
-        pace: rows of float64 [2, G]: log of each GPU's own busy time (of its SMs, else its memory) over the buckets in
-            which it was learnt; by how much the median GPU of its group is below that lately, a log ratio from 0.
+        pace: rows of float64 [3, G]: log of each GPU's own busy time (of its SMs, else its memory) over the buckets in
+            which it was learnt; by how much the median GPU of its group is below that lately, a log ratio from 0; 1
+            where it was the SMs', NaN: not known.
         usual, usual_work: mean and work of the last bucket in which the GPU was healthy, NaN while unknown; a lasting
             fault does not change them.
         late: number of buckets for which the test of LATE has been over its threshold, int64 [G].
@@ -97,9 +98,10 @@ class Drifts:
         shape = len(CHANNELS), gpus
         mean, var, count, score, recent, last, alike, work = np.zeros((8, *shape))
         usual, usual_work = np.full((2, *shape), np.nan)
+        pace = np.concatenate([np.zeros((2, gpus)), np.full((1, gpus), np.nan)])
         return cls(
             mean, var, count, score, recent, last, alike, work, np.zeros(shape, np.int64), np.zeros(gpus, np.int64),
-            np.zeros(gpus), np.zeros((2, gpus)), usual, usual_work,
+            np.zeros(gpus), pace, usual, usual_work,
         )  # fmt: skip
 
     def forget(self, which: Bools) -> None:
@@ -108,11 +110,12 @@ class Drifts:
             array[:, which] = 0.0
         self.usual[:, which] = self.usual_work[:, which] = np.nan
         self.late[which] = 0
-        self.pace[:, which] = 0.0
+        self.pace[:2, which], self.pace[2, which] = 0.0, np.nan
 
     def advance(self, now: Observation, slow: Bools) -> None:
         """Add one bucket. `slow`: GPUs with a large effect, whose offsets are not learnt."""
         x = _inputs(now)
+        self._change_source(now)
         newest = now.window.newest
         self.h = tuple(threshold(newest.length_ms, budget) for budget in BUDGETS_PER_1000_GPU_DAYS)
         h = np.array(self.h)[:, None]
@@ -150,6 +153,15 @@ class Drifts:
     def fell(self) -> Floats:
         """By how much the median GPU of each group is below its own SM activity lately, float64 [G], a log ratio."""
         return np.asarray(self.pace[1])
+
+    def _change_source(self, now: Observation) -> None:
+        """Forget the busy time of GPUs whose profiling metrics come or go: it is of the SMs, or of the memory."""
+        changed = now.judged & (np.abs(self.pace[2] - now.has_duty) > 0.5)  # NaN: not known yet
+        self.pace[2] = np.where(now.judged, now.has_duty, self.pace[2])
+        if changed.any():
+            for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike, self.work):
+                array[BUSY_TIME, changed] = 0.0
+            self.pace[:2, changed] = 0.0
 
     def _follow_pace(self, now: Observation, rate: Floats) -> None:
         """Learn each GPU's busy time at `rate`, and by how much its group has fallen below: peers that wait do."""

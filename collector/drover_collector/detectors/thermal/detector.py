@@ -131,7 +131,7 @@ def _resume(index: FleetIndex, s: ThermalState) -> None:
             g = index.gpu(incident.members[0][0], int(slot))
             if g is not None:
                 s.past[g], s.learnt[g] = resistance, RESTORED
-        usual = incident.snapshot_of(NAME).get("memory")
+        usual = incident.snapshot_of(NAME).get("memory")  # absent or empty: not known
         g = index.gpu(incident.node or "", incident.gpu) if incident.gpu is not None else None
         if s.memory is not None and usual and g is not None:
             s.memory.restore(g, usual, incident.since_ms)

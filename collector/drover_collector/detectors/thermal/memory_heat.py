@@ -54,10 +54,12 @@ class MemoryHeat:
     def usual(self, gpu: int) -> dict[str, float]:
         """Return what is known of a GPU that was judged in the last block.
 
-        That is its load and traffic, its usual difference to the core there and by how much it is warmer now, degC.
+        Empty if it was not judged then. Else its load and traffic, its usual difference to the core there, and by how
+        much it is warmer now, degC.
         """
         load, traffic, usual_c = self._last[:, gpu].tolist()
-        return {"load": load, "traffic": traffic, "usual_c": usual_c, "warmer_c": float(self.warmer_c[gpu])}
+        usual = {"load": load, "traffic": traffic, "usual_c": usual_c, "warmer_c": float(self.warmer_c[gpu])}
+        return usual if np.isfinite(list(usual.values())).all() else {}
 
     def restore(self, gpu: int, usual: Mapping[str, float], since_ms: int) -> None:
         """Know a GPU that was hot before the collector started again. `usual`: as `usual` returned it.
@@ -66,6 +68,7 @@ class MemoryHeat:
             KeyError: it is not of this form.
         """
         self._offsets.restore(gpu, usual["load"], usual["traffic"], usual["usual_c"])
+        self._last[:, gpu] = usual["load"], usual["traffic"], usual["usual_c"]
         self.test.restore(gpu, since_ms)
         self.hot[gpu], self.warmer_c[gpu] = True, usual["warmer_c"]
 
