@@ -340,3 +340,22 @@ def test_a_gpu_that_all_wait_for_is_found_whatever_its_memory_does(reads: str) -
                 gpu[metric] = np.full(64, np.nan)
 
     assert {(f.node, f.gpu, f.cause) for f in run(change, 90)} == {("n01", 5, "unexplained")}
+
+
+def test_profiling_that_pauses_for_a_bucket_or_an_hour_accuses_nobody_and_hides_nobody() -> None:
+    noise = np.random.default_rng(4)
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+            gpu[metric] *= 0.5 * (1 + 0.004 * noise.standard_normal(64))
+        used = 0.30 + 0.03 * (np.arange(64) % 3)
+        if number >= 90:
+            waited_for(gpu, 0.3)
+        if number % 10 == 5 or 30 <= number < 60:
+            for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+                gpu[metric] = np.full(64, np.nan)
+        gpu["memory_util_ratio"] = np.round(used + 0.004 * noise.standard_normal(64), 2)
+
+    reported = run(change, 140)
+    assert {(f.node, f.gpu, f.cause) for f in reported} == {("n01", 5, "unexplained")}
+    assert reported[0].ts_ms >= 1_800_000_000_000 + 900_000

@@ -70,8 +70,8 @@ class Drifts:
         recent: x, smoothed. since_ms: when S last left 0, int64. h: the thresholds of the newest bucket.
         duty: x of the duty in the newest bucket, float64 [G].
         pace: rows of float64 [3, G]: log of each GPU's own busy time (of its SMs, else its memory) over the buckets in
-            which it was learnt; by how much the median GPU of its group is below that lately, a log ratio from 0; 1
-            where it was the SMs', NaN: not known.
+            which it was learnt; by how much the median GPU of its group is below that lately, a log ratio from 0; the
+            share of the last buckets in which it was the SMs', NaN: not known.
         usual, usual_work: mean and work of the last bucket in which the GPU was healthy, NaN while unknown; a lasting
             fault does not change them.
         late: number of buckets for which the test of LATE has been over its threshold, int64 [G].
@@ -115,7 +115,7 @@ class Drifts:
     def advance(self, now: Observation, slow: Bools) -> None:
         """Add one bucket. `slow`: GPUs with a large effect, whose offsets are not learnt."""
         x = _inputs(now)
-        self._change_source(now)
+        self._change_source(now, x)
         newest = now.window.newest
         self.h = tuple(threshold(newest.length_ms, budget) for budget in BUDGETS_PER_1000_GPU_DAYS)
         h = np.array(self.h)[:, None]
@@ -154,10 +154,16 @@ class Drifts:
         """By how much the median GPU of each group is below its own SM activity lately, float64 [G], a log ratio."""
         return np.asarray(self.pace[1])
 
-    def _change_source(self, now: Observation) -> None:
-        """Forget the busy time of GPUs whose profiling metrics come or go: it is of the SMs, or of the memory."""
-        changed = now.judged & (np.abs(self.pace[2] - now.has_duty) > 0.5)  # NaN: not known yet
-        self.pace[2] = np.where(now.judged, now.has_duty, self.pace[2])
+    def _change_source(self, now: Observation, x: Floats) -> None:
+        """Forget the busy time of GPUs whose profiling metrics come or go for long: it is of the SMs, or of the memory.
+
+        A bucket in which it is of the other one is unknown, in `x` too.
+        """
+        before = self.pace[2]
+        after = np.where(np.isnan(before), now.has_duty, before + SMOOTH * (now.has_duty - before))
+        self.pace[2] = np.where(now.judged, after, before)
+        x[BUSY_TIME, now.judged & (now.has_duty != (after > 0.5))] = np.nan
+        changed = now.judged & ~np.isnan(before) & ((before > 0.5) != (after > 0.5))
         if changed.any():
             for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike, self.work):
                 array[BUSY_TIME, changed] = 0.0
