@@ -137,7 +137,7 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
         s.grouping, s.held = Grouping(groups), held
     names = [all_names[number] for number in s.running.tolist()]
     jobs = [s.jobs.setdefault(name, Job()) for name in names]
-    activity = JobActivity(window, names, jobs, s.grouping, s.active_ms)
+    activity = JobActivity(window, names, jobs, s.grouping)
     s.active_ms[activity.active | ~activity.known] = bucket.end_ms
     s.seen_ms[bucket.gpu_rows > 0] = bucket.end_ms
     levels = np.array([activity.medians[metric] for metric in LEVELS]).T.tolist()
@@ -145,7 +145,7 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
         job.seen_ms = bucket.end_ms
         if not activity.enough(number):
             continue
-        if job.worked >= LEARN_BUCKETS and activity.stands_still(number):
+        if job.worked >= LEARN_BUCKETS and activity.stands_still(number, s.active_ms):
             if job.still_ms is None:  # a long bucket shows what held for most of it, not for how long
                 job.still_ms = max(bucket.start_ms, bucket.end_ms - BUCKET_MS)
             continue
@@ -179,10 +179,8 @@ class JobActivity:
         medians: metric -> float64 [J] over each job's GPUs.
     """
 
-    def __init__(
-        self, window: Window, names: Sequence[str], jobs: Sequence[Job], grouping: Grouping, active_ms: Ints
-    ) -> None:
-        self._window, self.names, self._jobs, self._active_ms = window, names, jobs, active_ms
+    def __init__(self, window: Window, names: Sequence[str], jobs: Sequence[Job], grouping: Grouping) -> None:
+        self._window, self.names, self._jobs = window, names, jobs
         self.groups = grouping.groups
         self.held: Bools = self.groups >= 0
         self.gpu_util = column(window, "gpu_util_ratio")
@@ -214,28 +212,31 @@ class JobActivity:
         """Return the highest value of a job's GPUs, NaN if none is known."""
         return float(np.fmax.reduce(column(self._window, metric)[self.groups == number], initial=np.nan))
 
-    def stands_still(self, number: int) -> bool:
-        """Return True if no GPU of a job works, most of them still run a kernel, and power has fallen."""
+    def stands_still(self, number: int, active_ms: Ints) -> bool:
+        """Return True if no GPU of a job works, most of them still run a kernel, and power has fallen.
+
+        `active_ms`: end of each GPU's last bucket with work, int64 [G].
+        """
         if self._working[number] or self._spinning[number] < SPINNING_SHARE * self.sizes[number]:
             return False
         job = self._jobs[number]
         power, usual = self.medians["power_w"][number], job.level.get("power_w", np.nan)
         if np.isnan(power) or np.isnan(usual):
             return bool(job.channels)
-        rests = self._one_rests(number)
+        rests = self._one_rests(number, active_ms)
         most = WAITING_POWER if job.channels or rests else WAITING_POWER_ALONE
         if job.channels and rests:
             most = WAITING_POWER_MOST
         return bool(power <= most * usual)
 
-    def _one_rests(self, number: int) -> bool:
+    def _one_rests(self, number: int, active_ms: Ints) -> bool:
         """Return True if few GPUs of a job run nothing since it stands still, while all others spin.
 
         A GPU that the job holds and never used has not stopped it.
         """
         bucket, since_ms = self._window.newest, self._jobs[number].still_ms
         from_ms = (bucket.start_ms if since_ms is None else since_ms) - 2 * max(BUCKET_MS, bucket.length_ms)
-        mine = (self.groups == number) & (self._active_ms >= from_ms)
+        mine = (self.groups == number) & (active_ms >= from_ms)
         resting = int(np.count_nonzero(self.gpu_util[mine] <= RESTING))
         few = max(1, int(FEW_SHARE * self.sizes[number]))
         return bool(0 < resting <= few and self._spinning[number] >= self.sizes[number] - few)
