@@ -128,7 +128,8 @@ class Stops:
             shows = self.level[number] >= least
             active |= shows & (values[number] > still_share(metric) * self.level[number])
             judged |= shows & ~np.isnan(values[number])
-        power = values[-1] / self.level[-1]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            power = values[-1] / self.level[-1]
         fallen = power <= np.where(judged, WAITING_POWER, WAITING_POWER_ALONE)
         return (util >= SPINS) & ~active & (fallen | (judged & np.isnan(power))), util <= RESTING
 
