@@ -117,7 +117,8 @@ def page(kept: dict[str, Any]) -> str:
             "Made by `benchmarks/bench_strangers.py`, the bad figures too; do not edit. Each generator is written "
             "by somebody who has seen neither a detector, nor the adversary, nor another of these: A for tuning, "
             "B for scoring, C for one look at the end. Who works on detectors looks at figures of B only: those "
-            "of this page, and once the kinds of labels near its false incidents. Intervals are of 95 % (Wilson). "
+            "of this page, of some runs between them, and once the kinds of labels near its false incidents. "
+            "Intervals are of 95 % (Wilson). "
             "False ones are per 1,000 GPU-days of these fleets, which hold far more trouble than the field's; "
             "where there was none, 3/N bounds the rate.",
             100,

@@ -248,15 +248,18 @@ def _left(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
         known = s.processes[gpus[0]] == s.processes[gpus[0]]  # not NaN
         metric = "compute_processes" if known else "framebuffer_used_bytes"
         value = float(s.processes[gpus[0]] if known else column(window, metric)[gpus[0]])
-        has = "a process" if known else f"{value / 1e9:.1f} GB of memory in use"
+        has = "a process" if known else f"{s.memory[gpus[0]]:.0%} of {'its' if count == 1 else 'their'} memory in use"
         text = f"{whose} of node {node} {'has' if count == 1 else 'have'} {has} and no work for {duration(kept_ms)}"
+        fact = Evidence(
+            text, metric, None if np.isnan(value) else value, 0.0 if known else None, from_ms=now_ms - kept_ms
+        )
         yield Finding(
             NAME, IncidentKind.IDLE, "process_left", "node", node, None,
             tuple(index.member(int(g)) for g in gpus), now_ms, now_ms - kept_ms,
             Severity.WARNING if warn else Severity.INFO, 0.8, RecommendedAction.NONE, f"{text}, and no job holds them.",
             "See whose process it is (nvidia-smi on the node, the node's page). If its job is over, end it: the next"
             " job finds less memory, or fails. The GPUs are healthy.",
-            (Evidence(text, metric, value, 0.0, from_ms=now_ms - kept_ms),),
+            (fact,),
             lost_gpus=float(count),
         )  # fmt: skip
 

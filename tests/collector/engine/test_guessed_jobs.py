@@ -121,6 +121,7 @@ def test_a_slow_gpu_of_a_guessed_job_is_reported_with_the_doubt_and_without_a_jo
     (incident,) = incidents_of(slow, 80)
     assert (incident.cause, incident.node, incident.gpu, incident.job) == ("power_cap", "n02", 5, None)
     assert any("No scheduler names this job" in e.text for e in incident.evidence)
+    assert "peers of a job that nobody names have" in incident.summary
 
 
 def test_a_guessed_job_that_hangs_asks_for_no_drain() -> None:

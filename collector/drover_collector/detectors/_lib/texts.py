@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from drover_collector.fleet.buckets import GUESSED
+from drover_core.model.reports import job_label
+
 LISTED = 4  # names written out before "and N more"
 
 
@@ -17,6 +20,11 @@ def listing(names: Collection[str]) -> str:
     ordered = sorted(names)
     head = ", ".join(ordered[:LISTED])
     return head if len(ordered) <= LISTED else f"{head} and {len(ordered) - LISTED} more"
+
+
+def job_named(name: str) -> str:
+    """Return `job 812`, or `a job that nobody names` for one that was guessed."""
+    return "a job that nobody names" if name.startswith(GUESSED) else job_label(name)
 
 
 def duration(ms: float) -> str:

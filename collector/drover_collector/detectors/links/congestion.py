@@ -95,9 +95,8 @@ class Congestion:
 
     def __init__(self, ports: int) -> None:
         shape = len(METRICS), ports
-        self._newest: Floats = np.full(
-            (len(METRICS) + len(BYTES), ports), np.nan
-        )  # newest known values, read in the bucket that ended at
+        # Newest known values, of METRICS and then BYTES, and the end of the bucket in which each port was read.
+        self._newest: Floats = np.full((len(METRICS) + len(BYTES), ports), np.nan)
         self._at_ms: Ints = np.zeros(ports, np.int64)
         self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()  # the same a minute ago
         self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
@@ -291,7 +290,7 @@ def _bad_ports(layout: PortLayout, over: Bools, job: Ints, hot: set[int]) -> lis
 
 
 def _over_siblings(window: Window, layout: PortLayout, rate: Floats, carried: Floats) -> tuple[Bools, Floats]:
-    """Return which ports stand out among those of their node, bool [M, L], and the median rate of these.
+    """Return which ports stand out among those of their node, bool [M, L], and the median of those ports.
 
     Args:
         rate: events a minute, float64 [M, L]. carried: bytes a minute, sent and received, float64 [2, L].

@@ -9,7 +9,7 @@ import numpy as np
 
 from drover_collector.detectors._lib.metrics import column
 from drover_collector.detectors._lib.robust import MAD_TO_SIGMA, Grouping
-from drover_collector.detectors._lib.texts import place
+from drover_collector.detectors._lib.texts import job_named, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
 from drover_core.metrics.catalog import BY_NAME, describe
@@ -20,7 +20,6 @@ from drover_core.model.events import (
     RecommendedAction,
     Severity,
 )
-from drover_core.model.reports import job_label
 
 NAME = "straggler"
 
@@ -124,7 +123,7 @@ def _finding(
         if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
             metric = BY_NAME[name]
             what = (
-                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_label(str(job))} "
+                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_named(str(job))} "
                 f"have {describe(metric, item.expected)}"
             )
             break
