@@ -9,7 +9,7 @@ import pytest
 from testbed.recipes import ROOT, RecipeError, blocks, changed, copy_of_checkout, follow
 
 PAGES = sorted((ROOT / "docs/how-to").glob("add-*.md"))
-OTHERS = {"add-a-detector": {"root_disk": "spare_disk"}}  # the page's name, and one with which it was followed before
+OTHERS = {"add-a-detector": {"full_spool": "spare_disk"}}  # the page's name, and one with which it was followed before
 
 
 @pytest.mark.timeout(300)

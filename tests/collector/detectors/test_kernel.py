@@ -349,6 +349,47 @@ def test_a_board_that_falls_silent_has_no_fan_that_failed() -> None:
     assert run({}, 40, change=change) == []
 
 
+def test_a_fan_that_stands_still_on_a_node_at_work_is_reported() -> None:
+    turning = dict.fromkeys(range(8), 5400.0)
+    stops = node_values("fan_min_rpm", {0: turning, 3: {5: 0}})
+    found = run({}, 20, change=stops)
+    assert short(found) == [("fan", "node", None, "warning", "advise")]
+    assert (found[0].node, found[0].evidence[0].metric) == ("n05", "fan_min_rpm")
+
+    def rests(number: int, gpu: Columns, node: Columns) -> None:
+        stops(number, gpu, node)
+        gpu["gpu_util_ratio"][5 * 8 : 6 * 8] = 0.0
+
+    assert run({}, 20, change=rests) == []
+    never_turned = node_values("fan_min_rpm", {0: turning | {5: 0}})
+    assert short(run({}, 20, change=never_turned)) == short(found)
+    assert run({}, 20, change=node_values("fan_min_rpm", {0: dict.fromkeys(range(8), 0.0)})) == []
+    brief = {0: turning, 3: {5: 0}, 8: {5: 5400}}
+    assert run({}, 20, change=node_values("fan_min_rpm", brief)) == []
+
+
+def test_a_root_disk_that_stays_full_is_reported_and_many_at_once_are_information() -> None:
+    room = dict.fromkeys(range(8), 0.4)
+    found = run({}, 190, change=node_values("root_used_ratio", {0: room, 4: {5: 0.96}}))
+    assert short(found)[0] == ("root_full", "node", None, "warning", "advise")
+    assert found[0].node == "n05"
+    assert found[0].ts_ms - found[0].since_ms >= 1_800_000
+    assert run({}, 190, change=node_values("root_used_ratio", {0: room, 4: {5: 0.96}, 150: {5: 0.5}})) == []
+    all_full = run({}, 190, change=node_values("root_used_ratio", {0: dict.fromkeys(range(8), 0.99)}))
+    assert {f.severity for f in all_full} == {Severity.INFO}
+
+
+def test_a_host_without_memory_left_is_information() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        node["memory_total_bytes"] = np.full(len(node["inlet_temp_c"]), 1e12)
+        node["memory_available_bytes"] = np.full(len(node["inlet_temp_c"]), 4e11)
+        node["memory_available_bytes"][5] = 1e10 if number >= 3 else 4e11
+
+    found = run({}, 20, change=change)
+    assert short(found) == [("memory_low", "node", None, "info", "none")]
+    assert "1.0% of the host's memory is left" in found[0].summary
+
+
 def test_a_counter_that_grows_shows_what_a_lost_line_did_not() -> None:
     found = run({}, 12, change=node_values("edac_uncorrected", {0: {1: 900, 2: 4}, 5: {2: 6}}))
     assert short(found) == [("host_memory", "node", None, "warning", "advise")]

@@ -1,4 +1,4 @@
-"""Judge the kernel log other than XIDs, and sensors of the host: PCIe, host memory, CPU, drives, adapters, fans.
+"""Judge the kernel log other than XIDs, and the host's sensors: PCIe, memory, CPU, drives, adapters, fans, room.
 
 Lines wait HOLD_MS: if many nodes log the same, the cause is common (a job, a shared file system, a room) and no node is
 at fault; a PCIe error near a GPU that falls off the bus belongs to that GPU. rules.py has the meaning of each line.
@@ -22,6 +22,7 @@ from drover_collector.detectors._lib.examples import (
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.kernel.rules import Rule, rule_of
+from drover_collector.detectors.kernel.shortage import Held, Shortages, evidence
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -54,6 +55,9 @@ STORM_BUCKETS = 3
 FANS_HELD_MS = 120_000  # a BMC is read once a minute: a second reading must agree
 
 COUNTERS = {"edac_corrected": CORRECTED_PER_S, "pcie_aer_correctable": AER_PER_S}
+JUDGED = (
+    "fans_failed", "fan_min_rpm", "edac_uncorrected", "root_used_ratio", "memory_available_bytes", *COUNTERS,
+)  # fmt: skip
 Key = tuple[str, int | None, str]  # node, GPU, cause
 K = TypeVar("K", str, int)
 
@@ -80,9 +84,8 @@ class KernelState:
     lost: dict[str, dict[int, int]] = field(default_factory=dict)  # node -> GPU -> when it fell off the bus
     storms: dict[str, Floats] = field(default_factory=dict)  # counter -> buckets in a row, [N]
     uncorrected: Floats = field(default_factory=lambda: np.zeros(0))  # newest known edac_uncorrected, [N]
-    fans: Floats = field(default_factory=lambda: np.zeros(0))  # newest known fans_failed, [N]
-    fans_ms: Floats = field(default_factory=lambda: np.zeros(0))  # start of the failure, [N], NaN: none fails
-    fans_seen_ms: Floats = field(default_factory=lambda: np.zeros(0))  # newest reading of the board, [N]
+    fans: Held = field(default_factory=Held)  # fans that failed or stand still
+    shortages: Shortages = field(default_factory=Shortages)
 
 
 def detect(window: Window, state: KernelState | None, now_ms: int) -> tuple[list[Finding], KernelState]:
@@ -94,6 +97,7 @@ def detect(window: Window, state: KernelState | None, now_ms: int) -> tuple[list
         found += _storms(window, s, now_ms)
         found += _uncorrected(window, s, now_ms)
         found += _fans(window, s, now_ms)
+        found += _shortages(window, s, now_ms)
         _forget(s, now_ms)
     return found, s
 
@@ -103,8 +107,8 @@ def restored(_incidents: Sequence[Incident], _index: FleetIndex, _started_ms: in
 
 
 def could_not_judge(window: Window) -> list[str]:
-    lacking = [name for name in ("fans_failed", "edac_uncorrected", *COUNTERS) if name not in window.newest.node]
-    return [f"fans, host memory and PCIe errors: the data lacks {', '.join(lacking)}"] if lacking else []
+    lacking = [name for name in JUDGED if name not in window.newest.node]
+    return [f"fans, host memory, room and PCIe errors: the data lacks {', '.join(lacking)}"] if lacking else []
 
 
 def _take(window: Window, s: KernelState, event: Event, now_ms: int) -> None:
@@ -308,32 +312,46 @@ def _uncorrected(window: Window, s: KernelState, now_ms: int) -> Iterator[Findin
 
 def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
     """Report failed fans. If many boards report them, it is how they are built or read, and not reported."""
-    now = window.newest.node.get("fans_failed")
-    if now is None:
+    stopped = s.shortages.stopped_fans(window)
+    failed = window.newest.node.get("fans_failed", np.full(len(stopped), np.nan))
+    s.fans.read(window, np.where(stopped & ~(failed > 0), np.nan_to_num(failed) + 1, failed))
+    failing = s.fans.value > 0
+    held = s.fans.hold(window, failing, FANS_HELD_MS)
+    if np.count_nonzero(failing) >= max(TOGETHER_LEAST, TOGETHER_SHARE * np.count_nonzero(~np.isnan(s.fans.value))):
         return
-    if len(s.fans) != len(now):
-        s.fans, s.fans_ms, s.fans_seen_ms = (np.full(len(now), np.nan) for _ in range(3))
-    known = ~np.isnan(now)
-    s.fans = np.where(known, now, s.fans)
-    s.fans_seen_ms = np.where(known, window.newest.end_ms, s.fans_seen_ms)
-    s.fans[window.newest.end_ms - s.fans_seen_ms > FANS_HELD_MS] = np.nan
-    failing = s.fans > 0
-    s.fans_ms = np.where(failing, np.where(np.isnan(s.fans_ms), window.newest.start_ms, s.fans_ms), np.nan)
-    if np.count_nonzero(failing) >= max(TOGETHER_LEAST, TOGETHER_SHARE * np.count_nonzero(~np.isnan(s.fans))):
-        return
-    for n in np.flatnonzero(s.fans_seen_ms - s.fans_ms >= FANS_HELD_MS).tolist():
-        node, count = window.index.nodes[n].name, int(s.fans[n])
+    for n in np.flatnonzero(held).tolist():
+        node, count = window.index.nodes[n].name, int(s.fans.value[n])
         key = (node, None, "fan")
         if not _is_new(s, key, Severity.WARNING, now_ms):
             continue
-        text = f"{'a fan has' if count == 1 else f'{count} fans have'} failed, as its board reports"
-        since = int(s.fans_ms[n])
+        since = int(s.fans.since_ms[n])
+        if stopped[n]:
+            seen = Evidence("a fan stands still", "fan_min_rpm", 0.0, 0.0, None, None, since, window.newest.end_ms)
+        else:
+            text = f"{'a fan has' if count == 1 else f'{count} fans have'} failed, as its board reports"
+            seen = Evidence(text, "fans_failed", float(count), 0.0, None, None, since, window.newest.end_ms)
         yield Finding(
             NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms, since, Severity.WARNING,
-            0.85, RecommendedAction.ADVISE, f"Node {node}: {text}.",
-            "Replace the fan. Give the node no new long job if its GPUs get warmer.",
-            (Evidence(text, "fans_failed", float(count), 0.0, None, None, since, window.newest.end_ms),),
+            0.85, RecommendedAction.ADVISE, f"Node {node}: {seen.text}.",
+            "Replace the fan. Give the node no new long job if its GPUs get warmer.", (seen,),
         )  # fmt: skip
+
+
+def _shortages(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
+    """Report nodes that run out of room or of memory; information where many do: it is their job or their image."""
+    for shortage, short, held in s.shortages.short(window):
+        common = np.count_nonzero(short) >= max(TOGETHER_LEAST, TOGETHER_SHARE * window.index.node_count)
+        severity = Severity.INFO if common else shortage.severity
+        for n in np.flatnonzero(short).tolist():
+            node = window.index.nodes[n].name
+            if not _is_new(s, (node, None, shortage.cause), severity, now_ms):
+                continue
+            seen = evidence(shortage, held, n, window.newest.end_ms)
+            yield Finding(
+                NAME, shortage.kind, shortage.cause, "node", node, None, ((node, None),), now_ms,
+                int(held.since_ms[n]), severity, 0.9, RecommendedAction.NONE if common else shortage.action,
+                f"Node {node}: {seen.text}.", shortage.advice, (seen,),
+            )  # fmt: skip
 
 
 def _forget(s: KernelState, now_ms: int) -> None:
@@ -366,6 +384,17 @@ def _fan_fails(number: int, _gpu: dict[str, Floats], node: dict[str, Floats]) ->
     node["fans_failed"][3] = number >= 2
 
 
+def _fan_stops(number: int, _gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
+    node["fan_min_rpm"] = np.full(len(node["inlet_temp_c"]), 6100.0)
+    node["fan_min_rpm"][3] = 0.0 if number >= 2 else 6100.0
+
+
+def _fans_rest(number: int, _gpu: dict[str, Floats], node: dict[str, Floats]) -> None:
+    """All fans rest at once, as a controller lets them; one board never reads its fan."""
+    node["fan_min_rpm"] = np.full(len(node["inlet_temp_c"]), 0.0 if number >= 4 else 900.0)
+    node["fan_min_rpm"][3] = np.nan
+
+
 _OOM = "Memory cgroup out of memory: Killed process 51807 (python) total-vm:412192kB"
 _FATAL = "pcieport 0000:3a:02.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0"
 EXAMPLES = (
@@ -394,4 +423,10 @@ EXAMPLES = (
         lambda: play(small_fleet(), 18, _fan_fails),
         frozenset({("thermal", "fan", "node", "warning")}),
     ),
+    Example(
+        "a fan stands still, and its board says nothing",
+        lambda: play(small_fleet(), 18, _fan_stops),
+        frozenset({("thermal", "fan", "node", "warning")}),
+    ),
+    Example("all fans rest at once", lambda: play(small_fleet(), 20, _fans_rest), frozenset()),
 )  # fmt: skip
