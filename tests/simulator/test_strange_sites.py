@@ -161,6 +161,71 @@ def driver_upgrade(folder: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+# What NVML and GPM do not answer of a GPU in MIG mode as a whole: its instances are read instead.
+OF_INSTANCES = (
+    "gpu_util_ratio", "memory_util_ratio", "sm_active_ratio", "sm_occupancy_ratio", "tensor_active_ratio",
+    "dram_active_ratio", "fp16_active_ratio", "fp32_active_ratio", "fp64_active_ratio", "compute_processes",
+)  # fmt: skip
+
+
+def mig(folder: Path) -> None:
+    """One node's GPUs are in MIG mode, two instances each; jobs hold instances, and no whole GPU."""
+    node = first_node(folder)
+    instances: list[pa.Table] = []
+
+    def rows(table: pa.Table) -> pa.Table:
+        mine = pc.equal(table["node"], node)
+        if "gpu" in table.column_names:
+            part = table.filter(mine)
+            for number in range(2):
+                named = pc.binary_join_element_wise(part["gpu"].cast(pa.string()), f"MIG-{number}", "/")
+                instances.append(part.drop_columns(["gpu"]).append_column("instance", named))
+            for name in set(OF_INSTANCES) & set(table.column_names):
+                nothing = pa.scalar(None, table[name].type)
+                table = table.set_column(table.column_names.index(name), name, pc.if_else(mine, nothing, table[name]))
+        return table
+
+    rows_of(folder, rows)
+    pq.write_table(pa.concat_tables(instances), folder / "mig.parquet")
+
+    def freed(fleet: dict[str, Any]) -> None:
+        for job in fleet["jobs"]:
+            job["members"] = [member for member in job["members"] if member[0] != node]
+
+    fleet_of(folder, freed)
+
+
+def mixed_boards(folder: Path) -> None:
+    """Two kinds of boards stand side by side, in the same racks and with other columns."""
+    other = folder.with_name("other")
+    here = json.loads((folder / "fleet.json").read_text())
+    skus = {node["sku"] for node in here["nodes"]}
+    for seed in range(SEED + 1, SEED + 20):
+        a.write_case(other, seed, nodes=4, hours=1.2, interval_s=10.0, healthy=True)
+        fleet = json.loads((other / "fleet.json").read_text())
+        if not skus & {node["sku"] for node in fleet["nodes"]}:
+            break
+    else:
+        raise AssertionError("all seeds draw the same boards")
+    start, others = (pc.min(pq.read_table(case / "gpu.parquet")["ts"]).as_py() for case in (folder, other))
+    for name in ("gpu", "node", "link"):
+        paths = [case / f"{name}.parquet" for case in (folder, other)]
+        if not all(path.exists() for path in paths):
+            continue
+        first, second = (pq.read_table(path) for path in paths)
+        moved = pc.add(second["ts"], pa.scalar(start - others)).cast(first["ts"].type)
+        second = second.set_column(second.column_names.index("ts"), "ts", moved)
+        second = second.set_column(
+            second.column_names.index("node"), "node", pc.binary_join_element_wise("b", second["node"], "-")
+        )
+        pq.write_table(pa.concat_tables([first, second], promote_options="permissive"), paths[0])
+
+    def both(mine: dict[str, Any]) -> None:
+        mine["nodes"] += [node | {"name": f"b-{node['name']}"} for node in fleet["nodes"]]
+
+    fleet_of(folder, both)
+
+
 @dataclass(frozen=True)
 class Site:
     name: str
@@ -185,6 +250,8 @@ SITES = (
     Site("a clock that steps", change=clock_steps),
     Site("agents that restart", change=agent_restarts),
     Site("a driver's upgrade", change=driver_upgrade),
+    Site("MIG", change=mig),
+    Site("mixed boards", change=mixed_boards),
 )
 
 
