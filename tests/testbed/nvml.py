@@ -135,6 +135,7 @@ STEADY: dict[str, str] = {
     "ecc_mode_pending": "1",
     "sm_clock_max": "1980",
     "memory_clock_max": "2619",
+    "memory_temp_max": "95",
     "fabric_clique": "0",
     "FI_DEV_POWER_MIN_LIMIT": "200000",
     "FI_DEV_POWER_MAX_LIMIT": "700000",

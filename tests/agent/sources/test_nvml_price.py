@@ -266,6 +266,7 @@ def test_the_inventory_shows_what_each_gpu_is_and_how_it_is_set_up(fake_nvml: Fa
         "compute_mode": "default",
         "sm_clock_max_mhz": "1980",
         "memory_clock_max_mhz": "2619",
+        "memory_temp_max_c": "95",
         "pcie_generation_max": "5",
         "pcie_width_max": "16",
         "gsp_firmware": "580.95.05",

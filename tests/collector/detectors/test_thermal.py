@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors._lib.inventory import Inventory
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.thermal import detector as thermal
 from drover_collector.fleet.index import FleetIndex
@@ -43,6 +44,27 @@ def test_a_bad_heat_sink_is_reported_with_its_resistance() -> None:
     assert {(f.node, f.gpu, f.cause, f.severity) for f in reported} == {("n02", 5, "cooling", Severity.WARNING)}
     assert reported[0].action is RecommendedAction.ADVISE  # hot, but not slowed yet
     assert "degC/W" in reported[0].summary
+
+
+def test_hbm_at_the_limit_of_its_driver_is_reported() -> None:
+    index = small_fleet()
+
+    def found(limit: str, temp_c: float) -> list[Finding]:
+        inventory, state, reported = Inventory(index), None, []
+        inventory.update("n02", {"gpu5.memory_temp_max_c": limit}, 1)
+
+        def change(number: int, gpu: Columns, _node: Columns) -> None:
+            gpu["memory_temp_c"] = np.where((np.arange(index.gpu_count) == 21) & (number >= 4), temp_c, 80.0)
+
+        for window, now_ms in play(index, 10, change, inventory=inventory):
+            findings, state = thermal.detect(window, state, now_ms)
+            reported += findings
+        return reported
+
+    reported = found("95", 95.0)
+    assert {(f.node, f.gpu, f.cause, f.severity) for f in reported} == {("n02", 5, "hbm", Severity.WARNING)}
+    assert "has reached the driver's limit of 95 degC" in reported[0].summary
+    assert found("95", 94.0) == found("", 120.0) == found("not a number", 120.0) == []
 
 
 def test_the_headline_stays_where_one_reason_of_two_goes() -> None:

@@ -36,6 +36,11 @@ nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned type, unsig
     NEED(clock && type < 4);
     return number32(device, type == 2 ? "memory_clock_max" : "sm_clock_max", clock);
 }
+nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, unsigned type, unsigned *temp) {
+    ENTER(device);
+    NEED(temp);
+    return type == 2 ? number32(device, "memory_temp_max", temp) : NOT_SUPPORTED;
+}
 nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t device, unsigned link, unsigned *type) {
     u64 links = 0;
     ENTER(device);

@@ -51,6 +51,10 @@ def _fabric(handle: Any) -> tuple[str, str]:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])), str(info.cliqueId)
 
 
+def _memory_limit(handle: Any) -> tuple[str, ...]:
+    return (str(pynvml.nvmlDeviceGetTemperatureThreshold(handle, pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX)),)
+
+
 def _inforom(thing: int) -> Callable[[Any], tuple[str, ...]]:
     return lambda h: (str(pynvml.nvmlDeviceGetInforomVersion(h, thing)),)
 
@@ -72,6 +76,7 @@ _CALLS: Mapping[tuple[str, ...], Callable[[Any], tuple[str, ...]]] = {
     ("compute_mode",): lambda h: (_COMPUTE_MODES.get(pynvml.nvmlDeviceGetComputeMode(h), ""),),
     ("sm_clock_max_mhz",): lambda h: (str(pynvml.nvmlDeviceGetMaxClockInfo(h, pynvml.NVML_CLOCK_SM)),),
     ("memory_clock_max_mhz",): lambda h: (str(pynvml.nvmlDeviceGetMaxClockInfo(h, pynvml.NVML_CLOCK_MEM)),),
+    ("memory_temp_max_c",): _memory_limit,
     ("pcie_generation_max",): lambda h: (str(pynvml.nvmlDeviceGetMaxPcieLinkGeneration(h)),),
     ("pcie_width_max",): lambda h: (str(pynvml.nvmlDeviceGetMaxPcieLinkWidth(h)),),
     ("gsp_firmware",): lambda h: (_text(pynvml.nvmlDeviceGetGspFirmwareVersion(h)),),

@@ -17,6 +17,7 @@ from drover_collector.fleet.ports import FOUND_MAX, in_order
 Codes = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 Times = Ints
+Floats = npt.NDArray[np.float64]
 
 UNKNOWN = -1
 MAX_VALUE = 96  # characters kept of a value
@@ -28,7 +29,7 @@ GPU_KEYS: Mapping[str, str] = {
     key: key
     for key in (
         "model", "part_number", "vbios", "inforom_image", "gsp_firmware", "power_limit_set_w", "ecc_mode", "mig_mode",
-        "sm_clock_max_mhz", "memory_clock_max_mhz",
+        "sm_clock_max_mhz", "memory_clock_max_mhz", "memory_temp_max_c",
     )
 }  # fmt: skip
 NODE_KEYS: Mapping[str, str] = {
@@ -95,6 +96,11 @@ class Inventory:
         self.cards: dict[int, frozenset[str]] = {}
         self.ports_version = 0
 
+    def numbers(self, name: str) -> Floats:
+        """Return an attribute of all GPUs as numbers, float64 [G]; NaN where none is reported, or no number."""
+        known = np.array([_number(value) for value in self.values] + [np.nan])
+        return known[self.gpu[name].codes]  # UNKNOWN is the last
+
     def node_of(self, scope: str) -> Ints:
         """Return the node number of each entity of a scope ("gpu" or "node"), int64 [E]."""
         index = self._index
@@ -149,6 +155,13 @@ class Inventory:
             number = self._numbers[value] = len(self.values)
             self.values.append(value)
         return number
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return float("nan")
 
 
 def served_by(facts: Mapping[str, str], gpus: int) -> dict[str, int]:

@@ -33,7 +33,7 @@ from drover_collector.detectors.thermal.cooling import (
     resistances,
 )
 from drover_collector.detectors.thermal.heat_model import HeatModel, Rise
-from drover_collector.detectors.thermal.memory_heat import MemoryHeat
+from drover_collector.detectors.thermal.memory_heat import MemoryHeat, MemoryLimits
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -108,6 +108,7 @@ class ThermalState:
     since_ms: dict[int, int] = field(default_factory=dict)  # flagged GPU -> onset
     # GPU that cools badly -> (its headline, when last flagged); the headline stays while the load is too unsteady.
     headlines: dict[int, tuple[str, int]] = field(default_factory=dict)
+    limits: MemoryLimits = field(default_factory=MemoryLimits)
     inlet: Floats = field(default_factory=lambda: np.zeros(0))  # newest known, degC, [N]
     inlet_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     racks: RackInlets = field(default_factory=lambda: RackInlets.of(0))
@@ -268,15 +269,20 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
 
 
 def _hot_memory(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
-    """Report GPUs whose HBM alone is too warm."""
-    if s.memory is None or not s.memory.hot.any():
+    """Report GPUs whose HBM alone is too warm: against its own past, or at the driver's limit of its board."""
+    if s.memory is None:
         return
     temps, end_ms = column(window, "memory_temp_c"), window.newest.end_ms
-    for g in np.flatnonzero(s.memory.hot).tolist():
+    s.limits.advance(window, temps)
+    for g in np.flatnonzero(s.memory.hot | (s.limits.streak >= PERSIST)).tolist():
         node, gpu = window.index.member(g)
         warmer, temp, since = float(s.memory.warmer_c[g]), float(temps[g]), int(s.memory.test.since_ms[g])
         text = f"its HBM is {warmer:.1f} degC warmer against the core than before at such a load"
         now = "" if np.isnan(temp) else f", {temp:.0f} degC"
+        if not s.memory.hot[g]:
+            streak = min(int(s.limits.streak[g]), len(window.buckets))
+            since = window.buckets[len(window.buckets) - streak].start_ms
+            text = f"its HBM has reached the driver's limit of {s.limits.known_c[g]:.0f} degC"
         yield Finding(
             NAME, IncidentKind.THERMAL, "hbm", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING, 0.75,
             RecommendedAction.ADVISE, f"{place(node, gpu)} has hot memory: {text}{now}.",

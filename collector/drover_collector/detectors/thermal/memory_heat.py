@@ -9,11 +9,13 @@ as a new driver's sensor or a job with other work, is taken away.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.thermal.heat_model import (
     BLOCK_MS,
     LEAST_BUCKETS,
@@ -28,6 +30,35 @@ NOISE_C = 0.7  # least noise of a block: two sensors in whole degrees
 LEAST_C = 5.0  # a smaller rise is not reported
 BLIND_C = 10.0  # where the traffic is unknown, which warms HBM by itself: our own limit
 LOAD_STEADY = 0.1  # of the power limit, between two blocks: HBM cools later than the core
+
+
+@dataclass(slots=True)
+class MemoryLimits:
+    """The highest HBM temperature that each board's driver allows (NVML_TEMPERATURE_THRESHOLD_MEM_MAX).
+
+    The GPU begins to slow down there (nvml.h). DCGM's health check of HBM warns at the same limit.
+
+    Attributes:
+        known_c: degC, NaN where the driver names none, float64 [G]. version: of the inventory it is from.
+        streak: buckets in a row in which a GPU's HBM was as hot, int64 [G].
+    """
+
+    known_c: Floats = field(default_factory=lambda: np.zeros(0))
+    version: int = -1
+    streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def advance(self, window: Window, temps_c: Floats) -> None:
+        """Take the newest bucket. `temps_c`: of HBM, float64 [G]."""
+        if len(self.streak) != len(temps_c):
+            self.known_c, self.streak, self.version = (
+                np.full(len(temps_c), np.nan),
+                np.zeros(len(temps_c), np.int64),
+                -1,
+            )
+        if window.inventory is not None and self.version != window.inventory.version:
+            limits = window.inventory.numbers("memory_temp_max_c")
+            self.known_c, self.version = np.where(limits > 0, limits, np.nan), window.inventory.version
+        self.streak = np.where(temps_c >= self.known_c, self.streak + 1, 0)
 
 
 class MemoryHeat:
