@@ -31,6 +31,7 @@ PERSIST_UNEXPLAINED = 3  # buckets with a cause that the GPU does not report its
 CLOCK_EXPLAINED = 0.96  # of the peers' median
 CLOCK_UNEXPLAINED = 0.92
 CLOCK_AT_FULL_POWER = 0.78  # if it draws its full power, as chips with more leakage do: beyond the 22 %
+JUMPING = 0.25  # of a group whose clocks jump: no GPU of it stands out by one reading
 SIGMAS = 5.0  # and this many robust deviations from the peers
 SIGMA_FLOOR = 0.006  # of the median: the clocks' own resolution is 15 MHz
 DUTY_SHARE = 0.3  # of the additional duty that the lower clock causes: 1 / ratio - 1, less other parts than compute
@@ -108,6 +109,8 @@ def limits_of(now: Observation, usual: UsualLimit) -> Limits:
 def _by_clock(now: Observation, limits: Limits, explained: Bools, unexplained: Bools) -> dict[str, Bools]:
     """Return slow clocks by cause."""
     heat, capped = limits.heat, limits.capped
+    if unexplained.any():
+        unexplained = unexplained & ~_with_jumping_peers(now, unexplained)
     clock = (explained & limits.setting) | unexplained
     return {
         "thermal": now.lone(explained & heat, of_node=True),
@@ -219,6 +222,22 @@ def _unexplained(now: Observation, drifts: Drifts) -> Bools:
         return np.asarray(busy)
     busy &= (drifts.moved(DUTY) >= OWN_RISE * rise) & (drifts.fell >= PEERS_FELL * rise)
     return now.lone(busy & ~_with_its_node(now, -rise))
+
+
+def _with_jumping_peers(now: Observation, flags: Bools) -> Bools:
+    """Return the flagged GPUs in whose group a quarter of the others had as slow clocks in buckets of the window; [G].
+
+    At a light load clocks jump between two steps from one reading to the next: one GPU may read the lower for minutes.
+    """
+    result, clocks = np.zeros(len(flags), bool), now.window.gpu("sm_clock_mhz")
+    for group in set(now.groups[flags & now.judged].tolist()):
+        inside = now.grouping.of(group)
+        with np.errstate(invalid="ignore"):
+            low = clocks[:, inside] <= CLOCK_UNEXPLAINED * now.medians["sm_clock_mhz"][inside]
+        jumped = np.count_nonzero(low.any(axis=0) & ~flags[inside])
+        if jumped >= JUMPING * np.count_nonzero(~flags[inside]):
+            result[inside] = flags[inside]
+    return result
 
 
 def _works_alone(now: Observation) -> Bools:
