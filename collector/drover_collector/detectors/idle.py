@@ -16,6 +16,7 @@ import numpy as np
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
 from drover_collector.detectors._lib.inventory import Codes
 from drover_collector.detectors._lib.metrics import Ints, column
+from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.texts import duration, listing
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
@@ -39,6 +40,10 @@ QUIET_MS = 180_000
 IDLE_MS = 1_800_000
 # Princeton's Job Defense Shield sends the first warning after 60 minutes (`first_warning_minutes`).
 WARN_MS = 3_600_000
+# A job that has used its GPUs before gets the first warning after 240 minutes (`sliding_warning_minutes`), here of one
+# GPU: two GPUs cost as much in half the time. An hour passes in any case, and twice its longest earlier break.
+USED_GPU_MS, BREAKS = 4 * 3_600_000, 2
+USED_MS = 600_000  # less work than this is a start, no use: our own limit
 # It also warns at 24 GPU-hours without use (`gpu_hours_threshold_user`, `min_run_time` 30 minutes), there over a week
 # and all jobs of a user, here within one job.
 COSTLY_MS = 24 * 3_600_000  # of GPUs
@@ -70,6 +75,8 @@ WHOLE_SHARE = 0.5  # of the held GPUs belong to jobs of whole nodes: otherwise j
 class IdleState:
     idle_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle time, except short breaks, [G]
     calm_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle time less BREAK times the breaks, [G]
+    longest_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # idle time that ended in work, [G]
+    worked_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # in this job, [G]
     jobs: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # each GPU's job, in `job_names`; -1: none
     job_names: tuple[str, ...] = ()
     processes: Floats = field(default_factory=lambda: np.zeros(0))  # newest known count of each GPU, NaN unknown, [G]
@@ -119,6 +126,7 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
     if len(s.idle_ms) != window.index.gpu_count:
         s.idle_ms, s.calm_ms = np.zeros(window.index.gpu_count, np.int64), np.zeros(window.index.gpu_count, np.int64)
         s.jobs, s.job_names = np.full(window.index.gpu_count, -1, np.int32), ()
+        s.longest_ms, s.worked_ms = np.zeros((2, len(idle)), np.int64)
         s.processes, s.kept_ms = np.full(len(idle), np.nan), np.zeros(len(idle), np.int64)
         s.seen_ms, s.memory_ms = np.zeros((2, len(idle)), np.int64)
         s.memory = np.full(len(idle), np.nan)
@@ -128,6 +136,9 @@ def detect(window: Window, state: IdleState | None, now_ms: int) -> tuple[list[F
     # A gap in the data counts neither as idle nor as work.
     length = bucket.length_ms * ((idle == 1) - BREAK * (idle == 0))
     s.calm_ms = np.where(fresh, 0, np.clip(s.calm_ms + length, 0, IDLE_MS_KEPT))
+    ended = (s.idle_ms > 0) & (s.calm_ms <= 0)
+    s.longest_ms = np.where(fresh, 0, np.where(ended, np.maximum(s.longest_ms, s.idle_ms), s.longest_ms))
+    s.worked_ms = np.where(fresh, 0, s.worked_ms + bucket.length_ms * (idle == 0))
     before = s.idle_ms
     s.idle_ms = np.where(s.calm_ms > 0, s.idle_ms + np.where(idle == 1, bucket.length_ms, 0), 0)
     s.jobs, s.job_names = bucket.jobs, bucket.job_names
@@ -186,7 +197,7 @@ def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
         job = bucket.job_names[number]
         held = bucket.jobs == number
         idle = long & held
-        hour = idle & (s.idle_ms >= WARN_MS)
+        hour = idle & (s.idle_ms >= _patience_ms(s, idle))
         costly = int(s.idle_ms[idle].sum()) >= COSTLY_MS
         warn = costly or bool(hour.any())
         gpus = np.flatnonzero(hour if warn and not costly else idle)
@@ -209,6 +220,14 @@ def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
             ),
             job, lost_gpus=float(count),
         )  # fmt: skip
+
+
+def _patience_ms(s: IdleState, idle: Bools) -> int:
+    """Return how long the idle GPUs of a job may be so before it is warned of. `idle`: bool [G]."""
+    if not (s.worked_ms[idle] >= USED_MS).any():
+        return WARN_MS
+    own_ms = min(BREAKS * int(s.longest_ms[idle].max()), USED_GPU_MS)
+    return max(WARN_MS, USED_GPU_MS // int(np.count_nonzero(idle)), own_ms)
 
 
 def _keep_count(window: Window, s: IdleState, idle: Floats) -> None:

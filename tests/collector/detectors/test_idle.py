@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from drover_collector.detectors import idle
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
@@ -121,6 +123,27 @@ def test_the_warning_comes_with_the_bucket_that_completes_the_hour() -> None:
     findings = feed.tick([0, 9], WARN_MS // 10_000 - 1)
     assert {f.job: f.severity for f in findings} == {"812": Severity.WARNING, "813": Severity.INFO}
     assert {f.job: f.severity for f in feed.tick([0, 9])} == {"812": Severity.WARNING, "813": Severity.WARNING}
+
+
+def test_a_job_that_used_its_gpus_before_has_as_long_as_they_are_cheap() -> None:
+    def warned_after_h(count: int, breaks: tuple[int, ...] = ()) -> float:
+        """Hours of idleness of `count` GPUs until the warning. `breaks`: minutes that they rested before."""
+        feed = Feed()
+        feed.jobs[:] = -1
+        feed.jobs[:count] = 0
+        gpus = list(range(count))
+        for minutes in (0, *breaks):
+            feed.tick(gpus, minutes * 6)
+            feed.tick([], 90)
+        for number in range(1, 5 * 360):
+            if any(f.severity is Severity.WARNING for f in feed.tick(gpus)):
+                return number / 360
+        return math.inf
+
+    assert warned_after_h(1) == pytest.approx(4, abs=0.03)  # Princeton's sliding_warning_minutes
+    assert warned_after_h(4) == pytest.approx(1, abs=0.03)
+    assert warned_after_h(4, (50,)) == pytest.approx(100 / 60, abs=0.03)  # as it rested 50 minutes before
+    assert warned_after_h(4, (200,)) == pytest.approx(4, abs=0.03)
 
 
 def test_a_restart_goes_on_counting() -> None:

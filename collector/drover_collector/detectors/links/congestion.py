@@ -54,8 +54,11 @@ MINUTE_MS = 60_000
 RISE = 4.0  # times its own past, and times the other ports of its job
 SIGMAS = 4.0  # and so far outside its own past
 LEAST_SIGMA = 0.25  # of the logarithm: what a healthy port's minute differs by
-# Fewer delay nobody: our own floor. With a tick of port_xmit_wait of 4 ns it is 0.3 % of the time; adapters differ.
-LEAST_PER_MINUTE = np.array([5e7 if metric == "tx_wait" else 60.0 for metric in METRICS])[:, None]
+# Fewer delay nobody: our own floors. With a tick of port_xmit_wait of 4 ns it is 0.3 % of the time; adapters differ.
+# Notices are how RoCE shares a link, in bursts: healthy ports of strangers' fleets had 5,000 a minute, congested ones
+# 50,000 and more.
+LEAST = {"tx_wait": 5e7, "cnp_handled": 10_000.0, "cnp_sent": 10_000.0}
+LEAST_PER_MINUTE = np.array([LEAST.get(metric, 60.0) for metric in METRICS])[:, None]
 SIBLINGS, SIBLING_LEAST = 20.0, 10.0  # times the node's other ports, and times LEAST_PER_MINUTE
 SIBLING_PORTS = 4  # of a node, all of one speed
 CARRIES = 0.5, 1.2  # times what the node's other ports carry: another share of the work has other events
