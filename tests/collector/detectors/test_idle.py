@@ -135,15 +135,14 @@ def test_a_job_that_used_its_gpus_before_has_as_long_as_they_are_cheap() -> None
         for minutes in (0, *breaks):
             feed.tick(gpus, minutes * 6)
             feed.tick([], 90)
-        for number in range(1, 5 * 360):
+        for number in range(1, 3 * 360):
             if any(f.severity is Severity.WARNING for f in feed.tick(gpus)):
                 return number / 360
         return math.inf
 
-    assert warned_after_h(1) == pytest.approx(4, abs=0.03)  # Princeton's sliding_warning_minutes
+    assert warned_after_h(2) == pytest.approx(2, abs=0.03)  # Princeton's sliding_warning_minutes, of one GPU
     assert warned_after_h(4) == pytest.approx(1, abs=0.03)
     assert warned_after_h(4, (50,)) == pytest.approx(100 / 60, abs=0.03)  # as it rested 50 minutes before
-    assert warned_after_h(4, (200,)) == pytest.approx(4, abs=0.03)
 
 
 def test_a_restart_goes_on_counting() -> None:

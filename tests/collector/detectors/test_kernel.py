@@ -368,6 +368,23 @@ def test_a_fan_that_stands_still_on_a_node_at_work_is_reported() -> None:
     assert run({}, 20, change=node_values("fan_min_rpm", brief)) == []
 
 
+def test_a_fan_that_turns_too_slowly_for_the_heat_of_its_node_is_reported() -> None:
+    def played(slow_rpm: float, watts: float, nodes: int = 1) -> list[Finding]:
+        def change(number: int, gpu: Columns, node: Columns) -> None:
+            node["fan_min_rpm"] = np.full(8, 6000.0)
+            if number >= 100:
+                node["fan_min_rpm"][:nodes] = slow_rpm
+                gpu["power_w"][: 8 * nodes] = watts
+
+        return run({}, 130, change=change)
+
+    (found,) = {f.summary for f in played(2500, 650)}
+    assert found == "Node n00: a fan turns at 2,500 rpm, and at 6,000 before with as little heat."
+    assert played(4500, 650) == []  # a cooler room
+    assert played(2500, 100) == []  # at rest it may turn as slowly as it likes: nothing is known of that
+    assert played(2500, 650, nodes=6) == []  # a setting of all
+
+
 def test_a_root_disk_that_stays_full_is_reported_and_many_at_once_are_information() -> None:
     room = dict.fromkeys(range(8), 0.4)
     found = run({}, 190, change=node_values("root_used_ratio", {0: room, 4: {5: 0.96}}))

@@ -21,6 +21,7 @@ from drover_collector.detectors._lib.examples import (
 )
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.kernel.fans import Fans
 from drover_collector.detectors.kernel.rules import Rule, rule_of
 from drover_collector.detectors.kernel.shortage import Held, Shortages, evidence
 from drover_collector.fleet.buckets import Floats
@@ -84,7 +85,8 @@ class KernelState:
     lost: dict[str, dict[int, int]] = field(default_factory=dict)  # node -> GPU -> when it fell off the bus
     storms: dict[str, Floats] = field(default_factory=dict)  # counter -> buckets in a row, [N]
     uncorrected: Floats = field(default_factory=lambda: np.zeros(0))  # newest known edac_uncorrected, [N]
-    fans: Held = field(default_factory=Held)  # fans that failed or stand still
+    fans: Held = field(default_factory=Held)  # fans that failed, stand still or turn too slowly
+    speeds: Fans = field(default_factory=Fans)
     shortages: Shortages = field(default_factory=Shortages)
 
 
@@ -311,10 +313,10 @@ def _uncorrected(window: Window, s: KernelState, now_ms: int) -> Iterator[Findin
 
 
 def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
-    """Report failed fans. If many boards report them, it is how they are built or read, and not reported."""
-    stopped = s.shortages.stopped_fans(window)
-    failed = window.newest.node.get("fans_failed", np.full(len(stopped), np.nan))
-    s.fans.read(window, np.where(stopped & ~(failed > 0), np.nan_to_num(failed) + 1, failed))
+    """Report bad fans. If many nodes have them, it is how they are built, read or set, and not reported."""
+    slow, expected = s.speeds.bad(window)
+    failed = window.newest.node.get("fans_failed", np.full(len(slow), np.nan))
+    s.fans.read(window, np.fmax(failed, slow))
     failing = s.fans.value > 0
     held = s.fans.hold(window, failing, FANS_HELD_MS)
     if np.count_nonzero(failing) >= max(TOGETHER_LEAST, TOGETHER_SHARE * np.count_nonzero(~np.isnan(s.fans.value))):
@@ -325,8 +327,12 @@ def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
         if not _is_new(s, key, Severity.WARNING, now_ms):
             continue
         since = int(s.fans.since_ms[n])
-        if stopped[n]:
-            seen = Evidence("a fan stands still", "fan_min_rpm", 0.0, 0.0, None, None, since, window.newest.end_ms)
+        if slow[n] == 1:
+            rpm, usual = float(s.speeds.speed.value[n]), float(expected[n])
+            text = f"a fan turns at {rpm:,.0f} rpm, and at {usual:,.0f} before with as little heat"
+            text = text if rpm > 0 else "a fan stands still"
+            least = None if np.isnan(usual) else usual
+            seen = Evidence(text, "fan_min_rpm", rpm, least, None, None, since, window.newest.end_ms)
         else:
             text = f"{'a fan has' if count == 1 else f'{count} fans have'} failed, as its board reports"
             seen = Evidence(text, "fans_failed", float(count), 0.0, None, None, since, window.newest.end_ms)

@@ -1,4 +1,4 @@
-"""Find nodes that run out of room on their root disk or of memory, and fans that stand still."""
+"""Find nodes that run out of room on their root disk or of memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ ROOT_FULL, ROOT_HELD_MS = 0.95, 1_800_000
 # Azure lets kubelet's memory.available be no lower than 2 % where it is a share; kubelet's own default is 100 MiB.
 MEMORY_LOW, MEMORY_HELD_MS = 0.02, 120_000
 KNOWN_MS = 120_000  # a value holds this long: a board may be asked once a minute only
-WORKS = 0.2  # of the time, the busiest GPU: at rest a controller may stop fans
-TURNING_NODES = 3  # of the same kind, whose fans all turn: without so many the node's own past must show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +80,10 @@ class Held:
 
 @dataclass(slots=True)
 class Shortages:
-    """State of this file, [N] each.
-
-    Attributes:
-        turned: nodes whose slowest fan has turned.
-    """
+    """State of this file."""
 
     root: Held = field(default_factory=Held)
     memory: Held = field(default_factory=Held)
-    fan: Held = field(default_factory=Held)
-    turned: Bools = field(default_factory=lambda: np.zeros(0, bool))
 
     def short(self, window: Window) -> list[tuple[Shortage, Bools, Held]]:
         """Return what runs out at which nodes, bool [N]."""
@@ -107,33 +99,6 @@ class Shortages:
             low = self.memory.hold(window, self.memory.value < MEMORY.limit, MEMORY.held_ms)
             found.append((MEMORY, low, self.memory))
         return found
-
-    def stopped_fans(self, window: Window) -> Bools:
-        """Return the nodes at work whose slowest fan stands still, but turned before or turns at like nodes; [N]."""
-        speed = window.newest.node.get("fan_min_rpm")
-        if speed is None:
-            return np.zeros(window.index.node_count, bool)
-        self.fan.read(window, speed)
-        if len(self.turned) != len(speed):
-            self.turned = np.zeros(len(speed), bool)
-        still, turns = self.fan.value == 0, self.fan.value > 0
-        self.turned |= turns
-        skus = np.array([node.sku for node in window.index.nodes])
-        alike = np.zeros(len(speed), bool)
-        for sku in set(skus[still].tolist()):
-            same = skus == sku
-            needed = max(TURNING_NODES, 4 * int(np.count_nonzero(still & same)))
-            alike[same] = np.count_nonzero(turns & same) >= needed
-        return np.asarray(still & (self.turned | alike) & _works(window))
-
-
-def _works(window: Window) -> Bools:
-    """Return the nodes with a busy GPU, bool [N]."""
-    works = np.zeros(window.index.node_count, bool)
-    busy = window.newest.gpu.get("gpu_util_ratio")
-    if busy is not None:
-        works[window.index.gpu_node[busy >= WORKS]] = True
-    return works
 
 
 def evidence(shortage: Shortage, held: Held, n: int, to_ms: int) -> Evidence:

@@ -1,0 +1,98 @@
+"""Find fans that stand still or turn too slowly for the heat of their node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from drover_collector.detectors._lib.metrics import Ints, column
+from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.kernel.shortage import Held
+from drover_collector.fleet.buckets import Floats
+
+WORKS = 0.2  # of the time, the busiest GPU: at rest a controller may stop fans
+TURNING_NODES = 3  # of the same kind, whose fans all turn: without so many the node's own past must show it
+# A controller turns fans faster with more heat. All limits are our own: a cooler room slows fans by less.
+SLOW = 0.7  # of the slowest mean speed that this node had with as much heat, or less
+STEPS = 6  # of load: the mean power of the node's GPUs, of their limits
+LEARN_MS = 900_000  # at a step of load, before it counts
+LEARNS = 0.85  # of that speed: a slower fan is not learnt from
+FORGET_MS = 7_200_000
+
+
+@dataclass(slots=True)
+class Fans:
+    """The slowest fan of each node.
+
+    Attributes:
+        speed: in rpm. turned: whether it has turned, bool [N].
+        mean, seen_ms: its mean speed at each step of load, and how long it was seen there, float64 [STEPS, N].
+    """
+
+    speed: Held = field(default_factory=Held)
+    turned: Bools = field(default_factory=lambda: np.zeros(0, bool))
+    mean: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
+    seen_ms: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
+
+    def bad(self, window: Window) -> tuple[Floats, Floats]:
+        """Take the newest bucket.
+
+        Returns:
+            1 for a node with a fan that is too slow, 0 for one without, NaN where unknown, float64 [N]; and the speed
+            to expect, rpm, NaN where unknown, float64 [N].
+        """
+        count, speed = window.index.node_count, window.newest.node.get("fan_min_rpm")
+        if speed is None:
+            return np.full(count, np.nan), np.full(count, np.nan)
+        if len(self.turned) != count:
+            self.turned = np.zeros(count, bool)
+            self.mean, self.seen_ms = np.full((STEPS, count), np.nan), np.zeros((STEPS, count))
+        self.speed.read(window, speed)
+        least = self._least(window, ~np.isnan(speed))
+        slow = (self.speed.value > 0) & (self.speed.value < SLOW * least)
+        bad = (self._stopped(window) & _works(window)) | slow
+        return np.where(np.isnan(self.speed.value), np.nan, bad), least
+
+    def _least(self, window: Window, read: Bools) -> Floats:
+        """Return the slowest mean speed at this load or a lighter one, float64 [N]; NaN while unknown. Learn."""
+        index = window.index
+        with np.errstate(invalid="ignore", divide="ignore"):
+            of_limit = column(window, "power_w") / column(window, "power_limit_w")
+        load, _ = group_medians(of_limit, index.gpu_node.astype(np.int64), index.node_count)
+        known = ~np.isnan(load) & read & (self.speed.value > 0)
+        step: Ints = np.clip(np.nan_to_num(load) * STEPS, 0, STEPS - 1).astype(np.int64)
+        means = np.where(self.seen_ms >= LEARN_MS, self.mean, np.inf)
+        means = np.where(np.arange(STEPS)[:, None] <= step, means, np.inf)
+        least = means.min(axis=0)
+        least = np.where(np.isfinite(least) & ~np.isnan(load), least, np.nan)
+        nodes = np.flatnonzero(known & ~(self.speed.value < LEARNS * least))
+        at = step[nodes], nodes
+        seen, length = self.seen_ms[at], window.newest.length_ms
+        share = np.maximum(length / (seen + length), length / FORGET_MS)
+        before = np.where(seen > 0, self.mean[at], self.speed.value[nodes])
+        self.mean[at] = before + share * (self.speed.value[nodes] - before)
+        self.seen_ms[at] = seen + length
+        return least
+
+    def _stopped(self, window: Window) -> Bools:
+        """Return the nodes whose slowest fan stands still, but turned before or turns at like nodes; bool [N]."""
+        still, turns = self.speed.value == 0, self.speed.value > 0
+        self.turned |= turns
+        skus = np.array([node.sku for node in window.index.nodes])
+        alike = np.zeros(len(still), bool)
+        for sku in set(skus[still].tolist()):
+            same = skus == sku
+            needed = max(TURNING_NODES, 4 * int(np.count_nonzero(still & same)))
+            alike[same] = np.count_nonzero(turns & same) >= needed
+        return np.asarray(still & (self.turned | alike))
+
+
+def _works(window: Window) -> Bools:
+    """Return the nodes with a busy GPU, bool [N]."""
+    works = np.zeros(window.index.node_count, bool)
+    busy = window.newest.gpu.get("gpu_util_ratio")
+    if busy is not None:
+        works[window.index.gpu_node[busy >= WORKS]] = True
+    return works
