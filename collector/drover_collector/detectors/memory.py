@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from drover_collector.detectors._lib.bursts import Bursts
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
 from drover_collector.detectors._lib.metrics import Ints
-from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.shared_condition import SharedCondition, common_finding
 from drover_collector.detectors._lib.texts import place
 from drover_collector.detectors._lib.window import Window
@@ -38,12 +38,10 @@ GROWTH_HELD_MS = 3_600_000  # for which an uncorrected error is reported: counte
 # Corrected HBM errors per second. At this rate a GPU reaches Azure's limit for nodes, 20 million, within a week.
 STORM_PER_S = 33.0
 STORM_BUCKETS = 3
-MINUTE_MS = 60_000
 
-# Errors that come again and again, as from one weak row, before its storm or its remap. A stray error is alone in its
+# Errors that come again and again, as from one weak row or cell, before its storm or its remap. A stray error is alone in its
 # minute, and 4.5 % of Perlmutter's boards had any corrected error. The limits are our own.
-BURSTS_MS = 1_800_000
-BURST_MINUTES = 8.0  # of these with errors
+BURST_MINUTES = 8.0  # of half an hour
 BURST_ERRORS = 20.0
 
 # Rows replaced after corrected errors, within an hour or two. They can grow without any XID until the GPU vanishes (one
@@ -53,45 +51,11 @@ PILE_ROWS = 4
 PILE_MS = 3_600_000
 
 COUNTERS = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
+CORRECTED = ("ecc_dram_corrected", "ecc_sram_corrected")
 STATES = (
     "row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected", "remap_banks_none",
 )  # fmt: skip
-JUDGED = (*STATES, *COUNTERS, "ecc_dram_corrected", "remapped_rows_corrected")
-
-
-@dataclass(slots=True)
-class Bursts:
-    """Corrected HBM errors of the last minutes, decaying over BURSTS_MS; float64 [G].
-
-    Attributes:
-        minutes: with errors. errors: in them. since_ms: when `minutes` last left 0.
-    """
-
-    minutes: Floats = field(default_factory=lambda: np.zeros(0))
-    errors: Floats = field(default_factory=lambda: np.zeros(0))
-    since_ms: Floats = field(default_factory=lambda: np.zeros(0))
-    last: Floats = field(default_factory=lambda: np.zeros(0))
-    newest: Floats = field(default_factory=lambda: np.zeros(0))
-    minute_ms: int = 0
-
-    def add(self, end_ms: int, counter: Floats) -> None:
-        """Add the newest bucket's counter; judged once a minute."""
-        if len(self.last) != len(counter):
-            self.last = self.newest = np.full(len(counter), np.nan)
-            self.minutes, self.errors, self.since_ms = np.zeros((3, len(counter)))
-        self.newest = np.where(np.isnan(counter), self.newest, counter)
-        if end_ms - self.minute_ms < MINUTE_MS:
-            return
-        kept = float(np.exp(-(end_ms - self.minute_ms) / BURSTS_MS)) if self.minute_ms else 1.0
-        grown = np.nan_to_num(np.maximum(self.newest - self.last, 0.0))
-        self.minutes, self.errors = kept * self.minutes + (grown > 0), kept * self.errors + grown
-        begun = np.where(self.since_ms > 0, self.since_ms, end_ms - MINUTE_MS)
-        self.since_ms = np.where(self.minutes < 0.5, 0.0, begun)
-        self.last, self.minute_ms = self.newest, end_ms
-
-    @property
-    def many(self) -> Bools:
-        return np.asarray((self.minutes >= BURST_MINUTES) & (self.errors >= BURST_ERRORS))
+JUDGED = (*STATES, *COUNTERS, *CORRECTED, "remapped_rows_corrected")
 
 
 @dataclass(slots=True)
@@ -168,7 +132,7 @@ def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list
 
 
 def could_not_judge(window: Window) -> list[str]:
-    missing = [metric for metric in (*STATES, *COUNTERS, "ecc_dram_corrected") if metric not in window.newest.gpu]
+    missing = [metric for metric in (*STATES, *COUNTERS, *CORRECTED) if metric not in window.newest.gpu]
     return [f"memory faults: the data lacks {', '.join(missing)}"] if missing else []
 
 
@@ -252,12 +216,12 @@ def _storms(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
 
 
 def _bursts(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
-    """Report GPUs whose HBM needs correction again and again. A storm is reported as that."""
-    counter = window.newest.gpu.get("ecc_dram_corrected")
-    if counter is None:
+    """Report GPUs whose HBM or SRAM needs correction again and again. A storm is reported as that."""
+    counters = [window.newest.gpu[metric] for metric in CORRECTED if metric in window.newest.gpu]
+    if not counters:
         return
-    s.bursts.add(window.newest.end_ms, counter)
-    many = s.bursts.many
+    s.bursts.add(window.newest.end_ms, *counters)
+    many = s.bursts.many(BURST_MINUTES, BURST_ERRORS)
     if len(s.storm):
         many &= s.storm < STORM_BUCKETS
     alone, _ = s.shared.split(window, "ecc bursts", many, window.newest.start_ms)
@@ -265,12 +229,14 @@ def _bursts(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
     for g in np.flatnonzero(alone).tolist():
         node, gpu = window.index.member(g)
         since = int(s.bursts.since_ms[g]) or now_ms
-        text = f"about {s.bursts.errors[g]:,.0f} corrected HBM errors in half an hour, in many of its minutes"
+        text = (
+            f"about {s.bursts.errors[:, g].sum():,.0f} corrected memory errors in half an hour, in many of its minutes"
+        )
         yield Finding(
             NAME, IncidentKind.MEMORY, "ecc_bursts", "gpu", node, gpu, ((node, gpu),), now_ms, since, Severity.WARNING,
             0.7, RecommendedAction.ADVISE, f"{place(node, gpu)} has {text}.",
             "Its data is still correct. Give it no new long job, and run a memory test when the node is free.",
-            (Evidence(text, "ecc_dram_corrected", from_ms=since, to_ms=window.newest.end_ms),), window.job_of(g),
+            (Evidence(text, CORRECTED[s.bursts.main(g)], from_ms=since, to_ms=window.newest.end_ms),), window.job_of(g),
         )  # fmt: skip
 
 

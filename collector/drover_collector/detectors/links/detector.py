@@ -30,6 +30,9 @@ from drover_collector.detectors.links.port_state import (
     FLAPS_WARNING,
     PERSIST,
     RATES,
+    SLOW_ERRORS,
+    SLOW_LEAST,
+    SLOW_MINUTES,
     PortState,
     flaps_of,
     graded,
@@ -184,6 +187,7 @@ def _ports(window: Window, layout: PortLayout, s: PortState, now_ms: int) -> Ite
     rates = _rates(window, len(ports))
     over = _over(rates, len(ports))
     s.errs = np.where(over, s.errs + 1, 0)
+    _add_slow_errors(window, s, len(ports))
 
     # The ports of a silent node are unknown; a port missing from a node that reports stays down.
     reporting = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
@@ -268,7 +272,7 @@ def _faulty(ports: Sequence[Port], s: PortState, down: Bools, end_ms: int) -> li
     """Return the ports to report, grouped by node."""
     flapping = [k for k in s.flaps if flaps_of(own_flaps(ports[k], k, s), end_ms) >= FLAPS_WARNING]
     gone = np.flatnonzero(down & (end_ms - s.down_ms >= DOWN_MS)).tolist()
-    faulty = {*flapping, *gone, *np.flatnonzero(s.errs >= PERSIST).tolist()}
+    faulty = {*flapping, *gone, *np.flatnonzero((s.errs >= PERSIST) | s.slow_errors).tolist()}
     # By node; within it in the fleet file's order, then by name.
     return sorted(
         faulty,
@@ -298,6 +302,14 @@ def _over(rates: dict[str, Floats], count: int) -> Bools:
         if over.sum() <= max(COMMON_LEAST, COMMON_SHARE * count):
             found |= over
     return found
+
+
+def _add_slow_errors(window: Window, s: PortState, count: int) -> None:
+    """Note the ports whose errors come again and again; none where many have them."""
+    s.bursts.add(window.newest.end_ms, *(fitted(window.newest.link.get(metric), count) for metric in SLOW_ERRORS))
+    s.slow_errors = s.bursts.many(SLOW_MINUTES, SLOW_LEAST)
+    if s.slow_errors.sum() > max(COMMON_LEAST, COMMON_SHARE * count):
+        s.slow_errors[:] = False
 
 
 def _leafs(window: Window, layout: PortLayout, s: PortState, down: Bools, now_ms: int) -> Iterator[Finding]:

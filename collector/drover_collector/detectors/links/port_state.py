@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from drover_collector.detectors._lib.bursts import Bursts
 from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors.links.congestion import Congestion
@@ -33,6 +34,10 @@ RATES = {  # per second, over the window: limits that NVSentinel's ADR-046 calls
     "buffer_overruns": 1 / 60,
 }
 PERSIST = 2  # buckets
+# Fewer errors that come again and again: our own limits. On strangers' fleets healthy ports have one error in some of
+# the hours, bad ones 20 and more in each minute.
+SLOW_ERRORS = ("symbol_errors", "rx_errors")
+SLOW_MINUTES, SLOW_LEAST = 8.0, 40.0  # of the last half an hour, and errors in them
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class PortState:
     seen_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # a port that was never up is not in use
     down_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # since when it is down; 0: up
     errs: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row with errors
+    bursts: Bursts = field(default_factory=Bursts)  # of SLOW_ERRORS
+    slow_errors: Bools = field(default_factory=lambda: np.zeros(0, bool))
     was_up: Bools = field(default_factory=lambda: np.zeros(0, bool))  # in the last bucket
     downed: Floats = field(default_factory=lambda: np.zeros(0))  # link_downed in the last bucket
     gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in a row without the card and a value
