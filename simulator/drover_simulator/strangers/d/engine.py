@@ -55,6 +55,11 @@ class Units:
     idle: np.ndarray
 
 
+def resistance(site: Site) -> np.ndarray:
+    """K/W from die to air or loop, of each GPU of mean build: at its limit a GPU is at `design_c`."""
+    return np.maximum(site.design_c - max(site.room_c, 20) - 4, 14) / site.of_board("tdp_w")
+
+
 def draw_units(site: Site) -> Units:
     rng, g = site.rng, site.g
     rear = np.where(site.slot_of >= site.of_board("gpus") / 2, 1.0, 0.25)
@@ -79,9 +84,8 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
     tdp, fmax, slow = site.of_board("tdp_w"), site.of_board("clock"), site.of_board("t_slow")
     idle_w = site.of_board("idle_w") * unit.idle
     idle_x = site.of_board("idle_clock") / fmax
-    kc, km = 0.80 * tdp * unit.power, 0.2 * tdp
-    design = rng.uniform(60, 72) if not site.liquid else rng.uniform(50, 60)
-    r_all = np.maximum((design - max(site.room_c, 20) - 4), 14) / tdp * unit.heat
+    kc, km = 0.92 * tdp * unit.power, 0.2 * tdp
+    r_all = resistance(site) * unit.heat
     r_die, r_sink = 0.45 * r_all, 0.55 * r_all
     tau_die, tau_sink = rng.uniform(3, 8), rng.uniform(18, 40) if site.liquid else rng.uniform(70, 160)
     tau_loop, tau_fan = rng.uniform(150, 400), rng.uniform(15, 45)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from drover_simulator.strangers.d import engine
 from drover_simulator.strangers.d.jobs import Job
 from drover_simulator.strangers.d.plan import Plan
 
@@ -85,12 +86,20 @@ def slow_power(plan: Plan) -> bool:
     return True
 
 
+def _too_hot(plan: Plan, gpu: int, over: float) -> float:
+    """By how much resistance must grow for a busy GPU to stand `over` degrees past its slowdown, did it not slow down."""
+    site, board = plan.site, plan.site.board(gpu)
+    rise = engine.resistance(site)[gpu] * 0.75 * board.tdp_w
+    sink = 0.55 * (1.0 if site.liquid else 0.76)
+    return (board.t_slow + over - site.room_c - 3 - 0.225 * rise) / rise / (0.225 + sink)
+
+
 def slow_heat(plan: Plan) -> bool:
     found = _slow(plan)
     if not found:
         return False
     a, b, gpu, _ = found
-    x = float(plan.site.rng.uniform(1.7, 2.6))
+    x = _too_hot(plan, gpu, float(plan.site.rng.uniform(5, 22)))
     plan.edits.during(a, b, "rth", gpu, x)
     plan.label("straggler", "thermal", a, b, gpu=gpu, severity=round(x - 1, 3))
     return True
@@ -291,7 +300,7 @@ def hbm_heat(plan: Plan) -> bool:
     found = pick(plan, a, min(a + 1500, b))
     if not found:
         return False
-    x = float(plan.site.rng.uniform(2.5, 5))
+    x = float(plan.site.rng.uniform(1.8, 4.5))
     plan.edits.during(a, b, "rhbm", found[0], x)
     plan.take(found[0], a, b)
     plan.label("thermal", "hbm", a, b, gpu=found[0], severity=round(x - 1, 2))
@@ -652,7 +661,7 @@ def off_bus(plan: Plan) -> bool:
     if rng.random() < 0.35 and a > 1800:  # mostly there is none
         before = float(rng.uniform(300, 1500))
         if rng.random() < 0.5:
-            plan.edits.ramp(a - before, a, "rth", gpu, 1.0, 1.9)
+            plan.edits.ramp(a - before, a, "rth", gpu, 1.0, _too_hot(plan, gpu, float(rng.uniform(-12, 3))))
             ahead = {"precursor": "heat", "precursor_start": a - before}
         else:
             plan.thin.append(("gpu", gpu, a - before, a, 0.6))
@@ -1001,19 +1010,31 @@ ALL: tuple[tuple[Made, float], ...] = (
 )  # fmt: skip
 
 
+ENDS_JOBS = {hang, remap_failed, uncorrectable, sram, port_down, off_bus, gsp, nvlink5, spi, uncontained, silent, gpu_lost, driver_hung, rack_power, unused, _other_driver}
+
+
 def place(plan: Plan, count: int) -> int:
-    """Place up to `count` faults, no cause more than three times; gives how many found a place."""
+    """Place up to `count` faults, no cause more than three times; gives how many found a place.
+
+    Those that end jobs come first, so that the others know which jobs there are.
+    """
     rng, made = plan.site.rng, 0
     weights = np.array([w for _, w in ALL])
     used = np.zeros(len(ALL))
-    for _ in range(count * 6):
-        if made >= count or not weights.sum():
-            break
-        k = int(rng.choice(len(ALL), p=weights / weights.sum()))
-        if ALL[k][0](plan):
-            made += 1
+    for _ in range(6):
+        want: list[int] = []
+        for _ in range(count - made):
+            if not weights.sum():
+                break
+            k = int(rng.choice(len(ALL), p=weights / weights.sum()))
+            want.append(k)
             used[k] += 1
             weights[k] *= 0.35 if used[k] < 3 else 0.0
-        else:
-            weights[k] *= 0.5
+        for k in sorted(want, key=lambda k: ALL[k][0] not in ENDS_JOBS):
+            if ALL[k][0](plan):
+                made += 1
+            else:
+                weights[k] *= 0.5
+        if made >= count:
+            break
     return made

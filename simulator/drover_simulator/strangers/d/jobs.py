@@ -119,7 +119,7 @@ def _make(site: Site, kind: str, gpus: np.ndarray, start: float, end: float, num
     groups = np.zeros(count, int)
     weights = 1 + 0.006 * rng.standard_normal(count)
     net = 0.0
-    costs = {"c": 0.62, "m": 0.12, "p": 0.01, "h": 0.02, "n": 0.13, "x": 0.1 if multi else 0.0}
+    costs = {"c": 0.68, "m": 0.12, "p": 0.01, "h": 0.02, "n": 0.1, "x": 0.07 if multi else 0.0}
     tensor, intensity, dram, memory, wobble = rng.uniform(0.35, 0.62), rng.uniform(0.75, 1.12), rng.uniform(0.25, 0.5), rng.uniform(0.7, 0.95), 0.0
     peak = board.nic_gbps / 8
     if kind == "dp":
@@ -131,7 +131,7 @@ def _make(site: Site, kind: str, gpus: np.ndarray, start: float, end: float, num
         skew = 1 + rng.uniform(-0.1, 0.06, stages)
         skew[-1] *= rng.uniform(1.0, 1.15)  # the head
         weights = weights * skew[per]
-        costs |= {"c": 0.58, "n": 0.16, "h": 0.03}
+        costs |= {"c": 0.6, "n": 0.14, "h": 0.03}
         net = rng.uniform(0.03, 0.15) * peak if multi else 0
     elif kind == "moe":
         weights, wobble = weights * (1 + 0.05 * rng.standard_normal(count)), rng.uniform(0.02, 0.09)

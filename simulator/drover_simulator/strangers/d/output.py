@@ -32,7 +32,7 @@ class Table:
     def add(self, ts: Any, names: Any, second: Any, columns: dict[str, np.ndarray]) -> None:
         if not len(ts):
             return
-        arrays: dict[str, Any] = {"ts": pa.array(ts.astype(np.int64)).cast(pa.timestamp("ms", "UTC")), "node": pa.array(names)}
+        arrays: dict[str, Any] = {"ts": pa.array(np.rint(ts).astype(np.int64)).cast(pa.timestamp("ms", "UTC")), "node": pa.array(names)}
         if self._key:
             arrays[self._key] = pa.array(second)
         for name, values in columns.items():
@@ -164,7 +164,9 @@ def write(folder: Path, plan: Plan, out: dict[str, np.ndarray]) -> None:
 def _stamps(plan: Plan, low: int, high: int, offset: np.ndarray) -> np.ndarray:
     """Milliseconds [steps, nodes]: the agent's tick, by its own clock where the site keeps that."""
     site = plan.site
-    ts = site.t0_ms + (np.arange(low, high) * site.dt * 1000)[:, None] + site.rng.uniform(0, 1, (high - low, site.n)) * site.jitter_s * 1000
+    shape = (high - low, site.n)
+    late = site.rng.exponential(0.4, shape) * site.jitter_s * 1000 * (site.rng.random(shape) < 0.25)  # most ticks are in time
+    ts = site.t0_ms + (np.arange(low, high) * site.dt * 1000)[:, None] + np.minimum(late, site.dt * 400)
     if site.rows_shifted:
         ts = ts + offset[low:high] * 1000
     return ts

@@ -81,6 +81,7 @@ class Site:
     doubled: float = 0.0
     jitter_s: float = 0.0
     room_c: float = 23.0
+    design_c: float = 66.0  # a GPU at its limit, all in order
     drift_c: float = 1.0
     room_phase: float = 0.0
     ports: list[tuple[int, str, int, str]] = field(default_factory=list)  # node, name, its first GPU's slot, leaf
@@ -166,6 +167,7 @@ def draw_site(rng: np.random.Generator, nodes: int | None, hours: float | None, 
     site.shuffle, site.doubled = float(rng.choice([0, 0, 0.003])), float(rng.choice([0, 0, 0.002]))
     site.jitter_s = float(rng.choice([0, 0.02, 0.3])) * min(1.0, interval_s / 5)
     site.room_c = float(rng.uniform(18, 27)) if not liquid else float(rng.uniform(25, 40))
+    site.design_c = float(rng.uniform(62, 74)) if not site.liquid else float(rng.uniform(50, 62))
     site.drift_c, site.room_phase = float(rng.uniform(0.2, 2.5)), float(rng.uniform(0, 2 * np.pi))
     site.ports_listed, site.rows_shifted = rng.random() < 0.6, rng.random() < 0.5
     _draw_columns(site)
