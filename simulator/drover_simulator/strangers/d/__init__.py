@@ -126,7 +126,8 @@ def _inventories(plan: Plan) -> list[dict[str, Any]]:
     """All that each node reported of itself: at first, and when something of it changed."""
     site = plan.site
     rng = site.rng
-    driver = str(rng.choice(["535.183.06", "550.90.07", "570.124.06", "570.172.08"]))
+    drivers = ["570.124.06", "570.172.08"] if site.boards[0].blackwell else ["535.183.06", "550.90.07", "570.124.06", "570.172.08"]
+    driver = str(rng.choice(drivers))
     rom = f"{int(rng.integers(86, 98))}.00.{int(rng.integers(16, 99)):02X}.00.0{int(rng.integers(1, 9))}"
     rows = []
     for k, name in enumerate(site.names):

@@ -116,6 +116,7 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
     h = dt / sub
     warm_up = max(1, int(600 / h))
     e_die, e_sink, e_loop, e_fan = (1 - np.exp(-h / tau) for tau in (tau_die, tau_sink, tau_loop, tau_fan))
+    stuck = float(rng.uniform(0.05, 0.4))  # a kernel that never ends: a few warps, on few SMs
     at = 0
     for k in range(steps):
         t = k * dt
@@ -151,7 +152,7 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
             r = np.where(per["serve"] > 0, np.minimum(1.0, load * step), np.minimum(load, 1.0))
             cs, ms, hs, ps = (r * part / step for part in (compute, memory, host, pcie))
             wait = np.maximum(r - cs - ms - hs - ps, 0) * held
-            spinning = (spin == 1) + (spin == 3) * 1.0
+            spinning = (spin == 1) + (spin == 3) * stuck
             dram = np.minimum(per["dram"] * r * row[:, 2] * weight / (step * v["hbm"]) * 1.3, 0.95)
             busy = cs + wait * 0.16 + spinning * 0.15
             gx = np.interp(x, X, G)
@@ -174,7 +175,7 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
         share = np.where(asleep, idle_x, np.where(idle, np.minimum(cap, np.minimum(xth, v["brake"])), x))
         o = out
         o["clock"][k], o["power"][k], o["die"][k], o["hbm"][k] = share * fmax, power, die, hot
-        o["util"][k] = np.clip(r - hs - 0.5 * ps + spinning, 0, 1)
+        o["util"][k] = np.clip(r - hs - 0.5 * ps + (spinning > 0), 0, 1)
         o["sm"][k] = np.clip(0.93 * cs + 0.8 * ms + 0.14 * wait + 0.13 * spinning, 0, 1)
         o["tensor"][k] = np.clip(per["tensor"] * 1.25 * row[:, 6] * r * costs["c"] * weight * row[:, 2] / (x * step), 0, 0.97)
         o["dram"][k] = np.clip(dram + 0.02 * wait + 0.005 * spinning, 0, 1)

@@ -313,7 +313,7 @@ def _any_gpu(plan: Plan, low: float = 600, high: float = 7200, *, late: bool = F
         a, b = window(plan, low, high, late)
         found = pick(plan, a, min(a + 300, b), need=lambda g: (need is None or need(g)) and (not late or killable(plan, g, a)))
         if found:
-            plan.take(found[0], a, b)
+            plan.take(found[0], a, plan.site.span if late else b)
             return a, b, found[0]
     return None
 
@@ -354,7 +354,8 @@ def remaps(plan: Plan) -> bool:
         if k % 3 == 2:
             plan.adds.append(("gpu", "remap_banks_max", gpu, float(t), plan.site.span, -1.0))
     plan.state("gpu", "row_remap_pending", gpu, float(times[0]), plan.site.span, 1)
-    plan.label("memory", "remaps_pile_up", a, b, gpu=gpu, severity=len(times))
+    plan.take(gpu, b, plan.site.span)
+    plan.label("memory", "remaps_pile_up", a, None, gpu=gpu, severity=len(times))
     return True
 
 
@@ -412,7 +413,7 @@ def uncorrectable(plan: Plan) -> bool:
         plan.event(a + 2, gpu, 45, "Ch 00000008")
         plan.take_job(job, a, a + 600)
         plan.kill(gpu, a, job, float(rng.uniform(30, 240)), again=True, lost={gpu})
-    plan.label("memory", "uncorrectable", a, min(b, a + 3600), gpu=gpu, **ahead)
+    plan.label("memory", "uncorrectable", a, None, gpu=gpu, **ahead)  # until its reset
     return True
 
 
@@ -721,7 +722,7 @@ def nvlink5(plan: Plan) -> bool:
     if rng.random() < 0.6:
         plan.event(a, gpu, 149, f"NETIR_LINK_EVT Fatal   XC0 i0 Link {link:02d} (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)", "")
     else:
-        plan.event(a, gpu, 145, f"RLW_SRC_TRACK Fatal   XC0 i0 Link {link:02d} (0x00000062 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)", "")
+        plan.event(a, gpu, 145, f"RLW_SRC_TRACK Fatal   XC0 i0 Link {link:02d} (0x000000e2 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)", "")
     plan.event(a + 0.3, gpu, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "")
     plan.state("gpu", "recovery_action", gpu, a, site.span, 1)
     plan.state("gpu", "nvlink_active_links", gpu, a, site.span, 17)

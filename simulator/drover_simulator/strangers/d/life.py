@@ -67,7 +67,7 @@ def upgrade(plan: Plan) -> bool:
         if plan.free(site.gpus_of(node), t, t + lasts) and _quiet(plan, [node], t) and plan.clear_node(node, t):
             plan.take(site.gpus_of(node), t, t + lasts)
             plan.reboot(node, t, lasts)
-            plan.facts.append((t + lasts, node, "driver_version", "580.95.05"))
+            plan.facts.append((t + lasts, node, "driver_version", "570.195.03"))
             plan.label("liveness", "driver_upgrade", t, t + lasts + 600, node=node, hardware=False)
             t += step
             done = True

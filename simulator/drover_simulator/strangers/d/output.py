@@ -14,7 +14,7 @@ from drover_simulator.strangers.d import engine
 from drover_simulator.strangers.d.plan import Plan
 
 GIB = 2.0**30
-BLOCK_ROWS = 40_000
+BLOCK_ROWS = 15_000
 KEYS = {"gpu": "gpu", "node": None, "link": "link", "workload": "workload"}
 CARRIED = {"gpu": ("nvlink_crc_errors", "nvlink_replays", "nvlink_recoveries", "ecc_sram_corrected", "ecc_sram_uncorrected", "ecc_dram_corrected", "ecc_dram_uncorrected", "remapped_rows_corrected", "remapped_rows_uncorrected", "pcie_replays"),
            "node": ("pcie_aer_correctable", "pcie_aer_fatal", "edac_corrected", "edac_uncorrected"),
