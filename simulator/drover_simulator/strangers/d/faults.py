@@ -887,13 +887,11 @@ def _other_driver(plan: Plan) -> bool:
         return False
     node = int(rng.integers(site.n))
     other = str(rng.choice(["535.216.03", "550.127.08", "560.35.03", "570.148.08"]))
-    if rng.random() < 0.5:
+    a = float(rng.uniform(0.2, 0.7)) * site.span
+    if rng.random() < 0.5 or not plan.free(site.gpus_of(node), a, a + 900) or not killable(plan, site.gpus_of(node), a) or not plan.clear_node(node, a):
         plan.facts.append((-3600.0, node, "driver_version", other))
         plan.label("drift", "driver", 0, None, node=node)
         return True
-    a = float(rng.uniform(0.2, 0.7)) * site.span
-    if not plan.free(site.gpus_of(node), a, a + 900) or not plan.clear_node(node, a):
-        return False
     plan.take(site.gpus_of(node), a, a + 900)
     lasts = float(rng.uniform(240, 700))
     plan.reboot(node, a, lasts)
@@ -943,6 +941,14 @@ def _limit(plan: Plan, cause: str) -> bool:
     else:
         plan.label("drift", cause, a, None, gpu=gpu, severity=round(1 - x, 3))
     return True
+
+
+def clock_limit(plan: Plan) -> bool:
+    return _limit(plan, "clock_limit")
+
+
+def power_limit(plan: Plan) -> bool:
+    return _limit(plan, "power_limit")
 
 
 def ecc_mode(plan: Plan) -> bool:
@@ -1002,22 +1008,24 @@ def left_over(plan: Plan) -> bool:
 
 ALL: tuple[tuple[Made, float], ...] = (
     (slow_clock, 1.2), (slow_power, 1.2), (slow_heat, 1.0), (slow_hbm, 0.8), (slow_nvlink, 0.8), (slow_pcie, 0.8), (slow_nic, 0.9),
-    (slow_host, 0.9), (slow_unexplained, 1.0), (hang, 2.2), (cooling, 1.6), (fan, 0.9), (rack_heat, 0.6), (hbm_heat, 0.7),
+    (slow_host, 0.9), (slow_unexplained, 1.0), (hang, 2.2), (cooling, 1.6), (fan, 1.0), (rack_heat, 0.9), (hbm_heat, 0.7),
     (ecc_storm, 1.0), (remaps, 0.8), (remap_failed, 0.7), (uncorrectable, 1.0), (sram, 0.6), (ib_errors, 1.0), (flap, 0.9),
-    (port_down, 0.8), (pcie_down, 0.8), (replays, 0.7), (nvlink, 0.9), (congestion, 0.7), (hot_switch, 0.6), (off_bus, 1.0),
-    (gsp, 0.9), (nvlink5, 0.9), (spi, 0.5), (uncontained, 0.7), (silent, 0.9), (gpu_lost, 0.8), (driver_hung, 0.8), (clock_wrong, 0.6),
-    (rack_power, 0.5), (_other_driver, 0.5), (vbios, 0.4), (lambda p: _limit(p, "clock_limit"), 0.6),
-    (lambda p: _limit(p, "power_limit"), 0.6), (ecc_mode, 0.4), (unused, 0.6), (left_over, 0.6),
+    (port_down, 0.8), (pcie_down, 0.8), (replays, 0.7), (nvlink, 0.9), (congestion, 0.7), (hot_switch, 0.6), (off_bus, 1.3),
+    (gsp, 0.9), (nvlink5, 2.5), (spi, 0.5), (uncontained, 0.7), (silent, 0.9), (gpu_lost, 0.8), (driver_hung, 0.8), (clock_wrong, 0.6),
+    (rack_power, 0.7), (_other_driver, 0.7), (vbios, 0.4), (clock_limit, 0.6),
+    (power_limit, 0.7), (ecc_mode, 0.4), (unused, 0.6), (left_over, 0.6),
 )  # fmt: skip
 
 
 ENDS_JOBS = {hang, remap_failed, uncorrectable, sram, port_down, off_bus, gsp, nvlink5, spi, uncontained, silent, gpu_lost, driver_hung, rack_power, unused, _other_driver}
 
+WIDE = {rack_power, silent, driver_hung, rack_heat, hot_switch, fan, clock_limit, power_limit}
+
 
 def place(plan: Plan, count: int) -> int:
     """Place up to `count` faults, no cause more than three times; gives how many found a place.
 
-    Those that end jobs come first, so that the others know which jobs there are.
+    Those that end jobs come first, so that the others know which jobs there are; wide ones before narrow ones.
     """
     rng, made = plan.site.rng, 0
     weights = np.array([w for _, w in ALL])
@@ -1031,7 +1039,7 @@ def place(plan: Plan, count: int) -> int:
             want.append(k)
             used[k] += 1
             weights[k] *= 0.35 if used[k] < 3 else 0.0
-        for k in sorted(want, key=lambda k: ALL[k][0] not in ENDS_JOBS):
+        for k in sorted(want, key=lambda k: (ALL[k][0] not in ENDS_JOBS, ALL[k][0] not in WIDE)):
             if ALL[k][0](plan):
                 made += 1
             else:
