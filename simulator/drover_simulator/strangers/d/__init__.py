@@ -93,7 +93,14 @@ def _fleet(plan: Plan) -> dict[str, Any]:
     site, nodes = plan.site, []
     for k, name in enumerate(site.names):
         known = site.labels_known
-        row: dict[str, Any] = {"name": name, "rack": site.racks[k] if known else "", "leaf": site.leaves[k] if known else "", "pool": site.pools[k] if known else "", "sku": site.boards[k].name, "gpus": site.boards[k].gpus}
+        row: dict[str, Any] = {
+            "name": name,
+            "rack": site.racks[k] if known else "",
+            "leaf": site.leaves[k] if known else "",
+            "pool": site.pools[k] if known else "",
+            "sku": site.boards[k].name,
+            "gpus": site.boards[k].gpus,
+        }
         if site.ports_listed and site.ports and known:
             row["links"] = [{"link": p[1], "gpu": p[2], "leaf": p[3]} for p in site.ports if p[0] == k]
         nodes.append(row)
@@ -101,14 +108,28 @@ def _fleet(plan: Plan) -> dict[str, Any]:
     for job in plan.jobs:
         if job.listed:
             end = None if job.end >= site.span else iso(site.t0_ms + job.end * 1000)
-            jobs.append({"id": job.id, "start": iso(site.t0_ms + job.start * 1000), "end": end, "members": [plan.place(int(g)) for g in job.members]})
+            jobs.append(
+                {
+                    "id": job.id,
+                    "start": iso(site.t0_ms + job.start * 1000),
+                    "end": end,
+                    "members": [plan.place(int(g)) for g in job.members],
+                }
+            )
     return {"generator": "d", "nodes": nodes, "jobs": jobs}
 
 
 def _lines(folder: Path, plan: Plan) -> None:
     site = plan.site
     events = [
-        {"ts": iso(site.t0_ms + t * 1000), "node": site.names[n], "gpu": gpu, "kind": kind, "code": code, "message": text}
+        {
+            "ts": iso(site.t0_ms + t * 1000),
+            "node": site.names[n],
+            "gpu": gpu,
+            "kind": kind,
+            "code": code,
+            "message": text,
+        }
         for t, n, gpu, kind, code, text in sorted(plan.events, key=lambda row: (row[0], row[1], row[2] or 0))
     ]
     labels = []
@@ -126,7 +147,11 @@ def _inventories(plan: Plan) -> list[dict[str, Any]]:
     """All that each node reported of itself: at first, and when something of it changed."""
     site = plan.site
     rng = site.rng
-    drivers = ["570.124.06", "570.172.08"] if site.boards[0].blackwell else ["535.183.06", "550.90.07", "570.124.06", "570.172.08"]
+    drivers = (
+        ["570.124.06", "570.172.08"]
+        if site.boards[0].blackwell
+        else ["535.183.06", "550.90.07", "570.124.06", "570.172.08"]
+    )
     driver = str(rng.choice(drivers))
     rom = f"{int(rng.integers(86, 98))}.00.{int(rng.integers(16, 99)):02X}.00.0{int(rng.integers(1, 9))}"
     rows = []
@@ -135,7 +160,13 @@ def _inventories(plan: Plan) -> list[dict[str, Any]]:
         facts = {"driver_version": driver, "kernel": "5.15.0-1053", "cuda_driver_version": "12.8"}
         for gpu in map(int, site.gpus_of(k)):
             slot, port = int(site.slot_of[gpu]), site.port_of(gpu)
-            facts |= {f"gpu{slot}.name": board.name, f"gpu{slot}.vbios": rom if board is site.boards[0] else rom.replace(".00.", ".01.", 1), f"gpu{slot}.ecc_mode": "enabled", f"gpu{slot}.power_limit_w": f"{board.tdp_w:.0f}", f"gpu{slot}.max_sm_clock_mhz": f"{board.clock:.0f}"}
+            facts |= {
+                f"gpu{slot}.name": board.name,
+                f"gpu{slot}.vbios": rom if board is site.boards[0] else rom.replace(".00.", ".01.", 1),
+                f"gpu{slot}.ecc_mode": "enabled",
+                f"gpu{slot}.power_limit_w": f"{board.tdp_w:.0f}",
+                f"gpu{slot}.max_sm_clock_mhz": f"{board.clock:.0f}",
+            }
             if port is not None:
                 facts |= {f"gpu{slot}.nic": site.ports[port][1], f"gpu{slot}.nic_path": "PIX"}
         changes = sorted((t, key, value) for t, n, key, value in plan.facts if n == k)

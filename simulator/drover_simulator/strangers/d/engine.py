@@ -93,8 +93,29 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
     data = np.zeros((steps, len(jobs) + 1, len(SERIES)), np.float32)
     for j, job in enumerate(jobs):
         data[:, j] = series(site, job)
-    changes = sorted({max(0, int(np.ceil(t / dt - 1e-9))) for job in jobs for t in (job.start, job.end) if t < site.span} | {0})
-    names = ("clock", "power", "die", "hbm", "util", "sm", "tensor", "dram", "nvlink", "pcie", "net", "fill", "procs", "busy", "plim", "memclk", "step", "rate")
+    changes = sorted(
+        {max(0, int(np.ceil(t / dt - 1e-9))) for job in jobs for t in (job.start, job.end) if t < site.span} | {0}
+    )
+    names = (
+        "clock",
+        "power",
+        "die",
+        "hbm",
+        "util",
+        "sm",
+        "tensor",
+        "dram",
+        "nvlink",
+        "pcie",
+        "net",
+        "fill",
+        "procs",
+        "busy",
+        "plim",
+        "memclk",
+        "step",
+        "rate",
+    )
     out = {name: np.zeros((steps, g), np.float32) for name in names}
     out |= {name: np.zeros((steps, n), np.float32) for name in ("inlet", "fan", "cpu", "store", "air")}
     out["why"] = np.zeros((steps, g), np.uint8)
@@ -109,7 +130,10 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
     power = idle_w.copy()
     full = np.bincount(node, tdp, n)
     costs = {c: np.zeros(g) for c in "cmphnx"}
-    per = {c: np.zeros(g) for c in ("tensor", "intensity", "dram", "memory", "net", "weight", "wobble", "serve", "phase", "period")}
+    per = {
+        c: np.zeros(g)
+        for c in ("tensor", "intensity", "dram", "memory", "net", "weight", "wobble", "serve", "phase", "period")
+    }
     jobidx = np.full(g, len(jobs))
     order, starts, back = np.arange(g), np.arange(g), np.arange(g)
     sub = max(1, int(np.ceil(dt / 10)))
@@ -130,7 +154,11 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
             jobidx, order, starts, back = _hold(site, jobs, t, costs, per)
         row = data[k][jobidx]
         load = row[:, 0] * (v["spin"] == 0) * (w["off"][node] == 0)
-        weight = per["weight"] + per["wobble"] * np.sin(2 * np.pi * t / per["period"] + per["phase"]) if per["wobble"].any() else per["weight"]
+        weight = (
+            per["weight"] + per["wobble"] * np.sin(2 * np.pi * t / per["period"] + per["phase"])
+            if per["wobble"].any()
+            else per["weight"]
+        )
         spin = v["spin"]
         held = jobidx < len(jobs)
         for _ in range(sub if k else sub + warm_up):
@@ -156,15 +184,27 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
             dram = np.minimum(per["dram"] * r * row[:, 2] * weight / (step * v["hbm"]) * 1.3, 0.95)
             busy = cs + wait * 0.16 + spinning * 0.15
             gx = np.interp(x, X, G)
-            power = idle_w + leak + held * 0.03 * tdp + (peak * (cs + 0.12 * hs) + kc * (0.2 * wait + 0.16 * spinning + 0.1 * ms)) * gx + km * dram
+            power = (
+                idle_w
+                + leak
+                + held * 0.03 * tdp
+                + (peak * (cs + 0.12 * hs) + kc * (0.2 * wait + 0.16 * spinning + 0.1 * ms)) * gx
+                + km * dram
+            )
             power = np.where(w["off"][node] > 0, 0.1 * idle_w, power)
             total = np.bincount(node, power, n)
             inlet += ((room[k] + spread + w["warm"]) - inlet) * e_loop
             want = np.clip(0.35 + (np.maximum.reduceat(die, site.first[:-1]) - 52) * 0.02, 0.28, 1.0)
             fan += (want - fan) * e_fan
             flow = np.ones(n) if site.liquid else fan * w["air"]
-            rs = r_sink * v["rth"] * (0.4 + 0.36 / flow[node] if not site.liquid else 1 / np.maximum(w["air"][node], 0.2))
-            air = inlet[node] + unit.preheat * (total / full)[node] / (1.0 if site.liquid else np.sqrt(flow[node] + 0.3))
+            rs = (
+                r_sink
+                * v["rth"]
+                * (0.4 + 0.36 / flow[node] if not site.liquid else 1 / np.maximum(w["air"][node], 0.2))
+            )
+            air = inlet[node] + unit.preheat * (total / full)[node] / (
+                1.0 if site.liquid else np.sqrt(flow[node] + 0.3)
+            )
             sink += (air + rs * power - sink) * e_sink
             die += (sink + r_die * (1 + 0.5 * (v["rth"] - 1)) * power - die) * e_die
             hot += (0.55 * die + 0.45 * sink + unit.hbm * dram * 2.0 * v["rhbm"] + 3 * v["rhbm"] - hot) * e_die
@@ -177,7 +217,9 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
         o["clock"][k], o["power"][k], o["die"][k], o["hbm"][k] = share * fmax, power, die, hot
         o["util"][k] = np.clip(r - hs - 0.5 * ps + (spinning > 0), 0, 1)
         o["sm"][k] = np.clip(0.93 * cs + 0.8 * ms + 0.14 * wait + 0.13 * spinning, 0, 1)
-        o["tensor"][k] = np.clip(per["tensor"] * 1.25 * row[:, 6] * r * costs["c"] * weight * row[:, 2] / (x * step), 0, 0.97)
+        o["tensor"][k] = np.clip(
+            per["tensor"] * 1.25 * row[:, 6] * r * costs["c"] * weight * row[:, 2] / (x * step), 0, 0.97
+        )
         o["dram"][k] = np.clip(dram + 0.02 * wait + 0.005 * spinning, 0, 1)
         o["nvlink"][k] = np.where(costs["n"] > 0, r * costs["n"] * row[:, 3] / step * 0.55, 0)
         o["pcie"][k] = 0.05 * r / step + 0.02 * held
@@ -193,12 +235,16 @@ def run(site: Site, jobs: list[Job], edits: Edits) -> dict[str, np.ndarray]:
         o["job"][k] = np.where(held, jobidx, -1)
         o["inlet"][k], o["fan"][k], o["air"][k] = inlet, fan, w["air"]
         size = np.array([b.gpus for b in site.boards])
-        o["cpu"][k] = np.clip(0.02 + np.bincount(node, 0.12 * r + 0.02 * held + 0.015 * spinning, n) / size + w["cpu"], 0, 1)
+        o["cpu"][k] = np.clip(
+            0.02 + np.bincount(node, 0.12 * r + 0.02 * held + 0.015 * spinning, n) / size + w["cpu"], 0, 1
+        )
         o["store"][k] = np.bincount(node, row[:, 4] * held, n) / size
     return out
 
 
-def _hold(site: Site, jobs: list[Job], t: float, costs: dict[str, np.ndarray], per: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+def _hold(
+    site: Site, jobs: list[Job], t: float, costs: dict[str, np.ndarray], per: dict[str, np.ndarray]
+) -> tuple[np.ndarray, ...]:
     """Who holds which GPU from `t` on; fills costs and traits of each GPU."""
     g = site.g
     jobidx, group = np.full(g, len(jobs)), np.arange(g) + 1_000_000

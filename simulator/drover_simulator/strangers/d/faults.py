@@ -21,7 +21,9 @@ def window(plan: Plan, low: float = 600, high: float = 5400, late: bool = False)
     return a, min(a + float(rng.uniform(low, high)), span)
 
 
-def pick(plan: Plan, a: float, b: float, *, sync: bool = False, least: int = 1, need: Callable[[int], bool] | None = None) -> tuple[int, Job] | None:
+def pick(
+    plan: Plan, a: float, b: float, *, sync: bool = False, least: int = 1, need: Callable[[int], bool] | None = None
+) -> tuple[int, Job] | None:
     """A GPU in use with nothing else wrong from a to b, and its job."""
     rng = plan.site.rng
     jobs = [j for j in plan.running(a, b, sync, least) if plan.job_free(j, a, b) and j.kind != "notebook"]
@@ -39,12 +41,16 @@ def killable(plan: Plan, gpus: object, a: float) -> bool:
     """Whether the jobs there may end at `a`: nothing that was placed already needs them later."""
     for job in plan.jobs:
         if job.start < a < job.end and np.isin(job.members, np.atleast_1d(gpus)).any():
-            if not plan.job_free(job, a - 300, plan.site.span) or any(y > a for g in job.members for _, y in plan.taken.get(int(g), ())):
+            if not plan.job_free(job, a - 300, plan.site.span) or any(
+                y > a for g in job.members for _, y in plan.taken.get(int(g), ())
+            ):
                 return False
     return True
 
 
-def _slow(plan: Plan, least: int = 4, need: Callable[[int], bool] | None = None) -> tuple[float, float, int, Job] | None:
+def _slow(
+    plan: Plan, least: int = 4, need: Callable[[int], bool] | None = None
+) -> tuple[float, float, int, Job] | None:
     for _ in range(3):
         a, b = window(plan)
         found = pick(plan, a, min(b, a + 900), sync=True, least=least, need=need)
@@ -174,11 +180,35 @@ def slow_nic(plan: Plan) -> bool:
     plan.edits.during(a, b, "nic", served, x * 0.8)
     if rng.random() < 0.5:
         plan.state("link", "rate_gbps", port, a, b, site.boards[site.ports[port][0]].nic_gbps * x)
-        plan.label("straggler", "nic", a, b, members=[plan.place(g) for g in served], severity=round(1 - x, 3), scope="gpu", link=site.ports[port][1])
+        plan.label(
+            "straggler",
+            "nic",
+            a,
+            b,
+            members=[plan.place(g) for g in served],
+            severity=round(1 - x, 3),
+            scope="gpu",
+            link=site.ports[port][1],
+        )
         return True
-    for column, most in (("out_of_sequence", 300), ("packet_sequence_errors", 300), ("ack_timeouts", 3), ("rx_errors", 20), ("symbol_errors", 30)):
+    for column, most in (
+        ("out_of_sequence", 300),
+        ("packet_sequence_errors", 300),
+        ("ack_timeouts", 3),
+        ("rx_errors", 20),
+        ("symbol_errors", 30),
+    ):
         plan.rate("link", column, port, a, b, float(rng.uniform(0.1, 1) * most))
-    plan.label("straggler", "nic", a, b, members=[plan.place(g) for g in served], severity=round(1 - x, 3), scope="gpu", link=site.ports[port][1])
+    plan.label(
+        "straggler",
+        "nic",
+        a,
+        b,
+        members=[plan.place(g) for g in served],
+        severity=round(1 - x, 3),
+        scope="gpu",
+        link=site.ports[port][1],
+    )
     return True
 
 
@@ -225,7 +255,9 @@ def hang(plan: Plan) -> bool:
     plan.take_job(job, a, b)
     end = plan.kill(gpu, a, job, lasts, again=plan.site.rng.random() < 0.6, lost=set())
     how = plan.site.rng.random()
-    plan.edits.during(a, end, "spin", gpu, 2.0 if how < 0.6 else 3.0)  # stuck in the host, or in a kernel that never ends
+    plan.edits.during(
+        a, end, "spin", gpu, 2.0 if how < 0.6 else 3.0
+    )  # stuck in the host, or in a kernel that never ends
     plan.label("hang", "rank_stopped", a, b, gpu=gpu)
     return True
 
@@ -289,7 +321,9 @@ def rack_heat(plan: Plan) -> bool:
     up = float(rng.uniform(60, 900))
     plan.edits.ramp(a, a + up, "warm", np.array(mine), 0.0, x)  # a CRAC, a CDU or a blanking panel
     plan.edits.ramp(b, b + 600, "warm", np.array(mine), x, 0.0)
-    plan.label("thermal", "rack", a, b, members=[[site.names[k], None] for k in mine], severity=round(x, 1), scope="rack")
+    plan.label(
+        "thermal", "rack", a, b, members=[[site.names[k], None] for k in mine], severity=round(x, 1), scope="rack"
+    )
     return True
 
 
@@ -308,10 +342,14 @@ def hbm_heat(plan: Plan) -> bool:
 
 
 # ---- memory ----
-def _any_gpu(plan: Plan, low: float = 600, high: float = 7200, *, late: bool = False, need: Callable[[int], bool] | None = None) -> tuple[float, float, int] | None:
+def _any_gpu(
+    plan: Plan, low: float = 600, high: float = 7200, *, late: bool = False, need: Callable[[int], bool] | None = None
+) -> tuple[float, float, int] | None:
     for _ in range(4):
         a, b = window(plan, low, high, late)
-        found = pick(plan, a, min(a + 300, b), need=lambda g: (need is None or need(g)) and (not late or killable(plan, g, a)))
+        found = pick(
+            plan, a, min(a + 300, b), need=lambda g: (need is None or need(g)) and (not late or killable(plan, g, a))
+        )
         if found:
             plan.take(found[0], a, plan.site.span if late else b)
             return a, b, found[0]
@@ -350,7 +388,13 @@ def remaps(plan: Plan) -> bool:
     plan.rate("gpu", "ecc_dram_corrected", gpu, a, b, float(rng.uniform(0.01, 0.5)))
     for k, t in enumerate(times):
         if rng.random() < 0.8:
-            plan.event(float(t), gpu, 63, f"Row Remapper: New row ({_row(plan)}) marked for remapping, reset gpu to activate.", NOBODY)
+            plan.event(
+                float(t),
+                gpu,
+                63,
+                f"Row Remapper: New row ({_row(plan)}) marked for remapping, reset gpu to activate.",
+                NOBODY,
+            )
         if k % 3 == 2:
             plan.adds.append(("gpu", "remap_banks_max", gpu, float(t), plan.site.span, -1.0))
     plan.state("gpu", "row_remap_pending", gpu, float(times[0]), plan.site.span, 1)
@@ -387,7 +431,9 @@ def remap_failed(plan: Plan) -> bool:
     plan.count("gpu", "ecc_dram_uncorrected", gpu, [a])
     plan.adds.append(("gpu", "remap_banks_none", gpu, a, plan.site.span, 1.0))
     if plan.site.rng.random() < 0.85:
-        plan.event(a, gpu, 64, f"Row Remapper: Failed to remap row {_row(plan)} (no spare row left in its bank)", NOBODY)
+        plan.event(
+            a, gpu, 64, f"Row Remapper: Failed to remap row {_row(plan)} (no spare row left in its bank)", NOBODY
+        )
     plan.label("memory", "remap_failed", a, None, gpu=gpu, **ahead)
     return True
 
@@ -401,9 +447,17 @@ def uncorrectable(plan: Plan) -> bool:
     rng, hbm = plan.site.rng, plan.site.board(gpu).hbm
     plan.count("gpu", "ecc_dram_uncorrected", gpu, a + np.arange(int(rng.integers(1, 4))) * 20.0)
     spot = f"partition {int(rng.integers(0, 10))}, subpartition {int(rng.integers(0, 2))}"
-    plan.event(a, gpu, 48, f"An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at {spot}.", NOBODY)
+    plan.event(
+        a,
+        gpu,
+        48,
+        f"An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at {spot}.",
+        NOBODY,
+    )
     if hbm:
-        plan.event(a + 1, gpu, 63, f"Row Remapper: New row ({_row(plan)}) marked for remapping, reset gpu to activate.", NOBODY)
+        plan.event(
+            a + 1, gpu, 63, f"Row Remapper: New row ({_row(plan)}) marked for remapping, reset gpu to activate.", NOBODY
+        )
         plan.count("gpu", "remapped_rows_uncorrected", gpu, [a + 1])
         plan.state("gpu", "row_remap_pending", gpu, a, plan.site.span, 1)
         plan.event(a + 1, gpu, 94, "Contained: SM (0x1). RST: No, D-RST: No")
@@ -427,7 +481,13 @@ def sram(plan: Plan) -> bool:
     plan.count("gpu", "ecc_sram_uncorrected", gpu, a + np.cumsum(rng.exponential(60, int(rng.integers(3, 9)))))
     plan.state("gpu", "sram_threshold_exceeded", gpu, a, plan.site.span, 1)
     if rng.random() < 0.7:
-        plan.event(a, gpu, 48, "An uncorrectable double bit error (DBE) has been detected on GPU in the L2 cache, slice 3.", NOBODY)
+        plan.event(
+            a,
+            gpu,
+            48,
+            "An uncorrectable double bit error (DBE) has been detected on GPU in the L2 cache, slice 3.",
+            NOBODY,
+        )
         if plan.site.board(gpu).blackwell:
             plan.event(a, gpu, 172, "Uncorrectable SRAM error", NOBODY)
     plan.label("memory", "sram_threshold", a, None, gpu=gpu)
@@ -468,11 +528,20 @@ def ib_errors(plan: Plan) -> bool:
     rng = plan.site.rng
     rate = float(10 ** rng.uniform(-1, 1.8))
     grow = float(rng.uniform(0.5, 5))
-    for column, factor in (("symbol_errors", 1.0), ("rx_errors", 0.4), ("local_integrity_errors", 0.02), ("link_error_recoveries", 0.004), ("packet_sequence_errors", 0.3), ("out_of_sequence", 0.4)):
+    for column, factor in (
+        ("symbol_errors", 1.0),
+        ("rx_errors", 0.4),
+        ("local_integrity_errors", 0.02),
+        ("link_error_recoveries", 0.004),
+        ("packet_sequence_errors", 0.3),
+        ("out_of_sequence", 0.4),
+    ):
         plan.rate("link", column, port, a, b, rate * factor, rate * factor * grow)
     if rate > 10:
         _slowed(plan, served, a, b, float(rng.uniform(0.6, 0.95)))
-    plan.label("link", "ib_errors", a, b, members=members, severity=round(rate, 2), scope="link", link=plan.site.ports[port][1])
+    plan.label(
+        "link", "ib_errors", a, b, members=members, severity=round(rate, 2), scope="link", link=plan.site.ports[port][1]
+    )
     return True
 
 
@@ -525,7 +594,9 @@ def port_down(plan: Plan) -> bool:
     for job in jobs:  # IB without a second path: NCCL ends with an error after its retries
         plan.take_job(job, a, a + 900)
         node = plan.site.ports[port][0]
-        plan.kill(served[0], a, job, float(rng.uniform(60, 400)), again=True, lost=set(map(int, plan.site.gpus_of(node))))
+        plan.kill(
+            served[0], a, job, float(rng.uniform(60, 400)), again=True, lost=set(map(int, plan.site.gpus_of(node)))
+        )
     plan.label("link", "port_down", a, b, members=members, scope="link", link=plan.site.ports[port][1], **ahead)
     return True
 
@@ -575,9 +646,21 @@ def nvlink(plan: Plan) -> bool:
     if rng.random() < 0.5:
         t = a + float(rng.uniform(0, 0.5)) * (b - a)
         if board.blackwell:
-            plan.event(t, gpu, 149, f"NETIR_LINK_EVT Fatal   XC0 i0 Link {link:02d} (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)", "")
+            plan.event(
+                t,
+                gpu,
+                149,
+                f"NETIR_LINK_EVT Fatal   XC0 i0 Link {link:02d} (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)",
+                "",
+            )
         else:
-            plan.event(t, gpu, 74, f"NVLink: fatal error detected on link {link}(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)", NOBODY)
+            plan.event(
+                t,
+                gpu,
+                74,
+                f"NVLink: fatal error detected on link {link}(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)",
+                NOBODY,
+            )
             sw = f"nvidia-nvswitch{int(rng.integers(0, 4))}: SXid (PCI:0000:05:00.0): 20034, Fatal, Link {int(rng.integers(0, 60))} LTSSM Fault Up"
             plan.kernel(t + 0.2, int(site.node_of[gpu]), None, "20034", sw, "sxid")
         plan.state("gpu", "nvlink_active_links", gpu, t, b, board.links - 1)
@@ -619,7 +702,16 @@ def congestion(plan: Plan) -> bool:
     share = float(plan.site.rng.uniform(0.3, 0.85))
     _slowed(plan, served, a, b, 1 - share)
     _pressure(plan, port, a, b, share)
-    plan.label("link", "congestion_port", a, b, members=[plan.place(g) for g in served], severity=round(share, 2), scope="link", link=plan.site.ports[port][1])
+    plan.label(
+        "link",
+        "congestion_port",
+        a,
+        b,
+        members=[plan.place(g) for g in served],
+        severity=round(share, 2),
+        scope="link",
+        link=plan.site.ports[port][1],
+    )
     return True
 
 
@@ -646,7 +738,16 @@ def hot_switch(plan: Plan) -> bool:
     _slowed(plan, gpus, a, b, 1 - share)
     for port in ports:
         _pressure(plan, port, a, b, share * float(rng.uniform(0.5, 1.1)))
-    plan.label("link", "hot_switch", a, b, members=[[site.names[k], None] for k in nodes] + [plan.place(g) for g in gpus], severity=round(share, 2), scope="leaf", leaf=site.ports[ports[0]][3])
+    plan.label(
+        "link",
+        "hot_switch",
+        a,
+        b,
+        members=[[site.names[k], None] for k in nodes] + [plan.place(g) for g in gpus],
+        severity=round(share, 2),
+        scope="leaf",
+        leaf=site.ports[ports[0]][3],
+    )
     return True
 
 
@@ -693,9 +794,16 @@ def gsp(plan: Plan) -> bool:
     code, t = int(rng.choice([119, 119, 120])), a
     while t < b and t < a + 1200:
         if code == 119:
-            plan.event(t, gpu, 119, f"Timeout after {int(rng.choice([6, 45]))}s of waiting for RPC response from GPU{int(site.slot_of[gpu])} GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802a02 0x8).")
+            plan.event(
+                t,
+                gpu,
+                119,
+                f"Timeout after {int(rng.choice([6, 45]))}s of waiting for RPC response from GPU{int(site.slot_of[gpu])} GSP! Expected function 76 (GSP_RM_CONTROL) (0x20802a02 0x8).",
+            )
         else:
-            plan.event(t, gpu, 120, "GSP task exception: load access fault (cause:0xd) @ pc:0x1a4d2c, partition:4#0, task:3")
+            plan.event(
+                t, gpu, 120, "GSP task exception: load access fault (cause:0xd) @ pc:0x1a4d2c, partition:4#0, task:3"
+            )
         t += float(rng.exponential(90) + 8)
     plan.event(a + 2, gpu, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "")
     plan.state("gpu", "recovery_action", gpu, a, site.span, 1)
@@ -720,9 +828,21 @@ def nvlink5(plan: Plan) -> bool:
     link = int(rng.integers(0, 18))
     job = plan.job_at(gpu, a)
     if rng.random() < 0.6:
-        plan.event(a, gpu, 149, f"NETIR_LINK_EVT Fatal   XC0 i0 Link {link:02d} (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)", "")
+        plan.event(
+            a,
+            gpu,
+            149,
+            f"NETIR_LINK_EVT Fatal   XC0 i0 Link {link:02d} (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)",
+            "",
+        )
     else:
-        plan.event(a, gpu, 145, f"RLW_SRC_TRACK Fatal   XC0 i0 Link {link:02d} (0x000000e2 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)", "")
+        plan.event(
+            a,
+            gpu,
+            145,
+            f"RLW_SRC_TRACK Fatal   XC0 i0 Link {link:02d} (0x000000e2 0x00000001 0x00000000 0x00000000 0x00000000 0x00000000)",
+            "",
+        )
     plan.event(a + 0.3, gpu, 154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "")
     plan.state("gpu", "recovery_action", gpu, a, site.span, 1)
     plan.state("gpu", "nvlink_active_links", gpu, a, site.span, 17)
@@ -743,7 +863,12 @@ def spi(plan: Plan) -> bool:
     rng, job = plan.site.rng, plan.job_at(found[2], found[0])
     plan.event(a, gpu, 122, "SPI PMU RPC Read Fail", NOBODY)
     if rng.random() < 0.85:
-        plan.event(a + 0.05, gpu, 31, "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_3 faulted @ 0x7f5c_2a000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ")
+        plan.event(
+            a + 0.05,
+            gpu,
+            31,
+            "Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_3 faulted @ 0x7f5c_2a000000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
+        )
         if job is not None:
             plan.event(a + 0.4, gpu, 43, "Ch 00000010")
             plan.take_job(job, a, a + 600)
@@ -888,7 +1013,12 @@ def _other_driver(plan: Plan) -> bool:
     node = int(rng.integers(site.n))
     other = str(rng.choice(["535.216.03", "550.127.08", "560.35.03", "570.148.08"]))
     a = float(rng.uniform(0.2, 0.7)) * site.span
-    if rng.random() < 0.5 or not plan.free(site.gpus_of(node), a, a + 900) or not killable(plan, site.gpus_of(node), a) or not plan.clear_node(node, a):
+    if (
+        rng.random() < 0.5
+        or not plan.free(site.gpus_of(node), a, a + 900)
+        or not killable(plan, site.gpus_of(node), a)
+        or not plan.clear_node(node, a)
+    ):
         plan.facts.append((-3600.0, node, "driver_version", other))
         plan.label("drift", "driver", 0, None, node=node)
         return True
@@ -960,10 +1090,18 @@ def ecc_mode(plan: Plan) -> bool:
         return False
     plan.take(gpu, 0, site.span)
     plan.facts.append((-3600.0, int(site.node_of[gpu]), f"gpu{int(site.slot_of[gpu])}.ecc_mode", "disabled"))
-    for column in ("ecc_sram_corrected", "ecc_sram_uncorrected", "ecc_dram_corrected", "ecc_dram_uncorrected", "sram_threshold_exceeded"):
+    for column in (
+        "ecc_sram_corrected",
+        "ecc_sram_uncorrected",
+        "ecc_dram_corrected",
+        "ecc_dram_uncorrected",
+        "sram_threshold_exceeded",
+    ):
         plan.state("gpu", column, gpu, -1, site.span + 1, float("nan"))  # not supported without ECC
     if not site.board(gpu).hbm:
-        plan.scales.append(("gpu", "framebuffer_total_bytes", gpu, -1, site.span + 1, 1.0667))  # GDDR6 gives its parity back
+        plan.scales.append(
+            ("gpu", "framebuffer_total_bytes", gpu, -1, site.span + 1, 1.0667)
+        )  # GDDR6 gives its parity back
     plan.label("drift", "ecc_mode", 0, None, gpu=gpu)
     return True
 
@@ -982,7 +1120,15 @@ def unused(plan: Plan) -> bool:
         a, b = max(job.start, 0.0), min(job.end, site.span)
         plan.take(job.members, a, b)
         plan.take_job(job, a, b)
-        plan.label("idle", "never_used", a, b, members=[plan.place(int(g)) for g in job.members], scope="job", job=job.id if job.listed else None)
+        plan.label(
+            "idle",
+            "never_used",
+            a,
+            b,
+            members=[plan.place(int(g)) for g in job.members],
+            scope="job",
+            job=job.id if job.listed else None,
+        )
         return True
     return False
 
@@ -1017,7 +1163,24 @@ ALL: tuple[tuple[Made, float], ...] = (
 )  # fmt: skip
 
 
-ENDS_JOBS = {hang, remap_failed, uncorrectable, sram, port_down, off_bus, gsp, nvlink5, spi, uncontained, silent, gpu_lost, driver_hung, rack_power, unused, _other_driver}
+ENDS_JOBS = {
+    hang,
+    remap_failed,
+    uncorrectable,
+    sram,
+    port_down,
+    off_bus,
+    gsp,
+    nvlink5,
+    spi,
+    uncontained,
+    silent,
+    gpu_lost,
+    driver_hung,
+    rack_power,
+    unused,
+    _other_driver,
+}
 
 WIDE = {rack_power, silent, driver_hung, rack_heat, hot_switch, fan, clock_limit, power_limit}
 

@@ -63,7 +63,11 @@ def draw_jobs(site: Site) -> list[Job]:
         size = min(left, int(rng.choice([1, 2, 4, 8, 16], p=[0.15, 0.2, 0.3, 0.25, 0.1])))
         while size > 1 and site.boards[train[at]] is not site.boards[train[at + size - 1]]:
             size -= 1
-        kind = "idle" if rng.random() < idle_share and size <= 2 else str(rng.choice(["dp", "pp", "moe"], p=[0.6, 0.2, 0.2]))
+        kind = (
+            "idle"
+            if rng.random() < idle_share and size <= 2
+            else str(rng.choice(["dp", "pp", "moe"], p=[0.6, 0.2, 0.2]))
+        )
         if size == 1:
             kind = str(rng.choice(["dp", "mixed", "batch", kind]))
         if size == 1 and kind == "pp":
@@ -72,7 +76,9 @@ def draw_jobs(site: Site) -> list[Job]:
         at += size
     for k in nodes:
         if site.pools[k] != "train":
-            blocks.append((str(rng.choice(["infer", "infer", "batch", "mixed", "idle"], p=[0.45, 0.2, 0.15, 0.15, 0.05])), [k]))
+            blocks.append(
+                (str(rng.choice(["infer", "infer", "batch", "mixed", "idle"], p=[0.45, 0.2, 0.15, 0.15, 0.05])), [k])
+            )
     for kind, block in blocks:
         if kind == "idle":
             continue
@@ -98,7 +104,9 @@ def _mixed(site: Site, jobs: list[Job], gpus: np.ndarray, number: list[int]) -> 
     rng, at = site.rng, 0
     while at < len(gpus):
         size = int(min(len(gpus) - at, rng.choice([1, 1, 2, 4])))
-        kind = str(rng.choice(["one", "notebook", "infer", "dp", "batch"])) if size > 1 or rng.random() < 0.9 else "none"
+        kind = (
+            str(rng.choice(["one", "notebook", "infer", "dp", "batch"])) if size > 1 or rng.random() < 0.9 else "none"
+        )
         if size == 1 and kind == "dp":
             kind = "one"
         t = float(-rng.uniform(0, 3) * 3600)
@@ -120,7 +128,13 @@ def _make(site: Site, kind: str, gpus: np.ndarray, start: float, end: float, num
     weights = 1 + 0.006 * rng.standard_normal(count)
     net = 0.0
     costs = {"c": 0.68, "m": 0.12, "p": 0.01, "h": 0.02, "n": 0.1, "x": 0.07 if multi else 0.0}
-    tensor, intensity, dram, memory, wobble = rng.uniform(0.35, 0.62), rng.uniform(0.75, 1.12), rng.uniform(0.25, 0.5), rng.uniform(0.7, 0.95), 0.0
+    tensor, intensity, dram, memory, wobble = (
+        rng.uniform(0.35, 0.62),
+        rng.uniform(0.75, 1.12),
+        rng.uniform(0.25, 0.5),
+        rng.uniform(0.7, 0.95),
+        0.0,
+    )
     peak = board.nic_gbps / 8
     if kind == "dp":
         costs["x"] *= rng.uniform(0.5, 1.8)
@@ -141,7 +155,12 @@ def _make(site: Site, kind: str, gpus: np.ndarray, start: float, end: float, num
         tp = int(rng.choice([k for k in (1, 2, 4, 8) if k <= count]))
         groups = np.arange(count) // tp
         costs = {"c": 0.35, "m": 0.45, "p": 0.03, "h": 0.05, "n": 0.1 if tp > 1 else 0.0, "x": 0.0}
-        tensor, intensity, dram, memory = rng.uniform(0.15, 0.4), rng.uniform(0.45, 0.85), rng.uniform(0.45, 0.75), rng.uniform(0.85, 0.95)
+        tensor, intensity, dram, memory = (
+            rng.uniform(0.15, 0.4),
+            rng.uniform(0.45, 0.85),
+            rng.uniform(0.45, 0.75),
+            rng.uniform(0.85, 0.95),
+        )
     elif kind in ("batch", "one", "notebook"):
         groups = np.arange(count)
         costs = {"c": 0.6, "m": 0.2, "p": 0.06, "h": 0.12, "n": 0.0, "x": 0.0}

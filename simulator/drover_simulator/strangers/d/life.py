@@ -49,7 +49,9 @@ def _quiet(plan: Plan, nodes: list[int], a: float) -> bool:
     gpus = np.concatenate([plan.site.gpus_of(k) for k in nodes])
     for job in plan.jobs:
         if job.start < a < job.end and np.isin(job.members, gpus).any():
-            if not plan.job_free(job, a - 600, plan.site.span) or any(y > a for g in job.members for _, y in plan.taken.get(int(g), ())):
+            if not plan.job_free(job, a - 600, plan.site.span) or any(
+                y > a for g in job.members for _, y in plan.taken.get(int(g), ())
+            ):
                 return False
     return True
 
@@ -85,7 +87,15 @@ def pool_cap(plan: Plan) -> bool:
     plan.take(gpus, a, b, 0)
     plan.edits.during(a, b, "plim", gpus, float(rng.uniform(0.6, 0.9)))
     members = [[site.names[k], None] for k in sorted(set(site.node_of[gpus]))]
-    plan.label("drift", "pool_power_cap", a, b, members=[*members, *(plan.place(int(g)) for g in gpus)], hardware=False, scope="pool")
+    plan.label(
+        "drift",
+        "pool_power_cap",
+        a,
+        b,
+        members=[*members, *(plan.place(int(g)) for g in gpus)],
+        hardware=False,
+        scope="pool",
+    )
     return True
 
 
@@ -93,7 +103,13 @@ def crash(plan: Plan) -> bool:
     """A program ends itself, on one GPU or on all of its."""
     site, rng = plan.site, plan.site.rng
     a = float(rng.uniform(0.08, 0.95)) * site.span
-    jobs = [j for j in plan.jobs if j.start + 120 < a < j.end and plan.job_free(j, a - 600, site.span) and not any(y > a for g in j.members for _, y in plan.taken.get(int(g), ()))]
+    jobs = [
+        j
+        for j in plan.jobs
+        if j.start + 120 < a < j.end
+        and plan.job_free(j, a - 600, site.span)
+        and not any(y > a for g in j.members for _, y in plan.taken.get(int(g), ()))
+    ]
     if not jobs:
         return False
     job = jobs[int(rng.integers(len(jobs)))]
@@ -150,7 +166,11 @@ def switch_work(plan: Plan) -> bool:
         for job in plan.jobs:
             if job.start < a < job.end and np.isin(job.members, gpus).any() and job.net:
                 old, job.end = job.end, a - float(rng.uniform(60, 600))
-                again = job.restart_from(a + lasts + float(rng.uniform(120, 900)), set()) if old > a + lasts + 1800 else None
+                again = (
+                    job.restart_from(a + lasts + float(rng.uniform(120, 900)), set())
+                    if old > a + lasts + 1800
+                    else None
+                )
                 if again is not None:
                     again.end = old
                     plan.jobs.append(again)
@@ -158,7 +178,15 @@ def switch_work(plan: Plan) -> bool:
         plan.state("link", "link_up", p, a, a + lasts, 0)
         plan.scales.append(("link", "bytes", p, a, a + lasts, 0.0))
         plan.count("link", "link_downed", p, [a])
-    plan.label("link", "switch_maintenance", a, a + lasts, members=[[site.names[k], None] for k in nodes] + [plan.place(int(g)) for g in gpus], hardware=False, scope="leaf")
+    plan.label(
+        "link",
+        "switch_maintenance",
+        a,
+        a + lasts,
+        members=[[site.names[k], None] for k in nodes] + [plan.place(int(g)) for g in gpus],
+        hardware=False,
+        scope="leaf",
+    )
     return True
 
 
@@ -179,7 +207,14 @@ def incast(plan: Plan) -> bool:
         for p in ports:
             if rng.random() < 0.7:
                 column = "tx_wait" if site.fabric == "ib" else "cnp_handled"
-                plan.rate("link", column, p, t, t + lasts, float(rng.uniform(0.05, 0.5)) * (2e8 if site.fabric == "ib" else 4e3))
+                plan.rate(
+                    "link",
+                    column,
+                    p,
+                    t,
+                    t + lasts,
+                    float(rng.uniform(0.05, 0.5)) * (2e8 if site.fabric == "ib" else 4e3),
+                )
                 plan.rate("link", "tx_discards", p, t, t + lasts, float(rng.uniform(0, 1)))
         t += every
     nodes = sorted(set(site.node_of[job.members]))
@@ -194,7 +229,15 @@ def warm_room(plan: Plan) -> bool:
     plan.edits.ramp(a, a + up, "warm", np.arange(site.n), 0.0, x)
     plan.edits.ramp(a + up + lasts, a + 2 * up + lasts, "warm", np.arange(site.n), x, 0.0)
     if plan.site.n > 1:
-        plan.label("thermal", "warm_room", a, min(a + 2 * up + lasts, site.span), members=[[name, None] for name in site.names], hardware=False, scope="fleet")
+        plan.label(
+            "thermal",
+            "warm_room",
+            a,
+            min(a + 2 * up + lasts, site.span),
+            members=[[name, None] for name in site.names],
+            hardware=False,
+            scope="fleet",
+        )
     return True
 
 

@@ -32,7 +32,10 @@ class Table:
     def add(self, ts: Any, names: Any, second: Any, columns: dict[str, np.ndarray]) -> None:
         if not len(ts):
             return
-        arrays: dict[str, Any] = {"ts": pa.array(np.rint(ts).astype(np.int64)).cast(pa.timestamp("ms", "UTC")), "node": pa.array(names)}
+        arrays: dict[str, Any] = {
+            "ts": pa.array(np.rint(ts).astype(np.int64)).cast(pa.timestamp("ms", "UTC")),
+            "node": pa.array(names),
+        }
         if self._key:
             arrays[self._key] = pa.array(second)
         for name, values in columns.items():
@@ -149,7 +152,9 @@ def write(folder: Path, plan: Plan, out: dict[str, np.ndarray]) -> None:
     """Write the four Parquet files."""
     site = plan.site
     gone_gpu, gone_node = lost(plan)
-    offset = np.cumsum(site.rng.normal(0, 0.0004, (site.steps, site.n)) * np.sqrt(site.dt / 10), 0) + site.rng.normal(0, 0.004, site.n)
+    offset = np.cumsum(site.rng.normal(0, 0.0004, (site.steps, site.n)) * np.sqrt(site.dt / 10), 0) + site.rng.normal(
+        0, 0.004, site.n
+    )
     for node, a, b, s in plan.shifts:
         t = np.arange(site.steps) * site.dt
         offset[(t >= a) & (t < b), node] += s
@@ -165,14 +170,24 @@ def _stamps(plan: Plan, low: int, high: int, offset: np.ndarray) -> np.ndarray:
     """Milliseconds [steps, nodes]: the agent's tick, by its own clock where the site keeps that."""
     site = plan.site
     shape = (high - low, site.n)
-    late = site.rng.exponential(0.4, shape) * site.jitter_s * 1000 * (site.rng.random(shape) < 0.25)  # most ticks are in time
+    late = (
+        site.rng.exponential(0.4, shape) * site.jitter_s * 1000 * (site.rng.random(shape) < 0.25)
+    )  # most ticks are in time
     ts = site.t0_ms + (np.arange(low, high) * site.dt * 1000)[:, None] + np.minimum(late, site.dt * 400)
     if site.rows_shifted:
         ts = ts + offset[low:high] * 1000
     return ts
 
 
-def _emit(table: Table, plan: Plan, ts: np.ndarray, names: np.ndarray, second: np.ndarray | None, columns: dict[str, np.ndarray], keep: np.ndarray) -> None:
+def _emit(
+    table: Table,
+    plan: Plan,
+    ts: np.ndarray,
+    names: np.ndarray,
+    second: np.ndarray | None,
+    columns: dict[str, np.ndarray],
+    keep: np.ndarray,
+) -> None:
     """Write the rows of a block that came, some twice, some late."""
     site, at = plan.site, np.flatnonzero(keep.ravel())
     if site.doubled:
@@ -270,7 +285,11 @@ def _gpu_columns(plan: Plan, o: dict[str, np.ndarray], jobs: int, bias: np.ndarr
     c["memory_temp_c"] = np.rint((o["hbm"] + bias + rng.normal(0, 0.3, shape)) / step) * step
     c["thermal_margin_c"] = np.rint(site.of_board("t_slow") - die)
     c["gpu_util_ratio"] = np.clip(np.rint(near(o["util"], 0.01, 0.008).clip(0, 1) * 100) / 100, 0, 1)
-    for name, key, ceiling in (("sm_active_ratio", "sm", 1.0), ("tensor_active_ratio", "tensor", 0.98), ("dram_active_ratio", "dram", 1.0)):
+    for name, key, ceiling in (
+        ("sm_active_ratio", "sm", 1.0),
+        ("tensor_active_ratio", "tensor", 0.98),
+        ("dram_active_ratio", "dram", 1.0),
+    ):
         c[name] = np.clip(near(o[key], 0.012, 0.008), 0, ceiling)
     c["memory_util_ratio"] = np.clip(np.rint(o["dram"] * 1.15 * 100) / 100, 0, 1)
     c["sm_occupancy_ratio"] = np.clip(near(o["sm"] * 0.3, 0.01, 0.01), 0, 1)
@@ -317,7 +336,9 @@ def _nodes(folder: Path, plan: Plan, out: dict[str, np.ndarray], gone: np.ndarra
         c["root_used_ratio"] = np.clip(0.41 + bias * 0.05 + np.zeros(shape), 0, 1)
         c["net_rx_bytes_per_s"] = 10 ** rng.normal(6.3, 0.4, shape) + 4e8 * cpu
         c["net_tx_bytes_per_s"] = 10 ** rng.normal(6.0, 0.4, shape) + store * 2e9
-        c["inlet_temp_c"] = np.rint((out["inlet"][low:high] + bias + rng.normal(0, 0.1, shape)) / site.round_temp) * site.round_temp
+        c["inlet_temp_c"] = (
+            np.rint((out["inlet"][low:high] + bias + rng.normal(0, 0.1, shape)) / site.round_temp) * site.round_temp
+        )
         c["clock_offset_s"] = offset[low:high].copy()
         for name in CARRIED["node"]:
             c[name] = held.count(name, low, high, site.n)
@@ -398,13 +419,30 @@ def _workloads(folder: Path, plan: Plan, out: dict[str, np.ndarray], gone: np.nd
         t = steps * site.dt
         head = int(job.members[0])
         node = int(site.node_of[head])
-        steps = steps[(t >= job.start) & (t < job.end) & ~gone[steps, node] & (out["job"][steps, head] == number) & (out["rate"][steps, head] > 0)]
+        steps = steps[
+            (t >= job.start)
+            & (t < job.end)
+            & ~gone[steps, node]
+            & (out["job"][steps, head] == number)
+            & (out["rate"][steps, head] > 0)
+        ]
         if not len(steps) or job.kind not in ("dp", "pp", "moe", "one", "infer"):
             continue
         per = np.random.default_rng(job.seed + 2).uniform(1, 12)
         step, rate = out["step"][steps, head].astype(float), out["rate"][steps, head].astype(float)
         blank = np.full(len(steps), np.nan)
-        c = {name: blank.copy() for name in ("step_time_s", "tokens_per_step", "ttft_p50_s", "ttft_p95_s", "tokens_per_s", "requests_running", "requests_waiting")}
+        c = {
+            name: blank.copy()
+            for name in (
+                "step_time_s",
+                "tokens_per_step",
+                "ttft_p50_s",
+                "ttft_p95_s",
+                "tokens_per_s",
+                "requests_running",
+                "requests_waiting",
+            )
+        }
         if job.kind == "infer":
             mine = out["rate"][np.ix_(steps, job.members)].sum(1)
             full = np.clip(rate * step, 0, 1)
@@ -415,5 +453,10 @@ def _workloads(folder: Path, plan: Plan, out: dict[str, np.ndarray], gone: np.nd
         else:
             c["step_time_s"] = per * step * (1 + 0.01 * rng.standard_normal(len(steps)))
             c["tokens_per_step"] = np.full(len(steps), float(len(job.members) * 65536))
-        table.add(site.t0_ms + steps * site.dt * 1000, np.full(len(steps), site.names[node], object), np.full(len(steps), job.id, object), c)
+        table.add(
+            site.t0_ms + steps * site.dt * 1000,
+            np.full(len(steps), site.names[node], object),
+            np.full(len(steps), job.id, object),
+            c,
+        )
     table.close()

@@ -19,7 +19,9 @@ class Plan:
     jobs: list[Job]
     edits: Edits = field(default_factory=Edits)
     counts: dict[tuple[str, str, int], list[np.ndarray]] = field(default_factory=dict)  # scope, column, what -> times
-    rates: list[tuple[str, str, int, float, float, float, float]] = field(default_factory=list)  # ..., a, b, rate at a, at b
+    rates: list[tuple[str, str, int, float, float, float, float]] = field(
+        default_factory=list
+    )  # ..., a, b, rate at a, at b
     states: list[tuple[str, str, int, float, float, float]] = field(default_factory=list)  # ..., a, b, value
     scales: list[tuple[str, str, int, float, float, float]] = field(default_factory=list)  # the same: factor
     adds: list[tuple[str, str, int, float, float, float]] = field(default_factory=list)
@@ -52,13 +54,19 @@ class Plan:
 
     def running(self, a: float, b: float, sync: bool = False, least: int = 1) -> list[Job]:
         """Jobs that run from a (at least ten minutes old) to b, or to near it."""
-        return [j for j in self.jobs if j.start + 600 <= a and j.end >= b and j.used and (j.sync or not sync) and len(j.members) >= least]
+        return [
+            j
+            for j in self.jobs
+            if j.start + 600 <= a and j.end >= b and j.used and (j.sync or not sync) and len(j.members) >= least
+        ]
 
     # ---- what shows ----
     def count(self, scope: str, column: str, what: int, times: Any) -> None:
         self.counts.setdefault((scope, column, int(what)), []).append(np.atleast_1d(np.asarray(times, float)))
 
-    def rate(self, scope: str, column: str, what: int, a: float, b: float, first: float, last: float | None = None) -> None:
+    def rate(
+        self, scope: str, column: str, what: int, a: float, b: float, first: float, last: float | None = None
+    ) -> None:
         """Counts a second, from `first` to `last`, as a Poisson process."""
         self.rates.append((scope, column, int(what), a, b, first, first if last is None else last))
 
@@ -70,7 +78,11 @@ class Plan:
         if not -86400 < t < self.site.span:
             return
         rng = self.site.rng
-        who = pid if pid is not None else f"pid={int(rng.integers(2000, 400000))}, name={rng.choice(['python3', 'python', 'pt_main_thread'])}, "
+        who = (
+            pid
+            if pid is not None
+            else f"pid={int(rng.integers(2000, 400000))}, name={rng.choice(['python3', 'python', 'pt_main_thread'])}, "
+        )
         message = f"NVRM: Xid (PCI:{self.site.bus(gpu)}): {code}, {who}{text}"
         self.events.append((t, int(self.site.node_of[gpu]), int(self.site.slot_of[gpu]), "xid", str(code), message))
 
@@ -123,7 +135,14 @@ class Plan:
         self.edits.during(t, t + lasts, "off", node, 1.0)
         self.boots.append((node, t + lasts))
         if clean:
-            self.kernel(t - 5, node, None, "shutdown", f"systemd-shutdown: {name}: syncing filesystems and rebooting", "lifecycle")
+            self.kernel(
+                t - 5,
+                node,
+                None,
+                "shutdown",
+                f"systemd-shutdown: {name}: syncing filesystems and rebooting",
+                "lifecycle",
+            )
         if t + lasts < self.site.span:
             self.kernel(t + lasts, node, None, "boot", f"{name}: Linux version 5.15.0-1053, boot", "lifecycle")
 

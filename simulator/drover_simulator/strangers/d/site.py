@@ -127,7 +127,13 @@ def draw_site(rng: np.random.Generator, nodes: int | None, hours: float | None, 
     main = BOARDS[str(rng.choice(names, p=share / share.sum()))]
     if nodes is None:
         small, large = rng.random(), rng.random()
-        nodes = int(rng.integers(1, 6)) if small < 0.1 else int(rng.integers(25, 41)) if large < 0.12 else int(rng.integers(6, 25))
+        nodes = (
+            int(rng.integers(1, 6))
+            if small < 0.1
+            else int(rng.integers(25, 41))
+            if large < 0.12
+            else int(rng.integers(6, 25))
+        )
     if hours is None:
         hours = float(np.round(rng.uniform(4, 12), 1))
     if interval_s is None:
@@ -146,7 +152,14 @@ def draw_site(rng: np.random.Generator, nodes: int | None, hours: float | None, 
     prefix = str(rng.choice(["gpu", "hgx", "node", "dgx", "ip-10-3"]))
     made = []
     for k in range(nodes):
-        made.append((f"{prefix}-{k:03d}", f"r{k // rack_size + 1:02d}-{prefix}{k % rack_size + 1:02d}", f"{prefix}{k + 1}", f"{prefix}-{k + 17:02d}.cluster")[style])
+        made.append(
+            (
+                f"{prefix}-{k:03d}",
+                f"r{k // rack_size + 1:02d}-{prefix}{k % rack_size + 1:02d}",
+                f"{prefix}{k + 1}",
+                f"{prefix}-{k + 17:02d}.cluster",
+            )[style]
+        )
     known = rng.random() > 0.25
     racks = [f"rack{k // rack_size + 1:02d}" for k in range(nodes)]
     per_leaf = int(rng.choice([4, 8, 16]))
@@ -155,7 +168,15 @@ def draw_site(rng: np.random.Generator, nodes: int | None, hours: float | None, 
     for k in range(nodes):
         if boards[k] is not main or (k >= 0.8 * nodes and nodes >= 6):
             pools[k] = "serve"
-    t0 = int((1_767_225_600 + int(rng.integers(0, 300)) * 86400 + int(rng.integers(0, 24)) * 3600 + int(rng.integers(0, 3600))) * 1000)
+    t0 = int(
+        (
+            1_767_225_600
+            + int(rng.integers(0, 300)) * 86400
+            + int(rng.integers(0, 24)) * 3600
+            + int(rng.integers(0, 3600))
+        )
+        * 1000
+    )
     t0 -= t0 % int(max(interval_s, 1) * 1000)
     site = Site(rng, hours, float(interval_s), t0, boards, made, racks, leaves, pools, liquid, fabric)
     site.labels_known = known
@@ -182,7 +203,13 @@ def _draw_columns(site: Site) -> None:
     link: set[str] = set()
     if rng.random() < 0.28:  # no GPM and no profiling module: plain NVML
         gpu |= {"sm_active_ratio", "sm_occupancy_ratio", "tensor_active_ratio", "dram_active_ratio"}
-        gpu |= {"fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s"}
+        gpu |= {
+            "fp64_active_ratio",
+            "fp32_active_ratio",
+            "fp16_active_ratio",
+            "nvlink_tx_bytes_per_s",
+            "nvlink_rx_bytes_per_s",
+        }
     elif rng.random() < 0.4:
         gpu |= {"fp64_active_ratio", "fp32_active_ratio", "fp16_active_ratio"}
     if rng.random() < 0.2:
@@ -192,7 +219,15 @@ def _draw_columns(site: Site) -> None:
     if not main.margin or rng.random() < 0.2:
         gpu.add("thermal_margin_c")
     if not main.links:
-        gpu |= {"nvlink_active_links", "nvlink_crc_errors", "nvlink_replays", "nvlink_recoveries", "nvlink_tx_bytes_per_s", "nvlink_rx_bytes_per_s", "fabric_state"}
+        gpu |= {
+            "nvlink_active_links",
+            "nvlink_crc_errors",
+            "nvlink_replays",
+            "nvlink_recoveries",
+            "nvlink_tx_bytes_per_s",
+            "nvlink_rx_bytes_per_s",
+            "fabric_state",
+        }
     if not main.blackwell:
         gpu.add("nvlink_effective_ber")
     if rng.random() < 0.35:
@@ -232,7 +267,9 @@ def _draw_ports(site: Site, per_leaf: int) -> None:
     for node, board in enumerate(site.boards):
         count = board.nics or 1
         for k in range(count):
-            leaf = f"rail{k + 1:02d}-{node // (per_leaf * 2) + 1}" if rail and count == board.gpus else site.leaves[node]
+            leaf = (
+                f"rail{k + 1:02d}-{node // (per_leaf * 2) + 1}" if rail and count == board.gpus else site.leaves[node]
+            )
             site.ports.append((node, f"mlx5_{k}", k * board.gpus // count, leaf))
         if storage:
             site.ports.append((node, f"mlx5_{count}", -1, f"store{node // per_leaf + 1:02d}"))
