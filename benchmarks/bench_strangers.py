@@ -1,8 +1,9 @@
 """Detection on fleets of strangers: generators whose authors had not seen a detector, next to four baselines.
 
-Generator A is for tuning and B for scoring, looked at only as figures. C is scored once, at the end (`--final`). Each
-fleet is written as a case, replayed as `drover replay` does and scored as `drover score` does. Prints one JSON line;
-with `--name` it keeps it in benchmarks/data/strangers.json under that name, and writes docs/evidence/strangers.md.
+Generators A and D are for tuning and B for scoring, looked at only as figures. C is scored once, at the end
+(`--final`). Each fleet is written as a case, replayed as `drover replay` does and scored as `drover score` does. Prints
+one JSON line; with `--name` it keeps it in benchmarks/data/strangers.json under that name, and writes
+docs/evidence/strangers.md.
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def _rate(row: dict[str, Any], count: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--generators", nargs="+", default=["a", "b"], choices=["a", "b", "c"])
+    parser.add_argument("--generators", nargs="+", default=["a", "b"], choices=["a", "b", "c", "d"])
     parser.add_argument("--fleets", type=int, default=20, help="of each generator")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--healthy", type=int, default=0, metavar="FLEETS", help="and so many fleets without a fault")
