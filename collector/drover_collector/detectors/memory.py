@@ -39,8 +39,8 @@ GROWTH_HELD_MS = 3_600_000  # for which an uncorrected error is reported: counte
 STORM_PER_S = 33.0
 STORM_BUCKETS = 3
 
-# Errors that come again and again, as from one weak row or cell, before its storm or its remap. A stray error is alone in its
-# minute, and 4.5 % of Perlmutter's boards had any corrected error. The limits are our own.
+# Errors that come again and again, as from one weak row or cell, before its storm or its remap. A stray error is alone
+# in its minute, and 4.5 % of Perlmutter's boards had any corrected error. The limits are our own.
 BURST_MINUTES = 8.0  # of half an hour
 BURST_ERRORS = 20.0
 

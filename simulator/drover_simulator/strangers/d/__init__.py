@@ -164,8 +164,8 @@ def _inventories(plan: Plan) -> list[dict[str, Any]]:
                 f"gpu{slot}.name": board.name,
                 f"gpu{slot}.vbios": rom if board is site.boards[0] else rom.replace(".00.", ".01.", 1),
                 f"gpu{slot}.ecc_mode": "enabled",
-                f"gpu{slot}.power_limit_w": f"{board.tdp_w:.0f}",
-                f"gpu{slot}.max_sm_clock_mhz": f"{board.clock:.0f}",
+                f"gpu{slot}.power_limit_set_w": f"{board.tdp_w:.0f}",
+                f"gpu{slot}.sm_clock_max_mhz": f"{board.clock:.0f}",
             }
             if port is not None:
                 facts |= {f"gpu{slot}.nic": site.ports[port][1], f"gpu{slot}.nic_path": "PIX"}

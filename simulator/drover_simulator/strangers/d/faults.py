@@ -1063,9 +1063,9 @@ def _limit(plan: Plan, cause: str) -> bool:
     for g in gpus:
         slot, board = int(site.slot_of[g]), site.board(int(g))
         if cause == "power_limit":
-            plan.facts.append((a - 5, node, f"gpu{slot}.power_limit_w", f"{board.tdp_w * x:.0f}"))
+            plan.facts.append((a - 5, node, f"gpu{slot}.power_limit_set_w", f"{board.tdp_w * x:.0f}"))
         else:
-            plan.facts.append((a - 5, node, f"gpu{slot}.max_sm_clock_mhz", f"{board.clock * x:.0f}"))
+            plan.facts.append((a - 5, node, f"gpu{slot}.sm_clock_max_mhz", f"{board.clock * x:.0f}"))
     if whole:
         plan.label("drift", cause, a, None, node=node, severity=round(1 - x, 3))
     else:

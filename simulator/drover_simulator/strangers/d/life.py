@@ -248,7 +248,7 @@ def agent_restart(plan: Plan) -> bool:
     for node in map(int, nodes):
         t = a + node * float(rng.uniform(0, 30))
         plan.silent.append(("node", node, t, t + lasts))
-        plan.kernel(t + lasts, node, None, "agent_start", "drover-agent started", "lifecycle")
+        plan.kernel(t + lasts, node, None, "agent_started", "drover-agent started", "lifecycle")
     return True
 
 

@@ -139,12 +139,12 @@ class Plan:
                 t - 5,
                 node,
                 None,
-                "shutdown",
-                f"systemd-shutdown: {name}: syncing filesystems and rebooting",
+                "agent_stopped",
+                f"{name}: the agent was asked to stop",
                 "lifecycle",
             )
         if t + lasts < self.site.span:
-            self.kernel(t + lasts, node, None, "boot", f"{name}: Linux version 5.15.0-1053, boot", "lifecycle")
+            self.kernel(t + lasts, node, None, "agent_started", f"{name}: the agent started", "lifecycle")
 
     def clear_node(self, node: int, t: float) -> bool:
         """End what runs on a node shortly before `t`, as a drain does; false where that would tear a large job apart."""
