@@ -342,6 +342,25 @@ def test_errors_of_one_port_are_reported_with_their_rate_and_those_of_all_are_no
     assert run(everywhere) == []
 
 
+def test_few_errors_that_come_again_and_again_are_reported_and_stray_ones_are_not() -> None:
+    def slow(number: int, link: Columns) -> None:
+        link["rx_errors"] = np.zeros(len(link["link_up"]))
+        link["rx_errors"][PORT] = 2.0 * number  # 12 a minute: a fiftieth of the limit
+        link["rx_errors"][PORT + 1] = number // 6  # one a minute
+        link["rx_errors"][PORT + 2] = 100.0 * (number >= 20)  # once
+
+    reported = run(slow, count=90)
+    assert {(f.node, f.cause, f.severity, f.action) for f in reported} == {
+        ("n02", "port_errors", Severity.WARNING, RecommendedAction.ADVISE)
+    }
+    assert "receive errors in half an hour" in reported[-1].summary
+
+    def everywhere(number: int, link: Columns) -> None:
+        link["rx_errors"] = np.full(len(link["link_up"]), 2.0 * number)
+
+    assert run(everywhere, count=90) == []
+
+
 def test_a_leaf_that_goes_is_one_finding_until_it_is_back() -> None:
     def change(number: int, link: Columns) -> None:
         if 3 <= number < 8:

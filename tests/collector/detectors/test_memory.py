@@ -148,13 +148,16 @@ def test_errors_that_come_again_and_again_are_reported_before_a_storm_and_stray_
         gpu["ecc_dram_corrected"][20] = number // 6  # one a minute, for less than half an hour
         gpu["ecc_dram_corrected"][30] = 900 * (number >= 30)  # one burst
         gpu["ecc_dram_corrected"][40] = 5000 * number
+        gpu["ecc_sram_corrected"] = np.zeros(64)
+        gpu["ecc_sram_corrected"][50] = 5 * (number // 9)
 
     reported = run(change, 120)
     assert {(f.node, f.gpu, f.cause, f.action) for f in reported if f.cause == "ecc_bursts"} == {
-        ("n01", 3, "ecc_bursts", RecommendedAction.ADVISE)
-    }
+        ("n01", 3, "ecc_bursts", RecommendedAction.ADVISE), ("n06", 2, "ecc_bursts", RecommendedAction.ADVISE),
+    }  # fmt: skip
     assert {f.gpu for f in reported if f.cause == "ecc_storm"} == {0}
     assert len({f.since_ms for f in reported if f.cause == "ecc_bursts"}) == 1
+    assert {f.evidence[0].metric for f in reported if f.node == "n06"} == {"ecc_sram_corrected"}
 
 
 def test_rows_that_are_replaced_one_after_the_other_are_reported_before_the_gpu_vanishes() -> None:

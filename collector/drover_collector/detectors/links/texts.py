@@ -145,7 +145,7 @@ def _of_port(
                 text = f"has {rate[k] * 60:.0f} {BY_NAME[metric].label} per minute; the limit is {RATES[metric] * 60:g}"
                 since = window.buckets[0].end_ms
                 yield fault(False, "port_errors", text, since, (metric, float(rate[k]), RATES[metric]))
-    elif s.slow_errors[k]:
+    elif len(s.slow_errors) and s.slow_errors[k]:
         metric, count = SLOW_ERRORS[s.bursts.main(k)], float(s.bursts.errors[:, k].sum())
         text = f"has about {count:,.0f} {BY_NAME[metric].label} in half an hour, in many of its minutes"
         yield fault(False, "port_errors", text, int(s.bursts.since_ms[k]), (metric, count, SLOW_LEAST))

@@ -31,11 +31,10 @@ wrong to when it is right again or its job ends. `severity` is a share, a rate o
 of memory, a third of the lost GPUs and half of the downed ports have a precursor; most falls off the bus have none.
 Hard negatives: see `life.EVENTS`; stages, experts, evaluations and bursts are life and have no label.
 
-What is left open: keys of inventory.jsonl other than driver_version, gpuN.vbios, gpuN.nic and gpuN.nic_path are the
-author's guess. Case files do not say whether rows carry the node's clock: half of the sites shift them, half do not.
+What is left open: the values of some inventory keys are the author's guess. Case files do not say whether rows carry the node's clock: half of the sites shift them, half do not.
 
-Sources
--------
+Sources, the papers named from the author's memory
+--------------------------------------------------
 Llama 3 (Meta 2024), RSC-1/2 (Kokolis 2024), MegaScale and Greyhound (ByteDance 2024, 2025), MLaaS (Weng 2022), Delta
 (Cui 2025), "Not all GPUs are created equal" (Sinha SC'22), Perlmutter, Titan (Ostrouchov 2020), InfiniteHBD, Theta;
 NVIDIA's data sheets, XID catalogue, documents of memory error management, NVML and DCGM fields; lines of kernel logs in
