@@ -93,7 +93,7 @@ def tab(console: Console, browser: Any) -> Iterator[Tab]:
 
 
 def shots(tab: Tab, name: str) -> None:
-    """The page in both themes, of which neither may have an error in the browser's console."""
+    """The page in both themes. Neither may have an error in the browser's console."""
     for theme in ("dark", "light"):
         tab.theme(theme)
         tab.shot(f"{name}-{theme}")
