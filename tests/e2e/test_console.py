@@ -84,16 +84,19 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         yield Console(f"http://127.0.0.1:{port}", fleet, log)
 
 
-@pytest.fixture(params=["dark", "light"])
-def tab(request: pytest.FixtureRequest, console: Console) -> Iterator[Tab]:
-    with lone_tab(request.param) as made:
+@pytest.fixture
+def tab(console: Console, browser: Any) -> Iterator[Tab]:
+    """In the light; `shots` draws in the dark too. From the start in the dark: each page in test_console_operating."""
+    with lone_tab(browser, "light") as made:
         yield made
     assert "Traceback" not in console.log.read_text()
 
 
-@pytest.fixture
-def theme(request: pytest.FixtureRequest) -> str:
-    return str(request.node.callspec.params["tab"])
+def shots(tab: Tab, name: str) -> None:
+    """The page in both themes. Neither may have an error in the browser's console."""
+    for theme in ("dark", "light"):
+        tab.theme(theme)
+        tab.shot(f"{name}-{theme}")
 
 
 def opened(fleet: FleetClient) -> list[Incident]:
@@ -119,19 +122,22 @@ def confirmed(fleet: FleetClient, node: str, gpu: int) -> bool:
     return detail is not None and detail.gpus[gpu].health == "confirmed"
 
 
-def test_from_a_red_gpu_to_its_node_and_its_incident(console: Console, tab: Tab, theme: str) -> None:
+def test_from_a_red_gpu_to_its_node_and_its_incident(console: Console, tab: Tab) -> None:
     wanted = red_gpu(console)
     tab.page.goto(console.url)
-    console_walks.red_gpu(tab, wanted, NODES * 8, f"fleet-{theme}")
-    tab.shot(f"node-{theme}")
+    console_walks.red_gpu(tab, wanted, NODES * 8, "fleet-light")
+    shots(tab, "node")
     console_walks.its_incident(tab, wanted)
-    tab.shot(f"incident-{theme}")
+    shots(tab, "incident")
+    tab.page.goto(console.url)
+    tab.page.wait_for_function(STANDS)
+    shots(tab, "fleet")
 
 
-def test_each_step_is_one_entry_of_the_history_and_says_what_it_shows(console: Console) -> None:
+def test_each_step_is_one_entry_of_the_history_and_says_what_it_shows(console: Console, browser: Any) -> None:
     """A GPU, a row, a tab, a button: one press of Back undoes it."""
     wanted = red_gpu(console)
-    with lone_tab("light") as tab:
+    with lone_tab(browser, "light") as tab:
         page = tab.page
         tab.goto(console.url)
         steps = [(f"{console.url}/", "Fleet · Drover")]
@@ -198,8 +204,14 @@ def let_go(held: list[Any]) -> None:
     held.clear()
 
 
-def test_the_picture_is_there_before_streamlit_and_is_taken_over(console: Console, tab: Tab, theme: str) -> None:
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_the_picture_is_there_before_streamlit_and_is_taken_over(console: Console, browser: Any, theme: str) -> None:
     """Where the component will stand, to the pixel, and with what it will show."""
+    with lone_tab(browser, theme) as tab:
+        taken_over(console, tab, theme)
+
+
+def taken_over(console: Console, tab: Tab, theme: str) -> None:
     page, held = tab.page, held_back(tab.page)
     page.goto(console.url, wait_until="commit")
     page.wait_for_function("window.__drover_fleet && window.__drover_fleet.early")
@@ -212,9 +224,9 @@ def test_the_picture_is_there_before_streamlit_and_is_taken_over(console: Consol
     assert len(early) == 1
 
 
-def test_the_early_picture_is_of_use_where_there_is_one(console: Console) -> None:
+def test_the_early_picture_is_of_use_where_there_is_one(console: Console, browser: Any) -> None:
     """A click opens a node. On a phone, where the list comes first, and in a frame of somebody else's there is none."""
-    with lone_tab("light") as tab:
+    with lone_tab(browser, "light") as tab:
         page, held = tab.page, held_back(tab.page)
         page.goto(console.url, wait_until="commit")
         page.wait_for_function("window.__drover_fleet && window.__drover_fleet.early")
@@ -251,7 +263,7 @@ def test_pages_refresh_in_place(console: Console, tab: Tab) -> None:
     assert page.evaluate(place) == pytest.approx(at_px, abs=1)
 
 
-def test_the_picture_by_a_metric(console: Console, tab: Tab, theme: str) -> None:
+def test_the_picture_by_a_metric(console: Console, tab: Tab) -> None:
     page = tab.page
     page.goto(f"{console.url}/?color=gpu_temp_c")
     page.wait_for_function(f"{STANDS} && window.__drover_fleet.colorBy === 'gpu_temp_c'")
@@ -260,7 +272,7 @@ def test_the_picture_by_a_metric(console: Console, tab: Tab, theme: str) -> None
     cell = page.evaluate("window.__drover_fleet.cells().find((c) => c.health === 'healthy')")
     page.mouse.move(cell["x"], cell["y"])
     page.get_by_text(re.compile(r"Core temperature: .*°C")).wait_for()
-    tab.shot(f"temperature-{theme}")
+    shots(tab, "temperature")
 
 
 def all_found(console: Console) -> None:
@@ -268,35 +280,37 @@ def all_found(console: Console) -> None:
     wait_until(lambda: {(i.kind, i.node) for i in opened(console.fleet)} >= wanted, "the faults are found", FOUND_S)
 
 
-def test_which_gpu_slows_the_job_and_why(console: Console, tab: Tab, theme: str) -> None:
+def test_which_gpu_slows_the_job_and_why(console: Console, tab: Tab) -> None:
     all_found(console)
     slow = next(i for i in opened(console.fleet) if (i.node, i.gpu) == SLOW and i.job)
     tab.page.goto(f"{console.url}/job")
     console_walks.slow_gpu(tab, slow)
-    tab.shot(f"job-{theme}")
-    tab.on_a_phone(f"job-{theme}")
+    shots(tab, "job")
+    tab.on_a_phone("job-light")
 
 
-def test_one_node_or_the_switch(console: Console, tab: Tab, theme: str) -> None:
+def test_one_node_or_the_switch(console: Console, tab: Tab) -> None:
     all_found(console)
     tab.page.goto(f"{console.url}/fabric")
     console_walks.one_node(tab, FLAPPING)
-    tab.shot(f"fabric-{theme}")
+    shots(tab, "fabric")
     console_walks.links_of(tab, console.url, SLOW[0])
-    tab.on_a_phone(f"fabric-node-{theme}")
+    shots(tab, "fabric-node")
+    tab.on_a_phone("fabric-node-light")
 
 
-def test_which_rack_runs_hot(console: Console, tab: Tab, theme: str) -> None:
+def test_which_rack_runs_hot(console: Console, tab: Tab) -> None:
     all_found(console)
     page = tab.page
     page.goto(f"{console.url}/thermals?by=hottest")
     tiles = page.locator(".tile")
     tiles.nth(1).wait_for()
     assert [tiles.nth(at).locator(".name").inner_text() for at in range(tiles.count())] == ["r01", "r02"]
-    tab.shot(f"thermals-{theme}")
+    shots(tab, "thermals")
     console_walks.hot_rack(tab, HOT)
 
 
-def test_the_last_days_decided_again_by_each_preset(console: Console, tab: Tab, theme: str) -> None:
+def test_the_last_days_decided_again_by_each_preset(console: Console, tab: Tab) -> None:
     all_found(console)
-    console_walks.decided_again(tab, console.url, f"policy-backtest-{theme}")
+    console_walks.decided_again(tab, console.url, "policy-backtest-light")
+    shots(tab, "policy-backtest")

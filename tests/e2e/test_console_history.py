@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,8 +46,8 @@ def served(request: pytest.FixtureRequest) -> Iterator[str]:
     ids=["the title first", "the address first", "the title long before"],
     indirect=True,
 )
-def test_the_title_of_the_next_page_does_not_name_the_one_that_is_left(served: str) -> None:
-    with lone_tab("light") as tab:
+def test_the_title_of_the_next_page_does_not_name_the_one_that_is_left(served: str, browser: Any) -> None:
+    with lone_tab(browser, "light") as tab:
         tab.page.goto(f"{served}/old")
         tab.page.get_by_role("button").click()
         tab.page.wait_for_url("**/new")

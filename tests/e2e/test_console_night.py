@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
@@ -49,8 +49,8 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
 
 
 @pytest.fixture
-def tab(console: Console) -> Iterator[Tab]:
-    with lone_tab("light") as made:
+def tab(console: Console, browser: Any) -> Iterator[Tab]:
+    with lone_tab(browser, "light") as made:
         made.page.set_default_timeout(SOON_MS)
         yield made
 

@@ -20,7 +20,6 @@ from drover_core.model.fleet import dump_toml
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_simulator.fleet import build_fleet
-from testbed.browser import CHROMIUM, FLAGS
 from testbed.browsing import CONTRAST, PAGE_MS, PHONE, SCREEN, SHOTS, barriers
 from testbed.header_proxy import header_proxy
 from testbed.system_processes import collector, free_port, reachable, running
@@ -79,10 +78,8 @@ Open = Callable[..., Any]
 
 
 @pytest.fixture
-def browse() -> Iterator[Open]:
+def browse(browser: Any) -> Iterator[Open]:
     """Opens pages as a person, in a theme and size; when the test ends none may have had an error."""
-    from playwright.sync_api import sync_playwright
-
     SHOTS.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
 
@@ -90,15 +87,15 @@ def browse() -> Iterator[Open]:
         if line.type == "error":
             problems.append(f"{line.text} ({line.location.get('url', '')})")
 
-    with sync_playwright() as play, contextlib.ExitStack() as proxies:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+    with contextlib.ExitStack() as stack:
 
         def opened(url: str, who: str, theme: str = "light", size: dict[str, int] = SCREEN) -> Any:
             parts = urlsplit(url)
             origin = f"http://{parts.netloc}"
             if who:
-                origin = proxies.enter_context(header_proxy(int(parts.port or 80), "X-User", who))
-            context = chromium.new_context(viewport=size, color_scheme=theme, timezone_id="Europe/Berlin")
+                origin = stack.enter_context(header_proxy(int(parts.port or 80), "X-User", who))
+            context = browser.new_context(viewport=size, color_scheme=theme, timezone_id="Europe/Berlin")
+            stack.callback(context.close)
             page = context.new_page()
             page.set_default_timeout(PAGE_MS)
             if who:
@@ -108,7 +105,6 @@ def browse() -> Iterator[Open]:
             return page
 
         yield opened
-        chromium.close()
     assert not problems
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,8 +49,8 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
 
 
 @pytest.fixture
-def tab() -> Iterator[Tab]:
-    with lone_tab("dark") as made:
+def tab(browser: Any) -> Iterator[Tab]:
+    with lone_tab(browser, "dark") as made:
         yield made
 
 

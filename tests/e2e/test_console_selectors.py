@@ -44,8 +44,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def tab(url: str) -> Iterator[Tab]:
-    with lone_tab("light") as made:
+def tab(url: str, browser: Any) -> Iterator[Tab]:
+    with lone_tab(browser, "light") as made:
         made.page.set_default_timeout(SOON_MS)
         yield made
 

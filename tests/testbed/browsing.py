@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,11 @@ class Browser:
         self._chromium, self._url = chromium, url
         self._contexts: dict[str, Any] = {}
 
+    def close(self) -> None:
+        """Forget all that people kept."""
+        for context in self._contexts.values():
+            context.close()
+
     def open(self, path: str, who: str, theme: str = "light") -> Tab:
         """`who` "": nobody that the proxy knows."""
         tab = self.blank(who, theme)
@@ -216,10 +221,10 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def lone_tab(theme: str) -> Iterator[Tab]:
-    """A blank page in a browser of its own; when it ends it must have had no error."""
-    with chromium() as started:
-        tab = Browser(started, "").blank("", theme)
+def lone_tab(started: Any, theme: str) -> Iterator[Tab]:
+    """A blank page in a profile of its own; when it ends it must have had no error."""
+    with closing(Browser(started, "")) as browser:
+        tab = browser.blank("", theme)
         yield tab
         assert not tab.problems
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import hpack
 
 from drover_collector.grpc_h2 import frames
@@ -19,8 +21,17 @@ def opened(stream: int = 1, **changed: str) -> bytes:
 
 
 def block(encoder: hpack.Encoder | None = None, **changed: str) -> bytes:
+    return _first_block(**changed) if encoder is None else _block(encoder, **changed)
+
+
+@functools.cache  # a flood has 10,000 of the same
+def _first_block(**changed: str) -> bytes:
+    return _block(hpack.Encoder(), **changed)
+
+
+def _block(encoder: hpack.Encoder, **changed: str) -> bytes:
     own = {name.replace("_", "-").replace("-", ":", name.startswith("_")): value for name, value in changed.items()}
-    return bytes((encoder or hpack.Encoder()).encode([*(dict(REQUEST) | own).items()]))
+    return bytes(encoder.encode([*(dict(REQUEST) | own).items()]))
 
 
 def data(body: bytes, stream: int = 1, flags: int = 0) -> bytes:

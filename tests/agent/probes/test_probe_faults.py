@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ from testbed.nvml import FakeNvml
 from testbed.system import SYSTEM
 from testbed.waiting import wait_until
 
-pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
+# Not `importorskip`: each worker of pytest reads this file, and torch takes two seconds of CPU to import.
+pytestmark = pytest.mark.skipif(not find_spec("torch"), reason="probes need torch: pip install 'drover[probe]'")
 
 CHILD = Path(__file__).resolve().parents[2] / "testbed/probe_faults.py"
 CGROUPS = Path("/sys/fs/cgroup")

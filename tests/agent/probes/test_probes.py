@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +29,16 @@ from drover_agent.probes.base import Context, Device, Result
 from drover_agent.probes.timing import CHUNK
 from drover_agent.sources.host.ipmi import Ipmi
 
-torch = pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
+# Not `importorskip`: each worker of pytest reads this file, and torch takes two seconds of CPU to import.
+pytestmark = pytest.mark.skipif(not find_spec("torch"), reason="probes need torch: pip install 'drover[probe]'")
 
 TWO = (Device(0, "cpu", "board", 0), Device(1, "cpu", "board", 0))
 THREE = (*TWO, Device(2, "cpu", "board", 0))
 
 
 def context(folder: Path, devices: tuple[Device, ...] = TWO, seconds: float = 0.05) -> Context:
+    import torch
+
     return Context(torch, devices, Level.QUICK, seconds, lambda text: None, lambda: False, folder=str(folder))
 
 
@@ -119,6 +123,8 @@ def test_devices_of_other_models_may_round_otherwise() -> None:
 
 @pytest.mark.parametrize("bit", range(0, 64, 7))
 def test_a_fingerprint_shows_any_single_bit(bit: int) -> None:
+    import torch
+
     values = torch.randn(33, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(bit))
     before = sdc.fingerprint(torch, values)
     words = sdc.bits(torch, values).view(-1)
@@ -156,6 +162,8 @@ def test_a_cell_that_forgets_is_found(pattern: str, tmp_path: Path, monkeypatch:
 
 
 def test_patterns_differ_from_block_to_block_and_cover_both_states_of_each_bit() -> None:
+    import torch
+
     cpu = TWO[0]
     for pattern in ("walking ones", "address", "random"):
         first, second = (memory_pattern.values(torch, cpu, pattern, number, 256, 1) for number in range(2))
@@ -229,6 +237,8 @@ def test_small_kernels_are_measured_in_a_row_and_one_at_a_time(tmp_path: Path, m
 
 
 def test_what_is_moved_is_random(tmp_path: Path) -> None:
+    import torch
+
     drawn = timing.random_bytes(torch, (20 << 20) + 5, 1)
     assert drawn.numel() == (20 << 20) + 5
     counts = torch.bincount(drawn[:CHUNK].long(), minlength=256)
@@ -244,6 +254,8 @@ def test_a_soak_has_settled_when_the_temperature_has_not_moved_for_15_s() -> Non
 
 
 def test_timing_is_the_median_and_shows_how_far_repeats_lie_apart() -> None:
+    import torch
+
     assert timing.variation([1.0, 1.0, 1.0]) == 0
     assert timing.variation([9.0, 11.0]) == pytest.approx(2**0.5 / 10)
     measured = timing.time_calls(torch, TWO[0], lambda: None, 0.01, lambda: False)

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,13 +26,16 @@ from drover_agent.probes.base import Context, Device, Result
 from drover_agent.probes.ranks import RankError
 from testbed.nvml import FakeNvml
 
-torch = pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
+# Not `importorskip`: each worker of pytest reads this file, and torch takes two seconds of CPU to import.
+pytestmark = pytest.mark.skipif(not find_spec("torch"), reason="probes need torch: pip install 'drover[probe]'")
 
 TWO = (Device(0, "cpu", "board", 0), Device(1, "cpu", "board", 0))
 THREE = (*TWO, Device(2, "cpu", "board", 0))
 
 
 def context(folder: Path, devices: tuple[Device, ...] = TWO, seconds: float = 0.05) -> Context:
+    import torch
+
     return Context(torch, devices, Level.QUICK, seconds, lambda text: None, lambda: False, folder=str(folder))
 
 
@@ -112,6 +116,8 @@ def test_a_rank_whose_parent_is_gone_already_does_nothing(monkeypatch: pytest.Mo
 
 def test_switches_that_add_up_in_any_order_are_kept_out_of_an_exact_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the site's settings want them: a healthy node would differ from itself."""
+    import torch
+
     seen: list[tuple[str | None, str | None]] = []
 
     def starts(*_: object, **__: object) -> None:
@@ -128,6 +134,8 @@ def test_switches_that_add_up_in_any_order_are_kept_out_of_an_exact_loss(monkeyp
 
 
 def test_the_same_numbers_are_drawn_once_for_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     drawn = []
     real = torch.randn
     monkeypatch.setattr(torch, "randn", lambda *args, **kinds: (drawn.append(args), real(*args, **kinds))[1])
@@ -140,6 +148,8 @@ def test_the_same_numbers_are_drawn_once_for_all_devices(monkeypatch: pytest.Mon
 def test_a_loss_is_judged_only_where_its_algorithms_are_deterministic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torch
+
     strict: list[bool] = []
 
     def train(*_: Any) -> tuple[float, list[float]]:

@@ -21,7 +21,11 @@ FAULTS = [
     Fault("xid", "fallen_off_bus", "r02n03", 1, 90.0, None),
     Fault("memory", "row_remap_failure", "r02n05", 0, 100.0, None),
 ]
-RECORDING = record(1500, 5, lambda spec: FAULTS, nodes=16)
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    return record(1500, 5, lambda spec: FAULTS, nodes=16)
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +40,11 @@ def incidents(recording: Recording) -> dict[str, tuple[str, str, str | None, int
     return {i.id: (i.kind, i.cause, i.node, i.gpu, i.opened_ms) for i in found.values() if i.severity != Severity.INFO}
 
 
-def test_a_replay_gives_the_live_runs_incidents() -> None:
-    live = Engine(RECORDING.index, POLICY, RECORDING.buckets[0].start_ms)
+def test_a_replay_gives_the_live_runs_incidents(recording: Recording) -> None:
+    live = Engine(recording.index, POLICY, recording.buckets[0].start_ms)
     reported = []
-    events: list[Event] = list(RECORDING.events)
-    for bucket in RECORDING.buckets:  # live, events come one after the other, some milliseconds late
+    events: list[Event] = list(recording.events)
+    for bucket in recording.buckets:  # live, events come one after the other, some milliseconds late
         while events and events[0].ts_ms <= bucket.end_ms + LAG_MS:
             event = events.pop(0)
             reported += live.on_events([event], event.ts_ms + 30).incidents
@@ -48,13 +52,13 @@ def test_a_replay_gives_the_live_runs_incidents() -> None:
     wanted = {
         (i.id, i.kind, i.cause, i.node, i.gpu) for i in newest(reported).values() if i.severity is not Severity.INFO
     }
-    assert {(id_, *rest[:4]) for id_, rest in incidents(RECORDING).items()} == wanted
+    assert {(id_, *rest[:4]) for id_, rest in incidents(recording).items()} == wanted
     assert len(wanted) == 3
 
 
-def test_a_replay_is_the_same_twice_and_the_order_of_events_in_the_file_does_not_matter() -> None:
-    shuffled = dataclasses.replace(RECORDING, events=list(reversed(RECORDING.events)))
-    assert incidents(RECORDING) == incidents(RECORDING) == incidents(shuffled)
+def test_a_replay_is_the_same_twice_and_the_order_of_events_in_the_file_does_not_matter(recording: Recording) -> None:
+    shuffled = dataclasses.replace(recording, events=list(reversed(recording.events)))
+    assert incidents(recording) == incidents(recording) == incidents(shuffled)
 
 
 def test_gaps_do_not_raise_anything() -> None:
@@ -99,13 +103,13 @@ def test_rows_that_come_late_give_no_other_cause_and_no_second_incident(demo: Re
     assert len(punctual) == 5
 
 
-def test_half_of_the_columns_still_find_what_they_can_and_the_rest_is_named() -> None:
+def test_half_of_the_columns_still_find_what_they_can_and_the_rest_is_named(recording: Recording) -> None:
     keep = ("sm_clock_mhz", "power_w", "power_limit_w", "clock_event_reasons")
     poor = [
         dataclasses.replace(b, gpu={k: v for k, v in b.gpu.items() if k in keep}, node={}, link={})
-        for b in RECORDING.buckets
+        for b in recording.buckets
     ]
-    run = replay(RECORDING.index, poor, RECORDING.events, POLICY)
+    run = replay(recording.index, poor, recording.events, POLICY)
     found = newest([i for outcome in run for i in outcome.incidents])
     causes = {i.cause for i in found.values()}
     assert {"power_cap", "xid_79", "xid_64"} <= causes
@@ -114,8 +118,8 @@ def test_half_of_the_columns_still_find_what_they_can_and_the_rest_is_named() ->
         assert word in missing
 
 
-def test_events_alone_are_judged_too() -> None:
-    run = replay(RECORDING.index, [], RECORDING.events, POLICY)
+def test_events_alone_are_judged_too(recording: Recording) -> None:
+    run = replay(recording.index, [], recording.events, POLICY)
     causes = {i.cause for outcome in run for i in outcome.incidents}
     assert {"xid_79", "xid_64"} <= causes
     assert run.could_not_judge() == ["anything: the case has no telemetry"]

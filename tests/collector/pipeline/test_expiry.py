@@ -25,7 +25,7 @@ from testbed.waiting import until
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 YEARS_MS = 5 * 365 * DAY_MS
-KEPT, HELD = 30, 40  # days that are to be kept, and that are there
+KEPT, HELD = 12, 16  # days that are to be kept, and that are there: each of these is a partition, which costs CPU
 NOW = T0 // DAY_MS * DAY_MS + 13 * HOUR_MS
 
 
@@ -190,22 +190,19 @@ def test_one_look_at_a_wrong_clock_is_not_enough(aged: Store) -> None:
     assert days(aged) == IN_TIME
 
 
-@pytest.mark.parametrize(
-    ("nodes", "votes", "why"),
-    [
+def test_whose_word_is_enough(aged: Store) -> None:
+    """A single wrong clock among them neither deletes anything nor holds it back for ever."""
+    for nodes, votes, why in (
         (3, (3, 2), ""), (2, (2, 1), ""), (1, (1, 1), ""), (500, (500, 400), ""), (500, (3, 3), ""),
         (1, (1, 0), "1 of 1 connected agents have a time that differs from this machine's by more than 60 min"),
         (3, (3, 1), "2 of 3 connected agents"),
         (500, (2, 2), "only 2 connected agents have the time of this machine's clock, 3 are needed"),
         (500, (1, 1), "only 1 connected agent has the time"),
         (3, (0, 0), "no agent is connected"),
-    ],
-)  # fmt: skip
-def test_whose_word_is_enough(aged: Store, nodes: int, votes: tuple[int, int], why: str) -> None:
-    """A single wrong clock among them neither deletes anything nor holds it back for ever."""
-    found = Desk(aged, votes, nodes).expiring.doubt(NOW)
-    assert found.startswith(why)
-    assert bool(found) == bool(why)
+    ):  # fmt: skip
+        found = Desk(aged, votes, nodes).expiring.doubt(NOW)
+        assert found.startswith(why), (nodes, votes)
+        assert bool(found) == bool(why), (nodes, votes)
 
 
 def test_a_store_must_have_lived_up_to_now_by_that_clock(aged: Store) -> None:
