@@ -64,7 +64,7 @@ def plan(number: int) -> dict[str, Any]:
         "dead": ["kill", "segv"], "oom": ["cgroup", "cgroup", "rlimit"], "storage": ["save", "write", "io", "many"],
         "cancel": ["user", "preempted", "user", "node"],
     }.get(kind, [""])  # fmt: skip
-    launcher = rng.choice(["files", "labelled", "labelled", "merged", "torchrun", "tee"])
+    launcher = rng.choice(["files", "files", "labelled", "labelled", "labelled", "merged", "merged", "torchrun", "tee"])
     if kind == "oom" or launcher in ("files", "labelled"):
         launcher = rng.choice(["files", "labelled"]) if kind == "oom" else launcher
     steps = rng.randint(12, 20)
@@ -75,7 +75,8 @@ def plan(number: int) -> dict[str, Any]:
         "slow_by": rng.choice([0.05, 0.12]), "evaluate": rng.random() < 0.3, "size": rng.choice([10, 64, 4096]),
         "second": rng.choice(["barrier", "broadcast", "none"]), "noisy": rng.choice([-1, -1, 0, 1, 2, 3]),
         "noise": rng.sample(NOISE, 2), "all_log": rng.random() < 0.5, "say_node": rng.random() < 0.6,
-        "dumps": rng.choice(["always", "always", "error", ""]), "dump_form": rng.choice(["json", "pickle"]),
+        "dumps": rng.choice(["always", "always", "error", ""]), 
+        "dump_form": "json" if launcher in ("torchrun", "tee") else rng.choice(["json", "pickle"]),
         "exception": rng.choice(["ValueError", "KeyError", "RuntimeError", "AssertionError", "IndexError",
                                  "TypeError", "ZeroDivisionError"]),
         "message": rng.choice(MESSAGES), "loader_workers": rng.choice([0, 1]), "says_done": rng.random() < 0.5,
@@ -378,9 +379,12 @@ def main() -> None:
     if args.pack:
         pack(args.pack)
         return
-    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200", "PYTHONUNBUFFERED": "1"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "100", "PYTHONUNBUFFERED": "1"}
     sys.path.insert(0, str(HERE))
     import job_corpus_rank  # noqa: F401  # loads torch once; ranks are forked
+    from torch._C._profiler import gather_traceback, symbolize_tracebacks
+
+    symbolize_tracebacks([gather_traceback(True, False, False)])  # the first time takes 5 s of CPU, in each process
 
     numbers = [int(each) for each in args.only.split(",")] if args.only else range(args.runs)
     for number in numbers:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.utils.data
 
 MIB = 2**20
+WRITING = threading.Lock()
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
@@ -59,13 +60,14 @@ def dump(job: dict[str, Any], rank: int) -> None:
         data, name = c10d._dump_fr_trace(), f"comm_lib_trace_rank_{rank}"
     path = Path(job["folder"]) / name
     part = path.with_name(f".{path.name}")
-    part.write_bytes(data)
-    part.rename(path)
+    with WRITING:
+        part.write_bytes(data)
+        part.rename(path)
 
 
 def keep_dumping(job: dict[str, Any], rank: int) -> None:
     while True:
-        time.sleep(0.15)
+        time.sleep(0.6)
         dump(job, rank)
 
 
