@@ -34,6 +34,7 @@ _FINISHED = re.compile(
     r"\b(?:training|train|run|job)\b.{0,30}\b(?:finished|completed?|done)\b|\bFinished training", re.I
 )
 _OF_PEERS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
+_OF_VICTIMS = frozenset({"gloo-size", "kernel-oom", "slurm-oom"})  # the line's rank saw it, and need not have caused it
 _NO_FAILURES = frozenset({"StopIteration", "SystemExit"})
 
 
@@ -134,24 +135,23 @@ def _of_exception(line: Line) -> Match | None:
 
 
 def _survivors_removed(found: list[Match], lines: Sequence[Line], ends: Ends) -> list[Match]:
-    """Leave out what a rank wrote before it went on for some steps."""
+    """Leave out what a rank wrote before it, or a rank that waits for it, went on for some steps."""
     steps: dict[tuple[str, int | None], list[int]] = defaultdict(list)
     for line in lines:
         if is_progress(line):
             steps[line.log, line.rank].append(line.order)
-    least = max(2 * STEPS_SURVIVED, 2 * len(ends.ranks))
+    unnamed = max(2 * STEPS_SURVIVED, 2 * len(ends.ranks))  # lines of any ranks
+    until: dict[str, int] = {}  # log -> lines before this one were survived
+    for (log, rank), orders in steps.items():
+        count = unnamed if rank is None else STEPS_SURVIVED
+        if len(orders) >= count:
+            until[log] = max(until.get(log, -1), orders[-count])
 
-    def went_on(match: Match) -> bool:
-        if match.line.form in (Form.KERNEL, Form.SCHEDULER) or match.role is Role.SIGN:
-            return False
-        for (log, rank), orders in steps.items():
-            if log == match.line.log and (rank == match.line.rank or rank is not None or match.line.rank is None):
-                after = sum(order > match.line.order for order in orders)
-                if after >= (least if rank is None else STEPS_SURVIVED):
-                    return True
-        return False
+    def is_over(match: Match) -> bool:
+        outside = match.line.form in (Form.KERNEL, Form.SCHEDULER) or match.role is Role.SIGN
+        return not outside and match.line.order < until.get(match.line.log, -1)
 
-    return [match for match in found if not went_on(match)]
+    return [match for match in found if not is_over(match)]
 
 
 def _faults(evidence: Evidence, lines: Sequence[Line], ends: Ends) -> list[Fault]:
@@ -209,7 +209,7 @@ def _of(match: Match, found: Sequence[Match]) -> Choice:
     """A choice with the line that decided it, and the others of its class."""
     same = [m for m in found if m.failure is match.failure and m.role is Role.CAUSE and m is not match]
     best = max((m.confidence for m in same), default=0.0)
-    rank = match.line.rank if match.failure not in BY_SCHEDULER else None
+    rank = match.line.rank if match.failure not in BY_SCHEDULER and match.rule not in _OF_VICTIMS else None
     return Choice(match.failure, max(match.confidence, best), rank, [match.proof, *(m.proof for m in same)])
 
 
@@ -333,8 +333,12 @@ def _of_event(event: HardwareEvent) -> Failure | None:
 
 def _blame(choice: Choice, found: Sequence[Match], ends: Ends, faults: Sequence[Fault]) -> int | None:
     """Return the rank to blame where the deciding line has none."""
-    if choice.failure in (Failure.HOST_OOM, Failure.PEER_DIED) and ends.first and ends.first.rank is not None:
-        return ends.first.rank
+    if choice.failure in (Failure.HOST_OOM, Failure.PEER_DIED):
+        if ends.first and ends.first.rank is not None and ends.first.code < 0:
+            return ends.first.rank
+        named = next((f for f in faults if f.what in ("missing", "silent") and len(f.ranks) == 1), None)
+        if named and named.confidence >= 0.5:
+            return named.ranks[0]
     spoke = {m.line.rank for m in found if m.line.rank is not None}
     spoke |= {end.rank for end in ends.exits if end.rank is not None and end.code not in (0, -15, -9)}
     silent = sorted(set(range(max(ends.ranks, default=-1) + 1)) - spoke)

@@ -34,6 +34,7 @@ _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](
 _GLOG = re.compile(r"\b[IWEFV]?(\d{2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _QUIET = re.compile(r"\b(?:DEBUG|INFO|WARNING|WARN|NOTICE)\b")
 _GLOG_QUIET = re.compile(r"\[?[IWV]\d{3,4} \d\d:\d\d:\d\d")
+_HANDLED = re.compile(r"\b(?:retry(?:ing)?|retried|[Cc]aught|trying again|skipp(?:ed|ing)|ignor(?:ed|ing)|recover(?:ed|ing))\b")
 _NCCL = re.compile(
     r"(?:\[[\d :./T-]{8,40}\] )?([\w.-]{1,80}):\d{1,9}:\d{1,9} \[(\d{1,3})\] (?:[\w./:-]{1,60} )?NCCL (?:WARN|INFO|ERROR)"
 )
@@ -212,7 +213,7 @@ class _Tracebacks:
             elif not text.startswith((" ", "\t")) and _EXCEPTION.match(text):
                 del self._open[line.rank]
                 return Form.EXCEPTION
-        if quiet:
+        if quiet or (_HANDLED.search(text[:200]) and "Watchdog caught" not in text and not text.startswith("Caught ")):
             return Form.QUIET
         return Form.EXCEPTION if text[:1].isalpha() and _EXCEPTION.match(text) else Form.OTHER
 
