@@ -168,6 +168,8 @@ def _faults(evidence: Evidence, lines: Sequence[Line], ends: Ends) -> list[Fault
     found += texts.read_named(lines)
     if watched := texts.read_watchdog(lines):
         found += collectives.find_faults(watched, world)
+    if not found:
+        found += texts.odd_function(texts.functions_of(lines), ends.ranks)
     return sorted(found, key=lambda fault: -fault.confidence)
 
 
@@ -224,9 +226,7 @@ def _choose_hang(found: Sequence[Match], ends: Ends) -> Choice | None:
     if crashed:
         return _of_exit(crashed)
     if timeout:
-        made = _of(timeout, found)
-        made.sure, made.rank = False, None
-        return made
+        return Choice(timeout.failure, timeout.confidence, None, [timeout.proof], sure=False)
     if ends.first and ends.first.code < 0 and ends.first.code != -15:
         return _of_exit(ends.first)
     gone = [m for m in found if m.role is Role.CONSEQUENCE and m.confidence >= 0.5]
@@ -293,7 +293,7 @@ def _ask_faults(choice: Choice, faults: Sequence[Fault], found: Sequence[Match],
     elif choice.rank is not None and choice.rank not in best.ranks:
         return
     choice.rank = best.ranks[0]
-    choice.proofs.insert(0, proof)
+    choice.proofs[:] = [proof, *choice.proofs[:2]]
 
 
 def _ask_hardware(choice: Choice, events: Sequence[HardwareEvent], ends: Ends, found: Sequence[Match]) -> None:

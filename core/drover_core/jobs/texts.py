@@ -30,11 +30,12 @@ _WORK = re.compile(
 )
 _WHO = re.compile(r"\[(?:PG (?:ID )?(\d{1,6})(?: PG GUID [^\]]{1,60}?)?(?:\([^)\]]{0,60}\))? )?Rank (\d{1,6})\]", re.I)
 _BARRIER = re.compile(r"Ranks? ([\d, ]{1,200}) failed to pass monitoredBarrier")
-_DETAIL = re.compile(r"Rank (\d{1,6}) is running (?:inconsistent )?collective: CollectiveFingerPrint\((.{0,200})")
+_DETAIL = re.compile(r"Rank (\d{1,6}) is running (?:inconsistent )?collective: CollectiveFingerPrint\(([^)]{0,200})")
 _FRAME = re.compile(r'distributed_c10d\.py", line \d+, in (\w{1,40})')
 _OP = re.compile(r"OpType=(\w{1,40})")
 NAMES = {
-    "ALLREDUCE": "all_reduce", "BROADCAST": "broadcast", "ALLGATHER": "all_gather", "_ALLGATHER_BASE": "_all_gather_base",
+    "ALLREDUCE": "all_reduce", "BROADCAST": "broadcast", "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "_all_gather_base",
     "REDUCE_SCATTER": "reduce_scatter", "_REDUCE_SCATTER_BASE": "_reduce_scatter_base", "REDUCE": "reduce",
     "ALLTOALL_BASE": "all_to_all", "ALLTOALL": "all_to_all", "BARRIER": "barrier", "GATHER": "gather",
     "SCATTER": "scatter", "SEND": "send", "RECV": "recv", "COALESCED": "coalesced",
@@ -45,42 +46,56 @@ def looks_like_ras(head: str) -> bool:
     return "Job summary" in head and "NCCL version" in head
 
 
-def read_ras(data: bytes) -> tuple[list[Fault], dict[int, Place]]:
-    """Return the outliers that NCCL RAS names, and where their ranks run."""
-    faults: list[Fault] = []
-    places: dict[int, Place] = {}
-    counts: dict[str, dict[int, int]] = {}
-    usual: dict[str, tuple[int, int]] = {}  # operation -> how many ranks, up to which number
-    gone: list[int] = []
-    section, operation, within = "", "", -1
-    for raw in data.split(b"\n")[:200_000]:
-        text = clean(raw)
+class _Ras:
+    """What the lines of a RAS report mean depends on the headings above them."""
+
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+        self.places: dict[int, Place] = {}
+        self.counts: dict[str, dict[int, int]] = {}
+        self.usual: dict[str, tuple[int, int]] = {}  # operation -> how many ranks, up to which number
+        self.gone: list[int] = []
+        self._section, self._operation, self._within = "", "", -1
+
+    def read(self, text: str) -> None:
         if match := _RAS_HEAD.match(text):
-            section, operation, within = match[2], "", -1
+            self._section, self._operation, self._within = match[2], "", -1
         elif match := _RAS_OF.match(text):
-            operation, within = match[1], -1
+            self._operation, self._within = match[1], -1
         elif match := _RAS_COUNT.match(text):
-            within = int(match[2] or 0)
-            if operation and int(match[1]) > usual.get(operation, (0, 0))[0]:
-                usual[operation] = int(match[1]), within
+            self._within = int(match[2] or 0)
+            if self._operation and int(match[1]) > self.usual.get(self._operation, (0, 0))[0]:
+                self.usual[self._operation] = int(match[1]), self._within
         elif match := _RAS_PROCESS.match(text):
             words = f"NCCL RAS: process {match[1]} on node {match[2]}, GPU {match[3]}, does not answer"
-            faults.append(Fault("missing", (), "", None, "", words, 0.7))
+            self.faults.append(Fault("missing", (), "", None, "", words, 0.7))
         elif match := _RAS_RANK.match(text):
-            rank = int(match[1])
-            if match[8]:
-                places[rank] = Place(match[8], int(match[6]))
-            if match[3] or match[4] or within >= 0:
-                counts.setdefault(operation, {})[rank] = int(match[3] or (0 if match[4] else max(within, 0)))
-            elif section == "INCOMPLETE":
-                gone.append(rank)
-    if gone:
-        words = f"NCCL RAS: rank {', '.join(map(str, gone[:6]))} does not answer"
-        faults.insert(0, Fault("missing", tuple(gone), "", None, "", words, 0.85))
-    for name, of_ranks in counts.items():
-        if fault := _behind(name, of_ranks, usual.get(name)):
+            self._rank(match)
+
+    def _rank(self, match: re.Match[str]) -> None:
+        rank = int(match[1])
+        if match[8]:
+            self.places[rank] = Place(match[8], int(match[6]))
+        if match[3] or match[4] or self._within >= 0:
+            count = int(match[3]) if match[3] else 0 if match[4] else self._within
+            self.counts.setdefault(self._operation, {})[rank] = count
+        elif self._section == "INCOMPLETE":
+            self.gone.append(rank)
+
+
+def read_ras(data: bytes) -> tuple[list[Fault], dict[int, Place]]:
+    """Return the outliers that NCCL RAS names, and where their ranks run."""
+    ras = _Ras()
+    for raw in data.split(b"\n")[:200_000]:
+        ras.read(clean(raw))
+    faults = ras.faults
+    if ras.gone:
+        words = f"NCCL RAS: rank {', '.join(map(str, ras.gone[:6]))} does not answer"
+        faults.insert(0, Fault("missing", tuple(ras.gone), "", None, "", words, 0.85))
+    for name, of_ranks in ras.counts.items():
+        if fault := _behind(name, of_ranks, ras.usual.get(name)):
             faults.insert(0, fault)
-    return faults, places
+    return faults, ras.places
 
 
 def _behind(name: str, counts: dict[int, int], usual: tuple[int, int] | None) -> Fault | None:
@@ -186,3 +201,16 @@ def functions_of(lines: Iterable[Line]) -> dict[int, str]:
         if line.rank is not None and "distributed_c10d.py" in line.text and (match := _FRAME.search(line.text)):
             found[line.rank] = match[1]
     return found
+
+
+def odd_function(functions: dict[int, str], world: set[int]) -> list[Fault]:
+    """Return the one rank whose traceback ends in another collective, where each rank's is known."""
+    if len(functions) < 3 or set(range(max(world, default=0) + 1)) - set(functions):
+        return []
+    counts = Counter(functions.values())
+    (common, _), *rest = counts.most_common()
+    if len(rest) != 1 or rest[0][1] != 1:
+        return []
+    rank = next(rank for rank, name in functions.items() if name != common)
+    words = f"rank {rank} failed in {functions[rank]} where the others failed in {common}"
+    return [Fault("type", (rank,), common, None, "", words, 0.55, tuple(sorted(set(functions) - {rank})))]
