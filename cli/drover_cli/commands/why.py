@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--case", type=Path, metavar="CASE", help="a case folder with the nodes' errors (XIDs, kernel)")
     parser.add_argument("--events", type=Path, metavar="FILE", help="the same as a file: events.jsonl of a case")
     parser.add_argument(
-        "--tail", type=int, default=TAIL_MIB, metavar="MIB", help=f"read the last so many MiB of each log (default {TAIL_MIB})"
+        "--tail",
+        type=int,
+        default=TAIL_MIB,
+        metavar="MIB",
+        help=f"read the last so many MiB of each log (default {TAIL_MIB})",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -130,7 +134,9 @@ def _show(verdict: Verdict) -> None:
     say(verdict.sentence)
     say(f"  class {verdict.failure}: {MEANING[verdict.failure]}; confidence {verdict.confidence:.0%}", 2)
     _section("evidence", verdict.proofs)
-    faults = [fault.detail for fault in verdict.faults if not any(fault.detail == proof.text for proof in verdict.proofs)]
+    faults = [
+        fault.detail for fault in verdict.faults if not any(fault.detail == proof.text for proof in verdict.proofs)
+    ]
     for title, lines in (("what the ranks recorded", faults), ("not read", verdict.notes)):
         if lines:
             print(f"\n{title}")

@@ -28,13 +28,16 @@ _MPI = re.compile(r"\[\d{1,6},(\d{1,6})\]<std(?:out|err)>: ?")
 _RAY = re.compile(r"\(([\w.:<>-]{1,80}) pid=\d{1,10}(?:, ip=([\w.:-]{1,60}))?\) ?")
 _CRI = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] ")
 _POD = re.compile(r"\[pod/([\w.-]{1,80})/[\w.-]{1,60}\] ")
+_LEVEL = re.compile(r"(?:ERROR|CRITICAL|FATAL) [\d:., T/-]{5,30} ?\[[\w./-]{1,60}:\d{1,6}\] ")
 _LABEL = re.compile(r" {0,5}(\d{1,6}): ?")
 _NODE = re.compile(r"([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20}): ")
 _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\b[IWEFV]?(\d{2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _QUIET = re.compile(r"\b(?:DEBUG|INFO|WARNING|WARN|NOTICE)\b")
 _GLOG_QUIET = re.compile(r"\[?[IWV]\d{3,4} \d\d:\d\d:\d\d")
-_HANDLED = re.compile(r"\b(?:retry(?:ing)?|retried|[Cc]aught|trying again|skipp(?:ed|ing)|ignor(?:ed|ing)|recover(?:ed|ing))\b")
+_HANDLED = re.compile(
+    r"\b(?:retry(?:ing)?|retried|[Cc]aught|trying again|skipp(?:ed|ing)|ignor(?:ed|ing)|recover(?:ed|ing))\b"
+)
 _NCCL = re.compile(
     r"(?:\[[\d :./T-]{8,40}\] )?([\w.-]{1,80}):\d{1,9}:\d{1,9} \[(\d{1,3})\] (?:[\w./:-]{1,60} )?NCCL (?:WARN|INFO|ERROR)"
 )
@@ -150,7 +153,7 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
             line.rank = int(match[1])
         elif match := _RAY.match(text):
             line.node = match[2] or line.node
-        elif (match := _CRI.match(text)) or (match := _POD.match(text)):
+        elif (match := _CRI.match(text)) or (match := _POD.match(text)) or (match := _LEVEL.match(text)):
             pass
         elif labelled and (match := _LABEL.match(text)):
             line.rank, labelled = int(match[1]), False

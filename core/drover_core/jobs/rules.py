@@ -107,6 +107,7 @@ RULES: tuple[Rule, ...] = (
     _row("enomem", F.HOST_OOM, .9, "errno 12", r"\[Errno 12\]", "K"),
     _row("loader-killed", F.HOST_OOM, .65, "killed by signal", r"DataLoader worker \(pid[^)]{0,40}\) is killed by signal: Killed", "T"),
     _row("loader-bus", F.HOST_OOM, .8, "bus error", r"DataLoader worker \(pid[^)]{0,40}\) is killed by signal: Bus error|out of shared memory", "T"),
+    _row("nccl-shm", F.HOST_OOM, .97, "shared memory segment", r"Error while (?:creating|attaching to) shared memory segment", "N"),
     _row("ray-oom", F.HOST_OOM, .95, "memory", r"ray\.exceptions\.OutOfMemoryError|were killed due to the node running low on memory", "R"),
     _row("pinned", F.HOST_OOM, .7, "host allocator", r"[Ff]ailed to allocate .{0,60}(?:pinned|host) memory|cudaHostAlloc.{0,60}out of memory", "X"),
     # storage
@@ -167,7 +168,10 @@ RULES: tuple[Rule, ...] = (
     _row("jax-coordination", F.COLLECTIVE_TIMEOUT, .6, "deadline_exceeded", r"DEADLINE_EXCEEDED: .{0,160}", "X"),
     _row("megatron-ft", F.COLLECTIVE_TIMEOUT, .7, "timed out", r"(?:Did not get (?:initial|subsequent) heartbeat|section .{0,40}timed out|No heartbeat from rank)", "D"),
     _row("vllm-mq", F.COLLECTIVE_TIMEOUT, .5, "timed out", r"RPC call to \w+ timed out|TimeoutError: RPC call", "vLLM: vllm/v1/executor/multiproc_executor.py"),
+    _row("watchdog-stuck", F.COLLECTIVE_TIMEOUT, .7, "got stuck for", r"watchdog got stuck for \d+ seconds", "T"),
+    _row("dump-signal", F.COLLECTIVE_TIMEOUT, .6, "dump signal", r"dump signal .{0,60}(?:collective )?timeout", "T"),
     # the program
+    _row("nccl-cuda", F.PROGRAM, .55, "cuda failure", r"Cuda failure (?:\d+ )?'", "N"),
     _row("cuda-assert", F.PROGRAM, .9, "device-side assert", r"device-side assert triggered|CUDA_ERROR_ASSERT", "C"),
     _row("cuda-illegal", F.PROGRAM, .75, "cuda", r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|misaligned address|an illegal instruction was encountered|invalid (?:device function|configuration argument|argument)|no kernel image is available|unspecified launch failure|CUDA_ERROR_LAUNCH_FAILED", "C"),
     _row("loader-caught", F.PROGRAM, .92, "in dataloader worker", r"Caught \w+ in DataLoader worker process", "T"),

@@ -29,6 +29,7 @@ _WORK = re.compile(
     r"WorkNCCL\(SeqNum=(\d{1,12}), OpType=(\w{1,40}), NumelIn=(\d{1,18}), NumelOut=(\d{1,18}), Timeout\(ms\)=\d+\)"
 )
 _WHO = re.compile(r"\[(?:PG (?:ID )?(\d{1,6})(?: PG GUID [^\]]{1,60}?)?(?:\([^)\]]{0,60}\))? )?Rank (\d{1,6})\]", re.I)
+_IDLE = re.compile(r"[Ll]ast enqueued \w{2,8} work: (\d{1,12}), last completed \w{2,8} work: (\d{1,12})\b")
 _BARRIER = re.compile(r"Ranks? ([\d, ]{1,200}) failed to pass monitoredBarrier")
 _DETAIL = re.compile(r"Rank (\d{1,6}) is running (?:inconsistent )?collective: CollectiveFingerPrint\(([^)]{0,200})")
 _FRAME = re.compile(r'distributed_c10d\.py", line \d+, in (\w{1,40})')
@@ -161,21 +162,23 @@ def _waited_for(seen: dict[tuple[str, int], dict[int, tuple[str, int, float]]]) 
 
 
 def read_watchdog(lines: Iterable[Line]) -> dict[int, Dump]:
-    """Return, as dumps of one operation, where each rank's watchdog found it waiting."""
+    """Return, as dumps of one operation, where each rank's watchdog found it waiting, or with nothing to wait for."""
     dumps: dict[int, Dump] = {}
+    idle: dict[int, Dump] = {}
     for line in lines:
-        if "WorkNCCL(" not in line.text or not (match := _WORK.search(line.text)):
-            continue
         who = _WHO.search(line.text)
-        rank = int(who[2]) if who else line.rank
-        if rank is None or rank in dumps:
+        rank, group = (int(who[2]), who[1] or "0") if who else (line.rank, "0")
+        if rank is None:
             continue
-        operation = Operation(
-            who[1] or "0" if who else "0", int(match[1]), NAMES.get(match[2], match[2].lower()),
-            ((int(match[3]),),), ((int(match[4]),),),
-        )  # fmt: skip
-        dumps[rank] = Dump(rank, [operation], source=f"{line.log}:{line.number}")
-    return dumps
+        source = f"{line.log}:{line.number}"
+        if match := _WORK.search(line.text):
+            operation = Operation(
+                group, int(match[1]), NAMES.get(match[2], match[2].lower()), ((int(match[3]),),), ((int(match[4]),),)
+            )
+            dumps.setdefault(rank, Dump(rank, [operation], source=source))
+        elif (match := _IDLE.search(line.text)) and match[1] == match[2]:
+            idle.setdefault(rank, Dump(rank, [Operation(group, int(match[1]), "", completed=True)], source=source))
+    return {**idle, **dumps} if dumps else {}
 
 
 def read_named(lines: Iterable[Line]) -> list[Fault]:

@@ -14,7 +14,9 @@ from drover_core.jobs.lines import read_log
 from drover_core.jobs.texts import functions_of, read_inspector, read_named, read_ras, read_watchdog
 
 
-def entry(sequence: int, kind: str = "all_reduce", size: int = 10, state: str = "scheduled", **more: Any) -> dict[str, Any]:
+def entry(
+    sequence: int, kind: str = "all_reduce", size: int = 10, state: str = "scheduled", **more: Any
+) -> dict[str, Any]:
     """One entry in the form of version 2.10, without what is not read."""
     return {
         "record_id": sequence, "pg_id": 0, "process_group": ("0", "default_pg"), "collective_seq_id": sequence,
@@ -27,7 +29,11 @@ def entry(sequence: int, kind: str = "all_reduce", size: int = 10, state: str = 
 
 
 def dump(rank: int, entries: list[dict[str, Any]], form: str = "pickle", ranks: str = "[0, 1, 2, 3]") -> Dump:
-    value = {"version": "2.10", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}}, "entries": entries}
+    value = {
+        "version": "2.10",
+        "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": ranks}},
+        "entries": entries,
+    }
     data = pickle.dumps(value, 2) if form == "pickle" else json.dumps(value).encode()
     name = f"comm_lib_trace_rank_{rank}" + (".json" if form == "json" else "")
     assert looks_like_dump(name, data[:4096])
@@ -194,12 +200,25 @@ def watchdog(rank: int, sequence: int, kind: str = "ALLREDUCE", numel: int = 125
 
 
 def test_watchdog_messages() -> None:
-    lines = read_log("x", "\n".join([watchdog(0, 7), watchdog(1, 7), watchdog(2, 7, "BROADCAST"), watchdog(3, 7)]).encode()).lines
+    lines = read_log(
+        "x", "\n".join([watchdog(0, 7), watchdog(1, 7), watchdog(2, 7, "BROADCAST"), watchdog(3, 7)]).encode()
+    ).lines
     (fault,) = find_faults(read_watchdog(lines))
     assert (fault.what, fault.ranks) == ("type", (2,)) and "called broadcast" in fault.detail
     lines = read_log("x", "\n".join([watchdog(0, 7), watchdog(1, 7), watchdog(3, 7)]).encode()).lines
     (fault,) = find_faults(read_watchdog(lines), world=range(4))
     assert (fault.what, fault.ranks) == ("silent", (2,))
+
+
+def test_a_rank_whose_watchdog_waits_for_nothing() -> None:
+    idle = (
+        "[rank2]:[E703 21:51:54.112142364 ProcessGroupNCCL.cpp:1987] [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump"
+        " signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last enqueued NCCL"
+        " work: 6, last completed NCCL work: 6.This is most likely caused by"
+    )
+    lines = read_log("x", "\n".join([watchdog(0, 7), watchdog(1, 7), idle]).encode()).lines
+    (fault,) = find_faults(read_watchdog(lines))
+    assert (fault.what, fault.ranks, fault.sequence) == ("missing", (2,), 7)
 
 
 def test_ranks_that_pytorch_names_itself() -> None:

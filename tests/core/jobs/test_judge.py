@@ -13,7 +13,9 @@ from drover_core.jobs.model import Failure, HardwareEvent, Verdict
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    step()\n'
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.7]:55507"
-TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete"
+TIMED_OUT = (
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete"
+)
 
 
 def of_rank(rank: int, text: str) -> str:
@@ -117,8 +119,16 @@ def test_an_xid_of_a_jobs_node_explains_a_hang_and_no_exception() -> None:
 
 
 def test_hostile_logs_are_bounded_and_never_shown_raw() -> None:
-    evil = b"\x1b]0;owned\x07\x1b[2J[rank1]: " + TRACE.encode() + b"[rank1]: ValueError: \x1b[31m\x9b\xff" + b"A" * 3_000_000 + b"\n"
-    noise = b"".join(b"[rank%d]: ValueError: Connection reset by peer out of memory step %d loss\n" % (n, n) for n in range(5_000))
+    evil = (
+        b"\x1b]0;owned\x07\x1b[2J[rank1]: "
+        + TRACE.encode()
+        + b"[rank1]: ValueError: \x1b[31m\x9b\xff"
+        + b"A" * 3_000_000
+        + b"\n"
+    )
+    noise = b"".join(
+        b"[rank%d]: ValueError: Connection reset by peer out of memory step %d loss\n" % (n, n) for n in range(5_000)
+    )
     begun = time.monotonic()
     verdict = judge(gather([File("a.log", evil + noise), File("b.log", bytes(10_000)), File("c_3", b"\x80\x04c")]))
     assert time.monotonic() - begun < 5

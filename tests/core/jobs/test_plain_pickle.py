@@ -35,7 +35,9 @@ def test_nothing_that_a_file_names_is_called_or_imported(protocol: int) -> None:
         load(pickle.dumps({"entries": [Evil()]}, protocol))
 
 
-@pytest.mark.parametrize("value", [{1, 2}, frozenset({1}), ValueError("x"), PickleError, print, complex(1, 2), bytearray(b"x")])
+@pytest.mark.parametrize(
+    "value", [{1, 2}, frozenset({1}), ValueError("x"), PickleError, print, complex(1, 2), bytearray(b"x")]
+)
 def test_objects_are_refused(value: object) -> None:
     with pytest.raises(PickleError):
         load(pickle.dumps(value))
