@@ -140,11 +140,22 @@ def outside(folder: Path) -> list[Result]:
     return found
 
 
+def strangers() -> list[Result]:
+    """The kept logs of other frameworks: each stands for one log file, its exit code given where its report gives it."""
+    found = []
+    for line in (DATA / "strangers.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        made = judge(gather([File("job.log", row["log"].encode())], exit_code=row["exit"]))
+        found.append(Result(row["id"], {**row, "kind": row["framework"]}, made))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=["tune", "score"], default="tune")
     parser.add_argument("--folder", type=Path, help="runs as job_corpus.py wrote them, instead of the kept ones")
     parser.add_argument("--outside", type=Path, help="a labelled set of others")
+    parser.add_argument("--strangers", action="store_true", help="the kept logs of other frameworks")
     parser.add_argument("--explain", action="store_true", help="print the verdict of each miss")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     args = parser.parse_args()
@@ -153,8 +164,8 @@ def main() -> None:
 
         PAGE.write_text(job_failures_page.page(), "utf-8")
         return
-    if args.outside:
-        results = outside(args.outside)
+    if args.outside or args.strangers:
+        results = strangers() if args.strangers else outside(args.outside)
     else:
         runs = (r for r in runs_in(args.folder) if r[1]["half"] == args.half) if args.folder else runs_of(args.half)
         results = score(runs)
@@ -163,7 +174,7 @@ def main() -> None:
     for name, (precision, recall, f, number) in each.items():
         print(f"{name:22} P {precision:.2f} R {recall:.2f} F1 {f:.2f} n {number}")
     print(f"macro F1 {f1:.3f}")
-    print("\n".join(misses(results, not args.outside)))
+    print("\n".join(misses(results, not args.outside and not args.strangers)))
     if args.explain:
         for r in results:
             if not r.right or (r.truth["kind"] in HANGS + DEATHS and not r.rank_right):
