@@ -5,8 +5,8 @@
     python benchmarks/bench_job_failures.py --outside FOLDER     # a labelled set of others
 
 An outside set is a folder with `labels.jsonl`, one object a line: {"id", "mode" or "class", "log_path", optional
-"true_exit_code"}; GPUAlert's evaluation (github.com/Parv-01/gpualert-eval) has this form, and its 15 modes are mapped to
-our classes by GPUALERT below. `log_path` is relative to the folder or its parents.
+"true_exit_code"}; GPUAlert's evaluation (github.com/Parv-01/gpualert-eval) has this form, and its 15 modes are mapped
+to our classes by GPUALERT below. `log_path` is relative to the folder or its parents.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import json
 import lzma
 import sys
 import tarfile
-
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +123,9 @@ def summary(results: list[Result]) -> dict[str, Any]:
     f1, _ = macro_f1(results)
     hang, hangs = share(results, HANGS)
     death, deaths = share(results, DEATHS)
-    return {"runs": len(results), "macro_f1": round(f1, 3), "accuracy": round(sum(r.right for r in results) / len(results), 3),
-            "hang_rank": f"{hang}/{hangs}", "first_failed_rank": f"{death}/{deaths}"}  # fmt: skip
+    right = sum(r.right for r in results)
+    return {"runs": len(results), "right": right, "macro_f1": round(f1, 3), "hang_rank": f"{hang}/{hangs}",
+            "first_failed_rank": f"{death}/{deaths}"}  # fmt: skip
 
 
 def outside(folder: Path) -> list[Result]:
@@ -141,7 +141,7 @@ def outside(folder: Path) -> list[Result]:
 
 
 def strangers() -> list[Result]:
-    """The kept logs of other frameworks: each stands for one log file, its exit code given where its report gives it."""
+    """The kept logs of other frameworks, each one log file, with the exit code where its report gives it."""
     found = []
     for line in (DATA / "strangers.jsonl").read_text("utf-8").splitlines():
         row = json.loads(line)

@@ -75,7 +75,7 @@ def plan(number: int) -> dict[str, Any]:
         "slow_by": rng.choice([0.05, 0.12]), "evaluate": rng.random() < 0.3, "size": rng.choice([10, 64, 4096]),
         "second": rng.choice(["barrier", "broadcast", "none"]), "noisy": rng.choice([-1, -1, 0, 1, 2, 3]),
         "noise": rng.sample(NOISE, 2), "all_log": rng.random() < 0.5, "say_node": rng.random() < 0.6,
-        "dumps": rng.choice(["always", "always", "error", ""]), 
+        "dumps": rng.choice(["always", "always", "error", ""]),
         "dump_form": "json" if launcher in ("torchrun", "tee") else rng.choice(["json", "pickle"]),
         "exception": rng.choice(["ValueError", "KeyError", "RuntimeError", "AssertionError", "IndexError",
                                  "TypeError", "ZeroDivisionError"]),
@@ -88,7 +88,8 @@ def plan(number: int) -> dict[str, Any]:
 
 
 CLASSES = {
-    "healthy": "ended_normally", "slow": "ended_normally", "order": "collective_mismatch", "size": "collective_mismatch",
+    "healthy": "ended_normally", "slow": "ended_normally",
+    "order": "collective_mismatch", "size": "collective_mismatch",
     "dead": "peer_died", "stopped": "collective_timeout", "oom": "host_oom", "exception": "program",
     "loader": "program", "storage": "storage", "time_limit": "time_limit",
 }  # fmt: skip
@@ -176,7 +177,7 @@ def fork_rank(job: dict[str, Any], rank: int, port: int) -> tuple[int, int]:
     code = 0
     try:
         job_corpus_rank.main()
-    except BaseException:
+    except BaseException:  # noqa: BLE001  # as the interpreter does at its top
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
         code = 1
     sys.stdout.flush()
@@ -264,8 +265,8 @@ def by_srun(job: dict[str, Any], folder: Path, port: int) -> int:
     for _ in range(20):
         ranks.pump(0.01)
     if job["slurm"] and job["kind"] == "oom" and job["how"] == "cgroup" and job["slurm_oom"]:
-        log.of_launcher("slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the step tasks have been"
-                        " OOM Killed.")  # fmt: skip
+        some = "Some of the step tasks have been OOM Killed."
+        log.of_launcher(f"slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. {some}")
     log.close()
     codes = [os.waitstatus_to_exitcode(status) for status in ranks.status.values()]
     return max((128 - code if code < 0 else code for code in codes), default=0)
@@ -286,8 +287,8 @@ def say_end(job: dict[str, Any], log: Log, failed: bool) -> None:
 
 def by_torchrun(job: dict[str, Any], folder: Path, port: int) -> int:
     """Run the ranks under the real torchrun, without or with prefixes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--master-port", str(port),
-               "--monitor-interval", "0.2"]  # fmt: skip
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS),
+               "--master-port", str(port), "--monitor-interval", "0.2"]  # fmt: skip
     if job["launcher"] == "tee":
         command += ["--tee", "3", "--log-dir", str(folder / "torchrun")]
     env = {**os.environ, "JOB": json.dumps(job), "OMP_NUM_THREADS": "1"}
@@ -295,11 +296,9 @@ def by_torchrun(job: dict[str, Any], folder: Path, port: int) -> int:
         process = subprocess.Popen([*command, str(HERE / "job_corpus_rank.py")], stdout=log, stderr=log, env=env)
         if job["kind"] in ("time_limit", "cancel"):
             time.sleep(9)
-            words = io.BytesIO()
             holder = Log({**job, "launcher": "merged"}, folder)
             say_end(job, holder, False)
             holder.close()
-            words.close()
             process.terminate()
         try:
             code = process.wait(60)

@@ -27,7 +27,7 @@ WRITING = threading.Lock()
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples of which one cannot be read."""
+    """Samples; one cannot be read."""
 
     def __init__(self, job: dict[str, Any], bad: bool) -> None:
         self.job, self.bad = job, bad
@@ -71,7 +71,7 @@ def keep_dumping(job: dict[str, Any], rank: int) -> None:
         dump(job, rank)
 
 
-def misbehave(job: dict[str, Any], rank: int, step: int, x: torch.Tensor) -> torch.Tensor | None:
+def misbehave(job: dict[str, Any], rank: int, x: torch.Tensor) -> torch.Tensor | None:
     """Do what the job's fault is. Returns: the tensor to go on with; None: leave the collective out."""
     kind, how = job["kind"], job["how"]
     if kind == "skip":
@@ -94,8 +94,7 @@ def misbehave(job: dict[str, Any], rank: int, step: int, x: torch.Tensor) -> tor
     elif kind == "oom":
         held = []
         if how == "rlimit":
-            with open("/proc/self/statm") as file:
-                pages = int(file.read().split()[0])
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
             resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + 64 * MIB, resource.RLIM_INFINITY))
         while True:
             held.append(torch.ones(8 * MIB) if job["seed"] % 2 else bytearray(os.urandom(MIB)) * 16)
@@ -114,10 +113,9 @@ def write_until_it_fails(job: dict[str, Any], rank: int, how: str) -> None:
         with (full / f"shard-{rank}.bin").open("wb") as file:
             file.write(bytes(16 * MIB))
     elif how == "io":
-        with open("/proc/self/mem", "rb", buffering=0) as file:  # address 0 is not mapped: the kernel answers EIO
+        with Path("/proc/self/mem").open("rb", buffering=0) as file:  # address 0 is not mapped: the kernel answers EIO
             file.read(4096)
     else:
-        os.makedirs(full / ("d" * 8), exist_ok=True)
         for at in range(100_000):
             (full / f"log-{at}").write_bytes(bytes(65536))
 
@@ -148,7 +146,7 @@ def train(job: dict[str, Any], rank: int, log: logging.Logger) -> None:
             log.info("evaluation at step %d", step) if rank == 0 else None
         x: torch.Tensor | None = torch.ones(job["size"])
         if step == job["at"] and rank == job["rank"]:
-            x = misbehave(job, rank, step, x)
+            x = misbehave(job, rank, x)
         if x is not None:
             dist.all_reduce(x)
         if job["second"] == "barrier":
@@ -174,9 +172,8 @@ def main() -> None:
         log.info("rank %d on %s, local rank %s", rank, node, os.environ["LOCAL_RANK"])
     if job["dumps"] == "always":
         threading.Thread(target=keep_dumping, args=(job, rank), daemon=True).start()
-    if cgroup := job.get("cgroup"):
-        if rank == job["rank"]:
-            Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
+    if job.get("cgroup") and rank == job["rank"]:
+        Path(job["cgroup"], "cgroup.procs").write_text(str(os.getpid()))
     try:
         train(job, rank, log)
     except BaseException:

@@ -1,8 +1,8 @@
 """Which rank did not come to which collective, or came with another one, another size or type, or last.
 
 The order of the checks is that of torch/distributed/flight_recorder/components (builder.py, types.py `Op.match`):
-kind, then sizes, then types. Two things are added. A rank that has gone on has finished what came before, so a dump that
-is older than the others accuses nobody. A rank without a dump is named when all others wait at one collective.
+kind, then sizes, then types. Two things are added. A rank that has gone on has finished what came before, so a dump
+that is older than the others accuses nobody. A rank without a dump is named when all others wait at one collective.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _first_fault(
     if silent and len({each.sequence for each in last.values()}) == 1 and not any(x.completed for x in last.values()):
         sequence = next(iter(last.values())).sequence
         kind = Counter(each.kind for each in last.values()).most_common(1)[0][0]
-        words = f"rank {_names(silent)} left no dump; {len(last)} others wait at {kind} {sequence}"
+        words = f"rank {_names(silent)} left no dump; {len(last)} others wait in {kind} {sequence}"
         sure = 0.75 if len(silent) == 1 else 0.4 if len(silent) < len(members) / 2 else 0.15
         return Fault("silent", tuple(silent), kind, sequence, name, words, sure, tuple(sorted(last)))
     return None
@@ -126,7 +126,7 @@ def _odd(
     theirs = ", ".join(sorted({values[rank] for rank in odd}))[:120]
     if rest:
         words = f"rank {_names(odd)} {noun} {theirs} where the others {noun} {values[rest[0]][:120]}"
-        words += f" at {kind} {sequence}" if what != "type" else f" at collective {sequence}"
+        words += f" in {kind} {sequence}" if what != "type" else f" at collective {sequence}"
     else:
         words = f"the ranks disagree at collective {sequence}: {theirs}"
     if where := at[odd[0]].where:

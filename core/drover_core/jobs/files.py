@@ -34,9 +34,7 @@ def gather(
     for file in files:
         head = file.data[:4096]
         text = head.decode("utf-8", "replace")
-        if looks_like_dump(file.name, head) or (
-            not file.data and "trace" in file.name and rank_of(file.name) is not None
-        ):
+        if looks_like_dump(head) or (not file.data and "trace" in file.name and rank_of(file.name) is not None):
             _add_dump(file, dumps, notes)
         elif looks_like_ras(text):
             found, where = read_ras(file.data)

@@ -53,7 +53,7 @@ class Dump:
     source: str = ""
 
 
-def looks_like_dump(name: str, head: bytes) -> bool:
+def looks_like_dump(head: bytes) -> bool:
     """Whether a file is a flight recorder's dump: its first bytes say so."""
     if head[:1] == b"\x80":
         return b"pg_config" in head[:4096] or b"entries" in head[:4096]
@@ -148,7 +148,7 @@ def _operation(entry: dict[Any, Any]) -> Operation | None:
 def _where(frames: list[Any] | tuple[Any, ...]) -> str:
     """Return the first frame that is not PyTorch's own."""
     for frame in frames[:64]:
-        if isinstance(frame, dict) and isinstance(path := frame.get("filename"), str):
-            if "/torch/" not in path:
-                return f"{_word(path.rpartition('/')[2])}:{_number(frame.get('line'))}"
+        path = frame.get("filename") if isinstance(frame, dict) else None
+        if isinstance(path, str) and "/torch/" not in path:
+            return f"{_word(path.rpartition('/')[2])}:{_number(frame.get('line'))}"
     return ""

@@ -85,8 +85,8 @@ def judge(evidence: Evidence) -> Verdict:
     found = _survivors_removed(_match_all(lines), lines, ends)
     faults = _faults(evidence, lines, ends)
     choice = _choose(found, ends, evidence.exit_code, lines)
-    _ask_faults(choice, faults, found, ends)
-    _ask_hardware(choice, evidence.events, ends, found)
+    _ask_faults(choice, faults, ends)
+    _ask_hardware(choice, evidence.events, ends)
     if choice.rank is None and choice.failure not in BY_SCHEDULER | {Failure.ENDED_NORMALLY}:
         choice.rank = _blame(choice, found, ends, faults)
     place = ends.places.get(choice.rank, Place()) if choice.rank is not None else Place()
@@ -148,7 +148,7 @@ def _survivors_removed(found: list[Match], lines: Sequence[Line], ends: Ends) ->
             until[log] = max(until.get(log, -1), orders[-count])
 
     def is_over(match: Match) -> bool:
-        outside = match.line.form in (Form.KERNEL, Form.SCHEDULER) or match.role is Role.SIGN
+        outside = match.line.form in (Form.KERNEL, Form.SCHEDULER)
         return not outside and match.line.order < until.get(match.line.log, -1)
 
     return [match for match in found if not is_over(match)]
@@ -197,7 +197,7 @@ def _choose(found: list[Match], ends: Ends, exit_code: int | None, lines: Sequen
 
 
 def _unordered(one: Match, other: Match) -> bool:
-    """Whether nothing says which of two lines came first: two files, of which one has no times."""
+    """Whether nothing says which of two lines came first: they are of two files, and one has no times."""
     return one.line.log != other.line.log and (one.line.at is None or other.line.at is None)
 
 
@@ -276,7 +276,7 @@ def _choose_end(ends: Ends, exit_code: int | None, lines: Sequence[Line]) -> Cho
     return Choice(Failure.UNKNOWN, 0.3, first.rank if first else None, proofs, sure=False)
 
 
-def _ask_faults(choice: Choice, faults: Sequence[Fault], found: Sequence[Match], ends: Ends) -> None:
+def _ask_faults(choice: Choice, faults: Sequence[Fault], ends: Ends) -> None:
     """Let the ranks' own evidence explain a hang."""
     if choice.failure in (Failure.ENDED_NORMALLY, Failure.TIME_LIMIT, Failure.NODE_LOST):
         return
@@ -290,13 +290,20 @@ def _ask_faults(choice: Choice, faults: Sequence[Fault], found: Sequence[Match],
         return
     elif choice.failure in (Failure.COLLECTIVE_TIMEOUT, Failure.UNKNOWN):
         choice.failure, choice.confidence = Failure.COLLECTIVE_TIMEOUT, max(choice.confidence, best.confidence)
+    elif choice.failure is Failure.PEER_DIED and len(best.ranks) == 1 and _ended_quietly(best.ranks[0], ends):
+        choice.failure, choice.confidence = Failure.COLLECTIVE_MISMATCH, 0.65  # it had called one collective less
     elif choice.rank is not None and choice.rank not in best.ranks:
         return
     choice.rank = best.ranks[0]
     choice.proofs[:] = [proof, *choice.proofs[:2]]
 
 
-def _ask_hardware(choice: Choice, events: Sequence[HardwareEvent], ends: Ends, found: Sequence[Match]) -> None:
+def _ended_quietly(rank: int, ends: Ends) -> bool:
+    """Whether a launcher reports the ends of other ranks and no failure of this one."""
+    return bool(ends.exits) and ends.of(rank) is None
+
+
+def _ask_hardware(choice: Choice, events: Sequence[HardwareEvent], ends: Ends) -> None:
     """Let an error of a node explain what its ranks could not."""
     nodes = {place.node for place in ends.places.values() if place.node}
     blamed = ends.places.get(choice.rank, Place()).node if choice.rank is not None else ""

@@ -39,7 +39,8 @@ _HANDLED = re.compile(
     r"\b(?:retry(?:ing)?|retried|[Cc]aught|trying again|skipp(?:ed|ing)|ignor(?:ed|ing)|recover(?:ed|ing))\b"
 )
 _NCCL = re.compile(
-    r"(?:\[[\d :./T-]{8,40}\] )?([\w.-]{1,80}):\d{1,9}:\d{1,9} \[(\d{1,3})\] (?:[\w./:-]{1,60} )?NCCL (?:WARN|INFO|ERROR)"
+    r"(?:\[[\d :./T-]{8,40}\] )?([\w.-]{1,80}):\d{1,9}:\d{1,9} \[(\d{1,3})\] (?:[\w./:-]{1,60} )?"
+    r"NCCL (?:WARN|INFO|ERROR)"
 )
 _KERNEL = re.compile(
     r"(?:<\d{1,3}>)?\[ *\d{1,10}\.\d{3,9}\] |.{0,80}\bkernel: |\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \w{3} "
@@ -51,8 +52,8 @@ _EXCEPTION = re.compile(
     r"|OutOfMemory|NotFound|StopIteration)\w{0,20})(?:: |:$|$|\()"
 )
 _PROGRESS = re.compile(
-    r"\b(?:step|iter(?:ation)?|epoch|global_step|batch)[ =:/#\[]{0,4}\d+.{0,200}?(?:loss|lr|it/s|tokens|grad|ms|%|elapsed|acc)"
-    r"|\d+/\d+ \[\d\d:\d\d.{0,40}(?:it/s|s/it)",
+    r"\b(?:step|iter(?:ation)?|epoch|global_step|batch)[ =:/#\[]{0,4}\d+.{0,200}?"
+    r"(?:loss|lr|it/s|tokens|grad|ms|%|elapsed|acc)|\d+/\d+ \[\d\d:\d\d.{0,40}(?:it/s|s/it)",
     re.I,
 )
 

@@ -1,6 +1,6 @@
-"""The table of rules: which form of which line stands for which failure, and where that is written down.
+"""The table of rules: a form of line, the failure that it stands for, and where that is written down.
 
-A rule is a cause, a consequence (something died elsewhere) or a sign (it says how a process ended, not why). A line
+A rule is a cause or a consequence (something died elsewhere). A line
 that its program logged as INFO or WARNING is no cause, whatever it says: the program went on. Only rules with
 `quiet=True` read such lines. `needle` must be in the line, in lower case, before `pattern` is tried.
 
@@ -35,7 +35,6 @@ from drover_core.jobs.model import Failure
 class Role(StrEnum):
     CAUSE = "cause"
     CONSEQUENCE = "consequence"
-    SIGN = "sign"
 
 
 LOUD = frozenset({Form.EXCEPTION, Form.NCCL, Form.KERNEL, Form.SCHEDULER, Form.OTHER})
@@ -60,14 +59,13 @@ class Rule:
 def _row(
     id: str, failure: Failure, confidence: float, needle: str, pattern: str, source: str,
     *, role: Role = Role.CAUSE, forms: frozenset[Form] = LOUD, quiet: bool = False,
-) -> Rule:  # fmt: skip  # noqa: PLR0913
+) -> Rule:  # fmt: skip
     allowed = forms | {Form.QUIET} if quiet else forms
     return Rule(id, failure, role, confidence, needle, re.compile(pattern), source, allowed)
 
 
 F = Failure
 _C = Role.CONSEQUENCE
-_S = Role.SIGN
 _ERRNO = r"(?:\[Errno {0}\]|\(errno:? ?{0}\b|errno[ =]{0}\b|os error {0}\b|{1})"
 
 

@@ -22,7 +22,7 @@ _OF_RANK = {
 
 
 def who(rank: int, place: Place) -> str:
-    """`rank 3 on node n07, GPU 1`, as far as it is known."""
+    """`rank 3 on node n07, GPU 1`, as far as that is known."""
     words = f"rank {rank}"
     if place.node:
         words += f" on node {place.node}"

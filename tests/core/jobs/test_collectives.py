@@ -1,3 +1,4 @@
+# ruff: noqa: E501  # logs as they are written
 """Which rank did not come, or came with something else: flight recorder, NCCL RAS, NCCL Inspector, watchdog."""
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def dump(rank: int, entries: list[dict[str, Any]], form: str = "pickle", ranks: 
     }
     data = pickle.dumps(value, 2) if form == "pickle" else json.dumps(value).encode()
     name = f"comm_lib_trace_rank_{rank}" + (".json" if form == "json" else "")
-    assert looks_like_dump(name, data[:4096])
+    assert looks_like_dump(data[:4096])
     return read_dump(name, data)
 
 
@@ -57,7 +58,7 @@ def test_a_rank_that_never_came(form: str) -> None:
     "theirs, what, words",
     [
         (entry(6, "broadcast"), "type", "rank 3 called broadcast where the others called all_reduce at collective 6"),
-        (entry(6, size=20), "size", "rank 3 came with size [20] where the others came with size [10] at all_reduce 6"),
+        (entry(6, size=20), "size", "rank 3 came with size [20] where the others came with size [10] in all_reduce 6"),
         (entry(6, input_dtypes=["Half"]), "dtype", "rank 3 came with type Half where the others came with type Float"),
     ],
 )

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  # logs as they are written
 """The verdict on small logs: each class, what came first, what only followed."""
 
 from __future__ import annotations

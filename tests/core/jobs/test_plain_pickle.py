@@ -1,7 +1,9 @@
+# ruff: noqa: E501  # logs as they are written
 """A pickle of plain data is read; anything that could run is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import pickletools
@@ -58,10 +60,8 @@ def test_damage_is_one_kind_of_error(data: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_value_or_that_error(data: bytes) -> None:
-    try:
+    with contextlib.suppress(PickleError):
         load(b"\x80\x04" + data)
-    except PickleError:
-        pass
 
 
 def test_a_place_in_the_memo_costs_no_room() -> None:
