@@ -72,7 +72,7 @@ def runs_of(half: str) -> Iterator[tuple[str, dict[str, Any], list[File]]]:
 
 def runs_in(out: Path) -> Iterator[tuple[str, dict[str, Any], list[File]]]:
     for folder in sorted(out.glob("run-*")):
-        if (folder / "truth.json").is_file():
+        if (folder / "truth.json").is_file() and json.loads((folder / "truth.json").read_text()).get("happened", True):
             yield unpacked(folder.name, {path.name: path.read_bytes() for path in folder.iterdir()})
 
 

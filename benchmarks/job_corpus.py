@@ -339,26 +339,37 @@ def run(number: int, out: Path) -> dict[str, Any]:
         shutil.rmtree(full)
         if cgroup:
             cgroup.remove()
+    new = (
+        [line for line in kernel_lines() if line not in before and re.search("memory|oom", line, re.I)]
+        if cgroup
+        else []
+    )
     if cgroup and (job["kernel_log"] or not job["slurm"] or not job["slurm_oom"]):
-        new = [line for line in kernel_lines() if line not in before and re.search("memory|oom", line, re.I)]
         (folder / "kernel-n07-n08.log").write_text("\n".join(new[-12:]) + "\n")
     for part in folder.glob(".*"):
         part.unlink()
-    found = {**truth(job), "number": number, "half": job["half"], "kind": job["kind"], "how": job["how"],
-             "launcher": job["launcher"], "dumps": bool(list(folder.glob("*trace*"))), "exit": code,
-             "give_exit": job["give_exit"], "seconds": round(time.monotonic() - begun, 1)}  # fmt: skip
+    happened = cgroup is None or any("Killed process" in line for line in new)
+    found = {
+        **truth(job), **{name: job[name] for name in ("number", "half", "kind", "how", "launcher", "give_exit")},
+        "dumps": bool(list(folder.glob("*trace*"))), "exit": code, "happened": happened,
+        "seconds": round(time.monotonic() - begun, 1),
+    }  # fmt: skip
     (folder / "truth.json").write_text(json.dumps(found) + "\n")
     return found
 
 
 def pack(out: Path) -> None:
-    """Write both halves as DATA/tune.tar.xz and DATA/score.tar.xz, without owners and times."""
+    """Write both halves as DATA/tune.tar.xz and DATA/score.tar.xz, without owners and times.
+
+    A run whose fault did not take place is left out: a rank that the kernel was to kill, and the job ended before.
+    """
     DATA.mkdir(parents=True, exist_ok=True)
     for half in ("tune", "score"):
         made = io.BytesIO()
         with tarfile.open(fileobj=made, mode="w") as tar:
             for folder in sorted(out.glob("run-*")):
-                if json.loads((folder / "truth.json").read_text())["half"] != half:
+                found = json.loads((folder / "truth.json").read_text())
+                if found["half"] != half or not found.get("happened", True):
                     continue
                 for path in sorted(folder.iterdir()):
                     data = path.read_bytes()

@@ -58,7 +58,8 @@ def listed(lines: list[str]) -> str:
 
 
 def page() -> str:
-    tune, score, strange = bench.score(bench.runs_of("tune")), bench.score(bench.runs_of("score")), bench.strangers()
+    tune, score = (bench.score(bench.runs_of(half)) for half in ("tune", "score"))
+    strange = bench.strangers()
     kinds = sorted({r.truth["kind"].replace("_", " ") for r in score + tune})
     parts = [HEAD.format(kinds=", ".join(kinds), strangers=len(strange))]
     rows: list[list[object]] = []
@@ -74,9 +75,14 @@ def page() -> str:
     parts.append("Misses of class or rank:\n\n" + listed(bench.misses(score)))
     parts.append("Misses of the tuning half:\n\n" + listed(bench.misses(tune)))
     parts.append("## Classes, strangers' logs\n\n" + classes(strange))
-    parts.append("Misses:\n\n" + listed([f"- [{r.name}]({r.truth['source']}), {r.truth['framework']}:"
-                 f" {r.truth['class']}, called {r.verdict.failure.value}" for r in strange if not r.right]))  # fmt: skip
+    wrong = [r for r in strange if not r.right]
+    lines = [f"- [{r.name}]({r.truth['source']}), {r.truth['framework']}: {called(r)}" for r in wrong]
+    parts.append("Misses:\n\n" + listed(lines))
     return "\n".join(parts)
+
+
+def called(r: bench.Result) -> str:
+    return f"{r.truth['class']}, called {r.verdict.failure.value}"
 
 
 def verdict(score: list[bench.Result]) -> str:

@@ -72,6 +72,11 @@ class Ends:
         """The first process that failed by itself."""
         return next((each for each in self.exits if each.first and each.code), None)
 
+    @property
+    def crash(self) -> Exit | None:
+        """The first process that crashed: no launcher ends another one like that."""
+        return next((each for each in self.exits if -each.code in CRASHES - {6}), None)
+
     def of(self, rank: int) -> Exit | None:
         return next((each for each in self.exits if each.rank == rank), None)
 

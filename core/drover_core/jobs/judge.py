@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,9 +138,11 @@ def _of_exception(line: Line) -> Match | None:
 def _survivors_removed(found: list[Match], lines: Sequence[Line], ends: Ends) -> list[Match]:
     """Leave out what a rank wrote before it, or a rank that waits for it, went on for some steps."""
     steps: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+    of_log: dict[str, list[int]] = defaultdict(list)
     for line in lines:
         if is_progress(line):
             steps[line.log, line.rank].append(line.order)
+            of_log[line.log].append(line.order)
     unnamed = max(2 * STEPS_SURVIVED, 2 * len(ends.ranks))  # lines of any ranks
     until: dict[str, int] = {}  # log -> lines before this one were survived
     for (log, rank), orders in steps.items():
@@ -147,9 +150,18 @@ def _survivors_removed(found: list[Match], lines: Sequence[Line], ends: Ends) ->
         if len(orders) >= count:
             until[log] = max(until.get(log, -1), orders[-count])
 
+    raised: dict[tuple[str, int | None], int] = {}  # the last exception of each rank, and of all (None)
+    for m in found:
+        if m.line.form is Form.EXCEPTION and m.role is Role.CAUSE:
+            raised[m.line.log, m.line.rank] = raised[m.line.log, None] = m.line.order
+
     def is_over(match: Match) -> bool:
-        outside = match.line.form in (Form.KERNEL, Form.SCHEDULER)
-        return not outside and match.line.order < until.get(match.line.log, -1)
+        line = match.line
+        if line.form is Form.OTHER:  # some steps later its rank failed of something else
+            end, orders = raised.get((line.log, line.rank), -1), of_log[line.log]
+            if bisect_right(orders, line.order) < bisect_right(orders, end):
+                return True
+        return line.form not in (Form.KERNEL, Form.SCHEDULER) and line.order < until.get(line.log, -1)
 
     return [match for match in found if not is_over(match)]
 
@@ -222,9 +234,8 @@ def _choose_hang(found: Sequence[Match], ends: Ends) -> Choice | None:
         made = _of(network, found)
         made.sure, made.rank = False, network.line.rank
         return made
-    crashed = ends.first if ends.first and -ends.first.code in CRASHES and ends.first.code != -6 else None
-    if crashed:
-        return _of_exit(crashed)
+    if ends.crash:
+        return _of_exit(ends.crash)
     if timeout:
         return Choice(timeout.failure, timeout.confidence, None, [timeout.proof], sure=False)
     if ends.first and ends.first.code < 0 and ends.first.code != -15:

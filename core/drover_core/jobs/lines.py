@@ -234,12 +234,12 @@ def exception_name(line: Line) -> str:
 
 
 def in_order(logs: Iterable[Log]) -> list[Line]:
-    """Join the lines of all files: by time where each file has times, else one file after the other."""
+    """Join the lines of all files by time, each file in its own order; files without times stand first."""
     keyed: list[tuple[float, int, int, Line]] = []
     for at, log in enumerate(logs):
         last = 0.0
         for line in log.lines:
-            last = line.at if line.at is not None else last
+            last = max(last, line.at or 0.0)  # a report at the end may name earlier times
             keyed.append((last, at, line.number, line))
     keyed.sort(key=lambda each: each[:3])
     for order, each in enumerate(keyed):
