@@ -59,7 +59,7 @@ def _first_fault(
     end = max(max(ops) for ops in with_ops.values())
     for sequence in range(begin, end + 1):
         at = {rank: ops[sequence] for rank, ops in with_ops.items() if sequence in ops}
-        if fault := _mismatch(name, sequence, at):
+        if fault := _mismatch(name, sequence, at, with_ops):
             return fault
         absent = sorted(rank for rank in dumped if rank not in at)
         if absent and at and not any(_is_done(at[rank], with_ops[rank]) for rank in at):
@@ -80,7 +80,9 @@ def _is_done(operation: Operation, of_rank: Mapping[int, Operation]) -> bool:
     return operation.completed or (operation.retired and max(of_rank) > operation.sequence)
 
 
-def _mismatch(name: str, sequence: int, at: Mapping[int, Operation]) -> Fault | None:
+def _mismatch(
+    name: str, sequence: int, at: Mapping[int, Operation], of_ranks: Mapping[int, Mapping[int, Operation]]
+) -> Fault | None:
     if len(at) < 2:
         return None
     kinds = {rank: each.kind for rank, each in at.items()}
@@ -90,15 +92,28 @@ def _mismatch(name: str, sequence: int, at: Mapping[int, Operation]) -> Fault | 
     if not kind.startswith(UNEVEN_SENT):
         sent = {rank: str(_shape(each.sent)) for rank, each in at.items()}
         if odd := _minority(sent):
-            return _odd(name, sequence, "size", sent, odd, at)
+            return _odd(name, sequence, "size", sent, _changed(odd, at, of_ranks), at)
     if not kind.startswith(UNEVEN_RECEIVED):
         received = {rank: str(_shape(each.received)) for rank, each in at.items()}
         if odd := _minority(received):
-            return _odd(name, sequence, "size", received, odd, at)
+            return _odd(name, sequence, "size", received, _changed(odd, at, of_ranks), at)
     types = {rank: ", ".join(sorted(set(each.types))) for rank, each in at.items()}
     if odd := _minority(types):
         return _odd(name, sequence, "dtype", types, odd, at)
     return None
+
+
+def _changed(odd: list[int], at: Mapping[int, Operation], of_ranks: Mapping[int, Mapping[int, Operation]]) -> list[int]:
+    """Where there is no majority, return the ranks that came with another size than they themselves did before."""
+    if len(odd) < len(at):
+        return odd
+    changed = []
+    for rank in odd:
+        now = at[rank]
+        before = [o for n, o in of_ranks[rank].items() if n < now.sequence and o.kind == now.kind]
+        if before and now.sent not in [o.sent for o in before]:
+            changed.append(rank)
+    return changed or odd
 
 
 def _shape(sizes: tuple[tuple[int, ...], ...]) -> object:

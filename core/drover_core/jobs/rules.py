@@ -89,7 +89,8 @@ RULES: tuple[Rule, ...] = (
     # GPU memory
     _row("torch-oom", F.GPU_OOM, .98, "out of memory. tried to allocate", r"(?:CUDA|HIP|XPU|MPS backend)[\w ]{0,20} out of memory\. Tried to allocate", "T"),
     _row("torch-oom-class", F.GPU_OOM, .95, "outofmemoryerror", r"(?:torch\.(?:cuda\.)?|^)OutOfMemoryError\b", "T", forms=RAISED | {Form.OTHER}),
-    _row("cuda-oom", F.GPU_OOM, .95, "out of memory", r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUDA out of memory|HIP out of memory|Cuda failure .{0,60}'?out of memory", "C"),
+    _row("cuda-oom", F.GPU_OOM, .95, "out of memory", r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Cuda failure .{0,60}'?out of memory", "C"),
+    _row("oom-raised", F.GPU_OOM, .95, "out of memory", r"(?:CUDA|HIP) out of memory", "T", forms=RAISED),
     _row("cublas-alloc", F.GPU_OOM, .7, "alloc_failed", r"(?:CUBLAS|CUDNN|CUSOLVER)_STATUS_(?:INTERNAL_ERROR_HOST_|DEVICE_)?ALLOC(?:ATION)?_FAILED", "C"),
     _row("xla-oom", F.GPU_OOM, .9, "resource_exhausted", r"RESOURCE_EXHAUSTED: .{0,80}(?:[Oo]ut of memory|[Ff]ailed to allocate|[Aa]llocat)", "X"),
     _row("tf-oom", F.GPU_OOM, .9, "oom when allocating", r"OOM when allocating tensor .{0,300}(?:GPU|gpu|by allocator)", "X"),

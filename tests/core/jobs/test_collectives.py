@@ -98,6 +98,12 @@ def test_two_halves_that_disagree_are_both_named() -> None:
     assert fault.ranks == (0, 1, 2, 3) and fault.confidence == 0.5
 
 
+def test_of_two_dumps_the_rank_that_changed_its_size_is_named() -> None:
+    dumps = {r: dump(r, [*done(5), entry(6, size=17 if r == 3 else 10)]) for r in (1, 3)}
+    (fault,) = find_faults(dumps)
+    assert (fault.what, fault.ranks, fault.waiting) == ("size", (3,), (1,))
+
+
 def test_the_rank_that_is_always_last() -> None:
     def of(rank: int) -> Dump:
         late = 50_000_000 if rank == 1 else rank * 1000
