@@ -102,8 +102,8 @@ def macro_f1(results: list[Result]) -> tuple[float, dict[str, tuple[float, float
     return sum(value[2] for value in each.values()) / len(each), each
 
 
-def share(results: list[Result], kinds: tuple[str, ...]) -> tuple[int, int]:
-    of = [r for r in results if r.truth["kind"] in kinds]
+def share(results: list[Result], kinds: tuple[str, ...], dumps: bool | None = None) -> tuple[int, int]:
+    of = [r for r in results if r.truth["kind"] in kinds and dumps in (None, r.truth["dumps"])]
     return sum(r.rank_right for r in of), len(of)
 
 
@@ -170,12 +170,14 @@ def main() -> None:
         runs = (r for r in runs_in(args.folder) if r[1]["half"] == args.half) if args.folder else runs_of(args.half)
         results = score(runs)
         print(json.dumps(summary(results)))
-    f1, each = macro_f1(results)
-    for name, (precision, recall, f, number) in each.items():
-        print(f"{name:22} P {precision:.2f} R {recall:.2f} F1 {f:.2f} n {number}")
-    print(f"macro F1 {f1:.3f}")
-    print("\n".join(misses(results, not args.outside and not args.strangers)))
+    if args.outside or args.strangers:
+        print(
+            json.dumps({"jobs": len(results), "right": sum(r.right for r in results), "macro_f1": macro_f1(results)[0]})
+        )
     if args.explain:
+        for name, (precision, recall, f, number) in macro_f1(results)[1].items():
+            print(f"{name:22} P {precision:.2f} R {recall:.2f} F1 {f:.2f} n {number}")
+        print("\n".join(misses(results, not args.outside and not args.strangers)))
         for r in results:
             if not r.right or (r.truth["kind"] in HANGS + DEATHS and not r.rank_right):
                 print(f"\n{r.name} {json.dumps(r.truth)}\n  {r.verdict.sentence}")
