@@ -53,6 +53,11 @@ def test_errors_of_nodes_from_a_case(tmp_path: Path, capsys: pytest.CaptureFixtu
     events.write_text(json.dumps(row) + "\n")
     assert main(["why", str(log), "--case", str(events.parent)]) == 0
     assert capsys.readouterr().out.startswith("the GPU of rank 3 on node n08 failed")
+    assert main(["why", str(log), "--case", str(events.parent), "--at", "2026-11-28T02:00:00Z"]) == 0
+    assert "outside the hour before" in capsys.readouterr().out
+    events.write_text(json.dumps({**row, "forgeable": True}) + "\n")
+    assert main(["why", str(log), "--case", str(events.parent)]) == 0
+    assert "failed" not in capsys.readouterr().out.splitlines()[0]
     events.write_text("[]\n")
     assert main(["why", str(log), "--events", str(events)]) == 2
     assert "not in the form of a case's events.jsonl" in capsys.readouterr().err

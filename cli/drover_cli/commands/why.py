@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drover_cli.commands.export import moment
 from drover_cli.errors import CliError
 from drover_cli.output import print_json, say
 
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--signal", metavar="SIGNAL", help="the signal that ended the job: 9, KILL or SIGKILL")
     parser.add_argument("--case", type=Path, metavar="CASE", help="a case folder with the nodes' errors (XIDs, kernel)")
     parser.add_argument("--events", type=Path, metavar="FILE", help="the same as a file: events.jsonl of a case")
+    parser.add_argument("--at", metavar="TIME", help="when the job ended (default: the last time in its logs, as UTC)")
     parser.add_argument(
         "--tail",
         type=int,
@@ -50,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.tail <= 256:
         raise CliError(f"--tail {args.tail}: give 1 to 256 MiB")
-    verdict = judge(gather(list(_files(args)), _events(args), _exit_code(args)))
+    ended_ms = moment(args.at, round(time.time() * 1000)) if args.at else None
+    verdict = judge(gather(list(_files(args)), _events(args), _exit_code(args), ended_ms))
     if args.json:
         print_json(_json(verdict))
     else:
@@ -112,6 +116,7 @@ def _exit_code(args: argparse.Namespace) -> int | None:
 def _events(args: argparse.Namespace) -> list[HardwareEvent]:
     """Return the nodes' errors of a case or of a file in the form of its events.jsonl."""
     from drover_core.jobs.model import HardwareEvent
+    from drover_core.times import from_iso
 
     path = args.case / "events.jsonl" if args.case else args.events
     if path is None:
@@ -119,8 +124,16 @@ def _events(args: argparse.Namespace) -> list[HardwareEvent]:
     try:
         rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
         return [
-            HardwareEvent(str(r["node"]), r.get("gpu"), str(r["kind"]), str(r["code"]), str(r.get("message", "")))
+            HardwareEvent(
+                str(r["node"]),
+                r.get("gpu"),
+                str(r["kind"]),
+                str(r["code"]),
+                str(r.get("message", "")),
+                from_iso(r["ts"]),
+            )
             for r in rows
+            if not r.get("forgeable") and not r.get("backlog")  # what user space may have written proves nothing
         ]
     except OSError as error:
         raise CliError(f"{path}: cannot be read ({error.strerror})") from None

@@ -69,7 +69,7 @@ def _first_fault(
     if silent and len({each.sequence for each in last.values()}) == 1 and not any(x.completed for x in last.values()):
         sequence = next(iter(last.values())).sequence
         kind = Counter(each.kind for each in last.values()).most_common(1)[0][0]
-        words = f"rank {_names(silent)} left no dump; {len(last)} others wait in {kind} {sequence}"
+        words = f"rank {_names(silent)} left no dump; {_others(len(last))} in {kind} {sequence}"
         sure = 0.75 if len(silent) == 1 else 0.4 if len(silent) < len(members) / 2 else 0.15
         return Fault("silent", tuple(silent), kind, sequence, name, words, sure, tuple(sorted(last)))
     return None
@@ -151,7 +151,7 @@ def _odd(
 
 def _missing(name: str, sequence: int, absent: list[int], at: Mapping[int, Operation]) -> Fault:
     first = next(iter(at.values()))
-    words = f"rank {_names(absent)} never came to {first.kind} {sequence}; {len(at)} others wait there"
+    words = f"rank {_names(absent)} never came to {first.kind} {sequence}; {_others(len(at))} there"
     if first.where:
         words += f" ({first.where})"
     sure = 0.9 if len(absent) <= max(1, (len(at) + len(absent)) // 2) else 0.5
@@ -184,3 +184,7 @@ def find_last(dumps: Mapping[int, Dump]) -> Fault | None:
 def _names(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:6]))
     return f"{shown} and {len(ranks) - 6} more" if len(ranks) > 6 else shown
+
+
+def _others(count: int) -> str:
+    return "1 other waits" if count == 1 else f"{count} others wait"

@@ -22,7 +22,10 @@ class File:
 
 
 def gather(
-    files: Sequence[File], events: Sequence[HardwareEvent] = (), exit_code: int | None = None
+    files: Sequence[File],
+    events: Sequence[HardwareEvent] = (),
+    exit_code: int | None = None,
+    ended_ms: int | None = None,
 ) -> Evidence:  # fmt: skip
     """Return the evidence that files hold. What cannot be read is said in its notes."""
     notes: list[str] = []
@@ -56,7 +59,7 @@ def gather(
         logs.append(read_log(file.name, file.data, file.cut, named.get(file.name)))
         if file.cut:
             notes.append(f"{file.name}: only its last {len(file.data) / 2**20:.0f} MiB were read")
-    return Evidence(logs, dumps, faults, places, events, exit_code, notes)
+    return Evidence(logs, dumps, faults, places, events, exit_code, ended_ms, notes)
 
 
 def _add_dump(file: File, dumps: dict[int, Dump], notes: list[str]) -> None:

@@ -18,16 +18,18 @@ from dataclasses import dataclass, field
 from drover_core.jobs import collectives, texts
 from drover_core.jobs.exits import CRASHES, Ends, Exit, find_ends
 from drover_core.jobs.flight import Dump
-from drover_core.jobs.lines import Form, Line, Log, exception_name, in_order, is_progress
+from drover_core.jobs.lines import Form, Line, Log, exception_name, in_order, is_progress, last_time_ms
 from drover_core.jobs.model import Failure, Fault, HardwareEvent, Place, Proof, Verdict
 from drover_core.jobs.rules import Role, Rule, matches
 from drover_core.jobs.wording import sentence_of
+from drover_core.times import iso
 from drover_core.xid.codes import lookup
 
 STRONG = frozenset({Failure.GPU_HARDWARE, Failure.GPU_OOM, Failure.HOST_OOM, Failure.STORAGE})
 BY_SCHEDULER = frozenset({Failure.TIME_LIMIT, Failure.NODE_LOST, Failure.CANCELLED})
 DECISIVE = 0.9  # confidence of a scheduler's line that gives a reason
 STEPS_SURVIVED = 3  # a rank that reports so many steps after a line went on
+BEFORE_MS, AFTER_MS = 3_600_000, 300_000  # around the job's end: errors of nodes that may explain it
 MAX_PROOFS = 12
 MAX_MATCHES = 20_000
 _XID = re.compile(r"Xid \(.{1,60}\): (\d{1,4})")
@@ -49,6 +51,7 @@ class Evidence:
     places: Mapping[int, Place] = field(default_factory=dict)
     events: Sequence[HardwareEvent] = ()
     exit_code: int | None = None  # of the job; below 0 or above 128: a signal
+    ended_ms: int | None = None  # None: the last time that the logs name
     notes: Sequence[str] = ()
 
 
@@ -87,7 +90,8 @@ def judge(evidence: Evidence) -> Verdict:
     faults = _faults(evidence, lines, ends)
     choice = _choose(found, ends, evidence.exit_code, lines)
     _ask_faults(choice, faults, ends)
-    _ask_hardware(choice, evidence.events, ends)
+    events, notes = _events_before(evidence)
+    _ask_hardware(choice, events, ends)
     if choice.rank is None and choice.failure not in BY_SCHEDULER | {Failure.ENDED_NORMALLY}:
         choice.rank = _blame(choice, found, ends, faults)
     place = ends.places.get(choice.rank, Place()) if choice.rank is not None else Place()
@@ -96,7 +100,7 @@ def judge(evidence: Evidence) -> Verdict:
         choice.failure, round(min(choice.confidence, 0.99), 2),
         sentence_of(choice.failure, choice.rank, place, choice.proofs, shown, ends),
         choice.rank, place, tuple(choice.proofs[:MAX_PROOFS]),
-        tuple(_consequences(choice, found, ends)), tuple(shown), tuple(evidence.notes), tuple(sorted(ends.ranks)),
+        tuple(_consequences(choice, found, ends)), tuple(shown), (*evidence.notes, *notes), tuple(sorted(ends.ranks)),
     )  # fmt: skip
 
 
@@ -307,6 +311,23 @@ def _ask_faults(choice: Choice, faults: Sequence[Fault], ends: Ends) -> None:
         return
     choice.rank = best.ranks[0]
     choice.proofs[:] = [proof, *choice.proofs[:2]]
+
+
+def _events_before(evidence: Evidence) -> tuple[list[HardwareEvent], list[str]]:
+    """Return the events around the job's end, and a note where others were left out or no end is known."""
+    if not evidence.events:
+        return [], []
+    ended = evidence.ended_ms if evidence.ended_ms is not None else last_time_ms(evidence.logs)
+    if ended is None:
+        return list(evidence.events), [
+            "the logs have no times: errors of nodes were taken at any time; --at limits them"
+        ]
+    near = [e for e in evidence.events if e.ts_ms is None or ended - BEFORE_MS <= e.ts_ms <= ended + AFTER_MS]
+    if near:
+        return near, []
+    return [], [
+        f"all {len(evidence.events)} errors of nodes lie outside the hour before {iso(ended)} (--at changes it)"
+    ]
 
 
 def _ended_quietly(rank: int, ends: Ends) -> bool:

@@ -15,6 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 
 MAX_LINE = 1200
@@ -188,6 +189,20 @@ def _time(text: str) -> float | None:
         return None
     days = (int(month) - 1) * 31 + int(day)
     return days * 86400.0 + int(hour) * 3600 + int(minute) * 60 + int(second) + float(f"0.{part or 0}")
+
+
+def last_time_ms(logs: Iterable[Log]) -> int | None:
+    """Return the last time with a year that logs name, taken as UTC: milliseconds since the epoch."""
+    found: list[int] = []
+    for log in logs:
+        for line in log.lines[-200:]:
+            if match := _ISO.search(line.text[:120]):
+                try:
+                    time = datetime(*map(int, match.groups()[:6]), tzinfo=UTC)  # type: ignore[arg-type, misc]
+                except ValueError:
+                    continue  # such as a 31st of February
+                found.append(round(time.timestamp() * 1000))
+    return max(found, default=None)
 
 
 class _Tracebacks:

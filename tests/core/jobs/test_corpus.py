@@ -14,7 +14,7 @@ import bench_job_failures as bench  # noqa: E402  # it lies next to the other sc
 import job_failures_page  # noqa: E402
 
 
-def test_the_page_is_what_the_script_writes() -> None:
+def test_the_page_of_job_failures_is_what_the_script_writes() -> None:
     """It scores both halves and the strangers' logs, so it fails too when one verdict changes."""
     written = (ROOT / "docs/evidence/job-failures.md").read_text("utf-8")
     assert written == job_failures_page.page(), "run: python benchmarks/bench_job_failures.py --write"

@@ -119,6 +119,17 @@ def test_an_xid_of_a_jobs_node_explains_a_hang_and_no_exception() -> None:
     assert why("srun: error: n08: task 3: Killed\n", 137, (oom,)).failure is Failure.HOST_OOM
 
 
+def test_only_errors_in_the_hour_before_the_end_explain_it() -> None:
+    log = "2026-11-28 02:00:00,000 ERROR x\nsrun: error: n08: task 3: Killed\n"
+    ended = 1795831200000  # 2026-11-28T02:00:00Z
+    near, old = replace(XID, ts_ms=ended - 60_000), replace(XID, ts_ms=ended - 7_200_000)
+    assert why(log, 137, (near,)).failure is Failure.GPU_HARDWARE
+    late = why(log, 137, (old,))
+    assert late.failure is Failure.PEER_DIED and "outside the hour before 2026-11-28T02:00:00" in late.notes[0]
+    files = [File("job.log", log.encode())]
+    assert judge(gather(files, (old,), 137, ended - 7_000_000)).failure is Failure.GPU_HARDWARE
+
+
 def test_hostile_logs_are_bounded_and_never_shown_raw() -> None:
     evil = (
         b"\x1b]0;owned\x07\x1b[2J[rank1]: "
