@@ -22,7 +22,8 @@ HELP = "why a job died or hangs, from its log files and its ranks' dumps: which 
 MAX_FILES = 16_384
 TAIL_MIB = 8
 DUMP_MIB = 64
-ALL_MIB = 2048
+ALL_MIB = 256
+LEAST_KIB = 16  # of a log, where there are many
 SKIPPED = frozenset({".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npy", ".parquet", ".gz", ".xz", ".zst", ".zip"})
 
 
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=TAIL_MIB,
         metavar="MIB",
-        help=f"read the last so many MiB of each log (default {TAIL_MIB})",
+        help=f"read the last so many MiB of each log (default {TAIL_MIB}; less where there are many)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -65,21 +66,19 @@ def run(args: argparse.Namespace) -> int:
 def _files(args: argparse.Namespace) -> Iterator[File]:
     from drover_core.jobs.files import File
 
-    left = ALL_MIB << 20
-    for name, path in _paths(args.path):
+    paths = _paths(args.path)
+    tail = max(LEAST_KIB << 10, min(args.tail << 20, (ALL_MIB << 20) // len(paths)))
+    for name, path in paths:
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
                 head = file.read(1)
-                most = DUMP_MIB if head in (b"\x80", b"{") else args.tail
-                cut = size > most << 20
-                file.seek(size - (most << 20) if cut else 0)
-                data = file.read(most << 20)
+                most = DUMP_MIB << 20 if head in (b"\x80", b"{") else tail
+                cut = size > most
+                file.seek(size - most if cut else 0)
+                data = file.read(most)
         except OSError as error:
             raise CliError(f"{path}: cannot be read ({error.strerror})") from None
-        left -= len(data)
-        if left < 0:
-            raise CliError(f"more than {ALL_MIB} MiB of files; give fewer, or a smaller --tail")
         yield File(name, data, cut)
 
 

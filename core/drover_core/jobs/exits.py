@@ -35,6 +35,10 @@ _SAYS_NODE = re.compile(
 )
 _NCCL_RANK = re.compile(r"\brank (\d{1,6}) nranks \d+ cudaDev (\d{1,3})")
 _ENDING = re.compile(r"Job step aborted|CANCELLED AT |closing signal SIG|Force Terminated|sigkill_handler")
+_ANY = re.compile(
+    r"srun|exit|Exit| host +:|rank|Rank|RANK|signal|terminated|Killed|Segmentation|Aborted|Bus error|Terminated"
+    r"|Root Cause|Failures:|aborted|CANCELLED|sigkill"
+)  # a line without one of these says nothing to this module
 WORDS = {
     "Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Terminated": 15, "Out Of Memory": 9,
     "Floating point exception": 8, "Illegal instruction": 4,
@@ -89,6 +93,8 @@ def find_ends(lines: Iterable[Line]) -> Ends:
             ends.ranks.add(line.rank)
             if line.node:
                 ends.places.setdefault(line.rank, Place(line.node, line.gpu))
+        if not _ANY.search(line.text):
+            continue
         report.read(line, ends)
         _srun(line, ends, ending)
         _others(line, ends, ending)

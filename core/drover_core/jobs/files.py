@@ -58,7 +58,7 @@ def gather(
     for file in texts:
         logs.append(read_log(file.name, file.data, file.cut, named.get(file.name)))
         if file.cut:
-            notes.append(f"{file.name}: only its last {len(file.data) / 2**20:.0f} MiB were read")
+            notes.append(f"{file.name}: only its last {len(file.data) / 2**20:.3g} MiB were read")
     return Evidence(logs, dumps, faults, places, events, exit_code, ended_ms, notes)
 
 

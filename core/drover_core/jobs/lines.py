@@ -32,6 +32,7 @@ _POD = re.compile(r"\[pod/([\w.-]{1,80})/[\w.-]{1,60}\] ")
 _LEVEL = re.compile(r"(?:ERROR|CRITICAL|FATAL) [\d:., T/-]{5,30} ?\[[\w./-]{1,60}:\d{1,6}\] ")
 _LABEL = re.compile(r" {0,5}(\d{1,6}): ?")
 _NODE = re.compile(r"([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20}): ")
+_STARTS = frozenset("[( 0123456789ECF")  # of all prefixes but a node's name
 _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\b[IWEFV]?(\d{2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _QUIET = re.compile(r"\b(?:DEBUG|INFO|WARNING|WARN|NOTICE)\b")
@@ -147,6 +148,8 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
         text = _docker(text)
     local = None
     for _ in range(5):
+        if text[:1] not in _STARTS and not noded:
+            break
         if match := _TORCH.match(text):
             line.rank = int(match[1])
         elif match := _TEE.match(text):
@@ -218,7 +221,7 @@ class _Tracebacks:
             return Form.NCCL
         if _SCHEDULER.search(text[:120]):
             return Form.SCHEDULER
-        if _KERNEL.match(text):
+        if (text[:1] in "[<" or "kernel" in text[:100]) and _KERNEL.match(text):
             return Form.KERNEL
         quiet = bool(_QUIET.search(text[:120])) or bool(_GLOG_QUIET.match(text))
         if "Traceback (most recent call last)" in text or text.startswith("terminate called"):

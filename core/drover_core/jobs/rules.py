@@ -111,7 +111,8 @@ RULES: tuple[Rule, ...] = (
     _row("pinned", F.HOST_OOM, .7, "host allocator", r"[Ff]ailed to allocate .{0,60}(?:pinned|host) memory|cudaHostAlloc.{0,60}out of memory", "X"),
     # storage
     _row("enospc", F.STORAGE, .96, "no space left on device", r"No space left on device", "K"),
-    _row("enospc-number", F.STORAGE, .96, "28", r"\[Errno 28\]|os error 28\b", "K"),
+    _row("enospc-number", F.STORAGE, .96, "errno 28]", r"\[Errno 28\]", "K"),
+    _row("enospc-rust", F.STORAGE, .96, "os error 28", r"os error 28\b", "K"),
     _row("edquot", F.STORAGE, .96, "quota", _errno(122, "Disk quota exceeded"), "K"),
     _row("eio", F.STORAGE, .95, "input/output error", r"Input/output error|\[Errno 5\]", "K"),
     _row("estale", F.STORAGE, .96, "stale", r"Stale (?:NFS )?file handle|\[Errno 116\]", "K"),
