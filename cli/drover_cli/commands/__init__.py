@@ -27,6 +27,7 @@ NAMES = (
     "nodes",
     "incidents",
     "job",
+    "why",
     "explain",
     "runbook",
     "decisions",

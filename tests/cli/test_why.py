@@ -1,0 +1,104 @@
+"""`drover why`: one sentence first, nothing raw, what cannot be read is said."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from drover_cli.main import main
+
+TRACE = "[rank1]: Traceback (most recent call last):\n[rank1]: \x1b[31mValueError: bad \x1b]0;x\x07shape\x1b[0m\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "job.log").write_text("rank 1 on n07, local rank 1\n" + TRACE)
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    (tmp_path / "comm_lib_trace_rank_0").write_bytes(b"")
+    return tmp_path
+
+
+def test_the_sentence_stands_first(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(job)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0] == "the program failed on rank 1 on node n07, GPU 1: ValueError: bad shape"
+    assert "class program" in shown and "comm_lib_trace_rank_0: it is empty" in shown
+    assert "\x1b" not in shown and "\x07" not in shown
+
+
+def test_json(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", str(job / "job.log"), "--json", "--exit", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["failure"], found["rank"], found["node"], found["gpu"]) == ("program", 1, "n07", 1)
+    assert found["evidence"][0]["text"] == "ValueError: bad shape" and found["ranks"] == [1]
+
+
+def test_an_unknown_end_is_the_answer_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.log").write_text("step 1 loss 2.0\n")
+    assert main(["why", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith("the evidence does not say why")
+    assert main(["why", str(tmp_path), "--signal", "SEGV"]) == 0
+    assert "class program" in capsys.readouterr().out
+
+
+def test_errors_of_nodes_from_a_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("srun: error: n08: task 3: Killed\n")
+    events = tmp_path / "case" / "events.jsonl"
+    events.parent.mkdir()
+    row = {"ts": 0, "node": "n08", "gpu": 1, "kind": "xid", "code": "79", "message": "GPU has fallen off the bus"}
+    events.write_text(json.dumps(row) + "\n")
+    assert main(["why", str(log), "--case", str(events.parent)]) == 0
+    assert capsys.readouterr().out.startswith("the GPU of rank 3 on node n08 failed")
+    assert main(["why", str(log), "--case", str(events.parent), "--at", "2026-11-28T02:00:00Z"]) == 0
+    assert "outside the hour before" in capsys.readouterr().out
+    events.write_text(json.dumps({**row, "forgeable": True}) + "\n")
+    assert main(["why", str(log), "--case", str(events.parent)]) == 0
+    assert "failed" not in capsys.readouterr().out.splitlines()[0]
+    events.write_text("[]\n")
+    assert main(["why", str(log), "--events", str(events)]) == 2
+    assert "not in the form of a case's events.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, error",
+    [
+        (["no-such-file"], "there is no such file or folder"),
+        (["."], "no file to read"),
+        (["/dev/null", "--signal", "FOO"], "there is no such"),
+        ([".", "--tail", "0"], "give 1 to 256 MiB"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["why", *words]) == 2
+    shown = capsys.readouterr().err
+    assert error in shown and shown.count("\n") == 1
+
+
+def test_only_the_tail_of_a_large_log_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "job.log"
+    with log.open("wb") as file:
+        file.write(b"RuntimeError: in the part that is not read\n")
+        file.truncate(3 << 20)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nKeyError: 'x'\n")
+    assert main(["why", str(log), "--tail", "1"]) == 1
+    assert "neither text nor a dump" in capsys.readouterr().out  # zeros
+    log.write_bytes(b"RuntimeError: old\n" + b"step 1 loss 2\n" * 100_000 + b"KeyError: 'x'\n")
+    assert main(["why", str(log), "--tail", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "KeyError" in shown and "old" not in shown and "only its last 1 MiB were read" in shown
+
+
+def test_links_out_of_a_folder_are_not_followed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret = job.parent / "secret.log"
+    secret.write_text("MemoryError\n")
+    (job / "link.log").symlink_to(secret)
+    assert main(["why", str(job), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["failure"] == "program"
