@@ -369,20 +369,20 @@ def test_a_fan_that_stands_still_on_a_node_at_work_is_reported() -> None:
 
 
 def test_a_fan_that_turns_too_slowly_for_the_heat_of_its_node_is_reported() -> None:
-    def played(slow_rpm: float, watts: float, nodes: int = 1) -> list[Finding]:
+    def played(slow_rpm: float, temp_c: float, nodes: int = 1) -> list[Finding]:
         def change(number: int, gpu: Columns, node: Columns) -> None:
             node["fan_min_rpm"] = np.full(8, 6000.0)
             if number >= 100:
                 node["fan_min_rpm"][:nodes] = slow_rpm
-                gpu["power_w"][: 8 * nodes] = watts
+                gpu["gpu_temp_c"][: 8 * nodes] = temp_c
 
         return run({}, 130, change=change)
 
-    (found,) = {f.summary for f in played(2500, 650)}
-    assert found == "Node n00: a fan turns at 2,500 rpm, and at 6,000 before with as little heat."
-    assert played(4500, 650) == []  # a cooler room
-    assert played(2500, 100) == []  # at rest it may turn as slowly as it likes: nothing is known of that
-    assert played(2500, 650, nodes=6) == []  # a setting of all
+    (found,) = {f.summary for f in played(2500, 66)}
+    assert found == "Node n00: a fan turns at 2,500 rpm, and at 6,000 before with as cool a core."
+    assert played(4500, 66) == []  # a cooler room
+    assert played(2500, 30) == []  # at rest it may turn as slowly as it likes: nothing is known of that
+    assert played(2500, 66, nodes=6) == []  # a setting of all
 
 
 def test_a_root_disk_that_stays_full_is_reported_and_many_at_once_are_information() -> None:

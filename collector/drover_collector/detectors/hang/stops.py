@@ -28,7 +28,8 @@ CHANNELS = {
 }
 LEVELS = (*CHANNELS, "power_w")
 STILL = 0.05  # of its own level: a collective's polling kernel keeps one or two percent
-STILL_PCIE = 0.10  # hosts go on polling too
+# Hosts go on polling, on some sites with a third of the usual traffic. A checkpoint moves more than training does.
+STILL_PCIE = 0.5
 WAITING_POWER = 0.75  # of its own power
 WAITING_POWER_ALONE = 0.6  # where power is the only metric
 RESTING = 0.02  # utilisation of a rank that has stopped; the only one at rest, it is as good as a metric of work

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from drover_collector.detectors._lib.metrics import Ints, column
-from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.kernel.shortage import Held
 from drover_collector.fleet.buckets import Floats
@@ -15,9 +15,9 @@ from drover_collector.fleet.buckets import Floats
 WORKS = 0.2  # of the time, the busiest GPU: at rest a controller may stop fans
 TURNING_NODES = 3  # of the same kind, whose fans all turn: without so many the node's own past must show it
 # A controller turns fans faster with more heat. All limits are our own: a cooler room slows fans by less.
-SLOW = 0.7  # of the slowest mean speed that this node had with as much heat, or less
-STEPS = 6  # of load: the mean power of the node's GPUs, of their limits
-LEARN_MS = 900_000  # at a step of load, before it counts
+SLOW = 0.65  # of the slowest mean speed that this node had with as warm a core, or a cooler one
+STEPS, STEP_C, COOLEST_C = 8, 8.0, 26.0  # of the node's hottest core, which fans follow
+LEARN_MS = 900_000  # at such a step, before it counts
 LEARNS = 0.85  # of that speed: a slower fan is not learnt from
 FORGET_MS = 7_200_000
 
@@ -28,7 +28,7 @@ class Fans:
 
     Attributes:
         speed: in rpm. turned: whether it has turned, bool [N].
-        mean, seen_ms: its mean speed at each step of load, and how long it was seen there, float64 [STEPS, N].
+        mean, seen_ms: its mean speed at each step of heat, and how long it was seen there, float64 [STEPS, N].
     """
 
     speed: Held = field(default_factory=Held)
@@ -56,17 +56,15 @@ class Fans:
         return np.where(np.isnan(self.speed.value), np.nan, bad), least
 
     def _least(self, window: Window, read: Bools) -> Floats:
-        """Return the slowest mean speed at this load or a lighter one, float64 [N]; NaN while unknown. Learn."""
-        index = window.index
-        with np.errstate(invalid="ignore", divide="ignore"):
-            of_limit = column(window, "power_w") / column(window, "power_limit_w")
-        load, _ = group_medians(of_limit, index.gpu_node.astype(np.int64), index.node_count)
-        known = ~np.isnan(load) & read & (self.speed.value > 0)
-        step: Ints = np.clip(np.nan_to_num(load) * STEPS, 0, STEPS - 1).astype(np.int64)
+        """Return the slowest mean speed with as warm a core or a cooler one, [N]; NaN while unknown. Learn."""
+        hottest = np.full(window.index.node_count, np.nan)
+        np.fmax.at(hottest, window.index.gpu_node, column(window, "gpu_temp_c"))
+        known = ~np.isnan(hottest) & read & (self.speed.value > 0)
+        step: Ints = np.clip((np.nan_to_num(hottest) - COOLEST_C) / STEP_C, 0, STEPS - 1).astype(np.int64)
         means = np.where(self.seen_ms >= LEARN_MS, self.mean, np.inf)
         means = np.where(np.arange(STEPS)[:, None] <= step, means, np.inf)
         least = means.min(axis=0)
-        least = np.where(np.isfinite(least) & ~np.isnan(load), least, np.nan)
+        least = np.where(np.isfinite(least) & ~np.isnan(hottest), least, np.nan)
         nodes = np.flatnonzero(known & ~(self.speed.value < LEARNS * least))
         at = step[nodes], nodes
         seen, length = self.seen_ms[at], window.newest.length_ms
