@@ -490,7 +490,7 @@ def sram(plan: Plan) -> bool:
         )
         if plan.site.board(gpu).blackwell:
             plan.event(a, gpu, 172, "Uncorrectable SRAM error", NOBODY)
-    plan.label("memory", "sram_threshold", a, None, gpu=gpu)
+    plan.label("memory", "sram_threshold", a, None, gpu=gpu, precursor="ecc", precursor_start=a - 1200)
     return True
 
 
