@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from drover_collector.store import Store
     from testbed.databases import Databases
     from testbed.front import Front
+
+# A probe's ranks have a core to share with those of three other workers: more threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["testbed.system", "testbed.kinds"]
 

@@ -125,7 +125,7 @@ def test_the_warning_comes_with_the_bucket_that_completes_the_hour() -> None:
     assert {f.job: f.severity for f in feed.tick([0, 9])} == {"812": Severity.WARNING, "813": Severity.WARNING}
 
 
-def test_a_job_that_used_its_gpus_before_has_as_long_as_they_are_cheap() -> None:
+def test_a_job_that_used_its_gpus_before_is_warned_of_after_four_gpu_hours() -> None:
     def warned_after_h(count: int, breaks: tuple[int, ...] = ()) -> float:
         """Hours of idleness of `count` GPUs until the warning. `breaks`: minutes that they rested before."""
         feed = Feed()
