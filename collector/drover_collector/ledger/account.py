@@ -13,7 +13,7 @@ from drover_collector.ledger.claims import Attempt, JobHistory, find_ends, make_
 from drover_collector.ledger.facts import Facts
 from drover_collector.ledger.partition import DAY_MS, Ledger, cut_by_day, partition
 from drover_collector.ledger.spans import GpuSpans, Ints
-from drover_collector.ledger.telemetry import EnergySpans
+from drover_collector.ledger.telemetry import EnergyMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,36 +52,40 @@ class Account:
     between_ms: dict[int, int]
 
 
-def make_account(index: FleetIndex, facts: Facts, energy: EnergySpans, from_ms: int, to_ms: int) -> Account:
-    """Return the account of [from_ms, to_ms), or up to where the facts reach."""
+def make_account(index: FleetIndex, facts: Facts, energy: EnergyMeter, from_ms: int, to_ms: int) -> Account:
+    """Return the account of [from_ms, to_ms), or up to where the facts reach.
+
+    Args:
+        energy: of `asked_energy`.
+    """
     to_ms = max(from_ms, min(to_ms, facts.until_ms))
     history = JobHistory(index, facts)
     attempts = find_ends(facts, history)
     layers = make_layers(facts, history, attempts)
     ledger = partition(facts, layers, from_ms, to_ms)
-    mj, known = _energy_of_rows(ledger, facts.holds.clipped(from_ms, to_ms), energy)
-    gpus = np.arange(index.gpu_count, dtype=np.int64)
-    whole = GpuSpans(gpus, *(np.full(len(gpus), number, np.int64) for number in (from_ms, to_ms, 0)))
-    fleet = energy.within(whole)
+    mj, known = _energy_of_rows(ledger, energy)
     interruptions, between = _interruptions(index, facts, history, attempts, from_ms, to_ms)
     return Account(
-        from_ms, to_ms, ledger, mj, known, (int(fleet[0].sum()), int(fleet[1].sum())),
+        from_ms, to_ms, ledger, mj, known, (energy.fleet_mj, energy.fleet_known_ms),
         find_service(index, facts, layers.stops, from_ms, to_ms), interruptions, between,
     )  # fmt: skip
 
 
-def _energy_of_rows(ledger: Ledger, holds: GpuSpans, energy: EnergySpans) -> tuple[Ints, Ints]:
-    parts = cut_by_day(holds)
-    mj, known = energy.within(parts)
-    found = np.zeros((2, len(ledger.job)), np.int64)
+def asked_energy(index: FleetIndex, holds: GpuSpans, from_ms: int, to_ms: int) -> EnergyMeter:
+    """Return a meter for the energy of holds within [from_ms, to_ms), by day."""
+    return EnergyMeter(cut_by_day(holds.clipped(from_ms, to_ms)), index.gpu_count, from_ms, to_ms)
+
+
+def _energy_of_rows(ledger: Ledger, energy: EnergyMeter) -> tuple[Ints, Ints]:
+    parts, found = energy.asked, np.zeros((2, len(ledger.job)), np.int64)
     if len(parts):
         keys = [(ledger.job, ledger.gpu, ledger.day), (parts.value, parts.gpu, parts.from_ms // DAY_MS)]
         # One number for each (job, GPU, day), in the order of the rows.
         gpus, days = int(max(ledger.gpu.max(), parts.gpu.max())) + 1, int(parts.to_ms.max()) // DAY_MS + 1
         row, part = ((job * gpus + gpu) * days + day for job, gpu, day in keys)
         at = np.searchsorted(row, part)
-        np.add.at(found[0], at, mj)
-        np.add.at(found[1], at, known)
+        np.add.at(found[0], at, energy.mj)
+        np.add.at(found[1], at, energy.known_ms)
     return found[0], found[1]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,11 +44,15 @@ class Buckets:
 
     def in_order(self) -> Buckets:
         """Return the buckets by GPU and time, one of each: two GPUs may have stood in one slot after each other."""
-        whole = self.where(np.lexsort((self.rows, self.start_ms, self.gpu)))
+        whole = self.where(np.argsort(self.gpu, kind="stable"))  # readers give each GPU's rows in order of time
         if not len(whole.gpu):
             return whole
+        same = whole.gpu[1:] == whole.gpu[:-1]
+        if (~same | (whole.start_ms[1:] > whole.start_ms[:-1])).all():
+            return whole
+        whole = self.where(np.lexsort((self.rows, self.start_ms, self.gpu)))
         last = np.append((whole.gpu[1:] != whole.gpu[:-1]) | (whole.start_ms[1:] != whole.start_ms[:-1]), True)
-        return whole if last.all() else whole.where(last)
+        return whole.where(last)
 
 
 def find_activity(buckets: Buckets) -> GpuSpans:
@@ -117,6 +120,29 @@ def find_energy(buckets: Buckets) -> EnergySpans:
     return EnergySpans(GpuSpans(b.gpu[1:][kept], from_ms[kept], to_ms[kept], grown[kept]))
 
 
-def join_energy(parts: Sequence[EnergySpans]) -> EnergySpans:
-    """Return one of all parts, which are of different GPUs or times."""
-    return EnergySpans(GpuSpans.join([part.spans for part in parts]).by_time())
+class EnergyMeter:
+    """Adds up the energy of spans over pieces of telemetry, each of other GPUs, so that no piece has to be kept.
+
+    Attributes:
+        asked: spans of GPUs, such as their holds.
+        mj, known_ms: int64 [K], so far.
+        fleet_mj, fleet_known_ms: of all GPUs within [from_ms, to_ms), whoever held them.
+    """
+
+    def __init__(self, asked: GpuSpans, gpus: int, from_ms: int, to_ms: int) -> None:
+        self.asked = asked
+        self.mj, self.known_ms = np.zeros(len(asked), np.int64), np.zeros(len(asked), np.int64)
+        self.fleet_mj = self.fleet_known_ms = 0
+        self._gpus, self._span = gpus, (from_ms, to_ms)
+
+    def add(self, energy: EnergySpans) -> None:
+        """Add a piece. A GPU may be in one piece only."""
+        mine = np.zeros(self._gpus, np.bool_)
+        mine[energy.spans.gpu] = True
+        rows = np.flatnonzero(mine[self.asked.gpu])
+        self.mj[rows], self.known_ms[rows] = energy.within(self.asked.where(rows))
+        gpus = np.flatnonzero(mine)
+        whole = GpuSpans(gpus, *(np.full(len(gpus), number, np.int64) for number in (*self._span, 0)))
+        mj, known_ms = energy.within(whole)
+        self.fleet_mj += int(mj.sum())
+        self.fleet_known_ms += int(known_ms.sum())

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drover_collector.ledger.account import make_account
+from drover_collector.ledger.account import asked_energy, make_account
 from drover_collector.ledger.claims import JobHistory, find_ends, make_layers
 from drover_collector.ledger.facts import PPM, SHARES, Activity, Claim, Claims, Facts, LedgerIncident, Share
 from drover_collector.ledger.holds import of_changes
 from drover_collector.ledger.partition import Layers, Ledger, partition
 from drover_collector.ledger.spans import GpuSpans
-from drover_collector.ledger.telemetry import Buckets, EnergySpans, find_activity, find_energy
+from drover_collector.ledger.telemetry import Buckets, find_activity, find_energy
 from drover_core.model.events import Health, NodeOutage
 from testbed.collected import small_index
 
 INDEX = small_index(2, 2)
 GPUS, JOBS, END = 4, ("train", "train-r1", "chat"), 60
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=25, deadline=None)
 
 times = st.integers(0, END)
+activities = st.sampled_from(list(map(int, Activity)))
 gpus = st.integers(0, GPUS - 1)
 
 
@@ -35,7 +37,9 @@ def spans(draw: st.DrawFn, values: st.SearchStrategy[int], most: int = 6) -> Gpu
 @st.composite
 def holds(draw: st.DrawFn) -> GpuSpans:
     """Any changes in any order: jobs share nodes, take over, come back, and some are held to the end."""
-    rows = draw(st.lists(st.tuples(gpus, times, st.integers(-1, len(JOBS) - 1)), max_size=10, unique_by=lambda r: r[:2]))
+    rows = draw(
+        st.lists(st.tuples(gpus, times, st.integers(-1, len(JOBS) - 1)), max_size=10, unique_by=lambda r: r[:2])
+    )
     table = np.array(rows, np.int64).reshape(-1, 3).T
     return of_changes(table[0], table[1], table[2], END)
 
@@ -64,7 +68,7 @@ def facts(draw: st.DrawFn) -> Facts:
         st.tuples(st.integers(0, len(JOBS) - 1), times, times).filter(lambda r: r[1] < r[2]), max_size=3
     )
     return Facts(
-        JOBS, draw(holds()), END, draw(spans(st.sampled_from(list(map(int, Activity))))).apart(),
+        JOBS, draw(holds()), END, draw(spans(activities)).apart(),
         draw(st.lists(incidents(), max_size=4, unique_by=lambda i: i.id)), draw(job_times),
         {"n1": [NodeOutage("n1", Health.REPAIR, draw(times), "i", "a fan")]}, draw(job_times),
     )  # fmt: skip
@@ -75,10 +79,17 @@ def layers_of(found: Facts) -> Layers:
     return make_layers(found, history, find_ends(found, history))
 
 
+def rows_of(each: GpuSpans) -> list[tuple[int, int, int, int]]:
+    columns = (each.gpu, each.from_ms, each.to_ms, each.value)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
 def held(found: Facts, from_ms: int, to_ms: int) -> dict[tuple[int, int], int]:
     """(job, GPU) -> how long it was held, by a walk over each millisecond."""
     total: dict[tuple[int, int], int] = {}
-    for gpu, low, high, job in zip(*(getattr(found.holds, n).tolist() for n in ("gpu", "from_ms", "to_ms", "value")), strict=True):
+    for gpu, low, high, job in zip(
+        *(getattr(found.holds, n).tolist() for n in ("gpu", "from_ms", "to_ms", "value")), strict=True
+    ):
         for _ in range(max(low, from_ms), min(high, to_ms)):
             total[job, gpu] = total.get((job, gpu), 0) + 1
     return total
@@ -106,7 +117,7 @@ def test_shares_add_up_to_what_was_held(found: Facts, one: int, other: int) -> N
 def test_parts_of_a_span_add_up_to_the_whole(found: Facts, cuts: list[int]) -> None:
     layers, cuts = layers_of(found), sorted(cuts)
     whole = partition(found, layers, cuts[0], cuts[-1])
-    parts = [partition(found, layers, low, high) for low, high in zip(cuts, cuts[1:], strict=False)]
+    parts = [partition(found, layers, low, high) for low, high in pairwise(cuts)]
     added: dict[tuple[int, int], list[int]] = {}
     for part in parts:
         for key, row in sums(part).items():
@@ -125,7 +136,9 @@ def test_what_incidents_took_is_in_the_shares(found: Facts) -> None:
 
 
 @FEW
-@given(holds(), spans(st.sampled_from(list(map(int, Activity)))), st.lists(spans(st.just(0), 3), min_size=6, max_size=6))
+@given(
+    holds(), spans(st.sampled_from(list(map(int, Activity)))), st.lists(spans(st.just(0), 3), min_size=6, max_size=6)
+)
 def test_each_millisecond_goes_where_the_order_says(held_by: GpuSpans, shown: GpuSpans, layers: list[GpuSpans]) -> None:
     activity = shown.apart()
     shares = (Share.REPEATED, Share.LOST, Share.WAITING, Share.LOST, Share.RESTARTING)
@@ -133,8 +146,7 @@ def test_each_millisecond_goes_where_the_order_says(held_by: GpuSpans, shown: Gp
     ledger = partition(Facts(JOBS, held_by, END, activity), Layers(*claims, layers[5]), 0, END)
 
     def inside(each: GpuSpans, gpu: int, ms: int) -> int | None:
-        rows = zip(each.gpu.tolist(), each.from_ms.tolist(), each.to_ms.tolist(), each.value.tolist(), strict=True)
-        return next((value for g, low, high, value in rows if g == gpu and low <= ms < high), None)
+        return next((value for g, low, high, value in rows_of(each) if g == gpu and low <= ms < high), None)
 
     walked: dict[tuple[int, int], list[int]] = {}
     for gpu in range(GPUS):
@@ -154,7 +166,7 @@ def test_each_millisecond_goes_where_the_order_says(held_by: GpuSpans, shown: Gp
 @FEW
 @given(facts())
 def test_each_gpus_time_is_in_one_service(found: Facts) -> None:
-    account = make_account(INDEX, found, EnergySpans(GpuSpans.of(())), 5, END - 5)
+    account = make_account(INDEX, found, asked_energy(INDEX, found.holds, 5, END - 5), 5, END - 5)
     assert (account.service >= 0).all()
     assert account.service.sum(axis=1).tolist() == [END - 10] * GPUS
 
@@ -177,7 +189,7 @@ def test_energy_of_parts_adds_up_and_never_exceeds_the_counters(
         assert (mj >= 0).all() and (known >= 0).all() and (known <= high - low).all()
         return mj.tolist(), known.tolist()
 
-    parts = [ask(low, high) for low, high in zip(cuts, cuts[1:], strict=False)]
+    parts = [ask(low, high) for low, high in pairwise(cuts)]
     whole = ask(cuts[0], cuts[-1])
     assert [list(map(sum, zip(*each, strict=True))) for each in zip(*parts, strict=True)] == list(whole)
     grown = sum(max(0, b - a) for g in range(GPUS) for a, b in _steps(buckets, g))
@@ -189,7 +201,7 @@ def test_energy_of_parts_adds_up_and_never_exceeds_the_counters(
 
 def _steps(buckets: Buckets, gpu: int) -> list[tuple[int, int]]:
     known = buckets.energy_mj[(buckets.gpu == gpu) & (buckets.energy_mj >= 0)].tolist()
-    return list(zip(known, known[1:], strict=False))
+    return list(pairwise(known))
 
 
 def test_the_rest_of_a_partial_claim_is_what_telemetry_shows() -> None:
