@@ -40,6 +40,7 @@ NAMES = (
     "fabric",
     "thermals",
     "capacity",
+    "report",
     "risk",
     "probe",
     "drain",
