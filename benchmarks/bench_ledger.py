@@ -147,14 +147,16 @@ def main() -> None:
         facts.once = lambda _key, _s, _make: week
         reply = api.get_ledger(cast(Any, facts), api.pb.LedgerRequest(from_ms=T0, to_ms=end_ms))
         sums = week.account.ledger.ms
+        by_day = sum(made.account.ledger.ms.sum(axis=0) for _, _, made in days)
         line = {
             "bench": "ledger", "nodes": args.nodes, "gpus": index.gpu_count, "rollups": rows, "incidents": incidents,
-            "jobs": reply.jobs_total, "week_s": round(first_s, 2), "week_cpu_s": round(cpu_s, 2), "week_again_s": round(again_s, 2),
-            "slowest_day_s": round(max(s for s, _, _ in days), 2), "message_s": round(time.monotonic() - began, 2),
+            "jobs": reply.jobs_total, "week_s": round(first_s, 2), "week_cpu_s": round(cpu_s, 2),
+            "week_again_s": round(again_s, 2), "slowest_day_s": round(max(s for s, _, _ in days), 2),
+            "message_s": round(time.monotonic() - began, 2),
             "before_mb": before_mb, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             "held_gpu_hours": round(held / HOUR_MS, 1), "goodput": round(reply.total.goodput, 6),
             "exact": int(sums.sum()) == held == reply.total.held_ms,
-            "days_add_up": (sum(made.account.ledger.ms.sum(axis=0) for _, _, made in days) == sums.sum(axis=0)).tolist(),
+            "days_add_up": bool((by_day == sums.sum(axis=0)).all()),
             "energy_days_add_up": sum(int(made.account.energy_mj.sum()) for _, _, made in days)
             == int(week.account.energy_mj.sum()),
         }  # fmt: skip

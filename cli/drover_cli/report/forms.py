@@ -69,9 +69,8 @@ def html_page(ledger: pb.Ledger) -> str:
 
 
 def _line(table: Table, cells: Sequence[str], tag: str) -> str:
-    made = (
-        f"<{tag}{'' if at < table.words else ' class="n"'}>{html.escape(cell)}</{tag}>" for at, cell in enumerate(cells)
-    )
+    kinds = ["" if at < table.words else ' class="n"' for at in range(len(cells))]
+    made = (f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
     return f"<tr>{''.join(made)}</tr>"
 
 

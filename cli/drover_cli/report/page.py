@@ -28,8 +28,8 @@ KINDS = {
     "sdc": "wrong results", "drift": "different setup", "risk": "risk", "idle": "idle GPUs",
 }  # fmt: skip
 LEGEND = (
-    "GPU-hours are hours of one GPU. Goodput is useful time over held time. ETTR is useful time over the whole time of a"
-    " job's runs, the pauses between a fault and the next run included."
+    "GPU-hours are hours of one GPU. Goodput is useful time over held time. ETTR is useful time over the whole time of"
+    " a job's runs, the pauses between a fault and the next run included."
 )
 
 

@@ -42,20 +42,21 @@ def week(text: str, now_ms: int) -> tuple[int, int]:
         CliError: no such week, or one that has not come yet.
     """
     today = datetime.fromtimestamp(now_ms / 1000, UTC).date()
-    if text == LAST:
-        monday = today - timedelta(days=today.weekday() + 7)
-    else:
-        found = _WEEK.fullmatch(text)
-        try:
-            monday = date.fromisocalendar(int(found[1]), int(found[2]), 1) if found else None
-        except ValueError:
-            monday = None
-        if monday is None:
-            raise CliError(f"{text!r} is no week; write 2026-W47, or --week alone for the last one that is over")
+    monday = today - timedelta(days=today.weekday() + 7) if text == LAST else _monday(text)
+    if monday is None:
+        raise CliError(f"{text!r} is no week; write 2026-W47, or --week alone for the last one that is over")
     if monday > today:
         raise CliError(f"week {name_of_week(monday)} has not come yet: nothing is known of it")
     from_ms = round(datetime(monday.year, monday.month, monday.day, tzinfo=UTC).timestamp() * 1000)
     return from_ms, min(from_ms + 7 * DAY_MS, now_ms)
+
+
+def _monday(text: str) -> date | None:
+    found = _WEEK.fullmatch(text)
+    try:
+        return date.fromisocalendar(int(found[1]), int(found[2]), 1) if found else None
+    except ValueError:
+        return None
 
 
 def name_of_week(day: date) -> str:

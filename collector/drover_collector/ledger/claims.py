@@ -38,7 +38,6 @@ class Attempt:
     Attributes:
         job: its number; gpus: int64 [K].
         incident: number of the incident that ended it; -1: none is known.
-        works_ms: when it worked first; None: not seen.
     """
 
     job: int
@@ -47,7 +46,6 @@ class Attempt:
     ended: bool
     gpus: Ints
     incident: int = -1
-    works_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +105,30 @@ class JobHistory:
 
     def _attempts(self) -> list[Attempt]:
         """Return the attempts of all jobs by job and time: holds of one job without a pause between them."""
-        order = np.lexsort((self._holds.from_ms, self._holds.value))
-        held = self._holds.where(order)
-        found: list[Attempt] = []
-        begin, last = 0, 0
-        jobs, lows, highs = held.value.tolist(), held.from_ms.tolist(), held.to_ms.tolist()
-        for at in range(len(held) + 1):
-            over = at == len(held) or (at > begin and (jobs[at] != jobs[begin] or lows[at] > last))
-            if over and at > begin:
-                gpus = np.unique(held.gpu[begin:at])
-                found.append(Attempt(jobs[begin], lows[begin], last, last < self._facts.until_ms, gpus))
-                begin = at
-                last = 0
-            if at < len(held):
-                last = max(last, highs[at])
+        held = self._holds.where(np.lexsort((self._holds.from_ms, self._holds.value)))
+        if not len(held):
+            return []
+        # Jobs lie behind each other on one line, so the furthest end so far is that of the job's own holds.
+        low = int(held.from_ms.min())
+        line = held.value * (int(held.to_ms.max()) - low + 1)
+        furthest = np.maximum.accumulate(line + held.to_ms - low)
+        begins = np.append(
+            True, (held.value[1:] != held.value[:-1]) | ((line + held.from_ms - low)[1:] > furthest[:-1])
+        )
+        first = np.flatnonzero(begins)
+        ends = np.append(first[1:], len(held)).tolist()
+        found = []
+        for begin, end in zip(first.tolist(), ends, strict=True):
+            last_ms = int(furthest[end - 1] - line[begin]) + low
+            gpus = np.array(sorted(set(held.gpu[begin:end].tolist())), np.int64)
+            found.append(
+                Attempt(int(held.value[begin]), int(held.from_ms[begin]), last_ms, last_ms < self._facts.until_ms, gpus)
+            )
         return found
 
 
 def find_ends(facts: Facts, history: JobHistory) -> list[Attempt]:
-    """Return the attempts with the fault that ended each, if one did, and when each worked first.
+    """Return the attempts with the fault that ended each, if one did.
 
     Ended by a fault: it names the job or a GPU of it, and the job ended within minutes of its begin. Of several the
     critical one counts, then the one that began last.
@@ -139,12 +142,12 @@ def find_ends(facts: Facts, history: JobHistory) -> list[Attempt]:
             by_gpu[gpu].append(number)
         if incident.job:
             by_job[incident.job].append(number)
-    stepping = _stepping(facts)
+    hit = np.array(sorted(by_gpu), np.int64)
     found = []
     for attempt in history.attempts:
         killer = -1
         if attempt.ended and (by_gpu or by_job):
-            near = {n for gpu in attempt.gpus.tolist() for n in by_gpu.get(gpu, ())}
+            near = {n for gpu in attempt.gpus[np.isin(attempt.gpus, hit)].tolist() for n in by_gpu[gpu]}
             near |= set(by_job.get(facts.jobs[attempt.job], ()))
             fits = [
                 (facts.incidents[n].since_ms, n)
@@ -152,10 +155,7 @@ def find_ends(facts: Facts, history: JobHistory) -> list[Attempt]:
                 if facts.incidents[n].since_ms > attempt.from_ms and _explains_end(facts.incidents[n], attempt.to_ms)
             ]
             killer = max(fits, default=(0, -1))[1]
-        steps = [low for low, high in stepping.get(attempt.job, ()) if low < attempt.to_ms and high > attempt.from_ms]
-        seen = None if steps else history.works_from(attempt.gpus, attempt.from_ms, attempt.to_ms)
-        works = max(attempt.from_ms, min(steps)) if steps else seen
-        found.append(replace(attempt, incident=killer, works_ms=works))
+        found.append(replace(attempt, incident=killer))
     return found
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.ledger.account import Account, Interruption
+from drover_collector.ledger.account import Account
 from drover_collector.ledger.availability import SERVICES, Service
 from drover_collector.ledger.facts import SHARES, Facts, LedgerIncident, Share
 from drover_collector.ledger.partition import DAY_MS
@@ -54,22 +55,16 @@ def make_message(
     rows = _Rows(index, facts, account, prices, asked.job)
     reply = pb.Ledger(
         from_ms=account.from_ms, to_ms=account.to_ms, objective=prices.objective, currency=prices.currency,
-        total=rows.row("", rows.every), kwh_price=prices.kwh,
+        total=rows.total(""), kwh_price=prices.kwh,
     )  # fmt: skip
-    reply.pools.extend(rows.by(rows.pool, index.pools, "pool"))
-    reply.days.extend(rows.by_day())
-    if asked.job is None:
-        jobs = rows.by(account.ledger.job, facts.jobs, "job")
-        jobs.sort(key=lambda row: (-_taken(row.shares), -row.held_ms, row.name))
-        reply.jobs.extend(jobs[: asked.limit])
-        reply.jobs_total = len(jobs)
-        if len(jobs) > asked.limit:
-            reply.other_jobs.CopyFrom(rows.others(jobs[: asked.limit]))
-    else:
-        reply.jobs.append(rows.row(facts.jobs[asked.job], rows.every, [asked.job]))
-        reply.jobs_total = 1
-    nodes = rows.by(rows.node, [node.name for node in index.nodes], "node")
-    nodes.sort(key=lambda row: (-_taken(row.shares), -row.held_ms, row.name))
+    reply.pools.extend(rows.pools())
+    reply.days.extend(rows.days())
+    jobs = _worst_first(rows.jobs())
+    reply.jobs.extend(jobs[: asked.limit])
+    reply.jobs_total = len(jobs)
+    if len(jobs) > asked.limit:
+        reply.other_jobs.CopyFrom(rows.others(jobs[: asked.limit]))
+    nodes = _worst_first(rows.nodes())
     reply.nodes.extend(nodes[: asked.limit])
     reply.nodes_total = len(nodes)
     incidents = _Incidents(index, facts, account, prices, asked.job)
@@ -88,6 +83,10 @@ def make_message(
 
 def _taken(shares: pb.LedgerShares) -> int:
     return shares.waiting_ms + shares.lost_ms + shares.restarting_ms + shares.repeated_ms
+
+
+def _worst_first(rows: list[pb.LedgerRow]) -> list[pb.LedgerRow]:
+    return sorted(rows, key=lambda row: (-_taken(row.shares), -row.held_ms, row.name))
 
 
 def _shares(ms: Ints) -> pb.LedgerShares:
@@ -110,82 +109,91 @@ class _Rows:
         self.every = np.flatnonzero(ledger.job == job) if job is not None else np.arange(len(ledger.job))
         self.node = index.gpu_node[ledger.gpu].astype(np.int64)
         self.pool = index.pool[self.node].astype(np.int64)
-        self._pool_of_node = [node.pool for node in index.nodes]
+        self._index = index
         hourly = np.array([np.nan if price is None else price for price in prices.gpu_hour], np.float64)
         self._price = hourly[self.node] if len(hourly) else np.zeros(0)
-        self._jobs_of_node: dict[int, int] = {}
+        jobs = set(np.unique(ledger.job[self.every]).tolist())
+        self._ends = [each for each in account.interruptions if each.attempt.job in jobs]
+        self._between = {number: gap for number, gap in account.between_ms.items() if job in (None, number)}
 
-    def row(self, name: str, rows: Ints, jobs: Sequence[int] | None = None) -> pb.LedgerRow:
-        """Return the sum of some rows. `jobs`: those of them; None: all jobs."""
+    def row(self, name: str, rows: Ints, between_ms: int = 0, interruptions: int = 0) -> pb.LedgerRow:
+        """Return the sum of some rows."""
         account, prices = self._account, self._prices
-        ms = account.ledger.ms[rows].sum(axis=0) if len(rows) else np.zeros(SHARES, np.int64)
+        by_row = account.ledger.ms[rows]
+        ms = by_row.sum(axis=0) if len(rows) else np.zeros(SHARES, np.int64)
         held = int(ms.sum())
-        which = set(self._facts.holds.value.tolist()) if jobs is None else set(jobs)
-        between = sum(gap for job, gap in account.between_ms.items() if job in which)
+        mj, known_ms = int(account.energy_mj[rows].sum()), int(account.energy_known_ms[rows].sum())
         found = pb.LedgerRow(
             name=name, shares=_shares(ms), held_ms=held, gpus=len(np.unique(account.ledger.gpu[rows])),
-            between_ms=between, interruptions=sum(i.attempt.job in which for i in account.interruptions),
-            energy=_energy(
-                int(account.energy_mj[rows].sum()), int(account.energy_known_ms[rows].sum()), held, prices
-            ),
+            between_ms=between_ms, interruptions=interruptions, energy=_energy(mj, known_ms, held, prices),
         )  # fmt: skip
         if held:
-            found.goodput, found.ettr = int(ms[Share.USEFUL]) / held, int(ms[Share.USEFUL]) / (held + between)
+            found.goodput = int(ms[Share.USEFUL]) / held
             price = self._price[rows]
             if prices.currency and not np.isnan(price).any():
-                by_row = account.ledger.ms[rows]
-                found.cost = float((by_row.sum(axis=1) * price).sum()) / HOUR_MS
-                found.lost_cost = float((by_row[:, TAKEN].sum(axis=1) * price).sum()) / HOUR_MS
+                found.cost = float(by_row.sum(axis=1) @ price) / HOUR_MS
+                found.lost_cost = float(by_row[:, TAKEN].sum(axis=1) @ price) / HOUR_MS
         return found
 
-    def by(self, key: Ints, names: Sequence[str], kind: str) -> list[pb.LedgerRow]:
-        """Return a row for each value of a key that occurs. Attempts and pauses are of jobs, not of nodes or pools."""
-        key = key[self.every]
-        order = np.argsort(key, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else []
+    def total(self, name: str) -> pb.LedgerRow:
+        """Return the sum of all rows that count."""
+        return self._of_jobs(name, self.every, set(self._between), len(self._ends))
+
+    def _of_jobs(self, name: str, rows: Ints, jobs: set[int], interruptions: int) -> pb.LedgerRow:
+        between_ms = sum(gap for number, gap in self._between.items() if number in jobs)
+        row = self.row(name, rows, between_ms, interruptions)
+        if row.held_ms:
+            row.ettr = row.shares.useful_ms / (row.held_ms + between_ms)
+        return row
+
+    def jobs(self) -> list[pb.LedgerRow]:
+        """Return a row for each job."""
+        ends = Counter(each.attempt.job for each in self._ends)
+        names = self._facts.jobs
+        return [self._of_jobs(names[number], rows, {number}, ends[number]) for number, rows in self._by(self._job)]
+
+    def pools(self) -> list[pb.LedgerRow]:
+        pool = self._index.pool
+        ends = Counter(code for each in self._ends for code in np.unique(pool[list(each.nodes)]).tolist())
+        names = self._index.pools
+        return [self.row(names[code], rows, interruptions=ends[code]) for code, rows in self._by(self.pool)]
+
+    def nodes(self) -> list[pb.LedgerRow]:
+        ends = Counter(n for each in self._ends for n in each.nodes)
         found = []
-        for part in parts:
-            number = int(key[part[0]])
-            row = self.row(names[number], self.every[part], [number] if kind == "job" else [])
-            if kind != "job":
-                row.interruptions = sum(_concerns(i, kind, number, self._pool_of_node, names) for i in self._counted())
-                row.ClearField("ettr")
-            if kind == "node":
-                row.pool = self._pool_of_node[number]
+        for n, rows in self._by(self.node):
+            row = self.row(self._index.nodes[n].name, rows, interruptions=ends[n])
+            row.pool = self._index.nodes[n].pool
             found.append(row)
         return found
 
-    def _counted(self) -> list[Interruption]:
-        jobs = set(self._account.ledger.job[self.every].tolist())
-        return [i for i in self._account.interruptions if i.attempt.job in jobs]
-
-    def by_day(self) -> list[pb.LedgerRow]:
-        days = self._account.ledger.day[self.every]
-        found = []
-        for day in np.unique(days).tolist():
-            row = self.row(_date(day), self.every[days == day], [])
-            row.interruptions = sum(i.attempt.to_ms // DAY_MS == day for i in self._counted())
-            row.ClearField("ettr")
-            found.append(row)
-        return found
+    def days(self) -> list[pb.LedgerRow]:
+        ends = Counter(each.attempt.to_ms // DAY_MS for each in self._ends)
+        return [
+            self.row(_date(day), rows, interruptions=ends[day]) for day, rows in self._by(self._account.ledger.day)
+        ]  # fmt: skip
 
     def others(self, listed: Sequence[pb.LedgerRow]) -> pb.LedgerRow:
         """Return the row of the jobs that are not listed."""
-        number = {name: at for at, name in enumerate(self._facts.jobs)}
-        shown = np.array([number[row.name] for row in listed], np.int64)
-        job = self._account.ledger.job
-        rest = ~np.isin(job, shown)
-        return self.row("", np.flatnonzero(rest), np.unique(job[rest]).tolist())
+        shown = {row.name for row in listed}
+        rest = [number for number, name in enumerate(self._facts.jobs) if name not in shown]
+        ends = sum(each.attempt.job in set(rest) for each in self._ends)
+        return self._of_jobs("", np.flatnonzero(np.isin(self._job, rest)), set(rest), ends)
+
+    @property
+    def _job(self) -> Ints:
+        return self._account.ledger.job
+
+    def _by(self, key: Ints) -> Iterator[tuple[int, Ints]]:
+        """Yield each value of a key, and its rows."""
+        key = key[self.every]
+        order = np.argsort(key, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(key[order])) + 1) if len(order) else ():
+            yield int(key[part[0]]), self.every[part]
 
 
 def _date(day: int) -> str:
     return datetime.fromtimestamp(day * DAY_MS / 1000, UTC).date().isoformat()
-
-
-def _concerns(found: Interruption, kind: str, number: int, pools: Sequence[str], names: Sequence[str]) -> bool:
-    if kind == "node":
-        return number in found.nodes
-    return any(pools[n] == names[number] for n in found.nodes)
 
 
 class _Incidents:

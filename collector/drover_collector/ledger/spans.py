@@ -51,6 +51,11 @@ class GpuSpans:
 
     def by_time(self) -> GpuSpans:
         """Return the spans by GPU and time."""
+        later = (self.gpu[1:] > self.gpu[:-1]) | (
+            (self.gpu[1:] == self.gpu[:-1]) & (self.from_ms[1:] >= self.from_ms[:-1])
+        )
+        if later.all():
+            return self
         return self.where(np.lexsort((self.from_ms, self.gpu)))
 
     def merged(self) -> GpuSpans:

@@ -81,7 +81,8 @@ class UsageReader:
             energy = np.full(len(gpu), -1, np.int64)
             if (column := columns[ENERGY]) is not None:
                 energy = np.where(column[1], column[0].astype(np.int64), -1)
-            return UsagePiece(gpu, folded.start_ms, folded.rows, busy, energy).where(gpu >= 0)
+            found = UsagePiece(gpu, folded.start_ms, folded.rows, busy, energy)
+            return found if (gpu >= 0).all() else found.where(gpu >= 0)
 
         tail_ms = min(to_ms, max(from_ms, self._rollups.rolled_up(Scope.GPU, "5m", (to_ms, to_ms))[0]))
         tail_ms = tail_ms // STEP_MS * STEP_MS
