@@ -90,7 +90,7 @@ class IncidentTable:
         newest = "(version, updated)"
         chosen = (
             f"SELECT id, max({newest}) AS last FROM incidents GROUP BY id"
-            f" HAVING argMax(ifNull(closed, now64(3)), {newest}) >= {sql_timestamp(since_ms)}"
+            f" HAVING argMax(isNull(closed) OR closed >= {sql_timestamp(since_ms)}, {newest})"
         )
         keys = ("kind", "cause", "severity", "summary")
         text = ", ".join(f"JSONExtractString(json, '{key}') AS {key}" for key in keys)
