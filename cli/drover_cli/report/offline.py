@@ -71,7 +71,7 @@ def case_ledger(
     """Return the ledger of a case, or of a span of it."""
     first, last = case.span
     until_ms = last + case.bucket_ms
-    from_ms, to_ms = span or (min([first, *(job.start_ms for job in case.spec.jobs)]), until_ms)
+    from_ms, to_ms = span or (first, until_ms)
     names, holds = of_jobs(case.index, case.spec.jobs, until_ms)
     usage = usage_of(case, buckets)
     facts = Facts(names, holds, until_ms, find_activity(usage).clipped(0, until_ms), incidents)

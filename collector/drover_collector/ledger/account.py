@@ -107,7 +107,7 @@ def _interruptions(
         between[job] = between.get(job, 0) + gap_ms * len(restart.attempt.gpus)
     found = []
     for attempt in attempts:
-        if attempt.incident >= 0 and from_ms <= attempt.to_ms < to_ms:
+        if attempt.incident >= 0 and from_ms < attempt.to_ms <= to_ms:
             nodes = np.unique(index.gpu_node[history.members(facts.incidents[attempt.incident])])
             found.append(
                 Interruption(attempt, tuple(nodes.tolist()), recovered.get((attempt.job, attempt.from_ms)))

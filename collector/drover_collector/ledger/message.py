@@ -168,7 +168,7 @@ class _Rows:
         return found
 
     def days(self) -> list[pb.LedgerRow]:
-        ends = Counter(each.attempt.to_ms // DAY_MS for each in self._ends)
+        ends = Counter((each.attempt.to_ms - 1) // DAY_MS for each in self._ends)
         return [
             self.row(_date(day), rows, interruptions=ends[day]) for day, rows in self._by(self._account.ledger.day)
         ]  # fmt: skip
@@ -364,14 +364,17 @@ def _doubts(facts: Facts, account: Account, reply: pb.Ledger) -> list[str]:
         and i.since_ms < account.to_ms and (i.closed_ms is None or i.closed_ms > account.from_ms)
     ]  # fmt: skip
     if open_cost:
-        found.append(f"What {len(open_cost)} incidents took is not known; the GPUs' telemetry counts there.")
+        count = "1 incident" if len(open_cost) == 1 else f"{len(open_cost)} incidents"
+        found.append(f"What {count} took is not known: there the telemetry of the GPUs counts.")
     dark_ms = int(account.service[:, Service.UNKNOWN].sum())
     if dark_ms:
         found.append(f"No GPU of the fleet reported for {dark_ms / HOUR_MS:,.1f} GPU-hours: unknown.")
     energy = reply.fleet_energy
     if energy.unknown_ms and energy.known_ms:
         share = energy.unknown_ms / (energy.unknown_ms + energy.known_ms)
-        found.append(f"The energy of {share:.1%} of all GPU time is not known (gaps, or counters that began again).")
+        found.append(
+            f"The energy of {share * 100:.1f} % of all GPU time is not known (gaps, or counters that began again)."
+        )
     elif not energy.known_ms:
         found.append("Energy is not known: no GPU reported its counter twice.")
     return found

@@ -110,7 +110,7 @@ def test_rollups_holds_and_incidents_give_exact_shares(store: Store) -> None:
     assert reply.incidents[0].where == "n1 GPU 0"
     # Three readings, each at the end of its 5 minutes: the first 5 are not known.
     assert (reply.fleet_energy.mj, reply.fleet_energy.known_ms) == (600 * WATTS * 1000, 600 * S)
-    assert [row.name for row in reply.nodes] == ["n1", "n0"]
+    assert [row.name for row in reply.nodes] == ["n0", "n1"]  # 160 s were taken from each
 
 
 def test_a_restart_of_the_collector_and_parts_of_the_span_change_nothing(opened: list[Store], url: str) -> None:
