@@ -144,7 +144,7 @@ GET_CAPACITY = FleetMethod(
 )  # fmt: skip
 GET_LEDGER = FleetMethod(
     "GetLedger", pb.LedgerRequest, pb.Ledger, READERS, "What every held GPU-hour was used for, and availability.",
-    limit_s=120.0, page_s=60.0, fresh_s=60.0,  # a week of a large fleet is millions of rollups
+    limit_s=600.0, page_s=60.0, fresh_s=60.0,  # a week of 100,000 GPUs is 200 million rollups
 )  # fmt: skip
 PREVIEW_ACT = FleetMethod(
     "PreviewAct",

@@ -4994,9 +4994,9 @@ class LedgerEnergy(_message.Message):
     mj: _builtins.int
     """millijoules, as far as known"""
     known_ms: _builtins.int
-    """GPU time of which the energy is known"""
+    """GPU time for which the energy is known"""
     unknown_ms: _builtins.int
-    """and of which it is not"""
+    """and for which it is not"""
     cost: _builtins.float
     """of what is known"""
     def __init__(

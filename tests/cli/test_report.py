@@ -118,7 +118,7 @@ def test_the_page_says_in_plain_words_what_was_lost_and_what_is_unknown() -> Non
         "Faults took 5.0 GPU-hours (12 EUR): 1.0 lost, 4.0 waiting, 0.0 restarting.",
         "GPUs were in service for 96.7 % of the time, which misses the objective of 99.900 %.",
         "Faults ended 1 run of jobs, one each 4.2 d. 1 worked again, on average 60 min after the fault.",
-        "GPUs took 2.0 kWh (0 EUR), without 10.0 % of the time, of which it is not known.",
+        "GPUs took 2.0 kWh (0 EUR). For 10.0 % of the time it is not known.",
     ]
     tables = {table.title: table for table in page.tables}
     assert ["repeating work since the last checkpoint", "not known", "-"] in tables["Where GPU time went"].rows

@@ -15,7 +15,7 @@ from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 HELP = "a page for those who pay: useful GPU-hours, what faults took, availability, nodes to repair, energy"
-DEADLINE_S = 120.0  # a week of a large fleet
+DEADLINE_S = 600.0  # of GetLedger: a week of a large fleet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -137,8 +137,8 @@ def _energy_fact(ledger: pb.Ledger) -> str:
         return "Energy is not known."
     cost = "" if not energy.HasField("cost") else f" ({money(energy.cost, ledger.currency)})"
     share = energy.unknown_ms / (energy.known_ms + energy.unknown_ms)
-    rest = f", without {percent(share)} of the time, of which it is not known" if energy.unknown_ms else ""
-    return f"GPUs took {energy.mj / MJ_PER_KWH:,.1f} kWh{cost}{rest}."
+    rest = f" For {percent(share)} of the time it is not known." if energy.unknown_ms else ""
+    return f"GPUs took {energy.mj / MJ_PER_KWH:,.1f} kWh{cost}.{rest}"
 
 
 def _shares(ledger: pb.Ledger) -> Table:

@@ -36,7 +36,7 @@ class Account:
 
     Attributes:
         energy_mj, energy_known_ms: int64 [U], of the rows of `ledger`.
-        fleet_energy: (mJ, ms of which it is known) of all GPUs, held or not.
+        fleet_energy: (mJ, ms for which it is known) of all GPUs, held or not.
         service: int64 [G, SERVICES].
         between_ms: job -> GPU time from the end of an attempt by a fault to the next.
     """

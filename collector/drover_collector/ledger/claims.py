@@ -142,12 +142,13 @@ def find_ends(facts: Facts, history: JobHistory) -> list[Attempt]:
             by_gpu[gpu].append(number)
         if incident.job:
             by_job[incident.job].append(number)
-    hit = np.array(sorted(by_gpu), np.int64)
+    hit = np.zeros(max([-1, *by_gpu, *(int(each.gpus[-1]) for each in history.attempts)]) + 1, np.bool_)
+    hit[list(by_gpu)] = True
     found = []
     for attempt in history.attempts:
         killer = -1
         if attempt.ended and (by_gpu or by_job):
-            near = {n for gpu in attempt.gpus[np.isin(attempt.gpus, hit)].tolist() for n in by_gpu[gpu]}
+            near = {n for gpu in attempt.gpus[hit[attempt.gpus]].tolist() for n in by_gpu[gpu]}
             near |= set(by_job.get(facts.jobs[attempt.job], ()))
             fits = [
                 (facts.incidents[n].since_ms, n)

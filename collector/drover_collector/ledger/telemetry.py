@@ -84,7 +84,7 @@ class EnergySpans:
     spans: GpuSpans
 
     def within(self, asked: GpuSpans) -> tuple[Ints, Ints]:
-        """Return (energy in mJ, time in ms of which it is known) of each span that is asked for, int64 [K].
+        """Return (energy in mJ, time in ms for which it is known) of each span that is asked for, int64 [K].
 
         The energy of a span that ends between two readings is its share of the time between them.
         """
@@ -126,7 +126,7 @@ class EnergyMeter:
     Attributes:
         asked: spans of GPUs, such as their holds.
         mj, known_ms: int64 [K], so far.
-        fleet_mj, fleet_known_ms: of all GPUs within [from_ms, to_ms), whoever held them.
+        fleet_mj, fleet_known_ms: of all GPUs within [from_ms, to_ms), held or not.
     """
 
     def __init__(self, asked: GpuSpans, gpus: int, from_ms: int, to_ms: int) -> None:

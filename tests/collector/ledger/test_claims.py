@@ -145,7 +145,7 @@ def test_repeated_work_counts_where_it_is_known() -> None:
 
 
 def test_availability_counts_what_is_drained_silent_and_dark() -> None:
-    """n1 is silent for 20 minutes, of which nobody reports for 10, and drained for 30 later."""
+    """n1 is silent for 20 minutes, for 10 of them nobody reports, and drained for 30 later."""
     outages = [
         NodeOutage("n1", stage, at * MINUTE, "i", "a fan")
         for stage, at in ((Health.DRAINING, 60), (Health.DRAINED, 70), (Health.HEALTHY, 100))
