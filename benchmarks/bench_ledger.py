@@ -156,7 +156,9 @@ def main() -> None:
         sums = week.account.ledger.ms
         by_day = sum(made.account.ledger.ms.sum(axis=0) for _, _, made in days)
         line = {
-            "bench": "ledger", "load": round(os.getloadavg()[0], 1), "nodes": args.nodes, "gpus": index.gpu_count, "rollups": rows, "incidents": incidents,
+            "bench": "ledger", "load": round(os.getloadavg()[0], 1), "nodes": args.nodes,
+            "gpus": index.gpu_count, "rollups": rows,
+            "incidents": incidents,
             "jobs": reply.jobs_total, "week_s": round(first_s, 2), "week_cpu_s": round(cpu_s, 2),
             "week_again_s": round(again_s, 2), "slowest_day_s": round(max(s for s, _, _ in days), 2),
             "message_s": round(time.monotonic() - began, 2),

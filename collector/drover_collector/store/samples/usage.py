@@ -84,12 +84,11 @@ class UsageReader:
             found = UsagePiece(gpu, folded.start_ms, folded.rows, busy, energy)
             return found if (gpu >= 0).all() else found.where(gpu >= 0)
 
-        tail_ms = min(to_ms, max(from_ms, self._rollups.rolled_up(Scope.GPU, "5m", (to_ms, to_ms))[0]))
-        tail_ms = tail_ms // STEP_MS * STEP_MS
+        tail_ms = self._tail_ms(Scope.GPU, from_ms, to_ms)
         newest = [
             placed(folded)
             for folded in self._rows.folds(Scope.GPU, _span(tail_ms, to_ms), STEP_MS, level="10s", metrics=metrics)
-        ] if to_ms - tail_ms <= 2 * FRESH_MS else []  # fmt: skip
+        ]
         tail = UsagePiece.join(newest) if newest else None
         done = np.zeros(index.gpu_count, np.bool_)
         for folded in self._rows.folds(Scope.GPU, _span(from_ms, tail_ms), STEP_MS, level="5m", metrics=metrics):
@@ -101,10 +100,18 @@ class UsageReader:
         if tail is not None and len(tail.gpu):
             yield tail.where(~done[tail.gpu])
 
+    def _tail_ms(self, scope: Scope, from_ms: int, to_ms: int) -> int:
+        """Return where the 5-minute rollups end: what follows is read from those of 10 s, but no more than 20 minutes.
+
+        They also end early in a new store, and where the collector was down for long.
+        """
+        upto_ms, _ = self._rollups.rolled_up(scope, "5m", (to_ms, to_ms))
+        return max(from_ms, upto_ms, to_ms - 2 * FRESH_MS) // STEP_MS * STEP_MS
+
     def steps(self, from_ms: int, to_ms: int) -> list[tuple[str, int, int]]:
         """Return (node, from_ms, to_ms) in which a training loop reported steps, within 5-minute buckets."""
         spans: dict[str, list[Span]] = {}
-        tail_ms = min(to_ms, max(from_ms, self._rollups.rolled_up(Scope.WORKLOAD, "5m", (to_ms, to_ms))[0]))
+        tail_ms = self._tail_ms(Scope.WORKLOAD, from_ms, to_ms)
         for level, span in (("5m", (from_ms, tail_ms)), ("10s", (tail_ms, to_ms))):
             for folded in self._rows.folds(
                 Scope.WORKLOAD, _span(*span), STEP_MS, level=level, metrics=["step_time_s"]
