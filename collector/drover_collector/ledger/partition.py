@@ -25,6 +25,7 @@ from drover_collector.ledger.facts import PPM, SHARES, Activity, Claims, Facts, 
 from drover_collector.ledger.spans import NONE, Axis, Bools, GpuSpans, Ints, Segments
 
 DAY_MS = 86_400_000
+BLOCK = 4096  # GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,32 @@ class Layers:
 
 
 def partition(facts: Facts, layers: Layers, from_ms: int, to_ms: int) -> Ledger:
-    """Return the shares of all time that jobs held within [from_ms, to_ms)."""
+    """Return the shares of all time that jobs held within [from_ms, to_ms).
+
+    GPUs are worked on in blocks, which bounds the memory: no segment is of two GPUs.
+    """
     to_ms = max(from_ms, min(to_ms, facts.until_ms))
+    holds = facts.holds.clipped(from_ms, to_ms)
+    blocks = np.unique(holds.gpu // BLOCK).tolist() or [0]
+    parts = [_block(facts, layers, from_ms, to_ms, block) for block in blocks]
+
+    def joined(name: str) -> Ints:
+        found: Ints = np.concatenate([getattr(part, name) for part in parts])
+        return found
+
+    rows = np.lexsort((joined("day"), joined("gpu"), joined("job")))
+    return Ledger(
+        from_ms, to_ms, *(joined(name)[rows] for name in ("job", "gpu", "day", "ms")),
+        *(joined(name) for name in ("claim_incident", "claim_gpu", "claim_ms")),
+    )  # fmt: skip
+
+
+def _block(facts: Facts, layers: Layers, from_ms: int, to_ms: int, block: int) -> Ledger:
+    """Return the part of the ledger of the GPUs of a block."""
     axis = Axis(from_ms, to_ms)
 
     def clip(spans: GpuSpans) -> GpuSpans:
-        return spans.clipped(from_ms, to_ms)
+        return spans.where(spans.gpu // BLOCK == block).clipped(from_ms, to_ms)
 
     holds, activity, stalls = cut_by_day(clip(facts.holds)), clip(facts.activity), clip(layers.stalls)
     claims = [

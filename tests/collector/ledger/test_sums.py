@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from drover_collector.ledger import partition as partitioning
 from drover_collector.ledger.account import asked_energy, make_account
 from drover_collector.ledger.claims import JobHistory, find_ends, make_layers
 from drover_collector.ledger.facts import PPM, SHARES, Activity, Claim, Claims, Facts, LedgerIncident, Share
@@ -124,6 +126,18 @@ def test_parts_of_a_span_add_up_to_the_whole(found: Facts, cuts: list[int]) -> N
             added[key] = [a + b for a, b in zip(added.get(key, [0] * SHARES), row, strict=True)]
     assert added == sums(whole)
     assert sum(part.claim_ms.sum() for part in parts) == whole.claim_ms.sum()
+
+
+@FEW
+@given(facts())
+def test_blocks_of_gpus_give_what_all_at_once_give(found: Facts) -> None:
+    layers = layers_of(found)
+    whole = partition(found, layers, 0, END)
+    with mock.patch.object(partitioning, "BLOCK", 1):
+        parts = partition(found, layers, 0, END)
+    for name in ("job", "gpu", "day", "ms"):
+        assert getattr(parts, name).tolist() == getattr(whole, name).tolist()
+    assert parts.claim_ms.sum(axis=0).tolist() == whole.claim_ms.sum(axis=0).tolist()
 
 
 @FEW
