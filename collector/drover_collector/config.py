@@ -114,17 +114,30 @@ class PoolPrice:
 
 
 @dataclass(frozen=True, slots=True)
+class SkuPrice:
+    sku: str = required("a model of the fleet file (sku)")
+    gpu_hour: float = required("price of one of its GPU-hours", between(0, 1e6))
+
+
+@dataclass(frozen=True, slots=True)
 class CostConfig:
     currency: str = setting(
         "", "what prices are in, such as EUR; empty: costs are shown in GPU-hours alone",
         lambda v: None if len(v) <= 8 and v.isprintable() else "must be a word of at most 8 letters",
     )  # fmt: skip
     gpu_hour: float = setting(0.0, "price of a GPU-hour of pools not named below; 0: they have none", between(0, 1e6))
+    kwh: float = setting(0.0, "price of a kWh that GPUs take; 0: none", between(0, 1e3))
+    availability: float = setting(
+        0.999, "share of GPU time in service that reports compare with", between(0.5, 0.999999)
+    )  # fmt: skip
     pools: tuple[PoolPrice, ...] = setting((), "Prices by pool, one table each.")
+    skus: tuple[SkuPrice, ...] = setting((), "Prices by model, of GPUs whose pool has none; one table each.")
 
-    def price(self, pool: str) -> float | None:
-        """Return the price of a GPU-hour; None: not set."""
+    def price(self, pool: str, sku: str = "") -> float | None:
+        """Return the price of a GPU-hour: of its pool, else of its model, else of all; None: not set."""
         own = next((entry.gpu_hour for entry in self.pools if entry.pool == pool), None)
+        if own is None and sku:
+            own = next((entry.gpu_hour for entry in self.skus if entry.sku == sku), None)
         return own if own is not None else self.gpu_hour or None
 
 

@@ -142,6 +142,10 @@ GET_CAPACITY = FleetMethod(
     "GetCapacity", pb.CapacityRequest, pb.Capacity, READERS, "How GPU time was used, and what faults cost.",
     page_s=15.0,
 )  # fmt: skip
+GET_LEDGER = FleetMethod(
+    "GetLedger", pb.LedgerRequest, pb.Ledger, READERS, "What every held GPU-hour was used for, and availability.",
+    limit_s=600.0, page_s=60.0, fresh_s=60.0,  # a week of 100,000 GPUs is 200 million rollups
+)  # fmt: skip
 PREVIEW_ACT = FleetMethod(
     "PreviewAct",
     pb.ActRequest,

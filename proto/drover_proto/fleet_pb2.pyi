@@ -4711,6 +4711,514 @@ class ServiceSpeed(_message.Message):
 Global___ServiceSpeed: _TypeAlias = ServiceSpeed  # noqa: Y015
 
 @_typing.final
+class LedgerRequest(_message.Message):
+    """What every held GPU-hour was used for, availability, and what faults took. Times of GPUs are GPU-milliseconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    """0: 7 days before `to_ms`"""
+    to_ms: _builtins.int
+    """0: now"""
+    job: _builtins.str
+    """of this job its nodes are listed instead of the fleet's; empty: all jobs"""
+    limit: _builtins.int
+    """jobs and nodes that are listed, those that lost most first; 0: 200, at most 5000"""
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        job: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "job", b"job", "limit", b"limit", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerRequest: _TypeAlias = LedgerRequest  # noqa: Y015
+
+@_typing.final
+class Ledger(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    POOLS_FIELD_NUMBER: _builtins.int
+    DAYS_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    OTHER_JOBS_FIELD_NUMBER: _builtins.int
+    JOBS_TOTAL_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    NODES_TOTAL_FIELD_NUMBER: _builtins.int
+    CAUSES_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    AVAILABILITY_FIELD_NUMBER: _builtins.int
+    WORST_NODES_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
+    OBJECTIVE_FIELD_NUMBER: _builtins.int
+    CURRENCY_FIELD_NUMBER: _builtins.int
+    KWH_PRICE_FIELD_NUMBER: _builtins.int
+    FLEET_ENERGY_FIELD_NUMBER: _builtins.int
+    DOUBTS_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    to_ms: _builtins.int
+    """what is known ends here: the newest rollup"""
+    jobs_total: _builtins.int
+    nodes_total: _builtins.int
+    objective: _builtins.float
+    """of availability, such as 0.999"""
+    currency: _builtins.str
+    """of prices; empty: none is set"""
+    kwh_price: _builtins.float
+    @_builtins.property
+    def total(self) -> Global___LedgerRow:
+        """of all jobs, or of the one that was asked for"""
+
+    @_builtins.property
+    def pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]: ...
+    @_builtins.property
+    def days(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]:
+        """UTC"""
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]: ...
+    @_builtins.property
+    def other_jobs(self) -> Global___LedgerRow:
+        """those that are not listed, so that rows add up to the total"""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]:
+        """those with time lost or waited first"""
+
+    @_builtins.property
+    def causes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerCause]:
+        """most GPU time first"""
+
+    @_builtins.property
+    def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerIncident]:
+        """the ten that took most"""
+
+    @_builtins.property
+    def availability(self) -> _containers.RepeatedCompositeFieldContainer[Global___Availability]:
+        """the fleet with an empty name, then pools"""
+
+    @_builtins.property
+    def worst_nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Availability]:
+        """those not in service all the time, the worst first"""
+
+    @_builtins.property
+    def repair(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeToRepair]: ...
+    @_builtins.property
+    def fleet_energy(self) -> Global___LedgerEnergy:
+        """of all GPUs, held or not"""
+
+    @_builtins.property
+    def doubts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is not known, a sentence each"""
+
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        total: Global___LedgerRow | None = ...,
+        pools: _abc.Iterable[Global___LedgerRow] | None = ...,
+        days: _abc.Iterable[Global___LedgerRow] | None = ...,
+        jobs: _abc.Iterable[Global___LedgerRow] | None = ...,
+        other_jobs: Global___LedgerRow | None = ...,
+        jobs_total: _builtins.int = ...,
+        nodes: _abc.Iterable[Global___LedgerRow] | None = ...,
+        nodes_total: _builtins.int = ...,
+        causes: _abc.Iterable[Global___LedgerCause] | None = ...,
+        incidents: _abc.Iterable[Global___LedgerIncident] | None = ...,
+        availability: _abc.Iterable[Global___Availability] | None = ...,
+        worst_nodes: _abc.Iterable[Global___Availability] | None = ...,
+        repair: _abc.Iterable[Global___NodeToRepair] | None = ...,
+        objective: _builtins.float = ...,
+        currency: _builtins.str = ...,
+        kwh_price: _builtins.float | None = ...,
+        fleet_energy: Global___LedgerEnergy | None = ...,
+        doubts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "fleet_energy", b"fleet_energy", "kwh_price", b"kwh_price", "other_jobs", b"other_jobs", "total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "availability", b"availability", "causes", b"causes", "currency", b"currency", "days", b"days", "doubts", b"doubts", "fleet_energy", b"fleet_energy", "from_ms", b"from_ms", "incidents", b"incidents", "jobs", b"jobs", "jobs_total", b"jobs_total", "kwh_price", b"kwh_price", "nodes", b"nodes", "nodes_total", b"nodes_total", "objective", b"objective", "other_jobs", b"other_jobs", "pools", b"pools", "repair", b"repair", "to_ms", b"to_ms", "total", b"total", "worst_nodes", b"worst_nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kwh_price: _TypeAlias = _typing.Literal["kwh_price"]  # noqa: Y015
+    _WhichOneofArgType__kwh_price: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price"]  # noqa: Y015
+    _WhichOneofReturnType__other_jobs: _TypeAlias = _typing.Literal["other_jobs"]  # noqa: Y015
+    _WhichOneofArgType__other_jobs: _TypeAlias = _typing.Literal["_other_jobs", b"_other_jobs"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kwh_price) -> _WhichOneofReturnType__kwh_price | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__other_jobs) -> _WhichOneofReturnType__other_jobs | None: ...
+
+Global___Ledger: _TypeAlias = Ledger  # noqa: Y015
+
+@_typing.final
+class LedgerShares(_message.Message):
+    """Each millisecond that a job held a GPU is exactly one of these; they add up to `held_ms`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USEFUL_MS_FIELD_NUMBER: _builtins.int
+    WAITING_MS_FIELD_NUMBER: _builtins.int
+    LOST_MS_FIELD_NUMBER: _builtins.int
+    RESTARTING_MS_FIELD_NUMBER: _builtins.int
+    REPEATED_MS_FIELD_NUMBER: _builtins.int
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_MS_FIELD_NUMBER: _builtins.int
+    useful_ms: _builtins.int
+    waiting_ms: _builtins.int
+    """for a peer"""
+    lost_ms: _builtins.int
+    """to a fault"""
+    restarting_ms: _builtins.int
+    repeated_ms: _builtins.int
+    """since the last checkpoint"""
+    idle_ms: _builtins.int
+    unknown_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        useful_ms: _builtins.int = ...,
+        waiting_ms: _builtins.int = ...,
+        lost_ms: _builtins.int = ...,
+        restarting_ms: _builtins.int = ...,
+        repeated_ms: _builtins.int = ...,
+        idle_ms: _builtins.int = ...,
+        unknown_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_ms", b"idle_ms", "lost_ms", b"lost_ms", "repeated_ms", b"repeated_ms", "restarting_ms", b"restarting_ms", "unknown_ms", b"unknown_ms", "useful_ms", b"useful_ms", "waiting_ms", b"waiting_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerShares: _TypeAlias = LedgerShares  # noqa: Y015
+
+@_typing.final
+class LedgerRow(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    GOODPUT_FIELD_NUMBER: _builtins.int
+    ETTR_FIELD_NUMBER: _builtins.int
+    BETWEEN_MS_FIELD_NUMBER: _builtins.int
+    INTERRUPTIONS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    LOST_COST_FIELD_NUMBER: _builtins.int
+    ENERGY_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the job, pool or node; of a day its date"""
+    held_ms: _builtins.int
+    gpus: _builtins.int
+    """that were held"""
+    goodput: _builtins.float
+    """useful / held"""
+    ettr: _builtins.float
+    """useful / (held + between attempts)"""
+    between_ms: _builtins.int
+    """from the end of an attempt by a fault to the next"""
+    interruptions: _builtins.int
+    """attempts that a fault ended"""
+    cost: _builtins.float
+    """of what was held; absent: a pool among them has no price"""
+    lost_cost: _builtins.float
+    """waiting, lost, restarting and repeated of it"""
+    pool: _builtins.str
+    """of a node"""
+    @_builtins.property
+    def shares(self) -> Global___LedgerShares: ...
+    @_builtins.property
+    def energy(self) -> Global___LedgerEnergy: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        shares: Global___LedgerShares | None = ...,
+        held_ms: _builtins.int = ...,
+        gpus: _builtins.int = ...,
+        goodput: _builtins.float | None = ...,
+        ettr: _builtins.float | None = ...,
+        between_ms: _builtins.int = ...,
+        interruptions: _builtins.int = ...,
+        cost: _builtins.float | None = ...,
+        lost_cost: _builtins.float | None = ...,
+        energy: Global___LedgerEnergy | None = ...,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_ettr", b"_ettr", "_goodput", b"_goodput", "_lost_cost", b"_lost_cost", "cost", b"cost", "energy", b"energy", "ettr", b"ettr", "goodput", b"goodput", "lost_cost", b"lost_cost", "shares", b"shares"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_ettr", b"_ettr", "_goodput", b"_goodput", "_lost_cost", b"_lost_cost", "between_ms", b"between_ms", "cost", b"cost", "energy", b"energy", "ettr", b"ettr", "goodput", b"goodput", "gpus", b"gpus", "held_ms", b"held_ms", "interruptions", b"interruptions", "lost_cost", b"lost_cost", "name", b"name", "pool", b"pool", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
+    _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
+    _WhichOneofReturnType__ettr: _TypeAlias = _typing.Literal["ettr"]  # noqa: Y015
+    _WhichOneofArgType__ettr: _TypeAlias = _typing.Literal["_ettr", b"_ettr"]  # noqa: Y015
+    _WhichOneofReturnType__goodput: _TypeAlias = _typing.Literal["goodput"]  # noqa: Y015
+    _WhichOneofArgType__goodput: _TypeAlias = _typing.Literal["_goodput", b"_goodput"]  # noqa: Y015
+    _WhichOneofReturnType__lost_cost: _TypeAlias = _typing.Literal["lost_cost"]  # noqa: Y015
+    _WhichOneofArgType__lost_cost: _TypeAlias = _typing.Literal["_lost_cost", b"_lost_cost"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost) -> _WhichOneofReturnType__cost | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ettr) -> _WhichOneofReturnType__ettr | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput) -> _WhichOneofReturnType__goodput | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lost_cost) -> _WhichOneofReturnType__lost_cost | None: ...
+
+Global___LedgerRow: _TypeAlias = LedgerRow  # noqa: Y015
+
+@_typing.final
+class LedgerEnergy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MJ_FIELD_NUMBER: _builtins.int
+    KNOWN_MS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_MS_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    mj: _builtins.int
+    """millijoules, as far as known"""
+    known_ms: _builtins.int
+    """GPU time for which the energy is known"""
+    unknown_ms: _builtins.int
+    """and for which it is not"""
+    cost: _builtins.float
+    """of what is known"""
+    def __init__(
+        self,
+        *,
+        mj: _builtins.int = ...,
+        known_ms: _builtins.int = ...,
+        unknown_ms: _builtins.int = ...,
+        cost: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cost", b"cost"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cost", b"cost", "known_ms", b"known_ms", "mj", b"mj", "unknown_ms", b"unknown_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
+    _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost) -> _WhichOneofReturnType__cost | None: ...
+
+Global___LedgerEnergy: _TypeAlias = LedgerEnergy  # noqa: Y015
+
+@_typing.final
+class LedgerCause(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    cause: _builtins.str
+    incidents: _builtins.int
+    cost: _builtins.float
+    @_builtins.property
+    def shares(self) -> Global___LedgerShares:
+        """waiting, lost and restarting alone"""
+
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        incidents: _builtins.int = ...,
+        shares: Global___LedgerShares | None = ...,
+        cost: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cost", b"cost", "shares", b"shares"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "cause", b"cause", "cost", b"cost", "incidents", b"incidents", "kind", b"kind", "shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
+    _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost) -> _WhichOneofReturnType__cost | None: ...
+
+Global___LedgerCause: _TypeAlias = LedgerCause  # noqa: Y015
+
+@_typing.final
+class LedgerIncident(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    CLOSED_MS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    kind: _builtins.str
+    cause: _builtins.str
+    where: _builtins.str
+    """node, GPU or job, in words"""
+    summary: _builtins.str
+    since_ms: _builtins.int
+    closed_ms: _builtins.int
+    cost: _builtins.float
+    @_builtins.property
+    def shares(self) -> Global___LedgerShares: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        where: _builtins.str = ...,
+        summary: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        closed_ms: _builtins.int | None = ...,
+        shares: Global___LedgerShares | None = ...,
+        cost: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_closed_ms", b"_closed_ms", "_cost", b"_cost", "closed_ms", b"closed_ms", "cost", b"cost", "shares", b"shares"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_closed_ms", b"_closed_ms", "_cost", b"_cost", "cause", b"cause", "closed_ms", b"closed_ms", "cost", b"cost", "id", b"id", "kind", b"kind", "shares", b"shares", "since_ms", b"since_ms", "summary", b"summary", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__closed_ms: _TypeAlias = _typing.Literal["closed_ms"]  # noqa: Y015
+    _WhichOneofArgType__closed_ms: _TypeAlias = _typing.Literal["_closed_ms", b"_closed_ms"]  # noqa: Y015
+    _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
+    _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__closed_ms) -> _WhichOneofReturnType__closed_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost) -> _WhichOneofReturnType__cost | None: ...
+
+Global___LedgerIncident: _TypeAlias = LedgerIncident  # noqa: Y015
+
+@_typing.final
+class Availability(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    IN_MS_FIELD_NUMBER: _builtins.int
+    OUT_MS_FIELD_NUMBER: _builtins.int
+    LOST_MS_FIELD_NUMBER: _builtins.int
+    SILENT_MS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_MS_FIELD_NUMBER: _builtins.int
+    AVAILABLE_FIELD_NUMBER: _builtins.int
+    INTERRUPTIONS_FIELD_NUMBER: _builtins.int
+    BETWEEN_MS_FIELD_NUMBER: _builtins.int
+    RECOVERED_FIELD_NUMBER: _builtins.int
+    RECOVERY_MS_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """of the pool or node; empty: the fleet"""
+    gpus: _builtins.int
+    in_ms: _builtins.int
+    out_ms: _builtins.int
+    """drained, validating or in repair"""
+    lost_ms: _builtins.int
+    """stopped by a fault"""
+    silent_ms: _builtins.int
+    """not reporting while others did"""
+    unknown_ms: _builtins.int
+    """no GPU of the fleet reported"""
+    available: _builtins.float
+    """in service of what is known"""
+    interruptions: _builtins.int
+    """attempts of jobs that a fault ended here"""
+    between_ms: _builtins.int
+    """mean time between them, of the time in which a job held GPUs here"""
+    recovered: _builtins.int
+    """interruptions after which the job worked again"""
+    recovery_ms: _builtins.int
+    """mean time until then, from the fault"""
+    pool: _builtins.str
+    """of a node"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        in_ms: _builtins.int = ...,
+        out_ms: _builtins.int = ...,
+        lost_ms: _builtins.int = ...,
+        silent_ms: _builtins.int = ...,
+        unknown_ms: _builtins.int = ...,
+        available: _builtins.float | None = ...,
+        interruptions: _builtins.int = ...,
+        between_ms: _builtins.int | None = ...,
+        recovered: _builtins.int = ...,
+        recovery_ms: _builtins.int | None = ...,
+        pool: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_available", b"_available", "_between_ms", b"_between_ms", "_recovery_ms", b"_recovery_ms", "available", b"available", "between_ms", b"between_ms", "recovery_ms", b"recovery_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available", b"_available", "_between_ms", b"_between_ms", "_recovery_ms", b"_recovery_ms", "available", b"available", "between_ms", b"between_ms", "gpus", b"gpus", "in_ms", b"in_ms", "interruptions", b"interruptions", "lost_ms", b"lost_ms", "name", b"name", "out_ms", b"out_ms", "pool", b"pool", "recovered", b"recovered", "recovery_ms", b"recovery_ms", "silent_ms", b"silent_ms", "unknown_ms", b"unknown_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__available: _TypeAlias = _typing.Literal["available"]  # noqa: Y015
+    _WhichOneofArgType__available: _TypeAlias = _typing.Literal["_available", b"_available"]  # noqa: Y015
+    _WhichOneofReturnType__between_ms: _TypeAlias = _typing.Literal["between_ms"]  # noqa: Y015
+    _WhichOneofArgType__between_ms: _TypeAlias = _typing.Literal["_between_ms", b"_between_ms"]  # noqa: Y015
+    _WhichOneofReturnType__recovery_ms: _TypeAlias = _typing.Literal["recovery_ms"]  # noqa: Y015
+    _WhichOneofArgType__recovery_ms: _TypeAlias = _typing.Literal["_recovery_ms", b"_recovery_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__available) -> _WhichOneofReturnType__available | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__between_ms) -> _WhichOneofReturnType__between_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__recovery_ms) -> _WhichOneofReturnType__recovery_ms | None: ...
+
+Global___Availability: _TypeAlias = Availability  # noqa: Y015
+
+@_typing.final
+class NodeToRepair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    INTERRUPTIONS_FIELD_NUMBER: _builtins.int
+    LOST_MS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    pool: _builtins.str
+    stage: _builtins.str
+    """drained, repair, ...; empty: in service"""
+    reason: _builtins.str
+    interruptions: _builtins.int
+    lost_ms: _builtins.int
+    """that jobs lost and waited by incidents of this node"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        stage: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        interruptions: _builtins.int = ...,
+        lost_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interruptions", b"interruptions", "lost_ms", b"lost_ms", "node", b"node", "pool", b"pool", "reason", b"reason", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeToRepair: _TypeAlias = NodeToRepair  # noqa: Y015
+
+@_typing.final
 class ActPreview(_message.Message):
     """What an act would meet; nothing is done. `why` and `force` are not looked at."""
 

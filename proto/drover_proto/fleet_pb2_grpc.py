@@ -179,6 +179,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.CapacityRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.Capacity.FromString,
                 _registered_method=True)
+        self.GetLedger = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetLedger',
+                request_serializer=drover__proto_dot_fleet__pb2.LedgerRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Ledger.FromString,
+                _registered_method=True)
         self.PreviewAct = channel.unary_unary(
                 '/drover.fleet.v1.Fleet/PreviewAct',
                 request_serializer=drover__proto_dot_fleet__pb2.ActRequest.SerializeToString,
@@ -388,6 +393,12 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLedger(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PreviewAct(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -567,6 +578,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetCapacity,
                     request_deserializer=drover__proto_dot_fleet__pb2.CapacityRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.Capacity.SerializeToString,
+            ),
+            'GetLedger': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLedger,
+                    request_deserializer=drover__proto_dot_fleet__pb2.LedgerRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Ledger.SerializeToString,
             ),
             'PreviewAct': grpc.unary_unary_rpc_method_handler(
                     servicer.PreviewAct,
@@ -1377,6 +1393,33 @@ class Fleet:
             '/drover.fleet.v1.Fleet/GetCapacity',
             drover__proto_dot_fleet__pb2.CapacityRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.Capacity.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLedger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetLedger',
+            drover__proto_dot_fleet__pb2.LedgerRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.Ledger.FromString,
             options,
             channel_credentials,
             insecure,

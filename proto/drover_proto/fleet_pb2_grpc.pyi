@@ -65,6 +65,7 @@ class FleetStub:
     GetThermals: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ThermalsRequest, _fleet_pb2.Thermals]
     GetSystem: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SystemRequest, _fleet_pb2.System]
     GetCapacity: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.CapacityRequest, _fleet_pb2.Capacity]
+    GetLedger: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.LedgerRequest, _fleet_pb2.Ledger]
     PreviewAct: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActPreview]
     ListSilences: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilencesRequest, _fleet_pb2.SilenceList]
     CreateSilence: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilenceAsk, _fleet_pb2.SilenceReply]
@@ -110,6 +111,7 @@ class FleetAsyncStub(FleetStub):
     GetThermals: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ThermalsRequest, _fleet_pb2.Thermals]  # type: ignore[assignment]
     GetSystem: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SystemRequest, _fleet_pb2.System]  # type: ignore[assignment]
     GetCapacity: _aio.UnaryUnaryMultiCallable[_fleet_pb2.CapacityRequest, _fleet_pb2.Capacity]  # type: ignore[assignment]
+    GetLedger: _aio.UnaryUnaryMultiCallable[_fleet_pb2.LedgerRequest, _fleet_pb2.Ledger]  # type: ignore[assignment]
     PreviewAct: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ActRequest, _fleet_pb2.ActPreview]  # type: ignore[assignment]
     ListSilences: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilencesRequest, _fleet_pb2.SilenceList]  # type: ignore[assignment]
     CreateSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceAsk, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
@@ -326,6 +328,13 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.CapacityRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.Capacity, _abc.Awaitable[_fleet_pb2.Capacity]]: ...
+
+    @_abc_1.abstractmethod
+    def GetLedger(
+        self,
+        request: _fleet_pb2.LedgerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Ledger, _abc.Awaitable[_fleet_pb2.Ledger]]: ...
 
     @_abc_1.abstractmethod
     def PreviewAct(

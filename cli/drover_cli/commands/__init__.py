@@ -41,6 +41,7 @@ NAMES = (
     "fabric",
     "thermals",
     "capacity",
+    "report",
     "risk",
     "probe",
     "drain",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import sql_time_range, sql_timestamp
@@ -79,6 +80,34 @@ class IncidentTable:
     def for_cost(self, since_ms: int, most: int = 100_000) -> list[Incident]:
         """Return what costs are computed from: the newest incidents of all severities, in the same form."""
         return self._brief(since_ms, most, "")
+
+    def for_ledger(self, since_ms: int, most: int = 100_000) -> list[dict[str, Any]]:
+        """Return what the ledger needs of incidents that are open, or were closed after `since_ms`, the newest first.
+
+        Each has id, kind, cause, scope, severity, node, job, summary, members, since_ms, closed_ms, updated_ms, lost
+        and waited (GPU-hours), and its timeline if it was reopened.
+        """
+        newest = "(version, updated)"
+        chosen = (
+            f"SELECT id, max({newest}) AS last FROM incidents GROUP BY id"
+            f" HAVING argMax(isNull(closed) OR closed >= {sql_timestamp(since_ms)}, {newest})"
+        )
+        keys = ("kind", "cause", "severity", "summary")
+        text = ", ".join(f"JSONExtractString(json, '{key}') AS {key}" for key in keys)
+        maybe = ", ".join(f"JSONExtract(json, '{key}', 'Nullable(String)') AS {key}" for key in ("node", "job"))
+        found = self._clients.rows(
+            f"SELECT id, {text}, {maybe}, JSONExtractInt(json, 'since_ms') AS since_ms,"
+            " JSONExtractInt(json, 'updated_ms') AS updated_ms, JSONExtractRaw(json, 'members') AS members,"
+            " JSONExtract(json, 'closed_ms', 'Nullable(Int64)') AS closed_ms,"
+            " JSONExtract(json, 'gpu_hours_lost', 'Nullable(Float64)') AS lost,"
+            " JSONExtract(json, 'gpu_hours_waited', 'Nullable(Float64)') AS waited,"
+            " if(position(json, 'came_back') > 0, JSONExtractRaw(json, 'timeline'), '[]') AS timeline"
+            f" FROM incidents WHERE (id, version, updated) IN (SELECT id, last.1, last.2 FROM ({chosen}))"
+            f" ORDER BY opened DESC, id LIMIT 1 BY id LIMIT {int(most)}"
+        )
+        return [
+            row | {"members": json.loads(row["members"]), "timeline": json.loads(row["timeline"])} for row in found
+        ]  # fmt: skip
 
     def _brief(self, since_ms: int, most: int, where: str) -> list[Incident]:
         """Return incidents without evidence, timeline and texts: whole, 100,000 of them would take half a minute."""

@@ -35,6 +35,20 @@ class JobSpan:
     nodes: int
 
 
+@dataclass(frozen=True, slots=True)
+class JobChanges:
+    """Changes of holders, in any order: int64 [K] each.
+
+    Attributes:
+        gpu: number in the index. job: number in `jobs`; -1: it was freed.
+    """
+
+    jobs: tuple[str, ...]
+    gpu: npt.NDArray[np.int64]
+    from_ms: npt.NDArray[np.int64]
+    job: npt.NDArray[np.int64]
+
+
 class JobTable:
     """When each GPU went to a job, and when it was freed."""
 
@@ -116,6 +130,33 @@ class JobTable:
         names, job = coded(every["job"])
         job = job[there][order]
         return [_held_at(index, place, from_ms, np.array(names), job, at) for at in times_ms]
+
+    def changes(self, index: FleetIndex, from_ms: int, to_ms: int) -> JobChanges:
+        """Return who got each GPU, and when, within [from_ms, to_ms), with who held it at the beginning."""
+        columns = "node, gpu, toUnixTimestamp64Milli({}) AS from_ms, {} AS job"
+        parts = [
+            self._clients.arrow(
+                f"SELECT {columns.format('max(`from`)', 'argMax(job, `from`)')} FROM holdings"
+                f" WHERE `from` < {sql_timestamp(from_ms)} GROUP BY node, gpu"
+            ),
+            self._clients.arrow(
+                f"SELECT {columns.format('`from`', 'job')} FROM holdings FINAL"
+                f" WHERE {sql_time_range(from_ms, to_ms, 'from')}"
+            ),
+        ]
+        held = [part for part in parts if part.num_rows]
+        if not held:
+            return JobChanges((), *(np.zeros(0, np.int64) for _ in range(3)))
+        every = pa.concat_tables([part.cast(held[0].schema) for part in held])
+        gpu = _gpus_of(index, every).astype(np.int64)
+        names, job = coded(every["job"])
+        used = [name for name in names if name]
+        place = {name: at for at, name in enumerate(used)}
+        number = np.array([place.get(name, -1) for name in names], np.int64)
+        there = gpu >= 0
+        return JobChanges(
+            tuple(used), gpu[there], numbers(every, "from_ms").astype(np.int64)[there], number[job][there]
+        )  # fmt: skip
 
     def started(self, names: Sequence[str], now_ms: int) -> dict[str, int]:
         """Return job -> when its first GPU was held, of these jobs. A requeued job keeps its first start."""

@@ -1,0 +1,176 @@
+"""The ledger out of a real store: rollups as the collector writes them, holds, an incident; and over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import numpy as np
+import pytest
+
+from drover_collector.api import ledger as api
+from drover_collector.config import CollectorConfig, CostConfig, SkuPrice
+from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Holding, Incident, IncidentKind, RecommendedAction, Severity
+from drover_proto import fleet_pb2 as pb
+from testbed.collected import gpu_key, small_index, write_entities, write_ticks
+from testbed.fleet_served import NOW, T0, Served, served
+from testbed.rolled import finish
+
+INDEX = small_index(2, 2)
+S = 1000
+END = T0 + 900 * S
+WATTS = 700
+
+
+def fill(store: Store) -> None:
+    """15 minutes: n1 is silent from 5 to 10 minutes, GPU 1 of n0 is idle from 10 on. A fault ends a job at 700 s.
+
+    The job reports steps for 5 minutes: what its GPUs do after that, until the fault, is unknown.
+    """
+    write_entities(store, INDEX)
+    idle = {("n0", 1): {"gpu_util_ratio": 0.0}}
+    for low, high, silent, changed in ((0, 300, (), None), (300, 600, ("n1",), None), (600, 900, (), idle)):
+        write_ticks(store, INDEX, T0 + low * S, T0 + high * S, 10 * S, silent=silent, changed=changed)
+    ts = np.arange(T0, END, 10 * S, dtype=np.int64)
+    ids = np.full(len(ts), entity_id(Scope.GPU, gpu_key("n0", 0)), np.uint64)
+    joules = (ts - T0) / S * WATTS + 5e6
+    store.samples.write(SampleBatch.of_values(Scope.GPU, ids, ts, {"energy_j": joules}))
+    loop = EntityRow(entity_id(Scope.WORKLOAD, "n0/pre"), Scope.WORKLOAD, "n0/pre", "n0", None, link="pre", first_ms=T0)
+    store.entities.write([loop])
+    steps = {"step_time_s": np.full(len(ts) // 3, 2.0)}  # in the first 5 minutes
+    store.samples.write(
+        SampleBatch.of_values(Scope.WORKLOAD, np.full(len(ts) // 3, loop.entity_id), ts[: len(ts) // 3], steps)
+    )
+    store.rollups.closing_folds(END - 10 * S)
+    store.rollups.roll_up()
+    finish(store)  # the time before the newest bucket, as after a pause of the collector
+    all_gpus = [("n0", 0), ("n0", 1), ("n1", 0), ("n1", 1)]
+    holds = [Holding(*gpu, job, T0 + at * S) for gpu in all_gpus for at, job in ((60, "train"), (700, None))]
+    holds += [Holding("n0", slot, "train", T0 + 750 * S) for slot in (0, 1)]
+    store.jobs.write_holdings(holds)
+    store.incidents.write(
+        [
+            Incident(
+                "fault", IncidentKind.XID, "xid_79", "gpu", "n1", 0, (("n1", 0),), T0 + 625 * S, T0 + 620 * S, None,
+                Severity.CRITICAL, 0.9, RecommendedAction.DRAIN, "GPU 0 of n1 fell off the bus.", "Drain it.",
+                job="train", updated_ms=END,
+            )
+        ]
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url(store_root: Path) -> str:
+    return f"chdb://{store_root}?database=api_ledger"
+
+
+@pytest.fixture(scope="module")
+def opened(url: str) -> Iterator[list[Store]]:
+    """The open store, which a test may replace."""
+    stores = [Store.open(url)]
+    fill(stores[0])
+    yield stores
+    stores[-1].close()
+
+
+@pytest.fixture
+def store(opened: list[Store]) -> Store:
+    return opened[-1]
+
+
+def facts_of(store: Store, config: CollectorConfig | None = None) -> Any:
+    return cast(
+        Any,
+        SimpleNamespace(
+            index=INDEX, store=store, now_ms=lambda: END + 20 * S, config=config or CollectorConfig(),
+            once=lambda _key, _seconds, make: make(),
+        ),
+    )  # fmt: skip
+
+
+def test_rollups_holds_and_incidents_give_exact_shares(store: Store) -> None:
+    reply = api.get_ledger(facts_of(store), pb.LedgerRequest(from_ms=T0, to_ms=END))
+    shares = reply.total.shares
+    assert reply.total.held_ms == (640 * 4 + 150 * 2) * S
+    assert (shares.unknown_ms, shares.lost_ms, shares.waiting_ms, shares.idle_ms, shares.useful_ms) == tuple(
+        n * S for n in (640 + 640, 80, 240, 150, 960 + 150)
+    )
+    (job,) = reply.jobs
+    assert (job.name, job.interruptions, job.between_ms) == ("train", 1, 50 * 2 * S)
+    assert job.ettr == 1110 / (2860 + 100)
+    assert (reply.availability[0].silent_ms, reply.availability[0].recovered) == (600 * S, 1)
+    assert reply.availability[0].recovery_ms == 130 * S
+    assert reply.incidents[0].where == "n1 GPU 0"
+    # Three readings, each at the end of its 5 minutes: the first 5 are not known.
+    assert (reply.fleet_energy.mj, reply.fleet_energy.known_ms) == (600 * WATTS * 1000, 600 * S)
+    assert [row.name for row in reply.nodes] == ["n0", "n1"]  # 160 s were taken from each
+
+
+def test_a_restart_of_the_collector_and_parts_of_the_span_change_nothing(opened: list[Store], url: str) -> None:
+    store = opened[-1]
+    whole = api._read(facts_of(store), T0, END).account
+    cuts = [T0, T0 + 123_457, T0 + 650 * S, END]
+    parts = [api._read(facts_of(store), low, high).account for low, high in pairwise(cuts)]
+    assert sum(part.ledger.ms.sum(axis=0) for part in parts).tolist() == whole.ledger.ms.sum(axis=0).tolist()
+    assert sum(int(part.energy_mj.sum()) for part in parts) == int(whole.energy_mj.sum())
+    store.close()
+    opened.append(Store.open(url))
+    again = api._read(facts_of(opened[-1]), T0, END).account
+    assert (again.ledger.ms == whole.ledger.ms).all()
+    assert (again.ledger.claim_ms == whole.ledger.claim_ms).all()
+
+
+def test_prices_by_model_and_one_job(store: Store) -> None:
+    cost = CostConfig(currency="EUR", gpu_hour=1.0, kwh=0.5, skus=(SkuPrice("H100", 3.6),))
+    request = pb.LedgerRequest(from_ms=T0, to_ms=END, job="train", limit=1)
+    reply = api.get_ledger(facts_of(store, CollectorConfig(cost=cost)), request)
+    assert reply.total.cost == pytest.approx(2860 / 1000)
+    assert reply.fleet_energy.cost == pytest.approx(600 * WATTS / 3.6e6 * 0.5)
+    assert (len(reply.nodes), reply.nodes_total) == (1, 2)
+    with pytest.raises(api.RefusalError, match="no job 'gone'"):
+        api.get_ledger(facts_of(store), pb.LedgerRequest(from_ms=T0, to_ms=END, job="gone"))
+
+
+@pytest.mark.parametrize(("low", "high"), [(END, T0), (T0, T0), (1, T0), (END - 36 * api.DAY_MS, END)])
+def test_a_span_that_cannot_be_answered_is_refused(store: Store, low: int, high: int) -> None:
+    with pytest.raises(api.RefusalError, match="at most"):
+        api.get_ledger(facts_of(store), pb.LedgerRequest(from_ms=low, to_ms=high))
+
+
+def test_one_report_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "WAIT_S", 0.01)
+    with api._one_at_a_time, pytest.raises(api.RefusalError, match="another report"):
+        api.get_ledger(facts_of(store), pb.LedgerRequest(from_ms=T0, to_ms=END))
+
+
+def test_a_timeline_gives_the_times_in_which_an_incident_was_open() -> None:
+    lines = [("opened", 1), ("closed", 5), ("came_back", 7), ("again", 8), ("absorbed", 9), ("came_back", 12)]
+    timeline = [{"kind": kind, "ts_ms": at} for kind, at in lines]
+    assert api.opened_spans(1, None, timeline) == [(1, 5), (7, 9), (12, None)]
+    assert api.opened_spans(1, 20, []) == [(1, 20)]
+
+
+def test_without_rollups_all_time_is_unknown_over_grpc(store_root: Path) -> None:
+    empty = Store.open(f"chdb://{store_root}?database=api_ledger_served")
+
+    async def check(fleet: Served) -> None:
+        reply = await fleet.stub.GetLedger(pb.LedgerRequest(from_ms=T0, to_ms=NOW))
+        assert reply.total.held_ms == reply.total.shares.unknown_ms > 0
+        assert not reply.total.HasField("cost")
+        assert reply.objective == 0.999
+        code, text = await fleet.refused(fleet.stub.GetLedger(pb.LedgerRequest(from_ms=NOW, to_ms=T0)))
+        assert (code, "give a span" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+
+    async def serve() -> None:
+        async with served(empty) as fleet:
+            await check(fleet)
+
+    asyncio.run(serve())
+    empty.close()
