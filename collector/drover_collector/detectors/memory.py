@@ -12,7 +12,7 @@ import numpy as np
 
 from drover_collector.detectors._lib.bursts import Bursts
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
-from drover_collector.detectors._lib.metrics import Ints
+from drover_collector.detectors._lib.metrics import Ints, column
 from drover_collector.detectors._lib.shared_condition import SharedCondition, common_finding
 from drover_collector.detectors._lib.texts import place
 from drover_collector.detectors._lib.window import Window
@@ -217,10 +217,7 @@ def _storms(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
 
 def _bursts(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
     """Report GPUs whose HBM or SRAM needs correction again and again. A storm is reported as that."""
-    counters = [window.newest.gpu[metric] for metric in CORRECTED if metric in window.newest.gpu]
-    if not counters:
-        return
-    s.bursts.add(window.newest.end_ms, *counters)
+    s.bursts.add(window.newest.end_ms, *(column(window, metric) for metric in CORRECTED))
     many = s.bursts.many(BURST_MINUTES, BURST_ERRORS)
     if len(s.storm):
         many &= s.storm < STORM_BUCKETS

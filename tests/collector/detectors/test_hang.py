@@ -355,3 +355,20 @@ def test_a_gpu_that_a_job_holds_and_never_used_has_not_stopped_it() -> None:
         rest(gpu, CULPRIT)
 
     assert run(change, 70) == []
+
+
+def test_an_evaluation_that_only_pcie_shows_is_no_standstill() -> None:
+    index, state, reported = small_fleet(), None, []
+
+    def change(number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
+        for metric in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
+            gpu.pop(metric)
+        evaluates = number >= 30 and number % 60 < 24
+        for metric in ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s"):
+            gpu[metric] = np.full(index.gpu_count, 4e8 * (0.4 if evaluates else 1.0))
+        gpu["power_w"] *= 0.72 if evaluates else 1.0
+
+    for window, now_ms in play(index, 100, change):
+        findings, state = hang.detect(window, state, now_ms)
+        reported += findings
+    assert reported == []

@@ -20,6 +20,7 @@ from drover_collector.detectors.kernel.rules import RULES, rule_of
 from drover_collector.engine.engine import Engine
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.book import IncidentBook
+from drover_collector.incidents.incident import opened
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
     KERNEL_CODES,
@@ -385,6 +386,40 @@ def test_a_fan_that_turns_too_slowly_for_the_heat_of_its_node_is_reported() -> N
     assert played(2500, 66, nodes=6) == []  # a setting of all
 
 
+def test_fans_that_cool_something_else_or_are_read_once_are_not_reported() -> None:
+    def after_cpu_work(number: int, gpu: Columns, node: Columns) -> None:
+        gpu["gpu_util_ratio"][:] = 0.0
+        gpu["gpu_temp_c"][:] = 31.0
+        node["fan_min_rpm"] = np.full(8, 11_000.0 if number < 100 else 4_500.0)
+        node["fan_min_rpm"][1:] = 4_500.0
+
+    assert run({}, 130, change=after_cpu_work) == []
+
+    def once(number: int, gpu: Columns, node: Columns) -> None:
+        node["fan_min_rpm"] = np.full(8, 6000.0)
+        if number >= 100:
+            node["fan_min_rpm"][0] = 0.0 if number == 100 else np.nan
+
+    assert run({}, 130, change=once) == []
+
+
+def test_a_slow_fan_stays_one_over_a_restart() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        node["fan_min_rpm"] = np.full(8, 6000.0)
+        node["fan_min_rpm"][0] = 2500.0 if number >= 100 else 6000.0
+
+    windows, state, found = list(play(small_fleet(), 240, change)), None, []
+    for window, now_ms in windows[:130]:
+        findings, state = kernel.detect(window, state, now_ms)
+        found += findings
+    incident = opened(found[0], ("node", "n00", None), found[0].ts_ms).incident
+    state, again = kernel.restored([incident]), []
+    for window, now_ms in windows[130:]:
+        findings, state = kernel.detect(window, state, now_ms)
+        again += findings
+    assert {f.summary for f in again} == {f.summary for f in found}
+
+
 def test_a_root_disk_that_stays_full_is_reported_and_many_at_once_are_information() -> None:
     room = dict.fromkeys(range(8), 0.4)
     found = run({}, 190, change=node_values("root_used_ratio", {0: room, 4: {5: 0.96}}))
@@ -393,7 +428,7 @@ def test_a_root_disk_that_stays_full_is_reported_and_many_at_once_are_informatio
     assert found[0].ts_ms - found[0].since_ms >= 1_800_000
     assert run({}, 190, change=node_values("root_used_ratio", {0: room, 4: {5: 0.96}, 150: {5: 0.5}})) == []
     all_full = run({}, 190, change=node_values("root_used_ratio", {0: dict.fromkeys(range(8), 0.99)}))
-    assert {f.severity for f in all_full} == {Severity.INFO}
+    assert {(f.cause, f.severity, len(f.members)) for f in all_full} == {("root_full_common", Severity.INFO, 8)}
 
 
 def test_a_host_without_memory_left_is_information() -> None:

@@ -355,6 +355,12 @@ def test_few_errors_that_come_again_and_again_are_reported_and_stray_ones_are_no
     }
     assert "receive errors in half an hour" in reported[-1].summary
 
+    def one_node(number: int, link: Columns) -> None:
+        link["rx_errors"] = np.zeros(len(link["link_up"]))
+        link["rx_errors"][8:16] = 2.0 * number
+
+    assert {(f.node, f.cause) for f in run(one_node, count=90)} == {("n01", "port_errors")}
+
     def everywhere(number: int, link: Columns) -> None:
         link["rx_errors"] = np.full(len(link["link_up"]), 2.0 * number)
 

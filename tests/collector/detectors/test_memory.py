@@ -141,6 +141,22 @@ def test_corrected_errors_matter_only_in_a_storm() -> None:
     assert {(f.node, f.gpu, f.cause, f.action) for f in reported} == {("n01", 3, "ecc_storm", RecommendedAction.PROBE)}
 
 
+def test_a_counter_that_is_read_now_and_then_or_alone_hides_no_errors() -> None:
+    def now_and_then(number: int, gpu: Columns) -> None:
+        gpu["ecc_dram_corrected"] = np.zeros(64)
+        gpu["ecc_dram_corrected"][10] = number
+        if number % 30 == 0:
+            gpu["ecc_sram_corrected"] = np.zeros(64)
+
+    def alone(number: int, gpu: Columns) -> None:
+        gpu["ecc_sram_corrected"] = np.zeros(64)
+        gpu["ecc_sram_corrected"][10] = number
+
+    for change, metric in ((now_and_then, "ecc_dram_corrected"), (alone, "ecc_sram_corrected")):
+        reported = run(change, 120)
+        assert {(f.node, f.gpu, f.cause, f.evidence[0].metric) for f in reported} == {("n01", 2, "ecc_bursts", metric)}
+
+
 def test_errors_that_come_again_and_again_are_reported_before_a_storm_and_stray_ones_are_not() -> None:
     def change(number: int, gpu: Columns) -> None:
         gpu["ecc_dram_corrected"] = np.zeros(64)

@@ -343,3 +343,21 @@ def test_a_node_whose_clocks_are_locked_in_a_job_of_eight_is_reported() -> None:
             gpu[metric][8:16] *= 1.15
 
     assert {(f.scope, f.node, f.cause) for f in run(change)} == {("node", "n01", "clock")}
+
+
+def test_a_slow_clock_is_not_excused_by_peers_whose_clocks_dip() -> None:
+    index, state, reported = small_fleet(), None, []
+
+    def change(number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
+        if number >= 20:
+            gpu["sm_clock_mhz"][10] *= 0.85
+            gpu["power_w"][10] *= 0.8
+            gpu["sm_active_ratio"][10], gpu["tensor_active_ratio"][10] = 0.93, 0.64
+        if number % 6 == 0:
+            some = np.random.default_rng(number).permutation(64)[:24]
+            gpu["sm_clock_mhz"][some[some != 10]] *= 0.9
+
+    for window, now_ms in play(index, 60, change):
+        findings, state = straggler.detect(window, state, now_ms)
+        reported += findings
+    assert {(f.node, f.gpu, f.cause) for f in reported} == {("n01", 2, "clock")}

@@ -49,12 +49,13 @@ def test_a_bad_heat_sink_is_reported_with_its_resistance() -> None:
 def test_hbm_at_the_limit_of_its_driver_is_reported() -> None:
     index = small_fleet()
 
-    def found(limit: str, temp_c: float) -> list[Finding]:
+    def found(limit: str, temp_c: float, every: int = 1) -> list[Finding]:
         inventory, state, reported = Inventory(index), None, []
         inventory.update("n02", {"gpu5.memory_temp_max_c": limit}, 1)
 
         def change(number: int, gpu: Columns, _node: Columns) -> None:
             gpu["memory_temp_c"] = np.where((np.arange(index.gpu_count) == 21) & (number >= 4), temp_c, 80.0)
+            gpu["memory_temp_c"][:] = gpu["memory_temp_c"] if number % every == 0 else np.nan
 
         for window, now_ms in play(index, 10, change, inventory=inventory):
             findings, state = thermal.detect(window, state, now_ms)
@@ -64,6 +65,7 @@ def test_hbm_at_the_limit_of_its_driver_is_reported() -> None:
     reported = found("95", 95.0)
     assert {(f.node, f.gpu, f.cause, f.severity) for f in reported} == {("n02", 5, "hbm", Severity.WARNING)}
     assert "has reached the driver's limit of 95 degC" in reported[0].summary
+    assert [f.cause for f in found("95", 97.0, every=3)][:1] == ["hbm"]  # read each 30 s
     assert found("95", 94.0) == found("", 120.0) == found("not a number", 120.0) == []
 
 

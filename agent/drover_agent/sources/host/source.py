@@ -217,10 +217,10 @@ class HostSource:
         return _present(agent_cpu_ratio=cores, agent_rss_bytes=float(pages * resource.getpagesize()))
 
     def _root_disk(self, _: int) -> Values:
-        """As df shows it: blocks kept for root count as neither used nor free."""
+        """As df shows it: blocks kept for root count as neither used nor free. A read-only image is always full."""
         found = os.statvfs(self._root)
         used = found.f_blocks - found.f_bfree
-        if used + found.f_bavail == 0:
+        if used + found.f_bavail == 0 or found.f_flag & os.ST_RDONLY:
             raise MissingError
         return {"root_used_ratio": used / (used + found.f_bavail)}
 

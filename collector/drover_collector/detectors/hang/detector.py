@@ -32,6 +32,7 @@ from drover_collector.detectors.hang.stops import (
     WAITING_POWER,
     WAITING_POWER_ALONE,
     Stops,
+    is_pcie,
     still_share,
 )
 from drover_collector.fleet.buckets import BUCKET_MS, GUESSED, Floats
@@ -195,10 +196,13 @@ class JobActivity:
         levels = np.full((len(CHANNELS), len(jobs) + 1), np.nan)  # last column: GPUs without a job
         for number, job in enumerate(jobs):
             levels[:, number] = [job.level[metric] if job.shows(metric) else np.nan for metric in CHANNELS]
-        for metric, level in zip(CHANNELS, levels[:, self.groups], strict=True):
-            limits = level * still_share(metric)
+        alone = np.ones(len(self.groups), bool)
+        for metric, level in zip(CHANNELS, levels[:, self.groups], strict=True):  # PCIe comes last
+            limits = level * still_share(metric, alone)
             self.active |= values[metric] > limits
-            self.known |= ~np.isnan(values[metric] + limits)
+            known = ~np.isnan(values[metric] + limits)
+            self.known |= known
+            alone &= ~known | is_pcie(metric)
         self._working = self._number(self.active)
 
     def enough(self, number: int) -> bool:

@@ -28,8 +28,9 @@ CHANNELS = {
 }
 LEVELS = (*CHANNELS, "power_w")
 STILL = 0.05  # of its own level: a collective's polling kernel keeps one or two percent
-# Hosts go on polling, on some sites with a third of the usual traffic. A checkpoint moves more than training does.
-STILL_PCIE = 0.5
+# Hosts go on polling, on some sites with a third of the usual traffic, and a checkpoint moves more than training does.
+# Where nothing else shows work, an evaluation may move less: then a tenth counts.
+STILL_PCIE, STILL_PCIE_ALONE = 0.5, 0.1
 WAITING_POWER = 0.75  # of its own power
 WAITING_POWER_ALONE = 0.6  # where power is the only metric
 RESTING = 0.02  # utilisation of a rank that has stopped; the only one at rest, it is as good as a metric of work
@@ -44,9 +45,19 @@ LEAST = 4  # GPUs
 OVER_MS = 300_000  # at rest for so long a GPU has ended its work, and its levels are forgotten
 
 
-def still_share(metric: str) -> float:
-    """Return the share of its own level at which a channel shows no work."""
-    return STILL_PCIE if metric.startswith("pcie") else STILL
+def is_pcie(metric: str) -> bool:
+    return metric.startswith("pcie")
+
+
+def still_share(metric: str, alone: Bools) -> Floats:
+    """Return the share of its own level at which a channel shows no work, of each GPU, float64 [G].
+
+    Args:
+        alone: where nothing but PCIe shows work, bool [G].
+    """
+    if is_pcie(metric):
+        return np.where(alone, STILL_PCIE_ALONE, STILL_PCIE)
+    return np.full(len(alone), STILL)
 
 
 @dataclass(slots=True)
@@ -125,10 +136,12 @@ class Stops:
     def _stopped(self, util: Floats, values: Floats) -> tuple[Bools, Bools]:
         """Return which GPUs spin without work, and which rest, bool [G] each."""
         active, judged = np.zeros(len(util), bool), np.zeros(len(util), bool)
-        for number, (metric, least) in enumerate(CHANNELS.items()):
+        alone = np.ones(len(util), bool)
+        for number, (metric, least) in enumerate(CHANNELS.items()):  # PCIe comes last
             shows = self.level[number] >= least
-            active |= shows & (values[number] > still_share(metric) * self.level[number])
+            active |= shows & (values[number] > still_share(metric, alone) * self.level[number])
             judged |= shows & ~np.isnan(values[number])
+            alone &= ~judged | is_pcie(metric)
         with np.errstate(invalid="ignore", divide="ignore"):
             power = values[-1] / self.level[-1]
         fallen = power <= np.where(judged, WAITING_POWER, WAITING_POWER_ALONE)

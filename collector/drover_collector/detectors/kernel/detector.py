@@ -19,11 +19,12 @@ from drover_collector.detectors._lib.examples import (
     play,
     small_fleet,
 )
+from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.kernel.fans import Fans
 from drover_collector.detectors.kernel.rules import Rule, rule_of
-from drover_collector.detectors.kernel.shortage import Held, Shortages, evidence
+from drover_collector.detectors.kernel.shortage import Held, Shortage, Shortages, evidence
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
@@ -104,8 +105,16 @@ def detect(window: Window, state: KernelState | None, now_ms: int) -> tuple[list
     return found, s
 
 
-def restored(_incidents: Sequence[Incident], _index: FleetIndex, _started_ms: int) -> None:
-    """Return no state: what still holds is reported again."""
+def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> KernelState:
+    """Return state that knows the usual speed of slow fans; all else that still holds is reported again."""
+    known = {
+        i.node: e.expected
+        for i in incidents
+        if i.closed_ms is None and i.node is not None
+        for e in i.evidence
+        if e.metric == "fan_min_rpm" and e.expected
+    }
+    return KernelState(speeds=Fans(reopened=known))
 
 
 def could_not_judge(window: Window) -> list[str]:
@@ -344,20 +353,39 @@ def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
 
 
 def _shortages(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
-    """Report nodes that run out of room or of memory; information where many do: it is their job or their image."""
+    """Report nodes that run out of room or of memory."""
     for shortage, short, held in s.shortages.short(window):
         common = np.count_nonzero(short) >= max(TOGETHER_LEAST, TOGETHER_SHARE * window.index.node_count)
-        severity = Severity.INFO if common else shortage.severity
+        if common:
+            yield from _short_everywhere(window, s, shortage, short, held, now_ms)
+            continue
         for n in np.flatnonzero(short).tolist():
             node = window.index.nodes[n].name
-            if not _is_new(s, (node, None, shortage.cause), severity, now_ms):
+            if not _is_new(s, (node, None, shortage.cause), shortage.severity, now_ms):
                 continue
             seen = evidence(shortage, held, n, window.newest.end_ms)
             yield Finding(
                 NAME, shortage.kind, shortage.cause, "node", node, None, ((node, None),), now_ms,
-                int(held.since_ms[n]), severity, 0.9, RecommendedAction.NONE if common else shortage.action,
+                int(held.since_ms[n]), shortage.severity, 0.9, shortage.action,
                 f"Node {node}: {seen.text}.", shortage.advice, (seen,),
             )  # fmt: skip
+
+
+def _short_everywhere(
+    window: Window, s: KernelState, shortage: Shortage, short: Bools, held: Held, now_ms: int
+) -> Iterator[Finding]:
+    """Report once what many nodes run short of: it is their job or their image."""
+    nodes = np.flatnonzero(short)
+    names = [window.index.nodes[n].name for n in nodes.tolist()]
+    if not _is_new(s, ("", None, f"{shortage.cause}_common"), Severity.INFO, now_ms):
+        return
+    worst = nodes[int(np.argmax(np.abs(held.value[nodes] - shortage.limit)))]
+    seen, since_ms = evidence(shortage, held, int(worst), window.newest.end_ms), int(held.since_ms[nodes].min())
+    yield Finding(
+        NAME, shortage.kind, f"{shortage.cause}_common", "rack", None, None, tuple((name, None) for name in names),
+        now_ms, since_ms, Severity.INFO, 0.9, RecommendedAction.NONE,
+        f"{len(names)} nodes at once, {listing(names)}; at the worst {seen.text}.", shortage.advice, (seen,),
+    )  # fmt: skip
 
 
 def _forget(s: KernelState, now_ms: int) -> None:

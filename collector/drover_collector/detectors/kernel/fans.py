@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,10 +13,10 @@ from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.kernel.shortage import Held
 from drover_collector.fleet.buckets import Floats
 
-WORKS = 0.2  # of the time, the busiest GPU: at rest a controller may stop fans
+WORKS = 0.2  # of the time, the busiest GPU: at rest a controller may stop fans, and other heat than GPUs' sets them
 TURNING_NODES = 3  # of the same kind, whose fans all turn: without so many the node's own past must show it
 # A controller turns fans faster with more heat. All limits are our own: a cooler room slows fans by less.
-SLOW = 0.65  # of the slowest mean speed that this node had with as warm a core, or a cooler one
+SLOW = 0.5  # of the slowest mean speed that this node had with as warm a core, or a cooler one
 STEPS, STEP_C, COOLEST_C = 8, 8.0, 26.0  # of the node's hottest core, which fans follow
 LEARN_MS = 900_000  # at such a step, before it counts
 LEARNS = 0.85  # of that speed: a slower fan is not learnt from
@@ -28,11 +29,13 @@ class Fans:
 
     Attributes:
         speed: in rpm. turned: whether it has turned, bool [N].
+        reopened: node with a slow fan before a restart -> its speed before that.
         mean, seen_ms: its mean speed at each step of heat, and how long it was seen there, float64 [STEPS, N].
     """
 
     speed: Held = field(default_factory=Held)
     turned: Bools = field(default_factory=lambda: np.zeros(0, bool))
+    reopened: Mapping[str, float] = field(default_factory=dict)
     mean: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
     seen_ms: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
 
@@ -49,11 +52,15 @@ class Fans:
         if len(self.turned) != count:
             self.turned = np.zeros(count, bool)
             self.mean, self.seen_ms = np.full((STEPS, count), np.nan), np.zeros((STEPS, count))
+            for name, rpm in self.reopened.items():
+                n = window.index.node_number.get(name)
+                if n is not None:
+                    self.mean[:, n], self.seen_ms[:, n] = rpm, LEARN_MS
         self.speed.read(window, speed)
         least = self._least(window, ~np.isnan(speed))
-        slow = (self.speed.value > 0) & (self.speed.value < SLOW * least)
-        bad = (self._stopped(window) & _works(window)) | slow
-        return np.where(np.isnan(self.speed.value), np.nan, bad), least
+        slow = (speed > 0) & (speed < SLOW * least)
+        bad = (self._stopped(window) | slow) & _works(window)
+        return np.where(np.isnan(speed), np.nan, bad), least
 
     def _least(self, window: Window, read: Bools) -> Floats:
         """Return the slowest mean speed with as warm a core or a cooler one, [N]; NaN while unknown. Learn."""

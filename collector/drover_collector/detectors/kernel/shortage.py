@@ -87,18 +87,14 @@ class Shortages:
 
     def short(self, window: Window) -> list[tuple[Shortage, Bools, Held]]:
         """Return what runs out at which nodes, bool [N]."""
-        node, found = window.newest.node, []
-        root = node.get(ROOT.metric)
-        if root is not None:
-            self.root.read(window, root)
-            found.append((ROOT, self.root.hold(window, self.root.value >= ROOT.limit, ROOT.held_ms), self.root))
-        left, total = node.get(MEMORY.metric), node.get("memory_total_bytes")
-        if left is not None and total is not None:
-            with np.errstate(invalid="ignore", divide="ignore"):
-                self.memory.read(window, np.where(total > 0, left / total, np.nan))
-            low = self.memory.hold(window, self.memory.value < MEMORY.limit, MEMORY.held_ms)
-            found.append((MEMORY, low, self.memory))
-        return found
+        node, unread = window.newest.node, np.full(window.index.node_count, np.nan)
+        self.root.read(window, node.get(ROOT.metric, unread))
+        full = self.root.hold(window, self.root.value >= ROOT.limit, ROOT.held_ms)
+        left, total = node.get(MEMORY.metric, unread), node.get("memory_total_bytes", unread)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self.memory.read(window, np.where(total > 0, left / total, np.nan))
+        low = self.memory.hold(window, self.memory.value < MEMORY.limit, MEMORY.held_ms)
+        return [(ROOT, full, self.root), (MEMORY, low, self.memory)]
 
 
 def evidence(shortage: Shortage, held: Held, n: int, to_ms: int) -> Evidence:

@@ -187,7 +187,7 @@ def _ports(window: Window, layout: PortLayout, s: PortState, now_ms: int) -> Ite
     rates = _rates(window, len(ports))
     over = _over(rates, len(ports))
     s.errs = np.where(over, s.errs + 1, 0)
-    _add_slow_errors(window, s, len(ports))
+    _add_slow_errors(window, layout, s)
 
     # The ports of a silent node are unknown; a port missing from a node that reports stays down.
     reporting = (bucket.node_rows > 0) | (np.bincount(index.gpu_node, bucket.gpu_rows, index.node_count) > 0)
@@ -304,11 +304,13 @@ def _over(rates: dict[str, Floats], count: int) -> Bools:
     return found
 
 
-def _add_slow_errors(window: Window, s: PortState, count: int) -> None:
-    """Note the ports whose errors come again and again; none where many have them."""
+def _add_slow_errors(window: Window, layout: PortLayout, s: PortState) -> None:
+    """Note the ports whose errors come again and again; none where those of many nodes do."""
+    count = len(layout.ports)
     s.bursts.add(window.newest.end_ms, *(fitted(window.newest.link.get(metric), count) for metric in SLOW_ERRORS))
     s.slow_errors = s.bursts.many(SLOW_MINUTES, SLOW_LEAST)
-    if s.slow_errors.sum() > max(COMMON_LEAST, COMMON_SHARE * count):
+    nodes = {port.node for port, bad in zip(layout.ports, s.slow_errors.tolist(), strict=True) if bad}
+    if len(nodes) > max(COMMON_LEAST, COMMON_SHARE * window.index.node_count):
         s.slow_errors[:] = False
 
 

@@ -225,7 +225,7 @@ def _unexplained(now: Observation, drifts: Drifts) -> Bools:
 
 
 def _with_jumping_peers(now: Observation, flags: Bools) -> Bools:
-    """Return the flagged GPUs in whose group a quarter of the others had as slow clocks in buckets of the window; [G].
+    """Return the flagged GPUs whose clocks jump, as those of a quarter of their group do within the window; bool [G].
 
     At a light load clocks jump between two steps from one reading to the next: one GPU may read the lower for minutes.
     """
@@ -233,10 +233,10 @@ def _with_jumping_peers(now: Observation, flags: Bools) -> Bools:
     for group in set(now.groups[flags & now.judged].tolist()):
         inside = now.grouping.of(group)
         with np.errstate(invalid="ignore"):
-            low = clocks[:, inside] <= CLOCK_UNEXPLAINED * now.medians["sm_clock_mhz"][inside]
-        jumped = np.count_nonzero(low.any(axis=0) & ~flags[inside])
-        if jumped >= JUMPING * np.count_nonzero(~flags[inside]):
-            result[inside] = flags[inside]
+            limit = CLOCK_UNEXPLAINED * now.medians["sm_clock_mhz"][inside]
+            jumps = (clocks[:, inside] <= limit).any(axis=0) & (clocks[:, inside] > limit).any(axis=0)
+        if np.count_nonzero(jumps & ~flags[inside]) >= JUMPING * np.count_nonzero(~flags[inside]):
+            result[inside] = flags[inside] & jumps
     return result
 
 

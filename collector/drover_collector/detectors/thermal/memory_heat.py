@@ -29,6 +29,7 @@ from drover_collector.fleet.buckets import Floats
 NOISE_C = 0.7  # least noise of a block: two sensors in whole degrees
 LEAST_C = 5.0  # a smaller rise is not reported
 BLIND_C = 10.0  # where the traffic is unknown, which warms HBM by itself: our own limit
+UNREAD_MS = 150_000  # some are read once a minute
 LOAD_STEADY = 0.1  # of the power limit, between two blocks: HBM cools later than the core
 
 
@@ -40,25 +41,26 @@ class MemoryLimits:
 
     Attributes:
         known_c: degC, NaN where the driver names none, float64 [G]. version: of the inventory it is from.
-        streak: buckets in a row in which a GPU's HBM was as hot, int64 [G].
+        streak: readings in a row at which a GPU's HBM was as hot, int64 [G]. seen_ms: of the newest one, int64 [G].
     """
 
     known_c: Floats = field(default_factory=lambda: np.zeros(0))
     version: int = -1
     streak: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    seen_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def advance(self, window: Window, temps_c: Floats) -> None:
         """Take the newest bucket. `temps_c`: of HBM, float64 [G]."""
         if len(self.streak) != len(temps_c):
-            self.known_c, self.streak, self.version = (
-                np.full(len(temps_c), np.nan),
-                np.zeros(len(temps_c), np.int64),
-                -1,
-            )
+            self.known_c, self.version = np.full(len(temps_c), np.nan), -1
+            self.streak, self.seen_ms = np.zeros((2, len(temps_c)), np.int64)
         if window.inventory is not None and self.version != window.inventory.version:
             limits = window.inventory.numbers("memory_temp_max_c")
             self.known_c, self.version = np.where(limits > 0, limits, np.nan), window.inventory.version
-        self.streak = np.where(temps_c >= self.known_c, self.streak + 1, 0)
+        known, end_ms = ~np.isnan(temps_c), window.newest.end_ms
+        self.seen_ms = np.where(known, end_ms, self.seen_ms)
+        self.streak = np.where(known, np.where(temps_c >= self.known_c, self.streak + 1, 0), self.streak)
+        self.streak[end_ms - self.seen_ms > UNREAD_MS] = 0
 
 
 class MemoryHeat:
