@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,13 +33,15 @@ RENEW = 30  # observations between two estimates of the noise
 SCALES = (1, 3, 6, 12)  # observations whose means are compared
 FEW = 8  # means of a scale that are too few to estimate from
 LEAST_SIGMA = 0.002  # of a log cost: what timers and medians round
-CLIP_SIGMAS, CLIP = 3.0, 0.06  # most that one observation may count
+CLIP_SIGMAS, CLIP = 3.0, 0.05  # most that one observation may count
 SPIKE = 0.4  # log: a single step with a checkpoint in it, which says nothing of the others
 DRIFTS = 1.25  # a change must be larger than the largest mean of RECENT observations in the past by this
 RECENT = 12
 FASTER_MS = 1_800_000
-OTHER_WORK = math.log(1.4)  # more is likelier another kind of work: an evaluation, samples that are generated
-OTHER_WORK_MS = 600_000
+# A larger change is likelier another kind of work, reported as steps (an evaluation), as long as nothing shows that the
+# work is the same: ours. Above OTHER_WORK it is so nearly always.
+LARGE, LARGE_MS = 0.11, 420_000
+OTHER_WORK, OTHER_WORK_MS = math.log(1.4), 600_000
 EXCURSIONS = 8  # that are remembered
 EXCURSION_MS = 40_000  # shorter ones are noise
 LONGER = 1.5  # than the longest known excursion of its size
@@ -57,11 +59,14 @@ class Limits:
     Attributes:
         least: smallest change that is reported, log. delta: smallest that is tested for.
         least_ms: how long it lasts at least.
+        stretched: of the other figures, usual and now, and the effect: whether they show the same work in more time.
+            Without it, a large change must last longer, as an evaluation looks like that.
     """
 
     least: float = 0.025
     delta: float = 0.03
     least_ms: int = 100_000
+    stretched: Callable[[Floats, Floats, float], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,12 @@ class Observation:
     ts_ms: int
     cost: float
     extra: Floats
+
+
+def medians(values: Floats) -> Floats:
+    """Return the median of each column without NaN, float64 [M]; NaN where nothing is known."""
+    found = [column[~np.isnan(column)] for column in values.T]
+    return np.array([middle(column) if len(column) else np.nan for column in found])
 
 
 class Past:
@@ -97,9 +108,7 @@ class Past:
         """Return the median of each of the other figures, NaN where none is known."""
         if self._extra is None or not self._count:
             return np.zeros(0)
-        held = self._extra[: self._count].astype(np.float64)
-        return np.array([middle(column[~np.isnan(column)]) if not np.isnan(column).all() else np.nan
-                         for column in held.T])  # fmt: skip
+        return medians(self._extra[: self._count].astype(np.float64))
 
     def append(self, seen: Observation) -> None:
         if self._extra is None:
@@ -195,7 +204,7 @@ class Change:
             if self._lasts(limits, k):
                 self.open_since_ms = self.pending[0].ts_ms
                 self.effect = self._effect()
-            elif len(self.pending) >= PAST:
+            elif len(self.pending) >= PAST or self._is_over(k):
                 self._excursion()
         elif self.score_faster > 0:
             self._excursion()
@@ -229,19 +238,20 @@ class Change:
         costs = self.past.costs
         self.usual = middle(costs)
         residuals = costs - self.usual
-        found = LEAST_SIGMA
-        for scale in SCALES:
+        each = MAD_TO_SIGMA * middle(np.abs(residuals))
+        clipped = np.clip(residuals, -max(CLIP, CLIP_SIGMAS * each), max(CLIP, CLIP_SIGMAS * each))
+        found = max(LEAST_SIGMA, each)
+        for scale in SCALES[1:]:
             count = len(costs) // scale
-            if count < FEW and scale > 1:
+            if count < FEW:
                 break
-            means = residuals[len(residuals) - count * scale :].reshape(count, scale).mean(axis=1)
+            means = clipped[len(clipped) - count * scale :].reshape(count, scale).mean(axis=1)
             spread = MAD_TO_SIGMA * middle(np.abs(means - middle(means)))
             # The deviation of few values is itself uncertain.
             found = max(found, spread * math.sqrt(scale) * (1 + 1 / math.sqrt(2 * count)))
         self.sigma = found
-        clipped = np.clip(residuals, -SPIKE, SPIKE)
-        moving = np.convolve(clipped, np.full(RECENT, 1 / RECENT), "valid") if len(clipped) >= RECENT else np.zeros(1)
-        self.largest = max(0.0, float(moving.max()))
+        runs = np.lib.stride_tricks.sliding_window_view(residuals, RECENT)
+        self.largest = max(0.0, float(np.partition(runs, RECENT // 2, axis=1)[:, RECENT // 2].max()))
 
     def _lasts(self, limits: Limits, k: float) -> bool:
         """Return whether what is pending is a lasting change."""
@@ -258,11 +268,23 @@ class Change:
         effect = self._effect()
         if effect < max(limits.least, DRIFTS * self.largest) or self._newest_median() < ENDS * effect:
             return False
-        needed = OTHER_WORK_MS if effect > OTHER_WORK else limits.least_ms
+        needed = limits.least_ms
+        if effect > LARGE and not self._is_stretched(limits, effect):
+            needed = max(needed, OTHER_WORK_MS if effect > OTHER_WORK else LARGE_MS)
         for length, size in self.excursions:
             if 0.5 < effect / size < 2.0:
                 needed = max(needed, min(round(LONGER * length), EXCURSION_MOST_MS))
         return lasted >= needed
+
+    def _is_over(self, k: float) -> bool:
+        """Return whether what is pending has ended, although its sum is still above 0."""
+        return len(self.pending) >= ENDING and self._newest_median() < min(k, ENDS * self._effect())
+
+    def _is_stretched(self, limits: Limits, effect: float) -> bool:
+        if limits.stretched is None:
+            return False
+        now = medians(np.array([one.extra for one in self.pending[-RECENT:]]))
+        return limits.stretched(self.past.usual_extra(), now, effect)
 
     def _effect(self) -> float:
         return middle(np.array([one.cost for one in self.pending])) - self.usual

@@ -20,11 +20,11 @@ import numpy as np
 
 from drover_collector.detectors._lib.texts import job_named
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.slowdown.change import LEARN, Change, Limits, Observation
+from drover_collector.detectors.slowdown.change import LEARN, Change, Limits, Observation, medians
 from drover_collector.detectors.slowdown.examples import EXAMPLES as EXAMPLES
 from drover_collector.detectors.slowdown.series import Shape, Steps, steps_of
 from drover_collector.detectors.slowdown.services import SPEED, Service, Services
-from drover_collector.detectors.slowdown.telemetry import PortNodes, Reading, extras, reading
+from drover_collector.detectors.slowdown.telemetry import PortNodes, Reading, extras, reading, stretched
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Evidence, Finding, Incident, IncidentKind, RecommendedAction, Severity
@@ -43,15 +43,13 @@ SHAPES = 8  # of one job that are kept
 LATE_MS, LATE_STEPS = 60_000, 3.0  # a loop that has not reported for so long is not slow now
 SAME_STEP = 0.7  # of a step after a report: what comes sooner, from another node, is the same step
 # Another run may have other nodes, further apart, so that less is no slowdown: ours.
-AFTER_RESTART = Limits(0.05, 0.05, 300_000)
-USUAL = Limits()
+AFTER_RESTART = Limits(0.05, 0.05, 300_000, stretched)
+USUAL = Limits(stretched=stretched)
 MAX_TRACKS = 4_000
 FORGET_MS = 86_400_000
 SAME_WORK = 0.005  # log: tokens and operations of two runs of one model
 ADOPT_MS = 1_800_000  # more work in a step is the new normal after so long
 MORE_WORK = "more_work"
-
-NONE: Floats = np.zeros(0)
 
 
 @dataclass(slots=True)
@@ -157,7 +155,7 @@ def _advance(window: Window, s: SlowdownState, steps: Steps, extra: Floats) -> N
             track.since_restart = None if track.since_restart >= LEARN else track.since_restart
     elif not was_open:
         now = np.array([one.extra for one in change.recent])
-        track.why = reading(window, steps, change.past.usual_extra(), _medians(now), change.effect)
+        track.why = reading(window, steps, change.past.usual_extra(), medians(now), change.effect)
     elif _is_other_work(track) and ts_ms - change.open_since_ms >= ADOPT_MS:
         change.adopt()
         track.why = None
@@ -221,13 +219,6 @@ def _seed(s: SlowdownState, track: Track, change: Change, ts_ms: int) -> None:
     if best is not None:
         change.seed(best[2].past)
         track.since_restart, track.earlier = 0, best[1].steps.label
-
-
-def _medians(values: Floats) -> Floats:
-    """Return the median of each column without NaN, float64 [M]."""
-    if not len(values):
-        return NONE
-    return np.array([np.nan if np.isnan(column).all() else float(np.nanmedian(column)) for column in values.T])
 
 
 def _forget(s: SlowdownState, ts_ms: int) -> None:

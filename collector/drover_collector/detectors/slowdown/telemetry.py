@@ -16,14 +16,17 @@ from drover_collector.detectors.slowdown.series import Steps
 from drover_collector.fleet.buckets import Floats
 from drover_core.model.events import Evidence
 
-METRICS = ("tensor_active_ratio", "sm_active_ratio", "sm_clock_mhz", "gpu_util_ratio")
-TENSOR, SM, CLOCK, UTIL, TRAFFIC = range(5)
-WORDS = ("tensor activity", "SM activity", "SM clock", "GPU utilisation", "traffic of a node's ports")
+METRICS = ("tensor_active_ratio", "sm_active_ratio", "sm_clock_mhz", "gpu_util_ratio", "dram_active_ratio")
+TENSOR, SM, CLOCK, UTIL, DRAM, TRAFFIC = range(6)
+WORDS = ("tensor activity", "SM activity", "SM clock", "utilisation", "memory activity", "traffic of ports")
 
 LOWER_CLOCK = 0.97  # of the other racks' clocks: chips of one kind at full power differ less from rack to rack
 PART = 0.5  # of the slowdown that a cause must explain at least
 IDLE_RISE = 0.02  # of the time without a kernel, that grew
 LEAST_TENSOR = 0.02
+SAME_MIX = 0.25  # of the effect: figures that fell alike differ by less than this
+SAME_MIX_LEAST = 0.01  # log
+SAME_MIX_FIGURES = 2
 
 
 @dataclass(slots=True)
@@ -39,7 +42,7 @@ class PortNodes:
 
 
 def extras(window: Window, found: Sequence[Steps], ports: PortNodes) -> Floats:
-    """Return the means of METRICS over the GPUs of each loop, and bytes/s that a node sends, float64 [loops, 5]."""
+    """Return the means of METRICS over the GPUs of each loop, and bytes/s that a node sends, float64 [loops, 6]."""
     result = np.full((len(found), len(METRICS) + 1), np.nan)
     if not found:
         return result
@@ -94,7 +97,7 @@ class Reading:
 
 
 def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: float) -> Reading:
-    """Return what explains that steps take longer by `effect` (log), from the means before and now, float64 [5]."""
+    """Return what explains that steps take longer by `effect` (log), from the means before and now, float64 [6]."""
     facts = _facts(usual, now)
     racks = _capped_racks(window, steps) if _fell(usual, now, CLOCK) >= PART * effect / 2 else []
     count = f"all {len(steps.gpus)} GPUs"
@@ -128,6 +131,21 @@ def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: fl
         )  # fmt: skip
     why = "no figure of its GPUs explains it" if facts else "its GPUs report no activity that could explain it"
     return Reading("slower", f"{count.capitalize()} are slower together; {why}.", facts)
+
+
+def stretched(usual: Floats, now: Floats, effect: float) -> bool:
+    """Return whether tensor work, memory traffic and network traffic all fell as the steps got longer.
+
+    A step that is slower does the same work in more time. An evaluation does other work: it exchanges no gradients.
+    """
+    fell = [
+        _fell(usual, now, TENSOR) + _fell(usual, now, CLOCK) if _fell(usual, now, TENSOR) else 0.0,
+        _fell(usual, now, DRAM),
+        _fell(usual, now, TRAFFIC),
+    ]
+    known = [value for value in fell if value]
+    off = max(SAME_MIX * effect, SAME_MIX_LEAST)
+    return len(known) >= SAME_MIX_FIGURES and all(abs(value - effect) <= off for value in known)
 
 
 def _fell(usual: Floats, now: Floats, at: int) -> float:
