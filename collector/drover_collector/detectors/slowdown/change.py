@@ -35,7 +35,7 @@ FEW = 8  # means of a scale that are too few to estimate from
 LEAST_SIGMA = 0.002  # of a log cost: what timers and medians round
 CLIP_SIGMAS, CLIP = 3.0, 0.05  # most that one observation may count
 SPIKE = 0.4  # log: a single step with a checkpoint in it, which says nothing of the others
-DRIFTS = 1.25  # a change must be larger than the largest mean of RECENT observations in the past by this
+DRIFTS = 1.35  # a change must be larger than the largest mean of RECENT observations in the past by this
 RECENT = 12
 FASTER_MS = 1_800_000
 # A larger change is likelier another kind of work, reported as steps (an evaluation), as long as nothing shows that the
@@ -46,7 +46,7 @@ EXCURSIONS = 8  # that are remembered
 EXCURSION_MS = 40_000  # shorter ones are noise
 LONGER = 1.5  # than the longest known excursion of its size
 EXCURSION_MOST_MS = 1_800_000
-LEAST_OBSERVATIONS = 4
+LEAST_OBSERVATIONS = 6
 NOISE = 4.0  # deviations of the mean of some observations: less is noise
 ENDS = 0.5  # of the change: recent observations nearer to the past than this end it
 ENDING = 9  # observations of which the median must be so
@@ -240,13 +240,13 @@ class Change:
         residuals = costs - self.usual
         each = MAD_TO_SIGMA * middle(np.abs(residuals))
         clipped = np.clip(residuals, -max(CLIP, CLIP_SIGMAS * each), max(CLIP, CLIP_SIGMAS * each))
-        found = max(LEAST_SIGMA, each)
+        found = max(LEAST_SIGMA, each, float(clipped.std()))  # few steps that take far longer count, too
         for scale in SCALES[1:]:
             count = len(costs) // scale
             if count < FEW:
                 break
             means = clipped[len(clipped) - count * scale :].reshape(count, scale).mean(axis=1)
-            spread = MAD_TO_SIGMA * middle(np.abs(means - middle(means)))
+            spread = float(means.std())
             # The deviation of few values is itself uncertain.
             found = max(found, spread * math.sqrt(scale) * (1 + 1 / math.sqrt(2 * count)))
         self.sigma = found
@@ -255,18 +255,17 @@ class Change:
 
     def _lasts(self, limits: Limits, k: float) -> bool:
         """Return whether what is pending is a lasting change."""
-        first, newest = self.pending[0].ts_ms, self.pending[-1].ts_ms
-        lasted = newest - first
+        self._trim()
+        lasted = self.pending[-1].ts_ms - self.pending[0].ts_ms
         if lasted < limits.least_ms or len(self.pending) < LEAST_OBSERVATIONS:
             return False
-        each_ms = max(1.0, lasted / (len(self.pending) - 1))
+        apart = WEEK_MS / max(1.0, lasted / (len(self.pending) - 1)) / PER_WEEK
         share = k / self.sigma
-        apart = WEEK_MS / each_ms / PER_WEEK
         h = self.sigma * (math.log(2 * share * share * apart + 2) / (2 * share) - 1.166)
-        if self.score <= h:
-            return False
         effect = self._effect()
-        if effect < max(limits.least, DRIFTS * self.largest) or self._newest_median() < ENDS * effect:
+        if self.score <= h or effect < max(limits.least, DRIFTS * self.largest):
+            return False
+        if self._newest_median() < ENDS * effect or not self._is_rare(effect, apart):
             return False
         needed = limits.least_ms
         if effect > LARGE and not self._is_stretched(limits, effect):
@@ -275,6 +274,31 @@ class Change:
             if 0.5 < effect / size < 2.0:
                 needed = max(needed, min(round(LONGER * length), EXCURSION_MOST_MS))
         return lasted >= needed
+
+    def _trim(self) -> None:
+        """Leave out what came before the change: noise that had raised the sum when it began."""
+        costs = [one.cost - self.usual for one in self.pending]
+        half = ENDS * middle(np.array(costs[len(costs) // 2 :]))
+        first = 0
+        while len(costs) - first > LEAST_OBSERVATIONS and sorted(costs[first : first + 3])[1] < half:
+            first += 1
+        del self.pending[:first]
+
+    def _is_rare(self, effect: float, apart: float) -> bool:
+        """Return whether so many observations beyond half of the effect come less often than once in `apart`.
+
+        By Chernoff's bound, from the share of the past that is beyond it: a past of which a tenth of the steps take far
+        longer shows several in a row now and then.
+        """
+        past = self.past.costs - self.usual
+        usual = (float((past > ENDS * effect).sum()) + 1) / (len(past) + 2)
+        count = len(self.pending)
+        beyond = sum(one.cost - self.usual > ENDS * effect for one in self.pending)
+        share = beyond / count
+        if share <= usual:
+            return False
+        less = (1 - share) * math.log((1 - share) / (1 - usual)) if share < 1 else 0.0
+        return count * (share * math.log(share / usual) + less) > math.log(apart)
 
     def _is_over(self, k: float) -> bool:
         """Return whether what is pending has ended, although its sum is still above 0."""

@@ -127,7 +127,15 @@ def detect(window: Window, state: SlowdownState | None, now_ms: int) -> tuple[li
 
 def _advance(window: Window, s: SlowdownState, steps: Steps, extra: Floats) -> None:
     """Add what one loop reported in the newest bucket."""
-    ts_ms = window.newest.end_ms
+    track = advance(s, steps, extra, window.newest.end_ms)
+    if track is not None:
+        change = track.change
+        now = np.array([one.extra for one in change.recent])
+        track.why = reading(window, steps, change.past.usual_extra(), medians(now), change.effect)
+
+
+def advance(s: SlowdownState, steps: Steps, extra: Floats, ts_ms: int) -> Track | None:
+    """Add what one loop reported in the bucket that ended at `ts_ms`; return its track if it is slower from now on."""
     track = s.tracks.get(steps.key)
     if track is None:
         track = s.tracks[steps.key] = Track(steps, ts_ms, ts_ms, settled_ms=ts_ms + WARM_MS)
@@ -139,11 +147,8 @@ def _advance(window: Window, s: SlowdownState, steps: Steps, extra: Floats) -> N
     track.steps, track.seen_ms = steps, ts_ms
     if not track.shapes or not track.shapes[-1][0].matches(steps.shape):
         _change_shape(s, track, ts_ms)
-    step_ms = 1000 * steps.step_s
-    if step_ms > window.newest.length_ms and ts_ms - track.counted_ms < SAME_STEP * step_ms:
-        return
-    if ts_ms < track.settled_ms:
-        return
+    if ts_ms < track.settled_ms or ts_ms - track.counted_ms < SAME_STEP * 1000 * steps.step_s:
+        return None
     track.counted_ms = ts_ms
     change = track.change
     was_open = change.open_since_ms is not None
@@ -154,11 +159,11 @@ def _advance(window: Window, s: SlowdownState, steps: Steps, extra: Floats) -> N
             track.since_restart += 1
             track.since_restart = None if track.since_restart >= LEARN else track.since_restart
     elif not was_open:
-        now = np.array([one.extra for one in change.recent])
-        track.why = reading(window, steps, change.past.usual_extra(), medians(now), change.effect)
+        return track
     elif _is_other_work(track) and ts_ms - change.open_since_ms >= ADOPT_MS:
         change.adopt()
         track.why = None
+    return None
 
 
 def _is_other_work(track: Track) -> bool:
