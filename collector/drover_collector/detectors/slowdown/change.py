@@ -36,6 +36,7 @@ LEAST_SIGMA = 0.002  # of a log cost: what timers and medians round
 CLIP_SIGMAS, CLIP = 3.0, 0.05  # most that one observation may count
 SPIKE = 0.4  # log: a single step with a checkpoint in it, which says nothing of the others
 DRIFTS = 1.35  # a change must be larger than the largest mean of RECENT observations in the past by this
+SPIKES = 3  # in a row are no longer a single step
 RECENT = 12
 FASTER_MS = 1_800_000
 # A larger change is likelier another kind of work, reported as steps (an evaluation), as long as nothing shows that the
@@ -47,6 +48,7 @@ EXCURSION_MS = 40_000  # shorter ones are noise
 LONGER = 1.5  # than the longest known excursion of its size
 EXCURSION_MOST_MS = 1_800_000
 LEAST_OBSERVATIONS = 6
+GAP = 1.5  # times the usual time between two observations: more is a pause
 NOISE = 4.0  # deviations of the mean of some observations: less is noise
 ENDS = 0.5  # of the change: recent observations nearer to the past than this end it
 ENDING = 9  # observations of which the median must be so
@@ -159,6 +161,7 @@ class Change:
     effect: float = 0.0
     excursions: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=EXCURSIONS))
     _due: int = 0
+    _spikes: int = 0
 
     @property
     def known(self) -> bool:
@@ -194,6 +197,9 @@ class Change:
         if self.open_since_ms is not None:
             self._follow(seen)
             return
+        self._spikes = self._spikes + 1 if r > SPIKE else 0
+        if 0 < self._spikes < SPIKES:
+            return
         clip = max(CLIP, CLIP_SIGMAS * self.sigma)
         k = limits.delta / 2 + 1.25 * self.sigma / math.sqrt(len(self.past))
         counted = min(max(r, -clip), clip)
@@ -209,7 +215,9 @@ class Change:
         elif self.score_faster > 0:
             self._excursion()
             self.faster.append(seen)
-            if seen.ts_ms - self.faster[0].ts_ms >= FASTER_MS and len(self.faster) >= LEARN:
+            if self._is_slow_again(k):
+                self._end_faster()
+            elif seen.ts_ms - self.faster[0].ts_ms >= FASTER_MS and len(self.faster) >= LEARN:
                 self.past = Past()
                 self.past.extend(self.faster)
                 self.interrupt()
@@ -249,21 +257,22 @@ class Change:
             spread = float(means.std())
             # The deviation of few values is itself uncertain.
             found = max(found, spread * math.sqrt(scale) * (1 + 1 / math.sqrt(2 * count)))
-        self.sigma = found
+        self.sigma = found * math.sqrt(1 + LEARN / len(costs))  # a young past knows little of its noise
         runs = np.lib.stride_tricks.sliding_window_view(residuals, RECENT)
         self.largest = max(0.0, float(np.partition(runs, RECENT // 2, axis=1)[:, RECENT // 2].max()))
 
     def _lasts(self, limits: Limits, k: float) -> bool:
         """Return whether what is pending is a lasting change."""
         self._trim()
-        lasted = self.pending[-1].ts_ms - self.pending[0].ts_ms
+        lasted = self._lasted()
         if lasted < limits.least_ms or len(self.pending) < LEAST_OBSERVATIONS:
             return False
         apart = WEEK_MS / max(1.0, lasted / (len(self.pending) - 1)) / PER_WEEK
         share = k / self.sigma
         h = self.sigma * (math.log(2 * share * share * apart + 2) / (2 * share) - 1.166)
         effect = self._effect()
-        if self.score <= h or effect < max(limits.least, DRIFTS * self.largest):
+        least = NOISE * self.sigma / math.sqrt(len(self.pending))
+        if self.score <= h or effect < max(limits.least, DRIFTS * self.largest, least):
             return False
         if self._newest_median() < ENDS * effect or not self._is_rare(effect, apart):
             return False
@@ -274,6 +283,14 @@ class Change:
             if 0.5 < effect / size < 2.0:
                 needed = max(needed, min(round(LONGER * length), EXCURSION_MOST_MS))
         return lasted >= needed
+
+    def _lasted(self) -> float:
+        """Return how long steps have been slow, in ms, without the time in which no step ended."""
+        if len(self.pending) < 2:
+            return 0.0
+        times = np.array([one.ts_ms for one in self.pending], np.float64)
+        apart = np.diff(times)
+        return float(np.minimum(apart, GAP * middle(apart)).sum())
 
     def _trim(self) -> None:
         """Leave out what came before the change: noise that had raised the sum when it began."""
@@ -342,9 +359,16 @@ class Change:
         self.pending.clear()
         self.score = 0.0
 
+    def _is_slow_again(self, k: float) -> bool:
+        """Return whether a faster phase has ended, although its sum is still above 0."""
+        newest = middle(np.array([one.cost for one in self.faster[-ENDING:]])) - self.usual
+        whole = middle(np.array([one.cost for one in self.faster])) - self.usual
+        return len(self.faster) >= ENDING and newest > max(-k, ENDS * whole)
+
     def _end_faster(self) -> None:
         self._keep(self.faster)
         self.faster.clear()
+        self.score_faster = 0.0
 
     def _keep(self, some: Sequence[Observation]) -> bool:
         """Add observations to the past if they are its noise; return whether they are."""

@@ -106,7 +106,7 @@ def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: fl
         text = "; ".join(f"{name} at {clock:.0f} MHz, the others at {rest:.0f}" for name, clock, rest in racks)
         verb = "runs" if len(racks) == 1 else "run"
         return Reading("rack_capped", f"{names} {verb} at lower clocks than the job's other racks: {text}.", facts)
-    if _more_work(usual, now, effect) >= PART * effect:
+    if more_work(usual, now, effect) >= PART * effect:
         return Reading(
             "more_work",
             "Its GPUs do as much more tensor work in a step: longer sequences or a larger batch that the loop does not"
@@ -155,7 +155,7 @@ def _fell(usual: Floats, now: Floats, at: int) -> float:
     return math.log(usual[at] / now[at])
 
 
-def _more_work(usual: Floats, now: Floats, effect: float) -> float:
+def more_work(usual: Floats, now: Floats, effect: float) -> float:
     """Return by how much the tensor work of a step grew, log: active cycles = activity x clock x time."""
     if len(usual) <= CLOCK or not (usual[TENSOR] >= LEAST_TENSOR and now[TENSOR] > 0):
         return 0.0
