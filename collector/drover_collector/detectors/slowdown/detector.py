@@ -182,8 +182,9 @@ def _change_shape(s: SlowdownState, track: Track, ts_ms: int) -> None:
     else:
         change = Change()
         track.shapes = [*track.shapes, (shape, change)][-SHAPES:]
-        if not _resume(s, track, change):
-            _seed(s, track, change, ts_ms)
+        if _resume(s, track, change):
+            return
+        _seed(s, track, change, ts_ms)
     track.settled_ms = max(track.settled_ms, ts_ms + SETTLE_MS)
 
 
@@ -194,7 +195,7 @@ def _resume(s: SlowdownState, track: Track, change: Change) -> bool:
         mine = held.get("series") == list(track.steps.key)
         if incident.job == track.steps.label and mine and track.steps.shape.matches(_shape_of(held)):
             s.reopened.remove(incident)
-            change.resume(float(held["usual"]), float(held["sigma"]), incident.since_ms, float(held["effect"]))
+            change.resume(float(held["usual"]), float(held["sigma"]), int(held["since"]), float(held["effect"]))
             track.why = Reading(incident.cause, str(held.get("why", "")), ())
             track.begun_ms, track.settled_ms = incident.since_ms, 0
             return True
@@ -272,7 +273,7 @@ def _slower(window: Window, track: Track, now_ms: int) -> Finding | None:
         lost_gpus=len(steps.gpus) * (1 - math.exp(change.usual - now)),
         snapshot={
             "series": list(steps.key), "usual": change.usual, "sigma": change.sigma, "effect": change.effect,
-            "why": why.text, "tokens": _known(steps.shape.tokens), "flops": _known(steps.shape.flops),
+            "since": since_ms, "why": why.text, "tokens": _known(steps.shape.tokens), "flops": _known(steps.shape.flops),
         },
     )  # fmt: skip
 

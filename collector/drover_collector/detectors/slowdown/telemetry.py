@@ -100,12 +100,16 @@ def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: fl
     """Return what explains that steps take longer by `effect` (log), from the means before and now, float64 [6]."""
     facts = _facts(usual, now)
     racks = _capped_racks(window, steps) if _fell(usual, now, CLOCK) >= PART * effect / 2 else []
-    count = f"all {len(steps.gpus)} GPUs"
+    count = f"{len(steps.gpus)} GPUs"
     if racks:
         names = listing([f"rack {name}" for name, _, _ in racks])
         text = "; ".join(f"{name} at {clock:.0f} MHz, the others at {rest:.0f}" for name, clock, rest in racks)
         verb = "runs" if len(racks) == 1 else "run"
-        return Reading("rack_capped", f"{names} {verb} at lower clocks than the job's other racks: {text}.", facts)
+        return Reading(
+            "rack_capped",
+            f"{names[0].upper()}{names[1:]} {verb} at lower clocks than the job's other racks: {text}.",
+            facts,
+        )
     if more_work(usual, now, effect) >= PART * effect:
         return Reading(
             "more_work",
@@ -114,23 +118,23 @@ def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: fl
             facts,
         )
     if _fell(usual, now, CLOCK) >= PART * effect:
-        return Reading("clocks", f"The clocks of {count} fell alike: a power cap, heat or a setting of the whole job.",
-                       facts)  # fmt: skip
+        text = f"The clocks of all {count} fell alike: a power cap, heat or a setting of the whole job."
+        return Reading("clocks", text, facts)
     if usual[UTIL] - now[UTIL] >= max(IDLE_RISE, PART * (1 - math.exp(-effect))):
         return Reading(
             "waits_for_host",
-            f"{count.capitalize()} run no kernel for more of the time: they wait for data, storage or the host.",
+            f"All {count} run no kernel for more of the time: they wait for data, storage or the host.",
             facts,
         )
     if max(_fell(usual, now, TENSOR), _fell(usual, now, SM)) >= PART * effect:
         return Reading(
             "waits_alike",
-            f"{count.capitalize()} wait alike, in kernels, and no GPU stands out: most likely in collectives on the"
+            f"All {count} wait alike, in kernels, and no GPU stands out: most likely in collectives on the"
             " network.",
             facts,
         )  # fmt: skip
     why = "no figure of its GPUs explains it" if facts else "its GPUs report no activity that could explain it"
-    return Reading("slower", f"{count.capitalize()} are slower together; {why}.", facts)
+    return Reading("slower", f"All {count} are slower together; {why}.", facts)
 
 
 def stretched(usual: Floats, now: Floats, effect: float) -> bool:
