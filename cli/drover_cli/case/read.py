@@ -46,8 +46,7 @@ class Case:
     work: NodeParts = field(default_factory=NodeParts)  # training loops and inference servers
     notes: list[str] = field(default_factory=list)
     _members: list[npt.NDArray[np.int64]] = field(default_factory=list)  # GPUs of each job
-    _starts: list[int] = field(default_factory=list)  # of the jobs, and their ends, in order of time
-    _ends: list[int] = field(default_factory=list)
+    _changes: tuple[list[int], list[int]] = ([], [])  # starts of the jobs, and their ends, in order of time
     _held: tuple[tuple[int, int], npt.NDArray[np.int32]] | None = None  # by whom, after so many of these
 
     @property
@@ -113,9 +112,9 @@ class Case:
             self._members = [
                 np.array([first[number_of[n]] + slot for n, slot in job.members], np.int64) for job in self.spec.jobs
             ]
-            self._starts = sorted(job.start_ms for job in self.spec.jobs)
-            self._ends = sorted(job.end_ms for job in self.spec.jobs if job.end_ms is not None)
-        gone_by = bisect_left(self._starts, ts_ms), bisect_left(self._ends, ts_ms)
+            starts = sorted(job.start_ms for job in self.spec.jobs)
+            self._changes = starts, sorted(job.end_ms for job in self.spec.jobs if job.end_ms is not None)
+        gone_by = bisect_left(self._changes[0], ts_ms), bisect_left(self._changes[1], ts_ms)
         if self._held is None or self._held[0] != gone_by:
             jobs = np.full(self.index.gpu_count, -1, np.int32)
             for number, job in enumerate(self.spec.jobs):

@@ -107,7 +107,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class NodeParts:
-    """Rows of what nodes have beside GPUs and ports: workloads, or MIG instances."""
+    """Rows of what nodes have in addition to GPUs and ports: workloads, or MIG instances."""
 
     names: list[tuple[str, str]] = field(default_factory=list)  # (node, workload or SLOT/NAME), as samples number them
     samples: Samples | None = None

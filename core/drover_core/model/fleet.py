@@ -67,8 +67,8 @@ class ObjectiveSpec:
     """What a job or an inference service is expected to keep.
 
     Attributes:
-        job: of which jobs, by name, `*` and `?` as in a shell; or service: of which inference servers, by their names
-            in the agent's settings. One of both is empty.
+        job: its name, `*` and `?` as in a shell; or service: the name of inference servers in the agents' settings. One
+            of both is empty.
         metric: `step_time_s` of a job, `ttft_p95_s` of a service: the highest value that is within it.
         minutes: how long it must be above that until it is reported.
     """
@@ -261,7 +261,7 @@ def _racks(where: str, entry: dict[str, Any]) -> Iterator[RackSpec]:
         raise FleetError(f"{where}: {error}") from None
 
 
-_OBJECTIVES = {"job": "step_time_s", "service": "ttft_p95_s"}  # who has one, and of which metric
+_OBJECTIVES = {"job": "step_time_s", "service": "ttft_p95_s"}  # who has one, and its metric
 
 
 def _given(objective: ObjectiveSpec) -> dict[str, str | float]:

@@ -217,7 +217,7 @@ def test_loops_of_one_name_that_do_not_step_together_are_not_judged() -> None:
     assert list(steps_of(window)) == []
 
 
-def test_jobs_that_share_a_node_are_told_apart_by_their_nodes() -> None:
+def test_jobs_that_share_a_node_are_distinguished_by_their_nodes() -> None:
     index = small_fleet(3)
     rows = [
         {(0, "a"): {"step_time_s": 1.0}, (1, "a"): {"step_time_s": 1.0}, (1, "b"): {"step_time_s": 3.0},
@@ -284,5 +284,5 @@ def test_objectives_of_the_fleet_file() -> None:
     assert job.summary == (
         "Job llama-7b misses its objective since 08:01 UTC: a step takes 2.3 s, the objective is 2.2 s."
     )
-    assert at_s(service) == pytest.approx(61 * 10 + 600 + 7, abs=10), "one bucket within it begins anew"
+    assert at_s(service) == pytest.approx(61 * 10 + 600 + 7, abs=10), "one bucket within it begins again"
     assert service.evidence[0].expected == 0.8

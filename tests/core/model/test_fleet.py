@@ -47,7 +47,7 @@ def test_objectives_are_read_and_written_in_both_forms(tmp_path: Path) -> None:
     toml.write_text(dump_toml(spec))
     json_.write_text(dump_json(spec))
     assert load_toml(toml).objectives == load_json(json_).objectives == objectives
-    assert "objectives" not in dump_json(FleetSpec((NodeSpec("a"),))), "old cases stay as they are"
+    assert "objectives" not in dump_json(FleetSpec((NodeSpec("a"),))), "old cases stay unchanged"
 
 
 @pytest.mark.parametrize(

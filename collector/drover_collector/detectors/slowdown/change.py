@@ -51,7 +51,7 @@ LEAST_OBSERVATIONS = 6
 GAP = 1.5  # times the usual time between two observations: more is a pause
 NOISE = 4.0  # deviations of the mean of some observations: less is noise
 ENDS = 0.5  # of the change: recent observations nearer to the past than this end it
-ENDING = 9  # observations of which the median must be so
+ENDING = 9  # observations whose median must be so
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +304,8 @@ class Change:
     def _is_rare(self, effect: float, apart: float) -> bool:
         """Return whether so many observations beyond half of the effect come less often than once in `apart`.
 
-        By Chernoff's bound, from the share of the past that is beyond it: a past of which a tenth of the steps take far
-        longer shows several in a row now and then.
+        By Chernoff's bound, from the share of the past that is beyond it. If a tenth of the steps take far longer, that
+        past shows several in a row now and then.
         """
         past = self.past.costs - self.usual
         usual = (float((past > ENDS * effect).sum()) + 1) / (len(past) + 2)

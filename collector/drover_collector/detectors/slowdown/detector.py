@@ -273,7 +273,8 @@ def _slower(window: Window, track: Track, now_ms: int) -> Finding | None:
         lost_gpus=len(steps.gpus) * (1 - math.exp(change.usual - now)),
         snapshot={
             "series": list(steps.key), "usual": change.usual, "sigma": change.sigma, "effect": change.effect,
-            "since": since_ms, "why": why.text, "tokens": _known(steps.shape.tokens), "flops": _known(steps.shape.flops),
+            "since": since_ms, "why": why.text, "tokens": _known(steps.shape.tokens),
+            "flops": _known(steps.shape.flops),
         },
     )  # fmt: skip
 
