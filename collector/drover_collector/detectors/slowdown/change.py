@@ -29,13 +29,14 @@ WEEK_MS = 7 * 86_400_000
 PER_WEEK = 0.02  # false alarms of one series by noise alone; the goal of the whole is 0.1 a job and week
 PAST = 360  # observations kept: an hour at 10 s
 LEARN = 36  # until a series is judged: 6 minutes at 10 s
+YOUNG = 3.0  # doubt about the noise of a young series, in LEARN observations
 RENEW = 30  # observations between two estimates of the noise
 SCALES = (1, 3, 6, 12)  # observations whose means are compared
 FEW = 8  # means of a scale that are too few to estimate from
 LEAST_SIGMA = 0.002  # of a log cost: what timers and medians round
 CLIP_SIGMAS, CLIP = 3.0, 0.05  # most that one observation may count
 SPIKE = 0.4  # log: a single step with a checkpoint in it, which says nothing of the others
-DRIFTS = 1.35  # a change must be larger than the largest mean of RECENT observations in the past by this
+DRIFTS = 1.5  # a change must be larger than the largest mean of RECENT observations in the past by this
 SPIKES = 3  # in a row are no longer a single step
 RECENT = 12
 FASTER_MS = 1_800_000
@@ -51,6 +52,7 @@ LEAST_OBSERVATIONS = 6
 GAP = 1.5  # times the usual time between two observations: more is a pause
 NOISE = 4.0  # deviations of the mean of some observations: less is noise
 ENDS = 0.5  # of the change: recent observations nearer to the past than this end it
+STILL = 5  # newest observations that must still be slow when a change is reported
 ENDING = 9  # observations whose median must be so
 
 
@@ -65,7 +67,7 @@ class Limits:
             Without it, a large change must last longer, as an evaluation looks like that.
     """
 
-    least: float = 0.025
+    least: float = 0.028
     delta: float = 0.03
     least_ms: int = 100_000
     stretched: Callable[[Floats, Floats, float], bool] | None = None
@@ -257,7 +259,7 @@ class Change:
             spread = float(means.std())
             # The deviation of few values is itself uncertain.
             found = max(found, spread * math.sqrt(scale) * (1 + 1 / math.sqrt(2 * count)))
-        self.sigma = found * math.sqrt(1 + LEARN / len(costs))  # a young past knows little of its noise
+        self.sigma = found * math.sqrt(1 + YOUNG * LEARN / len(costs))  # a young past knows little of its noise
         runs = np.lib.stride_tricks.sliding_window_view(residuals, RECENT)
         self.largest = max(0.0, float(np.partition(runs, RECENT // 2, axis=1)[:, RECENT // 2].max()))
 
@@ -274,7 +276,7 @@ class Change:
         least = NOISE * self.sigma / math.sqrt(len(self.pending))
         if self.score <= h or effect < max(limits.least, DRIFTS * self.largest, least):
             return False
-        if self._newest_median() < ENDS * effect or not self._is_rare(effect, apart):
+        if min(self._newest_median(), self._newest_median(STILL)) < ENDS * effect or not self._is_rare(effect, apart):
             return False
         needed = limits.least_ms
         if effect > LARGE and not self._is_stretched(limits, effect):
@@ -330,8 +332,8 @@ class Change:
     def _effect(self) -> float:
         return middle(np.array([one.cost for one in self.pending])) - self.usual
 
-    def _newest_median(self) -> float:
-        return middle(np.array([one.cost for one in self.pending[-ENDING:]])) - self.usual
+    def _newest_median(self, count: int = ENDING) -> float:
+        return middle(np.array([one.cost for one in self.pending[-count:]])) - self.usual
 
     def _follow(self, seen: Observation) -> None:
         """Follow a change that is open until it ends."""
