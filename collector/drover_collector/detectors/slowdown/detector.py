@@ -230,6 +230,7 @@ def _seed(s: SlowdownState, track: Track, change: Change, ts_ms: int) -> None:
 def _forget(s: SlowdownState, ts_ms: int) -> None:
     kept = sorted(s.tracks.items(), key=lambda entry: (-entry[1].seen_ms, entry[0]))[:MAX_TRACKS]
     s.tracks = {key: track for key, track in kept if ts_ms - track.seen_ms <= FORGET_MS}
+    s.above_ms = {key: (since, seen) for key, (since, seen) in s.above_ms.items() if ts_ms - seen <= FORGET_MS}
 
 
 def _slower(window: Window, track: Track, now_ms: int) -> Finding | None:
