@@ -19,8 +19,8 @@ from drover_cli.case.lines import CaseError as CaseError
 from drover_cli.case.lines import read_jsonl as read_jsonl
 from drover_cli.case.ports import add_ports
 from drover_cli.case.probes import CaseProbes, read_probes
-from drover_cli.case.samples import Samples, read_samples
-from drover_collector.fleet.buckets import BUCKET_MS, Bucket, aggregate
+from drover_cli.case.samples import NodeParts, Samples, read_parts, read_samples
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Workloads, aggregate
 from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import Event, EventKind
@@ -43,10 +43,10 @@ class Case:
     interval_ms: int
     inventories: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)  # when, node, all that it reported
     probes: CaseProbes = field(default_factory=CaseProbes)
+    work: NodeParts = field(default_factory=NodeParts)  # training loops and inference servers
     notes: list[str] = field(default_factory=list)
     _members: list[npt.NDArray[np.int64]] = field(default_factory=list)  # GPUs of each job
-    _starts: list[int] = field(default_factory=list)  # of the jobs, and their ends, in order of time
-    _ends: list[int] = field(default_factory=list)
+    _changes: tuple[list[int], list[int]] = ([], [])  # starts of the jobs, and their ends, in order of time
     _held: tuple[tuple[int, int], npt.NDArray[np.int32]] | None = None  # by whom, after so many of these
 
     @property
@@ -76,6 +76,7 @@ class Case:
             gpu = _Chunk(self.gpu, start, count, length, self.index.gpu_count, refused)
             node = _Chunk(self.node, start, count, length, self.index.node_count, refused)
             link = _Chunk(self.link, start, count, length, len(self.index.ports), refused)
+            work = _Chunk(self.work.samples, start, count, length, len(self.work.names), refused)
             for i in range(count):
                 begin = (start + i) * length
                 # A case without node.parquet: its GPUs speak for it.
@@ -91,8 +92,16 @@ class Case:
                     jobs=self._jobs_at(begin + length),
                     job_names=job_names,
                     link=link.columns(i),
+                    work=self._work(work, i),
                 )
         self.notes += [f"{n} values of {name} outside its possible range were left out" for name, n in refused.items()]
+
+    def _work(self, chunk: _Chunk, i: int) -> Workloads:
+        there = np.flatnonzero(chunk.rows[i])
+        names = [self.work.names[at] for at in there.tolist()]
+        nodes = np.array([self.index.node_number[node] for node, _ in names], np.int32)
+        columns = chunk.columns(i) if len(there) else {}
+        return Workloads.of(nodes, [name for _, name in names], {m: columns[m][there] for m in columns})
 
     def _samples(self) -> list[Samples]:
         return [s for s in (self.gpu, self.node, self.link) if s is not None and len(s.ts_ms)]
@@ -103,9 +112,9 @@ class Case:
             self._members = [
                 np.array([first[number_of[n]] + slot for n, slot in job.members], np.int64) for job in self.spec.jobs
             ]
-            self._starts = sorted(job.start_ms for job in self.spec.jobs)
-            self._ends = sorted(job.end_ms for job in self.spec.jobs if job.end_ms is not None)
-        gone_by = bisect_left(self._starts, ts_ms), bisect_left(self._ends, ts_ms)
+            starts = sorted(job.start_ms for job in self.spec.jobs)
+            self._changes = starts, sorted(job.end_ms for job in self.spec.jobs if job.end_ms is not None)
+        gone_by = bisect_left(self._changes[0], ts_ms), bisect_left(self._changes[1], ts_ms)
         if self._held is None or self._held[0] != gone_by:
             jobs = np.full(self.index.gpu_count, -1, np.int32)
             for number, job in enumerate(self.spec.jobs):
@@ -228,7 +237,8 @@ def read_case(path: Path, *, for_store: bool = False) -> Case:
     interval = _interval_ms(gpu if gpu is not None else node, notes)
     inventories = read_inventories(path / "inventory.jsonl", index, notes)
     probes = read_probes(path / "probes.jsonl", index, notes)
-    return Case(path, spec, index, gpu, node, link, events, interval, inventories, probes, notes)
+    work = read_parts(path / "workload.parquet", Scope.WORKLOAD, "workload", index, notes, lambda _node, _name: True)
+    return Case(path, spec, index, gpu, node, link, events, interval, inventories, probes, work, notes)
 
 
 def _interval_ms(samples: Samples | None, notes: list[str]) -> int:

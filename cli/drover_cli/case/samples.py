@@ -6,7 +6,7 @@ Anything that can be used is used; what cannot is counted and reported, never gu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +103,36 @@ class Samples:
         values = np.asarray(column.to_numpy(), np.float64)  # null is NaN
         least, most = np.fmin.reduce(values, initial=np.inf), np.fmax.reduce(values, initial=-np.inf)
         return _Part(values, bool(least >= metric.low and most <= metric.high))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """Rows of what nodes have in addition to GPUs and ports: workloads, or MIG instances."""
+
+    names: list[tuple[str, str]] = field(default_factory=list)  # (node, workload or SLOT/NAME), as samples number them
+    samples: Samples | None = None
+
+
+def read_parts(
+    path: Path, scope: Scope, part: str, index: FleetIndex, notes: list[str], known: Callable[[str, str], bool]
+) -> NodeParts:
+    """Read the parts of the fleet's nodes that a file names; none without the file.
+
+    Args:
+        part: the column that names them. known: whether a (node, name) is one to take.
+    Raises:
+        CaseError: it cannot be used.
+    """
+    if not path.exists():
+        return NodeParts()
+    try:
+        table = pq.ParquetFile(path).read(columns=["node", part])
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _unreadable(path, error) from None
+    rows = table.group_by(table.column_names).aggregate([]).to_pylist()
+    pairs = [(str(row["node"]), str(row[part])) for row in rows if all(row.values())]
+    names = sorted((node, name) for node, name in pairs if node in index.node_number and known(node, name))
+    return NodeParts(names, read_samples(path, scope, index, notes, names, part))
 
 
 def read_samples(

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from drover_cli.case.read import Case, CaseError, read_jsonl
-from drover_cli.case.samples import Samples, read_samples
+from drover_cli.case.samples import NodeParts, Samples, read_parts
 from drover_cli.case.write import INSTANCE
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
@@ -28,26 +26,17 @@ INVENTORIES = 1_000  # of some 10 kB each
 Key = tuple[str, int | None, str, str]  # node, slot, link or workload, MIG instance
 
 
-@dataclass(frozen=True, slots=True)
-class Unjudged:
-    """Rows of workloads or of MIG instances, which nothing judges: of a store alone."""
-
-    names: list[tuple[str, str]] = field(default_factory=list)  # (node, workload or SLOT/NAME), as samples number them
-    samples: Samples | None = None
-
-
 def load(
     store: Store,
     case: Case,
     absences: Sequence[Absence],
-    workloads: Unjudged,
     say: Callable[[int], None],
-    instances: Unjudged | None = None,
+    instances: NodeParts | None = None,
 ) -> dict[str, int]:
     """Write a case into an open store.
 
     Args:
-        say: gets the rows of samples that are written. instances: of GPUs, by MIG.
+        say: gets the rows of samples that are written. instances: of GPUs, by MIG, which nothing judges.
     Returns:
         How much of each kind there was.
     Raises:
@@ -55,7 +44,7 @@ def load(
     """
     done: Counter[str] = Counter()
     refused: Counter[str] = Counter()
-    parts = instances or Unjudged()
+    parts, workloads = instances or NodeParts(), case.work
     files = (
         (Scope.GPU, case.gpu, None),
         (Scope.GPU, parts.samples, [_instance(node, name) for node, name in parts.names]),
@@ -139,37 +128,18 @@ def read_absences(case: Case) -> list[Absence]:
     return found
 
 
-def read_workloads(case: Case) -> Unjudged:
-    """Workloads of a case; none without the file.
+def read_instances(case: Case) -> NodeParts:
+    """Return MIG instances of GPUs that the fleet lists, which nothing judges; none without the file.
 
     Raises:
         CaseError: it cannot be used.
     """
-    return _unjudged(case, "workload.parquet", Scope.WORKLOAD, "workload", lambda _node, _name: True)
-
-
-def read_instances(case: Case) -> Unjudged:
-    """Do the same for MIG instances of GPUs that the fleet lists."""
 
     def known(node: str, name: str) -> bool:
         slot, _, instance = name.partition("/")
         return slot.isdecimal() and bool(instance) and case.index.gpu(node, int(slot)) is not None
 
-    return _unjudged(case, "mig.parquet", Scope.GPU, INSTANCE, known)
-
-
-def _unjudged(case: Case, file: str, scope: Scope, part: str, known: Callable[[str, str], bool]) -> Unjudged:
-    path = case.path / file
-    if not path.exists():
-        return Unjudged()
-    try:
-        table = pq.ParquetFile(path).read(columns=["node", part])
-    except (OSError, pa.ArrowInvalid) as error:
-        raise CaseError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
-    rows = table.group_by(table.column_names).aggregate([]).to_pylist()
-    pairs = [(str(row["node"]), str(row[part])) for row in rows if all(row.values())]
-    names = sorted((node, name) for node, name in pairs if node in case.index.node_number and known(node, name))
-    return Unjudged(names, read_samples(path, scope, case.index, case.notes, names, part))
+    return read_parts(case.path / "mig.parquet", Scope.GPU, INSTANCE, case.index, case.notes, known)
 
 
 def _batches(

@@ -30,7 +30,6 @@ def run(args: argparse.Namespace) -> int:
             load,
             read_absences,
             read_instances,
-            read_workloads,
         )
         from drover_collector.config import store_password
         from drover_collector.store import Store, StoreError, redacted
@@ -38,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
 
     logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)  # a failure is raised, and reported once
     case = read_case(args.case, for_store=True)
-    absences, workloads, instances = read_absences(case), read_workloads(case), read_instances(case)  # may be unusable
+    absences, instances = read_absences(case), read_instances(case)  # may be unusable
     config = store_of(args)
     url = redacted(config.url)
-    files = (case.gpu, instances.samples, case.node, case.link, workloads.samples)
+    files = (case.gpu, instances.samples, case.node, case.link, case.work.samples)
     progress = Progress("import", sum(len(samples.ts_ms) for samples in files if samples is not None))
     # Else an old case would be deleted on its way into a store of its own, whose collector sets its own limits when it
     # starts. Those of a server run meanwhile, and would not.
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             visitor=True,
         )
         try:
-            done = load(store, case, absences, workloads, progress.update, instances)
+            done = load(store, case, absences, progress.update, instances)
         finally:
             store.close()
     except (SettingsError, StoreError) as error:

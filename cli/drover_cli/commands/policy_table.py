@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from drover_proto.fleet_pb2 import ActionLine
 
 SHOWN = 40  # lines of a table
-WITHOUT_DRAIN = frozenset({"risk", "idle", "drift"})  # kinds of faults that nobody drains for
+WITHOUT_DRAIN = frozenset({"risk", "idle", "drift", "slowdown"})  # kinds of faults that nobody drains for
 SICK, HEALTHY = "sick", "healthy"
 
 

@@ -41,6 +41,7 @@ FITTING: dict[str, frozenset[str]] = {
     "drift": frozenset({"drift", "straggler"}),
     "risk": frozenset({"risk"}),
     "idle": frozenset({"idle"}),
+    "slowdown": frozenset({"slowdown", "straggler", "thermal", "link"}),
 }
 
 # precursor -> incident kinds that name it

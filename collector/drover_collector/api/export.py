@@ -46,7 +46,9 @@ def export(facts: ApiSnapshot, request: pb.ExportRequest) -> Generator[pb.Export
         raise bad_argument(f"from_ms {from_ms} is not before to_ms {to_ms}")
     store, index = facts.store, facts.index
     jobs = jobs_of(h for h in store.jobs.holdings(from_ms, to_ms) if index.gpu(h.node, h.gpu) is not None)
-    yield from _text("fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name))])
+    yield from _text(
+        "fleet.json", [dump_json(FleetSpec(index.nodes, jobs, index.spec.name, objectives=index.spec.objectives))]
+    )
     for scope in Scope:
         yield from _tables(f"{scope}.parquet", store.export.tables(scope, from_ms, to_ms))
     if request.instances:

@@ -18,6 +18,7 @@ from drover_collector.detectors.kernel import detector as kernel
 from drover_collector.detectors.links import detector as links
 from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.detectors.risk import detector as risk
+from drover_collector.detectors.slowdown import detector as slowdown
 from drover_collector.detectors.straggler import detector as straggler
 from drover_collector.detectors.thermal import detector as thermal
 from drover_collector.detectors.xid import detector as xid
@@ -90,5 +91,6 @@ MODULES: tuple[DetectorModule, ...] = (
     drift,
     idle,
     risk,
+    slowdown,
 )
 DETECTORS: tuple[Detector, ...] = tuple(Detector.of(module) for module in MODULES)

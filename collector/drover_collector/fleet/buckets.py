@@ -5,7 +5,7 @@ The value of a gauge is the lower median, of a counter or state the last value, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,6 +52,42 @@ class LazyColumns(Mapping[str, Floats]):
         return len(self._columns)
 
 
+MAX_WORKLOADS_OF_NODE = 16  # a user may report many names: more are stored and not judged
+
+
+@dataclass(frozen=True, slots=True)
+class Workloads:
+    """The training loops and inference servers that reported in a bucket, W of them, by node and name.
+
+    Attributes:
+        node: int32 [W], number of the node; name: W names, which a node has once each.
+        values: metric -> float64 [W], NaN where absent; no key if none reported it.
+    """
+
+    node: Ints
+    name: tuple[str, ...]
+    values: Mapping[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @classmethod
+    def of(cls, node: Ints, names: Sequence[str], values: Mapping[str, Floats]) -> Workloads:
+        """Return rows of known nodes in their order, the first MAX_WORKLOADS_OF_NODE of each; node -1: not known."""
+        order = sorted(np.flatnonzero(node >= 0).tolist(), key=lambda at: (int(node[at]), names[at]))
+        if not order:
+            return NO_WORKLOADS
+        chosen = np.array(order, np.intp)
+        numbers = node[chosen]
+        first = np.searchsorted(numbers, numbers)  # of each row's node
+        chosen = chosen[np.arange(len(chosen)) - first < MAX_WORKLOADS_OF_NODE]
+        columns = {name: column[chosen] for name, column in values.items()}
+        there = {name: column for name, column in columns.items() if not np.isnan(column).all()}
+        return cls(node[chosen].astype(np.int32), tuple(names[at] for at in chosen.tolist()), there)
+
+
+NO_WORKLOADS = Workloads(np.zeros(0, np.int32), (), {})
+
 GUESSED = "guessed job "  # so begin the names of jobs that nobody names
 
 
@@ -66,6 +102,7 @@ class Bucket:
         jobs: int32 [G]: index into `job_names` of the job that held the GPU at the bucket's end, -1 for none.
         late: nodes without a row whose agents sent data after its end: they are late, not silent. Empty in a replay,
             as the store has late data.
+        work: what reports of its own work: training loops and inference servers.
     """
 
     start_ms: int
@@ -78,6 +115,7 @@ class Bucket:
     job_names: tuple[str, ...] = ()
     link: Mapping[str, Floats] = field(default_factory=dict)
     late: frozenset[str] = frozenset()
+    work: Workloads = NO_WORKLOADS
 
     @property
     def end_ms(self) -> int:

@@ -4,6 +4,7 @@ joins       a finding on a GPU joins the open incident of that GPU; on a silent 
             or hot rack, that of the rack. Information joins what is open and never opens something on top of it.
 headline    the strongest by ROOT; severity, action and confidence are the strongest of all.
 absorbs     a wider finding (node, rack, leaf, job) takes in the narrower incidents it explains.
+explains    a job that became slower as a whole is evidence of the straggler, heat or port behind it, if one is open.
 holds back  a job's stragglers right after one of its GPUs or nodes failed: its peers only wait. Not those whose
             own values show why they are slow.
 closes      when every detector has reported its end, or has been quiet for its own time.
@@ -17,12 +18,15 @@ from dataclasses import replace
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.correlation import (
     CONSEQUENCES,
+    EXPLAIN_NO_OTHERS,
     EXPLAINS_NOTHING,
     NODE_GONE,
+    OBJECTIVE,
     OWN_CAUSES,
     ROOT,
     apart,
     explains,
+    explains_slowdown,
     fleet_wide,
     goes_on,
     heat_explains,
@@ -30,6 +34,7 @@ from drover_collector.incidents.correlation import (
 )
 from drover_collector.incidents.incident import (
     Record,
+    add_consequence,
     closing,
     join,
     noted,
@@ -58,6 +63,12 @@ KEEP_CLOSED_MS = 3_600_000
 CLEARED_MS = 3_600_000  # what a probe has refuted is no suspicion again for this long; closed ones are kept for it
 REFRESH_MS = 300_000  # an open incident without news is stored again this often, with new values
 MS_PER_HOUR = 3_600_000
+
+
+def _order(finding: Finding) -> tuple[object, ...]:
+    """Return the order in which findings of one time are taken: the wider first, what others may explain last."""
+    slow = finding.kind is IncidentKind.SLOWDOWN
+    return not finding.cleared, slow, -width(finding.scope), -ROOT[finding.kind]
 
 
 class IncidentBook:
@@ -108,7 +119,7 @@ class IncidentBook:
         """
         changed: dict[str, None] = {}
         before = {id_: record.incident for id_, record in self.records.items()}
-        for finding in sorted(findings, key=lambda f: (not f.cleared, -width(f.scope), -ROOT[f.kind])):
+        for finding in sorted(findings, key=_order):
             if finding.cleared:
                 self._clear(finding)
             else:
@@ -167,6 +178,8 @@ class IncidentBook:
         return changed
 
     def _take(self, finding: Finding, now_ms: int) -> None:
+        if finding.kind is IncidentKind.SLOWDOWN and self._is_explained(finding, now_ms):
+            return
         record = self._wider(finding) or self._same(finding, now_ms)
         known = record is not None and record.incident.closed_ms is None
         if not known and (self._held_back(finding, now_ms) or self._refuted(finding, now_ms)):
@@ -184,7 +197,7 @@ class IncidentBook:
         if scope in ("gpu", "node"):
             return scope, node or "", gpu
         if scope == "job":
-            return scope, job or "", None
+            return scope, f"{job} {cause}" if cause.endswith(OBJECTIVE) else job or "", None
         first = self._index.spec.by_name.get(members[0][0]) if members else None
         name = "" if first is None else first.rack if scope == "rack" else first.leaf
         return scope, cause if fleet_wide(cause) else name, None
@@ -246,6 +259,22 @@ class IncidentBook:
                 return record
         return None
 
+    def _is_explained(self, finding: Finding, now_ms: int) -> bool:
+        """Add a slowdown of a job to the incident that explains it, if there is one, and end its own."""
+        nodes = {node for node, _ in finding.members}
+        near = (*self._near.of_job(finding.job or ""), *self._near.of_nodes(nodes))
+        why = next((each for each in near if explains_slowdown(each.incident, finding)), None)
+        if why is None:
+            return False
+        add_consequence(why, finding, now_ms)
+        own = self._same(finding, now_ms)
+        if own is not None and own.incident.closed_ms is None:
+            text = f"incident {why.incident.id} explains it"
+            note = Note(now_ms, text, NoteKind.ABSORBED, incident=why.incident.id, why=text)
+            own.holds.clear()
+            own.incident = replace(own.incident, closed_ms=now_ms, timeline=noted(own.incident, note))
+        return True
+
     def _held_back(self, finding: Finding, now_ms: int) -> bool:
         if finding.kind not in (IncidentKind.STRAGGLER, IncidentKind.HANG) or finding.job is None:
             return False
@@ -288,7 +317,7 @@ class IncidentBook:
 
     def _absorb(self, record: Record, finding: Finding, now_ms: int) -> None:
         """Close narrower incidents that this wider one explains."""
-        if finding.scope == "gpu" or finding.kind in (IncidentKind.IDLE, IncidentKind.DRIFT, IncidentKind.RISK):
+        if finding.scope == "gpu" or finding.kind in EXPLAIN_NO_OTHERS:
             return
         if finding.scope == "node" and finding.detector == EXPLAINS_NOTHING:
             return

@@ -24,6 +24,7 @@ ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on t
     IncidentKind.DRIFT: 0,
     IncidentKind.RISK: 0,
     IncidentKind.IDLE: 0,
+    IncidentKind.SLOWDOWN: 0,
 }
 NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
 GPU_GONE = frozenset({"gpu_lost"})
@@ -34,6 +35,14 @@ CONSEQUENCES = frozenset({IncidentKind.LIVENESS, IncidentKind.STRAGGLER, Inciden
 
 OF_PORTS = frozenset({IncidentKind.LINK, IncidentKind.STRAGGLER, IncidentKind.HANG})  # what a bad port brings about
 HARDLY_TOGETHER = ({IncidentKind.MEMORY, IncidentKind.THERMAL}, {IncidentKind.LINK, IncidentKind.THERMAL})
+
+# What slows a whole job down: its incident says it already, and a slowdown of the job is evidence of it.
+SLOWS_A_JOB = frozenset(
+    {IncidentKind.STRAGGLER, IncidentKind.THERMAL, IncidentKind.LINK, IncidentKind.HANG, IncidentKind.XID}
+)
+SLOWS_WITHIN_MS = 1_200_000  # what began so long before the job became slower, or after it, explains that
+EXPLAIN_NO_OTHERS = frozenset({IncidentKind.IDLE, IncidentKind.DRIFT, IncidentKind.RISK, IncidentKind.SLOWDOWN})
+OBJECTIVE = "_objective"  # end of the cause of what a user wanted to be reported, whatever explains it
 
 # Why a GPU is slow, by its own registers: no failure elsewhere in its job can cause these values.
 OWN_CAUSES = frozenset({"power_cap", "thermal", "hbm", "pcie"})
@@ -58,6 +67,18 @@ def jobs_hurt(incidents: Iterable[Incident]) -> set[str]:
 
 def heat_explains(wide: IncidentKind, narrow: IncidentKind) -> bool:
     return wide is IncidentKind.THERMAL and narrow is IncidentKind.STRAGGLER
+
+
+def explains_slowdown(incident: Incident, slow: Finding | Incident) -> bool:
+    """Return whether an open incident explains why a job became slower as a whole."""
+    if incident.closed_ms is not None or incident.severity is Severity.INFO or incident.kind not in SLOWS_A_JOB:
+        return False
+    if slow.kind is not IncidentKind.SLOWDOWN or slow.severity is Severity.INFO or slow.cause.endswith(OBJECTIVE):
+        return False
+    if abs(incident.since_ms - slow.since_ms) > SLOWS_WITHIN_MS:
+        return False
+    nodes = {node for node, _ in slow.members}
+    return incident.job == slow.job or any(node in nodes for node, _ in incident.members)
 
 
 def apart(finding: Finding, incident: Incident) -> bool:

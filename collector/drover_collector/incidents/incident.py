@@ -140,6 +140,17 @@ def join(record: Record, finding: Finding, now_ms: int) -> None:
     )
 
 
+def add_consequence(record: Record, finding: Finding, now_ms: int) -> None:
+    """Note what an incident leads to: as evidence and in its timeline, once. It does not keep the incident open."""
+    incident = record.incident
+    key = f"{finding.detector} {finding.job}"
+    if all(each.key != key for each in incident.evidence):
+        note = Note(now_ms, f"{finding.detector}: {finding.summary}", NoteKind.JOINED, finding.detector)
+        incident = replace(incident, timeline=noted(incident, note))
+    fact = Evidence(finding.summary, key=key)
+    record.incident = replace(incident, evidence=_merged(incident.evidence, (fact,), False))
+
+
 def _outdone(record: Record, finding: Finding) -> bool:
     """Return whether something worse than this root cause was reported since, and still holds: its summary stays."""
     incident = record.incident

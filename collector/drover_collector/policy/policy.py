@@ -31,6 +31,7 @@ from drover_core.settings import (
 
 PRESETS = ("nvidia", "strict", "cautious")
 MODES = ("observe", "approve", "enforce")  # the more is done, the later
+SLOWDOWN_MOST = RecommendedAction.WATCH  # a job that is slow as a whole proves nothing against a node
 UNPROVEN_MOST = RecommendedAction.PROBE  # a straggler that no probe has confirmed: never more, whatever a rule says
 PROOF = "probe"  # the detector among an incident's that is a probe's proof
 SCOPES = ("gpu", "node", "rack", "leaf", "job")
@@ -183,6 +184,8 @@ class Policy:
         unproven = incident.kind is IncidentKind.STRAGGLER and PROOF not in incident.detectors
         if unproven and _stronger_than(wanted, UNPROVEN_MOST):
             wanted, name = UNPROVEN_MOST, f"{name}, not beyond {UNPROVEN_MOST.value} without a probe's proof"
+        if incident.kind is IncidentKind.SLOWDOWN and _stronger_than(wanted, SLOWDOWN_MOST):
+            wanted, name = SLOWDOWN_MOST, f"{name}, not beyond {SLOWDOWN_MOST.value} for a job that is slow as a whole"
         there = override.mode if override is not None else ""
         mode = least_mode(mode, there) if mode and there else mode or there or self.mode
         return Verdict(wanted, name, mode)

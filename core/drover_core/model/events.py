@@ -36,6 +36,7 @@ class IncidentKind(StrEnum):
     DRIFT = "drift"
     RISK = "risk"
     IDLE = "idle"
+    SLOWDOWN = "slowdown"
 
 
 class RecommendedAction(StrEnum):

@@ -9,7 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,30 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectiveSpec:
+    """What a job or an inference service is expected to keep.
+
+    Attributes:
+        job: its name, `*` and `?` as in a shell; or service: the name of inference servers in the agents' settings. One
+            of both is empty.
+        metric: `step_time_s` of a job, `ttft_p95_s` of a service: the highest value that is within it.
+        minutes: how long it must be above that until it is reported.
+    """
+
+    job: str
+    service: str
+    metric: str
+    limit: float
+    minutes: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class FleetSpec:
     nodes: tuple[NodeSpec, ...]
     jobs: tuple[JobSpec, ...] = ()
     name: str = ""
     racks: tuple[RackSpec, ...] = ()
+    objectives: tuple[ObjectiveSpec, ...] = ()
     by_name: dict[str, NodeSpec] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -124,7 +143,7 @@ def load_toml(path: Path) -> FleetSpec:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FleetError(f"{path}: not valid TOML: {error}") from None
-    _known(path, "the file", data, {"name", "nodes", "racks"})
+    _known(path, "the file", data, {"name", "nodes", "racks", "objectives"})
     nodes: list[NodeSpec] = []
     for number, entry in enumerate(_list(path, "nodes", data.get("nodes", [])), 1):
         where = f"[[nodes]] number {number}"
@@ -147,7 +166,8 @@ def load_toml(path: Path) -> FleetSpec:
             if rack.name in racks:
                 raise FleetError(f"{path}: [[racks]] number {number}: rack {rack.name!r} has two entries")
             racks[rack.name] = rack
-    return _spec(path, tuple(nodes), (), data.get("name", ""), tuple(racks.values()))
+    spec = _spec(path, tuple(nodes), (), data.get("name", ""), tuple(racks.values()))
+    return replace(spec, objectives=_objectives(path, data))
 
 
 def load_json(path: Path) -> FleetSpec:
@@ -170,7 +190,7 @@ def load_json(path: Path) -> FleetSpec:
     jobs = tuple(_job(path, f"jobs[{i}]", entry) for i, entry in enumerate(_list(path, "jobs", data.get("jobs", []))))
     if not nodes:
         raise FleetError(f"{path}: no nodes; a fleet needs at least one")
-    return _spec(path, nodes, jobs, "")
+    return replace(_spec(path, nodes, jobs, ""), objectives=_objectives(path, data))
 
 
 def dump_json(spec: FleetSpec, generator: str = "") -> str:
@@ -194,7 +214,8 @@ def dump_json(spec: FleetSpec, generator: str = "") -> str:
         for job in spec.jobs
     ]
     made_by = {"generator": generator} if generator else {}
-    return json.dumps({**made_by, "nodes": nodes, "jobs": jobs}, indent=1)
+    wanted = {"objectives": [_given(each) for each in spec.objectives]} if spec.objectives else {}
+    return json.dumps({**made_by, "nodes": nodes, "jobs": jobs, **wanted}, indent=1)
 
 
 def dump_toml(spec: FleetSpec) -> str:
@@ -204,6 +225,8 @@ def dump_toml(spec: FleetSpec) -> str:
         lines += ["[[racks]]", f"names = {json.dumps(rack.name)}", f"row = {json.dumps(rack.row)}"]
         lines += [f"power_budget_w = {rack.power_budget_w!r}"] if rack.power_budget_w is not None else []
         lines.append("")
+    for objective in spec.objectives:
+        lines += ["[[objectives]]", *(f"{key} = {json.dumps(value)}" for key, value in _given(objective).items()), ""]
     for node in spec.nodes:
         lines += [
             "[[nodes]]",
@@ -236,6 +259,37 @@ def _racks(where: str, entry: dict[str, Any]) -> Iterator[RackSpec]:
             yield RackSpec(name, row, None if budget is None else float(budget))
     except FleetError as error:
         raise FleetError(f"{where}: {error}") from None
+
+
+_OBJECTIVES = {"job": "step_time_s", "service": "ttft_p95_s"}  # who has one, and its metric
+
+
+def _given(objective: ObjectiveSpec) -> dict[str, str | float]:
+    """Return the keys of an objective in a fleet file."""
+    whose = {"job": objective.job} if objective.job else {"service": objective.service}
+    return {**whose, objective.metric: objective.limit, "minutes": objective.minutes}
+
+
+def _objectives(path: Path, data: dict[str, Any]) -> tuple[ObjectiveSpec, ...]:
+    found = []
+    for number, entry in enumerate(_list(path, "objectives", data.get("objectives", [])), 1):
+        where = f"[[objectives]] number {number}"
+        _known(path, where, entry, {"job", "service", "minutes", *_OBJECTIVES.values()})
+        whose = [key for key in _OBJECTIVES if key in entry]
+        if len(whose) != 1 or not isinstance(entry[whose[0]], str) or not entry[whose[0]]:
+            raise FleetError(f'{path}: {where}: write either job = "llama*" or service = "chat"')
+        metric = _OBJECTIVES[whose[0]]
+        if metric not in entry or len(set(_OBJECTIVES.values()) & set(entry)) != 1:
+            raise FleetError(f"{path}: {where}: an objective of a {whose[0]} is {metric} = SECONDS, and nothing else")
+        for key, high in ((metric, 1e6), ("minutes", 1440.0)):
+            value = entry.get(key, 5.0 if key == "minutes" else None)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= high:
+                raise FleetError(f"{path}: {where}: {key} must be a number above 0, {high:g} at most, found {value!r}")
+        minutes = float(entry.get("minutes", 5.0))
+        found.append(
+            ObjectiveSpec(entry.get("job", ""), entry.get("service", ""), metric, float(entry[metric]), minutes)
+        )
+    return tuple(found)
 
 
 def _spec(

@@ -17,16 +17,15 @@ import pytest
 
 from drover_cli.case.read import CaseError, read_case
 from drover_cli.case.store_import import (
-    Unjudged,
     holdings_of,
     load,
     read_absences,
     read_instances,
-    read_workloads,
 )
 from drover_cli.case.write import INSTANCE, ParquetWriter
 from drover_cli.main import main
 from drover_collector.api.export import absence_row, jobs_of
+from drover_collector.fleet.buckets import Workloads
 from drover_collector.store import EntityRow, SampleBatch, Store, StoreError, entity_id
 from drover_core.metrics.catalog import Scope
 from drover_core.model.fleet import FleetSpec, JobSpec
@@ -93,7 +92,7 @@ def rows_of(store: Store, case: Path) -> dict[str, Any]:
 
 def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: Store) -> None:
     case = read_case(folder)
-    done = load(store, case, read_absences(case), read_workloads(case), lambda _: None)
+    done = load(store, case, read_absences(case), lambda _: None)
     first = rows_of(store, folder)
     for scope, keys in KEYS.items():
         if not (folder / f"{scope}.parquet").exists():
@@ -121,8 +120,42 @@ def test_what_goes_in_comes_out_and_again_changes_nothing(folder: Path, store: S
         ("load1", None, "error", "2026-01-01T00:01:00.000Z"),
         ("power_w", 1, "lost", None),
     ]
-    assert load(store, read_case(folder), read_absences(case), read_workloads(case), lambda _: None) == done
+    assert load(store, read_case(folder), read_absences(case), lambda _: None) == done
     assert rows_of(store, folder) == first
+
+
+def test_detectors_see_the_same_workloads_live_as_in_a_replay(folder: Path, store: Store) -> None:
+    """As the bucket closes, after a restart, and in a replay of the case: the same rows, to the last bit."""
+    case = read_case(folder)
+    load(store, case, read_absences(case), lambda _: None)
+    replayed = list(case.buckets())
+    first, count = replayed[0].start_ms, len(replayed)
+    closing = [store.buckets.read_closing(case.index, bucket.start_ms) for bucket in replayed[:4]]
+    restarted = store.buckets.read_past(case.index, first, count)
+
+    def rows(work: Workloads) -> list[tuple[int, str, dict[str, float]]]:
+        return [
+            (n, name, {m: float(column[at]) for m, column in work.values.items() if not np.isnan(column[at])})
+            for at, (n, name) in enumerate(zip(work.node.tolist(), work.name, strict=True))
+        ]
+
+    expected = [rows(bucket.work) for bucket in replayed]
+    assert [len(found) for found in expected[:3]] == [4, 4, 0]  # 20 s of four workloads
+    assert [name for _, name, _ in expected[0]] == ["chat:llama/8b", "chat:qwen", "pretrain", "pretrain"]
+    assert expected[0][2][2]["step_time_s"] == 3.0  # the lower median of 1 .. 5.5
+    assert [rows(bucket.work) for bucket in closing] == expected[:4]
+    assert [rows(bucket.work) for bucket in restarted] == expected
+
+
+def test_many_workloads_of_a_node_are_bounded() -> None:
+    names = [f"w{n:03d}" for n in range(40)]
+    node = np.repeat(np.array([1, 0], np.int32), 20)
+    work = Workloads.of(node, names, {"step_time_s": np.arange(40.0), "ttft_p50_s": np.full(40, np.nan)})
+    assert work.node.tolist() == [0] * 16 + [1] * 16
+    assert work.name[:2] == ("w020", "w021")
+    assert work.values["step_time_s"][:2].tolist() == [20.0, 21.0]
+    assert "ttft_p50_s" not in work.values
+    assert len(Workloads.of(np.array([-1], np.int32), ["w"], {})) == 0
 
 
 def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store: Store, store_root: Path) -> None:
@@ -155,7 +188,7 @@ def test_mig_instances_come_out_and_in_again(folder: Path, tmp_path: Path, store
     read = read_case(case)
     other = Store.open(f"chdb://{store_root}?database=other_mig", retention_days=3650)
     for into in (store, other, other):
-        load(into, read, [], Unjudged(), lambda _: None, read_instances(read))
+        load(into, read, [], lambda _: None, read_instances(read))
         assert instances_of(into) == want
         assert len([row for row in into.entities.of_node(node) if row.mig]) == 1
     other.clients.command("DROP DATABASE other_mig")
@@ -171,7 +204,7 @@ def test_ports_that_the_fleet_does_not_list_come_in_too(folder: Path, tmp_path: 
     (case / "fleet.json").write_text(json.dumps(fleet))
     held = pq.read_table(case / "link.parquet").num_rows
     assert held > 0
-    load(store, read_case(case, for_store=True), [], Unjudged(), lambda _: None)
+    load(store, read_case(case, for_store=True), [], lambda _: None)
     assert sum(len(table) for table in store.export.tables(Scope.LINK, 0, 1 << 42)) == held
 
 
@@ -181,7 +214,7 @@ def test_an_hour_without_samples_comes_in_too(folder: Path, tmp_path: Path, stor
     for file in case.glob("*.parquet"):
         file.unlink()
     read = read_case(case, for_store=True)
-    done = load(store, read, read_absences(read), read_workloads(read), lambda _: None)
+    done = load(store, read, read_absences(read), lambda _: None)
     assert (done["rows"], done["absences"]) == (0, len(ABSENCES))
     assert len(store.events.read(0, 1 << 42, limit=1000)) == done["events"] > 0
     with pytest.raises(CaseError, match="a case needs samples to judge"):
@@ -207,7 +240,7 @@ def test_events_of_the_last_days_alarm_nobody(folder: Path, store: Store) -> Non
     case = read_case(folder)
     now_ms = time.time_ns() // 1_000_000
     case.events = [replace(event, ts_ms=now_ms, received_ms=None) for event in case.events]
-    load(store, case, [], Unjudged(), lambda _: None)
+    load(store, case, [], lambda _: None)
     assert len(store.events.read(0, now_ms + 1, limit=1000)) == len(case.events) > 0
     assert store.events.unjudged(now_ms, 1000) == []
 

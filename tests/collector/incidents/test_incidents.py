@@ -13,6 +13,8 @@ from drover_core.model.events import (
     Finding,
     Incident,
     IncidentKind,
+    Note,
+    NoteKind,
     RecommendedAction,
     Severity,
 )
@@ -446,3 +448,68 @@ def test_a_gpu_that_is_lost_soon_after_or_was_given_up_already_is_one_incident(k
     give(b, at_s, lost(at_s))
     (only,) = opened(b)
     assert "liveness" in only.detectors
+
+
+def slow_job(at_s: float, cause: str = "waits_alike", since_s: float = 0.0, severity: str = "warning") -> Finding:
+    since_ms = START_MS + round(since_s * SECOND)
+    members = (("n01", None), ("n02", None))
+    return finding(
+        "slowdown", cause, at_s, "job", None, None, severity, "none", job="812", members=members, since_ms=since_ms,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["straggler", "thermal", "link", "hang", "xid"])
+def test_a_slow_job_is_evidence_of_what_explains_it(kind: str) -> None:
+    b = book()
+    give(b, 0, finding(kind, "x", job="812"))
+    give(b, 150, slow_job(150))
+    (only,) = opened(b)
+    assert only.kind is IncidentKind(kind)
+    assert "slowdown/waits_alike on None None." in [fact.text for fact in only.evidence]
+    assert [note.text for note in only.timeline if note.detector == "slowdown"] == [
+        "slowdown: slowdown/waits_alike on None None."
+    ]
+    assert only.detectors == (finding(kind).detector,), "it does not keep that incident open"
+
+
+def test_a_straggler_that_is_found_later_takes_the_slow_job_in_and_gives_it_back() -> None:
+    b = book()
+    give(b, 150, slow_job(150))
+    assert [i.kind for i in opened(b)] == [IncidentKind.SLOWDOWN]
+    give(b, 160, slow_job(160), finding(at_s=160, job="812"))
+    (straggler,) = opened(b)
+    assert straggler.kind is IncidentKind.STRAGGLER
+    closed = next(r.incident for r in b.records.values() if r.incident.kind is IncidentKind.SLOWDOWN)
+    assert closed.end is not None
+    assert (closed.end.kind, closed.end.incident) == (NoteKind.ABSORBED, straggler.id)
+    b.close([straggler.id], Note(START_MS + 170 * SECOND, "closed: mended", NoteKind.CLOSED))
+    give(b, 180, slow_job(180))
+    assert [i.kind for i in opened(b)] == [IncidentKind.SLOWDOWN], "the job is still slow, and nothing explains it"
+
+
+def test_what_does_not_explain_a_slow_job() -> None:
+    others = (
+        finding("straggler", "x", job="7", node="n09"),  # another job on another node
+        finding("drift", "driver", scope="node", gpu=None, severity="info", action="none"),
+        finding("memory", "ecc", node="n02"),
+    )
+    b = book()
+    give(b, 0, *others)
+    give(b, 150, slow_job(150))
+    assert {i.kind.value for i in opened(b)} == {"straggler", "drift", "memory", "slowdown"}
+    b = book()
+    give(b, 0, finding(job="812"))  # it was there hours before the job became slower
+    give(b, 8_000, finding(at_s=8_000, job="812"), slow_job(8_000, since_s=7_800))
+    assert [i.kind.value for i in opened(b)] == ["straggler", "slowdown"]
+
+
+def test_a_missed_objective_is_an_incident_of_its_own() -> None:
+    b = book()
+    give(b, 0, finding(job="812"))
+    give(b, 150, slow_job(150), slow_job(150, "step_time_objective"))
+    assert [(i.kind.value, i.cause) for i in opened(b)] == [
+        ("straggler", "power_cap"), ("slowdown", "step_time_objective"),
+    ]  # fmt: skip
+    b = book()
+    give(b, 150, slow_job(150), slow_job(150, "step_time_objective"))
+    assert sorted(i.cause for i in opened(b)) == ["step_time_objective", "waits_alike"]

@@ -194,3 +194,11 @@ def test_the_code_of_a_cause() -> None:
 def test_a_misspelt_preset_is_answered_with_the_presets() -> None:
     with pytest.raises(SettingsError, match="'nvida': no such preset; use nvidia, strict, cautious or the path"):
         Policy.named("nvida")
+
+
+def test_no_rule_drains_for_a_job_that_is_slow_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[rules]]\nscope = ["job"]\naction = "drain"\n')
+    hung, slow = (incident(kind, "slower", scope="job") for kind in ("hang", "slowdown"))
+    assert Policy.load(path).wanted(hung, RecommendedAction.NONE)[0] is RecommendedAction.DRAIN
+    assert Policy.load(path).wanted(slow, RecommendedAction.NONE)[0] is RecommendedAction.WATCH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from drover_core.model.fleet import (
     JobSpec,
     LinkSpec,
     NodeSpec,
+    ObjectiveSpec,
     RackSpec,
     dump_json,
     dump_toml,
@@ -34,6 +36,36 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(dump_toml(spec))
     assert load_toml(path) == spec
+
+
+def test_objectives_are_read_and_written_in_both_forms(tmp_path: Path) -> None:
+    objectives = (
+        ObjectiveSpec("llama*", "", "step_time_s", 2.2), ObjectiveSpec("", "chat", "ttft_p95_s", 0.8, 10.0),
+    )  # fmt: skip
+    spec = FleetSpec((NodeSpec("a"),), objectives=objectives)
+    toml, json_ = tmp_path / "fleet.toml", tmp_path / "fleet.json"
+    toml.write_text(dump_toml(spec))
+    json_.write_text(dump_json(spec))
+    assert load_toml(toml).objectives == load_json(json_).objectives == objectives
+    assert "objectives" not in dump_json(FleetSpec((NodeSpec("a"),))), "old cases stay unchanged"
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        ("step_time_s = 1", 'write either job = "llama*" or service = "chat"'),
+        ("job = 'a'\nservice = 'b'\nstep_time_s = 1", "write either job"),
+        ("job = 'a'\nttft_p95_s = 1", "an objective of a job is step_time_s = SECONDS"),
+        ("service = 'a'\nttft_p95_s = -1", "ttft_p95_s must be a number above 0"),
+        ("job = 'a'\nstep_time_s = 1\nminutes = true", "minutes must be a number above 0"),
+        ("job = 'a'\nstep_times = 1", "unknown key 'step_times'"),
+    ],
+)
+def test_an_objective_that_cannot_be_used_says_why(tmp_path: Path, entry: str, what: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f"[[nodes]]\nnames = 'a'\n[[objectives]]\n{entry}\n")
+    with pytest.raises(FleetError, match=re.escape(f"[[objectives]] number 1: {what}")):
+        load_toml(path)
 
 
 def test_racks_have_a_row_and_a_budget(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Ints, LazyColumns
+from drover_collector.fleet.buckets import BUCKET_MS, NO_WORKLOADS, Bucket, Ints, LazyColumns, Workloads
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.records import Mask, Stored, storage_dtype
 from drover_collector.store.repositories.jobs import JobTable
 from drover_collector.store.rollups.rollups import Rollups
 from drover_collector.store.samples.entities import EntityRegistry
-from drover_collector.store.samples.fold import Folded, units
+from drover_collector.store.samples.fold import Folded, join, units
 from drover_collector.store.samples.rows import SampleRows
 from drover_collector.store.samples.spans import Span, merged
 from drover_collector.store.schema.tables import samples_table
@@ -59,7 +59,7 @@ class BucketReader:
         """Return one value per entity and metric of [start_ms, start_ms + length_ms), as `buckets.aggregate` does."""
         span = (start_ms, start_ms + length_ms)
         folds = {}
-        for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
+        for scope in Scope:
             even = length_ms == BUCKET_MS and start_ms % BUCKET_MS == 0
             level = self._rollups.level_of(scope, span) if even else None
             if self._registry.count(scope):
@@ -80,10 +80,19 @@ class BucketReader:
         gpu = self._laid(index, Scope.GPU, starts, values)
         node = self._laid(index, Scope.NODE, starts, values)
         link = self._laid(index, Scope.LINK, starts, values)
+        work = self._past_workloads(index, starts) if values else [NO_WORKLOADS] * count
         held = self._jobs.at_times(index, [at + BUCKET_MS for at in starts])
         return [
             Bucket(
-                at, BUCKET_MS, gpu[n].values(), node[n].values(), gpu[n].rows, node[n].rows, *held[n], link[n].values()
+                at,
+                BUCKET_MS,
+                gpu[n].values(),
+                node[n].values(),
+                gpu[n].rows,
+                node[n].rows,
+                *held[n],
+                link[n].values(),
+                work=work[n],
             )
             for n, at in enumerate(starts)
         ]
@@ -133,7 +142,34 @@ class BucketReader:
         node, node_rows = self._laid_out(index, Scope.NODE, folds, end_ms)
         link, _ = self._laid_out(index, Scope.LINK, folds, end_ms)
         jobs, names = self._jobs.at(index, end_ms)
-        return Bucket(start_ms, length_ms, gpu, node, gpu_rows, node_rows, jobs, names, link)
+        folded = folds.get(Scope.WORKLOAD)
+        work = NO_WORKLOADS if folded is None else self._workloads(index, folded)
+        return Bucket(start_ms, length_ms, gpu, node, gpu_rows, node_rows, jobs, names, link, work=work)
+
+    def _workloads(self, index: FleetIndex, folded: Folded) -> Workloads:
+        if not len(folded.ids):
+            return NO_WORKLOADS
+        places = self._registry.workloads(index)
+        rows, at = places.find(folded.ids)
+        columns = {name: units(name, stored, mask)[rows] for name, (stored, mask) in folded.columns.items()}
+        return Workloads.of(places.node[at], [places.names[n] for n in at.tolist()], columns)
+
+    def _past_workloads(self, index: FleetIndex, starts: list[int]) -> list[Workloads]:
+        if not self._registry.count(Scope.WORKLOAD):
+            return [NO_WORKLOADS] * len(starts)
+        parts: list[list[Folded]] = [[] for _ in starts]
+        for level, spans in self._by_level(Scope.WORKLOAD, starts).items():
+            for folded in self._rows.folds(Scope.WORKLOAD, merged(spans), BUCKET_MS, level=level):
+                for n, at in enumerate(starts):
+                    parts[n].append(folded.where(folded.start_ms == at))
+        return [self._workloads(index, join(part)) for part in parts]
+
+    def _by_level(self, scope: Scope, starts: Sequence[int]) -> dict[str | None, list[Span]]:
+        """Return which buckets are read from which rollup; None: from the samples."""
+        by_level: dict[str | None, list[Span]] = {}
+        for at in starts:
+            by_level.setdefault(self._rollups.level_of(scope, (at, at + BUCKET_MS)), []).append((at, at + BUCKET_MS))
+        return by_level
 
     def _laid_out(
         self, index: FleetIndex, scope: Scope, folds: Mapping[Scope, Folded], at_ms: int
@@ -161,10 +197,7 @@ class BucketReader:
         laid = [_Laid(np.zeros(size, np.int32)) for _ in starts]
         if not size or not self._registry.count(scope):
             return laid
-        by_level: dict[str | None, list[Span]] = {}
-        for at in starts:
-            by_level.setdefault(self._rollups.level_of(scope, (at, at + BUCKET_MS)), []).append((at, at + BUCKET_MS))
-        for level, spans in by_level.items():
+        for level, spans in self._by_level(scope, starts).items():
             for folded in self._rows.folds(
                 scope, merged(spans), BUCKET_MS, level=level, metrics=None if values else ()
             ):

@@ -54,6 +54,23 @@ class Stay:
     to_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class WorkloadPlaces:
+    """Entity ids of workloads, ascending, uint64 [W]; the node's number in the index (-1: not in it) and the name."""
+
+    ids: Ids
+    node: IntArray
+    names: tuple[str, ...]
+
+    def find(self, ids: Ids) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Return which of `ids` are known, and their positions here."""
+        if not len(self.ids):
+            return np.zeros(0, np.intp), np.zeros(0, np.intp)
+        at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        rows = np.flatnonzero(self.ids[at] == ids)
+        return rows, at[rows]
+
+
 class EntityRegistry:
     """All entities in memory. Thread-safe. `version` grows with every change."""
 
@@ -63,6 +80,7 @@ class EntityRegistry:
         self._of_entity: dict[int, list[EntityRow]] = {}
         self._of_node: dict[str, dict[Place, EntityRow]] = {}
         self._maps: dict[tuple[Scope, int], tuple[FleetIndex, int, PlaceMap]] = {}
+        self._workloads: tuple[FleetIndex, int, WorkloadPlaces] | None = None  # of an index and a version
         self.version = 0
         self._seen_ids: Ids = np.zeros(0, np.uint64)
         self._seen_ms: Millis = np.zeros(0, np.int64)
@@ -168,6 +186,22 @@ class EntityRegistry:
         ids = every.ids[begun]
         last = begun[np.append(ids[1:] != ids[:-1], True)]
         return PlaceMap(every.ids[last], every.target[last], every.since_ms[last])
+
+    def workloads(self, index: FleetIndex) -> WorkloadPlaces:
+        """Return where the workloads are. One never moves: its key begins with its node."""
+        with self._lock:
+            held = self._workloads
+            if held is None or held[0] is not index or held[1] != self.version:
+                rows = {row.entity_id: row for row in self._places.values() if row.scope is Scope.WORKLOAD}
+                ordered = [rows[id_] for id_ in sorted(rows)]
+                number = index.node_number
+                places = WorkloadPlaces(
+                    np.array([row.entity_id for row in ordered], np.uint64),
+                    np.array([number.get(row.node, -1) for row in ordered], np.int32),
+                    tuple(row.link for row in ordered),
+                )
+                held = self._workloads = (index, self.version, places)
+            return held[2]
 
     def stays(self, targets: Sequence[Target], scope: Scope) -> list[Stay]:
         """Return which entities were at each target, and when; whole GPUs only."""
