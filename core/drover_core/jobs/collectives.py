@@ -57,7 +57,8 @@ def _first_fault(
         return None
     begin = max(min(ops) for ops in with_ops.values())
     end = max(max(ops) for ops in with_ops.values())
-    for sequence in range(begin, end + 1):
+    seen = {n for ops in with_ops.values() for n in ops if begin <= n <= end}
+    for sequence in sorted(seen):  # a hostile dump has 0 and 2**62
         at = {rank: ops[sequence] for rank, ops in with_ops.items() if sequence in ops}
         if fault := _mismatch(name, sequence, at, with_ops):
             return fault
