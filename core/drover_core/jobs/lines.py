@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 MAX_LINE = 1200
@@ -34,6 +34,10 @@ _LABEL = re.compile(r" {0,5}(\d{1,6}): ?")
 _NODE = re.compile(r"([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20}): ")
 _STARTS = frozenset("[( 0123456789ECF")  # of all prefixes but a node's name
 _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_OFFSET = re.compile(r" ?(?:Z\b|([+-])(0\d|1[0-4]):?([0-5]\d)\b)")
+_DMESG = re.compile(r"\[?(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: (\d{4})\])?")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DOCKER_TIME = re.compile(r'"time": ?"([^"]{19,40})"')
 _GLOG = re.compile(r"\b[IWEFV]?(\d{2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _QUIET = re.compile(r"\b(?:DEBUG|INFO|WARNING|WARN|NOTICE)\b")
 _GLOG_QUIET = re.compile(r"\[?[IWV]\d{3,4} \d\d:\d\d:\d\d")
@@ -81,6 +85,7 @@ class Line:
     gpu: int | None = None
     form: Form = Form.OTHER
     at: float | None = None  # seconds in a year without its leap day: to order lines, not to date them
+    ms: int | None = None  # the same since the epoch, where the line has a year; without an offset taken as UTC
     order: int = 0  # over all files that were joined
 
     @property
@@ -127,7 +132,8 @@ def read_log(name: str, data: bytes, cut: bool = False, rank: int | None = None)
     for number, text in texts:
         line = Line(text, number, name, rank)
         _strip(line, labelled, noded)
-        line.at = _time(line.text)
+        if line.at is None:
+            _set_time(line, line.text)
         line.form = state.form(line)
         log.lines.append(line)
     return log
@@ -145,6 +151,8 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
     """Take the prefixes off a line, and keep what they say."""
     text = line.text
     if text.startswith('{"log":') and len(text) < MAX_LINE:
+        if match := _DOCKER_TIME.search(text):
+            _set_time(line, match[1])
         text = _docker(text)
     local = None
     for _ in range(5):
@@ -158,7 +166,9 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
             line.rank = int(match[1])
         elif match := _RAY.match(text):
             line.node = match[2] or line.node
-        elif (match := _CRI.match(text)) or (match := _POD.match(text)) or (match := _LEVEL.match(text)):
+        elif match := _CRI.match(text):
+            _set_time(line, match[0])
+        elif (match := _POD.match(text)) or (match := _LEVEL.match(text)):
             pass
         elif labelled and (match := _LABEL.match(text)):
             line.rank, labelled = int(match[1]), False
@@ -181,31 +191,40 @@ def _docker(text: str) -> str:
     return clean(inner.encode()) if isinstance(inner, str) else text
 
 
-def _time(text: str) -> float | None:
-    """Return the seconds of the year that a line's time stands for: years differ between forms of logs."""
+def _set_time(line: Line, text: str) -> None:
+    """Set the time that a text stands for: the seconds of the year, and the date where it has a year."""
     head = text[:120]
+    offset = 0
     if match := _ISO.search(head):
-        _, month, day, hour, minute, second, part = match.groups()
+        year, *rest, part = match.groups()
+        if zone := _OFFSET.match(head, match.end()):
+            offset = (int(zone[2]) * 3600 + int(zone[3]) * 60) * (-1 if zone[1] == "-" else 1) if zone[1] else 0
     elif match := _GLOG.search(head):
-        month, day, hour, minute, second, part = match.groups()
+        year, (*rest, part) = None, match.groups()
+    elif (match := _DMESG.match(head)) and match[1] in _MONTHS:
+        year, part = match[6], "0"
+        rest = [str(_MONTHS.index(match[1]) + 1), *match.groups()[1:5]]
     else:
-        return None
-    days = (int(month) - 1) * 31 + int(day)
-    return days * 86400.0 + int(hour) * 3600 + int(minute) * 60 + int(second) + float(f"0.{part or 0}")
+        return
+    month, day, hour, minute, second = map(int, rest)
+    fraction = float(f"0.{part or 0}")
+    if year is not None:
+        try:
+            time = datetime(int(year), month, day, hour, minute, second, tzinfo=UTC) - timedelta(seconds=offset)
+            line.ms = round((time.timestamp() + fraction) * 1000)
+            month, day, hour, minute, second = time.month, time.day, time.hour, time.minute, time.second
+        except (ValueError, OverflowError):
+            pass  # such as a 31st of February: it orders lines, and dates none
+    line.at = ((month - 1) * 31 + day) * 86400.0 + hour * 3600 + minute * 60 + second + fraction
 
 
 def last_time_ms(logs: Iterable[Log]) -> int | None:
-    """Return the last time with a year that logs name, taken as UTC: milliseconds since the epoch."""
-    found: list[int] = []
-    for log in logs:
-        for line in log.lines[-200:]:
-            if match := _ISO.search(line.text[:120]):
-                try:
-                    time = datetime(*map(int, match.groups()[:6]), tzinfo=UTC)  # type: ignore[arg-type, misc]
-                except ValueError:
-                    continue  # such as a 31st of February
-                found.append(round(time.timestamp() * 1000))
-    return max(found, default=None)
+    """Return the last time with a year that logs name, without an offset taken as UTC: ms since the epoch.
+
+    Lines of the kernel do not count: its log goes on after a job.
+    """
+    of_jobs = (line for log in logs for line in log.lines[-200:] if line.form is not Form.KERNEL)
+    return max((line.ms for line in of_jobs if line.ms is not None), default=None)
 
 
 class _Tracebacks:
