@@ -35,7 +35,9 @@ _NODE = re.compile(r"([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20}): ")
 _STARTS = frozenset("[( 0123456789ECF")  # of all prefixes but a node's name
 _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _OFFSET = re.compile(r" ?(?:Z\b|([+-])(0\d|1[0-4]):?([0-5]\d)\b)")
-_DMESG = re.compile(r"\[?(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: (\d{4})\])?")
+_DMESG = re.compile(
+    r"\[?(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: (\d{4})\])?"
+)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _DOCKER_TIME = re.compile(r'"time": ?"([^"]{19,40})"')
 _GLOG = re.compile(r"\b[IWEFV]?(\d{2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
@@ -57,6 +59,7 @@ _EXCEPTION = re.compile(
     r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|NotMet|Died|Killed|Failure|Lost|ProcessRaised"
     r"|OutOfMemory|NotFound|StopIteration)\w{0,20})(?:: |:$|$|\()"
 )
+_UNLISTED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}([A-Z]\w*[a-z]\w*)(?:: |:?$)")  # after a traceback's frames only
 _PROGRESS = re.compile(
     r"\b(?:step|iter(?:ation)?|epoch|global_step|batch)[ =:/#\[]{0,4}\d+.{0,200}?"
     r"(?:loss|lr|it/s|tokens|grad|ms|%|elapsed|acc)|\d+/\d+ \[\d\d:\d\d.{0,40}(?:it/s|s/it)",
@@ -133,7 +136,7 @@ def read_log(name: str, data: bytes, cut: bool = False, rank: int | None = None)
         line = Line(text, number, name, rank)
         _strip(line, labelled, noded)
         if line.at is None:
-            _set_time(line, line.text)
+            set_time(line, line.text)
         line.form = state.form(line)
         log.lines.append(line)
     return log
@@ -151,9 +154,7 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
     """Take the prefixes off a line, and keep what they say."""
     text = line.text
     if text.startswith('{"log":') and len(text) < MAX_LINE:
-        if match := _DOCKER_TIME.search(text):
-            _set_time(line, match[1])
-        text = _docker(text)
+        text = _docker(line, text)
     local = None
     for _ in range(5):
         if text[:1] not in _STARTS and not noded:
@@ -166,9 +167,7 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
             line.rank = int(match[1])
         elif match := _RAY.match(text):
             line.node = match[2] or line.node
-        elif match := _CRI.match(text):
-            _set_time(line, match[0])
-        elif (match := _POD.match(text)) or (match := _LEVEL.match(text)):
+        elif match := _unranked(line, text):
             pass
         elif labelled and (match := _LABEL.match(text)):
             line.rank, labelled = int(match[1]), False
@@ -182,7 +181,16 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
     line.text = text
 
 
-def _docker(text: str) -> str:
+def _unranked(line: Line, text: str) -> re.Match[str] | None:
+    """Return the match of a prefix that names no rank; a container's has the time."""
+    if match := _CRI.match(text):
+        set_time(line, match[0])
+    return match or _POD.match(text) or _LEVEL.match(text)
+
+
+def _docker(line: Line, text: str) -> str:
+    if match := _DOCKER_TIME.search(text):
+        set_time(line, match[1])
     try:
         found = json.loads(text)
     except ValueError:
@@ -191,7 +199,7 @@ def _docker(text: str) -> str:
     return clean(inner.encode()) if isinstance(inner, str) else text
 
 
-def _set_time(line: Line, text: str) -> None:
+def set_time(line: Line, text: str) -> None:
     """Set the time that a text stands for: the seconds of the year, and the date where it has a year."""
     head = text[:120]
     offset = 0
@@ -232,8 +240,17 @@ class _Tracebacks:
 
     def __init__(self) -> None:
         self._open: dict[int | None, int] = {}  # rank -> lines since it began
+        self._frames: set[int | None] = set()  # ranks whose last line was one of a traceback's frames
 
     def form(self, line: Line) -> Form:
+        framed = line.rank in self._frames
+        self._frames.discard(line.rank)
+        form = self._form(line, framed)
+        if line.rank in self._open and line.text.startswith("  "):
+            self._frames.add(line.rank)
+        return form
+
+    def _form(self, line: Line, framed: bool) -> Form:
         text = line.text
         if match := _NCCL.match(text):
             line.node, line.gpu = line.node or match[1], int(match[2])
@@ -251,7 +268,7 @@ class _Tracebacks:
             self._open[line.rank] += 1
             if self._open[line.rank] > 400:
                 del self._open[line.rank]
-            elif not text.startswith((" ", "\t")) and _EXCEPTION.match(text):
+            elif not text.startswith((" ", "\t")) and (_EXCEPTION.match(text) or (framed and _UNLISTED.match(text))):
                 del self._open[line.rank]
                 return Form.EXCEPTION
         if quiet or (_HANDLED.search(text[:200]) and "Watchdog caught" not in text and not text.startswith("Caught ")):
@@ -266,7 +283,7 @@ def is_progress(line: Line) -> bool:
 
 def exception_name(line: Line) -> str:
     """Return the exception's class that a line names, without its module."""
-    match = _EXCEPTION.match(line.text)
+    match = _EXCEPTION.match(line.text) or (_UNLISTED.match(line.text) if line.form is Form.EXCEPTION else None)
     return match[1] if match else ""
 
 
