@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from drover_core.jobs.flight import Dump, DumpError, looks_like_dump, rank_of, read_dump
@@ -11,18 +11,32 @@ from drover_core.jobs.lines import Log, ranks_of_names, read_log
 from drover_core.jobs.model import Fault, HardwareEvent, Place
 from drover_core.jobs.texts import looks_like_inspector, looks_like_ras, read_inspector, read_ras
 
+MAX_LINES = 500_000  # of all logs
+LEAST_LINES = 20
+
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file of a job. `cut`: `data` is its tail only."""
+    """A file of a job. `cut`: `data` is its tail only. `problem`: there is no data."""
 
     name: str
     data: bytes
     cut: bool = False
+    problem: str = ""  # why it was not read
+
+
+def fair_share(wanted: Sequence[int], most: int) -> int:
+    """Return the largest share that each may have so that all together have at most `most`: small ones leave more."""
+    left = most
+    for number, each in enumerate(ordered := sorted(wanted)):
+        if each * (len(ordered) - number) > left:
+            return left // (len(ordered) - number)
+        left -= each
+    return max(most, 1)
 
 
 def gather(
-    files: Sequence[File],
+    files: Iterable[File],
     events: Sequence[HardwareEvent] = (),
     exit_code: int | None = None,
     ended_ms: int | None = None,
@@ -35,6 +49,9 @@ def gather(
     places: dict[int, Place] = {}
     texts: list[File] = []
     for file in files:
+        if file.problem:
+            notes.append(f"{file.name}: {file.problem}; left out")
+            continue
         head = file.data[:4096]
         text = head.decode("utf-8", "replace")
         if looks_like_dump(head) or (not file.data and "trace" in file.name and rank_of(file.name) is not None):
@@ -53,13 +70,23 @@ def gather(
         found, where = read_inspector(inspected)
         faults += found
         places |= where
-    named = ranks_of_names([file.name for file in texts])
-    logs: list[Log] = []
-    for file in texts:
-        logs.append(read_log(file.name, file.data, file.cut, named.get(file.name)))
-        if file.cut:
-            notes.append(f"{file.name}: only its last {len(file.data) / 2**20:.3g} MiB were read")
+    logs = _read_logs(texts, notes)
     return Evidence(logs, dumps, faults, places, events, exit_code, ended_ms, notes)
+
+
+def _read_logs(texts: list[File], notes: list[str]) -> list[Log]:
+    """Return the logs' last lines, MAX_LINES in all: a line of two bytes takes hundreds in memory."""
+    named = ranks_of_names([file.name for file in texts])
+    counts = [file.data.count(b"\n") + 1 for file in texts]
+    most = max(LEAST_LINES, fair_share(counts, MAX_LINES))
+    logs = []
+    for file, count in zip(texts, counts, strict=True):
+        logs.append(read_log(file.name, file.data, file.cut, named.get(file.name), most))
+        if count > most:
+            notes.append(f"{file.name}: only its last {most:,} lines were read")
+        elif file.cut:
+            notes.append(f"{file.name}: only its last {len(file.data) / 2**20:.3g} MiB were read")
+    return logs
 
 
 def _add_dump(file: File, dumps: dict[int, Dump], notes: list[str]) -> None:

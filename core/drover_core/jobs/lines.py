@@ -121,14 +121,15 @@ def clean(raw: bytes) -> str:
     return text
 
 
-def read_log(name: str, data: bytes, cut: bool = False, rank: int | None = None) -> Log:
-    """Return the lines of a file's tail. `rank`: the rank whose file it is."""
+def read_log(name: str, data: bytes, cut: bool = False, rank: int | None = None, most: int = 1 << 30) -> Log:
+    """Return the lines of a file's tail, the last `most`. `rank`: the rank whose file it is."""
     log = Log(name, cut=cut)
-    raw = data.split(b"\n")
-    if cut and len(raw) > 1:
-        raw = raw[1:]  # the first line is not whole
+    raw = data.rsplit(b"\n", most)
+    if len(raw) > most or (cut and len(raw) > 1):
+        raw = raw[1:]  # not read; or the first line of a tail, which is not whole
+    first = data.count(b"\n") + (1 if cut else 2) - len(raw)
     log.binary = data[:8192].count(0) > 64
-    texts = [(number, text) for number, part in enumerate(raw, 1) if (text := clean(part)).strip()]
+    texts = [(number, text) for number, part in enumerate(raw, max(first, 1)) if (text := clean(part)).strip()]
     labelled = _majority(texts, _LABEL)
     noded = not labelled and _majority(texts, _NODE)
     state = _Tracebacks()
