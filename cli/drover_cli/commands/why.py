@@ -130,9 +130,10 @@ def _paths(given: list[Path]) -> list[_Found]:
     """Return all files that were given: folders are walked, links in them are not followed."""
     found: list[_Found] = []
     for path in given:
-        if os.path.isdir(path):
+        mode = _mode(path)
+        if stat.S_ISDIR(mode):
             found += sorted(_walk(path, MAX_FILES - len(found)), key=lambda each: each.path)
-        elif os.path.isfile(path):
+        elif stat.S_ISREG(mode):
             found.append(_Found(str(path), path))
         else:
             raise CliError(f"{visible(str(path))}: there is no such file or folder, or it is no regular file")
@@ -141,6 +142,14 @@ def _paths(given: list[Path]) -> list[_Found]:
     if not found:
         raise CliError("no file to read: the folder is empty, or has weights and archives only")
     return found
+
+
+def _mode(path: Path, links: bool = True) -> int:
+    """Return the kind of a file, 0 where there is none or its folder is closed. `links`: follow them."""
+    try:
+        return path.stat(follow_symlinks=links).st_mode
+    except (OSError, ValueError):
+        return 0
 
 
 def _walk(folder: Path, most: int) -> list[_Found]:
@@ -154,7 +163,7 @@ def _walk(folder: Path, most: int) -> list[_Found]:
     for at, _, names in os.walk(folder, onerror=unreadable):
         for name in names:
             path = Path(at, name)
-            if path.suffix not in SKIPPED and not os.path.islink(path) and os.path.isfile(path):
+            if path.suffix not in SKIPPED and stat.S_ISREG(_mode(path, links=False)):
                 found.append(_Found(str(path.relative_to(folder)), path))
             if len(found) > most:
                 return found
