@@ -168,8 +168,11 @@ def test_what_is_read_of_all_files_is_bounded(
         (tmp_path / f"t_{rank}.json").write_bytes(dump)
         (tmp_path / f"brace_{rank}.log").write_bytes(b"{\n" + b"a\n" * 500_000 + b"KeyError: 'x'\n")
     (tmp_path / "small.log").write_text("one\ntwo\n")
+    monkeypatch.setattr(files, "MAX_VALUES", 100)
+    (tmp_path / "t_2.json").write_text(json.dumps({"entries": [{"profiling_name": "x", "process_group": [""]}] * 3}))
     assert main(["why", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
+    assert "t_2.json: all dumps together hold too much" in shown
     assert "t_1.json: it is larger than 64 MiB, or all dumps than 1 MiB" in shown and "t_0.json" not in shown
     assert "brace_0.log: only its last 498 lines were read" in shown and "small.log" not in shown
     assert shown.count("KeyError: 'x'") == 3  # the sentence, and both logs

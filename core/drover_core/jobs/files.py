@@ -13,6 +13,9 @@ from drover_core.jobs.texts import looks_like_inspector, looks_like_ras, read_in
 
 MAX_LINES = 500_000  # of all logs
 LEAST_LINES = 20
+MAX_VALUES = 60_000_000  # of all dumps, of eight bytes each
+OPERATION = 40  # what one operation takes, in values
+MAX_INSPECTED = 128 << 20  # bytes of NCCL Inspector's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,10 @@ def gather(
             faults += found
             places |= where
         elif looks_like_inspector(text):
-            inspected.append(file.data)
+            if sum(map(len, inspected)) + len(file.data) > MAX_INSPECTED:
+                notes.append(f"{file.name}: more than {MAX_INSPECTED >> 20} MiB of NCCL Inspector's files; left out")
+            else:
+                inspected.append(file.data)
         elif head.count(0) > 64:
             notes.append(f"{file.name}: it is neither text nor a dump; left out")
         elif file.data:
@@ -89,6 +95,10 @@ def _read_logs(texts: list[File], notes: list[str]) -> list[Log]:
     return logs
 
 
+def _weight(dump: Dump) -> int:
+    return dump.values + OPERATION * len(dump.operations)
+
+
 def _add_dump(file: File, dumps: dict[int, Dump], notes: list[str]) -> None:
     if file.cut:
         notes.append(f"{file.name}: it is too large for a dump; left out")
@@ -97,6 +107,9 @@ def _add_dump(file: File, dumps: dict[int, Dump], notes: list[str]) -> None:
         dump = read_dump(file.name, file.data)
     except DumpError as error:
         notes.append(f"{file.name}: {error}; left out")
+        return
+    if sum(map(_weight, dumps.values())) + _weight(dump) > MAX_VALUES:
+        notes.append(f"{file.name}: all dumps together hold too much; left out")
         return
     if dump.rank in dumps:
         notes.append(f"{file.name}: rank {dump.rank} has another dump already; left out")

@@ -55,6 +55,7 @@ class Dump:
     operations: list[Operation] = field(default_factory=list)
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name -> the ranks in it
     source: str = ""
+    values: int = 0  # sizes, types and ranks in it
 
 
 def looks_like_dump(head: bytes) -> bool:
@@ -108,6 +109,7 @@ def _dump(rank: int, name: str, found: dict[Any, Any]) -> Dump:
             if values > MAX_VALUES:
                 raise DumpError(f"it expands to more than {MAX_VALUES:,} sizes")
             dump.operations.append(operation)
+    dump.values = values + sum(map(len, dump.groups.values()))
     return dump
 
 

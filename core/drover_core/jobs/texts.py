@@ -67,7 +67,7 @@ class _Ras:
             self._within = int(match[2] or 0)
             if self._operation and int(match[1]) > self.usual.get(self._operation, (0, 0))[0]:
                 self.usual[self._operation] = int(match[1]), self._within
-        elif match := _RAS_PROCESS.match(text):
+        elif (match := _RAS_PROCESS.match(text)) and len(self.faults) < 10_000:
             words = f"NCCL RAS: process {match[1]} on node {match[2]}, GPU {match[3]}, does not answer"
             self.faults.append(Fault("missing", (), "", None, "", words, 0.7))
         elif match := _RAS_RANK.match(text):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from drover_core.jobs.files import File, gather
+from drover_core.jobs.files import File, fair_share, gather
 from drover_core.jobs.judge import Evidence, judge
 from drover_core.jobs.model import Failure, HardwareEvent, Verdict
 
@@ -236,6 +236,12 @@ def test_which_words_say_that_a_job_ended(text: str, ended: bool) -> None:
 def test_reports_of_many_tasks_are_bounded() -> None:
     verdict = why("srun: error: n1: tasks 0-4095: Exited with exit code 1\n" * 100)
     assert len(verdict.ranks) == 4096 and any("reports of ended tasks were left out" in note for note in verdict.notes)
+
+
+def test_small_files_leave_their_share_to_large_ones() -> None:
+    assert fair_share([10, 100, 100], 110) == 50
+    assert fair_share([10, 20], 100) == 100
+    assert fair_share([], 100) == 100 and fair_share([5, 5], 3) == 1
 
 
 def test_hostile_logs_are_bounded_and_never_shown_raw() -> None:
