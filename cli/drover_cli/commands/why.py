@@ -27,7 +27,7 @@ MAX_FILES = 16_384
 TAIL_MIB = 8
 DUMP_MIB = 64
 ALL_MIB = 256  # of logs
-DUMPS_MIB = 512  # all of them
+DUMPS_MIB = 2048  # all of them
 EVENTS_MIB = 64
 SKIPPED = frozenset({".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".npy", ".parquet", ".gz", ".xz", ".zst", ".zip"})
 

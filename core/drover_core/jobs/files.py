@@ -13,7 +13,7 @@ from drover_core.jobs.texts import looks_like_inspector, looks_like_ras, read_in
 
 MAX_LINES = 500_000  # of all logs
 LEAST_LINES = 20
-MAX_VALUES = 60_000_000  # of all dumps, of eight bytes each
+MAX_VALUES = 120_000_000  # of all dumps, of eight bytes each: some 1,100 ranks with 2,000 entries
 OPERATION = 40  # what one operation takes, in values
 MAX_INSPECTED = 128 << 20  # bytes of NCCL Inspector's files
 
@@ -46,25 +46,28 @@ def gather(
 ) -> Evidence:  # fmt: skip
     """Return the evidence that files hold. What cannot be read is said in its notes."""
     notes: list[str] = []
-    dumps: dict[int, Dump] = {}
+    dumps = _Dumps(notes)
     inspected: list[bytes] = []
+    room = MAX_INSPECTED
     faults: list[Fault] = []
     places: dict[int, Place] = {}
     texts: list[File] = []
     for file in files:
         if file.problem:
             notes.append(f"{file.name}: {file.problem}; left out")
+            dumps.skip(file.name)
             continue
         head = file.data[:4096]
         text = head.decode("utf-8", "replace")
         if looks_like_dump(head) or (not file.data and "trace" in file.name and rank_of(file.name) is not None):
-            _add_dump(file, dumps, notes)
+            dumps.add(file)
         elif looks_like_ras(text):
             found, where = read_ras(file.data)
             faults += found
             places |= where
         elif looks_like_inspector(text):
-            if sum(map(len, inspected)) + len(file.data) > MAX_INSPECTED:
+            room -= len(file.data)
+            if room < 0:
                 notes.append(f"{file.name}: more than {MAX_INSPECTED >> 20} MiB of NCCL Inspector's files; left out")
             else:
                 inspected.append(file.data)
@@ -77,7 +80,9 @@ def gather(
         faults += found
         places |= where
     logs = _read_logs(texts, notes)
-    return Evidence(logs, dumps, faults, places, events, exit_code, ended_ms, notes)
+    return Evidence(
+        logs, dumps.of_ranks, faults, places, events, exit_code, ended_ms, notes, frozenset(dumps.skipped - dumps.of_ranks.keys())
+    )  # fmt: skip
 
 
 def _read_logs(texts: list[File], notes: list[str]) -> list[Log]:
@@ -95,23 +100,38 @@ def _read_logs(texts: list[File], notes: list[str]) -> list[Log]:
     return logs
 
 
-def _weight(dump: Dump) -> int:
-    return dump.values + OPERATION * len(dump.operations)
+class _Dumps:
+    """The ranks' dumps. All together hold at most MAX_VALUES."""
 
+    def __init__(self, notes: list[str]) -> None:
+        self.of_ranks: dict[int, Dump] = {}
+        self.skipped: set[int] = set()  # ranks that left a dump which is not read: they are not silent
+        self._notes = notes
+        self._room = MAX_VALUES
 
-def _add_dump(file: File, dumps: dict[int, Dump], notes: list[str]) -> None:
-    if file.cut:
-        notes.append(f"{file.name}: it is too large for a dump; left out")
-        return
-    try:
-        dump = read_dump(file.name, file.data)
-    except DumpError as error:
-        notes.append(f"{file.name}: {error}; left out")
-        return
-    if sum(map(_weight, dumps.values())) + _weight(dump) > MAX_VALUES:
-        notes.append(f"{file.name}: all dumps together hold too much; left out")
-        return
-    if dump.rank in dumps:
-        notes.append(f"{file.name}: rank {dump.rank} has another dump already; left out")
-        return
-    dumps[dump.rank] = dump
+    def skip(self, name: str) -> None:
+        if (rank := rank_of(name)) is not None:
+            self.skipped.add(rank)
+
+    def add(self, file: File) -> None:
+        if why := self._add(file):
+            self._notes.append(f"{file.name}: {why}; left out")
+
+    def _add(self, file: File) -> str:
+        """Keep a file's dump, or return why not."""
+        if file.cut:
+            self.skip(file.name)
+            return "it is too large for a dump"
+        try:
+            dump = read_dump(file.name, file.data)
+        except DumpError as error:
+            return str(error)
+        if dump.rank in self.of_ranks:
+            return f"rank {dump.rank} has another dump already"
+        weight = dump.values + OPERATION * len(dump.operations)
+        if weight > self._room:
+            self.skip(file.name)
+            return "all dumps together hold too much"
+        self._room -= weight
+        self.of_ranks[dump.rank] = dump
+        return ""

@@ -60,6 +60,7 @@ class Evidence:
     exit_code: int | None = None  # of the job; below 0 or above 128: a signal
     ended_ms: int | None = None  # None: the last time that the logs name
     notes: Sequence[str] = ()
+    skipped: frozenset[int] = frozenset()  # ranks that left a dump which was not read
 
 
 @dataclass(slots=True)
@@ -172,7 +173,7 @@ def _faults(evidence: Evidence, lines: Sequence[Line], ends: Ends) -> list[Fault
     found = list(evidence.faults)
     world = set(ends.ranks)
     if evidence.dumps:
-        found += collectives.find_faults(evidence.dumps, world)
+        found += collectives.find_faults(evidence.dumps, world, evidence.skipped)
         ends.ranks |= set(evidence.dumps)
         for dump in evidence.dumps.values():
             for members in dump.groups.values():

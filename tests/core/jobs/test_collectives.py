@@ -83,6 +83,7 @@ def test_a_rank_without_a_dump_is_named_when_all_others_wait_at_one_place() -> N
     dumps = {r: dump(r, [*done(5), entry(6, state="started")]) for r in (0, 1, 3)}
     (fault,) = find_faults(dumps)
     assert (fault.what, fault.ranks) == ("silent", (2,)) and 0.5 < fault.confidence < 0.9
+    assert find_faults(dumps, (), frozenset({2})) == []  # it left one, which was too large to read
     healthy = {r: dump(r, done(6)) for r in (0, 1, 3)}
     assert find_faults(healthy) == []
 
