@@ -80,8 +80,9 @@ def gather(
         faults += found
         places |= where
     logs = _read_logs(texts, notes)
+    skipped = frozenset(dumps.skipped - dumps.of_ranks.keys())
     return Evidence(
-        logs, dumps.of_ranks, faults, places, events, exit_code, ended_ms, notes, frozenset(dumps.skipped - dumps.of_ranks.keys())
+        logs, dumps.of_ranks, faults, places, events, exit_code, ended_ms, notes, skipped,
     )  # fmt: skip
 
 
