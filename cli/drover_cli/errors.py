@@ -9,6 +9,11 @@ CliError                bad input: exit code 2
 from __future__ import annotations
 
 
+def visible(text: str) -> str:
+    """Return a text whose control characters are written out (`\\x1b`): a file's name must not steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class CliError(Exception):
     """What is wrong and what to do about it, in one line."""
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from drover_cli.commands import NAMES, commands
-from drover_cli.errors import CliError
+from drover_cli.errors import CliError, visible
 from drover_core import interrupts
 
 
@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise CliError(f"{args.command} takes no {rest[0]!r}; `drover {args.command} --help` lists what it takes")
         return int(args.run(args))
     except CliError as error:
-        print(f"drover: {error}", file=sys.stderr)
+        lines = map(visible, str(error).split("\n"))
+        print("drover: " + "\n".join(lines), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("drover: interrupted", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,12 +71,23 @@ def test_errors_of_nodes_from_a_case(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["."], "no file to read"),
         (["/dev/null", "--signal", "FOO"], "there is no such"),
         ([".", "--tail", "0"], "give 1 to 256 MiB"),
+        (["/dev/null", "--signal", "\u00b2"], "there is no such"),
+        (["a.log", "--signal", "\u00b2"], "there is no such signal"),
+        (["a.log", "--exit", "256"], "an exit code is 0 to 255"),
+        (["a.log", "--exit", "-9"], "an exit code is 0 to 255"),
+        (["a.log", "--events", "/dev/zero"], "it is no regular file"),
+        (["a.log", "--events", "fifo"], "it is no regular file"),
+        (["a\x1b]0;x\x07\nb"], r"a\x1b]0;x\x07\nb: there is no such"),
+        (["a.log", "--signal", "\x1b[31m"], r"--signal \x1b[31m"),
     ],
 )
 def test_bad_input_is_one_line(
     words: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "a.log" in words:
+        Path("a.log").write_text("step 1 loss 2\n")
+        os.mkfifo("fifo")
     assert main(["why", *words]) == 2
     shown = capsys.readouterr().err
     assert error in shown and shown.count("\n") == 1
@@ -102,3 +114,65 @@ def test_links_out_of_a_folder_are_not_followed(job: Path, capsys: pytest.Captur
     (job / "link.log").symlink_to(secret)
     assert main(["why", str(job), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["failure"] == "program"
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_read(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root can read all, so the system's refusals are put in its place."""
+    (job / "secret.log").write_text("x\n")
+    (job / "closed").mkdir()
+    really_open, really_scan = Path.open, os.scandir
+
+    def refuse_open(path: Path, *args: Any, **more: Any) -> Any:
+        if path.name == "secret.log":
+            raise PermissionError(13, "Permission denied", str(path))
+        return really_open(path, *args, **more)
+
+    def refuse_scan(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return really_scan(path)
+
+    monkeypatch.setattr(Path, "open", refuse_open)
+    monkeypatch.setattr(os, "scandir", refuse_scan)
+    assert main(["why", str(job)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("the program failed on rank 1")
+    assert "secret.log: it cannot be read (Permission denied)" in shown
+    assert "closed: it cannot be read (Permission denied)" in shown
+    assert main(["why", str(job / "secret.log")]) == 2
+    assert "nothing else could be read" in capsys.readouterr().err
+
+
+def test_a_bad_dump_is_not_the_end(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = '{"profiling_name": "nccl:x", "process_group": ["0"], "collective_seq_id": "\u00b2"}'
+    groups = '{"0": {"ranks": ["abc", 1000000000000]}}'
+    (job / "t_1.json").write_text(f'{{"pg_config": {groups}, "entries": [{entry}]}}')
+    (job / "t_2.json").write_text('{"entries": [' + "[" * 100_000)
+    assert main(["why", str(job)]) == 0
+    assert "t_2.json: it is no JSON" in capsys.readouterr().out
+
+
+def test_what_is_read_of_all_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from drover_cli.commands import why
+    from drover_core.jobs import files
+
+    monkeypatch.setattr(why, "DUMPS_MIB", 1)
+    monkeypatch.setattr(why, "ALL_MIB", 1)
+    monkeypatch.setattr(files, "MAX_LINES", 1000)
+    dump = b'{"entries": [], "x": "' + b"a" * 700_000 + b'"}'
+    for rank in range(2):
+        (tmp_path / f"t_{rank}.json").write_bytes(dump)
+        (tmp_path / f"brace_{rank}.log").write_bytes(b"{\n" + b"a\n" * 500_000 + b"KeyError: 'x'\n")
+    (tmp_path / "small.log").write_text("one\ntwo\n")
+    monkeypatch.setattr(files, "MAX_VALUES", 100)
+    (tmp_path / "t_2.json").write_text(json.dumps({"entries": [{"profiling_name": "x", "process_group": [""]}] * 3}))
+    assert main(["why", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "t_2.json: all dumps together hold too much" in shown
+    assert "t_1.json: it is larger than 64 MiB, or all dumps than 1 MiB" in shown and "t_0.json" not in shown
+    assert "brace_0.log: only its last 498 lines were read" in shown and "small.log" not in shown
+    assert shown.count("KeyError: 'x'") == 3  # the sentence, and both logs

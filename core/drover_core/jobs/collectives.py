@@ -22,8 +22,13 @@ LAST_MS = 10.0  # in the median, after the rank before it
 MAX_FAULTS = 16
 
 
-def find_faults(dumps: Mapping[int, Dump], world: Iterable[int] = ()) -> list[Fault]:
-    """Return the first fault of each group, the earliest first. `world`: ranks that are known otherwise."""
+def find_faults(
+    dumps: Mapping[int, Dump], world: Iterable[int] = (), skipped: frozenset[int] = frozenset()
+) -> list[Fault]:
+    """Return the first fault of each group, the earliest first.
+
+    `world`: ranks that are known otherwise; `skipped`: those of them whose dumps were not read.
+    """
     groups: dict[str, dict[int, dict[int, Operation]]] = {}
     for rank, dump in dumps.items():
         for each in dump.operations:
@@ -31,7 +36,7 @@ def find_faults(dumps: Mapping[int, Dump], world: Iterable[int] = ()) -> list[Fa
                 groups.setdefault(each.group, {}).setdefault(rank, {}).setdefault(each.sequence, each)
     found: list[tuple[int, Fault]] = []
     for name, of_ranks in groups.items():
-        members = _members(name, dumps, of_ranks, world)
+        members = _members(name, dumps, of_ranks, world) - skipped
         if fault := _first_fault(name, members, of_ranks, dumps):
             when = min((ops[max(ops)].created_ns for ops in of_ranks.values()), default=0)
             found.append((when, fault))
@@ -57,7 +62,8 @@ def _first_fault(
         return None
     begin = max(min(ops) for ops in with_ops.values())
     end = max(max(ops) for ops in with_ops.values())
-    for sequence in range(begin, end + 1):
+    seen = {n for ops in with_ops.values() for n in ops if begin <= n <= end}
+    for sequence in sorted(seen):  # a hostile dump has 0 and 2**62
         at = {rank: ops[sequence] for rank, ops in with_ops.items() if sequence in ops}
         if fault := _mismatch(name, sequence, at, with_ops):
             return fault

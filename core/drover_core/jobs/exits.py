@@ -23,6 +23,7 @@ _CODE = re.compile(r" *exitcode +: (-?\d{1,4}) \(pid: \d+\)")
 _MPI = re.compile(r"process rank (\d{1,6}) with PID \d+ on node (\S{1,80}) exited on signal (\d{1,2})")
 _SPAWN = re.compile(r"process (\d{1,6}) terminated with (?:signal (SIG\w{2,8})|exit code (\d{1,3}))")
 _SPAWNED = re.compile(r"-- Process (\d{1,6}) terminated with the following error")
+_LIGHTNING = re.compile(r"\[rank: (\d{1,6})\] Child process with PID \d{1,10} terminated with code (-?\d{1,3})\b")
 _RETURN = re.compile(r"exits with return code = (-?\d{1,3})")
 _SHELL = re.compile(
     r"(?:^|: |\d )(Killed|Segmentation fault|Aborted|Bus error|Terminated)(?: +\(core dumped\)| {2,}|$)"
@@ -34,7 +35,10 @@ _SAYS_NODE = re.compile(
     re.I,
 )
 _NCCL_RANK = re.compile(r"\brank (\d{1,6}) nranks \d+ cudaDev (\d{1,3})")
-_ENDING = re.compile(r"Job step aborted|CANCELLED AT |closing signal SIG|Force Terminated|sigkill_handler")
+_ENDING = re.compile(
+    r"Job step aborted|CANCELLED AT |closing signal SIG|Force Terminated|sigkill_handler"
+    r"|Forcefully terminating all other processes"
+)
 _ANY = re.compile(
     r"srun|exit|Exit| host +:|rank|Rank|RANK|signal|terminated|Killed|Segmentation|Aborted|Bus error|Terminated"
     r"|Root Cause|Failures:|aborted|CANCELLED|sigkill"
@@ -43,6 +47,7 @@ WORDS = {
     "Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Bus error": 7, "Terminated": 15, "Out Of Memory": 9,
     "Floating point exception": 8, "Illegal instruction": 4,
 }  # fmt: skip
+MAX_EXITS = 50_000
 CRASHES = frozenset({4, 6, 7, 8, 11})
 
 
@@ -70,6 +75,14 @@ class Ends:
     exits: list[Exit] = field(default_factory=list)
     places: dict[int, Place] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
+    left_out: int = 0  # ends over MAX_EXITS
+
+    def add(self, end: Exit) -> None:
+        """Keep an end; the first MAX_EXITS only, for one line of srun can name thousands."""
+        if len(self.exits) < MAX_EXITS:
+            self.exits.append(end)
+        else:
+            self.left_out += 1
 
     @property
     def first(self) -> Exit | None:
@@ -125,7 +138,7 @@ class _Report:
             ends.places[self._rank] = Place(host, int(match[2]))
             ends.ranks.add(self._rank)
         elif (match := _CODE.match(text)) and self._rank >= 0:
-            ends.exits.append(Exit(self._rank, int(match[1]), line, self._root))
+            ends.add(Exit(self._rank, int(match[1]), line, self._root))
 
 
 def _srun(line: Line, ends: Ends, ending: bool) -> None:
@@ -133,8 +146,11 @@ def _srun(line: Line, ends: Ends, ending: bool) -> None:
     if match is None:
         return
     code = int(match[3]) if match[3] else -WORDS.get((match[4] or "").partition(" (")[0].strip(), 0)
+    if len(ends.exits) >= MAX_EXITS:
+        ends.left_out += 1
+        return
     for rank in _tasks(match[2]):
-        ends.exits.append(Exit(rank, code, line, not ending))
+        ends.add(Exit(rank, code, line, not ending))
         ends.places[rank] = Place(match[1], ends.places.get(rank, Place()).gpu)
         ends.ranks.add(rank)
 
@@ -144,8 +160,8 @@ def _tasks(text: str) -> list[int]:
     found: list[int] = []
     for part in text.strip("[]").split(","):
         low, _, high = part.strip("[]").partition("-")
-        if low.isdigit() and len(low) < 7:
-            last = int(high) if high.isdigit() and len(high) < 7 else int(low)
+        if low.isdecimal() and len(low) < 7:
+            last = int(high) if high.isdecimal() and len(high) < 7 else int(low)
             found += range(int(low), min(last, int(low) + 4096) + 1)
     return found[:4096]
 
@@ -153,20 +169,24 @@ def _tasks(text: str) -> list[int]:
 def _others(line: Line, ends: Ends, ending: bool) -> None:
     text = line.text
     if match := _MPI.search(text):
-        ends.exits.append(Exit(int(match[1]), -int(match[3]), line, not ending))
+        ends.add(Exit(int(match[1]), -int(match[3]), line, not ending))
         ends.places[int(match[1])] = Place(match[2])
     elif match := _SPAWN.search(text):
         number = getattr(signals, match[2], 0) if match[2] else 0
-        ends.exits.append(Exit(int(match[1]), -int(number) if match[2] else int(match[3]), line, True))
+        ends.add(Exit(int(match[1]), -int(number) if match[2] else int(match[3]), line, True))
     elif match := _SPAWNED.search(text):
-        ends.exits.append(Exit(int(match[1]), 1, line, True))
+        ends.add(Exit(int(match[1]), 1, line, True))
     elif match := _RETURN.search(text):
-        ends.exits.append(Exit(None, int(match[1]), line, not ending))
+        # DeepSpeed ends the others first, then reports the one that it had found dead: launcher/launch.py
+        ends.add(Exit(None, int(match[1]), line, True))
+    elif match := _LIGHTNING.search(text):
+        ends.add(Exit(int(match[1]), int(match[2]), line, not ending))
+        ends.ranks.add(int(match[1]))
     elif match := _KUBE.search(text):
         code = int(match[1] or match[2])
-        ends.exits.append(Exit(None, 128 - code if code > 128 else code, line, True))
+        ends.add(Exit(None, 128 - code if code > 128 else code, line, True))
     elif "srun" not in text and "DataLoader" not in text and (match := _SHELL.search(text)):
-        ends.exits.append(Exit(line.rank, -WORDS[match[1]], line, not ending))
+        ends.add(Exit(line.rank, -WORDS[match[1]], line, not ending))
 
 
 def _place(line: Line, ends: Ends) -> None:

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drover_core.jobs import plain_pickle
+from drover_core.jobs.lines import RANK_LIMIT
 
 MAX_ENTRIES = 200_000
 MAX_RANKS = 200_000
-_RANK = re.compile(r"(\d{1,6})(?:\.(?:json|pickle|pkl|bin|trace))?$")
+MAX_VALUES = 4_000_000  # sizes and types in a dump: a pickle of 400 kB can share one list 200,000 times
+MAX_NESTED = 4_000_000  # lists and objects in a JSON dump
+MAX_SIZES = 64  # of one operation; 8 are compared
+_RANK = re.compile(r"(?<!\d)(\d{1,6})(?:\.(?:json|pickle|pkl|bin|trace))?$")
 _SAFE = re.compile(r"[^\w.:>< -]")
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -51,6 +55,7 @@ class Dump:
     operations: list[Operation] = field(default_factory=list)
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # name -> the ranks in it
     source: str = ""
+    values: int = 0  # sizes, types and ranks in it
 
 
 def looks_like_dump(head: bytes) -> bool:
@@ -76,6 +81,8 @@ def read_dump(name: str, data: bytes) -> Dump:
         raise DumpError("its name does not end with a rank")
     if not data:
         raise DumpError("it is empty: the rank ended while it wrote")
+    if data[:1] != b"\x80" and data.count(b"{") + data.count(b"[") > MAX_NESTED:
+        raise DumpError(f"it has more than {MAX_NESTED:,} lists and objects")
     try:
         found = plain_pickle.load(data) if data[:1] == b"\x80" else json.loads(data)
     except plain_pickle.PickleError as error:
@@ -84,31 +91,57 @@ def read_dump(name: str, data: bytes) -> Dump:
         raise DumpError(f"it is no JSON ({type(error).__name__})") from None
     if not isinstance(found, dict) or not isinstance(found.get("entries"), list):
         raise DumpError("it has no entries")
+    try:
+        return _dump(rank, name, found)
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+        if isinstance(error, DumpError):
+            raise
+        raise DumpError(f"it is damaged ({type(error).__name__})") from None
+
+
+def _dump(rank: int, name: str, found: dict[Any, Any]) -> Dump:
     dump = Dump(rank, source=name)
     dump.groups = _groups(found.get("pg_config"))
+    values = 0
     for entry in found["entries"][-MAX_ENTRIES:]:
         if isinstance(entry, dict) and (operation := _operation(entry)):
+            values += len(operation.types) + sum(map(len, operation.sent)) + sum(map(len, operation.received))
+            if values > MAX_VALUES:
+                raise DumpError(f"it expands to more than {MAX_VALUES:,} sizes")
             dump.operations.append(operation)
+    dump.values = values + sum(map(len, dump.groups.values()))
     return dump
 
 
 def _groups(config: Any) -> dict[str, tuple[int, ...]]:
     """Return the ranks of each group. Gloo's only group has an empty name."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
+    count = 0
     for key, each in config.items() if isinstance(config, dict) else ():
         if not isinstance(each, dict) or not isinstance(ranks := each.get("ranks"), str | list):
             continue
         numbers = re.findall(r"\d{1,6}", ranks[: 8 * MAX_RANKS]) if isinstance(ranks, str) else ranks[:MAX_RANKS]
-        found[_word(each.get("name", key))] = tuple(int(n) for n in numbers if isinstance(n, str | int))
+        members = tuple(n for each in numbers if (n := _rank_number(each)) is not None)
+        count += len(members)
+        if count > MAX_VALUES:
+            raise DumpError(f"its groups have more than {MAX_VALUES:,} ranks")
+        found[_word(each.get("name", key))] = members
     return found
 
 
+def _rank_number(value: Any) -> int | None:
+    """Return a rank; None: it is none, or no job has so many."""
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) <= 6 else None
+    return value if type(value) is int and 0 <= value < RANK_LIMIT else None
+
+
 def _word(value: Any) -> str:
-    return _SAFE.sub(" ", value)[:80] if isinstance(value, str) else ""
+    return _SAFE.sub(" ", value[:80]) if isinstance(value, str) else ""
 
 
 def _number(value: Any) -> int:
-    if isinstance(value, str) and value.isdigit() and len(value) < 20:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and abs(value) < 1 << 64 else 0
 
@@ -118,7 +151,7 @@ def _sizes(value: Any) -> Sizes:
         return ()
     return tuple(
         tuple(_number(n) for n in each[:16]) if isinstance(each, list | tuple) else (_number(each),)
-        for each in value[:4096]
+        for each in value[:MAX_SIZES]
     )
 
 
@@ -136,7 +169,7 @@ def _operation(entry: dict[Any, Any]) -> Operation | None:
         kind=name.partition(":")[2] or name,
         sent=_sizes(entry.get("input_sizes")),
         received=_sizes(entry.get("output_sizes")),
-        types=tuple(_word(t) for t in types[:64]) if isinstance(types, list | tuple) else (),
+        types=tuple(_word(t) for t in types[:16]) if isinstance(types, list | tuple) else (),
         point=point,
         completed=entry.get("state") == "completed",
         retired=entry.get("retired") is True,

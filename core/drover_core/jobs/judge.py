@@ -13,14 +13,15 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from drover_core.jobs import collectives, texts
 from drover_core.jobs.exits import CRASHES, Ends, Exit, find_ends
 from drover_core.jobs.flight import Dump
 from drover_core.jobs.lines import Form, Line, Log, exception_name, in_order, is_progress, last_time_ms
 from drover_core.jobs.model import Failure, Fault, HardwareEvent, Place, Proof, Verdict
-from drover_core.jobs.rules import Role, Rule, matches
+from drover_core.jobs.rules import MEANS, Role, Rule, matches
+from drover_core.jobs.weight import AFTER_MS, BEFORE_MS, Match, weigh
 from drover_core.jobs.wording import sentence_of
 from drover_core.times import iso
 from drover_core.xid.codes import lookup
@@ -29,13 +30,19 @@ STRONG = frozenset({Failure.GPU_HARDWARE, Failure.GPU_OOM, Failure.HOST_OOM, Fai
 BY_SCHEDULER = frozenset({Failure.TIME_LIMIT, Failure.NODE_LOST, Failure.CANCELLED})
 DECISIVE = 0.9  # confidence of a scheduler's line that gives a reason
 STEPS_SURVIVED = 3  # a rank that reports so many steps after a line went on
-BEFORE_MS, AFTER_MS = 3_600_000, 300_000  # around the job's end: errors of nodes that may explain it
 MAX_PROOFS = 12
 MAX_MATCHES = 20_000
 _XID = re.compile(r"Xid \(.{1,60}\): (\d{1,4})")
 _FINISHED = re.compile(
-    r"\b(?:training|train|run|job)\b.{0,30}\b(?:finished|completed?|done)\b|\bFinished training", re.I
+    r"\b(?<!evaluation )(?<!eval )(?:training|train|run|job)\b(?: \S{1,20}){0,2}?:? (?:finished|completed?|done)\b"
+    r"|\bFinished training",
+    re.I,
 )
+_NOT_FINISHED = re.compile(
+    r"\b(?:error|fail|nan\b|not\b|never|until|when|once|if\b|will\b|would|pace|ETA\b|remaining|left\b|done in \d|%)",
+    re.I,
+)
+_GOES_ON = re.compile(r"\b(?:ERROR|Error|error|[Ff]ailed|FATAL|loss nan)\b|\bstep \d")
 _OF_PEERS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError"})
 _OF_VICTIMS = frozenset({"gloo-size", "kernel-oom", "slurm-oom"})  # the line's rank saw it, and need not have caused it
 _NO_FAILURES = frozenset({"StopIteration", "SystemExit"})
@@ -53,21 +60,7 @@ class Evidence:
     exit_code: int | None = None  # of the job; below 0 or above 128: a signal
     ended_ms: int | None = None  # None: the last time that the logs name
     notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A line and what it stands for."""
-
-    line: Line
-    failure: Failure
-    role: Role
-    confidence: float
-    rule: str
-
-    @property
-    def proof(self) -> Proof:
-        return Proof(self.line.shown, f"{self.line.log}:{self.line.number}", self.line.rank, self.rule)
+    skipped: frozenset[int] = frozenset()  # ranks that left a dump which was not read
 
 
 @dataclass(slots=True)
@@ -87,6 +80,7 @@ def judge(evidence: Evidence) -> Verdict:
     ends = find_ends(lines)
     ends.places.update(evidence.places)
     found = _survivors_removed(_match_all(lines), lines, ends)
+    found, aside = weigh(found, evidence.logs, evidence.ended_ms)
     faults = _faults(evidence, lines, ends)
     choice = _choose(found, ends, evidence.exit_code, lines)
     _ask_faults(choice, faults, ends)
@@ -100,8 +94,13 @@ def judge(evidence: Evidence) -> Verdict:
         choice.failure, round(min(choice.confidence, 0.99), 2),
         sentence_of(choice.failure, choice.rank, place, choice.proofs, shown, ends),
         choice.rank, place, tuple(choice.proofs[:MAX_PROOFS]),
-        tuple(_consequences(choice, found, ends)), tuple(shown), (*evidence.notes, *notes), tuple(sorted(ends.ranks)),
+        tuple(_consequences(choice, found, ends)), tuple(shown), (*evidence.notes, *aside, *notes, *_left_out(ends)),
+        tuple(sorted(ends.ranks)),
     )  # fmt: skip
+
+
+def _left_out(ends: Ends) -> list[str]:
+    return [f"{ends.left_out:,} more reports of ended tasks were left out"] if ends.left_out else []
 
 
 def _match_all(lines: Sequence[Line]) -> list[Match]:
@@ -174,7 +173,7 @@ def _faults(evidence: Evidence, lines: Sequence[Line], ends: Ends) -> list[Fault
     found = list(evidence.faults)
     world = set(ends.ranks)
     if evidence.dumps:
-        found += collectives.find_faults(evidence.dumps, world)
+        found += collectives.find_faults(evidence.dumps, world, evidence.skipped)
         ends.ranks |= set(evidence.dumps)
         for dump in evidence.dumps.values():
             for members in dump.groups.values():
@@ -197,7 +196,30 @@ def _first(found: Sequence[Match], failures: frozenset[Failure], least: float = 
 
 def _choose(found: list[Match], ends: Ends, exit_code: int | None, lines: Sequence[Line]) -> Choice:
     if exit_code == 0:
+        return _choose_zero(found, ends, lines)
+    return _choose_failed(found, ends, exit_code, lines)
+
+
+def _choose_zero(found: list[Match], ends: Ends, lines: Sequence[Line]) -> Choice:
+    """Exit status 0 proves no normal end where the log ends with an error: `train | tee log` has the status of tee."""
+    causes = [m for m in found if m.role is Role.CAUSE and m.failure is not Failure.NOT_STARTED]
+    if not causes:
         return Choice(Failure.ENDED_NORMALLY, 0.97)
+    last = max(causes, key=lambda m: m.line.order)
+    went_on = any(
+        line.log == last.line.log and line.order > last.line.order and (is_progress(line) or _says_finished(line))
+        for line in lines
+    )
+    if went_on:
+        words = f"the exit status is 0 and the log has an error: {last.line.shown}"
+        return Choice(Failure.ENDED_NORMALLY, 0.7, None, [replace(last.proof, text=words[:300])])
+    made = _choose_failed(found, ends, None, lines)
+    made.confidence *= 0.6
+    made.proofs.append(Proof("the exit status is 0, which contradicts the error in the log", "exit"))
+    return made
+
+
+def _choose_failed(found: list[Match], ends: Ends, exit_code: int | None, lines: Sequence[Line]) -> Choice:
     decided = _first(found, BY_SCHEDULER, DECISIVE)
     cause = _first(found, STRONG) or _first(found, frozenset({Failure.COLLECTIVE_MISMATCH}))
     raised = _first(found, frozenset({Failure.PROGRAM}))
@@ -210,6 +232,10 @@ def _choose(found: list[Match], ends: Ends, exit_code: int | None, lines: Sequen
     if cause or raised:
         return _of(cause or raised, found)  # type: ignore[arg-type]
     return _choose_hang(found, ends) or _choose_end(ends, exit_code, lines)
+
+
+def _says_finished(line: Line) -> bool:
+    return bool(_FINISHED.search(line.text)) and not _NOT_FINISHED.search(line.text)
 
 
 def _unordered(one: Match, other: Match) -> bool:
@@ -228,7 +254,10 @@ def _of(match: Match, found: Sequence[Match]) -> Choice:
     same = [m for m in found if m.failure is match.failure and m.role is Role.CAUSE and m is not match]
     best = max((m.confidence for m in same), default=0.0)
     rank = match.line.rank if match.failure not in BY_SCHEDULER and match.rule not in _OF_VICTIMS else None
-    return Choice(match.failure, max(match.confidence, best), rank, [match.proof, *(m.proof for m in same)])
+    proofs = [match.proof, *(m.proof for m in same)]
+    if match.rule in MEANS:
+        proofs.insert(1, Proof(MEANS[match.rule], "meaning", None, match.rule))
+    return Choice(match.failure, max(match.confidence, best), rank, proofs)
 
 
 def _choose_hang(found: Sequence[Match], ends: Ends) -> Choice | None:
@@ -248,6 +277,8 @@ def _choose_hang(found: Sequence[Match], ends: Ends) -> Choice | None:
     stopped = _first(found, frozenset({Failure.CANCELLED}))
     if stopped and not any(m.line.order < stopped.line.order for m in gone) and not _failed_before(ends, stopped):
         return _of(stopped, found)
+    if unstarted := _first(found, frozenset({Failure.NOT_STARTED})):
+        return _of(unstarted, found)
     if gone:
         return Choice(Failure.PEER_DIED, 0.5, None, [m.proof for m in gone[:3]], sure=False)
     return None
@@ -281,7 +312,9 @@ def _choose_end(ends: Ends, exit_code: int | None, lines: Sequence[Line]) -> Cho
         if code in (-15, -2, -10, -12):
             return Choice(Failure.CANCELLED, 0.5, None, [proof])
     if not code and not ends.exits:
-        ended = [line for line in lines[-40:] if _FINISHED.search(line.text)]
+        ended = [line for line in lines[-40:] if _says_finished(line)]
+        if ended and any(_GOES_ON.search(line.text) for line in lines[-40:] if line.order > ended[-1].order):
+            ended = []  # an error, or the next of several jobs
         if ended:
             return Choice(
                 Failure.ENDED_NORMALLY, 0.7, None, [Proof(ended[-1].shown, f"{ended[-1].log}:{ended[-1].number}")]

@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 MAX_LINE = 1200
@@ -34,6 +34,12 @@ _LABEL = re.compile(r" {0,5}(\d{1,6}): ?")
 _NODE = re.compile(r"([A-Za-z][\w.-]{0,60}\d[\w.-]{0,20}): ")
 _STARTS = frozenset("[( 0123456789ECF")  # of all prefixes but a node's name
 _ISO = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_OFFSET = re.compile(r" ?(?:Z\b|([+-])(0\d|1[0-4]):?([0-5]\d)\b)")
+_DMESG = re.compile(
+    r"\[?(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?: (\d{4})\])?"
+)
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DOCKER_TIME = re.compile(r'"time": ?"([^"]{19,40})"')
 _GLOG = re.compile(r"\b[IWEFV]?(\d{2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _QUIET = re.compile(r"\b(?:DEBUG|INFO|WARNING|WARN|NOTICE)\b")
 _GLOG_QUIET = re.compile(r"\[?[IWV]\d{3,4} \d\d:\d\d:\d\d")
@@ -53,6 +59,7 @@ _EXCEPTION = re.compile(
     r"([A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|NotMet|Died|Killed|Failure|Lost|ProcessRaised"
     r"|OutOfMemory|NotFound|StopIteration)\w{0,20})(?:: |:$|$|\()"
 )
+_UNLISTED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}([A-Z]\w*[a-z]\w*)(?:: |:?$)")  # after a traceback's frames only
 _PROGRESS = re.compile(
     r"\b(?:step|iter(?:ation)?|epoch|global_step|batch)[ =:/#\[]{0,4}\d+.{0,200}?"
     r"(?:loss|lr|it/s|tokens|grad|ms|%|elapsed|acc)|\d+/\d+ \[\d\d:\d\d.{0,40}(?:it/s|s/it)",
@@ -81,6 +88,7 @@ class Line:
     gpu: int | None = None
     form: Form = Form.OTHER
     at: float | None = None  # seconds in a year without its leap day: to order lines, not to date them
+    ms: int | None = None  # the same since the epoch, where the line has a year; without an offset taken as UTC
     order: int = 0  # over all files that were joined
 
     @property
@@ -113,21 +121,23 @@ def clean(raw: bytes) -> str:
     return text
 
 
-def read_log(name: str, data: bytes, cut: bool = False, rank: int | None = None) -> Log:
-    """Return the lines of a file's tail. `rank`: the rank whose file it is."""
+def read_log(name: str, data: bytes, cut: bool = False, rank: int | None = None, most: int = 1 << 30) -> Log:
+    """Return the lines of a file's tail, the last `most`. `rank`: the rank whose file it is."""
     log = Log(name, cut=cut)
-    raw = data.split(b"\n")
-    if cut and len(raw) > 1:
-        raw = raw[1:]  # the first line is not whole
+    raw = data.rsplit(b"\n", most)
+    if len(raw) > most or (cut and len(raw) > 1):
+        raw = raw[1:]  # not read; or the first line of a tail, which is not whole
+    first = data.count(b"\n") + (1 if cut else 2) - len(raw)
     log.binary = data[:8192].count(0) > 64
-    texts = [(number, text) for number, part in enumerate(raw, 1) if (text := clean(part)).strip()]
+    texts = [(number, text) for number, part in enumerate(raw, max(first, 1)) if (text := clean(part)).strip()]
     labelled = _majority(texts, _LABEL)
     noded = not labelled and _majority(texts, _NODE)
     state = _Tracebacks()
     for number, text in texts:
         line = Line(text, number, name, rank)
         _strip(line, labelled, noded)
-        line.at = _time(line.text)
+        if line.at is None:
+            set_time(line, line.text)
         line.form = state.form(line)
         log.lines.append(line)
     return log
@@ -145,7 +155,7 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
     """Take the prefixes off a line, and keep what they say."""
     text = line.text
     if text.startswith('{"log":') and len(text) < MAX_LINE:
-        text = _docker(text)
+        text = _docker(line, text)
     local = None
     for _ in range(5):
         if text[:1] not in _STARTS and not noded:
@@ -158,7 +168,7 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
             line.rank = int(match[1])
         elif match := _RAY.match(text):
             line.node = match[2] or line.node
-        elif (match := _CRI.match(text)) or (match := _POD.match(text)) or (match := _LEVEL.match(text)):
+        elif match := _unranked(line, text):
             pass
         elif labelled and (match := _LABEL.match(text)):
             line.rank, labelled = int(match[1]), False
@@ -172,7 +182,16 @@ def _strip(line: Line, labelled: bool, noded: bool) -> None:
     line.text = text
 
 
-def _docker(text: str) -> str:
+def _unranked(line: Line, text: str) -> re.Match[str] | None:
+    """Return the match of a prefix that names no rank; a container's has the time."""
+    if match := _CRI.match(text):
+        set_time(line, match[0])
+    return match or _POD.match(text) or _LEVEL.match(text)
+
+
+def _docker(line: Line, text: str) -> str:
+    if match := _DOCKER_TIME.search(text):
+        set_time(line, match[1])
     try:
         found = json.loads(text)
     except ValueError:
@@ -181,31 +200,40 @@ def _docker(text: str) -> str:
     return clean(inner.encode()) if isinstance(inner, str) else text
 
 
-def _time(text: str) -> float | None:
-    """Return the seconds of the year that a line's time stands for: years differ between forms of logs."""
+def set_time(line: Line, text: str) -> None:
+    """Set the time that a text stands for: the seconds of the year, and the date where it has a year."""
     head = text[:120]
+    offset = 0
     if match := _ISO.search(head):
-        _, month, day, hour, minute, second, part = match.groups()
+        year, *rest, part = match.groups()
+        if zone := _OFFSET.match(head, match.end()):
+            offset = (int(zone[2]) * 3600 + int(zone[3]) * 60) * (-1 if zone[1] == "-" else 1) if zone[1] else 0
     elif match := _GLOG.search(head):
-        month, day, hour, minute, second, part = match.groups()
+        year, (*rest, part) = None, match.groups()
+    elif (match := _DMESG.match(head)) and match[1] in _MONTHS:
+        year, part = match[6], "0"
+        rest = [str(_MONTHS.index(match[1]) + 1), *match.groups()[1:5]]
     else:
-        return None
-    days = (int(month) - 1) * 31 + int(day)
-    return days * 86400.0 + int(hour) * 3600 + int(minute) * 60 + int(second) + float(f"0.{part or 0}")
+        return
+    month, day, hour, minute, second = map(int, rest)
+    fraction = float(f"0.{part or 0}")
+    if year is not None:
+        try:
+            time = datetime(int(year), month, day, hour, minute, second, tzinfo=UTC) - timedelta(seconds=offset)
+            line.ms = round((time.timestamp() + fraction) * 1000)
+            month, day, hour, minute, second = time.month, time.day, time.hour, time.minute, time.second
+        except (ValueError, OverflowError):
+            pass  # such as a 31st of February: it orders lines, and dates none
+    line.at = ((month - 1) * 31 + day) * 86400.0 + hour * 3600 + minute * 60 + second + fraction
 
 
 def last_time_ms(logs: Iterable[Log]) -> int | None:
-    """Return the last time with a year that logs name, taken as UTC: milliseconds since the epoch."""
-    found: list[int] = []
-    for log in logs:
-        for line in log.lines[-200:]:
-            if match := _ISO.search(line.text[:120]):
-                try:
-                    time = datetime(*map(int, match.groups()[:6]), tzinfo=UTC)  # type: ignore[arg-type, misc]
-                except ValueError:
-                    continue  # such as a 31st of February
-                found.append(round(time.timestamp() * 1000))
-    return max(found, default=None)
+    """Return the last time with a year that logs name, without an offset taken as UTC: ms since the epoch.
+
+    Lines of the kernel do not count: its log goes on after a job.
+    """
+    of_jobs = (line for log in logs for line in log.lines[-200:] if line.form is not Form.KERNEL)
+    return max((line.ms for line in of_jobs if line.ms is not None), default=None)
 
 
 class _Tracebacks:
@@ -213,8 +241,17 @@ class _Tracebacks:
 
     def __init__(self) -> None:
         self._open: dict[int | None, int] = {}  # rank -> lines since it began
+        self._frames: set[int | None] = set()  # ranks whose last line was one of a traceback's frames
 
     def form(self, line: Line) -> Form:
+        framed = line.rank in self._frames
+        self._frames.discard(line.rank)
+        form = self._form(line, framed)
+        if line.rank in self._open and line.text.startswith("  "):
+            self._frames.add(line.rank)
+        return form
+
+    def _form(self, line: Line, framed: bool) -> Form:
         text = line.text
         if match := _NCCL.match(text):
             line.node, line.gpu = line.node or match[1], int(match[2])
@@ -232,7 +269,7 @@ class _Tracebacks:
             self._open[line.rank] += 1
             if self._open[line.rank] > 400:
                 del self._open[line.rank]
-            elif not text.startswith((" ", "\t")) and _EXCEPTION.match(text):
+            elif not text.startswith((" ", "\t")) and (_EXCEPTION.match(text) or (framed and _UNLISTED.match(text))):
                 del self._open[line.rank]
                 return Form.EXCEPTION
         if quiet or (_HANDLED.search(text[:200]) and "Watchdog caught" not in text and not text.startswith("Caught ")):
@@ -247,7 +284,7 @@ def is_progress(line: Line) -> bool:
 
 def exception_name(line: Line) -> str:
     """Return the exception's class that a line names, without its module."""
-    match = _EXCEPTION.match(line.text)
+    match = _EXCEPTION.match(line.text) or (_UNLISTED.match(line.text) if line.form is Form.EXCEPTION else None)
     return match[1] if match else ""
 
 

@@ -17,6 +17,7 @@ class Failure(StrEnum):
     NODE_LOST = "node_lost"
     TIME_LIMIT = "time_limit"
     CANCELLED = "cancelled"
+    NOT_STARTED = "not_started"
     COLLECTIVE_MISMATCH = "collective_mismatch"
     NETWORK_HARDWARE = "network_hardware"
     PROGRAM = "program"
@@ -35,6 +36,7 @@ MEANING = MappingProxyType(
         Failure.NODE_LOST: "a node was lost",
         Failure.TIME_LIMIT: "the time limit was reached",
         Failure.CANCELLED: "the job was preempted or cancelled",
+        Failure.NOT_STARTED: "the job's container did not start: its image or its configuration",
         Failure.COLLECTIVE_MISMATCH: "the ranks called different collectives",
         Failure.NETWORK_HARDWARE: "the network failed",
         Failure.PROGRAM: "the program failed: an exception or a crash",

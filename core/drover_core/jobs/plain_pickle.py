@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickletools
 from typing import Any
 
-MAX_OPERATIONS = 20_000_000
+MAX_OPERATIONS = 8_000_000
 _MARK = object()
 _VALUES = frozenset(
     {

@@ -84,6 +84,7 @@ RULES: tuple[Rule, ...] = (
     _row("gpu-lost", F.GPU_HARDWARE, .95, "gpu", r"GPU has fallen off the bus|GPU is lost|NVML_ERROR_GPU_IS_LOST|Unable to determine the device handle for GPU", "V"),
     _row("cuda-hardware-stack", F.GPU_HARDWARE, .7, "hardware stack error", r"hardware stack error", "C"),
     _row("cuda-no-device", F.GPU_HARDWARE, .6, "cuda", r"no CUDA-capable device is detected|CUDA_ERROR_NO_DEVICE|CUDA error: (?:device unavailable|system not yet initialized)|CUDA_ERROR_SYSTEM_NOT_READY", "C"),
+    _row("cuda-802", F.GPU_HARDWARE, .6, "802", r"Error 802: system not yet initialized", "C"),
     _row("cuda-unknown", F.GPU_HARDWARE, .5, "cuda", r"CUDA error: unknown error\b|CUDA-capable device\(s\) is/are busy or unavailable|cudaErrorDevicesUnavailable", "C"),
     _row("nvswitch-fatal", F.GPU_HARDWARE, .9, "sxid", r"nvidia-nvswitch\d*: SXid \(.{1,60}\): \d+, Fatal", "V", forms=KERNEL),
     # GPU memory
@@ -99,7 +100,7 @@ RULES: tuple[Rule, ...] = (
     _row("kernel-oom", F.HOST_OOM, .97, "out of memory", r"(?:Memory cgroup o|O)ut of memory.{0,60}: Kill(?:ed)? process \d+", "K", forms=KERNEL, quiet=True),
     _row("slurm-oom", F.HOST_OOM, .97, "oom", r"[Dd]etected \d+ oom[_-]kill event|oom-kill event\(s\) in|task \d.{0,40}: Out Of Memory\b", "S", forms=SLURM),
     _row("slurm-memory", F.HOST_OOM, .95, "memory limit", r"[Ee]xceeded (?:job |step )?memory limit", "S", forms=SLURM),
-    _row("k8s-oom", F.HOST_OOM, .97, "oomkilled", r"\bOOMKilled\b", "8", quiet=True),
+    _row("k8s-oom", F.HOST_OOM, .97, "oomkilled", r"\bOOMKilled\b(?![\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:[Ff]alse|null|[Nn]one|0)\b)", "8", quiet=True),
     _row("cpu-alloc", F.HOST_OOM, .95, "allocate memory", r"(?:DefaultCPUAllocator: (?:can't|not enough memory)|[Cc]annot allocate memory|os error 12\b).{0,80}(?:allocate|memory|$)", "T"),
     _row("memory-error", F.HOST_OOM, .93, "memoryerror", r"^(?:numpy\.\w+\.{0,1}\w*\.?_?Array)?MemoryError\b|^numpy\.[\w.]*_ArrayMemoryError\b|Caught MemoryError in", "P", forms=RAISED | {Form.OTHER}),
     _row("bad-alloc", F.HOST_OOM, .9, "bad_alloc", r"std::bad_alloc", "C++ library"),
@@ -143,6 +144,8 @@ RULES: tuple[Rule, ...] = (
     _row("torchrun-signal", F.CANCELLED, .7, "got signal: 15", r"SignalException: Process \d+ got signal: (?:15|2)\b", "T", forms=RAISED | {Form.OTHER}),
     _row("ray-node", F.NODE_LOST, .9, "node", r"ray\.exceptions\.NodeDiedError|The node .{0,80}has been marked dead|actor died because its node has died|Its node has died", "R"),
     _row("panic", F.NODE_LOST, .95, "kernel panic", r"Kernel panic - not syncing", "K", forms=KERNEL),
+    _row("k8s-image", F.NOT_STARTED, .9, "image", r"\b(?:ImagePullBackOff|ErrImagePull|ErrImageNeverPull|InvalidImageName)\b|Failed to pull image|Back-off pulling image", "8", quiet=True),
+    _row("k8s-config", F.NOT_STARTED, .9, "createcontainer", r"\bReason: +CreateContainer(?:Config)?Error\b", "8", quiet=True),
     # network hardware
     _row("ib-async", F.NETWORK_HARDWARE, .85, "async", r"NET/IB ?: .{0,40}Got async (?:fatal )?(?:error )?event ?:? .{0,40}(?:port|device|fatal|local catas)", "N", forms=NCCL),
     _row("ib-completion", F.NETWORK_HARDWARE, .7, "got completion", r"NET/IB ?: ?Got completion (?:from peer .{0,80} )?with (?:status|error)", "N", forms=NCCL | {Form.OTHER}),
@@ -207,6 +210,9 @@ RULES: tuple[Rule, ...] = (
 )
 # fmt: on
 
+MEANS = {
+    "cuda-802": "CUDA error 802: the node's NVSwitch fabric is not ready; check nvidia-fabricmanager on the node",
+}  # what a line that names no cause asks to look at
 BY_ID = {rule.id: rule for rule in RULES}
 _NEEDLES = re.compile("|".join(sorted({re.escape(rule.needle) for rule in RULES}, key=len, reverse=True)))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from drover_core.jobs.flight import Dump, Operation
-from drover_core.jobs.lines import Line, clean
+from drover_core.jobs.lines import RANK_LIMIT, Line, clean
 from drover_core.jobs.model import Fault, Place
 
 _RAS_RANK = re.compile(
@@ -67,7 +67,7 @@ class _Ras:
             self._within = int(match[2] or 0)
             if self._operation and int(match[1]) > self.usual.get(self._operation, (0, 0))[0]:
                 self.usual[self._operation] = int(match[1]), self._within
-        elif match := _RAS_PROCESS.match(text):
+        elif (match := _RAS_PROCESS.match(text)) and len(self.faults) < 10_000:
             words = f"NCCL RAS: process {match[1]} on node {match[2]}, GPU {match[3]}, does not answer"
             self.faults.append(Fault("missing", (), "", None, "", words, 0.7))
         elif match := _RAS_RANK.match(text):
@@ -87,7 +87,7 @@ class _Ras:
 def read_ras(data: bytes) -> tuple[list[Fault], dict[int, Place]]:
     """Return the outliers that NCCL RAS names, and where their ranks run."""
     ras = _Ras()
-    for raw in data.split(b"\n")[:200_000]:
+    for raw in data.split(b"\n", 200_000)[:200_000]:
         ras.read(clean(raw))
     faults = ras.faults
     if ras.gone:
@@ -122,16 +122,18 @@ def read_inspector(datas: Iterable[bytes]) -> tuple[list[Fault], dict[int, Place
     places: dict[int, Place] = {}
     seen: dict[tuple[str, int], dict[int, tuple[str, int, float]]] = {}
     for data in datas:
-        for raw in data.split(b"\n")[:500_000]:
+        for raw in data.split(b"\n", 500_000)[:500_000]:
             try:
                 found = json.loads(raw)
                 header, metadata, perf = found["header"], found["metadata"], found["coll_perf"]
                 rank, number = int(header["rank"]), int(perf["coll_sn"])
                 value = str(perf["coll"])[:40], int(perf["coll_msg_size_bytes"]), float(perf["coll_exec_time_us"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+                host, comm = clean(str(metadata.get("hostname", "")).encode())[:80], str(header.get("id"))[:40]
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                 continue  # a line that was cut while it was written
-            places[rank] = Place(clean(str(metadata.get("hostname", "")).encode())[:80], None)
-            seen.setdefault((str(header.get("id"))[:40], number), {})[rank] = value
+            if 0 <= rank < RANK_LIMIT:
+                places[rank] = Place(host, None)
+                seen.setdefault((comm, number), {})[rank] = value
     faults = []
     for (comm, number), of_ranks in sorted(seen.items()):
         common = Counter(value[:2] for value in of_ranks.values()).most_common(1)[0]

@@ -83,6 +83,7 @@ def test_a_rank_without_a_dump_is_named_when_all_others_wait_at_one_place() -> N
     dumps = {r: dump(r, [*done(5), entry(6, state="started")]) for r in (0, 1, 3)}
     (fault,) = find_faults(dumps)
     assert (fault.what, fault.ranks) == ("silent", (2,)) and 0.5 < fault.confidence < 0.9
+    assert find_faults(dumps, (), frozenset({2})) == []  # it left one, which was too large to read
     healthy = {r: dump(r, done(6)) for r in (0, 1, 3)}
     assert find_faults(healthy) == []
 
@@ -137,6 +138,43 @@ def test_entries_of_any_shape_are_left_out_or_harmless() -> None:
     found = read_dump("t_0.json", json.dumps(value).encode())
     assert [each.sequence for each in found.operations] == [1, 2]
     assert find_faults({0: found}) == []
+
+
+def json_dump(rank: int, ranks: Any = "[0, 1]", entries: list[Any] | None = None) -> Dump:
+    value = {"pg_config": {"0": {"name": "0", "ranks": ranks}}, "entries": entries or [entry(1)]}
+    return read_dump(f"t_{rank}.json", json.dumps(value).encode())
+
+
+def test_sequences_far_apart_cost_no_time() -> None:
+    """A range over all numbers between them would never end."""
+    dumps = {rank: json_dump(rank, entries=[entry(0), entry(2**62)]) for rank in range(2)}
+    assert find_faults(dumps) == []
+
+
+def test_a_small_pickle_that_shares_its_parts_does_not_expand_without_bound() -> None:
+    sizes = [[1] * 16] * 4096
+    data = pickle.dumps({"pg_config": {}, "entries": [{**entry(1), "input_sizes": sizes}] * 200_000}, 4)
+    assert len(data) < 1_000_000
+    with pytest.raises(DumpError, match="expands to more than"):
+        read_dump("t_0", data)
+    with pytest.raises(DumpError, match="lists and objects"):
+        read_dump("t_0.json", b'{"entries": [' + b"{}," * 4_000_001)
+
+
+def test_ranks_that_no_job_has_are_skipped() -> None:
+    assert json_dump(0, ["abc", "\u00b2", 10**12, -1, "1000000", True, 0, "1"]).groups["0"] == (0, 1)
+    assert json_dump(0, entries=[entry(1, collective_seq_id="\u00b2")]).operations[0].sequence == 0
+    with pytest.raises(DumpError, match="does not end with a rank"):
+        read_dump("t_1000000000000", b"{}")
+
+
+def test_odd_lines_of_inspector_are_left_out() -> None:
+    metadata: list[Any] = [{"hostname": "a"}, [], {}]
+    perf = {"coll": "x", "coll_sn": 1, "coll_msg_size_bytes": 1, "coll_exec_time_us": 1}
+    rows = [{"header": {"rank": rank}, "metadata": m, "coll_perf": perf} for rank in (0, 10**12) for m in metadata]
+    data = "\n".join(map(json.dumps, rows)).replace("1000000000000", "1e999").encode()
+    _, places = read_inspector([data])
+    assert set(places) == {0}
 
 
 # After the forms in NCCL's src/ras/client_support.cc.

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from drover_core.jobs.files import File, gather
+from drover_core.jobs.files import File, fair_share, gather
 from drover_core.jobs.judge import Evidence, judge
 from drover_core.jobs.model import Failure, HardwareEvent, Verdict
 
@@ -57,6 +57,12 @@ def why(text: str, exit_code: int | None = 1, events: tuple[HardwareEvent, ...] 
         (of_rank(0, TRACE + TIMED_OUT) + of_rank(1, TRACE + TIMED_OUT), "collective_timeout"),
         ("terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  12 vs 8. Received data size"
          " doesn't match expected size. Is there a distributed collective mismatch in your code?", "collective_mismatch"),
+        ('{"State": {"OOMKilled": true, "ExitCode": 137}}', "host_oom"),
+        (TRACE + "torch._dynamo.exc.Unsupported: call_function BuiltinVariable", "program"),
+        (TRACE + "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", "gpu_hardware"),
+        ("    State:          Waiting\n      Reason:       ImagePullBackOff", "not_started"),
+        ("[INFO] [launch.py:319:sigkill_handler] Killing subprocess 123\n[ERROR] [launch.py:325:sigkill_handler]"
+         " ['/usr/bin/python', '-u', 'train.py'] exits with return code = -9", "host_oom"),
         ("nothing to see here", "unknown"),
     ],
 )  # fmt: skip
@@ -128,6 +134,114 @@ def test_only_errors_in_the_hour_before_the_end_explain_it() -> None:
     assert late.failure is Failure.PEER_DIED and "outside the hour before 2026-11-28T02:00:00" in late.notes[0]
     files = [File("job.log", log.encode())]
     assert judge(gather(files, (old,), 137, ended - 7_000_000)).failure is Failure.GPU_HARDWARE
+
+
+OOM_FALSE = '        "State": {"OOMKilled": false, "ExitCode": 1}\n'
+SIDECAR = """Containers:
+  sidecar:
+    State:          Running
+    Last State:     Terminated
+      Reason:       OOMKilled
+  train:
+    State:          Terminated
+      Reason:       Error
+      Exit Code:    1
+"""
+
+
+@pytest.mark.parametrize("said", [OOM_FALSE, "OOMKilled:false", SIDECAR, "      Reason:       OOMKilled\n"])
+def test_a_traceback_of_the_job_stands_against_oomkilled(said: str) -> None:
+    for files in (
+        [File("job.log", (TRACE + "KeyError: 'lr'\n" + said).encode())],
+        [File("describe.txt", said.encode()), File("job.log", (TRACE + "KeyError: 'lr'\n").encode())],
+    ):
+        verdict = judge(gather(files, exit_code=1))
+        assert verdict.failure is Failure.PROGRAM, verdict
+        assert ("false" in said) is not any("OOMKilled" in note for note in verdict.notes)
+
+
+def test_a_kill_for_memory_after_a_traceback_stands() -> None:
+    stamp = "2026-11-28T02:00:00Z stderr F "
+    text = stamp + "Traceback (most recent call last):\n" + stamp + "KeyError: 'lr'\n"
+    assert why(text + "2026-11-28T02:05:00Z stderr F Reason: OOMKilled\n").failure is Failure.HOST_OOM
+
+
+def test_oomkilled_of_another_container_is_named_and_not_sure() -> None:
+    assert why(OOM_FALSE).failure is Failure.UNKNOWN
+    verdict = why(SIDECAR)
+    assert verdict.proofs[0].text.startswith("container sidecar:") and verdict.confidence <= 0.5
+
+
+XID_LINE = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=python, GPU has fallen off the bus.\n"
+
+
+@pytest.mark.parametrize(
+    "stamp, failure",
+    [
+        ("[Tue Apr  1 00:00:10 2025] ", "program"),
+        ("[Sun Jun  1 01:30:10 2025] ", "gpu_hardware"),
+        ("Apr  1 00:00:10 n08 kernel: ", "program"),
+        ("Jun  1 01:30:10 n08 kernel: ", "gpu_hardware"),
+        ("2025-04-01T00:00:10,000000+00:00 ", "program"),
+        ("[12345.678901] ", "program"),
+    ],
+)
+def test_kernel_lines_count_in_the_hour_before_the_end(stamp: str, failure: str) -> None:
+    log = "2025-06-01 02:00:00 step 1 loss 2\n" + TRACE + "ValueError: x\n"
+    verdict = judge(gather([File("dmesg.txt", (stamp + XID_LINE).encode()), File("train.log", log.encode())]))
+    assert verdict.failure == failure, verdict
+    assert (failure == "program") == any("GPU has fallen off the bus" in note for note in verdict.notes)
+
+
+def test_a_kernel_line_without_a_time_is_less_sure_and_said() -> None:
+    verdict = why("[12345.678901] " + XID_LINE)
+    assert verdict.failure is Failure.GPU_HARDWARE and verdict.confidence < 0.7
+    assert "no time to compare" in verdict.notes[0]
+
+
+def test_lightnings_report_of_a_child_comes_before_the_kill_that_follows() -> None:
+    text = (
+        "[rank: 1] Child process with PID 4711 terminated with code -11. Forcefully terminating all other processes\n"
+        "Killed\n"
+    )
+    verdict = why(text, 137)
+    assert (verdict.failure, verdict.rank) == (Failure.PROGRAM, 1)
+
+
+def test_exit_status_0_does_not_hide_an_error() -> None:
+    verdict = why("step 1 loss 2\n" + TRACE + "ValueError: x\n", 0)  # such as `train | tee log`
+    assert verdict.failure is Failure.PROGRAM and verdict.confidence < 0.6
+    assert any("contradicts" in proof.text for proof in verdict.proofs)
+    went_on = why(TRACE + "ValueError: x\nstep 1 loss 2\ntraining finished\n", 0)
+    assert went_on.failure is Failure.ENDED_NORMALLY and went_on.confidence <= 0.7
+    assert "ValueError: x" in went_on.proofs[0].text
+    assert why("step 1 loss 2\n", 0).confidence > 0.9
+
+
+@pytest.mark.parametrize(
+    "text, ended",
+    [
+        ("training job is done in 30 days at this pace", False),
+        ("Evaluation job completed\nstep 1000 loss nan\nwandb: ERROR Run failed\nrun finished with errors", False),
+        ("training finished\nstep 2 loss 3", False),
+        ("training will be done at noon", False),
+        ("Training completed in 3:20:01", True),
+        ("INFO training: done", True),
+    ],
+)
+def test_which_words_say_that_a_job_ended(text: str, ended: bool) -> None:
+    assert (why("step 1 loss 2\n" + text + "\n", None).failure is Failure.ENDED_NORMALLY) is ended
+
+
+def test_reports_of_many_tasks_are_bounded() -> None:
+    verdict = why("srun: error: n1: tasks 0-4095: Exited with exit code 1\n" * 100)
+    assert len(verdict.ranks) == 4096 and any("reports of ended tasks were left out" in note for note in verdict.notes)
+
+
+def test_small_files_leave_their_share_to_large_ones() -> None:
+    assert fair_share([10, 100, 100], 110) == 50
+    assert fair_share([10, 20], 100) == 100
+    assert fair_share([], 100) == 100 and fair_share([5, 5], 3) == 1
 
 
 def test_hostile_logs_are_bounded_and_never_shown_raw() -> None:

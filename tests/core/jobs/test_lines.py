@@ -88,6 +88,31 @@ def test_files_with_times_are_joined_by_time() -> None:
     assert [line.text[-1] for line in in_order([one, two])] == ["a", "b", "d", "e", "c"]
 
 
+@pytest.mark.parametrize(
+    "text, ms",
+    [
+        (b"2025-05-31T20:30:00-04:00 x", 1748737800000),
+        (b"2025-06-01 00:30:00,500 +0000 x", 1748737800500),
+        (b"2025-06-01T00:30:00Z stderr F x", 1748737800000),
+        (b'{"log":"x\\n","stream":"stderr","time":"2025-06-01T00:30:00.25Z"}', 1748737800250),
+        (b"[Sun Jun  1 00:30:00 2025] x", 1748737800000),
+        (b"Jun  1 00:30:00 n08 kernel: x", None),
+        (b"2025-02-31 00:30:00 x", None),
+    ],
+)
+def test_times_of_lines(text: bytes, ms: int | None) -> None:
+    line = read_log("job.log", text).lines[0]
+    assert line.ms == ms and line.at is not None
+    if ms:
+        assert int(line.at) == (5 * 31 + 1) * 86400 + 1800
+
+
+def test_offsets_count_when_files_are_joined() -> None:
+    later = read_log("rank_1.log", b"2025-05-31T20:30:00-04:00 25 minutes later\n", rank=1)
+    first = read_log("rank_0.log", b"2025-06-01T00:05:00+00:00 first\n", rank=0)
+    assert [line.rank for line in in_order([later, first])] == [0, 1]
+
+
 def test_ranks_of_file_names() -> None:
     assert ranks_of_names(["rank_3.log", "rank-12.err"]) == {"rank_3.log": 3, "rank-12.err": 12}
     assert ranks_of_names(["run/attempt_0/1/stderr.log"]) == {"run/attempt_0/1/stderr.log": 1}
