@@ -111,7 +111,9 @@ def measure_commit(rev: str, root: Path) -> tuple[Figures, Figures]:
     if archive.returncode:
         raise SystemExit(f"git archive {rev} failed: {archive.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-        tar.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on; Debian 12 has 3.11.2
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(folder)
         return measure(Path(folder))
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 RELEASE = Path(__file__).resolve().parents[2] / "ansible/release.py"
+# Debian keeps the wheels of ensurepip in a folder of their own.
+PIP_WHEELS = (Path(ensurepip.__file__).parent / "_bundled", Path("/usr/share/python-wheels"))
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -47,7 +49,7 @@ def bundle(folder: Path, version: str, python: str = PYTHON, machine: str = "") 
     (base / "requirements.txt").write_text(f"drover=={version} --hash=sha256:{digest}\n")
     manifest = {"version": version, "python": [python], "machine": machine or platform.machine(), "contents": digest}
     (base / "MANIFEST.json").write_text(json.dumps(manifest))
-    pip = next((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
+    pip = next(wheel for folder in PIP_WHEELS for wheel in folder.glob("pip-*.whl"))
     shutil.copy2(pip, base)
     shutil.copy2(RELEASE, base)
     return base

@@ -128,6 +128,18 @@ def test_the_page_says_in_plain_words_what_was_lost_and_what_is_unknown() -> Non
     assert all(len(row) == len(table.headers) for table in page.tables for row in table.rows)
 
 
+def test_pools_stand_below_the_fleet_where_there_are_some() -> None:
+    def rows(*pools: str) -> list[str]:
+        made = ledger()
+        for name in pools:
+            made.availability.add(name=name, gpus=4, available=0.9)
+        (table,) = [table for table in make_page(made).tables if table.title.startswith("Availability")]
+        return [row[0] for row in table.rows]
+
+    assert rows() == rows("") == ["all GPUs"]
+    assert rows("train", "") == ["all GPUs", "pool train", "GPUs of no pool"]
+
+
 def test_nothing_held_is_not_a_share_of_zero() -> None:
     page = make_page(pb.Ledger(from_ms=MONDAY, to_ms=NOW, total=pb.LedgerRow(), fleet_energy=pb.LedgerEnergy()))
     assert page.facts == ["No job held a GPU in this time.", "Energy is not known."]

@@ -43,7 +43,9 @@ class Left:
 def unpacked(folder: Path) -> Iterator[Left]:
     for name in ("store", "spool"):
         with tarfile.open(DATA / f"{name}.tar.xz") as archive:
-            archive.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on; Debian 12 has 3.11.2
+                archive.extraction_filter = tarfile.data_filter
+            archive.extractall(folder)
     # As on the machine that wrote it: after a boot a store asks agents for all that they still keep.
     (folder / "store/boot-drover").write_bytes(Path("/proc/sys/kernel/random/boot_id").read_bytes().strip())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(DATA.parents[1]), *sys.path])}

@@ -225,7 +225,10 @@ def _repair(ledger: pb.Ledger) -> Table:
 
 def _availability(ledger: pb.Ledger) -> Table:
     rows = []
-    groups = [(row.name or "all GPUs", row) for row in ledger.availability]
+    fleet, pools = ledger.availability[:1], ledger.availability[1:]
+    groups = [("all GPUs", row) for row in fleet]
+    if len(pools) > 1 or any(row.name for row in pools):
+        groups += [(f"pool {row.name}" if row.name else "GPUs of no pool", row) for row in pools]
     worst = [(f"node {row.name}", row) for row in ledger.worst_nodes[:5]]
     for name, row in [*groups, *worst]:
         available = known(row, "available")

@@ -211,7 +211,7 @@ def test_what_faults_cost_by_cause_and_pool(against: Against, monkeypatch: pytes
         fleet.store.outages.write([NodeOutage("n2", stage, NOW - h * HOUR_MS, "a", "x") for h, stage in stages.items()])
         monkeypatch.setattr(fleet.pipeline, "incidents", {})
         monkeypatch.setattr(fleet.facts, "_kept", {})
-        prices = CostConfig("EUR", 0.0, (PoolPrice("pool", 2.0),))
+        prices = CostConfig("EUR", pools=(PoolPrice("pool", 2.0),))
         monkeypatch.setattr(fleet.facts, "config", dataclasses.replace(fleet.facts.config, cost=prices))
         capacity = await fleet.stub.GetCapacity(pb.CapacityRequest(from_ms=NOW - 5 * HOUR_MS, to_ms=NOW))
         lost = {(row.kind, row.cause): row for row in capacity.lost}
