@@ -170,15 +170,15 @@ def fork_rank(job: dict[str, Any], rank: int, port: int) -> tuple[int, int]:
     os.dup2(write, 2)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank % 2), "MASTER_PORT": str(port),
                    "MASTER_ADDR": "127.0.0.1", "JOB": json.dumps(job), "SLURMD_NODENAME": NODES[rank]}  # fmt: skip
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115  # open until the process ends
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # the same
     import job_corpus_rank
 
     code = 0
     try:
         job_corpus_rank.main()
     except BaseException:  # noqa: BLE001  # as the interpreter does at its top
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # inside except: it is set
         code = 1
     sys.stdout.flush()
     os._exit(code)

@@ -89,4 +89,4 @@ def ask_engine_once() -> None:
             answers[tz_source] = run_sync(init_sequence(config), self._execute_operation)
         self._apply_init_result(answers[tz_source])
 
-    ChdbClient._init_common_settings = connect  # type: ignore[method-assign]
+    ChdbClient._init_common_settings = connect  # type: ignore[method-assign]  # in tests only

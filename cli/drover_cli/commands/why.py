@@ -171,10 +171,11 @@ def _walk(folder: Path, most: int) -> list[_Found]:
 
 
 def _exit_code(args: argparse.Namespace) -> int | None:
-    if args.exit is not None and not 0 <= args.exit <= 255:
-        raise CliError(f"--exit {args.exit}: an exit code is 0 to 255; give the number of a signal with --signal")
+    code: int | None = args.exit
+    if code is not None and not 0 <= code <= 255:
+        raise CliError(f"--exit {code}: an exit code is 0 to 255; give the number of a signal with --signal")
     if args.signal is None:
-        return args.exit  # type: ignore[no-any-return]
+        return code
     name = args.signal.upper()
     if re.fullmatch("[0-9]{1,2}", name) and 1 <= int(name) <= 64:
         return -int(name)

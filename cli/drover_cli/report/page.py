@@ -81,7 +81,7 @@ def taken_ms(shares: pb.LedgerShares) -> int:
 
 
 def known(message: pb.LedgerRow | pb.LedgerEnergy | pb.Availability, name: str) -> float | None:
-    return getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]
+    return getattr(message, name) if message.HasField(name) else None  # type: ignore[arg-type]  # the stub lists the names; ours come from a table
 
 
 def _facts(ledger: pb.Ledger) -> list[str]:

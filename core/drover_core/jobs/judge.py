@@ -229,8 +229,9 @@ def _choose_failed(found: list[Match], ends: Ends, exit_code: int | None, lines:
             return _of(decided, found)
     if cause and raised and _long_before(raised, cause):
         return _of(raised, found)
-    if cause or raised:
-        return _of(cause or raised, found)  # type: ignore[arg-type]
+    first = cause or raised
+    if first:
+        return _of(first, found)
     return _choose_hang(found, ends) or _choose_end(ends, exit_code, lines)
 
 

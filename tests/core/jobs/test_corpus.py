@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import bench_job_failures as bench  # noqa: E402  # it lies next to the other scripts
-import job_failures_page  # noqa: E402
+import job_failures_page  # noqa: E402  # the same
 
 
 def test_the_page_of_job_failures_is_what_the_script_writes() -> None:

@@ -309,7 +309,7 @@ def _add_slow_errors(window: Window, layout: PortLayout, s: PortState) -> None:
     count = len(layout.ports)
     s.bursts.add(window.newest.end_ms, *(fitted(window.newest.link.get(metric), count) for metric in SLOW_ERRORS))
     s.slow_errors = s.bursts.many(SLOW_MINUTES, SLOW_LEAST)
-    nodes = {port.node for port, bad in zip(layout.ports, s.slow_errors.tolist(), strict=True) if bad}
+    nodes = np.unique(layout.of_node[s.slow_errors])
     if len(nodes) > max(COMMON_LEAST, COMMON_SHARE * window.index.node_count):
         s.slow_errors[:] = False
 
