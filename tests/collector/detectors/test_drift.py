@@ -248,7 +248,7 @@ def test_a_fault_on_a_node_with_drift_is_an_incident_of_its_own() -> None:
     for name, facts in Fleet().facts.items():
         odd = {"driver_version": "535.54.03"} if name == "n05" else {}
         engine.on_inventory(name, facts | odd, START_MS)
-    for number in range(30):
+    for number in range(40):
         bucket = training_bucket(INDEX, number, silent=(5,) if number > 10 else ())
         engine.on_bucket(bucket, bucket.end_ms + 7_000)
     kinds = {i.kind: i for i in engine.incidents.values() if i.node == "n05"}

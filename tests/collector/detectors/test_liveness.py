@@ -12,6 +12,7 @@ from drover_collector.detectors._lib.examples import START_MS, play, small_fleet
 from drover_collector.detectors._lib.report_interval import ReportInterval
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.detectors.liveness.peers import PeersOfSilent, Progress
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import (
     Event,
@@ -21,6 +22,12 @@ from drover_core.model.events import (
     Severity,
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_for_a_single_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a single node is waited for has tests of its own: test_single_silent_node.py."""
+    monkeypatch.setattr(PeersOfSilent, "progress", lambda *_: Progress.STOPPED)
 
 
 def run(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.detectors.liveness.peers import PeersOfSilent, Progress
 from drover_collector.engine.engine import LAG_MS, Engine
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
@@ -16,6 +17,12 @@ from drover_core.model.events import Event, EventKind, Incident
 
 NODES = 8
 Lost = Callable[[int, int], bool]  # (node, number of its sample) -> whether it never arrives
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_for_a_single_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a single node is waited for has tests of its own: test_single_silent_node.py."""
+    monkeypatch.setattr(PeersOfSilent, "progress", lambda *_: Progress.STOPPED)
 
 
 def sampled(interval_s: float, count: int, lost: Lost, aligned: bool = True, nodes: int = NODES) -> Iterator[Bucket]:

@@ -12,6 +12,7 @@ import pytest
 from drover_collector.actions.return_conditions import telemetry_lack
 from drover_collector.detectors import DETECTORS
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
+from drover_collector.detectors.liveness.peers import PeersOfSilent, Progress
 from drover_collector.engine.detector_runner import DetectorRunner
 from drover_collector.engine.engine import LAG_MS, Engine, Outcome
 from drover_collector.engine.late_events import dealt_with
@@ -83,6 +84,9 @@ def test_before_the_first_report_all_is_unknown_and_silence_becomes_unknown_agai
     assert subject.health_of("n03", 1)[0] is Health.HEALTHY
     feed(subject, range(3, 8), silent=[3])
     health, reason = subject.health_of("n03", 1)
+    assert (health, reason) == (Health.UNKNOWN, "no report")
+    feed(subject, range(8, 30), silent=[3])
+    health, reason = subject.health_of("n03", 1)
     assert health is Health.UNKNOWN
     assert "silent" in reason
 
@@ -117,7 +121,8 @@ def test_no_events_and_no_news_bring_nothing() -> None:
     assert feed(subject, [3]) == [Outcome()]
 
 
-def test_versions_count_up_and_the_newest_is_kept() -> None:
+def test_versions_count_up_and_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PeersOfSilent, "progress", lambda *_: Progress.STOPPED)
     subject = engine()
     outcomes = feed(subject, range(4)) + feed(subject, range(4, 45), silent=[2])
     versions = [i for outcome in outcomes for i in outcome.incidents]
@@ -131,22 +136,22 @@ def test_versions_count_up_and_the_newest_is_kept() -> None:
 
 def test_after_a_restart_no_second_alarm_and_the_old_one_can_end() -> None:
     first = engine()
-    outcomes = feed(first, range(4)) + feed(first, range(4, 12), silent=[2])
-    outcomes.append(first.on_events([xid(79, at_ms=121_000)], START_MS + 121_000))
+    outcomes = feed(first, range(4)) + feed(first, range(4, 30), silent=[2])
+    outcomes.append(first.on_events([xid(79, at_ms=301_000)], START_MS + 301_000))
     before = newest([i for outcome in outcomes for i in outcome.incidents])
     assert len(before) == 2
 
     second = engine()
-    replayed = [training_bucket(INDEX, n, silent=[2] if n >= 4 else []) for n in range(6, 12)]
-    second.restore(list(before.values()), replayed, [xid(79, at_ms=121_000)])
+    replayed = [training_bucket(INDEX, n, silent=[2] if n >= 4 else []) for n in range(6, 30)]
+    second.restore(list(before.values()), replayed, [xid(79, at_ms=301_000)])
     assert second.health_of("n01", 2)[0] is Health.CONFIRMED
-    again = feed(second, range(12, 16), silent=[2])
+    again = feed(second, range(30, 34), silent=[2])
     assert {i.id for outcome in again for i in outcome.incidents} <= set(before)
-    feed(second, range(16, 18))
+    feed(second, range(34, 36))
     assert [i.cause for i in second.incidents.values() if i.closed_ms is None] == ["xid_79"]
-    back = Event("b", START_MS + 200_000, "n01", 2, EventKind.LIFECYCLE, "gpu_back", "")
-    second.on_events([back], START_MS + 200_000)
-    feed(second, range(18, 90))
+    back = Event("b", START_MS + 380_000, "n01", 2, EventKind.LIFECYCLE, "gpu_back", "")
+    second.on_events([back], START_MS + 380_000)
+    feed(second, range(36, 110))
     assert [i for i in second.incidents.values() if i.closed_ms is None] == []
 
 
@@ -215,8 +220,8 @@ def test_two_faults_on_one_node_are_two_incidents_and_a_silence_swallows_neither
             gpu["gpu_temp_c"][8 + 5] = 26 + 0.09 * gpu["power_w"][8 + 5]
 
     subject, reported = engine(), []
-    for number in range(60):
-        bucket = training_bucket(INDEX, number, hot, silent=[1] if 30 <= number < 40 else [])
+    for number in range(84):
+        bucket = training_bucket(INDEX, number, hot, silent=[1] if 30 <= number < 60 else [])
         if number >= 15:
             bucket.gpu_rows[8 + 3] = 0
         reported += subject.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents

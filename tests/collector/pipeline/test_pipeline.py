@@ -350,9 +350,9 @@ def test_a_node_that_falls_silent_is_found(store: Store, index: FleetIndex) -> N
         clock = Clock()
         write_entities(store, index)
         write_ticks(store, index, T0, T0 + 40_000)
-        write_ticks(store, index, T0 + 40_000, T0 + 100_000, silent=["n3"])
+        write_ticks(store, index, T0 + 40_000, T0 + 300_000, silent=["n3"])
         async with running(pipeline_of(store, index, clock)) as pipeline:
-            await advance(pipeline, clock, T0 + 100_000 + LAG_MS)
+            await advance(pipeline, clock, T0 + 300_000 + LAG_MS)
         (incident,) = store.incidents.newest("open")
         assert (incident.node, incident.cause) == ("n3", "silent")
         assert pipeline.engine.decider._live, "the scheduler's word on it counts, or that there is none"

@@ -23,6 +23,7 @@ from drover_collector.detectors._lib.report_interval import MISSED, SILENT_BUCKE
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.liveness.partial import PartialReports
+from drover_collector.detectors.liveness.peers import PeersOfSilent, Progress
 from drover_collector.detectors.liveness.texts import (
     driver_gone,
     gpu_gone,
@@ -30,6 +31,7 @@ from drover_collector.detectors.liveness.texts import (
     job_of,
     mass_silent,
     no_gpu_answers,
+    node_cut_off,
     node_late,
     node_silent,
     planned,
@@ -69,6 +71,10 @@ REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what 
 # to be reported. Drains are asked for as soon as before.
 GAPS_USUAL, GAPS_SHARE, GAPS_MS, GAPS_KEPT = 2, 0.001, 24 * 3_600_000, 1024
 GAP_SLACK = 2.0
+# A single node that is away for a minute or two is mostly an agent that restarts or a management network that blinks.
+# Kubernetes waits 50 s (node-monitor-grace-period), Slurm 300 s (SlurmdTimeout). Its job's other nodes know more: if
+# they stopped computing with it, it is dead, and nobody has to wait; if they go on, it lives.
+ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 90_000, Progress.GOES_ON: 240_000}
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
@@ -138,6 +144,7 @@ class LivenessState:
     resumed_ms: int
     coming_ms: int
     partial: PartialReports
+    peers: PeersOfSilent
     reception: Reception = field(default_factory=Reception)
     has_node_rows: bool = False  # rows of nodes were seen, not only of their GPUs
     planned: PlannedStops = field(default_factory=PlannedStops)
@@ -169,6 +176,8 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
                     s.seen_ms[n] = incident.since_ms
+                    if incident.job:
+                        s.peers.resume(slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1])), incident.job)
         if node is not None:
             g = None if incident.gpu is None else index.gpu(node, incident.gpu)
             if cause == "gpu_partial" and g is not None:
@@ -185,7 +194,8 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
 def _fresh(index: FleetIndex, started_ms: int) -> LivenessState:
     seen, late, returned = (np.zeros(index.node_count, np.int64) for _ in range(3))
     answered, partial = np.zeros(index.gpu_count, np.int64), PartialReports.of(index.gpu_count)
-    return LivenessState(seen, answered, late, returned, started_ms, started_ms + COMING_MS, partial)
+    peers = PeersOfSilent.of(index.gpu_count)
+    return LivenessState(seen, answered, late, returned, started_ms, started_ms + COMING_MS, partial, peers)
 
 
 def detect(window: Window, state: LivenessState | None, now_ms: int) -> tuple[list[Finding], LivenessState]:
@@ -324,6 +334,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     if core:
         answers = answers & ~np.isnan(np.array(core)).all(axis=0)
     s.answered_ms[answers] = bucket.end_ms
+    s.peers.add_bucket(bucket)
     s.partial.note(window, answers)
     for node, gpu, code in [key for key in s.reported if key[2] == "gpu_lost" and key[1] is not None]:
         g = index.gpu(node, gpu) if gpu is not None else None
@@ -465,9 +476,15 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     usual_ms = s.reception.usual_gap_ms(bucket.end_ms, window.index.node_count)
     for n in np.flatnonzero(silent).tolist():
         name = index.nodes[n].name
-        if never[n] or quiet_ms[n] >= usual_ms or ("node", "silent", name, None) in s.open:
+        progress = s.peers.progress(window, n)
+        enough = quiet_ms[n] >= max(usual_ms, ALONE_MS[progress])
+        if never[n] or enough or ("node", "silent", name, None) in s.open:
             drain_ms = max(DRAIN_AFTER_MS, 2 * int(limit_ms[n]))  # a warning always precedes it
-            long, wrong = bool(min(quiet_ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms), name in s.clock_wrong
+            wrong, lives = name in s.clock_wrong, progress is Progress.GOES_ON
+            long = bool(min(quiet_ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms)
+            if lives and not never[n] and not wrong:
+                yield node_cut_off(window, n, int(since[n]), int(shown_ms[n]), now_ms)
+                continue
             yield node_silent(window, n, bool(never[n]), int(since[n]), int(shown_ms[n]), wrong, long, now_ms)
 
 
@@ -556,8 +573,11 @@ EXAMPLES = (
     Example("a GPU often does not answer, its neighbours do", lambda: play(small_fleet(), 60, _answers_in_part),
             frozenset({("liveness", "gpu_partial", "gpu", "warning")})),
     Example("a node falls silent", lambda: play(
-        small_fleet(), 10, silent=lambda number: [2] if number >= 4 else [],
+        small_fleet(), 30, silent=lambda number: [2] if number >= 4 else [],
     ), frozenset({("liveness", "silent", "node", "warning")})),
+    Example("a node is away for two minutes, and its job goes on without a break", lambda: play(
+        small_fleet(), 30, silent=lambda number: [2] if 4 <= number < 16 else [],
+    ), frozenset()),
     Example("a whole rack falls silent: one finding", lambda: play(
         small_fleet(12), 10, silent=lambda number: [4, 5, 6, 7] if number >= 4 else [],
     ), frozenset({("liveness", "silent", "rack", "critical")})),

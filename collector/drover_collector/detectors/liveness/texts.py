@@ -87,6 +87,23 @@ def node_silent(
     )  # fmt: skip
 
 
+def node_cut_off(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: int) -> Finding:
+    """Return the finding for a silent node whose job computes on its other nodes as before. No drain is asked for."""
+    node = window.index.nodes[n]
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "silent", "node", node.name, None, ((node.name, None),), now_ms, since_ms,
+        Severity.WARNING, 0.8, RecommendedAction.ADVISE,
+        f"Node {node.name} has been silent for {duration(quiet_ms)}, but its job goes on: the node seems to run.",
+        f"Check drover-agent on {node.name} and the management network to it. Check the node itself if its job's nodes"
+        " do not depend on each other, as replicas of a service do not.",
+        (
+            Evidence(f"no telemetry of {node.name} or its {node.gpus} GPUs", from_ms=since_ms),
+            Evidence("the other nodes of its job draw as much power as before", from_ms=since_ms),
+        ),
+        job_of(window, node.name), lost_gpus=float(node.gpus),
+    )  # fmt: skip
+
+
 def node_late(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: int) -> Finding:
     node = window.index.nodes[n].name
     return Finding(

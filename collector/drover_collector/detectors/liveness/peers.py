@@ -1,0 +1,101 @@
+"""Tell by the other nodes of a silent node's job whether that job goes on.
+
+A synchronous job waits for each of its ranks. When a node dies, its peers stop computing within a step: they wait in
+NCCL and draw much less power, or their processes end. While they draw what they drew before, the node most likely runs,
+and only its agent or its way to the collector is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from drover_collector.detectors._lib.robust import Bools
+from drover_collector.detectors._lib.window import Window
+from drover_collector.fleet.buckets import Bucket, Floats, Ints
+
+WEIGHT = 0.05  # of the newest bucket in the usual power: some minutes at 10 s
+STOPPED_SHARE = 0.7  # of the usual power: a GPU that waits in NCCL draws about half of what it draws in training
+GOES_ON_SHARE = 0.85
+# A job that rests shows nothing. A GPU works that usually draws so many times the least power seen of it, or this share
+# of its limit.
+WORKING, WORKING_SHARE = 1.3, 0.4
+NAMES_KEPT = 65_536  # names of jobs, until those that have ended are forgotten
+
+
+class Progress(Enum):
+    """What a silent node's job does on its other nodes."""
+
+    STOPPED = "stopped"
+    GOES_ON = "goes_on"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True)
+class PeersOfSilent:
+    """What each GPU drew, and the job it was in, while it reported.
+
+    Attributes:
+        usual_w: float64 [G], a moving average of its power. least_w: float64 [G], the least seen. NaN: not seen.
+        job: int32 [G], a number from `numbers` (-1: none). That of a silent GPU is the one it had before.
+    """
+
+    usual_w: Floats
+    least_w: Floats
+    job: Ints
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, gpu_count: int) -> PeersOfSilent:
+        """Return the state before the first bucket."""
+        none = np.full(gpu_count, np.nan)
+        return cls(none, none, np.full(gpu_count, -1, np.int32))
+
+    def resume(self, gpus: slice, job: str) -> None:
+        """Take over from a former run which job GPUs were in that have been silent since."""
+        self.job[gpus] = self.numbers.setdefault(job, max(self.numbers.values(), default=-1) + 1)
+
+    def add_bucket(self, bucket: Bucket) -> None:
+        """Learn from the next bucket."""
+        reporting = bucket.gpu_rows > 0
+        self.job[reporting] = self._numbered(bucket)[reporting]
+        power = bucket.gpu.get("power_w")
+        if power is None:
+            return
+        known = ~np.isnan(power)
+        usual = np.where(np.isnan(self.usual_w), power, self.usual_w)
+        self.usual_w = np.where(known, usual + WEIGHT * (power - usual), self.usual_w)
+        self.least_w = np.fmin(self.least_w, power)
+
+    def progress(self, window: Window, n: int) -> Progress:
+        """Return what the job of silent node number `n` does on other nodes, in the newest bucket."""
+        index, bucket = window.index, window.newest
+        power = bucket.gpu.get("power_w")
+        mine = self.job[index.first_gpu[n] : index.first_gpu[n + 1]]
+        if power is None or not (mine >= 0).any():
+            return Progress.UNKNOWN
+        usual, limit = self.usual_w, bucket.gpu.get("power_limit_w")
+        works = usual > WORKING * self.least_w
+        if limit is not None:
+            works |= usual > WORKING_SHARE * limit
+        peers: Bools = np.isin(self.job, mine[mine >= 0]) & (index.gpu_node != n) & works & ~np.isnan(power)
+        if not peers.any():
+            return Progress.UNKNOWN
+        share = float(np.median(power[peers] / usual[peers]))
+        if share < STOPPED_SHARE:
+            return Progress.STOPPED
+        return Progress.GOES_ON if share > GOES_ON_SHARE else Progress.UNKNOWN
+
+    def _numbered(self, bucket: Bucket) -> Ints:
+        """Return the job of each GPU, int32 [G], as numbers that stay the same from bucket to bucket."""
+        if len(self.numbers) > NAMES_KEPT:
+            kept = set(np.unique(self.job).tolist())
+            self.numbers = {name: number for name, number in self.numbers.items() if number in kept}
+        following = max(self.numbers.values(), default=-1) + 1
+        codes = np.full(len(bucket.job_names) + 1, -1, np.int32)  # the last stands for "none", number -1
+        for at, name in enumerate(bucket.job_names):
+            codes[at] = number = self.numbers.setdefault(name, following)
+            following = max(following, number + 1)
+        return codes[bucket.jobs]
