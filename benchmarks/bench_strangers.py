@@ -33,12 +33,15 @@ from drover_cli.scoring.summary import Summary, summarize
 from drover_collector.engine.engine import LAG_MS
 from drover_collector.engine.replay import Replay
 from drover_collector.policy.policy import Policy
-from drover_core.model.events import Incident
+from drover_core.model.events import Incident, IncidentKind
 from drover_core.model.reports import incident_report
 
 DATA = Path(__file__).parent / "data/strangers.json"
 PAGE = Path(__file__).parents[1] / "docs/evidence/strangers.md"
 GOALS = "Goals: precision .98, recall .95, F1 .965, no false drain."
+# The generators' brief asks for no labels of it. A job is slower for many reasons that are nobody's fault, and because
+# of faults that are labelled. bench_slowdown.py judges it.
+UNLABELLED = IncidentKind.SLOWDOWN
 FAILED: list[str] = []  # fleets that could not be played, and why
 
 
@@ -52,7 +55,8 @@ def play(folder: Path, baselines: bool) -> dict[str, Score]:
     replay = Replay(case.index, case.buckets(), case.events, Policy.named("nvidia"), case.inventories)
     incidents: dict[str, Incident] = {}
     for outcome in replay:
-        incidents.update((i.id, i) for i in outcome.incidents if i.scope != "fleet")
+        judged = (i for i in outcome.incidents if i.scope != "fleet" and i.kind is not UNLABELLED)
+        incidents.update((i.id, i) for i in judged)
     if replay.engine is not None and replay.engine.errors:
         raise RuntimeError(f"detectors failed: {replay.engine.errors}")
     labels = [label_of(row) for _, row in read_jsonl(folder / "labels.jsonl")]
@@ -119,7 +123,8 @@ def page(kept: dict[str, Any]) -> str:
             "by somebody who has seen neither a detector, nor the adversary, nor another of these: A and D for tuning, "
             "B for scoring, C for one look at the end. Who works on detectors looks at figures of B only: those "
             "of this page, of some runs between them, and once the kinds of labels near its false incidents. "
-            "Intervals are of 95 % (Wilson). "
+            "Intervals are of 95 % (Wilson). Slowdowns of jobs are not judged here: the generators' brief asks for no "
+            "labels of them. "
             "False ones are per 1,000 GPU-days of these fleets, which hold far more trouble than the field's; "
             "where there was none, 3/N bounds the rate.",
             100,
