@@ -120,9 +120,9 @@ def page(kept: dict[str, Any]) -> str:
         "# Detection on fleets of strangers", "",
         textwrap.fill(
             "Made by `benchmarks/bench_strangers.py`, the bad figures too; do not edit. Each generator is written "
-            "by somebody who has seen neither a detector, nor the adversary, nor another of these: A and D for tuning, "
-            "B for scoring, C for one look at the end. Who works on detectors looks at figures of B only: those "
-            "of this page, of some runs between them, and once the kinds of labels near its false incidents. "
+            "by somebody who has seen neither a detector, nor the adversary, nor another of these: A, D and E for "
+            "tuning, B for scoring, C for one look at the end. Who works on detectors looks at figures of B only: "
+            "those of this page, of some runs between them, and once the kinds of labels near its false incidents. "
             "Intervals are of 95 % (Wilson). Slowdowns of jobs are not judged here: the generators' brief asks for no "
             "labels of them. "
             "False ones are per 1,000 GPU-days of these fleets, which hold far more trouble than the field's; "
@@ -205,7 +205,7 @@ def _rate(row: dict[str, Any], count: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--generators", nargs="+", default=["a", "b"], choices=["a", "b", "c", "d"])
+    parser.add_argument("--generators", nargs="+", default=["a", "b"], choices=["a", "b", "c", "d", "e"])
     parser.add_argument("--fleets", type=int, default=20, help="of each generator")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--healthy", type=int, default=0, metavar="FLEETS", help="and so many fleets without a fault")

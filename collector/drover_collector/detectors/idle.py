@@ -52,6 +52,9 @@ BREAK = 10  # times its length a break subtracts: half a minute in a notebook, o
 # No kernel in 95 % of the time, and power near idle: an idle H100 takes 70 to 120 W of 700, an A100 45 to 60 W of 400.
 IDLE_UTIL = 0.05
 IDLE_POWER = 0.3  # of its limit
+# Where utilisation is not read, so little of the limit is no work, unless one of these activities says otherwise.
+REST_POWER = 0.18
+ACTIVITIES = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 # Bytes per second: a job that copies is working. Polling by drivers and hosts stays below: on strangers' fleets GPUs
 # without a kernel had up to 1.2 GB/s on PCIe. 2 GB/s are 6 % of 16 lanes of its fourth generation.
 TRAFFIC = {
@@ -172,7 +175,7 @@ def could_not_judge(window: Window) -> list[str]:
     if not (window.newest.jobs >= 0).any():
         return ["idle GPUs: no data on which job holds which GPU"]
     if "gpu_util_ratio" not in window.newest.gpu:
-        return ["idle GPUs: the data lacks gpu_util_ratio"]
+        return ["idle GPUs: the data lacks gpu_util_ratio, so only GPUs near their idle power are judged"]
     return []
 
 
@@ -183,9 +186,13 @@ def _idle(window: Window) -> Floats:
     work = util >= IDLE_UTIL
     with np.errstate(invalid="ignore"):
         work |= power > IDLE_POWER * limit  # NaN: unknown, judged by the rest
+        rests = power <= REST_POWER * limit
     for metric, least in TRAFFIC.items():
         work |= column(window, metric) >= least
-    return np.where(work, 0.0, np.where(np.isnan(util), np.nan, 1.0))
+    for metric in ACTIVITIES:
+        rests &= ~(column(window, metric) >= IDLE_UTIL)
+    unread = np.isnan(util)
+    return np.where(work, 0.0, np.where(~unread | rests, 1.0, np.nan))
 
 
 def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
@@ -208,19 +215,20 @@ def _jobs(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:
         hours = float(s.idle_ms[gpus].sum()) / 3_600_000
         members = tuple(index.member(int(g)) for g in gpus)
         all_of = f"all its {total} GPUs" if count == total else f"{count} of its {total} GPUs"
-        power, util = (float(np.nanmedian(column(window, m)[gpus])) if _known(window, m, gpus) else float("nan")
-                       for m in ("power_w", "gpu_util_ratio"))  # fmt: skip
+        evidence = [Evidence(f"on {listing({node for node, _ in members})}", from_ms=now_ms - idle_ms, to_ms=now_ms)]
+        if _known(window, "gpu_util_ratio", gpus):
+            util = float(np.nanmedian(column(window, "gpu_util_ratio")[gpus]))
+            text = f"no kernel most of the time, {util:.0%} at the median"
+            evidence.append(Evidence(text, "gpu_util_ratio", util, IDLE_UTIL))
+        if _known(window, "power_w", gpus):
+            power = float(np.nanmedian(column(window, "power_w")[gpus]))
+            evidence.append(Evidence(f"power near idle, {power:.0f} W at the median", "power_w", power))
         yield Finding(
             NAME, IncidentKind.IDLE, "idle_gpus", "job", None, None, members, now_ms, now_ms - idle_ms,
             Severity.WARNING if warn else Severity.INFO, 0.9, RecommendedAction.NONE,
             f"Job {job} has held {all_of} idle for {duration(idle_ms)} or longer: {hours:.1f} GPU-hours so far.",
             "Ask the job's owner whether it waits for something or requested too many GPUs. The GPUs are healthy.",
-            (
-                Evidence(f"on {listing({node for node, _ in members})}", from_ms=now_ms - idle_ms, to_ms=now_ms),
-                Evidence(f"no kernel most of the time, {util:.0%} at the median", "gpu_util_ratio", util, IDLE_UTIL),
-                Evidence(f"power near idle, {power:.0f} W at the median", "power_w", power),
-            ),
-            job, lost_gpus=float(count),
+            tuple(evidence), job, lost_gpus=float(count),
         )  # fmt: skip
 
 
@@ -250,11 +258,12 @@ def _keep_count(window: Window, s: IdleState, idle: Floats) -> None:
     free = (bucket.jobs < 0) & (bucket.gpu_rows > 0) & ~(unread & np.isnan(memory))
     kept = free & (unread | (s.processes >= 1)) & ~(memory < KEPT_MEMORY)
     rests = kept & (idle == 1)
-    if rests.sum() > PROCESSES_SHARE * (free & (idle == 1)).sum():
-        kept &= ~rests | (len(np.unique(window.index.gpu_node[rests])) <= SERVICE_NODES)
-    added = np.where(kept & (idle == 1), bucket.length_ms, 0)
-    ends = (free & ~kept) | (bucket.jobs >= 0) | (idle == 0) | (unread & np.isnan(memory))
-    s.kept_ms = np.where(ends, 0, s.kept_ms + added)
+    many = rests.sum() > PROCESSES_SHARE * (free & (idle == 1)).sum()
+    service = many and len(np.unique(window.index.gpu_node[rests])) > SERVICE_NODES
+    added = np.where(rests & ~service, bucket.length_ms, 0)
+    ends = (free & ~kept) | (bucket.jobs >= 0) | (unread & np.isnan(memory))
+    worked = np.where((idle == 0) | (rests & service), BREAK * bucket.length_ms, 0)
+    s.kept_ms = np.where(ends, 0, np.maximum(0, s.kept_ms + added - worked))
 
 
 def _left(window: Window, s: IdleState, now_ms: int) -> Iterator[Finding]:

@@ -243,7 +243,7 @@ def test_a_process_that_keeps_a_gpu_which_no_job_holds_is_a_note_and_after_an_ho
 def test_a_process_that_works_ends_or_is_everywhere_is_not_left_over() -> None:
     def works(number: int, gpu: dict[str, np.ndarray]) -> None:
         gpu["compute_processes"][10] = 1
-        gpu["gpu_util_ratio"][10] = 0.6 if number % 100 == 50 else 0.0
+        gpu["gpu_util_ratio"][10] = 0.6 if number % 8 == 5 else 0.0
 
     def ends(number: int, gpu: dict[str, np.ndarray]) -> None:
         gpu["compute_processes"][10] = float(number < 170)

@@ -21,6 +21,9 @@ BUSY_POWER_W = 250.0  # where no limit is read
 # At a lighter load, as in inference, much of it is the sensors' resolution: whole degrees at the core, one or two at
 # the inlet, which all GPUs of a node share. So the GPU is compared with its node's others too.
 LIGHT_RATIO = 0.25  # of the power limit
+# Fans follow the load, so the resistance of a GPU at half of its load, or among GPUs that rest, may be 70 % higher than
+# at full load. Peers are GPUs whose power and whose node's power are in the same step; a step is so much (natural log).
+LOAD_STEP = 0.3
 LEAST_ALIKE = 4  # GPUs in the same slots elsewhere; with fewer, all GPUs in the same place are compared
 LIGHT_GPUS = 4  # of the node, including the GPU itself
 # Power may vary by this share, as the core follows it with a time constant of 15 to 60 s, and may be lower than the
@@ -65,6 +68,18 @@ def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, B
         )
         light = steady & ~busy & (power[-1] >= LIGHT_RATIO * limit)
     return resistance, steady & busy, settled & busy, light
+
+
+def _load_steps(window: Window) -> Ints:
+    """Return a number for each GPU's load and its node's, int64 [G]: equal where both are alike."""
+    index, power = window.index, column(window, "power_w")
+    known = power > 0
+    node = index.gpu_node
+    total = np.bincount(node[known], power[known], index.node_count)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = total / np.bincount(node[known], minlength=index.node_count)
+        own, around = (np.nan_to_num(np.log(of) / LOAD_STEP, posinf=0.0, neginf=0.0) for of in (power, mean[node]))
+    return np.asarray(own.astype(np.int64).clip(0, 63) * 64 + around.astype(np.int64).clip(0, 63))
 
 
 def resistances(window: Window, inlets: Floats) -> Floats:
@@ -122,7 +137,7 @@ def cooling(window: Window, inlets: Floats, places: Places | None = None) -> Coo
     places = places or Places()
     resistance, steady, settled, light = _resistance(window, inlets)
     board, place_of = _places(window, inlets)
-    keys = board * (int(place_of.max(initial=0)) + 1) + place_of
+    keys = (board * (int(place_of.max(initial=0)) + 1) + place_of) * 64 * 64 + _load_steps(window)
     if not np.array_equal(keys, places.keys):
         places.keys = keys
         alike = np.unique(keys, return_inverse=True)[1].astype(np.int64)

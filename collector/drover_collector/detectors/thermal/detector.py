@@ -16,6 +16,7 @@ import numpy as np
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
 from drover_collector.detectors._lib.metrics import (
     Ints,
+    boards,
     column,
     counter_share,
     jobs_of_nodes,
@@ -258,7 +259,7 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
     assert s.model is not None
     temp, power, limit = (column(window, name) for name in ("gpu_temp_c", "power_w", "power_limit_w"))
     newest = window.newest
-    s.model.job = jobs_of_nodes(window)
+    s.model.job, s.model.board = jobs_of_nodes(window), boards(window)
     s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
     if s.memory is not None:
         memory = column(window, "memory_temp_c")
@@ -294,7 +295,7 @@ def _hot_memory(window: Window, s: ThermalState, now_ms: int) -> Iterator[Findin
 
 def _warm_rack(window: Window, model: HeatModel, rack: int, now_ms: int) -> Finding:
     """Report a rack whose GPUs say that its air is warmer, where no inlet does."""
-    index, since = window.index, int(model.racks.since_ms[rack])
+    index, since = window.index, model.rack_since_ms(rack)
     names = [index.nodes[n].name for n in np.flatnonzero(index.rack == rack)]
     over = float(model.rise.rack_c[rack])
     text = f"the air at the GPUs of {listing(names)} is {over:.1f} degC warmer than before, beyond other racks'"
@@ -316,9 +317,9 @@ def _note_onsets(window: Window, s: ThermalState, flagged: Bools, inlets: Floats
         first = len(window.buckets) - min(max(int(s.streak_bad[g]), int(s.streak_slow[g])), len(window.buckets))
         s.since_ms[g] = window.buckets[first].start_ms
         if s.model is not None and s.model.rise.hot[g]:
-            s.since_ms[g] = int(s.model.gpus.since_ms[g])
+            s.since_ms[g] = s.model.since_ms(g)
         elif s.model is not None and s.model.rise.hot_nodes[window.index.gpu_node[g]]:
-            s.since_ms[g] = int(s.model.nodes.since_ms[window.index.gpu_node[g]])
+            s.since_ms[g] = s.model.node_since_ms(int(window.index.gpu_node[g]))
         elif s.streak_bad[g] >= PERSIST:  # the load may have been too unsteady to judge when it began
             earlier = resistances(window, inlets) if earlier is None else earlier
             s.since_ms[g] = onset_ms(window, first, earlier[:, g], float(before[g]))
@@ -390,7 +391,8 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
     temp, power = column(window, "gpu_temp_c")[g], column(window, "power_w")[g]
     if facts.rise.hot[g]:
         warmer, own, slot = float(facts.rise.warmer_c[g]), float(facts.rise.own_c[g]), int(window.index.gpu_slot[g])
-        text = f"core {warmer:.1f} degC warmer than this GPU was before at such a load: {warmer / own:+.0%} of its heat"
+        than = "beside its node's other GPUs" if facts.rise.beside[g] else "at such a load"
+        text = f"core {warmer:.1f} degC warmer than this GPU was before {than}: {warmer / own:+.0%} of its heat"
         result.append(fact(text, None, float(temp), float(temp) - warmer, key=f"core of GPU {slot} at its load"))
     n = int(window.index.gpu_node[g])
     if facts.rise.hot_nodes[n]:

@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors.thermal.beside import OF_GPUS, OF_NODES, Beside, NodeMates, expected_of_nodes_c
+from drover_collector.detectors.thermal.rise_test import BLOCK_MS, NOISE_C, SUSPECT, RiseTest
 from drover_collector.fleet.buckets import Floats
 
 Ints = npt.NDArray[np.int64]
@@ -32,7 +34,6 @@ Ints = npt.NDArray[np.int64]
 TAUS_S = (20.0, 90.0, 400.0)  # die and lid; heat sink or cold plate; chassis
 OWN = len(TAUS_S)  # parts of a core's rise that its own power makes; then the node's power, and a constant
 PARTS = OWN + 2
-BLOCK_MS = 300_000
 LEARN_BLOCKS = 4  # before a GPU is judged: 20 minutes
 MEMORY = 288  # blocks of forgetting: a day
 WARM_MS = 300_000  # after a gap, until the filters hold what came before
@@ -62,16 +63,13 @@ LEAST_RISE_C = 4.0  # by its own power; sensors are in whole degrees
 # By how much the load, as a share of the limit, may move within a block (standard deviation) and from what the chassis
 # feels: up to it the block counts fully.
 STEADY = 0.05
-NOISE_C, NOISE_SHARE = 0.35, 0.03  # least noise of a block, degC and share of the rise
+NOISE_SHARE = 0.03  # of the rise, beside NOISE_C
 UNSTEADY_C = 4.0  # and for a load that moved by one limit, as in STEADY
-NOISE_BLOCKS = 24  # over which the noise is learnt
-K, LIMIT, CLIP, KEEP = 1.0, 12.0, 4.0, 4.0  # of the test; KEEP: over the limit, so that it ends within four good blocks
-FADES = 0.5  # of the score, in a block that cannot be judged
-SUSPECT = 3.0  # of the test, from which on a block is not learnt
 LEAST_SHARE, LEAST_C = 0.08, 0.7  # a smaller rise is not reported
 # A neighbour that begins to work may warm the air of one GPU by as much: until an hour is learnt, nothing less is said.
 YOUNG_BLOCKS, YOUNG_SHARE = 12, 0.22
 ALONE = 2.0  # times as much warmer as any other GPU of the node
+AS_MATES = 0.4  # share of a rise that must be there beside its mates too, where they can say
 AIR_FOLLOWS, AIR_RESTS = 0.5, 0.02  # share of what is off per block; and of what was followed, that is forgotten
 AIR_LEARN_BLOCKS, AIR_SEEN_BLOCKS = 6, 3.0  # for the air a GPU counts later, at loads that it was seen at
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
@@ -89,6 +87,7 @@ class Rise:
     Attributes:
         warmer_c: degC above what the GPU's own past and the air predict. own_c: predicted rise by its own power.
         hot: bool [G], the test has passed, and this block shows it too.
+        beside: bool [G], those of `hot` that are warmer beside their node's other GPUs, not by their own past alone.
         node_c: degC by which a node's air is warmer than before, beyond the nodes around it, float64 [N].
         rack_c: the same of a rack, beyond the other racks, [R]. hot_nodes, hot_racks: bool [N], [R].
     """
@@ -96,6 +95,7 @@ class Rise:
     warmer_c: Floats
     own_c: Floats
     hot: Bools
+    beside: Bools
     node_c: Floats
     rack_c: Floats
     hot_nodes: Bools
@@ -104,50 +104,7 @@ class Rise:
     @classmethod
     def nothing(cls, gpus: int, nodes: int, racks: int) -> Rise:
         gpu_c, node_c, rack_c = (np.full(count, np.nan) for count in (gpus, nodes, racks))
-        return cls(gpu_c, gpu_c, gpu_c > 0, node_c, rack_c, node_c > 0, rack_c > 0)
-
-
-class RiseTest:
-    """The sequential test of some things, each in units of its own noise.
-
-    Attributes:
-        score: float64, from 0. since_ms: start of the block in which the score left 0, int64.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.score = np.zeros(count)
-        self.since_ms = np.zeros(count, np.int64)
-        self._noise = np.full(count, 0.3**2)  # degC^2
-
-    def restore(self, which: int, since_ms: int) -> None:
-        """Know that one has risen since then, before the collector started again."""
-        self.score[which], self.since_ms[which] = LIMIT + KEEP, since_ms
-
-    @property
-    def suspect(self) -> Bools:
-        """What may have risen, and is not learnt from."""
-        return np.asarray(self.score >= SUSPECT)
-
-    @property
-    def passed(self) -> Bools:
-        return np.asarray(self.score >= LIMIT)
-
-    def step(self, block: int, warmer_c: Floats, least: Floats, judged: Bools) -> Floats:
-        """Add a block, and return z. `least`: degC^2 of noise that each has at least; NaN is not judged."""
-        z = warmer_c / np.sqrt(np.maximum(self._noise, NOISE_C**2) - NOISE_C**2 + least)
-        judged = judged & ~np.isnan(z)
-        step = np.clip(np.where(judged, z, 0.0), -CLIP, CLIP) - K
-        before = self.score
-        # What cannot be judged for hours, at another load, must not stay suspect: it would never be learnt.
-        self.score = np.where(judged, np.clip(before + step, 0.0, LIMIT + KEEP), np.maximum(before - FADES, 0.0))
-        self.since_ms[(before == 0) & (self.score > 0)] = block * BLOCK_MS
-        return np.asarray(z)
-
-    def learn(self, warmer_c: Floats, learns: Bools) -> None:
-        """Learn the noise of what is healthy."""
-        square = np.minimum(warmer_c**2, 9 * np.maximum(self._noise, NOISE_C**2))
-        known = learns & ~np.isnan(warmer_c)
-        self._noise = np.where(known, self._noise + (square - self._noise) / NOISE_BLOCKS, self._noise)
+        return cls(gpu_c, gpu_c, gpu_c > 0, gpu_c > 0, node_c, rack_c, node_c > 0, rack_c > 0)
 
 
 class _Loads:
@@ -157,7 +114,7 @@ class _Loads:
         self._node, self._nodes = node, nodes
         self.filtered = np.full((OWN, len(node)), np.nan)
         self.of_node = np.full(nodes, np.nan)  # mean of its GPUs, filtered
-        self._scale_w = np.full(len(node), np.nan)  # first power limit; where none is read, the highest power
+        self.scale_w = np.full(len(node), np.nan)  # first power limit; where none is read, the highest power
         self._limited = np.zeros(len(node), bool)  # it is a limit
         self._warm_ms, self._gap_ms = np.zeros(len(node)), np.zeros(len(node))
 
@@ -167,17 +124,17 @@ class _Loads:
         A limit that changes later changes nothing: heat follows watts.
         """
         first = (limit > 0) & ~self._limited
-        higher = ~self._limited & ~first & (power > MORE_POWER * np.nan_to_num(self._scale_w))
+        higher = ~self._limited & ~first & (power > MORE_POWER * np.nan_to_num(self.scale_w))
         changed = np.flatnonzero(first | higher)
         scale_w = np.where(first, limit, power)[changed]
-        ratio = np.nan_to_num(self._scale_w[changed] / scale_w, nan=1.0)
+        ratio = np.nan_to_num(self.scale_w[changed] / scale_w, nan=1.0)
         self.filtered[:, changed] *= ratio
-        self._scale_w[changed], self._limited[first] = scale_w, True
+        self.scale_w[changed], self._limited[first] = scale_w, True
         return changed, ratio
 
     def advance(self, power: Floats, length_ms: int) -> Bools:
         """Add a bucket. Return the GPUs whose filters hold what came before, bool [G]."""
-        load = power / self._scale_w
+        load = power / self.scale_w
         known = np.isfinite(load)
         for part, tau_s in enumerate(TAUS_S):
             before, share = self.filtered[part], -np.expm1(-length_ms / 1000 / tau_s)
@@ -290,12 +247,22 @@ class OffsetsByLoad:
             self._seen[at] += share[g]
 
 
+@dataclass(frozen=True, slots=True)
+class BesideTests:
+    """GPUs beside their node's others, nodes beside nodes as busy, and racks by what their nodes show."""
+
+    gpus: Beside
+    nodes: Beside
+    racks: RiseTest
+
+
 class HeatModel:
     """State of all GPUs of a fleet. `advance` with each bucket in order of time.
 
     Attributes:
         rise: what the last block showed. gpus, nodes, racks: their tests.
-        job: number of each node's job, int64 [N], -1: none is known. To be set before a bucket is added.
+        job: number of each node's job, int64 [N], -1: none is known. board: of each node, int64 [N], -1: unknown. Both
+            are to be set before a bucket is added.
     """
 
     def __init__(self, node: Ints, rack_of_node: Ints, racks: int) -> None:
@@ -303,12 +270,26 @@ class HeatModel:
         self._node, self._rack_of = node, rack_of_node
         self._loads, self._past, self._by_load = _Loads(node, len(rack_of_node)), _Sums(gpus), OffsetsByLoad(gpus)
         self._sums = _Sums(gpus)  # of the block
-        self.job = np.full(len(rack_of_node), -1, np.int64)
+        self.job, self.board = np.full((2, len(rack_of_node)), -1, np.int64)
         self._block: int | None = None
         self._air_c = np.zeros(len(rack_of_node))
         self._read: Bools = np.zeros(gpus, bool)  # an inlet is
         self.gpus, self.nodes, self.racks = RiseTest(gpus), RiseTest(len(rack_of_node)), RiseTest(racks)
+        self._mates = NodeMates(node)
+        self.beside = BesideTests(Beside(gpus, OF_GPUS), Beside(len(rack_of_node), OF_NODES), RiseTest(racks))
         self.rise = Rise.nothing(gpus, len(rack_of_node), racks)
+
+    def since_ms(self, g: int) -> int:
+        """Return since when GPU `g`, which is hot, is."""
+        return int((self.beside.gpus.test if self.rise.beside[g] else self.gpus).since_ms[g])
+
+    def node_since_ms(self, n: int) -> int:
+        """Return since when node `n`, which is hot, is."""
+        return int((self.nodes if self.nodes.passed[n] else self.beside.nodes.test).since_ms[n])
+
+    def rack_since_ms(self, rack: int) -> int:
+        """Return since when a rack, which is hot, is."""
+        return int((self.racks if self.racks.passed[rack] else self.beside.racks).since_ms[rack])
 
     @property
     def load(self) -> Floats:
@@ -318,7 +299,8 @@ class HeatModel:
     @property
     def suspects(self) -> Bools:
         """GPUs that may be too warm, or whose node or rack may be, bool [G]."""
-        return np.asarray(self.gpus.suspect | (self.nodes.suspect | self.racks.suspect[self._rack_of])[self._node])
+        alone = self.gpus.suspect | self.beside.gpus.test.suspect
+        return np.asarray(alone | (self.nodes.suspect | self.racks.suspect[self._rack_of])[self._node])
 
     def advance(self, end_ms: int, length_ms: int, temp: Floats, power: Floats, limit: Floats, inlet: Floats) -> None:
         """Add a bucket; at the end of a block set `rise` and `score`.
@@ -354,7 +336,10 @@ class HeatModel:
         count = np.maximum(sums.count, 1)
         x, y = sums.x / count[:, None], sums.y / count
         load, around = x[:, 1], x[:, OWN]
+        rise_c = np.where(there, y + self._air_c[self._node], np.nan)  # over the inlet
         parts = self._past.fit(self._read)
+        moved = np.sqrt(np.maximum(sums.squares[:, 0, 0] / count - x[:, 0] ** 2, 0.0))
+        moved = np.maximum(moved, np.abs(x[:, 0] - x[:, OWN - 1]))  # the chassis has not followed yet
         own_c = np.maximum((parts[:, :OWN] * x[:, :OWN]).sum(axis=1), LEAST_OF_RISE * RISE_C * load)
         offset_c, seen, doubt_c = self._by_load.at(load, around)
         off_c = np.where(there & (self._past.count >= LEARN_BLOCKS), y - (parts * x).sum(axis=1), np.nan)
@@ -362,8 +347,6 @@ class HeatModel:
         sure = (doubt_c == 0.0) & (seen >= AIR_SEEN_BLOCKS) & (self._past.count >= AIR_LEARN_BLOCKS)
         air_c, of_gpu = self._air(rest_c, sure)
         warmer_c = rest_c - of_gpu
-        moved = np.sqrt(np.maximum(sums.squares[:, 0, 0] / count - x[:, 0] ** 2, 0.0))
-        moved = np.maximum(moved, np.abs(x[:, 0] - x[:, OWN - 1]))  # the chassis has not followed yet
         least = NOISE_C**2 + (NOISE_SHARE * own_c) ** 2 + (UNSTEADY_C * moved) ** 2 + 0.5 / np.maximum(seen, 1)
         least += np.nan_to_num(doubt_c) ** 2
         judged = ~np.isnan(warmer_c) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
@@ -377,7 +360,36 @@ class HeatModel:
         self.gpus.learn(warmer_c, learns)
         warmer_c = np.where(judged, warmer_c, np.nan)
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
-        self.rise = Rise(warmer_c, own_c, hot, node_c, rack_c, hot_nodes, hot_racks)
+        self.rise = Rise(warmer_c, own_c, hot, hot & False, node_c, rack_c, hot_nodes, hot_racks)
+        self._judge_beside(block, rise_c, load * self._loads.scale_w, NOISE_C**2 + (UNSTEADY_C * moved) ** 2)
+
+    def _judge_beside(self, block: int, rise_c: Floats, watts: Floats, least: Floats) -> None:
+        """Judge GPUs beside those of their node, nodes beside nodes, racks by their nodes; add it to `rise`."""
+        was, gpus, nodes = self.rise, self.beside.gpus, self.beside.nodes
+        gpus.add_block(block, rise_c, self._mates.expected_c(rise_c, watts), least, self.gpus.passed)
+        hot = was.hot & ~(gpus.warmer_c < AS_MATES * was.warmer_c)
+        beside = self._alone(gpus.hot, gpus.warmer_c / np.maximum(gpus.own_c, LEAST_RISE_C)) & ~hot
+        warmer_c, own_c = np.where(beside, gpus.warmer_c, was.warmer_c), np.where(beside, gpus.own_c, was.own_c)
+        count = len(self.board)
+        of_node, watts_of, least_of = (group_medians(of, self._node, count)[0] for of in (rise_c, watts, least))
+        expected_c = expected_of_nodes_c(of_node, watts_of, self.board)
+        nodes.add_block(block, of_node, expected_c, np.nan_to_num(least_of), self.nodes.passed)
+        over_c = nodes.warmer_c - self._of_jobs(nodes.warmer_c)
+        of_rack, known = group_medians(over_c, self._rack_of, self._racks)
+        of_rack = np.where(known >= RACK_NODES, of_rack, np.nan)
+        rack_own, _ = group_medians(nodes.own_c, self._rack_of, self._racks)
+        racks = self.beside.racks
+        judged = ~np.isnan(of_rack)
+        z = racks.step(block, of_rack, AIR_NOISE_C**2 + (NOISE_SHARE * rack_own) ** 2, judged)
+        racks.learn(of_rack, judged & ~racks.suspect & ~(z > SUSPECT))
+        warm_rack = judged & racks.passed & (of_rack >= np.maximum(RACK_LEAST_C, NODE_SHARE * rack_own))
+        # What all nodes of a rack have is the rack's.
+        alone_c = over_c - np.nan_to_num(np.maximum(of_rack, 0.0))[self._rack_of]
+        warm = nodes.hot & (alone_c >= np.maximum(OF_NODES.least_c, OF_NODES.share * nodes.own_c))
+        self.rise = Rise(
+            warmer_c, own_c, hot | beside, beside, np.where(warm & ~was.hot_nodes, alone_c, was.node_c),
+            np.where(warm_rack & ~was.hot_racks, of_rack, was.rack_c), was.hot_nodes | warm, was.hot_racks | warm_rack,
+        )  # fmt: skip
 
     def _judge_air(self, block: int, air_c: Floats, own_c: Floats) -> tuple[Floats, Floats, Bools, Bools]:
         """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""

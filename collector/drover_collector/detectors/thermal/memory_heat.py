@@ -17,13 +17,12 @@ from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.thermal.heat_model import (
-    BLOCK_MS,
     LEAST_BUCKETS,
     LEAST_LOAD,
     NODE_GPUS,
     OffsetsByLoad,
-    RiseTest,
 )
+from drover_collector.detectors.thermal.rise_test import BLOCK_MS, RiseTest
 from drover_collector.fleet.buckets import Floats
 
 NOISE_C = 0.7  # least noise of a block: two sensors in whole degrees
