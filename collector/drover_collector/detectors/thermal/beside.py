@@ -28,6 +28,7 @@ MEMORY = 48  # blocks of forgetting, so that the doubt never vanishes
 LEARN_BLOCKS = 3  # before it is judged
 LEAST_RISE_C = 6.0  # over its air
 YOUNG_BLOCKS = 9
+LEAST_SHARE = 0.3  # as s: less is no GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,15 @@ class Beside:
         self.warmer_c = self.own_c = np.full(count, np.nan)
         self.hot: Bools = np.zeros(count, bool)
 
+    def _line(self) -> Floats:
+        """Return o, degC, and s of each, [count, 2]."""
+        return np.asarray(np.linalg.solve(self._squares, self._products[:, :, None])[:, :, 0])
+
+    def usual(self, rise_c: Floats) -> Floats:
+        """Return rises as they would be without what is each one's own; mates differ, and are not always the same."""
+        line = self._line()
+        return np.asarray((rise_c - line[:, 0]) / np.maximum(line[:, 1], LEAST_SHARE))
+
     def add_block(self, block: int, rise_c: Floats, x: Floats, least: Floats, held: Bools) -> None:
         """Judge a block, and learn from it.
 
@@ -79,7 +89,7 @@ class Beside:
         row = np.stack([np.ones_like(x), x], axis=1)
         known = ~np.isnan(x) & (rise_c >= LEAST_RISE_C)
         row[~known] = 0.0
-        line = np.linalg.solve(self._squares, self._products[:, :, None])[:, :, 0]
+        line = self._line()
         doubt = (row * np.linalg.solve(self._squares, row[:, :, None])[:, :, 0]).sum(axis=1)
         own_c = (row * line).sum(axis=1)
         warmer_c = np.where(known, rise_c - own_c, np.nan)

@@ -366,13 +366,13 @@ class HeatModel:
     def _judge_beside(self, block: int, rise_c: Floats, watts: Floats, least: Floats) -> None:
         """Judge GPUs beside those of their node, nodes beside nodes, racks by their nodes; add it to `rise`."""
         was, gpus, nodes = self.rise, self.beside.gpus, self.beside.nodes
-        gpus.add_block(block, rise_c, self._mates.expected_c(rise_c, watts), least, self.gpus.passed)
+        gpus.add_block(block, rise_c, self._mates.expected_c(gpus.usual(rise_c), watts), least, self.gpus.passed)
         hot = was.hot & ~(gpus.warmer_c < AS_MATES * was.warmer_c)
         beside = self._alone(gpus.hot, gpus.warmer_c / np.maximum(gpus.own_c, LEAST_RISE_C)) & ~hot
         warmer_c, own_c = np.where(beside, gpus.warmer_c, was.warmer_c), np.where(beside, gpus.own_c, was.own_c)
         count = len(self.board)
         of_node, watts_of, least_of = (group_medians(of, self._node, count)[0] for of in (rise_c, watts, least))
-        expected_c = expected_of_nodes_c(of_node, watts_of, self.board)
+        expected_c = expected_of_nodes_c(nodes.usual(of_node), watts_of, self.board)
         nodes.add_block(block, of_node, expected_c, np.nan_to_num(least_of), self.nodes.passed)
         over_c = nodes.warmer_c - self._of_jobs(nodes.warmer_c)
         of_rack, known = group_medians(over_c, self._rack_of, self._racks)
