@@ -91,8 +91,8 @@ def test_nodes_are_compared_with_nodes_of_their_board_and_load() -> None:
     assert np.isnan(expected[4:]).all(), "three nodes are too few"
 
 
-def nodes(worse: float, racks: np.ndarray | None = None, hot: tuple[int, ...] = (2,)) -> HeatModel:
-    """Play five hours of a fleet whose load falls at 2 h, as nodes `hot` lose flow at 2.5 h. No inlet is read."""
+def nodes(worse: float, racks: np.ndarray | None = None, hot: tuple[int, ...] = (2,), since_s: int = 9000) -> HeatModel:
+    """Play five hours of a fleet whose load falls at 2 h. Nodes `hot` lose flow at `since_s`. No inlet is read."""
     count = 12
     node, rng = np.repeat(np.arange(count), 4), np.random.default_rng(1)
     racks = np.arange(count) // 2 if racks is None else racks
@@ -103,7 +103,7 @@ def nodes(worse: float, racks: np.ndarray | None = None, hot: tuple[int, ...] = 
     for second in range(0, 5 * 3600, 30):
         watts = np.full(len(node), 600.0 if second < 7200 else 350.0) * rng.normal(1, 0.01, len(node))
         r = 0.06 * (0.4 + 0.6 * watts / 700) ** -0.8 * share
-        r[np.isin(node, hot)] *= 1 + worse * (second >= 9000)
+        r[np.isin(node, hot)] *= 1 + worse * (second >= since_s)
         temp = np.round(27 + r * watts + rng.normal(0, 0.3, len(node)))
         model.advance((second + 30) * 1000, 30_000, temp, watts, limit, inlet)
     return model
@@ -162,3 +162,10 @@ def test_speeds_that_are_not_read_are_not_judged() -> None:
         return rpm
 
     assert fans(unread) == (set(), set())
+
+
+def test_the_gpus_of_a_hot_node_are_warmer_by_it_where_they_have_no_past_at_their_load() -> None:
+    """Found as it was built: the node was hot, no GPU of it could be judged, and so nothing was said."""
+    rise = nodes(0.45, since_s=7200).rise
+    assert rise.hot_nodes[2]
+    assert (rise.warmer_c[8:12] >= 5).all()

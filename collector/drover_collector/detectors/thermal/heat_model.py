@@ -299,8 +299,10 @@ class HeatModel:
     @property
     def suspects(self) -> Bools:
         """GPUs that may be too warm, or whose node or rack may be, bool [G]."""
-        alone = self.gpus.suspect | self.beside.gpus.test.suspect
-        return np.asarray(alone | (self.nodes.suspect | self.racks.suspect[self._rack_of])[self._node])
+        beside = self.beside
+        nodes, racks = (self.nodes.suspect | beside.nodes.test.suspect, self.racks.suspect | beside.racks.suspect)
+        alone = self.gpus.suspect | beside.gpus.test.suspect
+        return np.asarray(alone | (nodes | racks[self._rack_of])[self._node])
 
     def advance(self, end_ms: int, length_ms: int, temp: Floats, power: Floats, limit: Floats, inlet: Floats) -> None:
         """Add a bucket; at the end of a block set `rise` and `score`.
@@ -386,6 +388,8 @@ class HeatModel:
         # What all nodes of a rack have is the rack's.
         alone_c = over_c - np.nan_to_num(np.maximum(of_rack, 0.0))[self._rack_of]
         warm = nodes.hot & (alone_c >= np.maximum(OF_NODES.least_c, OF_NODES.share * nodes.own_c))
+        by_node = warm[self._node] & np.isnan(warmer_c) & ~np.isnan(rise_c)  # GPUs that their own past cannot judge
+        warmer_c = np.where(by_node, alone_c[self._node], warmer_c)
         self.rise = Rise(
             warmer_c, own_c, hot | beside, beside, np.where(warm & ~was.hot_nodes, alone_c, was.node_c),
             np.where(warm_rack & ~was.hot_racks, of_rack, was.rack_c), was.hot_nodes | warm, was.hot_racks | warm_rack,
