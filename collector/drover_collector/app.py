@@ -43,6 +43,7 @@ from drover_collector.observability.dead_man_switch import DeadManSwitch
 from drover_collector.observability.metrics_server import MetricsServer
 from drover_collector.observability.self_check import read_signals
 from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.gate_sender import GateSender
 from drover_collector.pipeline.leadership import Leadership, holder
 from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
@@ -299,7 +300,8 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         await agents.start()
         await people.start()
         await front.start(api_file)
-        for task in (gate.watch, detection.maintenance.run, switch.run, *detection.probes.tasks):
+        verdicts = GateSender(pipeline, ingest.streams)
+        for task in (gate.watch, detection.maintenance.run, switch.run, verdicts.run, *detection.probes.tasks):
             stack.callback(asyncio.ensure_future(task()).cancel)
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
