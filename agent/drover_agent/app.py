@@ -45,9 +45,9 @@ class NodeRuntime:
         self.gpus = Gpus()
         sources = build_sources(config, self.gpus)
         gate = GateFile(config.gate, config.node_name, boot_id(Path(config.proc_root))) if config.gate.file else None
-        if gate is not None:
-            gate.write()  # an older agent's verdict is not this one's
         self.agent = Agent(config, config.node_name, clock=self._clock, gate=gate)
+        if gate is not None:
+            gate.write()
         self._kernel_log: KernelLogWatcher | None = None
         if config.kmsg_enabled and config.hardware != "simulated":
             self._kernel_log = KernelLogWatcher(config, self.agent, self.gpus, self._clock)

@@ -61,9 +61,6 @@ def _run(argv: list[str]) -> int:
     import argparse
 
     from drover_agent import simulated
-    from drover_agent.config import AgentConfig, load_config
-    from drover_core import logs
-    from drover_core.settings import example_toml
 
     parser = argparse.ArgumentParser(
         prog="drover-agent", description="Streams a node's telemetry to a Drover collector."
@@ -96,7 +93,15 @@ def _run(argv: list[str]) -> int:
             except enrolment.EnrolError as error:
                 print(f"drover-agent: {error}", file=sys.stderr)
                 return 1
-    options = parser.parse_args(argv)
+    return _run_configured(parser.parse_args(argv))
+
+
+def _run_configured(options: argparse.Namespace) -> int:
+    """Run a command that reads the settings."""
+    from drover_agent.config import AgentConfig, load_config
+    from drover_core import logs
+    from drover_core.settings import example_toml
+
     if options.command == "config":
         print(example_toml(AgentConfig), end="")
         return 0

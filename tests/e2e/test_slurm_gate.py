@@ -45,9 +45,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 
 
 def write(folder: Path, node: str, answer: str) -> None:
-    """Write what the agent of a node would have heard."""
+    """Write what the agent of a node would have received."""
     known = {
-        "heard_s": time.clock_gettime(time.CLOCK_BOOTTIME), "answer": answer, "text": CAUSE.format(node=node),
+        "received_s": time.clock_gettime(time.CLOCK_BOOTTIME), "answer": answer, "text": CAUSE.format(node=node),
         "incident": f"inc-{node}", "mode": "enforce",
     }  # fmt: skip
     head = {"format": 1, "node": node, "boot": BOOT, "unanswered": "open", "age_s": 3600.0}

@@ -112,13 +112,13 @@ def judge(found: dict[str, object], now_s: float) -> Answer:
     """
     verdict = found["verdict"]
     limit_s = float(str(found["age_s"]))
-    heard_s = float(str(verdict["heard_s"])) if isinstance(verdict, dict) else None
-    age_s = None if heard_s is None else now_s - heard_s
+    received_s = float(str(verdict["received_s"])) if isinstance(verdict, dict) else None
+    age_s = None if received_s is None else now_s - received_s
     if isinstance(verdict, dict) and age_s is not None and 0 <= age_s <= limit_s:
         known = _of_verdict(verdict, "" if age_s <= FRESH_S else f", as of {age_s / 60:.0f} min ago")
         if known.refused or age_s <= FRESH_S:
             return known
-    away = "no collector was heard" if age_s is None else f"no collector was heard for {age_s / 60:.0f} min"
+    away = "no word of a collector" if age_s is None else f"no word of a collector for {age_s / 60:.0f} min"
     return _of_faults(found, now_s, limit_s, away)
 
 

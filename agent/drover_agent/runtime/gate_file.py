@@ -51,7 +51,7 @@ class GateFile:
         self._trouble = ""
 
     def _last_verdict(self) -> dict[str, object] | None:
-        """Return what an agent that ended had heard since this boot: the collector may be away now."""
+        """Return what an agent that ended had received since this boot: the collector may be away now."""
         try:
             found = json.loads(self._path.read_bytes()[:MAX_BYTES])
             same = all(found[key] == self._head[key] for key in ("format", "node", "boot"))
@@ -66,7 +66,7 @@ class GateFile:
         """Note what the collector said. It knows by now what this node reported before it was last away."""
         now_s = boot_s()
         self._verdict = {
-            "heard_s": now_s,
+            "received_s": now_s,
             "answer": verdict.answer[:MAX_TEXT],
             "text": verdict.text[:MAX_TEXT],
             "incident": verdict.incident[:MAX_TEXT],

@@ -20,7 +20,7 @@ MINUTE = 60.0
 def verdict(answer: str = "pass", age_s: float = 10.0, mode: str = "enforce") -> dict[str, object]:
     text = "" if answer == "pass" else "drain n1 for xid/xid_79"
     incident = "" if answer == "pass" else "inc1"
-    return {"heard_s": NOW_S - age_s, "answer": answer, "text": text, "incident": incident, "mode": mode}
+    return {"received_s": NOW_S - age_s, "answer": answer, "text": text, "incident": incident, "mode": mode}
 
 
 def content(
@@ -45,16 +45,16 @@ CASES = [
     (content(verdict("later than this")), False, "pass: this gate does not know the answer 'later than this'"),
     # the collector is away: its last word refuses for a while, and what the node has found counts by the settings
     (content(verdict("refuse", 30 * MINUTE)), True, "refused, as of 30 min ago: drain n1"),
-    (content(verdict("refuse", 61 * MINUTE)), False, "pass: no collector was heard for 61 min, and this node found no"),
-    (content(verdict("pass", 5 * MINUTE), (9.0,)), False, 'pass: no collector was heard for 5 min, gate.un'),
-    (content(verdict("pass", 5 * MINUTE), (9.0,), "closed"), True, "refused without leave: no collector was"),
-    (content(verdict("held", 5 * MINUTE), (), "closed"), False, "pass: no collector was heard for 5 min, and"),
-    (content(verdict("pass", 5 * MINUTE), (3700.0,), "closed"), False, "pass: no collector was heard for 5 min, and"),
-    (content(verdict("pass", 5 * MINUTE, "approve"), (9.0,), "closed"), False, "pass: no collector was heard for 5"),
-    (content(None, (9.0,), "closed"), False, "pass: no collector was heard; its mode was observe"),
-    (content(None, (), "closed"), False, "pass: no collector was heard, and this node found no fault itself"),
+    (content(verdict("refuse", 61 * MINUTE)), False, "pass: no word of a collector for 61 min, and this node found no"),
+    (content(verdict("pass", 5 * MINUTE), (9.0,)), False, 'pass: no word of a collector for 5 min, gate.un'),
+    (content(verdict("pass", 5 * MINUTE), (9.0,), "closed"), True, "refused without leave: no word of"),
+    (content(verdict("held", 5 * MINUTE), (), "closed"), False, "pass: no word of a collector for 5 min, and"),
+    (content(verdict("pass", 5 * MINUTE), (3700.0,), "closed"), False, "pass: no word of a collector for 5 min, and"),
+    (content(verdict("pass", 5 * MINUTE, "approve"), (9.0,), "closed"), False, "pass: no word of a collector for 5"),
+    (content(None, (9.0,), "closed"), False, "pass: no word of a collector; its mode was observe"),
+    (content(None, (), "closed"), False, "pass: no word of a collector, and this node found no fault itself"),
     # a clock that cannot be: the verdict is not trusted
-    (content(verdict("refuse", -5.0)), False, "pass: no collector was heard"),
+    (content(verdict("refuse", -5.0)), False, "pass: no word of a collector"),
 ]  # fmt: skip
 
 
@@ -67,7 +67,8 @@ def test_the_answer_follows_from_the_file(found: dict[str, object], refused: boo
 
 DAMAGED = [
     b"", b"{", b"[]", b"\xff\xfe", b'{"format": 2}', b'{"format": 1}', b'{"format": 1, "verdict": 7, "age_s": "x"}',
-    b'{"format": 1, "age_s": 60, "verdict": {"heard_s": null}, "faults": []}', b'{"format": 1, "a": ' + b"[" * 60_000,
+    b'{"format": 1, "age_s": 60, "verdict": {"received_s": null}, "faults": []}',
+    b'{"format": 1, "a": ' + b"[" * 60_000,
 ]  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def test_a_file_of_an_earlier_boot_says_nothing(tmp_path: Path, capfd: pytest.Ca
 
 def test_the_process_exits_with_1_and_loads_neither_grpc_nor_settings(tmp_path: Path) -> None:
     """What it loads is what it costs before each job; benchmarks/bench_gate.py has the times."""
-    found = content({**verdict("refuse"), "heard_s": gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME)})
+    found = content({**verdict("refuse"), "received_s": gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME)})
     (tmp_path / "gate.json").write_text(json.dumps(found))
     script = (
         "import sys\nfrom drover_agent.main import main\n"
@@ -110,7 +111,7 @@ def test_the_process_exits_with_1_and_loads_neither_grpc_nor_settings(tmp_path: 
 def test_a_terminal_is_not_steered_by_what_the_collector_wrote(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    known = {**verdict("held"), "text": "a\x1b[2Jb\nc", "heard_s": gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME)}
+    known = {**verdict("held"), "text": "a\x1b[2Jb\nc", "received_s": gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME)}
     (tmp_path / "gate.json").write_text(json.dumps(content(known)))
     assert main(["gate", "--file", str(tmp_path / "gate.json")]) == 0
     assert "refuse: a?[2Jb?c" in capfd.readouterr().out

@@ -47,7 +47,8 @@ async def test_each_stream_gets_a_verdict_then_changes_and_repeats(
         streams[1] = again = Stream("n2")  # it has connected again
         await sender.send_due()
         assert (one.got[2:], again.got) == ([], [("pass", "observe")])
-        monkeypatch.setattr(gate_sender.time, "monotonic", lambda now=gate_sender.time.monotonic(): now + 61.0)
+        later_s = gate_sender.time.monotonic() + 61.0
+        monkeypatch.setattr(gate_sender.time, "monotonic", lambda: later_s)
         await sender.send_due()
         assert one.got[2:] == [("observe", "observe")]
 

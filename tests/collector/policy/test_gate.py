@@ -23,7 +23,7 @@ def decider(mode: str = "enforce", guard: GuardLimits = OPEN) -> Decider:
 
 def refuses(verdict: GateVerdict) -> bool:
     """Whether the gate of a node refuses a job by this verdict."""
-    known = {"heard_s": 0.0, "answer": verdict.answer.value, "text": verdict.text, "incident": "", "mode": "enforce"}
+    known = {"received_s": 0.0, "answer": verdict.answer.value, "text": verdict.text, "incident": "", "mode": "enforce"}
     return judge({"verdict": known, "faults": [], "age_s": 3600.0, "unanswered": "closed"}, 1.0).refused
 
 
