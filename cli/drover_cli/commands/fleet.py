@@ -86,8 +86,10 @@ def _discover(args: argparse.Namespace) -> int:
                 file.write(text)
         except OSError as error:
             raise CliError(f"{args.output}: {error.strerror}; give the name of a new file") from None
-    count = sum(found.gpus or 0 for found in nodes.values())
-    print(f"{len(nodes)} nodes, {count} GPUs; check places and models", file=sys.stderr)  # the file goes to stdout
+    count, plural = sum(found.gpus or 0 for found in nodes.values()), "" if len(nodes) == 1 else "s"
+    print(
+        f"{len(nodes)} node{plural}, {count} GPUs known; check places and models", file=sys.stderr
+    )  # not into the file
     return 0
 
 
@@ -191,7 +193,7 @@ def _diff(args: argparse.Namespace) -> int:
 
 def _differences(row: pb.ReportingNode, says: Found | None, now_ms: int) -> Iterator[Difference]:
     if not row.in_file:
-        count = f"{row.gpus_reported} GPUs" if row.HasField("gpus_reported") else "no GPUs known"
+        count = f"{row.gpus_reported} GPUs" if row.gpus_reported else "no GPU known"
         yield Difference(row.name, "node", "-", f"it reports: {count} {_sku(row.model)}".rstrip())
         return
     if not row.last_seen_ms:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from drover_collector.api.snapshot import ApiSnapshot
-from drover_core.metrics.catalog import Scope
 from drover_core.model.fleet import NodeSpec
 from drover_proto import fleet_pb2 as pb
 
@@ -27,9 +26,9 @@ def _node(facts: ApiSnapshot, name: str, spec: NodeSpec | None, seen_ms: int) ->
     )
     if spec is not None:
         row.rack, row.leaf, row.pool, row.sku, row.gpus = spec.rack, spec.leaf, spec.pool, spec.sku, spec.gpus
-    models = {e.gpu: e.model for e in facts.store.entities.of_node(name) if e.scope is Scope.GPU and not e.mig}
+    gpus = facts.store.entities.gpus_of(name)
     if last_ms:
-        row.gpus_reported = len(models)
-    if named := Counter(model for model in models.values() if model):
+        row.gpus_reported = len(gpus)
+    if named := Counter(gpu.model for gpu in gpus if gpu.model):
         row.model = named.most_common(1)[0][0]
     return row
