@@ -104,14 +104,14 @@ async def serve(config: CollectorConfig, spec: FleetSpec | None, policy: Policy)
     Raises:
         StoreError, AddressError: it cannot start, or the store failed at the start.
     """
-    stopping = _stop_on_signals()
+    stopping, stop = _stop_on_signals()
     _prepare_process(0 if spec is None else len(spec.nodes))
     store = await asyncio.to_thread(_open_store, config.store)
     learner: FleetLearner | None = None
     try:
         if spec is None:
             spec = learned(store, time.time_ns() // 1_000_000)
-            learner = FleetLearner(store, spec, stopping)
+            learner = FleetLearner(store, spec, stop)
         check_disk(config.store, store.sizes.disk())
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
@@ -351,8 +351,11 @@ def _prepare_process(nodes: int) -> None:
         log.warning("%s", trouble)
 
 
-def _stop_on_signals() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set. A stop that takes longer than STOP_S ends the process."""
+def _stop_on_signals() -> tuple[asyncio.Event, Callable[[], None]]:
+    """Return an event that SIGTERM and SIGINT set, and what they call.
+
+    A stop that takes longer than STOP_S ends the process.
+    """
     stopping = asyncio.Event()
 
     def stop() -> None:
@@ -364,7 +367,7 @@ def _stop_on_signals() -> asyncio.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    return stopping
+    return stopping, stop
 
 
 def _leave() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from drover_collector.store import Store
 from drover_core.metrics.catalog import Scope
@@ -56,14 +57,14 @@ class FleetLearner:
 
     Args:
         spec: the one in use.
-        stopping: set when it has been another for a while.
+        stop: called when it has been another for a while.
 
     Attributes:
         changed: that is so: the collector is to start again.
     """
 
-    def __init__(self, store: Store, spec: FleetSpec, stopping: asyncio.Event) -> None:
-        self._store, self._spec, self._stopping = store, spec, stopping
+    def __init__(self, store: Store, spec: FleetSpec, stop: Callable[[], None]) -> None:
+        self._store, self._spec, self._stop = store, spec, stop
         self.changed = False
 
     async def run(self) -> None:
@@ -77,5 +78,5 @@ class FleetLearner:
             if newest != self._spec and time.monotonic() - since_s >= STEADY_S:
                 log.info("%d nodes report, %d were known: starting again", len(newest.nodes), len(self._spec.nodes))
                 self.changed = True
-                self._stopping.set()
+                self._stop()
                 return
