@@ -61,7 +61,7 @@ GAP_S = 1.5  # between two events: each node is alone
 REPORT_S = 60.0
 DONE_S = 120.0
 LOOK_S = 0.02  # between two looks of the watcher
-RBAC = ROOT / "docs/kubernetes/rbac.yaml"
+RBAC = [ROOT / f"deploy/kubernetes/{name}.yaml" for name in ("access/account", "rights/rbac")]
 ACCOUNT = "drover/drover-collector"
 PATHS = {
     "Namespace": "/api/v1/namespaces",
@@ -151,7 +151,7 @@ def watch_slurm(slurm: Slurm, made: Scheduler) -> None:
 def kubernetes_scheduler(folder: Path, nodes: Sequence[str]) -> Iterator[Scheduler]:
     (folder / "kubernetes").mkdir()
     with kubernetes(folder / "kubernetes", synced=True) as server:
-        for manifest in yaml.safe_load_all(RBAC.read_text("utf-8")):
+        for manifest in (each for file in RBAC for each in yaml.safe_load_all(file.read_text("utf-8"))):
             server.call("POST", PATHS[manifest["kind"]], manifest)
         ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
         for node in nodes:

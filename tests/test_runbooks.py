@@ -49,7 +49,7 @@ def test_commands_of_a_page_are_there(page: Path) -> None:
     for program, text in COMMANDS_OF[page]:
         words = shlex.split(text.replace("[--", "--").replace("]", "") if "[--" in text else text)
         if program == "drover-agent":
-            assert words[0] in {*AGENT, "config", "probe", "fleet", "enrol", "renew"}, text
+            assert words[0] in {*AGENT, "config", "gate", "probe", "fleet", "enrol", "renew"}, text
             continue
         *_, parser = _parsers(PARSERS[program], words)
         options = {option for action in parser._actions for option in action.option_strings}

@@ -8,12 +8,14 @@ import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
 from drover_agent.polled_sources import build_sources
-from drover_agent.runtime.agent import Agent
+from drover_agent.runtime.agent import Agent, boot_id
+from drover_agent.runtime.gate_file import GateFile
 from drover_agent.runtime.kernel_log import KernelLogWatcher
 from drover_agent.runtime.systemd_notify import Notifier, SystemdReporter, run_reporting
 from drover_agent.sampling.scheduler import Sampler
@@ -42,7 +44,10 @@ class NodeRuntime:
         self._clock: Clock = clock or SystemClock()
         self.gpus = Gpus()
         sources = build_sources(config, self.gpus)
-        self.agent = Agent(config, config.node_name, clock=self._clock)
+        gate = GateFile(config.gate, config.node_name, boot_id(Path(config.proc_root))) if config.gate.file else None
+        self.agent = Agent(config, config.node_name, clock=self._clock, gate=gate)
+        if gate is not None:
+            gate.write()
         self._kernel_log: KernelLogWatcher | None = None
         if config.kmsg_enabled and config.hardware != "simulated":
             self._kernel_log = KernelLogWatcher(config, self.agent, self.gpus, self._clock)

@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_whole(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o600) -> None:
     """Replace `path` by `data` in one step. `sync=False`: a power cut may lose the newest version.
+
+    Args:
+        mode: of the file, whatever the process' umask is.
 
     Raises:
         OSError: the old content is still there.
@@ -15,6 +18,8 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
     temporary = path.with_name(path.name + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
+        if mode != 0o600:
+            os.fchmod(descriptor, mode)
         written = 0
         while written < len(data):
             written += os.write(descriptor, data[written:])

@@ -73,6 +73,25 @@ class TlsConfig:
 
 
 @dataclass(frozen=True)
+class GateConfig:
+    """What `drover-agent gate` answers from, and what it does while no collector answers."""
+
+    file: str = setting(
+        "/run/drover/gate.json", "where the agent keeps the collector's verdict for `drover-agent gate`; empty: nowhere"
+    )
+    unanswered: str = setting(
+        "open",
+        "when this node finds a fault itself and no collector answers: open: jobs begin; closed: they are refused,"
+        " without the guard's leave",
+        one_of("open", "closed"),
+    )
+    age_s: float = setting(
+        3600.0, "how long the last verdict, and a fault that this node found, count while no collector answers",
+        between(180, 7 * 86400),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class AgentConfig:
     node: str | None = setting(None, "name of this node; the host name unless set")
     collectors: tuple[str, ...] = setting(
@@ -117,6 +136,7 @@ class AgentConfig:
     log_level: str = setting("info", "debug, info, warning or error", one_of("debug", "info", "warning", "error"))
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
 
     @property
     def node_name(self) -> str:

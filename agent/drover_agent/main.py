@@ -1,20 +1,19 @@
-"""The command `drover-agent`: run, once, check, sources, release, probe, fleet, enrol, renew, config."""
+"""The command `drover-agent`: run, once, check, sources, release, gate, probe, fleet, enrol, renew, config.
+
+Modules are imported where they are used: a running agent must not load those of other commands, and the gate, which
+stands before each job, loads as good as none.
+"""
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from drover_agent import simulated
-from drover_agent.config import DEFAULT_PATH, AgentConfig, load_config
-from drover_agent.runtime.restart import RestartNeeded, restart_in_place
-from drover_agent.spool.spool import SpoolError
-from drover_core import interrupts, logs
-from drover_core.settings import SettingsError, example_toml
+TYPE_CHECKING = False  # known to type checkers by its name; to import `typing` would be a third of the gate's time
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from drover_agent.config import AgentConfig
 
 BAD_INPUT = 2
 COMMANDS = {
@@ -27,8 +26,19 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    interrupts.enable_sigint()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["gate"]:
+        from drover_agent.commands import gate
+
+        return gate.run(arguments[1:])
+    import logging
+
+    from drover_agent.runtime.restart import RestartNeeded, restart_in_place
+    from drover_agent.spool.spool import SpoolError
+    from drover_core import interrupts
+    from drover_core.settings import SettingsError
+
+    interrupts.enable_sigint()
     try:
         return _run(arguments)
     except (SettingsError, SpoolError) as error:
@@ -47,13 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    """Run a command. Each imports its modules here: a running agent must not load those of the others."""
+    """Run a command other than the gate."""
+    import argparse
+
+    from drover_agent import simulated
+
     parser = argparse.ArgumentParser(
         prog="drover-agent", description="Streams a node's telemetry to a Drover collector."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, help_ in COMMANDS.items():
         _add_options(commands.add_parser(name, help=help_, description=help_), name)
+    commands.add_parser("gate", help="whether a job may begin here, for Slurm's prolog and for init containers")
     commands.add_parser("config", help="print a settings file with every setting, its help and default")
     probe = commands.add_parser("probe", help="micro-benchmarks of this node; needs no collector (extra `probe`)")
     fleet = commands.add_parser("fleet", help="stream a whole simulated fleet from this process")
@@ -78,7 +93,15 @@ def _run(argv: list[str]) -> int:
             except enrolment.EnrolError as error:
                 print(f"drover-agent: {error}", file=sys.stderr)
                 return 1
-    options = parser.parse_args(argv)
+    return _run_configured(parser.parse_args(argv))
+
+
+def _run_configured(options: argparse.Namespace) -> int:
+    """Run a command that reads the settings."""
+    from drover_agent.config import AgentConfig, load_config
+    from drover_core import logs
+    from drover_core.settings import example_toml
+
     if options.command == "config":
         print(example_toml(AgentConfig), end="")
         return 0
@@ -96,6 +119,8 @@ def _run(argv: list[str]) -> int:
 
 
 def _add_options(command: argparse.ArgumentParser, name: str) -> None:
+    from drover_agent.config import DEFAULT_PATH
+
     command.add_argument("--config", metavar="FILE", help=f"settings (default: {DEFAULT_PATH} if it exists)")
     command.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="override one setting; may be repeated"
@@ -109,6 +134,8 @@ def _add_options(command: argparse.ArgumentParser, name: str) -> None:
 
 
 def _release(config: AgentConfig, seconds: float) -> int:
+    from pathlib import Path
+
     from drover_agent.runtime.driver_release import ReleaseError, request_release
 
     try:
@@ -121,6 +148,10 @@ def _release(config: AgentConfig, seconds: float) -> int:
 
 def _report(config: AgentConfig, options: argparse.Namespace) -> int:
     """Run once, check or sources."""
+    import json
+
+    from drover_agent.config import DEFAULT_PATH
+
     code = 0
     if options.command == "once":
         from drover_agent.commands import once

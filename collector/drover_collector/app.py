@@ -43,7 +43,9 @@ from drover_collector.observability.dead_man_switch import DeadManSwitch
 from drover_collector.observability.metrics_server import MetricsServer
 from drover_collector.observability.self_check import read_signals
 from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.gate_sender import GateSender
 from drover_collector.pipeline.leadership import Leadership, holder
+from drover_collector.pipeline.learned_fleet import FleetLearner, learned, sentence
 from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
@@ -93,29 +95,42 @@ class AddressError(Exception):
     """An address that cannot be listened on."""
 
 
-async def serve(config: CollectorConfig, spec: FleetSpec, policy: Policy) -> None:
-    """Run until SIGTERM or SIGINT.
+async def serve(config: CollectorConfig, spec: FleetSpec | None, policy: Policy) -> bool:
+    """Run until SIGTERM or SIGINT. Return whether to start again, as another fleet reports than the one learned.
+
+    Args:
+        spec: None: there is no fleet file; the fleet is learned from what reports.
 
     Raises:
         StoreError, AddressError: it cannot start, or the store failed at the start.
     """
-    stopping = _stop_on_signals()
-    _prepare_process(len(spec.nodes))
+    stopping, stop = _stop_on_signals()
+    _prepare_process(0 if spec is None else len(spec.nodes))
     store = await asyncio.to_thread(_open_store, config.store)
+    learner: FleetLearner | None = None
     try:
+        if spec is None:
+            spec = learned(store, time.time_ns() // 1_000_000)
+            learner = FleetLearner(store, spec, stop)
         check_disk(config.store, store.sizes.disk())
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
         store.fence.use(leader.fence)
         detection = Detection(config, FleetIndex(spec), store, policy, leader)
         await detection.leadership.start()
+        learning = None if learner is None else asyncio.ensure_future(learner.run())
         try:
+            if learner is not None:
+                detection.pipeline.ticks.troubles["fleet"] = sentence(spec)
             await _serve(config, detection, stopping)
         finally:
+            if learning is not None:
+                learning.cancel()
             await detection.leadership.stop()
     finally:
         await asyncio.to_thread(store.close)
     log.info("stopped")
+    return learner is not None and learner.changed
 
 
 class Detection:
@@ -299,7 +314,8 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         await agents.start()
         await people.start()
         await front.start(api_file)
-        for task in (gate.watch, detection.maintenance.run, switch.run, *detection.probes.tasks):
+        verdicts = GateSender(pipeline, ingest.streams)
+        for task in (gate.watch, detection.maintenance.run, switch.run, verdicts.run, *detection.probes.tasks):
             stack.callback(asyncio.ensure_future(task()).cancel)
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
@@ -335,8 +351,11 @@ def _prepare_process(nodes: int) -> None:
         log.warning("%s", trouble)
 
 
-def _stop_on_signals() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set. A stop that takes longer than STOP_S ends the process."""
+def _stop_on_signals() -> tuple[asyncio.Event, Callable[[], None]]:
+    """Return an event that SIGTERM and SIGINT set, and what they call.
+
+    A stop that takes longer than STOP_S ends the process.
+    """
     stopping = asyncio.Event()
 
     def stop() -> None:
@@ -348,7 +367,7 @@ def _stop_on_signals() -> asyncio.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-    return stopping
+    return stopping, stop
 
 
 def _leave() -> None:

@@ -27,6 +27,7 @@ from drover_core.settings import (
     setting,
 )
 
+DEFAULT_FLEET = "/etc/drover/fleet.toml"
 LEAST_BYTES = 1_000_000_000  # of a store with a limit
 
 
@@ -143,7 +144,10 @@ class CostConfig:
 
 @dataclass(frozen=True, slots=True)
 class CollectorConfig:
-    fleet: str = setting("/etc/drover/fleet.toml", "file with the nodes that should exist")
+    fleet: str = setting(
+        DEFAULT_FLEET,
+        "file with the nodes that should exist; empty, or this default and not there: learned from what reports",
+    )
     store: StoreConfig = field(default_factory=StoreConfig)
     ingest: IngestConfig = field(default_factory=IngestConfig)
     api: ApiConfig = field(default_factory=ApiConfig)

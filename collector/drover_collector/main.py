@@ -18,7 +18,7 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 from drover_collector.app import AddressError, serve
 from drover_collector.check import check
-from drover_collector.config import CollectorConfig, load_config
+from drover_collector.config import DEFAULT_FLEET, CollectorConfig, load_config
 from drover_collector.notify.factory import notifiers
 from drover_collector.notify.maintenance_windows import validate_window_places
 from drover_collector.notify.routes import validate_places
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         config = load_config(args.config)
-        spec = load_toml(Path(config.fleet))
+        found = _fleet(config)
+        spec = found or FleetSpec(())
         _check_places(args.config, config, spec)
         policy = Policy.load(None if config.policy.path is None else Path(config.policy.path), config.policy.preset)
         if args.command == "check":
@@ -51,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "notify-test":
             made = choose(notifiers(config.notify, config.webhooks, spec), args.names)
             return 0 if send_test(made, Severity(args.severity), config.console.url, over=args.over) else 1
-        asyncio.run(serve(config, spec, policy))
+        if asyncio.run(serve(config, found, policy)):
+            logging.shutdown()
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # our own command, without a shell
     except (SettingsError, FleetError, StoreError, AddressError) as error:
         print(f"drover-collector: {error}", file=sys.stderr)
         return 2
@@ -83,6 +86,24 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--severity", default="critical", choices=tuple(Severity), help="of the test")
             command.add_argument("--over", action="store_true", help="take the test back: send its end")
     return parser
+
+
+def _fleet(config: CollectorConfig) -> FleetSpec | None:
+    """Return what the fleet file says; None: there is none, and the fleet is learned from what reports.
+
+    Raises:
+        FleetError: the file that the settings name is missing, or not good.
+        SettingsError: the settings need a fleet file.
+    """
+    path = Path(config.fleet)
+    if config.fleet and (config.fleet != DEFAULT_FLEET or path.exists()):
+        return load_toml(path)
+    why = "write a fleet file (`drover fleet discover -o FILE`), or leave fleet empty and observe with one collector"
+    if config.act.mode != "observe":
+        raise SettingsError(f'fleet: act.mode "{config.act.mode}" acts on nodes that a person has listed alone: {why}')
+    if not config.store.url.startswith("chdb:"):
+        raise SettingsError(f"fleet: several collectors on one server need the same fleet: {why}")
+    return None
 
 
 def _check_places(path: Path | None, config: CollectorConfig, spec: FleetSpec) -> None:

@@ -162,6 +162,10 @@ BACKTEST_POLICIES = FleetMethod(
     "BacktestPolicies", pb.BacktestRequest, pb.BacktestReply, READERS,
     "The last 7 days decided again, by the policy in force and each preset; changes nothing.", page_s=ACT_S,
 )  # fmt: skip
+LIST_REPORTING = FleetMethod(
+    "ListReporting", pb.ReportingRequest, pb.ReportingList, READERS,
+    "What the fleet file says of each node, and what its agent reports; also nodes that are not in the file.",
+)  # fmt: skip
 
 METHODS: Mapping[str, FleetMethod[Any, Any]] = {
     each.name: each for each in list(globals().values()) if isinstance(each, FleetMethod)

@@ -5614,3 +5614,99 @@ class BacktestRow(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BacktestRow: _TypeAlias = BacktestRow  # noqa: Y015
+
+@_typing.final
+class ReportingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportingRequest: _TypeAlias = ReportingRequest  # noqa: Y015
+
+@_typing.final
+class ReportingList(_message.Message):
+    """The nodes of the fleet file, and those that report without standing there: their data is stored, and nothing is judged
+    or done about them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReportingNode]:
+        """by name"""
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___ReportingNode] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportingList: _TypeAlias = ReportingList  # noqa: Y015
+
+@_typing.final
+class ReportingNode(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    IN_FILE_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    SKU_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    GPUS_REPORTED_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_MS_FIELD_NUMBER: _builtins.int
+    AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    in_file: _builtins.bool
+    rack: _builtins.str
+    """this and the next four as in the fleet file"""
+    leaf: _builtins.str
+    pool: _builtins.str
+    sku: _builtins.str
+    gpus: _builtins.int
+    gpus_reported: _builtins.int
+    """absent: its agent has never reported"""
+    model: _builtins.str
+    """of its GPUs as NVML names them; of several kinds the most frequent"""
+    last_seen_ms: _builtins.int
+    """0: never"""
+    agent_version: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        in_file: _builtins.bool = ...,
+        rack: _builtins.str = ...,
+        leaf: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        sku: _builtins.str = ...,
+        gpus: _builtins.int = ...,
+        gpus_reported: _builtins.int | None = ...,
+        model: _builtins.str = ...,
+        last_seen_ms: _builtins.int = ...,
+        agent_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus_reported", b"_gpus_reported", "gpus_reported", b"gpus_reported"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_reported", b"_gpus_reported", "agent_version", b"agent_version", "gpus", b"gpus", "gpus_reported", b"gpus_reported", "in_file", b"in_file", "last_seen_ms", b"last_seen_ms", "leaf", b"leaf", "model", b"model", "name", b"name", "pool", b"pool", "rack", b"rack", "sku", b"sku"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpus_reported: _TypeAlias = _typing.Literal["gpus_reported"]  # noqa: Y015
+    _WhichOneofArgType__gpus_reported: _TypeAlias = _typing.Literal["_gpus_reported", b"_gpus_reported"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus_reported) -> _WhichOneofReturnType__gpus_reported | None: ...
+
+Global___ReportingNode: _TypeAlias = ReportingNode  # noqa: Y015

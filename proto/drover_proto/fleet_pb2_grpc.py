@@ -209,6 +209,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.BacktestReply.FromString,
                 _registered_method=True)
+        self.ListReporting = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListReporting',
+                request_serializer=drover__proto_dot_fleet__pb2.ReportingRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ReportingList.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -431,6 +436,12 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListReporting(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -608,6 +619,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.BacktestPolicies,
                     request_deserializer=drover__proto_dot_fleet__pb2.BacktestRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.BacktestReply.SerializeToString,
+            ),
+            'ListReporting': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReporting,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ReportingRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ReportingList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1555,6 +1571,33 @@ class Fleet:
             '/drover.fleet.v1.Fleet/BacktestPolicies',
             drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.BacktestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReporting(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListReporting',
+            drover__proto_dot_fleet__pb2.ReportingRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ReportingList.FromString,
             options,
             channel_credentials,
             insecure,

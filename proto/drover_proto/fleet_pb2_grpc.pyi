@@ -73,6 +73,7 @@ class FleetStub:
     EndSilence: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]
     """operators only"""
     BacktestPolicies: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]
+    ListReporting: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -119,6 +120,7 @@ class FleetAsyncStub(FleetStub):
     EndSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
     """operators only"""
     BacktestPolicies: _aio.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]  # type: ignore[assignment]
+    ListReporting: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -372,5 +374,12 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.BacktestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.BacktestReply, _abc.Awaitable[_fleet_pb2.BacktestReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListReporting(
+        self,
+        request: _fleet_pb2.ReportingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ReportingList, _abc.Awaitable[_fleet_pb2.ReportingList]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

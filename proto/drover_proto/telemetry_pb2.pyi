@@ -577,6 +577,7 @@ class CollectorMessage(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     PROBE_REQUEST_FIELD_NUMBER: _builtins.int
     BACKOFF_FIELD_NUMBER: _builtins.int
+    GATE_VERDICT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -585,6 +586,8 @@ class CollectorMessage(_message.Message):
     def probe_request(self) -> Global___ProbeRequest: ...
     @_builtins.property
     def backoff(self) -> Global___Backoff: ...
+    @_builtins.property
+    def gate_verdict(self) -> Global___GateVerdict: ...
     def __init__(
         self,
         *,
@@ -592,12 +595,13 @@ class CollectorMessage(_message.Message):
         ack: Global___Ack | None = ...,
         probe_request: Global___ProbeRequest | None = ...,
         backoff: Global___Backoff | None = ...,
+        gate_verdict: Global___GateVerdict | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "backoff", b"backoff", "kind", b"kind", "probe_request", b"probe_request", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "backoff", b"backoff", "gate_verdict", b"gate_verdict", "kind", b"kind", "probe_request", b"probe_request", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "backoff", b"backoff", "kind", b"kind", "probe_request", b"probe_request", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "backoff", b"backoff", "gate_verdict", b"gate_verdict", "kind", b"kind", "probe_request", b"probe_request", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "ack", "probe_request", "backoff"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["welcome", "ack", "probe_request", "backoff", "gate_verdict"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -858,3 +862,42 @@ class Backoff(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Backoff: _TypeAlias = Backoff  # noqa: Y015
+
+@_typing.final
+class GateVerdict(_message.Message):
+    """What this collector knows of the node, for a job that is about to begin there: after the Welcome, with each change, and
+    again every minute. Only `refuse` has the guard's leave to turn a job away.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TS_MS_FIELD_NUMBER: _builtins.int
+    answer: _builtins.str
+    """pass, refuse, observe, held, asked"""
+    text: _builtins.str
+    """why, a sentence; empty with a plain pass"""
+    incident: _builtins.str
+    mode: _builtins.str
+    """observe, approve, enforce: the strongest in force"""
+    ts_ms: _builtins.int
+    """the collector's clock"""
+    def __init__(
+        self,
+        *,
+        answer: _builtins.str = ...,
+        text: _builtins.str = ...,
+        incident: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        ts_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "incident", b"incident", "mode", b"mode", "text", b"text", "ts_ms", b"ts_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GateVerdict: _TypeAlias = GateVerdict  # noqa: Y015

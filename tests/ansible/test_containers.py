@@ -32,12 +32,20 @@ def copied(lines: list[str]) -> list[str]:
 
 def test_its_packages_are_pinned_and_it_brings_nothing_else() -> None:
     found = stages()
-    assert list(found) == ["", "build", "dashboard", "collector"]
+    assert list(found) == ["", "build", "build_agent", "agent", "dashboard", "collector"]
     assert found[""] == ["ARG BASE"]  # no default: a build names the digest that somebody has looked at
-    assert copied(found["build"]) == ["ansible/locks/", "dist/drover-*.whl"]
-    (installs,) = [line for line in found["build"] if line.startswith("RUN")]
-    for install in re.findall(r"pip install ([^&]*)", installs):
-        assert "--require-hashes" in install or "--no-deps --no-index" in install
+    for build in ("build", "build_agent"):
+        assert copied(found[build]) == ["ansible/locks/", "dist/drover-*.whl"]
+        (installs,) = [line for line in found[build] if line.startswith("RUN")]
+        for install in re.findall(r"pip install ([^&]*)", installs):
+            assert "--require-hashes" in install or "--no-deps --no-index" in install
+
+
+def test_the_agents_image_holds_the_agent_alone() -> None:
+    lines = stages()["agent"]
+    assert copied(lines) == ["/opt/drover"]
+    assert "COPY --from=build_agent /opt/drover /opt/drover" in lines
+    assert 'ENTRYPOINT ["/opt/drover/bin/drover-agent"]' in lines
 
 
 @pytest.mark.parametrize("name", ["collector", "dashboard"])

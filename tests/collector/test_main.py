@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from drover_proto import telemetry_pb2 as wire
 from drover_proto.fleet_pb2_grpc import FleetStub
 from drover_proto.telemetry_pb2_grpc import TelemetryStub
 from testbed.collector_process import START_S, Running, collector, write
+from testbed.fleets import batch, block, hello
+from testbed.system_processes import free_port
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -173,7 +176,7 @@ def test_a_denied_certificate_is_refused_and_its_open_stream_ends(tmp_path: Path
             assert FleetStub(viewer).GetStatus(pb.StatusRequest(), timeout=20).fleet == "test"
             deny("agent", "viewer")
             with pytest.raises(grpc.RpcError) as error:
-                next(stream)
+                list(stream)  # with what its gate was to answer until then
             assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
             assert "is denied" in error.value.details()
             done.set()
@@ -273,3 +276,66 @@ def _certificates(folder: Path) -> None:
                 "-out", f"{name}.csr", "-subj", f"/CN={name}")  # fmt: skip
         openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days",
                 "2", "-out", f"{name}.pem", "-extfile", f"{name}.ext")  # fmt: skip
+
+
+LEARNING = """
+import sys
+from drover_collector import main
+from drover_collector.pipeline import learned_fleet
+learned_fleet.LOOK_S, learned_fleet.STEADY_S = 0.1, 0.3
+sys.exit(main.main(["run", "--config", sys.argv[1]]))
+"""
+
+
+def reporting(ended: threading.Event) -> Iterator[wire.AgentMessage]:
+    """Yield what an agent of four GPUs sends, and keep its stream open."""
+    now_ms = time.time_ns() // 1_000_000
+    message = hello()
+    message.ts_ms = now_ms
+    yield wire.AgentMessage(hello=message)
+    yield wire.AgentMessage(batch=batch(1, block([(now_ms, gpu, (300.0, 50.0)) for gpu in (1, 2, 3, 4)])))
+    ended.wait(START_S)
+
+
+def test_without_a_fleet_file_the_fleet_is_learned_and_said_to_be(tmp_path: Path) -> None:
+    """It starts again, in the same process, when another node has reported for a while."""
+    path = write(tmp_path, ingest=f"127.0.0.1:{free_port()}", api=(api := f"127.0.0.1:{free_port()}"))
+    path.write_text(path.read_text().replace(f'"{tmp_path}/fleet.toml"', '""'))
+    process = subprocess.Popen([sys.executable, "-c", LEARNING, str(path)], stdout=subprocess.PIPE, text=True)
+    overdue = threading.Timer(START_S, process.kill)
+    overdue.start()
+    try:
+        assert process.stdout is not None
+        agents = process.stdout.readline().partition(" agents on ")[2].partition(",")[0]
+        with grpc.insecure_channel(agents) as channel:
+            stream = TelemetryStub(channel).Stream(reporting(ended := threading.Event()))
+            next(iter(stream))
+            assert process.stdout.readline().startswith("drover-collector is ready"), "in the same process"
+            ended.set()
+        with grpc.insecure_channel(api) as channel:
+            status = FleetStub(channel).GetStatus(pb.StatusRequest(), timeout=20, wait_for_ready=True)
+        assert (status.nodes_expected, status.gpus_expected, list(status.unknown_nodes)) == (1, 4, [])
+        assert any(line.startswith("There is no fleet file: 1 node learned") for line in status.troubles)
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        overdue.cancel()
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ('[act]\nmode = "approve"\n[act.slurm]\nenabled = true', 'act.mode "approve" acts on nodes'),
+        ("", "several collectors on one server"),
+    ],
+)
+def test_a_learned_fleet_is_never_acted_on_and_not_shared(
+    more: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, more)
+    text = path.read_text().replace(f'"{tmp_path}/fleet.toml"', '""')
+    path.write_text(text if more else text.replace(f"chdb://{tmp_path}/store", "clickhouse://drover@server/drover"))
+    assert main(["check", "--config", str(path)]) == 2
+    assert says in said(capsys)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import grpc
 import pytest
 
+from drover_agent.main import main
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import FindingState
 from drover_collector.actions.settings import ActConfig, SlurmConfig
@@ -89,13 +90,17 @@ def test_xid_79_in_the_kernel_log_drains_the_node_with_the_incident_in_its_reaso
     scene.slurm.wait_for(job, "RUNNING")
     args = ["run", "--set", "node=gpu01", "--set", f'collectors=["{scene.standby.agents}"]']
     args += ["--set", f"spool.dir={tmp_path}/spool", "--set", "kmsg_accept_user_facility=true", "--set", "batch_s=1"]
+    args += ["--set", f"gate.file={tmp_path}/gate.json"]
+    gate = partial(main, ["gate", f"--file={tmp_path}/gate.json"])
     with running(tmp_path, "drover_agent.main", *args, env={**os.environ, **fake.env()}):
         wait_until(lambda: scene.active.reports("gpu01", 0), "the agent reports")
+        assert gate() == 0
         with Path("/dev/kmsg").open("w") as kernel_log:
             kernel_log.write(
                 "<4>NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=drover-test, GPU has fallen off the bus.\n"
             )
         wait_until(lambda: "DRAIN" in scene.states("gpu01"), "the node drains")
+        wait_until(lambda: gate() == 1, "the collector that does not act has its agent's gate refuse jobs")
     wait_until(lambda: [a for a in scene.active.actions("gpu01") if a.state == "done"], "the outcome is stored")
     (action,) = scene.active.actions("gpu01")
     assert (action.act, action.by, action.actuator) == ("drain", "drover", "slurm")

@@ -110,17 +110,25 @@ class Slurm:
 
 @contextmanager
 def running(
-    folder: Path, nodes: Sequence[str] = ("gpu01",), gpus: int = 8, *, newer: bool = False, probes: bool = False
+    folder: Path,
+    nodes: Sequence[str] = ("gpu01",),
+    gpus: int = 8,
+    *,
+    newer: bool = False,
+    probes: bool = False,
+    settings: Sequence[str] = (),
 ) -> Iterator[Slurm]:
     """Slurm with these nodes, all idle, while inside. `newer`: 24.11, with tokens for its REST API.
 
-    `probes`: with a partition of that name, whose jobs those of the other one preempt.
+    `probes`: with a partition of that name, whose jobs those of the other one preempt. `settings`: further lines of
+    slurm.conf.
     """
     missing = [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
     assert not missing, f"{', '.join(missing)} not found: tests/system_setup.sh installs Slurm"
     env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
     assert not newer or (NEWER / "enter").exists(), f"{NEWER} is missing: tests/slurm_setup.sh makes it"
-    _configure(folder, nodes, gpus, newer, PREEMPTED.format(nodes=",".join(nodes)).split("\n") if probes else ())
+    more = [*(PREEMPTED.format(nodes=",".join(nodes)).split("\n") if probes else ()), *settings]
+    _configure(folder, nodes, gpus, newer, more)
     slurm = Slurm(folder, tuple(nodes), env, (str(NEWER / "enter"), str(folder)) if newer else ())
     with ExitStack() as stack:
         munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.sock"]
@@ -147,7 +155,8 @@ def _configure(folder: Path, nodes: Sequence[str], gpus: int, newer: bool, more:
         "ClusterName=drover", f"SlurmctldHost={host}(127.0.0.1)", f"SlurmctldPort={free_port()}", "SlurmUser=root",
         "SlurmdUser=root", "AuthType=auth/munge",
         # A requeued job begins when its credential has expired, 120 s by default, at the next look at the queue.
-        f"AuthInfo=socket={folder}/munge.sock,cred_expire=5", "SchedulerParameters=sched_interval=1,bf_interval=1",
+        f"AuthInfo=socket={folder}/munge.sock,cred_expire=5",
+        "SchedulerParameters=sched_interval=1,bf_interval=1,nohold_on_prolog_fail",
         "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_Core", "ReturnToService=2", "MpiDefault=none", "GresTypes=gpu", "MinJobAge=300",
         "JobAcctGatherType=jobacct_gather/none", "PropagateResourceLimits=NONE", "InactiveLimit=0", "KillWait=2",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
+from drover_agent.runtime.gate_file import GateFile
 from drover_agent.runtime.self_reports import SelfReports
 from drover_agent.sources.base import NodeEvent, Reading
 from drover_agent.spool.async_spool import AsyncSpool
@@ -34,14 +35,20 @@ MAX_TEXT = 8_000  # characters of an event's message; collectors refuse twice as
 MAX_PROBE_REQUESTS = 16  # that wait for the folder of the probe service
 
 
-class ProbeInbox:
-    """Requests for probes that wait for the probe service. The stream's reader adds them, so nothing here blocks."""
+class Inbox:
+    """What a collector sends besides acknowledgements. The stream's reader adds it, so nothing here blocks.
 
-    def __init__(self) -> None:
+    Attributes:
+        gate: None: no gate answers from this agent.
+    """
+
+    def __init__(self, gate: GateFile | None) -> None:
+        self.gate = gate
         self._requests: asyncio.Queue[pb.ProbeRequest] = asyncio.Queue(MAX_PROBE_REQUESTS)
         self._added = asyncio.Event()
 
     def add(self, request: pb.ProbeRequest) -> None:
+        """Queue a request for the probe service."""
         try:
             self._requests.put_nowait(request)
         except asyncio.QueueFull:  # the disk hangs
@@ -74,8 +81,13 @@ class Agent:
         *,
         clock: Clock | None = None,
         disk: DiskThread | None = None,
+        gate: GateFile | None = None,
     ) -> None:
-        """`disk`: the thread that writes the spool; None: a thread of its own."""
+        """
+        Args:
+            disk: the thread that writes the spool; None: a thread of its own.
+            gate: keeps the collector's verdicts for `drover-agent gate`; None: nobody does.
+        """
         self.config, self.node = config, node
         self._clock: Clock = clock or SystemClock()
         self._inventory = dict(inventory or {})
@@ -92,7 +104,7 @@ class Agent:
         self._uplink = Uplink(config, self.spool, self, self._clock, work)
         self._holdings: dict[int, pb.Holding] = {}  # GPU slot -> the newest
         self._self_reports = SelfReports(self.spool, self._clock, self._report_own)
-        self._probes = ProbeInbox()
+        self._inbox = Inbox(gate)
 
     @property
     def connected_to(self) -> str | None:
@@ -144,6 +156,8 @@ class Agent:
     def _store_events(self, events: Iterable[NodeEvent]) -> None:
         now_ms = self._clock.now_ms()
         for event in events:
+            if self._inbox.gate is not None:
+                self._inbox.gate.note_event(event)
             message = pb.Event(
                 ts_ms=event.ts_ms,
                 gpu=event.gpu,
@@ -224,7 +238,12 @@ class Agent:
 
     def add_probe_request(self, request: pb.ProbeRequest) -> None:
         """Pass a request on to the probe service. The stream's reader calls this, so it does not block."""
-        self._probes.add(request)
+        self._inbox.add(request)
+
+    def take_gate_verdict(self, verdict: pb.GateVerdict) -> None:
+        """Keep what the collector says of this node for `drover-agent gate`."""
+        if self._inbox.gate is not None:
+            self._inbox.gate.take_verdict(verdict)
 
     # ---- running
 
@@ -247,7 +266,7 @@ class Agent:
                 self.spool.close()
 
     async def _run_probes(self) -> None:
-        await self._probes.run(self.node, self.spool, self._clock)
+        await self._inbox.run(self.node, self.spool, self._clock)
 
     async def _goodbye(self) -> None:
         self._store_events(self._merger.flush())

@@ -98,6 +98,8 @@ class Owner(Protocol):
 
     def add_probe_request(self, request: pb.ProbeRequest) -> None: ...
 
+    def take_gate_verdict(self, verdict: pb.GateVerdict) -> None: ...
+
 
 @dataclass(slots=True)
 class CollectorState:
@@ -368,6 +370,8 @@ class Uplink:
                 self._pause_until_s = self._clock.monotonic() + wait_s
             elif kind == "probe_request":
                 self._owner.add_probe_request(message.probe_request)
+            elif kind == "gate_verdict":
+                self._owner.take_gate_verdict(message.gate_verdict)
 
     def _take(self, held: Any, flight: InFlight) -> float | None:
         """Take over offsets. Return the steady time when the newest of them was sent, None if none is new."""

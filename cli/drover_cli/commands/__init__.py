@@ -49,6 +49,7 @@ NAMES = (
     "resume",
     "reset",
     "reboot",
+    "fleet",
     "export",
     "backup",
     "restore",

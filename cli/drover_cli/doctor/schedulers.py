@@ -14,8 +14,8 @@ from drover_collector.config import CollectorConfig
 from drover_core.model.fleet import FleetSpec
 
 SHOWN = 5
-RBAC = "kubectl apply -f docs/kubernetes/rbac.yaml"
-# What docs/kubernetes/rbac.yaml grants: verb, resource, subresource, and whether Drover cannot act without it.
+RBAC = "kubectl apply -k deploy/kubernetes/access"
+# What deploy/kubernetes/rights/rbac.yaml grants: verb, resource, subresource, and whether Drover cannot act without it.
 RIGHTS = (
     ("get", "nodes", "", True),
     ("list", "nodes", "", True),

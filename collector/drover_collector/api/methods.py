@@ -25,6 +25,7 @@ from drover_collector.api import (
     ledger,
     nodes,
     probes,
+    reporting,
     series,
     silences,
     store,
@@ -130,4 +131,5 @@ METHODS = _table(
     Rpc(wire.CREATE_SILENCE, lambda call: silences.create_silence(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.END_SILENCE, lambda call: silences.end_silence(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.BACKTEST_POLICIES, lambda call: decisions.backtest_policies(call.facts)),
+    Rpc(wire.LIST_REPORTING, lambda call: reporting.list_reporting(call.facts)),
 )

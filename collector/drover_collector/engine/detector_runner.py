@@ -102,6 +102,8 @@ class DetectorRunner:
     def detect(self, window: Window, now_ms: int) -> list[Finding]:
         """Run every detector. One that raises is counted and skipped; the others still run."""
         found: list[Finding] = []
+        if not self.index.node_count:  # a fleet that is still to be learned
+            return found
         for event in window.events:
             if event.kind is EventKind.LIFECYCLE and event.code == "agent_started":
                 self.report_interval.forget(event.node)

@@ -43,6 +43,10 @@ class HandshakeHandler:
         session = self.nodes.owner_of(node)
         return session if session is not None and session.welcomed and session.closed is None else None
 
+    def all_welcomed(self) -> list[Session]:
+        """Return the streams that report for their nodes and have their Welcome."""
+        return [session for session in self.nodes.owners() if session.welcomed and session.closed is None]
+
     def release(self, session: Session) -> None:
         """Forget a stream that has ended."""
         self.gpus.release(session)

@@ -78,6 +78,10 @@ class IngestService:
         """Return the stream that reports for a node, after its Welcome, to send requests on."""
         return self._handshakes.welcomed(node)
 
+    def streams(self) -> list[Session]:
+        """Return the streams of all agents that have their Welcome."""
+        return self._handshakes.all_welcomed()
+
     async def close(self) -> None:
         """Store what was received, and the lane offsets. If the store fails now, agents resend: nothing is lost."""
         if self._checker is not None:

@@ -248,6 +248,10 @@ class Session:
         """End the stream from any task."""
         self.stream.close(StreamClosed(code, text))
 
+    def try_send(self, message: pb.CollectorMessage) -> bool:
+        """Send a message if that needs no waiting. Return whether it was sent."""
+        return self.stream.try_send(message.SerializeToString())
+
     async def send(self, message: pb.CollectorMessage) -> None:
         await self.stream.send(message.SerializeToString())
 

@@ -53,6 +53,24 @@ def against(store_root: Path) -> Iterator[Against]:
     store.close()
 
 
+def test_nodes_of_the_file_and_those_that_only_report(against: Against) -> None:
+    async def check(fleet: Served) -> None:
+        stats, key = fleet.facts.stats, "S-new"
+        stats.unknown_nodes, stats.last_seen["n9"] = frozenset({"n9"}), NOW
+        row = EntityRow(entity_id(Scope.GPU, key), Scope.GPU, key, "n9", 0, model="NVIDIA H200", first_ms=T0)
+        fleet.store.entities.registry.add([row])
+        found = {node.name: node for node in (await fleet.stub.ListReporting(pb.ReportingRequest())).nodes}
+        assert list(found) == ["n0", "n1", "n2", "n3", "n9"]
+        assert (found["n0"].in_file, found["n0"].gpus, found["n0"].gpus_reported) == (True, 2, 2)
+        assert (found["n3"].last_seen_ms, found["n3"].HasField("gpus_reported")) == (0, False)
+        new = found["n9"]
+        assert (new.in_file, new.gpus_reported, new.model, new.last_seen_ms) == (False, 1, "NVIDIA H200", NOW)
+        stats.unknown_nodes = frozenset()
+        del stats.last_seen["n9"]
+
+    against(check)
+
+
 def test_the_system_page_shows_every_part(against: Against) -> None:
     async def check(fleet: Served) -> None:
         stats = fleet.facts.stats

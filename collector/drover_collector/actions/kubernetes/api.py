@@ -1,7 +1,7 @@
 """The few calls of the Kubernetes API that Drover makes, through the official client; each with a timeout.
 
 The client's models are not used: a node has fields of other tools that must come back unchanged, and answers of
-servers older or newer than the client must be read too. Rights that these calls need: docs/kubernetes/rbac.yaml.
+servers older or newer than the client must be read too. The rights that they need: deploy/kubernetes/rights/rbac.yaml.
 
 Answers are those of pkg/registry/core/pod/storage/eviction.go and of the API conventions ("Response Status Kind").
 """
@@ -18,7 +18,7 @@ from drover_collector.actions.base import ActError, AwayError, LaterError
 from drover_collector.actions.settings import KubernetesConfig
 
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
-RIGHTS = "docs/kubernetes/rbac.yaml has the rights it needs"
+RIGHTS = "deploy/kubernetes/rights/rbac.yaml has the rights it needs"
 MANAGER = "drover"
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"  # as kubectl asks: columns instead of objects
 

@@ -1,0 +1,210 @@
+"""`drover fleet discover | diff`: write the fleet file from what is there, and compare the two."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from drover_cli import client
+from drover_cli.errors import CliError
+from drover_cli.output import ago, print_json, print_table, say
+from drover_proto import fleet_methods as methods
+from drover_proto import fleet_pb2 as pb
+
+if TYPE_CHECKING:
+    from drover_cli.fleet.sources import Found, Nodes
+
+HELP = "write the fleet file from what reports and from schedulers, or compare it with them"
+RUN_S = 60.0  # for a scheduler's answer
+SILENT_MS = 60_000
+RUNS = "-"  # in the place of a file: run the program
+SOURCES = {
+    "slurm": ("scontrol", "-o", "show", "node"),
+    "kubernetes": ("kubectl", "get", "nodes", "-o", "json"),
+    "ansible": ("ansible-inventory", "--list"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parts = parser.add_subparsers(dest="part", required=True)
+    discover = parts.add_parser(
+        "discover", help="print a fleet file made of what reports, Slurm, Kubernetes and an Ansible inventory"
+    )
+    diff = parts.add_parser("diff", help="what the fleet file says and what reports; exit code 1 if they differ")
+    parts.metavar = "{" + ",".join(parts.choices) + "}"
+    for part in (discover, diff):
+        client.add_arguments(part)
+        for name, words in SOURCES.items():
+            part.add_argument(
+                f"--{name}", nargs="?", const=RUNS, metavar="FILE",
+                help=f"also what `{' '.join(words)}` prints; without FILE it is run",
+            )  # fmt: skip
+        part.add_argument("--topology", metavar="FILE", help="also Slurm's topology.conf: leaf switches, or blocks")
+    discover.add_argument("--offline", action="store_true", help="ask no collector: only what is named here")
+    discover.add_argument(
+        "--new", action="store_true", help="only nodes that report and are not in the file: to append"
+    )
+    into = discover.add_mutually_exclusive_group()
+    into.add_argument("--output", "-o", type=Path, metavar="FILE", help="write a new file instead")
+    into.add_argument("--json", action="store_true", help="one JSON object per node instead of a fleet file")
+    diff.add_argument("--json", action="store_true", help="one JSON object per difference")
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"discover": _discover, "diff": _diff}[args.part](args)
+
+
+def _discover(args: argparse.Namespace) -> int:
+    from drover_cli.fleet.files import tables
+
+    reporting = [] if args.offline else _reporting(args)
+    nodes = _merged(reporting, _others(args))
+    if args.new:
+        fresh = {row.name for row in reporting if not row.in_file}
+        nodes = {name: found for name, found in nodes.items() if name in fresh}
+    if not nodes:
+        print(f"no node: nothing reports{' that is not in the file' if args.new else ''}", file=sys.stderr)
+        return 1
+    if args.json:
+        for name, found in sorted(nodes.items()):
+            print_json({"node": name, **asdict(found)})
+        return 0
+    text = tables(nodes)
+    if not args.new:
+        text = 'name = ""  # of the fleet, in messages and on the console\n\n' + text
+    if args.output is None:
+        sys.stdout.write(text)
+    else:
+        try:
+            with args.output.open("x", encoding="utf-8") as file:  # a file that people mend is not replaced
+                file.write(text)
+        except OSError as error:
+            raise CliError(f"{args.output}: {error.strerror}; give the name of a new file") from None
+    count, plural = sum(found.gpus or 0 for found in nodes.values()), "" if len(nodes) == 1 else "s"
+    print(
+        f"{len(nodes)} node{plural}, {count} GPUs known; check places and models", file=sys.stderr
+    )  # not into the file
+    return 0
+
+
+def _reporting(args: argparse.Namespace) -> list[pb.ReportingNode]:
+    with client.connect(args) as fleet:
+        return list(fleet.call(methods.LIST_REPORTING, pb.ReportingRequest()).nodes)
+
+
+def _others(args: argparse.Namespace) -> Nodes:
+    """Return what Slurm, Kubernetes and Ansible say, as far as they were named. The first one counts more."""
+    from drover_cli.fleet import sources
+
+    readers: dict[str, Callable[[str], Nodes]] = {
+        "slurm": sources.of_scontrol, "kubernetes": sources.of_kubernetes, "ansible": sources.of_ansible,
+    }  # fmt: skip
+    found: list[Nodes] = []
+    for name, read in readers.items():
+        if (given := getattr(args, name)) is not None:
+            found.append(read(_output_of(SOURCES[name]) if given == RUNS else _content(given)))
+    if args.topology is not None:
+        found.insert(0, sources.of_topology(_content(args.topology)))
+    nodes: Nodes = {}
+    for each in found:
+        for node, says in each.items():
+            nodes[node] = nodes.get(node, sources.Found()).over(says)
+    return nodes
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"{path}: {getattr(error, 'strerror', '') or 'it is not text'}") from None
+
+
+def _output_of(words: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=RUN_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise CliError(f"{words[0]} is not here; run `{' '.join(words)}` where it is, and give its output") from None
+    except subprocess.CalledProcessError as error:
+        raise CliError(f"{words[0]}: {' '.join(str(error.stderr).split()) or f'exit {error.returncode}'}") from None
+    except subprocess.TimeoutExpired:
+        raise CliError(f"{words[0]} does not answer within {RUN_S:.0f} s") from None
+    return done.stdout
+
+
+def _merged(reporting: list[pb.ReportingNode], others: Nodes) -> Nodes:
+    """Return each node: what stands in the file, else what others say; GPUs as the agent counts them.
+
+    Nodes that a scheduler has without GPUs are left out: login nodes, control planes.
+    """
+    from drover_cli.fleet.sources import Found
+
+    nodes = {name: found for name, found in others.items() if found.gpus != 0}
+    for row in reporting:
+        filed = Found(row.rack, row.leaf, row.pool, row.sku, row.gpus if row.in_file else None)
+        counted = Found(sku=_sku(row.model), gpus=row.gpus_reported or None)
+        said = nodes.get(row.name, Found())
+        if row.in_file:
+            nodes[row.name] = filed.over(said).over(counted)
+        elif row.HasField("gpus_reported"):
+            nodes[row.name] = counted.over(said)
+    return nodes
+
+
+def _sku(model: str) -> str:
+    return model.removeprefix("NVIDIA ").strip()
+
+
+class Difference(NamedTuple):
+    node: str
+    what: str
+    in_file: str
+    found: str
+
+
+def _diff(args: argparse.Namespace) -> int:
+    reporting, others = _reporting(args), _others(args)
+    now_ms = round(time.time() * 1000)
+    found = [line for row in reporting for line in _differences(row, others.get(row.name), now_ms)]
+    known = {row.name for row in reporting}
+    found += [
+        Difference(name, "node", "-", "a scheduler or inventory has it; it does not report")
+        for name, says in sorted(others.items())
+        if name not in known and says.gpus != 0
+    ]
+    if args.json:
+        for line in found:
+            print_json(line._asdict())
+    elif found:
+        print_table(["NODE", "WHAT", "FILE", "FOUND"], [list(line) for line in found])
+        if any(line.what == "node" and line.in_file == "-" for line in found):
+            say("`drover fleet discover --new >> fleet.toml` adds those that report; then restart the collector")
+    else:
+        print(f"{len(known)} nodes: the file says what reports")
+    return 1 if found else 0
+
+
+def _differences(row: pb.ReportingNode, says: Found | None, now_ms: int) -> Iterator[Difference]:
+    if not row.in_file:
+        count = f"{row.gpus_reported} GPUs" if row.gpus_reported else "no GPU known"
+        yield Difference(row.name, "node", "-", f"it reports: {count} {_sku(row.model)}".rstrip())
+        return
+    if not row.last_seen_ms:
+        yield Difference(row.name, "node", "it should exist", "it has never reported")
+    elif row.last_seen_ms < now_ms - SILENT_MS:
+        yield Difference(row.name, "node", "it should exist", f"it last reported {ago(row.last_seen_ms, now_ms)}")
+    if row.HasField("gpus_reported") and row.gpus_reported != row.gpus:
+        yield Difference(row.name, "gpus", str(row.gpus), f"{row.gpus_reported} report")
+    for key in ("rack", "leaf", "pool") if says is not None else ():
+        filed, other = getattr(row, key), getattr(says, key)
+        if other and other != filed:
+            yield Difference(row.name, key, filed or "-", other)
+    if says is not None and says.gpus is not None and says.gpus != row.gpus:
+        yield Difference(row.name, "gpus", str(row.gpus), f"{says.gpus} by a scheduler or inventory")

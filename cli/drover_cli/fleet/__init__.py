@@ -1,0 +1,1 @@
+"""What `drover fleet` reads: what reports, Slurm, Kubernetes, an Ansible inventory; and the fleet file it makes."""

@@ -1,0 +1,83 @@
+"""What the standing decisions mean for a job that is about to begin on a node. Pure.
+
+A node's gate refuses a job only if the guard has let this node go: Drover takes it out, or has. All else passes, with a
+sentence that says what stands against it. So a fault that hits many nodes at once, which the breaker or a cap holds,
+drains no partition through its prologs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from drover_collector.policy.decider import DISRUPTIVE, Decider
+from drover_core.model.events import OUT_STAGES, Decision, NodeOutage
+
+
+class GateAnswer(StrEnum):
+    """The values are on the wire (`GateVerdict` of telemetry.proto); the later one counts more."""
+
+    PASS = "pass"  # noqa: S105  # not a password
+    OBSERVE = "observe"  # observe mode: the job would be refused
+    ASKED = "asked"  # a person is asked first
+    HELD = "held"  # the guard, or what else holds the decision back, gives no leave
+    REFUSE = "refuse"  # with the guard's leave
+
+
+ORDER = tuple(GateAnswer)
+OF_OUTCOME = {
+    "would_act": GateAnswer.OBSERVE,
+    "pending_approval": GateAnswer.ASKED,
+    "held": GateAnswer.HELD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GateVerdict:
+    answer: GateAnswer = GateAnswer.PASS
+    text: str = ""
+    incident: str = ""
+
+
+NOTHING_KNOWN = GateVerdict()
+
+
+def gate_verdicts(decider: Decider) -> dict[str, GateVerdict]:
+    """Return the verdict of each node against which something stands. In the thread that judges."""
+    out = decider.out(really=True)
+    found = of_outages(decider.duties)
+    for key, decision in decider.standing.items():
+        node = key[1]
+        if not node or decision.wanted not in DISRUPTIVE:
+            continue
+        verdict = _of_decision(decision, node in out, key in decider.failed)
+        if verdict is not None and _rank(verdict) > _rank(found.get(node, NOTHING_KNOWN)):
+            found[node] = verdict
+    return found
+
+
+def of_outages(outages: Mapping[str, NodeOutage]) -> dict[str, GateVerdict]:
+    """Return the verdicts of nodes that Drover keeps out of service."""
+    return {
+        node: GateVerdict(GateAnswer.REFUSE, f"{node} is {outage.stage}: {outage.reason}", outage.incident_id)
+        for node, outage in outages.items()
+        if outage.stage in OUT_STAGES
+    }
+
+
+def _of_decision(decision: Decision, out: bool, failed: bool) -> GateVerdict | None:
+    """Return what a standing decision says; None: nothing.
+
+    A drain that failed took nothing out, so the caps do not count its node: to refuse jobs there would be beyond them.
+    """
+    if decision.outcome == "act":
+        if failed:
+            return GateVerdict(GateAnswer.HELD, f"{decision.reason}: it failed", decision.incident_id)
+        return GateVerdict(GateAnswer.REFUSE, decision.reason, decision.incident_id) if out else None
+    answer = OF_OUTCOME.get(decision.outcome)
+    return None if answer is None else GateVerdict(answer, decision.reason, decision.incident_id)
+
+
+def _rank(verdict: GateVerdict) -> int:
+    return ORDER.index(verdict.answer)

@@ -1,0 +1,117 @@
+"""What `drover-agent gate` answers from the agent's file, and that nothing but a refusal makes it fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drover_agent.commands import gate
+from drover_agent.main import main
+
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+NOW_S = 100_000.0
+MINUTE = 60.0
+
+
+def verdict(answer: str = "pass", age_s: float = 10.0, mode: str = "enforce") -> dict[str, object]:
+    text = "" if answer == "pass" else "drain n1 for xid/xid_79"
+    incident = "" if answer == "pass" else "inc1"
+    return {"received_s": NOW_S - age_s, "answer": answer, "text": text, "incident": incident, "mode": mode}
+
+
+def content(
+    known: dict[str, object] | None, faults: tuple[float, ...] = (), unanswered: str = "open"
+) -> dict[str, object]:
+    """What the agent writes. `faults`: the age of each, in seconds."""
+    found = [{"at_s": NOW_S - age_s, "text": "XID 79 on GPU 3"} for age_s in faults]
+    return {
+        "format": 1, "node": "n1", "boot": BOOT, "unanswered": unanswered, "age_s": 3600.0, "verdict": known,
+        "faults": found,
+    }  # fmt: skip
+
+
+CASES = [
+    # fresh: the collector's word, whatever the node itself has found
+    (content(verdict("refuse")), True, "refused: drain n1 for xid/xid_79 (incident inc1)"),
+    (content(verdict("pass")), False, "pass"),
+    (content(verdict("pass"), (5.0,), "closed"), False, "pass"),
+    (content(verdict("observe", mode="observe")), False, "pass: in observe mode; would refuse this job: drain n1"),
+    (content(verdict("held"), (5.0,), "closed"), False, "pass: the guard gives no leave to refuse: drain n1"),
+    (content(verdict("asked")), False, "pass: a person is asked first: drain n1"),
+    (content(verdict("later than this")), False, "pass: this gate does not know the answer 'later than this'"),
+    # the collector is away: its last word refuses for a while, and what the node has found counts by the settings
+    (content(verdict("refuse", 30 * MINUTE)), True, "refused, as of 30 min ago: drain n1"),
+    (content(verdict("refuse", 61 * MINUTE)), False, "pass: no word of a collector for 61 min, and this node found no"),
+    (content(verdict("pass", 5 * MINUTE), (9.0,)), False, 'pass: no word of a collector for 5 min, gate.un'),
+    (content(verdict("pass", 5 * MINUTE), (9.0,), "closed"), True, "refused without leave: no word of"),
+    (content(verdict("held", 5 * MINUTE), (), "closed"), False, "pass: no word of a collector for 5 min, and"),
+    (content(verdict("pass", 5 * MINUTE), (3700.0,), "closed"), False, "pass: no word of a collector for 5 min, and"),
+    (content(verdict("pass", 5 * MINUTE, "approve"), (9.0,), "closed"), False, "pass: no word of a collector for 5"),
+    (content(None, (9.0,), "closed"), False, "pass: no word of a collector; its mode was observe"),
+    (content(None, (), "closed"), False, "pass: no word of a collector, and this node found no fault itself"),
+    # a clock that cannot be: the verdict is not trusted
+    (content(verdict("refuse", -5.0)), False, "pass: no word of a collector"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("found", "refused", "says"), CASES)
+def test_the_answer_follows_from_the_file(found: dict[str, object], refused: bool, says: str) -> None:
+    answer = gate.judge(found, NOW_S)
+    assert answer.refused is refused
+    assert answer.text.startswith(says)
+
+
+DAMAGED = [
+    b"", b"{", b"[]", b"\xff\xfe", b'{"format": 2}', b'{"format": 1}', b'{"format": 1, "verdict": 7, "age_s": "x"}',
+    b'{"format": 1, "age_s": 60, "verdict": {"received_s": null}, "faults": []}',
+    b'{"format": 1, "a": ' + b"[" * 60_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+def test_a_damaged_file_passes_and_says_so(data: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gate.json").write_bytes(data)
+    assert main(["gate", "--file", str(tmp_path / "gate.json")]) == 0
+    assert capfd.readouterr().out.startswith("drover gate: pass: ")
+
+
+@pytest.mark.parametrize(
+    "words", [["--fil", "x"], ["now"], ["--file"], ["--drain", "-x"], ["--file=/nowhere/gate.json"]]
+)
+def test_a_mistake_in_a_prolog_drains_no_partition(words: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["gate", *words]) == 0
+    assert capfd.readouterr().out.startswith("drover gate: pass: ")
+
+
+def test_a_file_of_an_earlier_boot_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gate.json").write_text(json.dumps({**content(verdict("refuse")), "boot": "another"}))
+    assert main(["gate", "--file", str(tmp_path / "gate.json")]) == 0
+    assert "is of an earlier boot" in capfd.readouterr().out
+
+
+def test_the_process_exits_with_1_and_loads_neither_grpc_nor_settings(tmp_path: Path) -> None:
+    """What it loads is what it costs before each job; benchmarks/bench_gate.py has the times."""
+    found = content({**verdict("refuse"), "received_s": gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME)})
+    (tmp_path / "gate.json").write_text(json.dumps(found))
+    script = (
+        "import sys\nfrom drover_agent.main import main\n"
+        f"code = main(['gate', '--file', {str(tmp_path / 'gate.json')!r}])\n"
+        "print(*sys.modules, file=sys.stderr)\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "drover gate: refused: drain n1 for xid/xid_79 (incident inc1)\n")
+    heavy = {"grpc", "google", "asyncio", "argparse", "logging", "tomllib", "subprocess", "pathlib", "drover_core"}
+    assert not {name.partition(".")[0] for name in done.stderr.split()} & heavy
+
+
+def test_a_terminal_is_not_steered_by_what_the_collector_wrote(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    known = {**verdict("held"), "text": "a\x1b[2Jb\nc", "received_s": gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME)}
+    (tmp_path / "gate.json").write_text(json.dumps(content(known)))
+    assert main(["gate", "--file", str(tmp_path / "gate.json")]) == 0
+    assert "refuse: a?[2Jb?c" in capfd.readouterr().out

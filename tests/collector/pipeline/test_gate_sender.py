@@ -1,0 +1,73 @@
+"""What agents are sent for their nodes' gates: after the Welcome, with each change, and again each minute."""
+
+from __future__ import annotations
+
+import pytest
+
+from drover_collector.pipeline import gate_sender
+from drover_collector.pipeline.gate_sender import GateSender
+from drover_collector.store import Store
+from drover_proto import telemetry_pb2 as pb
+from testbed.fleets import hello, index_of
+from testbed.ingest import Collector
+from testbed.loop import in_loop
+from testbed.pipelines import Clock, pipeline_of, running, xid
+
+
+class Stream:
+    """An agent's stream, or one that takes nothing now."""
+
+    def __init__(self, node: str, takes: bool = True) -> None:
+        self.node, self.takes = node, takes
+        self.got: list[tuple[str, str]] = []
+
+    def try_send(self, message: pb.CollectorMessage) -> bool:
+        if self.takes:
+            self.got.append((message.gate_verdict.answer, message.gate_verdict.mode))
+        return self.takes
+
+
+@in_loop
+async def test_each_stream_gets_a_verdict_then_changes_and_repeats(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    async with running(pipeline_of(store, index_of(), clock)) as pipeline:
+        one, two, slow = Stream("n1"), Stream("n2"), Stream("n3", takes=False)
+        streams = [one, two, slow]
+        sender = GateSender(pipeline, lambda: streams)
+        await sender.send_due()
+        await sender.send_due()
+        assert (one.got, two.got, slow.got) == ([("pass", "observe")], [("pass", "observe")], [])
+        slow.takes = True
+        pipeline.take_events([xid(1)])
+        await pipeline.in_engine_thread(pipeline.judge_events)
+        await sender.send_due()
+        assert (one.got[1:], two.got[1:], slow.got) == ([("observe", "observe")], [], [("pass", "observe")])
+        streams[1] = again = Stream("n2")  # it has connected again
+        await sender.send_due()
+        assert (one.got[2:], again.got) == ([], [("pass", "observe")])
+        later_s = gate_sender.time.monotonic() + 61.0
+        monkeypatch.setattr(gate_sender.time, "monotonic", lambda: later_s)
+        await sender.send_due()
+        assert one.got[2:] == [("observe", "observe")]
+
+
+@in_loop
+async def test_one_that_does_not_judge_says_nothing(store: Store) -> None:
+    """Then the gates know that nobody answers."""
+
+    stream = Stream("n1")
+    await GateSender(pipeline_of(store, index_of(), Clock()), lambda: [stream]).send_due()
+    assert stream.got == []
+
+
+@in_loop
+async def test_it_goes_over_a_real_stream_after_the_welcome(store: Store) -> None:
+    async with Collector(store) as collector, running(pipeline_of(store, collector.index, Clock())) as pipeline:
+        sender = GateSender(pipeline, collector.ingest.streams)
+        await sender.send_due()
+        async with collector.agent(hello()) as agent:
+            await sender.send_due()
+            message = await agent.read("gate_verdict")
+            assert message.gate_verdict.answer == "pass"

@@ -1,0 +1,105 @@
+"""Real Slurm with `drover-agent gate` as Prolog and HealthCheckProgram. Needs root and Slurm's packages."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.scontrol import Scontrol
+from drover_core.model.events import Act, Action, ActionState
+from testbed.slurm import Slurm
+from testbed.slurm import running as running_slurm
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+NODES = ("gpu01", "gpu02", "gpu03", "gpu04")
+BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+CAUSE = "drain {node} for xid/xid_79"
+PROGRAM = """#!/bin/sh
+export SLURM_CONF={folder}/slurm.conf PYTHONPATH={path}
+exec {python} -m drover_agent.main gate --drain --file {folder}/$SLURMD_NODENAME.json
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    folder = tmp_path_factory.mktemp("gate")
+    for name in ("prolog", "health"):
+        program = folder / name
+        path = ":".join(entry for entry in sys.path if entry)
+        program.write_text(PROGRAM.format(path=path, python=sys.executable, folder=folder))
+        program.chmod(0o755)
+    settings = [f"Prolog={folder}/prolog", "PrologFlags=Alloc", f"HealthCheckProgram={folder}/health"]
+    settings += ["HealthCheckInterval=1", "HealthCheckNodeState=ANY"]
+    for node in NODES:
+        write(folder, node, "pass")
+    with running_slurm(folder, NODES, settings=settings) as running:
+        yield running
+
+
+def write(folder: Path, node: str, answer: str) -> None:
+    """Write what the agent of a node would have received."""
+    known = {
+        "received_s": time.clock_gettime(time.CLOCK_BOOTTIME), "answer": answer, "text": CAUSE.format(node=node),
+        "incident": f"inc-{node}", "mode": "enforce",
+    }  # fmt: skip
+    head = {"format": 1, "node": node, "boot": BOOT, "unanswered": "open", "age_s": 3600.0}
+    whole = folder / f"{node}.new"
+    whole.write_text(json.dumps({**head, "verdict": known, "faults": []}))
+    whole.rename(folder / f"{node}.json")
+
+
+def states(slurm: Slurm, node: str) -> frozenset[str]:
+    return Scontrol(SlurmConfig(conf=f"{slurm.folder}/slurm.conf")).nodes([node])[node].states
+
+
+def reason(slurm: Slurm, node: str) -> str:
+    return Scontrol(SlurmConfig(conf=f"{slurm.folder}/slurm.conf")).nodes([node])[node].reason
+
+
+def place(slurm: Slurm, job: str) -> str:
+    """The node on which a job runs; "": on none."""
+    return slurm.command("squeue", "--noheader", "--job", job, "--states=RUNNING", "--format=%N").strip()
+
+
+def test_without_leave_jobs_begin_on_every_node(slurm: Slurm) -> None:
+    """All gates have something against their nodes, and the guard holds: the partition lives."""
+    for node in NODES:
+        write(slurm.folder, node, "held")
+    jobs = [slurm.submit("true", "-w", node) for node in NODES]
+    for job in jobs:
+        slurm.wait_for(job, "COMPLETED")
+    assert not any("DRAIN" in states(slurm, node) for node in NODES)
+
+
+def test_a_prolog_on_a_sick_node_requeues_the_job_elsewhere_and_drains(slurm: Slurm) -> None:
+    for node in NODES:
+        write(slurm.folder, node, "pass")
+    slurm.command("scontrol", "update", "nodename=gpu02,gpu03,gpu04", "weight=100")  # gpu01 is the first choice
+    (slurm.folder / "health").rename(slurm.folder / "health.off")  # only the prolog is asked
+    write(slurm.folder, "gpu01", "refuse")
+    job = slurm.submit("sleep 60")
+    slurm.wait(lambda: "DRAIN" in states(slurm, "gpu01"), "the node drains")
+    slurm.wait(lambda: place(slurm, job) in NODES[1:], "the job runs elsewhere")
+    assert reason(slurm, "gpu01") == f"drover:inc-gpu01: {CAUSE.format(node='gpu01')}", "not Slurm's own, Prolog error"
+    assert not any("DRAIN" in states(slurm, node) for node in NODES[1:])
+    slurm.command("scancel", job)
+    (slurm.folder / "health.off").rename(slurm.folder / "health")
+
+
+def test_the_health_check_drains_with_drovers_reason_which_its_actuator_knows_as_its_own(slurm: Slurm) -> None:
+    write(slurm.folder, "gpu03", "refuse")
+    slurm.wait(lambda: "DRAIN" in states(slurm, "gpu03"), "slurmd's health check drains the node")
+    client = Scontrol(SlurmConfig(conf=f"{slurm.folder}/slurm.conf"))
+    assert reason(slurm, "gpu03") == f"drover:inc-gpu03: {CAUSE.format(node='gpu03')}"
+    drain = Action("a", "d", "inc-gpu03", "gpu03", Act.DRAIN, "slurm", ActionState.INTENDED, 0, why="xid_79 on gpu03")
+    done = SlurmActuator(client, 10_000).do(drain, lambda: None)
+    assert done.detail.startswith("drained already")
+    assert "DRAIN" not in states(slurm, "gpu04"), "the others' health checks pass"
