@@ -14,7 +14,6 @@ from drover_collector.detectors.thermal.beside import (
     NodeMates,
     expected_of_nodes_c,
 )
-from drover_collector.detectors.thermal.fan_speeds import FanSpeeds
 from drover_collector.detectors.thermal.heat_model import HeatModel
 
 NODES, GPUS, BAD = 8, 8, 11
@@ -120,48 +119,6 @@ def test_what_all_nodes_of_a_rack_have_is_the_racks() -> None:
     rise = nodes(0.5, racks, hot=(0, 1, 2)).rise
     assert np.flatnonzero(rise.hot_racks).tolist() == [0]
     assert not rise.hot_nodes.any()
-
-
-def fans(change: Callable[[np.ndarray, int], np.ndarray], blocks: int = 40) -> tuple[set[int], set[int]]:
-    """Return (nodes with faster, with slower fans) of 12 nodes whose load changes each hour, all alike."""
-    rng, speeds = np.random.default_rng(5), FanSpeeds(12)
-    own = rng.normal(1, 0.05, 12)
-    faster: set[int] = set()
-    slower: set[int] = set()
-    for bucket in range(blocks * 10):
-        block = bucket // 10
-        watts = np.full(12, (300.0, 500.0, 420.0)[block // 12 % 3]) * rng.normal(1, 0.01, 12)
-        rpm = change((4000 + 10 * watts) * own * rng.normal(1, 0.02, 12), block)
-        speeds.advance((bucket + 1) * 30_000, rpm, watts, np.zeros(12, np.int64))
-        faster |= set(np.flatnonzero(speeds.faster.hot).tolist())
-        slower |= set(np.flatnonzero(speeds.slower.hot).tolist())
-    return faster, slower
-
-
-def of_node(n: int, factor: float) -> Callable[[np.ndarray, int], np.ndarray]:
-    def change(rpm: np.ndarray, block: int) -> np.ndarray:
-        rpm[n] *= factor if block >= 18 else 1.0
-        return rpm
-
-    return change
-
-
-def test_a_slower_fan_and_fans_that_have_to_turn_faster_are_found_and_healthy_ones_are_not() -> None:
-    assert fans(of_node(4, 1.0)) == (set(), set())
-    assert fans(of_node(4, 0.72)) == (set(), {4})
-    assert fans(of_node(4, 1.35)) == ({4}, set())
-
-
-def test_fans_of_all_nodes_that_turn_faster_are_a_room() -> None:
-    assert fans(lambda rpm, block: rpm * (1.3 if block >= 18 else 1.0)) == (set(), set())
-
-
-def test_speeds_that_are_not_read_are_not_judged() -> None:
-    def unread(rpm: np.ndarray, block: int) -> np.ndarray:
-        rpm[4] = np.nan if block >= 18 else rpm[4]
-        return rpm
-
-    assert fans(unread) == (set(), set())
 
 
 def test_the_gpus_of_a_hot_node_are_warmer_by_it_where_they_have_no_past_at_their_load() -> None:

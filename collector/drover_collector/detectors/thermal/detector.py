@@ -33,7 +33,6 @@ from drover_collector.detectors.thermal.cooling import (
     gross,
     resistances,
 )
-from drover_collector.detectors.thermal.fan_speeds import FanSpeeds
 from drover_collector.detectors.thermal.heat_model import HeatModel, Rise
 from drover_collector.detectors.thermal.memory_heat import MemoryHeat, MemoryLimits
 from drover_collector.fleet.buckets import Floats
@@ -102,7 +101,6 @@ class ThermalState:
     places: Places = field(default_factory=Places)
     model: HeatModel | None = None
     memory: MemoryHeat | None = None
-    fans: FanSpeeds | None = None
     past: Floats = field(default_factory=lambda: np.zeros(0))  # own resistance, degC/W, [G]
     learnt: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # buckets in `past`
     streak_slow: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -148,7 +146,6 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
     if len(s.past) != index.gpu_count or len(s.inlet) != index.node_count:
         s.model = HeatModel(index.gpu_node.astype(np.int64), index.rack.astype(np.int64), len(index.racks))
         s.memory = MemoryHeat(index.gpu_node.astype(np.int64))
-        s.fans = FanSpeeds(index.node_count)
         s.past = np.full(index.gpu_count, np.nan)
         s.learnt = np.zeros(index.gpu_count, np.int64)
         s.streak_slow = np.zeros(index.gpu_count, np.int64)
@@ -168,7 +165,6 @@ def detect(window: Window, state: ThermalState | None, now_ms: int) -> tuple[lis
         warm = [rack for rack in hot if index.racks[rack] and rack not in hot_racks]
         found += [_warm_rack(window, s.model, rack, now_ms) for rack in warm]
     found += _hot_memory(window, s, now_ms)
-    found += _fans(window, s, now_ms)
     return found, s
 
 
@@ -294,26 +290,6 @@ def _hot_memory(window: Window, s: ThermalState, now_ms: int) -> Iterator[Findin
             "Give the node no new long job. When it is free, check this GPU's heat sink, and run a memory test.",
             (Evidence(text, "memory_temp_c", None if np.isnan(temp) else temp, None, None, None, since, end_ms),),
             window.job_of(g), snapshot={"memory": s.memory.usual(g)},
-        )  # fmt: skip
-
-
-def _fans(window: Window, s: ThermalState, now_ms: int) -> Iterator[Finding]:
-    """Report nodes whose fans turn slower, or faster, than before beside nodes as busy."""
-    rpm, index = window.newest.node.get("fan_min_rpm"), window.index
-    if rpm is None or s.fans is None or s.model is None:
-        return
-    watts, _ = group_medians(column(window, "power_w"), index.gpu_node.astype(np.int64), index.node_count)
-    s.fans.advance(window.newest.end_ms, rpm, watts, s.model.board)
-    for n in np.flatnonzero(s.fans.hot & ~np.isnan(rpm)).tolist():
-        node, expected, now, since = index.nodes[n].name, s.fans.expected_rpm(n), float(rpm[n]), s.fans.since_ms(n)
-        slower = bool(s.fans.slower.hot[n])
-        what = "its slowest fan turns slower" if slower else "its fans turn faster"
-        text = f"{what} than before beside nodes as busy: {now:,.0f} rpm, {expected:,.0f} are to be expected"
-        yield Finding(
-            NAME, IncidentKind.THERMAL, "fan", "node", node, None, ((node, None),), now_ms, since,
-            Severity.WARNING, 0.75, RecommendedAction.ADVISE, f"Node {node} is cooled badly, or soon will be: {text}.",
-            "Look at the fans in the BMC: a worn or blocked one, or one that is gone, so that the others turn faster.",
-            (Evidence(text, "fan_min_rpm", now, expected, None, None, since, window.newest.end_ms),),
         )  # fmt: skip
 
 
