@@ -22,7 +22,7 @@ from drover_core.model.events import (
     Incident,
     from_json,
 )
-from drover_core.model.reports import job_label
+from drover_core.model.reports import event_text, job_label
 from drover_core.model.runbooks import runbook_path
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
@@ -107,7 +107,10 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         [f"{d.id}: {d.wanted} {d.node}; drover approve {d.id} --why TEXT, or drover reject" for d in waiting],
     )
     events = [from_json(Event, text) for text in detail.events_json]
-    _section("events around it", [f"{when(e.ts_ms)}  {e.node} {e.kind} {e.code}: {plain(e.message)}" for e in events])
+    _section(
+        "events around it",
+        [f"{when(e.ts_ms)}  {e.node} {e.kind} {e.code}: {plain(event_text(e.kind, e.message))}" for e in events],
+    )
     _section(
         "notifications",
         [plain(text) for text in detail.notifications]
