@@ -278,18 +278,18 @@ def _of_incidents(facts: Facts, history: JobHistory, by_job: Mapping[int, Sequen
         of_job = by_job.get(number_of.get(incident.job or "", -1), ())
         for low, high in open_spans(incident, facts.until_ms):
             anchor = incident.since_ms
-            claim = Claim(Share.LOST, _ppm(incident.lost_ms, len(named) * counted), anchor, number)
+            claim = Claim(Share.LOST, part_ppm(incident.lost_ms, len(named) * counted), anchor, number)
             layer.add((-claim.ppm, anchor, number, 0), claim, named, (low, high))
             for attempt in of_job:
                 span = max(low, attempt.from_ms), min(high, attempt.to_ms)
                 others = attempt.gpus[~np.isin(attempt.gpus, named)]
                 others = others if len(others) else attempt.gpus
-                claim = Claim(Share.WAITING, _ppm(incident.waited_ms, len(others) * counted), anchor, number)
+                claim = Claim(Share.WAITING, part_ppm(incident.waited_ms, len(others) * counted), anchor, number)
                 measured.add((-claim.ppm, anchor, number, 1), claim, others, span)
     return measured, stops
 
 
-def _ppm(part_ms: int | None, whole_ms: int) -> int:
+def part_ppm(part_ms: int | None, whole_ms: int) -> int:
     return 0 if not part_ms or whole_ms <= 0 else min(PPM, max(0, part_ms) * PPM // whole_ms)
 
 
