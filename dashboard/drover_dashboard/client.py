@@ -292,6 +292,10 @@ class FleetClient:
     def job(self, name: str) -> Answer[pb.JobDetail]:
         return self.ask(methods.GET_JOB, pb.JobRequest(job=name))
 
+    def job_loss(self, name: str) -> Answer[pb.JobDetail]:
+        """Return a job with what it lost and its time line, which are read from the store."""
+        return self.ask(methods.GET_JOB, pb.JobRequest(job=name, loss=True))
+
     def fabric(self, leaf: str = "", node: str = "") -> Answer[pb.Fabric]:
         return self.ask(methods.GET_FABRIC, pb.FabricRequest(leaf=leaf, node=node))
 

@@ -2961,6 +2961,7 @@ class JobLoss(_message.Message):
     SLOW_MS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     DOUBTS_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     from_ms: _builtins.int
     to_ms: _builtins.int
     """what is known ends here: the newest rollup"""
@@ -2981,6 +2982,10 @@ class JobLoss(_message.Message):
     def doubts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what is not known, a sentence each"""
 
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPhase]:
+        """its time line"""
+
     def __init__(
         self,
         *,
@@ -2992,14 +2997,54 @@ class JobLoss(_message.Message):
         slow_ms: _builtins.int = ...,
         parts: _abc.Iterable[Global___JobLossPart] | None = ...,
         doubts: _abc.Iterable[_builtins.str] | None = ...,
+        phases: _abc.Iterable[Global___JobPhase] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubts", b"doubts", "from_ms", b"from_ms", "held_ms", b"held_ms", "lost_ms", b"lost_ms", "parts", b"parts", "shares", b"shares", "slow_ms", b"slow_ms", "to_ms", b"to_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubts", b"doubts", "from_ms", b"from_ms", "held_ms", b"held_ms", "lost_ms", b"lost_ms", "parts", b"parts", "phases", b"phases", "shares", b"shares", "slow_ms", b"slow_ms", "to_ms", b"to_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobLoss: _TypeAlias = JobLoss  # noqa: Y015
+
+@_typing.final
+class JobPhase(_message.Message):
+    """A part of a job's time. Checkpoints are not among them: nothing reports them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    lane: _builtins.str
+    """run, steps (it reported them), slow, fault, restart"""
+    from_ms: _builtins.int
+    to_ms: _builtins.int
+    incident: _builtins.str
+    """id of what explains it; empty: nothing"""
+    text: _builtins.str
+    severity: _builtins.str
+    """of a slow phase or fault"""
+    def __init__(
+        self,
+        *,
+        lane: _builtins.str = ...,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        incident: _builtins.str = ...,
+        text: _builtins.str = ...,
+        severity: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "incident", b"incident", "lane", b"lane", "severity", b"severity", "text", b"text", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobPhase: _TypeAlias = JobPhase  # noqa: Y015
 
 @_typing.final
 class JobLossPart(_message.Message):

@@ -157,8 +157,9 @@ def _show_loss(loss: pb.JobLoss) -> None:
 
 
 def _loss_json(loss: pb.JobLoss) -> dict[str, Any]:
-    found = message_json(loss)
-    return {**found, "shares": message_json(loss.shares), "parts": [message_json(part) for part in loss.parts]}
+    rows = {"parts": loss.parts, "phases": loss.phases}
+    lists = {name: [message_json(each) for each in found] for name, found in rows.items()}
+    return {**message_json(loss), "shares": message_json(loss.shares), **lists}
 
 
 def _floats(packed: bytes) -> list[float]:

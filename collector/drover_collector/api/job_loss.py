@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from drover_collector.ledger.blame import Blame, JobLoss, Part, job_loss
 from drover_collector.ledger.claims import RESTARTED
 from drover_collector.ledger.facts import Facts, LedgerIncident, Share
 from drover_collector.ledger.message import HOUR_MS, place_of
+from drover_collector.ledger.phases import Lane, Phase, job_phases
 from drover_collector.ledger.spans import NONE
 from drover_core.model.events import Incident
 from drover_core.model.reports import job_label
@@ -38,16 +39,23 @@ def add_loss(
     if from_ms >= to_ms or not gpus:
         return
     made = facts.once(("loss", job, from_ms // HOUR_MS), KEPT_S, lambda: _make(facts, job, gpus, (from_ms, to_ms)))
-    reply.loss.CopyFrom(_message(facts, *made, {incident.id: incident for incident in incidents}))
+    reply.loss.CopyFrom(_message(facts, made, {incident.id: incident for incident in incidents}))
 
 
-def _make(
-    facts: ApiSnapshot, job: str, gpus: Sequence[int], span: tuple[int, int]
-) -> tuple[Facts, JobLoss | None, int]:
-    """Return the facts, the loss (None: nothing is known yet) and how much telemetry is still to be rolled up."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What follows from the facts of a job. `loss` None: nothing is known yet. `late_ms`: still to be rolled up."""
+
+    facts: Facts
+    loss: JobLoss | None
+    phases: Sequence[Phase]
+    late_ms: int
+
+
+def _make(facts: ApiSnapshot, job: str, gpus: Sequence[int], span: tuple[int, int]) -> Made:
     found, _, to_ms, late_ms = read_facts(facts, *span, np.array(gpus, np.int64))
     if job not in found.jobs:
-        return found, None, late_ms
+        return Made(found, None, (), late_ms)
     number, nodes = found.jobs.index(job), {facts.index.member(g)[0] for g in gpus}
     former = RESTARTED.fullmatch(job)
     names = {job, former[1] if former else job}  # what ended a run also explains the restart of the next one
@@ -57,12 +65,12 @@ def _make(
         holds=found.holds.where(np.isin(found.holds.value, kept)),
         incidents=[i for i in found.incidents if i.job in names or any(node in nodes for node, _ in i.members)],
     )
-    return found, job_loss(facts.index, found, number, span[0], to_ms), late_ms
+    loss = job_loss(facts.index, found, number, span[0], to_ms)
+    return Made(found, loss, job_phases(facts.index, found, number, span[0], to_ms), late_ms)
 
 
-def _message(
-    facts: ApiSnapshot, found: Facts, loss: JobLoss | None, late_ms: int, known: dict[str, Incident]
-) -> pb.JobLoss:
+def _message(facts: ApiSnapshot, made: Made, known: dict[str, Incident]) -> pb.JobLoss:
+    found, loss = made.facts, made.loss
     if loss is None:
         return pb.JobLoss(doubts=["Nothing is known yet of what it lost: its holds are not stored."])
     reply = pb.JobLoss(
@@ -70,13 +78,14 @@ def _message(
         slow_ms=sum(part.slow_ms for part in loss.parts),
         shares=pb.LedgerShares(**{f"{share.name.lower()}_ms": loss.shares[share] for share in Share}),
         parts=[_part(facts, found, part, known) for part in loss.parts[:PARTS]],
+        phases=[_phase(found, phase) for phase in made.phases],
     )  # fmt: skip
     for blame in Blame:  # further ones, so that the parts add up
         rest = [part for part in loss.parts[PARTS:] if part.blame is blame]
         if rest:
             ms, slow_ms = sum(part.ms for part in rest), sum(part.slow_ms for part in rest)
             reply.parts.add(blame=blame, ms=ms, slow_ms=slow_ms, summary=f"{len(rest)} further incidents")
-    if late_ms:
+    if made.late_ms:
         reply.doubts.append("Late samples are still being added to the rollups; until then their time is unknown.")
     unknown_ms = loss.shares[Share.UNKNOWN]
     if unknown_ms:
@@ -93,6 +102,17 @@ def _part(facts: ApiSnapshot, found: Facts, part: Part, known: dict[str, Inciden
     incident = found.incidents[part.incident]
     made.where = _where(facts, part.blame, incident, known.get(incident.id))
     made.incident, made.kind, made.cause, made.summary = incident.id, incident.kind, incident.cause, incident.summary
+    return made
+
+
+def _phase(found: Facts, phase: Phase) -> pb.JobPhase:
+    made = pb.JobPhase(lane=phase.lane, from_ms=phase.from_ms, to_ms=phase.to_ms)
+    if phase.lane is Lane.RUN:
+        made.text = f"{phase.gpus} GPUs"
+    if phase.incident != NONE:
+        incident = found.incidents[phase.incident]
+        made.incident, made.severity = incident.id, incident.severity
+        made.text = f"{made.text}; ended by: {incident.summary}" if phase.lane is Lane.RUN else incident.summary
     return made
 
 

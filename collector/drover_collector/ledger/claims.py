@@ -166,7 +166,8 @@ def _explains_end(incident: LedgerIncident, end_ms: int) -> bool:
     return soon or hung
 
 
-def _stepping(facts: Facts) -> dict[int, list[Span]]:
+def stepping(facts: Facts) -> dict[int, list[Span]]:
+    """Return the times in which each job reported steps, those that touch as one."""
     found: dict[int, list[Span]] = defaultdict(list)
     for job, low, high in sorted(facts.steps):
         if found[job] and low <= found[job][-1][1]:
@@ -295,10 +296,10 @@ def part_ppm(part_ms: int | None, whole_ms: int) -> int:
 
 def _stalls(facts: Facts, by_job: Mapping[int, Sequence[Attempt]]) -> GpuSpans:
     """Return, for GPUs of jobs that report steps, the time of an attempt without a report of a step."""
-    stepping, parts = _stepping(facts), []
+    stepped, parts = stepping(facts), []
     for job, attempts in by_job.items():
-        for attempt in attempts if job in stepping else ():
-            steps = [(low, high) for low, high in stepping[job] if high > attempt.from_ms and low < attempt.to_ms]
+        for attempt in attempts if job in stepped else ():
+            steps = [(low, high) for low, high in stepped[job] if high > attempt.from_ms and low < attempt.to_ms]
             if not steps:
                 continue
             edges = [attempt.from_ms, *(at for step in steps for at in step), attempt.to_ms]
