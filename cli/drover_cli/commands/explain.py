@@ -65,6 +65,11 @@ def _timeline_rows(detail: pb.IncidentDetail) -> Iterator[dict[str, object]]:
         yield {"ts": when(entry.ts_ms), "ts_ms": entry.ts_ms, "source": entry.source, "text": entry.text}
 
 
+def _event(event: Event) -> str:
+    text = plain(event_text(event.kind, event.message))
+    return f"{when(event.ts_ms)}  {event.node} {event.kind} {event.code}: {text}"
+
+
 def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     incident = from_json(Incident, detail.incident_json)
     if args.json:
@@ -107,10 +112,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         [f"{d.id}: {d.wanted} {d.node}; drover approve {d.id} --why TEXT, or drover reject" for d in waiting],
     )
     events = [from_json(Event, text) for text in detail.events_json]
-    _section(
-        "events around it",
-        [f"{when(e.ts_ms)}  {e.node} {e.kind} {e.code}: {plain(event_text(e.kind, e.message))}" for e in events],
-    )
+    _section("events around it", [_event(event) for event in events])
     _section(
         "notifications",
         [plain(text) for text in detail.notifications]

@@ -6,6 +6,7 @@ import argparse
 import math
 import time
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drover_cli import client
@@ -80,23 +81,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     places = [(gpu.node, gpu.gpu) for gpu in detail.gpus]
     values = {each.metric: _floats(each.values) for each in detail.metrics}
     if args.json:
-        gpus = [
-            {
-                "node": gpu.node, "gpu": gpu.gpu, "health": gpu.health, "incident": gpu.incident or None,
-                "values": {name: found[at] for name, found in values.items() if math.isfinite(found[at])},
-            }
-            for at, gpu in enumerate(detail.gpus)
-        ]  # fmt: skip
-        medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
-        reports = [incident_json(incident) for incident in incidents]
-        lacks = list(detail.absent)
-        print_json(
-            {
-                **message_json(row), "sentence": detail.sentence or None,
-                "loss": _loss_json(detail.loss) if detail.HasField("loss") else None, "gpus_shown": gpus,
-                "medians": medians, "incidents": reports, "absent": lacks,
-            }
-        )  # fmt: skip
+        print_json(_detail_json(detail, incidents, values))
         return 0
     if detail.sentence:
         say(detail.sentence, 2)
@@ -140,6 +125,25 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     return 0
 
 
+def _detail_json(
+    detail: pb.JobDetail, incidents: Sequence[Incident], values: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """`values`: metric -> value of each GPU of the detail."""
+    gpus = [
+        {
+            "node": gpu.node, "gpu": gpu.gpu, "health": gpu.health, "incident": gpu.incident or None,
+            "values": {name: found[at] for name, found in values.items() if math.isfinite(found[at])},
+        }
+        for at, gpu in enumerate(detail.gpus)
+    ]  # fmt: skip
+    return {
+        **message_json(detail.row), "sentence": detail.sentence or None,
+        "loss": _loss_json(detail.loss) if detail.HasField("loss") else None, "gpus_shown": gpus,
+        "medians": {each.metric: each.median for each in detail.metrics if each.HasField("median")},
+        "incidents": [incident_json(incident) for incident in incidents], "absent": list(detail.absent),
+    }  # fmt: skip
+
+
 def _show_loss(loss: pb.JobLoss) -> None:
     """Print what it lost by whose fault it is; the rows add up to all of it."""
     if loss.lost_ms:
@@ -157,9 +161,8 @@ def _show_loss(loss: pb.JobLoss) -> None:
 
 
 def _loss_json(loss: pb.JobLoss) -> dict[str, Any]:
-    rows = {"parts": loss.parts, "phases": loss.phases}
-    lists = {name: [message_json(each) for each in found] for name, found in rows.items()}
-    return {**message_json(loss), "shares": message_json(loss.shares), **lists}
+    parts, phases = ([message_json(each) for each in found] for found in (list(loss.parts), list(loss.phases)))
+    return {**message_json(loss), "shares": message_json(loss.shares), "parts": parts, "phases": phases}
 
 
 def _floats(packed: bytes) -> list[float]:

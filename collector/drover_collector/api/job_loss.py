@@ -132,7 +132,7 @@ def _where(facts: ApiSnapshot, blame: Blame, incident: LedgerIncident, whole: In
 def sentence_of(detail: pb.JobDetail) -> str:
     """Return whether a job is healthy, and what it lost, in one sentence."""
     row, loss = detail.row, detail.loss if detail.HasField("loss") else None
-    name = job_label(row.job)
+    name = row.job if job_label(row.job) == row.job else f"Job {row.job}"
     if row.HasField("died"):
         state = f"died with {row.died.cause} on {row.died.node or 'its nodes'}"
     elif row.HasField("ended_ms"):
@@ -145,7 +145,7 @@ def sentence_of(detail: pb.JobDetail) -> str:
         state = "is not known to be healthy: its GPUs report nothing"
     else:
         state = "is healthy"
-    text = f"{name[0].upper()}{name[1:]} {state}"
+    text = f"{name} {state}"
     if loss is None:
         return f"{text}."
     if not loss.held_ms:

@@ -105,7 +105,7 @@ def now(name: str) -> None:
 def story(name: str) -> None:
     """Whether it is healthy, what it lost and by whose fault, and its time line: read from the store, so less often."""
     who = view.viewer()
-    answer = client.fleet().job_loss(name)
+    answer = client.fleet().job(name, loss=True)
     if client.fleet().job(name).trouble is None:  # else the page says it already
         view.trouble("story", answer.trouble, answer.as_of_ms, who)
     if answer.value is None or not answer.value.sentence:  # a collector of before

@@ -191,7 +191,7 @@ def test_a_jobs_loss_is_that_of_the_ledger_with_its_evidence_and_one_sentence(st
     )
 
 
-def test_a_job_of_which_nothing_is_known_is_not_called_healthy(store: Store) -> None:
+def test_a_job_without_any_value_is_not_called_healthy(store: Store) -> None:
     reply = pb.JobDetail(row=pb.JobRow(job="other", since_ms=T0))
     assert job_loss.sentence_of(reply) == "Job other is not known to be healthy: its GPUs report nothing."
     job_loss.add_loss(facts_of(store), reply, "other", [0], [])

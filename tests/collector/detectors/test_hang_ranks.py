@@ -66,7 +66,7 @@ def test_the_rank_is_named_in_the_call_that_brings_the_last_report() -> None:
         IncidentKind.HANG, "rank_missing", "gpu", "n00", 2
     )  # fmt: skip
     assert found.summary == (
-        "Rank 2 (GPU 2 of node n00) never came to all_reduce 13; 3 others wait there. Job 4711 stands still for 36 s."
+        "Rank 2 (GPU 2 of node n00) never came to all_reduce 13; 3 others wait there. Job 4711 has made no progress for 36 s."
     )
     assert (found.severity, found.action, found.job) == (Severity.CRITICAL, RecommendedAction.WATCH, "4711")
     assert (found.lost_gpus, found.waiting_gpus) == (1.0, 3.0)
@@ -150,7 +150,7 @@ def test_an_older_dump_of_another_run_is_not_compared() -> None:
     assert found, "the others still wait for it"
 
 
-def test_a_job_that_has_ended_is_reported_once_and_then_no_more() -> None:
+def test_a_job_that_has_ended_is_not_reported_for_long() -> None:
     found = run(rank_events("skip", SENT_MS, "n00"), count=SENT + 20, ends=SENT)
     assert found[0][1].job == "4711"
     assert found[-1][0] - SENT_MS <= hang.QUIET_MS

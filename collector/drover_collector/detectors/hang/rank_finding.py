@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from drover_collector.detectors._lib.metrics import Ints
-from drover_collector.detectors._lib.texts import duration, job_named, listing, place
+from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.hang.ranks import SURE, Named
+from drover_collector.fleet.buckets import GUESSED
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Evidence, Finding, IncidentKind, Member, RecommendedAction, Severity
 
@@ -33,8 +34,8 @@ def rank_finding(window: Window, job: str, gpus: Ints, found: Named, base: Findi
     if base is not None:
         scope, node, gpu, members = base.scope, base.node, base.gpu, base.members
     nodes = list(dict.fromkeys(index.member(g)[0] for g in culprits))
-    subject = job_named(job)
-    text = f"{_who(index, found)}. {subject[0].upper() + subject[1:]} stands still for {duration(now_ms - since_ms)}."
+    subject = "A job that nobody names" if job.startswith(GUESSED) else f"Job {job}"
+    text = f"{_who(index, found)}. {subject} has made no progress for {duration(now_ms - since_ms)}."
     accused = list(_accused(window, nodes, since_ms))
     evidence = (
         Evidence(fault.detail, key="ranks"),

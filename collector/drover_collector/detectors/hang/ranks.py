@@ -1,9 +1,9 @@
 """Name the rank that stopped a job, by what the ranks themselves recorded: events of kind `rank`.
 
 Each event says where one rank stands in its collectives (drover_core.jobs.rank_report). Those of a job are compared
-when all of its ranks have sent one, or when no more come. Which GPU a rank has: its agent says so; else the ranks that
-are left out; else the usual order of launchers (torchrun, `srun` by default): consecutive ranks on each node, and on a
-node in the order of its GPUs.
+when all of its ranks have sent one, or when none has come for SETTLE_MS. Which GPU a rank has: its agent says so; else
+it is the one that is left; else the usual order of launchers (torchrun, `srun` by default) says it: consecutive ranks
+on each node, and on a node in the order of its GPUs.
 
 Users write what this rests on, so it asks for no action of its own.
 """
