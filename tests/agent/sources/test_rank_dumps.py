@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from drover_core.model.kinds import EventKind
 from drover_core.settings import SettingsError
 from testbed.job_processes import node
 from testbed.rank_events import dump_at
+from testbed.waiting import wait_until
 
 
 @pytest.fixture
@@ -47,6 +49,12 @@ def leave(logs: Path, rank: int) -> Path:
 
 def events(found: RankDumpsSource) -> list[NodeEvent]:
     return found.read(now_ms()).events
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take longer than WAIT_S for the first dump."""
+    monkeypatch.setattr(rank_dumps, "WAIT_S", 20.0)
 
 
 def run_rank(logs: Path, gpus: Gpus, slot: int, rank: int) -> None:
@@ -126,16 +134,29 @@ def test_what_is_no_dump_of_now_is_left_out(logs: Path, monkeypatch: pytest.Monk
     assert events(source(logs)) == []
 
 
-def test_dumps_for_which_there_is_no_time_wait_for_the_next_reading(
+def test_a_dump_that_takes_long_comes_later_and_one_that_hangs_fails_the_source(
     logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = source(logs)
-    for rank in range(4):
-        leave(logs, rank)
-    monkeypatch.setattr(rank_dumps, "READ_S", -1.0)
+    found, go_on = source(logs), threading.Event()
+    leave(logs, 0)
+    monkeypatch.setattr(rank_dumps, "WAIT_S", 0.01)
+    monkeypatch.setattr(rank_dumps, "_bytes", lambda path: go_on.wait(20) and Path(path).read_bytes())
+    began = time.monotonic()
     assert events(found) == []
-    monkeypatch.setattr(rank_dumps, "READ_S", 1.0)
-    assert len(events(found)) == 4
+    assert time.monotonic() - began < 1, "it is not waited for"
+    monkeypatch.setattr(rank_dumps, "HUNG_S", 0.0)
+    with pytest.raises(TimeoutError, match="rank_dumps"):
+        events(found)
+    go_on.set()
+    wait_until(lambda: events(found), "its event")
+
+
+def test_what_fails_in_the_thread_fails_the_read(logs: Path) -> None:
+    found = source(logs)
+    (logs.parents[1] / "proc/self/mountinfo").unlink()
+    leave(logs, 0)
+    with pytest.raises(OSError, match="mountinfo"):
+        events(found)
 
 
 def test_it_is_off_unless_paths_are_set_and_takes_absolute_ones_only() -> None:

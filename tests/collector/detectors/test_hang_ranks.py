@@ -66,7 +66,8 @@ def test_the_rank_is_named_in_the_call_that_brings_the_last_report() -> None:
         IncidentKind.HANG, "rank_missing", "gpu", "n00", 2
     )  # fmt: skip
     assert found.summary == (
-        "Rank 2 (GPU 2 of node n00) never came to all_reduce 13; 3 others wait there. Job 4711 has made no progress for 36 s."
+        "Rank 2 (GPU 2 of node n00) never came to all_reduce 13; 3 others wait there."
+        " Job 4711 has made no progress for 36 s."
     )
     assert (found.severity, found.action, found.job) == (Severity.CRITICAL, RecommendedAction.WATCH, "4711")
     assert (found.lost_gpus, found.waiting_gpus) == (1.0, 3.0)
@@ -163,6 +164,16 @@ def test_it_is_over_when_the_job_works_again() -> None:
 
     found = run(rank_events("skip", SENT_MS, "n00"), change, SENT + 20)
     assert found[-1][0] <= SENT_MS + 40_000
+
+
+def test_a_later_hang_of_the_job_is_not_that_of_the_old_dumps() -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number < SENT + 3 or number >= SENT + 12:
+            waits(number, gpu, node)
+
+    found = run(rank_events("skip", SENT_MS, "n00"), change, SENT + 40)
+    later = [finding for at_ms, finding in found if at_ms > SENT_MS + 100_000]
+    assert later and {finding.cause for finding in later} == {"standstill"}
 
 
 def test_a_job_that_stays_is_reported_for_half_an_hour_without_a_word_of_telemetry() -> None:

@@ -10,11 +10,14 @@ system of the network only dumps of ranks that run here are sent, for the agents
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import logging
 import os
+import queue
 import re
 import stat
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +29,8 @@ from drover_core.model.kinds import EventKind
 
 MAX_FILES = 2_048  # at the paths; more are not looked at
 MAX_BYTES = 16 << 20  # of a dump: 2,000 entries with their stacks take about 3 MB
-READ_S = 1.0  # of one reading: the dumps that are left wait for the next one
+WAIT_S = 0.2  # of one reading for its look at the files: what takes longer, as a dump of 2 MB does, comes with the next
+HUNG_S = 60.0  # a look that takes longer hangs, as on a file system whose server is away
 OLD_MS = 600_000  # a dump that was written so long before the agent's first look is history
 PLACED_S = 3_600.0  # the GPU of a rank is remembered so long after its process has ended
 MAX_ENVIRONMENT = 1 << 18
@@ -83,7 +87,7 @@ class RankPlaces:
 
 
 class RankDumpsSource:
-    """Asks for new files at each read."""
+    """Looks for new files at each read, in a thread of its own: to parse a large dump takes seconds."""
 
     name = "rank_dumps"
     interval_s = 2.0
@@ -96,27 +100,52 @@ class RankDumpsSource:
         self._shared: dict[int, bool] = {}  # device -> several nodes share it
         self._first_ms: int | None = None
         self._warned: set[str] = set()
+        self._found: queue.SimpleQueue[NodeEvent | Exception] = queue.SimpleQueue()
+        self._looking: threading.Thread | None = None
+        self._began_s = 0.0
 
     def read(self, now_ms: int) -> Reading:
+        """
+        Raises:
+            TimeoutError: the last look hangs. OSError: it failed.
+        """
         self._first_ms = now_ms if self._first_ms is None else self._first_ms
-        until_s = time.monotonic() + READ_S
+        if self._looking is None:
+            self._looking = threading.Thread(target=self._look, name=self.name, daemon=True)
+            self._began_s = time.monotonic()
+            self._looking.start()
+        self._looking.join(WAIT_S)
+        if not self._looking.is_alive():
+            self._looking = None
+        elif time.monotonic() - self._began_s > HUNG_S:
+            raise TimeoutError(f"a look at the paths of rank_dumps takes longer than {HUNG_S:.0f} s")
         reading = Reading()
-        self._places.look(time.monotonic())
-        there = dict(self._files())
-        self._seen = {path: mark for path, mark in self._seen.items() if path in there}
-        for path, (found, job) in there.items():
-            mark = found.st_ino, found.st_size, found.st_mtime_ns
-            if self._seen.get(path) == mark or not found.st_size:
-                continue
-            if time.monotonic() > until_s:
-                break
-            self._seen[path] = mark
-            if self._wanted(path, found) and (event := self._event(path, found, job)):
-                reading.events.append(event)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found = self._found.get_nowait()
+                if isinstance(found, Exception):
+                    raise found
+                reading.events.append(found)
         return reading
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing is held open; a look that hangs is left behind."""
+
+    def _look(self) -> None:
+        """The thread's work: find new files, and put the events of their dumps into the queue."""
+        try:
+            self._places.look(time.monotonic())
+            there = dict(self._files())
+            self._seen = {path: mark for path, mark in self._seen.items() if path in there}
+            for path, (found, job) in there.items():
+                mark = found.st_ino, found.st_size, found.st_mtime_ns
+                if self._seen.get(path) == mark or not found.st_size:
+                    continue
+                self._seen[path] = mark
+                if self._wanted(path, found) and (event := self._event(path, found, job)):
+                    self._found.put(event)
+        except Exception as error:  # noqa: BLE001  # raised by the next read, as one of its own
+            self._found.put(error)
 
     def _files(self) -> Iterator[tuple[str, tuple[os.stat_result, str]]]:
         count = 0

@@ -197,10 +197,13 @@ def _of_ranks(window: Window, s: HangState, now_ms: int) -> Iterator[Finding]:
     for name, found in s.ranks.judge(window.index, now_ms):
         job = s.jobs.get(name)
         base = job.reported if job is not None else None
+        if base is not None and found.sent_ms < base.since_ms:
+            continue  # of an earlier hang
+        if job is not None and base is None and job_goes_on(found, job.gpus, s.worked_ms):
+            s.ranks.jobs[name].named = None
+            continue
         over = job is None or job.seen_ms < newest_ms
-        if (over and now_ms - found.sent_ms > QUIET_MS) or (
-            job is not None and base is None and job_goes_on(found, job.gpus, s.worked_ms)
-        ):
+        if over and now_ms - found.sent_ms > QUIET_MS:
             continue
         yield rank_finding(window, name, s.ranks.jobs[name].gpus, found, base, now_ms)
 
