@@ -28,8 +28,8 @@ from drover_agent.sources.gpus import Gpus
 from drover_core.model.kinds import EventKind
 
 MAX_FILES = 2_048  # at the paths; more are not looked at
-MAX_BYTES = 16 << 20  # of a dump: 2,000 entries with their stacks take about 3 MB
-WAIT_S = 0.2  # of one reading for its look at the files: what takes longer, as a dump of 2 MB does, comes with the next
+MAX_BYTES = 16 << 20  # of a dump; the recorder's usual 2,000 entries with their stacks take a fraction of it
+WAIT_S = 0.2  # of one reading for its look at the files: what takes longer comes with the next one
 HUNG_S = 60.0  # a look that takes longer hangs, as on a file system whose server is away
 OLD_MS = 600_000  # a dump that was written so long before the agent's first look is history
 PLACED_S = 3_600.0  # the GPU of a rank is remembered so long after its process has ended
