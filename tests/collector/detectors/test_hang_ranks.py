@@ -22,9 +22,9 @@ from drover_core.model.events import Event, Finding, IncidentKind, RecommendedAc
 from testbed.rank_events import rank_event, rank_events, report
 
 Columns = dict[str, np.ndarray]
-SENT = 20  # the bucket after which the ranks' reports come
+SENT = 8  # the bucket after which the ranks' reports come
 SENT_MS = START_MS + (SENT + 1) * BUCKET_MS + LAG_MS
-STOPS = 17  # 36 s before that, as in the recording
+STOPS = 5  # 36 s before that, as in the recording
 Change = Callable[[int, Columns, Columns], None]
 
 
@@ -40,7 +40,7 @@ def works(_number: int, _gpu: Columns, _node: Columns) -> None:
 
 
 def run(
-    events: Sequence[Event], change: Change = waits, count: int = 24, index: FleetIndex | None = None,
+    events: Sequence[Event], change: Change = waits, count: int = 12, index: FleetIndex | None = None,
     ends: int = 1 << 30, troubles: dict[str, dict[str, Trouble]] | None = None,
 ) -> list[tuple[int, Finding]]:  # fmt: skip
     """Play buckets and, after bucket SENT, the events in one call; return (time, finding) of all calls."""
@@ -218,7 +218,7 @@ def test_what_is_no_report_changes_nothing() -> None:
 def test_a_replay_gives_the_live_runs_incident_and_no_node_is_taken_out() -> None:
     index, policy = small_fleet(1, 4), Policy.load()
     events = rank_events("skip", SENT_MS, "n00", skip=(2,))
-    buckets = [training_bucket(index, number, waits, job="4711") for number in range(30)]
+    buckets = [training_bucket(index, number, waits, job="4711") for number in range(14)]
     live = Engine(index, policy, START_MS)
     outcomes = []
     for number, bucket in enumerate(buckets):
