@@ -20,7 +20,7 @@ from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
 from drover_core.metrics.catalog import Scope, of_scope
-from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, EventKind
+from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, RANK_CODES, EventKind
 from drover_core.settings import list_settings
 from drover_core.xid.codes import ADVICE, XIDS
 from drover_proto.fleet_methods import EXPORT, METHODS, SERVICE
@@ -175,9 +175,20 @@ def events() -> str:
     for kind, what, codes in (
         (EventKind.KERNEL, "from the kernel log", KERNEL_CODES),
         (EventKind.LIFECYCLE, "about agents, drivers and GPUs as such", LIFECYCLE_CODES),
+        (EventKind.RANK, "what ranks of jobs leave", RANK_CODES),
     ):
         lines: list[list[object]] = [[f"`{code}`", meaning] for code, meaning in codes.items()]
         parts.append(f"## {kind.value}: {what}\n\n" + table(["code", "meaning"], lines))
+    parts.append(
+        prose(
+            "An agent sends them where its setting `rank_dumps` names paths. The message is one JSON object of version "
+            "1 with the sentence `text`, `job` (as the path gives it), `rank`, `written` (ms) and `groups`: of each "
+            "process group its name, its members as runs of first, last and step, the newest number, and the "
+            "operations around the first that is not done (number, kind, sizes sent and received, types, done, age in "
+            "ms, place in the program). Users write the dumps, so these events are forgeable: they are compared, name "
+            "a rank in a hang's incident, and cause no action. `gpu` is set where the agent knows the rank's process."
+        )
+    )
     return "\n".join(parts)
 
 

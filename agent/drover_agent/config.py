@@ -45,6 +45,13 @@ def _check_servers(value: tuple[str, ...]) -> str | None:
     return urls_error(value)
 
 
+def _check_dumps(value: tuple[str, ...]) -> str | None:
+    for item in value:
+        if not item.startswith("/") or item.count("{job}") > 1 or "**" in item:
+            return "must be absolute paths, with {job} once at most and no **"
+    return None
+
+
 @dataclass(frozen=True)
 class SpoolConfig:
     """Where data waits until a collector has stored it."""
@@ -122,6 +129,12 @@ class AgentConfig:
         _check_servers,
     )
     steps_socket: str = setting("/run/drover/steps.sock", "socket where training loops report their steps; empty: none")
+    rank_dumps: tuple[str, ...] = setting(
+        (),
+        "paths of flight recorder dumps that ranks of jobs leave; * matches any text and {job} the job's name, as in"
+        ' ["/logs/{job}/comm_lib_trace_rank_*"]; empty: none are read',
+        _check_dumps,
+    )
     kubelet_socket: str = setting(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         "socket where the kubelet says which pod holds which GPU; empty: none",

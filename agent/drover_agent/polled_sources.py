@@ -90,6 +90,14 @@ def _jobs(config: AgentConfig, gpus: Gpus) -> Source:
     return JobsSource(Path(config.proc_root), gpus, config.kubelet_socket, config.kubernetes_resources)
 
 
+def _rank_dumps(config: AgentConfig, gpus: Gpus) -> Source:
+    if not config.rank_dumps:
+        return Off("rank_dumps")
+    from drover_agent.sources.workloads.rank_dumps import RankDumpsSource
+
+    return RankDumpsSource(config.rank_dumps, gpus, Path(config.proc_root))
+
+
 def _simulated(config: AgentConfig, _: Gpus) -> Source:
     seed = zlib.crc32(config.node_name.encode())  # else all nodes had the same serials
     source: Source = load("node")(config.node_name, seed)
@@ -106,6 +114,7 @@ POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] 
     "inference": (frozenset({"auto", "nvml", "none"}), _inference),
     "steps": (frozenset({"auto", "nvml", "none"}), _steps),
     "jobs": (frozenset({"auto", "nvml"}), _jobs),
+    "rank_dumps": (frozenset({"auto", "nvml", "none"}), _rank_dumps),
     "simulated": (frozenset({"simulated"}), _simulated),
 }
 

@@ -289,8 +289,9 @@ class FleetClient:
     def jobs(self, ended: bool = False, contains: str = "") -> Answer[pb.JobList]:
         return self.ask(methods.LIST_JOBS, pb.ListJobsRequest(ended=ended, contains=contains))
 
-    def job(self, name: str) -> Answer[pb.JobDetail]:
-        return self.ask(methods.GET_JOB, pb.JobRequest(job=name))
+    def job(self, name: str, *, loss: bool = False) -> Answer[pb.JobDetail]:
+        """`loss`: with what it lost and its time line, which are read from the store."""
+        return self.ask(methods.GET_JOB, pb.JobRequest(job=name, loss=loss))
 
     def fabric(self, leaf: str = "", node: str = "") -> Answer[pb.Fabric]:
         return self.ask(methods.GET_FABRIC, pb.FabricRequest(leaf=leaf, node=node))

@@ -2840,15 +2840,19 @@ class JobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    loss: _builtins.bool
+    """also what it lost, and whose fault that is: it is read from the rollups, so it takes longer"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
+        loss: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "loss", b"loss"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2870,6 +2874,8 @@ class JobDetail(_message.Message):
     SATURATION_MAX_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     PORTS_ABSENT_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    SENTENCE_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     """end of the 10 s that the values are of; 0: there are none"""
     ports_total: _builtins.int
@@ -2878,6 +2884,8 @@ class JobDetail(_message.Message):
     saturation_max: _builtins.float
     ports_absent: _builtins.str
     """why `ports` or their rates are empty; that sentence of `absent`"""
+    sentence: _builtins.str
+    """whether it is healthy, and with `loss` what it lost; empty: an older collector"""
     @_builtins.property
     def row(self) -> Global___JobRow: ...
     @_builtins.property
@@ -2902,6 +2910,10 @@ class JobDetail(_message.Message):
     def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what is not known, and which source would report it; a sentence each"""
 
+    @_builtins.property
+    def loss(self) -> Global___JobLoss:
+        """absent: not asked for"""
+
     def __init__(
         self,
         *,
@@ -2917,10 +2929,12 @@ class JobDetail(_message.Message):
         saturation_max: _builtins.float | None = ...,
         absent: _abc.Iterable[_builtins.str] | None = ...,
         ports_absent: _builtins.str = ...,
+        loss: Global___JobLoss | None = ...,
+        sentence: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "loss", b"loss", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "metrics", b"metrics", "ports", b"ports", "ports_absent", b"ports_absent", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "loss", b"loss", "metrics", b"metrics", "ports", b"ports", "ports_absent", b"ports_absent", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "sentence", b"sentence", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__saturation_max: _TypeAlias = _typing.Literal["saturation_max"]  # noqa: Y015
     _WhichOneofArgType__saturation_max: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max"]  # noqa: Y015
@@ -2932,6 +2946,149 @@ class JobDetail(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__saturation_median) -> _WhichOneofReturnType__saturation_median | None: ...
 
 Global___JobDetail: _TypeAlias = JobDetail  # noqa: Y015
+
+@_typing.final
+class JobLoss(_message.Message):
+    """What a job lost since it began, of at most 7 days. All times are GPU-milliseconds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    LOST_MS_FIELD_NUMBER: _builtins.int
+    SLOW_MS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    DOUBTS_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    to_ms: _builtins.int
+    """what is known ends here: the newest rollup"""
+    held_ms: _builtins.int
+    lost_ms: _builtins.int
+    """waiting, lost, restarting, repeated, and slow_ms of the useful time"""
+    slow_ms: _builtins.int
+    """by how much it was slower than its own past"""
+    @_builtins.property
+    def shares(self) -> Global___LedgerShares:
+        """they add up to held_ms"""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobLossPart]:
+        """add up to lost_ms, most first"""
+
+    @_builtins.property
+    def doubts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is not known, a sentence each"""
+
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPhase]:
+        """its time line"""
+
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        held_ms: _builtins.int = ...,
+        shares: Global___LedgerShares | None = ...,
+        lost_ms: _builtins.int = ...,
+        slow_ms: _builtins.int = ...,
+        parts: _abc.Iterable[Global___JobLossPart] | None = ...,
+        doubts: _abc.Iterable[_builtins.str] | None = ...,
+        phases: _abc.Iterable[Global___JobPhase] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubts", b"doubts", "from_ms", b"from_ms", "held_ms", b"held_ms", "lost_ms", b"lost_ms", "parts", b"parts", "phases", b"phases", "shares", b"shares", "slow_ms", b"slow_ms", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobLoss: _TypeAlias = JobLoss  # noqa: Y015
+
+@_typing.final
+class JobPhase(_message.Message):
+    """A part of a job's time. Checkpoints are not among them: nothing reports them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LANE_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    lane: _builtins.str
+    """run, steps (it reported them), slow, fault, restart"""
+    from_ms: _builtins.int
+    to_ms: _builtins.int
+    incident: _builtins.str
+    """id of what explains it; empty: nothing"""
+    text: _builtins.str
+    severity: _builtins.str
+    """of a slow phase or fault"""
+    def __init__(
+        self,
+        *,
+        lane: _builtins.str = ...,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        incident: _builtins.str = ...,
+        text: _builtins.str = ...,
+        severity: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "incident", b"incident", "lane", b"lane", "severity", b"severity", "text", b"text", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobPhase: _TypeAlias = JobPhase  # noqa: Y015
+
+@_typing.final
+class JobLossPart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLAME_FIELD_NUMBER: _builtins.int
+    WHERE_FIELD_NUMBER: _builtins.int
+    INCIDENT_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    MS_FIELD_NUMBER: _builtins.int
+    SLOW_MS_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    blame: _builtins.str
+    """gpu, network, storage, host, job, program, unknown"""
+    where: _builtins.str
+    """GPU, node, port or leaf, in words; empty: not known"""
+    incident: _builtins.str
+    """id, the evidence; empty: no incident explains it, or there are too many to list"""
+    kind: _builtins.str
+    cause: _builtins.str
+    ms: _builtins.int
+    slow_ms: _builtins.int
+    """of it"""
+    summary: _builtins.str
+    def __init__(
+        self,
+        *,
+        blame: _builtins.str = ...,
+        where: _builtins.str = ...,
+        incident: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        ms: _builtins.int = ...,
+        slow_ms: _builtins.int = ...,
+        summary: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blame", b"blame", "cause", b"cause", "incident", b"incident", "kind", b"kind", "ms", b"ms", "slow_ms", b"slow_ms", "summary", b"summary", "where", b"where"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobLossPart: _TypeAlias = JobLossPart  # noqa: Y015
 
 @_typing.final
 class JobGpu(_message.Message):

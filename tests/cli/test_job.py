@@ -13,6 +13,16 @@ from drover_proto import fleet_pb2 as pb
 from testbed.fleet_stand_in import FleetStandIn
 
 NAN = float("nan")
+HOUR_MS = 3_600_000
+LOSS = pb.JobLoss(
+    from_ms=1_800_000_000_000, held_ms=32 * HOUR_MS, lost_ms=3 * HOUR_MS,
+    shares=pb.LedgerShares(waiting_ms=3 * HOUR_MS),
+    parts=[
+        pb.JobLossPart(blame="gpu", where="n1 GPU 3", incident="i1", cause="power_cap", ms=2 * HOUR_MS),
+        pb.JobLossPart(blame="unknown", ms=HOUR_MS, summary="no incident explains it"),
+    ],
+    doubts=["Work repeated since the last checkpoint is not known."],
+)  # fmt: skip
 ROW = pb.JobRow(job="t\x1b1", gpus=16, nodes=2, since_ms=1_800_000_000_000, severity="warning", hurt="n1 is slow")
 
 
@@ -23,7 +33,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     gpus = [pb.JobGpu(node="n0", gpu=0, health="healthy"), pb.JobGpu(node="n1", gpu=3, health="suspect", incident="i1")]
     clocks = pb.JobMetric(metric="sm_clock_mhz", values=array("f", [1980, 1410]).tobytes(), median=1980)
     power = pb.JobMetric(metric="power_w", values=array("f", [550, NAN]).tobytes())
-    detail = pb.JobDetail(row=ROW, gpus=gpus, metrics=[clocks, power], absent=["steps: nothing reports them"])
+    detail = pb.JobDetail(
+        row=ROW, gpus=gpus, metrics=[clocks, power], absent=["steps: nothing reports them"], loss=LOSS,
+        sentence="Job t\x1b is hurt; it lost 3.0 of 32.0 GPU-hours (9.4%).",
+    )  # fmt: skip
 
     class Stub(FleetStandIn):
         def ListJobs(self, request: pb.ListJobsRequest) -> pb.JobList:
@@ -76,3 +89,21 @@ def test_one_job_as_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -
     ]
     assert answer["medians"] == {"sm_clock_mhz": 1980}
     assert answer["absent"] == ["steps: nothing reports them"]
+
+
+def test_one_job_says_first_whether_it_is_healthy_and_then_whose_fault_the_loss_is(
+    asked: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job", "t1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert asked[0].loss
+    assert lines[0] == "Job t  is hurt; it lost 3.0 of 32.0 GPU-hours (9.4%)."
+    (gpu,) = [line.split() for line in lines if line.startswith("  gpu")]
+    assert gpu == ["gpu", "n1", "GPU", "3", "2.00", "67%", "i1", "power", "cap"]
+    (unknown,) = [line.split() for line in lines if line.startswith("  unknown")]
+    assert unknown == ["unknown", "-", "1.00", "33%", "-", "no", "incident", "explains", "it"]
+    assert main(["job", "t1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert sum(part["ms"] for part in answer["loss"]["parts"]) == answer["loss"]["lost_ms"] == 3 * HOUR_MS
+    assert answer["loss"]["shares"]["waiting_ms"] == 3 * HOUR_MS
+    assert answer["sentence"].startswith("Job t")

@@ -72,7 +72,23 @@ def job_detail() -> pb.JobDetail:
     newer = pb.JobMetric(metric="of_tomorrow", values=values.tobytes())
     return pb.JobDetail(
         row=job_row(), ts_ms=NOW_MS, gpus=gpus, metrics=[clock, newer], incidents_json=[to_json(incident())],
-        absent=["No GPU of it reports: power."],
+        absent=["No GPU of it reports: power."], loss=job_loss(), sentence=f"Job {HOSTILE} is hurt.",
+    )  # fmt: skip
+
+
+def job_loss() -> pb.JobLoss:
+    hour = 3_600_000
+    parts = [
+        pb.JobLossPart(blame="gpu", where=f"n2 GPU 1 {HOSTILE}", incident="i1", cause="power_cap", ms=hour * 3 // 2),
+        pb.JobLossPart(blame="unknown", ms=hour // 2, summary="no incident explains it"),
+    ]
+    phases = [
+        pb.JobPhase(lane="run", from_ms=NOW_MS - 2 * hour, to_ms=NOW_MS, text="4 GPUs"),
+        pb.JobPhase(lane="slow", from_ms=NOW_MS - hour, to_ms=NOW_MS, incident="i1", text=HOSTILE, severity="warning"),
+    ]
+    return pb.JobLoss(
+        from_ms=NOW_MS - 2 * hour, to_ms=NOW_MS, held_ms=8 * hour, lost_ms=2 * hour, parts=parts, phases=phases,
+        shares=pb.LedgerShares(useful_ms=6 * hour, waiting_ms=2 * hour),
     )  # fmt: skip
 
 
@@ -294,3 +310,28 @@ def test_evidence_repeats_no_figure_of_its_sentence() -> None:
     assert incident_detail._numbers(power) == ""
     bare = Evidence("row_remap_failed is 1", "row_remap_failed", 1.0, 0.0)
     assert incident_detail._numbers(bare) == "Row remap failed: yes, expected no"
+
+
+def test_a_jobs_time_line_says_what_is_known_and_what_nobody_reports() -> None:
+    data = job_parts.timeline(job_detail(), WHO)
+    lanes = {lane["label"]: lane for lane in data["lanes"]}
+    (slow,) = lanes["Slow"]["parts"]
+    assert (slow["low"], slow["high"], slow["look"]) == (0.5, 1.0, "slow warning")
+    assert lanes["Runs"]["parts"][0]["text"].endswith("4 GPUs")
+    assert [label for label, lane in lanes.items() if lane["unknown"]] == ["Steps", "Checkpoints"]
+    assert lanes["Faults"]["empty"] == "no fault is known"
+    assert len(data["ticks"]) == 5
+    assert job_parts.timeline(pb.JobDetail(row=job_row()), WHO)["ticks"] == [], "nothing is stored of it yet"
+
+
+def test_whose_fault_the_lost_time_is_stands_in_lines_that_add_up() -> None:
+    first, second = job_parts.blame(job_loss()).splitlines()
+    assert first.startswith("1.5 GPU-hours, 75 %: one GPU, n2 GPU 1")
+    assert first.endswith("(power cap, incident i1)")
+    assert second == "0.50 GPU-hours, 25 %: unknown (no incident explains it)"
+    assert job_parts.blame(pb.JobLoss(held_ms=5)) == ""
+
+
+def test_the_job_page_begins_with_its_sentence(shared: FleetClient) -> None:
+    texts = [text.value for text in opened("job", job="j").text]
+    assert texts[0] == f"Job {HOSTILE} is hurt."

@@ -119,6 +119,14 @@ FACTS: Mapping[str, SourceFacts] = MappingProxyType(
             missing="no GPU, so nothing to hold",
             setting="`kubelet_socket`, `kubernetes_resources`",
         ),
+        "rank_dumps": SourceFacts(
+            what="events: where ranks of jobs stand in their collectives",
+            reads="flight recorder dumps of PyTorch at the paths that are set; /proc, for the GPU of a rank",
+            pace="2 s, when a dump is new",
+            rights="read access to the dumps; CAP_SYS_PTRACE, to know the GPU of a rank by its environment",
+            missing="no path is set in `rank_dumps`, or no rank has left a dump",
+            setting="`rank_dumps`",
+        ),
         "simulated": SourceFacts(
             what="eight GPUs, their host and jobs, made up",
             reads="nothing of this machine",

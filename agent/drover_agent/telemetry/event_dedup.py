@@ -64,7 +64,7 @@ def _is_over(until_ms: int, now_ms: int) -> bool:
 
 
 class EventMerger:
-    """A filter in front of the spool. Lifecycle events pass unchanged."""
+    """A filter in front of the spool. Events of the agent and of ranks pass unchanged."""
 
     def __init__(self, *, expect_kernel_log: bool) -> None:
         self._expect_kernel_log = expect_kernel_log
@@ -84,7 +84,7 @@ class EventMerger:
 
     def offer(self, event: NodeEvent, now_ms: int | None = None) -> list[NodeEvent]:
         """Take an event and return what to send now. `now_ms`: the event's own time unless given."""
-        if event.kind is EventKind.LIFECYCLE:
+        if event.kind in (EventKind.LIFECYCLE, EventKind.RANK):
             return [event]
         now_ms = event.ts_ms if now_ms is None else now_ms
         key = self._key(event)

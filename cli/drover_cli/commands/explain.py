@@ -22,7 +22,7 @@ from drover_core.model.events import (
     Incident,
     from_json,
 )
-from drover_core.model.reports import job_label
+from drover_core.model.reports import event_text, job_label
 from drover_core.model.runbooks import runbook_path
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
@@ -63,6 +63,11 @@ def run(args: argparse.Namespace) -> int:
 def _timeline_rows(detail: pb.IncidentDetail) -> Iterator[dict[str, object]]:
     for entry in build_timeline(detail):
         yield {"ts": when(entry.ts_ms), "ts_ms": entry.ts_ms, "source": entry.source, "text": entry.text}
+
+
+def _event(event: Event) -> str:
+    text = plain(event_text(event.kind, event.message))
+    return f"{when(event.ts_ms)}  {event.node} {event.kind} {event.code}: {text}"
 
 
 def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
@@ -107,7 +112,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         [f"{d.id}: {d.wanted} {d.node}; drover approve {d.id} --why TEXT, or drover reject" for d in waiting],
     )
     events = [from_json(Event, text) for text in detail.events_json]
-    _section("events around it", [f"{when(e.ts_ms)}  {e.node} {e.kind} {e.code}: {plain(e.message)}" for e in events])
+    _section("events around it", [_event(event) for event in events])
     _section(
         "notifications",
         [plain(text) for text in detail.notifications]

@@ -1,4 +1,4 @@
-"""`drover job [ID]`: jobs, hurt ones first; or one of them: who is slow, since when, what it costs."""
+"""`drover job [ID]`: jobs, hurt ones first; or one of them: whether it is healthy, what it lost, and whose fault."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import math
 import time
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drover_cli import client
@@ -17,10 +18,11 @@ from drover_core.model.reports import job_label
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
-HELP = "jobs, hurt ones first; of one: its GPUs against each other, who is slow, since when, what it costs"
+HELP = "jobs, hurt ones first; of one: whether it is healthy, what it lost and by whose fault, its GPUs"
 SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has them, the farthest from the median first
 METRICS = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio")
 NONE = "-"
+HOUR_MS = 3_600_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with client.connect(args) as fleet:
         if args.job:
-            return _one(fleet.call(methods.GET_JOB, pb.JobRequest(job=args.job)), args)
+            return _one(fleet.call(methods.GET_JOB, pb.JobRequest(job=args.job, loss=True)), args)
         reply = fleet.call(methods.LIST_JOBS, pb.ListJobsRequest(ended=args.ended, limit=args.limit))
     if args.json:
         for row in reply.jobs:
@@ -79,18 +81,10 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     places = [(gpu.node, gpu.gpu) for gpu in detail.gpus]
     values = {each.metric: _floats(each.values) for each in detail.metrics}
     if args.json:
-        gpus = [
-            {
-                "node": gpu.node, "gpu": gpu.gpu, "health": gpu.health, "incident": gpu.incident or None,
-                "values": {name: found[at] for name, found in values.items() if math.isfinite(found[at])},
-            }
-            for at, gpu in enumerate(detail.gpus)
-        ]  # fmt: skip
-        medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
-        reports = [incident_json(incident) for incident in incidents]
-        lacks = list(detail.absent)
-        print_json({**message_json(row), "gpus_shown": gpus, "medians": medians, "incidents": reports, "absent": lacks})
+        print_json(_detail_json(detail, incidents, values))
         return 0
+    if detail.sentence:
+        say(detail.sentence, 2)
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"{plain(job_label(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
     say(f"  {_died(row) or row.hurt or 'no open incident names it'}", 2)
@@ -104,6 +98,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         step, mfu = _optional(work, "step_time_s", "{:.2f} s"), _optional(work, "mfu_ratio", "{:.0%}")
         tokens = _optional(work, "tokens_per_s", "{:,.0f}")
         print(f"  {plain(work.name)} on {work.nodes} nodes: step {step}, MFU {mfu}, tokens/s {tokens}")
+    _show_loss(detail.loss)
     now_ms = round(time.time() * 1000)
     for incident in incidents:
         state = "closed" if incident.closed_ms else "open"
@@ -128,6 +123,46 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     for text in detail.absent:
         say(f"not known: {text}", 2)
     return 0
+
+
+def _detail_json(
+    detail: pb.JobDetail, incidents: Sequence[Incident], values: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """`values`: metric -> value of each GPU of the detail."""
+    gpus = [
+        {
+            "node": gpu.node, "gpu": gpu.gpu, "health": gpu.health, "incident": gpu.incident or None,
+            "values": {name: found[at] for name, found in values.items() if math.isfinite(found[at])},
+        }
+        for at, gpu in enumerate(detail.gpus)
+    ]  # fmt: skip
+    return {
+        **message_json(detail.row), "sentence": detail.sentence or None,
+        "loss": _loss_json(detail.loss) if detail.HasField("loss") else None, "gpus_shown": gpus,
+        "medians": {each.metric: each.median for each in detail.metrics if each.HasField("median")},
+        "incidents": [incident_json(incident) for incident in incidents], "absent": list(detail.absent),
+    }  # fmt: skip
+
+
+def _show_loss(loss: pb.JobLoss) -> None:
+    """Print what it lost by whose fault it is; the rows add up to all of it."""
+    if loss.lost_ms:
+        print(f"  lost since {when(loss.from_ms)}:")
+        rows = [
+            [
+                f"  {part.blame}", part.where or NONE, f"{part.ms / HOUR_MS:,.2f}", f"{part.ms / loss.lost_ms:.0%}",
+                part.incident or NONE, part.cause.replace("_", " ") or part.summary,
+            ]
+            for part in loss.parts
+        ]  # fmt: skip
+        print_table(["  BLAME", "WHERE", "GPU-H", "SHARE", "INCIDENT", "CAUSE"], rows, right=frozenset({2, 3}))
+    for text in loss.doubts:
+        say(f"  not known: {text}", 4)
+
+
+def _loss_json(loss: pb.JobLoss) -> dict[str, Any]:
+    parts, phases = ([message_json(each) for each in found] for found in (list(loss.parts), list(loss.phases)))
+    return {**message_json(loss), "shares": message_json(loss.shares), "parts": parts, "phases": phases}
 
 
 def _floats(packed: bytes) -> list[float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from drover_collector.api import fabric as api_fabric
+from drover_collector.api import job_loss
 from drover_collector.api import jobs as api_jobs
 from drover_collector.api.recent_buckets import (
     NOW,
@@ -80,6 +81,9 @@ def get_job(facts: ApiSnapshot, request: pb.JobRequest) -> pb.JobDetail:
     if not over:
         reply.ports_absent = _ports_absent(reply)
     reply.absent.extend(_absent(reply, over))
+    if request.loss:
+        job_loss.add_loss(facts, reply, job.job, gpus, incidents)
+    reply.sentence = job_loss.sentence_of(reply)
     return reply
 
 

@@ -14,8 +14,8 @@ from drover_collector.ledger.account import Account, asked_energy, make_account
 from drover_collector.ledger.facts import Facts, LedgerIncident
 from drover_collector.ledger.holds import of_changes, steps_of_jobs
 from drover_collector.ledger.message import HOUR_MS, Asked, Prices, make_message
-from drover_collector.ledger.spans import GpuSpans
-from drover_collector.ledger.telemetry import Buckets, find_activity, find_energy
+from drover_collector.ledger.spans import GpuSpans, Ints
+from drover_collector.ledger.telemetry import Buckets, EnergyMeter, find_activity, find_energy
 from drover_collector.store.samples.usage import STEP_MS, UsageReader
 from drover_core.model.events import NoteKind
 from drover_proto import fleet_pb2 as pb
@@ -77,6 +77,21 @@ def _make(facts: ApiSnapshot, from_ms: int, to_ms: int) -> _Made:
 
 
 def _read(facts: ApiSnapshot, from_ms: int, to_ms: int) -> _Made:
+    found, meter, to_ms, late_ms = read_facts(facts, from_ms, to_ms)
+    doubts = [
+        f"Late samples of {late_ms / HOUR_MS:,.1f} hours are still being added to the rollups; until then their time is"
+        " unknown."
+    ] if late_ms else []  # fmt: skip
+    return _Made(found, make_account(facts.index, found, meter, from_ms, to_ms), doubts)
+
+
+def read_facts(
+    facts: ApiSnapshot, from_ms: int, to_ms: int, gpus: Ints | None = None
+) -> tuple[Facts, EnergyMeter, int, int]:
+    """Return the facts of a time, energy, up to where they reach, and how much of it is still to be rolled up.
+
+    `gpus`: whose telemetry is read; None: of all.
+    """
     index, store = facts.index, facts.store
     usage = UsageReader(store.rows, store.rollups, store.entities.registry)
     upto_ms = usage.upto_ms(facts.now_ms())
@@ -88,7 +103,7 @@ def _read(facts: ApiSnapshot, from_ms: int, to_ms: int) -> _Made:
     holds = of_changes(changes.gpu, changes.from_ms, changes.job, until_ms)
     meter = asked_energy(index, holds, from_ms, to_ms)
     activity = []
-    for piece in usage.pieces(index, read_ms, -(-until_ms // STEP_MS) * STEP_MS):
+    for piece in usage.pieces(index, read_ms, -(-until_ms // STEP_MS) * STEP_MS, gpus):
         buckets = Buckets(STEP_MS, piece.gpu, piece.start_ms, piece.rows, piece.busy, piece.energy_mj).in_order()
         activity.append(find_activity(buckets))
         meter.add(find_energy(buckets))
@@ -97,12 +112,7 @@ def _read(facts: ApiSnapshot, from_ms: int, to_ms: int) -> _Made:
         [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
         steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
     )  # fmt: skip
-    late_ms = usage.late_ms(from_ms, to_ms)
-    doubts = [
-        f"Late samples of {late_ms / HOUR_MS:,.1f} hours are still being added to the rollups; until then their time is"
-        " unknown."
-    ] if late_ms else []  # fmt: skip
-    return _Made(found, make_account(index, found, meter, from_ms, to_ms), doubts)
+    return found, meter, to_ms, usage.late_ms(from_ms, to_ms)
 
 
 def ledger_incident(row: Mapping[str, Any]) -> LedgerIncident:

@@ -166,7 +166,8 @@ def _explains_end(incident: LedgerIncident, end_ms: int) -> bool:
     return soon or hung
 
 
-def _stepping(facts: Facts) -> dict[int, list[Span]]:
+def stepping(facts: Facts) -> dict[int, list[Span]]:
+    """Return the times in which each job reported steps, those that touch as one."""
     found: dict[int, list[Span]] = defaultdict(list)
     for job, low, high in sorted(facts.steps):
         if found[job] and low <= found[job][-1][1]:
@@ -278,27 +279,27 @@ def _of_incidents(facts: Facts, history: JobHistory, by_job: Mapping[int, Sequen
         of_job = by_job.get(number_of.get(incident.job or "", -1), ())
         for low, high in open_spans(incident, facts.until_ms):
             anchor = incident.since_ms
-            claim = Claim(Share.LOST, _ppm(incident.lost_ms, len(named) * counted), anchor, number)
+            claim = Claim(Share.LOST, part_ppm(incident.lost_ms, len(named) * counted), anchor, number)
             layer.add((-claim.ppm, anchor, number, 0), claim, named, (low, high))
             for attempt in of_job:
                 span = max(low, attempt.from_ms), min(high, attempt.to_ms)
                 others = attempt.gpus[~np.isin(attempt.gpus, named)]
                 others = others if len(others) else attempt.gpus
-                claim = Claim(Share.WAITING, _ppm(incident.waited_ms, len(others) * counted), anchor, number)
+                claim = Claim(Share.WAITING, part_ppm(incident.waited_ms, len(others) * counted), anchor, number)
                 measured.add((-claim.ppm, anchor, number, 1), claim, others, span)
     return measured, stops
 
 
-def _ppm(part_ms: int | None, whole_ms: int) -> int:
+def part_ppm(part_ms: int | None, whole_ms: int) -> int:
     return 0 if not part_ms or whole_ms <= 0 else min(PPM, max(0, part_ms) * PPM // whole_ms)
 
 
 def _stalls(facts: Facts, by_job: Mapping[int, Sequence[Attempt]]) -> GpuSpans:
     """Return, for GPUs of jobs that report steps, the time of an attempt without a report of a step."""
-    stepping, parts = _stepping(facts), []
+    stepped, parts = stepping(facts), []
     for job, attempts in by_job.items():
-        for attempt in attempts if job in stepping else ():
-            steps = [(low, high) for low, high in stepping[job] if high > attempt.from_ms and low < attempt.to_ms]
+        for attempt in attempts if job in stepped else ():
+            steps = [(low, high) for low, high in stepped[job] if high > attempt.from_ms and low < attempt.to_ms]
             if not steps:
                 continue
             edges = [attempt.from_ms, *(at for step in steps for at in step), attempt.to_ms]

@@ -239,7 +239,7 @@ class _Incidents:
         order = [number for number in np.argsort(-took, kind="stable").tolist() if took[number] > 0][:LISTED]
         return [
             pb.LedgerIncident(
-                id=i.id, kind=i.kind, cause=i.cause, where=_place(i), summary=i.summary, since_ms=i.since_ms,
+                id=i.id, kind=i.kind, cause=i.cause, where=place_of(i), summary=i.summary, since_ms=i.since_ms,
                 closed_ms=i.closed_ms, shares=_shares(self.ms[number]), cost=self._cost(np.array([number])),
             )
             for number in order
@@ -247,7 +247,7 @@ class _Incidents:
         ]  # fmt: skip
 
 
-def _place(incident: LedgerIncident) -> str:
+def place_of(incident: LedgerIncident) -> str:
     nodes = {node for node, _ in incident.members}
     slots = {slot for _, slot in incident.members}
     if len(nodes) == 1:

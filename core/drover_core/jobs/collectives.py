@@ -68,7 +68,7 @@ def _first_fault(
         if fault := _mismatch(name, sequence, at, with_ops):
             return fault
         absent = sorted(rank for rank in dumped if rank not in at)
-        if absent and at and not any(_is_done(at[rank], with_ops[rank]) for rank in at):
+        if absent and at and not any(is_done(at[rank], with_ops[rank]) for rank in at):
             return _missing(name, sequence, absent, at)
     silent = sorted(members - dumped)
     last = {rank: ops[max(ops)] for rank, ops in with_ops.items()}
@@ -81,7 +81,7 @@ def _first_fault(
     return None
 
 
-def _is_done(operation: Operation, of_rank: Mapping[int, Operation]) -> bool:
+def is_done(operation: Operation, of_rank: Mapping[int, Operation]) -> bool:
     """Whether a rank finished it. Gloo knows no states: its waits end, also with an error, before the next begins."""
     return operation.completed or (operation.retired and max(of_rank) > operation.sequence)
 

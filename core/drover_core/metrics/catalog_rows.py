@@ -126,6 +126,8 @@ NODE_ROWS: tuple[Row, ...] = (
     (144, "source_jobs_read_s", "s", "gauge", "I", 1e-4, 0, 1e5, "read of jobs that hold GPUs", "longest reading in 10 s by source jobs; one that has not returned: since it began", {"sampler": ("time of a reading", 1.0)}),
     (145, "source_jobs_outcome", "enum", "state", "B", 1, 0, 255, "outcome of jobs that hold GPUs", "worst outcome in 10 s of readings by source jobs: answered; failed; overran its limit", {"sampler": ("outcome of a reading", 1.0)}),
     (146, "source_kmsg_outcome", "enum", "state", "B", 1, 0, 255, "outcome of the kernel log", "whether the kernel log is read now: answered; failed", {"sampler": ("state of its reader", 1.0)}),
+    (147, "source_rank_dumps_read_s", "s", "gauge", "I", 1e-4, 0, 1e5, "read of ranks' dumps", "longest reading in 10 s by source rank_dumps; one that has not returned: since it began", {"sampler": ("time of a reading", 1.0)}),
+    (148, "source_rank_dumps_outcome", "enum", "state", "B", 1, 0, 255, "outcome of ranks' dumps", "worst outcome in 10 s of readings by source rank_dumps: answered; failed; overran its limit", {"sampler": ("outcome of a reading", 1.0)}),
 )
 
 LINK_ROWS: tuple[Row, ...] = (

@@ -18,6 +18,7 @@ from drover_core.model.jsonform import to_dict as to_dict
 from drover_core.model.jsonform import to_json as to_json
 from drover_core.model.kinds import KERNEL_CODES as KERNEL_CODES
 from drover_core.model.kinds import LIFECYCLE_CODES as LIFECYCLE_CODES
+from drover_core.model.kinds import RANK_CODES as RANK_CODES
 from drover_core.model.kinds import EventKind as EventKind
 from drover_core.model.kinds import Severity as Severity
 

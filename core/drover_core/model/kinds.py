@@ -22,6 +22,7 @@ class EventKind(StrEnum):
     SXID = "sxid"
     KERNEL = "kernel"  # code: one of KERNEL_CODES
     LIFECYCLE = "lifecycle"  # code: one of LIFECYCLE_CODES
+    RANK = "rank"  # code: one of RANK_CODES; the message is JSON (drover_core.jobs.rank_report)
 
 
 BOOT_ID = "host.boot_id"  # key in a stored inventory: the boot of the node when it reported
@@ -71,4 +72,8 @@ KERNEL_CODES: typing.Mapping[str, str] = types.MappingProxyType(
         "filesystem": "a file system found errors or was shut down",
         "cpu_throttle": "a CPU was slowed down by its temperature",
     }
+)
+
+RANK_CODES: typing.Mapping[str, str] = types.MappingProxyType(
+    {"collective": "where a rank of a job stands in its collectives, by the flight recorder dump that it left"}
 )

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from drover_core.model.events import Event, Incident, NoteKind
+from drover_core.model.events import Event, EventKind, Incident, NoteKind
 from drover_core.times import iso
 
 
@@ -53,6 +53,15 @@ def _joined(incident: Incident) -> Iterator[tuple[int, str]]:
             yield note.ts_ms, note.detector
         elif note.kind in (NoteKind.CAME_BACK, NoteKind.AGAIN):
             yield note.ts_ms, ""
+
+
+def event_text(kind: str, message: str) -> str:
+    """Return what an event says to people: of one of a rank, the sentence in its JSON."""
+    if kind != EventKind.RANK:
+        return message
+    from drover_core.jobs.rank_report import text_of  # a rare kind
+
+    return text_of(message)
 
 
 def event_report(event: Event) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from drover_core.model.events import (
     IncidentKind,
     from_json,
 )
+from drover_core.model.reports import event_text
 from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.pages import silence_forms as silencing
@@ -303,7 +304,7 @@ def event_rows(events: Sequence[Event], who: view.Viewer) -> list[Row]:
                 Cell(who.clock(event.ts_ms), sub="clock suspect" if event.clock_suspect else "", kind="faint"),
                 Cell(fmt.event(event.kind, event.code), sub=fmt.member(event.node, event.gpu)),
                 Cell(
-                    event.message + (f"  ({event.count} times)" if event.count > 1 else ""),
+                    event_text(event.kind, event.message) + (f"  ({event.count} times)" if event.count > 1 else ""),
                     sub=_doubt(event),
                     kind="mono",
                 ),

@@ -14,7 +14,7 @@ from drover_dashboard.widgets import address, charts, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
-NOW_S, CHARTS_S = 5, 10
+NOW_S, CHARTS_S, STORY_S = 5, 10, 30
 STATES = ("running", "ended too")
 SPAN_MS, POINTS, MARKS = 1_800_000, 300, 3
 NO_JOBS = (
@@ -101,6 +101,23 @@ def now(name: str) -> None:
         view.go(job_parts.show_ports("job_ports", detail, who), view.FABRIC)
 
 
+@st.fragment(run_every=STORY_S)
+def story(name: str) -> None:
+    """Whether it is healthy, what it lost and by whose fault, and its time line: read from the store, so less often."""
+    who = view.viewer()
+    answer = client.fleet().job(name, loss=True)
+    if client.fleet().job(name).trouble is None:  # else the page says it already
+        view.trouble("story", answer.trouble, answer.as_of_ms, who)
+    if answer.value is None or not answer.value.sentence:  # a collector of before
+        return
+    detail = answer.value
+    view.notice("sentence", "summary", who.localize(detail.sentence))
+    with view.place():
+        if parts := job_parts.blame(detail.loss):
+            view.notice("blame", "remark", parts)
+    job_parts.show_timeline("timeline", job_parts.timeline(detail, who))
+
+
 def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
     job = detail.row
     span = (
@@ -163,7 +180,10 @@ def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, span: _S
 job, ended = choose()
 address.title(fmt.job(job) if job else "Job")
 if job:
-    now(job)
+    above = st.container()
+    now(job)  # first: it is in memory
+    with above:
+        story(job)
     past(job)
 else:
     listing(ended)

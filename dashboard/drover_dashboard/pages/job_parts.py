@@ -245,6 +245,63 @@ def _line(metric: Metric, found: pb.JobMetric, detail: pb.JobDetail) -> dict[str
     }  # fmt: skip
 
 
+LANES = (
+    ("run", "Runs", "no run is stored"), ("steps", "Steps", "no loop reports its steps"),
+    ("slow", "Slow", "no slow phase is known"), ("fault", "Faults", "no fault is known"),
+    ("restart", "Restarts", "no restart is known"), ("checkpoint", "Checkpoints", "nothing reports them"),
+)  # fmt: skip
+UNREPORTED = frozenset({"steps", "checkpoint"})  # empty because nobody reports: not known, and no good news
+TICKS = 4
+BLAME = {
+    "gpu": "one GPU", "network": "the network", "storage": "storage or the data loader", "host": "the host",
+    "job": "a cause of the whole job", "program": "the program", "unknown": "unknown",
+}  # fmt: skip
+HOUR_MS = 3_600_000
+
+
+def blame(loss: pb.JobLoss) -> str:
+    """Return whose fault the lost time is, a line for each part; empty where nothing is known to be lost."""
+    lines = []
+    for part in loss.parts:
+        what = BLAME.get(part.blame, part.blame)
+        where = f", {part.where}" if part.where else ""
+        why = f" ({fmt.cause(part.cause)}, incident {part.incident})" if part.incident else f" ({part.summary})"
+        lines.append(f"{fmt.hours(part.ms / HOUR_MS)} GPU-hours, {share(part.ms / loss.lost_ms)}: {what}{where}{why}")
+    return "\n".join(lines)
+
+
+def timeline(detail: pb.JobDetail, who: view.Viewer) -> dict[str, Any]:
+    """What assets/timeline.js draws."""
+    loss = detail.loss
+    low, span = loss.from_ms, max(1, loss.to_ms - loss.from_ms)
+
+    def part(phase: pb.JobPhase) -> dict[str, Any]:
+        text = who.localize(phase.text)
+        times = f"{who.clock(phase.from_ms)} to {who.clock(phase.to_ms)}"
+        return {
+            "low": (phase.from_ms - low) / span, "high": (phase.to_ms - low) / span,
+            "look": f"{phase.lane} {phase.severity}".strip(), "text": f"{times}: {text}" if text else times,
+        }  # fmt: skip
+
+    lanes = [
+        {
+            "label": label, "parts": [part(phase) for phase in loss.phases if phase.lane == lane], "empty": empty,
+            "unknown": lane in UNREPORTED and all(phase.lane != lane for phase in loss.phases),
+        }
+        for lane, label, empty in LANES
+    ]  # fmt: skip
+    ticks = [{"at": at / TICKS, "text": who.clock(low + span * at // TICKS)} for at in range(TICKS + 1)]
+    days = "the last 7 days" if detail.row.since_ms < loss.from_ms else "since it began"
+    return {
+        "title": "Its time", "note": f"{days}, in {who.zone_name()}; point at a part for its words", "lanes": lanes,
+        "ticks": ticks if loss.to_ms else [],
+    }  # fmt: skip
+
+
+def show_timeline(key: str, data: dict[str, Any]) -> None:
+    component("timeline")(key=key, data=data, height="content")
+
+
 def show_dots(key: str, data: dict[str, Any]) -> str | None:
     """`NODE/GPU` of the dot just clicked."""
     opened: str | None = component("dots")(key=key, data=data, on_open_change=lambda: None).open

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+from drover_collector.api import job_loss
 from drover_collector.api import ledger as api
 from drover_collector.config import CollectorConfig, CostConfig, SkuPrice
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
@@ -174,3 +175,29 @@ def test_without_rollups_all_time_is_unknown_over_grpc(store_root: Path) -> None
 
     asyncio.run(serve())
     empty.close()
+
+
+def test_a_jobs_loss_is_that_of_the_ledger_with_its_evidence_and_one_sentence(store: Store) -> None:
+    facts = facts_of(store)
+    reply = pb.JobDetail(row=pb.JobRow(job="train", since_ms=T0 + 60 * S, severity="critical"))
+    job_loss.add_loss(facts, reply, "train", [0, 1, 2, 3], [])
+    whole = api.get_ledger(facts, pb.LedgerRequest(from_ms=T0, to_ms=END, job="train")).total
+    assert (reply.loss.shares, reply.loss.held_ms) == (whole.shares, whole.held_ms)
+    (part,) = reply.loss.parts
+    assert (part.blame, part.where, part.incident, part.ms) == ("gpu", "n1 GPU 0", "fault", (80 + 240) * S)
+    assert reply.loss.lost_ms == part.ms
+    assert job_loss.sentence_of(reply) == (
+        "Job train is hurt; it lost 0.089 of 0.79 GPU-hours (11.2%): 100% by n1 GPU 0; 0.36 GPU-hours are unknown."
+    )
+
+
+def test_a_job_without_any_value_is_not_called_healthy(store: Store) -> None:
+    reply = pb.JobDetail(row=pb.JobRow(job="other", since_ms=T0))
+    assert job_loss.sentence_of(reply) == "Job other is not known to be healthy: its GPUs report nothing."
+    job_loss.add_loss(facts_of(store), reply, "other", [0], [])
+    assert "not known yet" in job_loss.sentence_of(reply)
+    reply.metrics.add(metric="power_w")
+    reply.loss.CopyFrom(pb.JobLoss(held_ms=1000, shares=pb.LedgerShares(unknown_ms=600, useful_ms=400)))
+    assert "is not known to be healthy" in job_loss.sentence_of(reply)
+    reply.loss.shares.unknown_ms = 0
+    assert job_loss.sentence_of(reply).startswith("Job other is healthy; nothing of ")

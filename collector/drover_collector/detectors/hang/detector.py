@@ -5,6 +5,9 @@ at 100 %, while tensor work, memory traffic and links fall to 0 and power to a f
 that waits for data no kernel runs, and one that saves a checkpoint has traffic.
 
 Every level is compared with the job's own past, so that no kind of job or board needs its own limit.
+
+Ranks that leave flight recorder dumps name the one that stopped themselves (`ranks`), also where telemetry shows no
+hang.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from drover_collector.detectors._lib.metrics import Codes, Ints, column
 from drover_collector.detectors._lib.robust import Bools, Grouping
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.hang.rank_finding import rank_finding
+from drover_collector.detectors.hang.ranks import RankReports, job_goes_on
 from drover_collector.detectors.hang.stops import (
     CHANNELS,
     FEW_SHARE,
@@ -39,6 +44,7 @@ from drover_collector.fleet.buckets import BUCKET_MS, GUESSED, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import BY_NAME
 from drover_core.model.events import (
+    EventKind,
     Evidence,
     Finding,
     Incident,
@@ -74,6 +80,8 @@ class Job:
     seen_ms: int = 0
     named: tuple[list[int], str] | None = None  # the GPUs first reported as the culprits, and what they did
     by_its_stop: bool = False  # nobody names this job: its GPUs stopped together
+    gpus: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # numbers of its GPUs, as last seen
+    reported: Finding | None = None  # by telemetry, of the newest bucket
 
     @property
     def channels(self) -> list[str]:
@@ -97,7 +105,10 @@ class HangState:
     reopened: list[Incident] = field(default_factory=list)  # open when the collector started
     stops: Stops = field(default_factory=Stops)
     active_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with work
+    worked_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # the same, without those of unknown work
     seen_ms: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # end of each GPU's last bucket with a row
+    ranks: RankReports = field(default_factory=RankReports)
+    members: list[Ints] = field(default_factory=list)  # numbers of the GPUs of each job of `running`
     held: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # the job of each GPU in the last bucket, [G]
     running: Codes = field(default_factory=lambda: np.zeros(0, np.int32))  # these jobs, in the order of their groups
     grouping: Grouping | None = None
@@ -124,9 +135,9 @@ def _resume(index: FleetIndex, s: HangState) -> None:
 def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[Finding], HangState]:
     s = state if state is not None else HangState()
     if len(s.active_ms) != window.index.gpu_count:
-        s.active_ms, s.seen_ms = np.zeros((2, window.index.gpu_count), np.int64)
+        s.active_ms, s.worked_ms, s.seen_ms = np.zeros((3, window.index.gpu_count), np.int64)
     if not window.fresh:
-        return [], s
+        return list(_of_ranks(window, s, now_ms)) if any(e.kind is EventKind.RANK for e in window.events) else [], s
     _resume(window.index, s)
     bucket = window.newest
     held, all_names, stops = s.stops.jobs(window)
@@ -136,14 +147,31 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
         s.running = np.unique(held[held >= 0])  # a recorded case names all jobs of its days
         groups = np.where(held >= 0, np.searchsorted(s.running, held), -1).astype(np.int64)
         s.grouping, s.held = Grouping(groups), held
+        s.members = _members(groups, len(s.running))
     names = [all_names[number] for number in s.running.tolist()]
     jobs = [s.jobs.setdefault(name, Job()) for name in names]
+    for job, gpus in zip(jobs, s.members, strict=True):
+        job.gpus = gpus
     activity = JobActivity(window, names, jobs, s.grouping)
     s.active_ms[activity.active | ~activity.known] = bucket.end_ms
+    s.worked_ms[activity.active] = bucket.end_ms
     s.seen_ms[bucket.gpu_rows > 0] = bucket.end_ms
+    _advance(window, s, jobs, activity)
+    for name in [name for name, job in s.jobs.items() if bucket.end_ms - job.seen_ms > FORGET_MS]:
+        del s.jobs[name]
+    found = list(_findings(window, activity, s, now_ms))
+    for finding in found:
+        s.jobs[finding.job or ""].reported = finding
+    named = {finding.job: finding for finding in _of_ranks(window, s, now_ms)}
+    return [*(finding for finding in found if finding.job not in named), *named.values()], s
+
+
+def _advance(window: Window, s: HangState, jobs: Sequence[Job], activity: JobActivity) -> None:
+    """Note which jobs stand still, and learn how the others work."""
+    bucket = window.newest
     levels = np.array([activity.medians[metric] for metric in LEVELS]).T.tolist()
     for number, job in enumerate(jobs):
-        job.seen_ms = bucket.end_ms
+        job.seen_ms, job.reported = bucket.end_ms, None
         if not activity.enough(number):
             continue
         if job.worked >= LEARN_BUCKETS and activity.stands_still(number, s.active_ms):
@@ -153,9 +181,31 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
         job.still_ms = job.named = None
         if activity.util[number] >= RESTS:
             job.learn(dict(zip(LEVELS, levels[number], strict=True)))
-    for name in [name for name, job in s.jobs.items() if bucket.end_ms - job.seen_ms > FORGET_MS]:
-        del s.jobs[name]
-    return list(_findings(window, activity, s, now_ms)), s
+
+
+def _members(groups: npt.NDArray[np.int64], count: int) -> list[Ints]:
+    """Return the numbers of each job's GPUs, int64. `groups`: job of each GPU, -1: none."""
+    order = np.argsort(groups, kind="stable")
+    edges = np.searchsorted(groups[order], np.arange(count + 1))
+    return [order[low:high] for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+
+
+def _of_ranks(window: Window, s: HangState, now_ms: int) -> Iterator[Finding]:
+    """Yield the hangs whose ranks name what stopped them."""
+    s.ranks.take(window, {name: job.gpus for name, job in s.jobs.items() if len(job.gpus)}, now_ms)
+    newest_ms = window.newest.end_ms if window.buckets else 0
+    for name, found in s.ranks.judge(window.index, now_ms):
+        job = s.jobs.get(name)
+        base = job.reported if job is not None else None
+        if base is not None and found.sent_ms < base.since_ms:
+            continue  # of an earlier hang
+        if job is not None and base is None and job_goes_on(found, job.gpus, s.worked_ms):
+            s.ranks.jobs[name].named = None
+            continue
+        over = job is None or job.seen_ms < newest_ms
+        if over and now_ms - found.sent_ms > QUIET_MS:
+            continue
+        yield rank_finding(window, name, s.ranks.jobs[name].gpus, found, base, now_ms)
 
 
 def could_not_judge(window: Window) -> list[str]:

@@ -66,9 +66,15 @@ class UsageReader:
         """Return how much of a time is still to be rolled up again, as samples of it came late."""
         return sum(high - low for low, high in self._rollups.rolled_up(Scope.GPU, "5m", (from_ms, to_ms))[1])
 
-    def pieces(self, index: FleetIndex, from_ms: int, to_ms: int) -> Iterator[UsagePiece]:
-        """Yield all GPUs' usage within [from_ms, to_ms), which are multiples of 5 minutes. Each GPU is in one piece."""
+    def pieces(
+        self, index: FleetIndex, from_ms: int, to_ms: int, gpus: npt.NDArray[np.int64] | None = None
+    ) -> Iterator[UsagePiece]:
+        """Yield GPUs' usage within [from_ms, to_ms), which are multiples of 5 minutes. Each GPU is in one piece.
+
+        `gpus`: numbers of those that are read; None: all.
+        """
         places = self._registry.map(index, Scope.GPU, to_ms)
+        ids = None if gpus is None else places.ids[np.isin(places.target, gpus)]
         metrics = (*BUSY, ENERGY)
 
         def placed(folded: Folded) -> UsagePiece:
@@ -87,11 +93,15 @@ class UsageReader:
         tail_ms = self._tail_ms(Scope.GPU, from_ms, to_ms)
         newest = [
             placed(folded)
-            for folded in self._rows.folds(Scope.GPU, _span(tail_ms, to_ms), STEP_MS, level="10s", metrics=metrics)
+            for folded in self._rows.folds(
+                Scope.GPU, _span(tail_ms, to_ms), STEP_MS, level="10s", metrics=metrics, ids=ids
+            )
         ]
         tail = UsagePiece.join(newest) if newest else None
         done = np.zeros(index.gpu_count, np.bool_)
-        for folded in self._rows.folds(Scope.GPU, _span(from_ms, tail_ms), STEP_MS, level="5m", metrics=metrics):
+        for folded in self._rows.folds(
+            Scope.GPU, _span(from_ms, tail_ms), STEP_MS, level="5m", metrics=metrics, ids=ids
+        ):
             piece = placed(folded)
             mine = np.zeros(index.gpu_count, np.bool_)
             mine[piece.gpu] = True
