@@ -45,8 +45,8 @@ class Hall:
         model = HeatModel(node, np.arange(self.count) // (self.count // self.racks), self.racks)
         resistance = 0.06 * (1 + 0.1 * rng.standard_normal(self.count * GPUS).clip(-2, 2))
         filtered = self.load(0.0)[node] * LIMIT_W
-        model.job = np.full(self.count, -1, np.int64)
-        model.job[: self.of_job] = 0
+        model.layout.job = np.full(self.count, -1, np.int64)
+        model.layout.job[: self.of_job] = 0
         before = model.rise
         for number in range(1, round(hours * 3600 / STEP_S) + 1):
             at_s = number * STEP_S

@@ -94,11 +94,13 @@ class Reception:
 
     Attributes:
         newest_end_ms: of its newest bucket. none_reporting: no node reported in that.
+        has_node_rows: rows of nodes were seen, not only of their GPUs.
         gaps: (end, length, node) of silences that ended by themselves before a drain, oldest first.
     """
 
     newest_end_ms: int = 0
     none_reporting: bool = False
+    has_node_rows: bool = False
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
 
     def usual_gap_ms(self, now_ms: int, nodes: int) -> int:
@@ -146,7 +148,6 @@ class LivenessState:
     partial: PartialReports
     peers: PeersOfSilent
     reception: Reception = field(default_factory=Reception)
-    has_node_rows: bool = False  # rows of nodes were seen, not only of their GPUs
     planned: PlannedStops = field(default_factory=PlannedStops)
     reported: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # (node, GPU, code) -> since
     unsure: dict[tuple[str, int | None, str], int] = field(default_factory=dict)  # old reports: see _confirm
@@ -325,7 +326,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
             s.coming_ms = 0
     s.reception.newest_end_ms = bucket.end_ms
     s.reception.none_reporting = not reporting.any() and _most_overdue(window, s)
-    s.has_node_rows |= bool(bucket.node)
+    s.reception.has_node_rows |= bool(bucket.node)
     s.returned_ms[again] = bucket.start_ms
     s.seen_ms[reporting] = bucket.end_ms
     s.late_ms[[index.node_number[name] for name in bucket.late]] = bucket.end_ms
@@ -426,7 +427,9 @@ def _quiet_since_ms(window: Window, s: LivenessState) -> Times:
 
 def _awaited(index: FleetIndex, s: LivenessState) -> Bools:
     """Return the nodes that should report, bool [N]."""
-    awaited = (node.name not in s.planned.stopped_ms and (node.gpus > 0 or s.has_node_rows) for node in index.nodes)
+    awaited = (
+        node.name not in s.planned.stopped_ms and (node.gpus > 0 or s.reception.has_node_rows) for node in index.nodes
+    )
     return np.fromiter(awaited, bool, index.node_count)
 
 
@@ -473,19 +476,38 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
-    usual_ms = s.reception.usual_gap_ms(bucket.end_ms, window.index.node_count)
-    for n in np.flatnonzero(silent).tolist():
+    quiet = Quiet(never, quiet_ms, limit_ms, since)
+    yield from _single_nodes(window, s, np.flatnonzero(silent), quiet, now_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Silence of each node, [N]: whether it never came, ms judged, ms at which it counts, and from when it is shown."""
+
+    never: Bools
+    ms: Times
+    limit_ms: Times
+    since_ms: Times
+
+
+def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet, now_ms: int) -> Iterator[Finding]:
+    """Report nodes that are silent alone, once they have been for long enough."""
+    index, bucket = window.index, window.newest
+    usual_ms = s.reception.usual_gap_ms(bucket.end_ms, index.node_count)
+    for n in silent.tolist():
         name = index.nodes[n].name
         progress = s.peers.progress(window, n)
-        enough = quiet_ms[n] >= max(usual_ms, ALONE_MS[progress])
-        if never[n] or enough or ("node", "silent", name, None) in s.open:
-            drain_ms = max(DRAIN_AFTER_MS, 2 * int(limit_ms[n]))  # a warning always precedes it
-            wrong, lives = name in s.clock_wrong, progress is Progress.GOES_ON
-            long = bool(min(quiet_ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms)
-            if lives and not never[n] and not wrong:
-                yield node_cut_off(window, n, int(since[n]), int(shown_ms[n]), now_ms)
-                continue
-            yield node_silent(window, n, bool(never[n]), int(since[n]), int(shown_ms[n]), wrong, long, now_ms)
+        never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms, ALONE_MS[progress])
+        if not (never or enough or ("node", "silent", name, None) in s.open):
+            continue
+        since_ms, wrong = int(quiet.since_ms[n]), name in s.clock_wrong
+        shown_ms = bucket.end_ms - since_ms
+        if progress is Progress.GOES_ON and not never and not wrong:
+            yield node_cut_off(window, n, since_ms, shown_ms, now_ms)
+            continue
+        drain_ms = max(DRAIN_AFTER_MS, 2 * int(quiet.limit_ms[n]))  # a warning always precedes it
+        long = bool(min(quiet.ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms)
+        yield node_silent(window, n, never, since_ms, shown_ms, wrong, long, now_ms)
 
 
 def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Tell by the other nodes of a silent node's job whether that job goes on.
+"""Judge by the other nodes of a silent node's job whether that job goes on.
 
 A synchronous job waits for each of its ranks. When a node dies, its peers stop computing within a step: they wait in
 NCCL and draw much less power, or their processes end. While they draw what they drew before, the node most likely runs,

@@ -259,7 +259,7 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
     assert s.model is not None
     temp, power, limit = (column(window, name) for name in ("gpu_temp_c", "power_w", "power_limit_w"))
     newest = window.newest
-    s.model.job, s.model.board = jobs_of_nodes(window), boards(window)
+    s.model.layout.job, s.model.layout.board = jobs_of_nodes(window), boards(window)
     s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
     if s.memory is not None:
         memory = column(window, "memory_temp_c")
@@ -391,7 +391,7 @@ def _evidence(window: Window, g: int, since_ms: int, facts: _Facts) -> tuple[Evi
     temp, power = column(window, "gpu_temp_c")[g], column(window, "power_w")[g]
     if facts.rise.hot[g]:
         warmer, own, slot = float(facts.rise.warmer_c[g]), float(facts.rise.own_c[g]), int(window.index.gpu_slot[g])
-        than = "beside its node's other GPUs" if facts.rise.beside[g] else "at such a load"
+        than = "against its node's other GPUs" if facts.rise.by_peers[g] else "at such a load"
         text = f"core {warmer:.1f} degC warmer than this GPU was before {than}: {warmer / own:+.0%} of its heat"
         result.append(fact(text, None, float(temp), float(temp) - warmer, key=f"core of GPU {slot} at its load"))
     n = int(window.index.gpu_node[g])

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drover_collector.detectors._lib.robust import Bools, group_medians
-from drover_collector.detectors.thermal.beside import OF_GPUS, OF_NODES, Beside, NodeMates, expected_of_nodes_c
+from drover_collector.detectors.thermal.peer_share import OF_GPUS, OF_NODES, NodeMates, PeerShare, expected_of_nodes_c
 from drover_collector.detectors.thermal.rise_test import BLOCK_MS, NOISE_C, SUSPECT, RiseTest
 from drover_collector.fleet.buckets import Floats
 
@@ -63,13 +63,13 @@ LEAST_RISE_C = 4.0  # by its own power; sensors are in whole degrees
 # By how much the load, as a share of the limit, may move within a block (standard deviation) and from what the chassis
 # feels: up to it the block counts fully.
 STEADY = 0.05
-NOISE_SHARE = 0.03  # of the rise, beside NOISE_C
+NOISE_SHARE = 0.03  # of the rise, in addition to NOISE_C
 UNSTEADY_C = 4.0  # and for a load that moved by one limit, as in STEADY
 LEAST_SHARE, LEAST_C = 0.08, 0.7  # a smaller rise is not reported
 # A neighbour that begins to work may warm the air of one GPU by as much: until an hour is learnt, nothing less is said.
 YOUNG_BLOCKS, YOUNG_SHARE = 12, 0.22
 ALONE = 2.0  # times as much warmer as any other GPU of the node
-AS_MATES = 0.4  # share of a rise that must be there beside its mates too, where they can say
+AS_MATES = 0.4  # share of a rise that its mates must show too, where they can say
 AIR_FOLLOWS, AIR_RESTS = 0.5, 0.02  # share of what is off per block; and of what was followed, that is forgotten
 AIR_LEARN_BLOCKS, AIR_SEEN_BLOCKS = 6, 3.0  # for the air a GPU counts later, at loads that it was seen at
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
@@ -87,7 +87,7 @@ class Rise:
     Attributes:
         warmer_c: degC above what the GPU's own past and the air predict. own_c: predicted rise by its own power.
         hot: bool [G], the test has passed, and this block shows it too.
-        beside: bool [G], those of `hot` that are warmer beside their node's other GPUs, not by their own past alone.
+        by_peers: bool [G], those of `hot` that are warmer than their node's other GPUs say, not than their own past.
         node_c: degC by which a node's air is warmer than before, beyond the nodes around it, float64 [N].
         rack_c: the same of a rack, beyond the other racks, [R]. hot_nodes, hot_racks: bool [N], [R].
     """
@@ -95,7 +95,7 @@ class Rise:
     warmer_c: Floats
     own_c: Floats
     hot: Bools
-    beside: Bools
+    by_peers: Bools
     node_c: Floats
     rack_c: Floats
     hot_nodes: Bools
@@ -247,12 +247,29 @@ class OffsetsByLoad:
             self._seen[at] += share[g]
 
 
-@dataclass(frozen=True, slots=True)
-class BesideTests:
-    """GPUs beside their node's others, nodes beside nodes as busy, and racks by what their nodes show."""
+@dataclass(slots=True)
+class Layout:
+    """What stands where, and works on what.
 
-    gpus: Beside
-    nodes: Beside
+    Attributes:
+        node: of each GPU, int64 [G]. rack_of: of each node, int64 [N]. racks: how many.
+        job: number of each node's job, int64 [N]; -1: none is known. board: of each node, int64 [N]; -1: unknown.
+    """
+
+    node: Ints
+    rack_of: Ints
+    racks: int
+    job: Ints
+    board: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class PeerTests:
+    """Tests of GPUs against their node's others, of nodes against nodes as busy, and of racks by their nodes."""
+
+    mates: NodeMates
+    gpus: PeerShare
+    nodes: PeerShare
     racks: RiseTest
 
 
@@ -261,35 +278,34 @@ class HeatModel:
 
     Attributes:
         rise: what the last block showed. gpus, nodes, racks: their tests.
-        job: number of each node's job, int64 [N], -1: none is known. board: of each node, int64 [N], -1: unknown. Both
-            are to be set before a bucket is added.
+        layout: what stands where; its `job` and `board` are to be set before a bucket is added.
     """
 
     def __init__(self, node: Ints, rack_of_node: Ints, racks: int) -> None:
-        gpus, self._racks = len(node), racks
-        self._node, self._rack_of = node, rack_of_node
+        gpus, nobody = len(node), np.full(len(rack_of_node), -1, np.int64)
+        self.layout = Layout(node, rack_of_node, racks, nobody, nobody)
         self._loads, self._past, self._by_load = _Loads(node, len(rack_of_node)), _Sums(gpus), OffsetsByLoad(gpus)
         self._sums = _Sums(gpus)  # of the block
-        self.job, self.board = np.full((2, len(rack_of_node)), -1, np.int64)
         self._block: int | None = None
         self._air_c = np.zeros(len(rack_of_node))
         self._read: Bools = np.zeros(gpus, bool)  # an inlet is
         self.gpus, self.nodes, self.racks = RiseTest(gpus), RiseTest(len(rack_of_node)), RiseTest(racks)
-        self._mates = NodeMates(node)
-        self.beside = BesideTests(Beside(gpus, OF_GPUS), Beside(len(rack_of_node), OF_NODES), RiseTest(racks))
+        self.by_peers = PeerTests(
+            NodeMates(node), PeerShare(gpus, OF_GPUS), PeerShare(len(rack_of_node), OF_NODES), RiseTest(racks)
+        )
         self.rise = Rise.nothing(gpus, len(rack_of_node), racks)
 
     def since_ms(self, g: int) -> int:
         """Return since when GPU `g`, which is hot, is."""
-        return int((self.beside.gpus.test if self.rise.beside[g] else self.gpus).since_ms[g])
+        return int((self.by_peers.gpus.test if self.rise.by_peers[g] else self.gpus).since_ms[g])
 
     def node_since_ms(self, n: int) -> int:
         """Return since when node `n`, which is hot, is."""
-        return int((self.nodes if self.nodes.passed[n] else self.beside.nodes.test).since_ms[n])
+        return int((self.nodes if self.nodes.passed[n] else self.by_peers.nodes.test).since_ms[n])
 
     def rack_since_ms(self, rack: int) -> int:
         """Return since when a rack, which is hot, is."""
-        return int((self.racks if self.racks.passed[rack] else self.beside.racks).since_ms[rack])
+        return int((self.racks if self.racks.passed[rack] else self.by_peers.racks).since_ms[rack])
 
     @property
     def load(self) -> Floats:
@@ -299,10 +315,10 @@ class HeatModel:
     @property
     def suspects(self) -> Bools:
         """GPUs that may be too warm, or whose node or rack may be, bool [G]."""
-        beside = self.beside
-        nodes, racks = (self.nodes.suspect | beside.nodes.test.suspect, self.racks.suspect | beside.racks.suspect)
-        alone = self.gpus.suspect | beside.gpus.test.suspect
-        return np.asarray(alone | (nodes | racks[self._rack_of])[self._node])
+        tests = self.by_peers
+        nodes, racks = self.nodes.suspect | tests.nodes.test.suspect, self.racks.suspect | tests.racks.suspect
+        alone = self.gpus.suspect | tests.gpus.test.suspect
+        return np.asarray(alone | (nodes | racks[self.layout.rack_of])[self.layout.node])
 
     def advance(self, end_ms: int, length_ms: int, temp: Floats, power: Floats, limit: Floats, inlet: Floats) -> None:
         """Add a bucket; at the end of a block set `rise` and `score`.
@@ -317,11 +333,11 @@ class HeatModel:
             self._past.rescale(changed, ratio)
             self._by_load.forget(changed)
         air = np.where(np.isnan(inlet), AIR_C, inlet) + self._air_c
-        self._read = ~np.isnan(inlet)[self._node]
-        above = temp - air[self._node]
+        self._read = ~np.isnan(inlet)[self.layout.node]
+        above = temp - air[self.layout.node]
         use = self._loads.advance(power, length_ms) & ~np.isnan(above)
         x = np.ones((len(temp), PARTS))
-        x[:, :OWN], x[:, OWN] = self._loads.filtered.T, self._loads.of_node[self._node]
+        x[:, :OWN], x[:, OWN] = self._loads.filtered.T, self._loads.of_node[self.layout.node]
         x[~use] = 0.0
         self._sums.add(x, np.where(use, above, 0.0), use)
         self._sums.buckets += 1
@@ -338,7 +354,7 @@ class HeatModel:
         count = np.maximum(sums.count, 1)
         x, y = sums.x / count[:, None], sums.y / count
         load, around = x[:, 1], x[:, OWN]
-        rise_c = np.where(there, y + self._air_c[self._node], np.nan)  # over the inlet
+        rise_c = np.where(there, y + self._air_c[self.layout.node], np.nan)  # over the inlet
         parts = self._past.fit(self._read)
         moved = np.sqrt(np.maximum(sums.squares[:, 0, 0] / count - x[:, 0] ** 2, 0.0))
         moved = np.maximum(moved, np.abs(x[:, 0] - x[:, OWN - 1]))  # the chassis has not followed yet
@@ -363,58 +379,62 @@ class HeatModel:
         warmer_c = np.where(judged, warmer_c, np.nan)
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
         self.rise = Rise(warmer_c, own_c, hot, hot & False, node_c, rack_c, hot_nodes, hot_racks)
-        self._judge_beside(block, rise_c, load * self._loads.scale_w, NOISE_C**2 + (UNSTEADY_C * moved) ** 2)
+        self._judge_by_peers(block, rise_c, load * self._loads.scale_w, NOISE_C**2 + (UNSTEADY_C * moved) ** 2)
 
-    def _judge_beside(self, block: int, rise_c: Floats, watts: Floats, least: Floats) -> None:
-        """Judge GPUs beside those of their node, nodes beside nodes, racks by their nodes; add it to `rise`."""
-        was, gpus, nodes = self.rise, self.beside.gpus, self.beside.nodes
-        gpus.add_block(block, rise_c, self._mates.expected_c(gpus.usual(rise_c), watts), least, self.gpus.passed)
+    def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, least: Floats) -> None:
+        """Judge GPUs and nodes by their peers, racks by their nodes, and add it to `rise`."""
+        was, gpus, nodes = self.rise, self.by_peers.gpus, self.by_peers.nodes
+        gpus.add_block(
+            block, rise_c, self.by_peers.mates.expected_c(gpus.usual(rise_c), watts), least, self.gpus.passed
+        )
         hot = was.hot & ~(gpus.warmer_c < AS_MATES * was.warmer_c)
-        beside = self._alone(gpus.hot, gpus.warmer_c / np.maximum(gpus.own_c, LEAST_RISE_C)) & ~hot
-        warmer_c, own_c = np.where(beside, gpus.warmer_c, was.warmer_c), np.where(beside, gpus.own_c, was.own_c)
-        count = len(self.board)
-        of_node, watts_of, least_of = (group_medians(of, self._node, count)[0] for of in (rise_c, watts, least))
-        expected_c = expected_of_nodes_c(nodes.usual(of_node), watts_of, self.board)
+        by_peers = self._alone(gpus.hot, gpus.warmer_c / np.maximum(gpus.own_c, LEAST_RISE_C)) & ~hot
+        warmer_c, own_c = np.where(by_peers, gpus.warmer_c, was.warmer_c), np.where(by_peers, gpus.own_c, was.own_c)
+        count = len(self.layout.board)
+        of_node, watts_of, least_of = (group_medians(of, self.layout.node, count)[0] for of in (rise_c, watts, least))
+        expected_c = expected_of_nodes_c(nodes.usual(of_node), watts_of, self.layout.board)
         nodes.add_block(block, of_node, expected_c, np.nan_to_num(least_of), self.nodes.passed)
         over_c = nodes.warmer_c - self._of_jobs(nodes.warmer_c)
-        of_rack, known = group_medians(over_c, self._rack_of, self._racks)
+        of_rack, known = group_medians(over_c, self.layout.rack_of, self.layout.racks)
         of_rack = np.where(known >= RACK_NODES, of_rack, np.nan)
-        rack_own, _ = group_medians(nodes.own_c, self._rack_of, self._racks)
-        racks = self.beside.racks
+        rack_own, _ = group_medians(nodes.own_c, self.layout.rack_of, self.layout.racks)
+        racks = self.by_peers.racks
         judged = ~np.isnan(of_rack)
         z = racks.step(block, of_rack, AIR_NOISE_C**2 + (NOISE_SHARE * rack_own) ** 2, judged)
         racks.learn(of_rack, judged & ~racks.suspect & ~(z > SUSPECT))
         warm_rack = judged & racks.passed & (of_rack >= np.maximum(RACK_LEAST_C, NODE_SHARE * rack_own))
         # What all nodes of a rack have is the rack's.
-        alone_c = over_c - np.nan_to_num(np.maximum(of_rack, 0.0))[self._rack_of]
+        alone_c = over_c - np.nan_to_num(np.maximum(of_rack, 0.0))[self.layout.rack_of]
         warm = nodes.hot & (alone_c >= np.maximum(OF_NODES.least_c, OF_NODES.share * nodes.own_c))
-        by_node = warm[self._node] & np.isnan(warmer_c) & ~np.isnan(rise_c)  # GPUs that their own past cannot judge
-        warmer_c = np.where(by_node, alone_c[self._node], warmer_c)
+        by_node = (
+            warm[self.layout.node] & np.isnan(warmer_c) & ~np.isnan(rise_c)
+        )  # GPUs that their own past cannot judge
+        warmer_c = np.where(by_node, alone_c[self.layout.node], warmer_c)
         self.rise = Rise(
-            warmer_c, own_c, hot | beside, beside, np.where(warm & ~was.hot_nodes, alone_c, was.node_c),
+            warmer_c, own_c, hot | by_peers, by_peers, np.where(warm & ~was.hot_nodes, alone_c, was.node_c),
             np.where(warm_rack & ~was.hot_racks, of_rack, was.rack_c), was.hot_nodes | warm, was.hot_racks | warm_rack,
         )  # fmt: skip
 
     def _judge_air(self, block: int, air_c: Floats, own_c: Floats) -> tuple[Floats, Floats, Bools, Bools]:
         """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""
         nodes = len(air_c)
-        own, _ = group_medians(own_c, self._node, nodes)
+        own, _ = group_medians(own_c, self.layout.node, nodes)
         air_c = air_c - self._of_jobs(air_c)
-        of_rack, known = group_medians(air_c, self._rack_of, self._racks)
+        of_rack, known = group_medians(air_c, self.layout.rack_of, self.layout.racks)
         racks = np.where(known >= RACK_NODES, of_rack, np.nan)
         everywhere, count = group_medians(air_c, np.zeros(nodes, np.int64), 1)
         around = np.where(known >= ALIKE_NODES, of_rack, everywhere[0] if count[0] >= ALIKE_NODES else np.nan)
-        around = around[self._rack_of]
+        around = around[self.layout.rack_of]
         read = np.zeros(nodes, bool)
-        read[self._node[self._read]] = True
+        read[self.layout.node[self._read]] = True
         node_c = air_c - np.where(np.isnan(around) & read, 0.0, around)
-        middle, count = group_medians(racks, np.zeros(self._racks, np.int64), 1)
+        middle, count = group_medians(racks, np.zeros(self.layout.racks, np.int64), 1)
         rack_c = racks - (middle[0] if count[0] >= RACKS else np.nan)
-        rack_own, _ = group_medians(own, self._rack_of, self._racks)
+        rack_own, _ = group_medians(own, self.layout.rack_of, self.layout.racks)
         result = []
         for test, warmer_c, of, least_c in (
             (self.nodes, node_c, own, np.where(read, NODE_LEAST_C, UNREAD_NODE_C)),
-            (self.racks, rack_c, rack_own, np.full(self._racks, RACK_LEAST_C)),
+            (self.racks, rack_c, rack_own, np.full(self.layout.racks, RACK_LEAST_C)),
         ):
             judged = ~np.isnan(warmer_c) & (of >= LEAST_RISE_C)
             z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2, judged)
@@ -429,19 +449,20 @@ class HeatModel:
         A job that begins on many racks at a load that they have not had for hours changes the air of all of them.
         """
         common = np.zeros(len(air_c))
-        jobs = int(self.job.max(initial=-1)) + 1
+        jobs = int(self.layout.job.max(initial=-1)) + 1
         if jobs:
-            of_job, count = group_medians(air_c, self.job, jobs)
-            pairs = np.unique(self.job[self.job >= 0] * self._racks + self._rack_of[self.job >= 0]) // self._racks
+            of_job, count = group_medians(air_c, self.layout.job, jobs)
+            job, racks = self.layout.job[self.layout.job >= 0], self.layout.racks
+            pairs = np.unique(job * racks + self.layout.rack_of[self.layout.job >= 0]) // racks
             wide = (np.bincount(pairs, minlength=jobs) >= RACKS) & (count >= ALIKE_NODES)
-            common = np.where(self.job >= 0, np.where(wide, np.maximum(of_job, 0.0), 0.0)[self.job], 0.0)
+            common = np.where(self.layout.job >= 0, np.where(wide, np.maximum(of_job, 0.0), 0.0)[self.layout.job], 0.0)
         return np.nan_to_num(common)
 
     def _alone(self, hot: Bools, share: Floats) -> Bools:
         """Return the hot GPUs that are by far the warmest of their node, bool [G]. `share`: by which each is warmer."""
         result = np.zeros_like(hot)
         for g in np.flatnonzero(hot):
-            mine = np.flatnonzero(self._node == self._node[g])
+            mine = np.flatnonzero(self.layout.node == self.layout.node[g])
             others = np.nan_to_num(share[mine[mine != g]])
             result[g] = share[g] >= ALONE * others.max(initial=0.0)
         return result
@@ -455,15 +476,15 @@ class HeatModel:
         of_node, air = self._medians(np.where(sure, rest_c, np.nan))
         off_c = self._air_c + of_node
         self._air_c += AIR_FOLLOWS * np.where(np.isnan(air), 0.0, air) - AIR_RESTS * self._air_c
-        new = self._medians(rest_c)[1][self._node]
+        new = self._medians(rest_c)[1][self.layout.node]
         return off_c, np.where(np.isnan(new) & self._read, 0.0, new)
 
     def _medians(self, rest_c: Floats) -> tuple[Floats, Floats]:
         """Return what each node's GPUs are off by, and the same with the rack's where its own are few, [N] each."""
-        of_node, count = group_medians(rest_c, self._node, len(self._air_c))
-        of_rack, in_rack = group_medians(rest_c, self._rack_of[self._node], self._racks)
+        of_node, count = group_medians(rest_c, self.layout.node, len(self._air_c))
+        of_rack, in_rack = group_medians(rest_c, self.layout.rack_of[self.layout.node], self.layout.racks)
         own = np.where(count >= NODE_GPUS, of_node, np.nan)
-        by_rack = np.where(in_rack >= RACK_GPUS, of_rack, np.nan)[self._rack_of]
+        by_rack = np.where(in_rack >= RACK_GPUS, of_rack, np.nan)[self.layout.rack_of]
         return own, np.where(np.isnan(own), by_rack, own)
 
 

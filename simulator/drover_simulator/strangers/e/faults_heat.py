@@ -17,7 +17,7 @@ Line = tuple[float, int, int | None, str, str, str]
 
 @dataclass
 class Traces:
-    """What rows get beside the physics. Arrays are (rows, nodes, slots), made when first used."""
+    """What rows get in addition to the physics. Arrays are (rows, nodes, slots), made when first used."""
 
     counts: dict[str, Array] = field(default_factory=dict)  # increments of counters
     states: dict[str, Array] = field(default_factory=dict)  # NaN: as usual
@@ -281,8 +281,8 @@ def hbm(scene: Scene, nodes: list[int]) -> Fault | None:
     when = slice(site.step(start), site.step(end or site.seconds))
     used = 0.15 + (scene.load.dram[when, n, k] * scene.load.demand[when, n, k]).mean()
     gain = float(rng.uniform(6, 22)) / float(units.p_memory[n, k] * used * units.r_hbm[n, k])
-    told = "driver's limit known" if "inventory_memory_max" in site.columns else "no limit known"
-    note = f"one stack: R x{1 + gain:.1f}, ramp {rise / 60:.0f} min, load {kind}, {told}"
+    limit = "driver's limit known" if "inventory_memory_max" in site.columns else "no limit known"
+    note = f"one stack: R x{1 + gain:.1f}, ramp {rise / 60:.0f} min, load {kind}, {limit}"
     label = label_of(rise, (start, end), Label("thermal", "hbm", [(n, k)], start, end, note))
     label.severity = round(gain, 3)
     curve = gain * ramp(site, start, rise, end)

@@ -279,8 +279,8 @@ class Scheduler:
             idle = gpus[works:]
             level = np.multiply.outer(self.phases(when), np.arange(len(gpus)) < works)
         else:
-            told = site.lists_jobs or "compute_processes" in site.columns
-            self.load.memory[where] = float(rng.choice([0.006 if told else 0.1, 0.2, 0.6, 0.9]))
+            known = site.lists_jobs or "compute_processes" in site.columns
+            self.load.memory[where] = float(rng.choice([0.006 if known else 0.1, 0.2, 0.6, 0.9]))
         self._work(where, level, float(rng.uniform(0.4, 0.95)), 0.5)
         if way == "partial":
             self.load.jobs[-1].kind = "held"

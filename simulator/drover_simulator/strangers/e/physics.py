@@ -138,8 +138,8 @@ class Plant:
     def _air(self, t: int, dt: float, eff: Effects) -> Array:
         site, room = self.site, self.room
         heat = np.bincount(site.rack_of, self.power.sum(axis=1), len(self.rack_power)) / self.rack_power
-        beside = (np.roll(heat, 1) + np.roll(heat, -1)) / 2
-        goal = room.recirculation * ((1 - room.neighbour) * heat + room.neighbour * beside)[site.rack_of]
+        nearby = (np.roll(heat, 1) + np.roll(heat, -1)) / 2
+        goal = room.recirculation * ((1 - room.neighbour) * heat + room.neighbour * nearby)[site.rack_of]
         self.warm += (goal - self.warm) * (1 - np.exp(-dt / room.lag_s))
         self.inlet = room.supply[t] + self.warm + eff.inlet[t]
         return np.asarray(self.inlet + self.units.preheat)

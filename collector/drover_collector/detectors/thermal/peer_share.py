@@ -1,4 +1,4 @@
-"""Predict how warm a GPU or a node is from those beside it with a load about its own, and say by how much it is warmer.
+"""Predict how warm a GPU or a node is from its peers with a load about its own, and say by how much it is warmer.
 
 GPUs of one node share air, fans and coolant. A fan that follows the load changes the resistance of all of them alike,
 by 70 % and more, so what a GPU was at one load says little about another. The share between it and its mates stays: a
@@ -51,7 +51,7 @@ OF_GPUS = Limits(0.15, 3.0, 0.10, 0.15, 2.0)
 OF_NODES = Limits(0.12, 4.0, 0.18, 0.25, 5.0)
 
 
-class Beside:
+class PeerShare:
     """What is learnt of each GPU or each node, and its test; a block at a time.
 
     Attributes:

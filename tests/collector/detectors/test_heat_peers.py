@@ -1,4 +1,4 @@
-"""Heat beside mates: fans that follow the load change all of a node alike; a heat sink changes one GPU."""
+"""Heat against peers: fans that follow the load change all of a node alike; a heat sink changes one GPU."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from drover_collector.detectors.thermal.beside import (
+from drover_collector.detectors.thermal.heat_model import HeatModel
+from drover_collector.detectors.thermal.peer_share import (
     LEAST_MATES,
     OF_GPUS,
-    Beside,
     NodeMates,
+    PeerShare,
     expected_of_nodes_c,
 )
-from drover_collector.detectors.thermal.heat_model import HeatModel
 
 NODES, GPUS, BAD = 8, 8, 11
 NODE = np.repeat(np.arange(NODES), GPUS)
@@ -28,8 +28,8 @@ def resistance(load_w: np.ndarray) -> np.ndarray:
 
 
 def gpus(load: Load, blocks: int = 40, bad_from: int = 99, worse: float = 0.25, seed: int = 3) -> set[int]:
-    """Return the GPUs that were called hot beside their mates."""
-    rng, test, mates = np.random.default_rng(seed), Beside(NODES * GPUS, OF_GPUS), NodeMates(NODE)
+    """Return the GPUs that were called hot by their mates."""
+    rng, test, mates = np.random.default_rng(seed), PeerShare(NODES * GPUS, OF_GPUS), NodeMates(NODE)
     share, offset = rng.normal(1, 0.08, NODES * GPUS), rng.normal(0, 1.5, NODES * GPUS)
     hot: set[int] = set()
     for block in range(blocks):
@@ -96,7 +96,7 @@ def nodes(worse: float, racks: np.ndarray | None = None, hot: tuple[int, ...] = 
     node, rng = np.repeat(np.arange(count), 4), np.random.default_rng(1)
     racks = np.arange(count) // 2 if racks is None else racks
     model = HeatModel(node, racks, int(racks.max()) + 1)
-    model.board = np.zeros(count, np.int64)
+    model.layout.board = np.zeros(count, np.int64)
     share = rng.normal(1, 0.05, len(node))
     limit, inlet = np.full(len(node), 700.0), np.full(count, np.nan)
     for second in range(0, 5 * 3600, 30):
@@ -108,7 +108,7 @@ def nodes(worse: float, racks: np.ndarray | None = None, hot: tuple[int, ...] = 
     return model
 
 
-def test_a_node_that_loses_flow_is_found_beside_nodes_as_busy_and_a_healthy_fleet_is_quiet() -> None:
+def test_a_node_that_loses_flow_is_found_against_nodes_as_busy_and_a_healthy_fleet_is_quiet() -> None:
     assert np.flatnonzero(nodes(0.45).rise.hot_nodes).tolist() == [2]
     quiet = nodes(0.0)
     assert not quiet.rise.hot_nodes.any() and not quiet.rise.hot.any() and not quiet.rise.hot_racks.any()
@@ -122,7 +122,7 @@ def test_what_all_nodes_of_a_rack_have_is_the_racks() -> None:
 
 
 def test_the_gpus_of_a_hot_node_are_warmer_by_it_where_they_have_no_past_at_their_load() -> None:
-    """Found as it was built: the node was hot, no GPU of it could be judged, and so nothing was said."""
+    """Found while it was built: the node was hot, no GPU of it could be judged, and so nothing was said."""
     rise = nodes(0.45, since_s=7200).rise
     assert rise.hot_nodes[2]
     assert (rise.warmer_c[8:12] >= 5).all()
