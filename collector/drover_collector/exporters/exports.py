@@ -1,0 +1,90 @@
+"""All exporters of one collector: builds them, hands them each new bucket, and ends them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from drover_collector.exporters.gpus import IdentityReader, LastXids
+from drover_collector.exporters.page import FleetPage, make_pages
+from drover_collector.exporters.remote_write import RemoteWrite
+from drover_collector.exporters.sending import SendStatus
+from drover_collector.exporters.settings import ExportConfig
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.index import FleetIndex
+from drover_collector.store.samples.entities import EntityRegistry
+from drover_core.model.events import Event
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # between looks for a new bucket
+Newest = Callable[[], Bucket | None]
+
+
+class Exports:
+    """The exporters. `take_events` may be called from the event loop and returns at once.
+
+    Raises (at construction):
+        SettingsError: a file that the settings name cannot be used.
+    """
+
+    def __init__(self, config: ExportConfig, index: FleetIndex, registry: EntityRegistry) -> None:
+        self._config, self._index, self._registry = config, index, registry
+        self._xids = LastXids(index)
+        self._writers = [RemoteWrite(entry, f"export.remote_write[{n}]") for n, entry in enumerate(config.remote_write)]
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take_events(self, events: Sequence[Event]) -> None:
+        """Take events that are stored."""
+        self._xids.take(events)
+
+    def pages(self, newest: Newest) -> dict[str, FleetPage]:
+        """Return path -> page, of those that the settings ask for. `newest`: as for `FleetPage`."""
+        return make_pages(self._config.page, newest, IdentityReader(self._index, self._registry), self._xids)
+
+    def statuses(self) -> dict[str, SendStatus]:
+        """Return the status of each exporter that sends, by its name."""
+        return {writer.sender.name: writer.sender.status for writer in self._writers}
+
+    def start(self, newest: Newest) -> None:
+        """Send from now on. `newest`: the newest bucket that this collector judged; None: another one judges."""
+        if not self._writers:
+            return
+        for writer in self._writers:
+            writer.sender.start()
+        self._thread = threading.Thread(target=self._run, args=(newest,), name="export", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(LOOK_S * 3)
+        for writer in self._writers:
+            writer.close()
+
+    def _run(self, newest: Newest) -> None:
+        identities = IdentityReader(self._index, self._registry)
+        sent_ms = [0] * len(self._writers)
+        while not self._stopping.wait(LOOK_S):
+            try:
+                bucket = newest()
+                due = [] if bucket is None else self._due(bucket, sent_ms)
+                if bucket is None or not due:
+                    continue
+                known = identities.read(bucket)
+                for number in due:
+                    self._writers[number].take(bucket, known, self._xids)
+                    sent_ms[number] = bucket.end_ms
+            except Exception:  # a defect or a store that fails must not end the export for good
+                log.exception("export: a bucket could not be taken")
+
+    def _due(self, bucket: Bucket, sent_ms: Sequence[int]) -> list[int]:
+        """Return the writers to which this bucket goes. A clock that was set back begins anew."""
+        return [
+            number
+            for number, writer in enumerate(self._writers)
+            if bucket.end_ms < sent_ms[number] - BUCKET_MS
+            or bucket.end_ms - sent_ms[number] >= max(writer.interval_s * 1000, 1)
+        ]
