@@ -44,6 +44,13 @@ def varint(value: int) -> bytes:
     return bytes(found)
 
 
+_SMALL = [varint(value) for value in range(1 << 14)]  # numbers of symbols, and lengths
+
+
+def _small(value: int) -> bytes:
+    return _SMALL[value] if value < len(_SMALL) else varint(value)
+
+
 def field(number: int, content: bytes) -> bytes:
     """Return a length-delimited protobuf field."""
     return varint(number << 3 | 2) + varint(len(content)) + content
@@ -126,7 +133,6 @@ class Encoder:
         self._families, self._naming, self._extra, self.version = families, naming, labels, version
         self._pairs: PerGpu[Pairs] = PerGpu(self._sorted)
         self._encoded: PerGpu[tuple[bytes, bytes]] = PerGpu(lambda gpu, job: _around(self._sorted(gpu, job)))
-        self._prefix: dict[int, bytes] = {}
 
     def _sorted(self, gpu: GpuIdentity, job: str) -> Pairs:
         labels = {**self._extra, **gpu.labels(self._naming, job)}
@@ -150,14 +156,8 @@ class Encoder:
                 before, after = every[rows[place]]
                 size = len(before) + len(after) + fixed
                 value = numbers[8 * at : 8 * at + 8]
-                parts.append(self._start(size) + before + name + after + head + value + tail)
+                parts.append(b"\x0a" + _small(size) + before + name + after + head + value + tail)
         return b"".join(parts), len(parts)
-
-    def _start(self, size: int) -> bytes:
-        found = self._prefix.get(size)
-        if found is None:
-            found = self._prefix[size] = b"\x0a" + varint(size)
-        return found
 
     def _v2(self, snapshot: Snapshot, part: slice, rows: Sequence[int]) -> tuple[bytes, int]:
         every = self._pairs.of(snapshot.identities)
@@ -165,7 +165,7 @@ class Encoder:
         symbols: dict[str, int] = {"": 0}
 
         def ref(text: str) -> bytes:
-            return varint(symbols.setdefault(text, len(symbols)))
+            return _small(symbols.setdefault(text, len(symbols)))
 
         refs: dict[int, tuple[bytes, bytes]] = {}  # of each row with a sample
         parts: list[bytes] = []
@@ -173,6 +173,7 @@ class Encoder:
             name = ref(NAME) + ref(family.name)
             about = b"\x08" + varint(_TYPES[family.type]) + b"\x18" + ref(family.help) + b"\x20" + ref(family.unit)
             metadata = field(5, about)
+            fixed = len(head) + 8 + len(tail) + len(metadata)
             there, numbers = _values(column[part])
             for at, place in enumerate(there):
                 around = refs.get(place)
@@ -181,8 +182,10 @@ class Encoder:
                     around = refs[place] = (
                         b"".join(ref(n) + ref(v) for n, v in before), b"".join(ref(n) + ref(v) for n, v in after),
                     )  # fmt: skip
-                labels = field(1, around[0] + name + around[1])
-                parts.append(field(5, labels + head + numbers[8 * at : 8 * at + 8] + tail + metadata))
+                labels = around[0] + name + around[1]
+                start = b"\x0a" + _small(len(labels))
+                size = b"\x2a" + _small(len(start) + len(labels) + fixed)
+                parts.append(size + start + labels + head + numbers[8 * at : 8 * at + 8] + tail + metadata)
         return b"".join([*(field(4, symbol.encode()) for symbol in symbols), *parts]), len(parts)
 
 

@@ -172,7 +172,7 @@ STYLE = {
     "drover": {"metric names should not contain abbreviated units"},  # the catalog's names end in their unit
     "dcgm": {
         "label names should be written in 'snake_case' not 'camelCase'", 'counter metrics should have "_total" suffix',
-        'non-counter metrics should not have "_total" suffix',
+        "metric name should not include type 'counter'",
     },
 }  # fmt: skip
 
