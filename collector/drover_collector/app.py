@@ -285,7 +285,9 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         api_file = f"{stack.enter_context(_socket_folder())}/api"
         agents_address = _listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         beats = HeartbeatStatus()
-        parts = OptionalParts(detection.probes.service, beats, detection.maintenance.expiring, agents_address)
+        parts = OptionalParts(
+            detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses
+        )
         facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls, parts)
         switch = DeadManSwitch(config.heartbeat, lambda: read_signals(facts), pipeline.ticks.troubles, beats)
         api = FleetApi(facts)

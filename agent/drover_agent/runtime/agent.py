@@ -16,7 +16,7 @@ from drover_agent.spool.async_spool import AsyncSpool
 from drover_agent.spool.disk_thread import DiskThread
 from drover_agent.telemetry.absences import Absences
 from drover_agent.telemetry.batch_window import LATE_WINDOWS, BatchWindow
-from drover_agent.telemetry.batcher import Batcher
+from drover_agent.telemetry.batcher import Batcher, Watch
 from drover_agent.telemetry.event_dedup import HOLD_MS, EventMerger
 from drover_agent.telemetry.schema_registry import SchemaRegistry
 from drover_agent.uplink.stream import PROTOCOL, Uplink
@@ -74,8 +74,9 @@ class Agent:
         *,
         clock: Clock | None = None,
         disk: DiskThread | None = None,
+        watch: Watch | None = None,
     ) -> None:
-        """`disk`: the thread that writes the spool; None: a thread of its own."""
+        """`disk`: the thread that writes the spool; None: a thread of its own. `watch`: gets each reading too."""
         self.config, self.node = config, node
         self._clock: Clock = clock or SystemClock()
         self._inventory = dict(inventory or {})
@@ -86,7 +87,7 @@ class Agent:
         self.spool = AsyncSpool(config.spool, self._clock, disk, work.set)
         self._registry = SchemaRegistry.load(self.spool.folder / REGISTRY_FILE, self.spool.status.oldest_batch_ms)
         self._absences = Absences(self.spool.folder / ABSENCES_FILE, self._clock.monotonic())
-        self.batcher = Batcher(self._registry, self._absences, LATE_WINDOWS * config.batch_s * 1000)
+        self.batcher = Batcher(self._registry, self._absences, LATE_WINDOWS * config.batch_s * 1000, watch)
         self._window = BatchWindow(node, config.batch_s, self._clock)
         self._merger = EventMerger(expect_kernel_log=config.kmsg_enabled and config.hardware in ("auto", "nvml"))
         self._uplink = Uplink(config, self.spool, self, self._clock, work)

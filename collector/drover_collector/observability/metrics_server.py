@@ -42,6 +42,7 @@ def exposition(facts: ApiSnapshot, watch: StoreWatch) -> str:
     families.ingest(page, facts)
     families.detection(page, facts)
     families.notifications(page, facts)
+    families.exports(page, facts)
     store_metrics.add(page, facts, watch.look())
     families.process(page, facts)
     return page.text()
