@@ -149,6 +149,7 @@ class Detection:
         begin_acting(self.pipeline, self.probes, ActionDispatcher(context, self.probes.service.orders))
         self.leadership = Leadership(self.pipeline)
         self.exports = Exports(config.export, index, store.entities.registry)
+        store.audit.takers.append(self.exports.take_audit)
         listeners = IngestListeners(
             self._take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
         )
@@ -277,7 +278,8 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
     pipeline, ingest = detection.pipeline, detection.ingest
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
-    gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
+    denied = Denied(None if path is None else Path(path))
+    gate = Gate(secure=tls is not None, denied=denied, on_refused=detection.exports.take_refusal)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
     agents = GrpcServer(methods, ServerOptions(MESSAGE_BYTES, open_files.connections()))
     async with contextlib.AsyncExitStack() as stack:

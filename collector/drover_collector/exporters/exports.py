@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from drover_collector.exporters.gpus import IdentityReader, LastXids
 from drover_collector.exporters.page import FleetPage, make_pages
+from drover_collector.exporters.records import AuditOnce, Record, Refusals, of_audit
 from drover_collector.exporters.remote_write import RemoteWrite
 from drover_collector.exporters.sending import SendStatus
 from drover_collector.exporters.settings import ExportConfig
+from drover_collector.exporters.syslog import Syslog
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.samples.entities import EntityRegistry
-from drover_core.model.events import Event
+from drover_core.model.events import Audit, Event
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ class Exports:
         self._config, self._index, self._registry = config, index, registry
         self._xids = LastXids(index)
         self._writers = [RemoteWrite(entry, f"export.remote_write[{n}]") for n, entry in enumerate(config.remote_write)]
+        self._logs = [Syslog(entry, f"export.syslog[{n}]") for n, entry in enumerate(config.syslog)]
+        self._refusals, self._audit = Refusals(), AuditOnce()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -40,20 +44,38 @@ class Exports:
         """Take events that are stored."""
         self._xids.take(events)
 
+    def take_audit(self, lines: Sequence[Audit]) -> None:
+        """Take lines of the audit that are stored. From any thread."""
+        if self._logs:
+            self._log(of_audit(line) for line in self._audit.new(lines))
+
+    def take_refusal(self, identity: str, reason: str, text: str) -> None:
+        """Take a peer that was refused, as `Gate` has it. From any thread."""
+        if self._logs and (record := self._refusals.of(identity, reason, text)) is not None:
+            self._log([record])
+
+    def _log(self, records: Iterable[Record]) -> None:
+        for record in records:
+            for receiver in self._logs:
+                receiver.take(record)
+
     def pages(self, newest: Newest) -> dict[str, FleetPage]:
         """Return path -> page, of those that the settings ask for. `newest`: as for `FleetPage`."""
         return make_pages(self._config.page, newest, IdentityReader(self._index, self._registry), self._xids)
 
     def statuses(self) -> dict[str, SendStatus]:
         """Return the status of each exporter that sends, by its name."""
-        return {writer.sender.name: writer.sender.status for writer in self._writers}
+        return {each.sender.name: each.sender.status for each in self._all()}
+
+    def _all(self) -> list[RemoteWrite | Syslog]:
+        return [*self._writers, *self._logs]
 
     def start(self, newest: Newest) -> None:
         """Send from now on. `newest`: the newest bucket that this collector judged; None: another one judges."""
+        for each in self._all():
+            each.sender.start()
         if not self._writers:
             return
-        for writer in self._writers:
-            writer.sender.start()
         self._thread = threading.Thread(target=self._run, args=(newest,), name="export", daemon=True)
         self._thread.start()
 
@@ -61,8 +83,8 @@ class Exports:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(LOOK_S * 3)
-        for writer in self._writers:
-            writer.close()
+        for each in self._all():
+            each.close()
 
     def _run(self, newest: Newest) -> None:
         identities = IdentityReader(self._index, self._registry)

@@ -243,7 +243,8 @@ class RemoteWrite:
         self._poster.close()
         self.sender.stop()
 
-    def _send(self, snapshot: Snapshot) -> tuple[Answer, int, bool]:
+    def _send(self, snapshots: Sequence[Snapshot]) -> tuple[Answer, int, int]:
+        snapshot = snapshots[0]
         held, first = self._at
         if held is not snapshot:
             first = 0
@@ -252,7 +253,7 @@ class RemoteWrite:
         answer = self._post(body) if count else Answer()
         if not answer.trouble or answer.permanent:
             self._at = snapshot, last
-        return answer, count, last >= len(snapshot)
+        return answer, count, int(last >= len(snapshot))
 
     def _post(self, body: bytes) -> Answer:
         if self._headers is None:

@@ -10,8 +10,9 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from drover_collector.exporters.http_post import Answer
@@ -59,21 +60,23 @@ class Sender(Generic[T]):
     """Sends items in their order, from a thread of its own between `start` and `close`.
 
     Args:
-        send: sends the next request of an item. Returns (its outcome, samples in it, whether the item is done); called
-            again with the same item until it is done. It keeps its own place in the item, and goes on from there only
-            after an outcome without a trouble, or a permanent one.
-        most_bytes: of what waits.
+        send: sends the next request of the first items that wait. Returns (its outcome, samples or lines in it, how
+            many items are done with it). An item that takes several requests is done with its last. After a trouble
+            that is not permanent it is called with the same first item.
+        most_bytes: of what waits. most_items: that `send` gets at once.
     """
 
-    def __init__(self, name: str, most_bytes: int, send: Callable[[T], tuple[Answer, int, bool]]) -> None:
+    def __init__(
+        self, name: str, most_bytes: int, send: Callable[[Sequence[T]], tuple[Answer, int, int]], most_items: int = 1
+    ) -> None:
         self.name, self.status = name, SendStatus()
-        self._most_bytes, self._send = most_bytes, send
+        self._most_bytes, self._most_items, self._send = most_bytes, most_items, send
         self._waiting: deque[T] = deque()  # the first may be under way
+        self._part = 0  # of the first item: samples that are done
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._pause_s = FIRST_S
-        self._done_of: tuple[T | None, int] = (None, 0)  # what is under way, and how much of it is done
         self._logged_drop = False
 
     def put(self, item: T) -> None:
@@ -84,7 +87,7 @@ class Sender(Generic[T]):
             status.waiting += item.count
             status.waiting_bytes += item.size
             while status.waiting_bytes > self._most_bytes and self._waiting:
-                self._remove(self._waiting.popleft(), dropped=True)
+                self._drop(self._waiting.popleft())
             self._changed.notify_all()
 
     def start(self) -> None:
@@ -101,19 +104,17 @@ class Sender(Generic[T]):
         if self.status.waiting:
             log.warning("export %s: stopped with %d not sent", self.name, self.status.waiting)
 
-    def _remove(self, item: T, *, dropped: bool) -> None:
-        held, done = self._done_of
-        rest = item.count - (done if held is item else 0)
+    def _drop(self, item: T) -> None:
+        rest, self._part = item.count - self._part, 0
         self.status.waiting -= rest
         self.status.waiting_bytes -= item.size
-        if dropped:
-            self.status.dropped += rest
-            if not self._logged_drop:
-                self._logged_drop = True
-                log.error(
-                    "export %s: its queue of %d bytes is full; the oldest are dropped (%s)",
-                    self.name, self._most_bytes, self.status.trouble or "the receiver is too slow",
-                )  # fmt: skip
+        self.status.dropped += rest
+        if not self._logged_drop:
+            self._logged_drop = True
+            log.error(
+                "export %s: its queue of %d bytes is full; the oldest are dropped (%s)",
+                self.name, self._most_bytes, self.status.trouble or "the receiver is too slow",
+            )  # fmt: skip
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -121,15 +122,15 @@ class Sender(Generic[T]):
                 self._changed.wait_for(lambda: self._waiting or self._stopping.is_set())
                 if self._stopping.is_set():
                     return
-                item = self._waiting[0]
-            self._step(item)
+                items = list(islice(self._waiting, self._most_items))
+            self._step(items)
 
-    def _step(self, item: T) -> None:
+    def _step(self, items: list[T]) -> None:
         try:
-            answer, count, done = self._send(item)
+            answer, count, done = self._send(items)
         except Exception as error:  # a defect: the same item would fail for ever, and keep back all after it
             log.exception("export %s: an item could not be sent", self.name)
-            answer, count, done = Answer(f"a defect ({type(error).__name__})", permanent=True), item.count, True
+            answer, count, done = Answer(f"a defect ({type(error).__name__})", permanent=True), items[0].count, 1
         status = self.status
         if answer.trouble and not answer.permanent:
             status.failures += 1
@@ -143,17 +144,23 @@ class Sender(Generic[T]):
             status.refused += count
         else:
             status.sent += count
+        self._settle(items, count, done)
         self._note(answer.trouble)
+
+    def _settle(self, items: list[T], count: int, done: int) -> None:
+        """Take what is done out of the queue, from which some of it may have been dropped meanwhile."""
         with self._changed:
-            if not self._waiting or self._waiting[0] is not item:  # it was dropped meanwhile
+            if not done:
+                if self._waiting and self._waiting[0] is items[0]:
+                    self._part += count
+                    self.status.waiting -= count
                 return
-            held, before = self._done_of
-            self._done_of = item, (before if held is item else 0) + count
-            status.waiting -= count
-            if done:
-                self._waiting.popleft()
-                self._remove(item, dropped=False)
-                self._done_of = None, 0
+            for item in items[:done]:
+                if self._waiting and self._waiting[0] is item:
+                    self.status.waiting -= item.count - self._part
+                    self.status.waiting_bytes -= item.size
+                    self._part = 0
+                    self._waiting.popleft()
 
     def _note(self, trouble: str) -> None:
         """Log a trouble when it begins, changes and ends."""

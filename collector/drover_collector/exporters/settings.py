@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -26,6 +26,11 @@ def _each_in(known: tuple[str, ...], hint: str) -> Callable[[tuple[str, ...]], s
 def _labels(values: tuple[str, ...]) -> str | None:
     good = all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.+", value) and not value.startswith("__") for value in values)
     return None if good else 'must be like ["cluster=alpha"]'
+
+
+def host_port(value: str) -> str | None:
+    host, _, port = value.rpartition(":")
+    return None if host and port.isdigit() and 0 < int(port) < 65536 else "must be HOST:PORT"
 
 
 _metrics = _each_in(GPU_METRICS, "docs/reference/metrics.md lists the metrics of GPUs")
@@ -67,9 +72,28 @@ class RemoteWriteConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SyslogConfig:
+    name: str = required("a word for it, unique among the exporters", word)
+    address: str = required("HOST:PORT of the syslog server", host_port)
+    transport: str = setting("tls", "tls (RFC 5425), tcp (RFC 6587, octets counted) or udp (RFC 5426)",
+                             one_of("tls", "tcp", "udp"))  # fmt: skip
+    facility: int = setting(13, "facility of the lines; 13 is log audit", between(0, 23))
+    ca_file: str | None = setting(None, "PEM file of the authority that signs its certificate; none: the system's")
+    cert_file: str | None = setting(None, "PEM file of a certificate to show it, where it asks for one")
+    key_file: str | None = setting(None, "PEM file of its private key")
+    spool_bytes: int = setting(
+        16 * MIB, "memory for lines that cannot be sent yet; above it the oldest are dropped", between(4096, 2**34)
+    )
+    timeout_s: float = setting(10.0, "limit for connecting, and for writing", between(0.1, 60))
+
+
+@dataclass(frozen=True, slots=True)
 class ExportConfig:
     page: FleetPageConfig = field(default_factory=FleetPageConfig)
     remote_write: tuple[RemoteWriteConfig, ...] = setting((), "Prometheus remote_write, one table for each receiver.")
+    syslog: tuple[SyslogConfig, ...] = setting(
+        (), "Audit lines and refused peers as syslog (RFC 5424), one table for each server."
+    )
 
 
 def label_pairs(values: tuple[str, ...]) -> dict[str, str]:
@@ -84,14 +108,24 @@ def validate_export(config: ExportConfig) -> None:
         SettingsError: KEY: what is wrong and what to do; no secret.
     """
     seen: set[str] = set()
-    for number, entry in enumerate(config.remote_write):
-        key = f"export.remote_write[{number}]"
-        if entry.name in seen:
-            raise SettingsError(f"{key}.name: {entry.name!r} is there twice; give each its own name")
-        seen.add(entry.name)
-        check_address(entry.url, f"{key}.url")
-        check_ca(entry.ca_file, f"{key}.ca_file")
-        Credentials(key, entry.token_file, entry.username, entry.password_file).headers()
+    tables: tuple[tuple[str, Sequence[RemoteWriteConfig | SyslogConfig]], ...] = (
+        ("remote_write", config.remote_write), ("syslog", config.syslog),
+    )  # fmt: skip
+    for table, entries in tables:
+        for number, entry in enumerate(entries):
+            key = f"export.{table}[{number}]"
+            if entry.name in seen:
+                raise SettingsError(f"{key}.name: {entry.name!r} is there twice; give each its own name")
+            seen.add(entry.name)
+            check_file(entry.ca_file, f"{key}.ca_file")
+            if isinstance(entry, RemoteWriteConfig):
+                check_address(entry.url, f"{key}.url")
+                Credentials(key, entry.token_file, entry.username, entry.password_file).headers()
+            elif (entry.cert_file is None) != (entry.key_file is None):
+                raise SettingsError(f"{key}.cert_file: give cert_file and key_file, or neither")
+            else:
+                check_file(entry.cert_file, f"{key}.cert_file")
+                check_file(entry.key_file, f"{key}.key_file")
 
 
 def check_address(url: str, key: str) -> None:
@@ -103,7 +137,7 @@ def check_address(url: str, key: str) -> None:
         raise SettingsError(f"{key}: must not hold a user or password: settings are no place for secrets")
 
 
-def check_ca(path: str | None, key: str) -> None:
+def check_file(path: str | None, key: str) -> None:
     """
     Raises:
         SettingsError: there is no such file.
