@@ -103,7 +103,7 @@ class Exports:
                 log.exception("export: a bucket could not be taken")
 
     def _due(self, bucket: Bucket, sent_ms: Sequence[int]) -> list[int]:
-        """Return the writers to which this bucket goes. A clock that was set back begins anew."""
+        """Return the writers to which this bucket goes. A clock that was set back starts the intervals again."""
         return [
             number
             for number, writer in enumerate(self._writers)

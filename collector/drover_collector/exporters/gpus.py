@@ -25,7 +25,7 @@ SLICE = 2_000  # GPUs that one step handles: between steps other threads get the
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identities:
-    """G GPUs as they are known, without their jobs, and the job of each, "" for none.
+    """G known GPUs without their jobs, and the job of each, "" for none.
 
     Two with the same `known` object differ in jobs alone.
     """

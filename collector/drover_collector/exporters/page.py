@@ -46,7 +46,7 @@ class MadePage:
         return sum(map(len, self.pieces))
 
     def plain(self) -> Iterator[bytes]:
-        """Yield the page as it was, a piece at a time."""
+        """Yield the page without compression, a piece at a time."""
         stream = zlib.decompressobj(GZIP)
         for piece in self.pieces:
             waiting = piece

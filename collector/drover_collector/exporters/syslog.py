@@ -1,7 +1,7 @@
 """Audit and security records as syslog (RFC 5424) over TLS (RFC 5425), TCP (RFC 6587, octets counted), UDP (RFC 5426).
 
 Syslog has no answer. Over TCP and TLS a line counts as sent when the other machine's kernel has acknowledged its bytes,
-and a line of which that is not known is sent again: at a cut a line may come twice, and is not lost before it arrived.
+other lines are sent again. After a cut a line may come twice.
 """
 
 from __future__ import annotations
