@@ -35,7 +35,7 @@ WARM_S = 30.0  # until buckets are judged and the first export is over
 GPUS_PER_STREAM = 250
 SCRAPE_S = 15.0
 MIB = 2**20
-MODES = ("none", "page", "dcgm_page", "remote_write_1", "remote_write_2")
+MODES = ("none", "page", "dcgm_page", "remote_write_1", "remote_write_2", "otlp")
 
 
 def receive(port: Synchronized[int], taken: Synchronized[int], deaf_until_s: float) -> None:
@@ -109,6 +109,11 @@ def settings_of(mode: str, port: int, interval_s: float) -> str:
         return ""
     if mode.endswith("page"):
         return '[export.page]\nnames = ["drover", "dcgm"]\n'
+    if mode == "otlp":
+        return (
+            f'[[export.otlp]]\nname = "bench"\nurl = "http://127.0.0.1:{port}"\nsignals = ["metrics"]\n'
+            f"interval_s = {interval_s}\n"
+        )
     return (
         f'[[export.remote_write]]\nname = "bench"\nurl = "http://127.0.0.1:{port}/write"\n'
         f"version = {mode[-1]}\ninterval_s = {interval_s}\n"
@@ -127,7 +132,7 @@ def measure(mode: str, plan: Plan, cut_s: float, interval_s: float) -> dict[str,
                 scraper = Scraper(collector, "/metrics/dcgm" if mode.startswith("dcgm") else "/metrics/fleet")
             run = drive(collector, plan)
             found = figures(run)
-            page = run.moments[-1].page
+            page = {name.replace("bench-metrics", "bench"): value for name, value in run.moments[-1].page.items()}
             found |= {
                 name: page[f'drover_export_{name}{{exporter="bench"}}']
                 for name in ("sent_total", "dropped_total", "refused_total", "failures_total", "waiting")

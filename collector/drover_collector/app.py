@@ -150,6 +150,7 @@ class Detection:
         self.leadership = Leadership(self.pipeline)
         self.exports = Exports(config.export, index, store.entities.registry)
         store.audit.takers.append(self.exports.take_audit)
+        self.pipeline.saving.takers.append(lambda found: self.exports.take_found(found.incidents, found.decisions))
         listeners = IngestListeners(
             self._take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
         )

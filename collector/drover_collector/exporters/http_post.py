@@ -28,12 +28,14 @@ class Answer:
     Attributes:
         trouble: why it failed; "": it succeeded. permanent: the same request would be refused again.
         retry_after_s: how long the receiver asks to wait; None: it does not say.
+        refused: samples or lines that it will never take, where it says how many; 0: all, if `permanent`.
         headers: of a success, with names in lower case. body: of a success.
     """
 
     trouble: str = ""
     permanent: bool = False
     retry_after_s: float | None = None
+    refused: int = 0
     headers: Mapping[str, str] | None = None
     body: bytes = b""
 

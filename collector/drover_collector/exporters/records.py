@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from drover_core.model.events import Audit, Decision, Event, Incident, Severity
 
 REPEAT_S = 60.0  # a peer that is refused again within this adds to the next line's count
 MOST_KEYS = 1_000  # peers and reasons that are counted apart; an intruder must not fill the memory
-MOST_KNOWN = 10_000  # audit lines that are known to be handed out
+MOST_KNOWN = 10_000  # things that are known to be handed out
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,21 +109,19 @@ class Refusals:
         return Record(now_ms, "security", "refused", text, Severity.WARNING, identity, facts)
 
 
-class AuditOnce:
-    """Passes each line of the audit once: lines are written again when a store failed in between."""
+class Once:
+    """Says which things are new: what a store refused in between is handed out again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._known: OrderedDict[tuple[object, ...], None] = OrderedDict()
 
-    def new(self, lines: Sequence[Audit]) -> list[Audit]:
+    def first(self, *key: object) -> bool:
+        """Return True the first time."""
         with self._lock:
-            found = []
-            for line in lines:
-                key = line.id, line.what  # the same line may be corrected: "approve (too late)"
-                if key not in self._known:
-                    self._known[key] = None
-                    found.append(line)
-            while len(self._known) > MOST_KNOWN:
+            if key in self._known:
+                return False
+            self._known[key] = None
+            if len(self._known) > MOST_KNOWN:
                 self._known.popitem(last=False)
-            return found
+            return True

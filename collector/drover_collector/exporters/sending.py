@@ -140,10 +140,9 @@ class Sender(Generic[T]):
             self._pause_s = min(self._pause_s * 2, MOST_S)
             return
         self._pause_s = FIRST_S
-        if answer.trouble:
-            status.refused += count
-        else:
-            status.sent += count
+        refused = 0 if not answer.trouble else min(answer.refused or count, count)
+        status.refused += refused
+        status.sent += count - refused
         self._settle(items, count, done)
         self._note(answer.trouble)
 

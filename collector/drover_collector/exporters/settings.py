@@ -13,6 +13,12 @@ from drover_core.metrics.series import GPU_METRICS, NAMINGS, USUAL
 from drover_core.settings import SettingsError, between, one_of, required, setting
 
 MIB = 2**20
+# What the conventions of OpenTelemetry for hardware have names for (otlp_names.py).
+HARDWARE = (
+    "gpu_util_ratio", "framebuffer_used_bytes", "framebuffer_total_bytes", "power_w", "energy_j", "gpu_temp_c",
+    "memory_temp_c", "ecc_sram_corrected", "ecc_sram_uncorrected", "ecc_dram_corrected", "ecc_dram_uncorrected",
+    "pcie_replays", "nvlink_crc_errors",
+)  # fmt: skip
 
 
 def _each_in(known: tuple[str, ...], hint: str) -> Callable[[tuple[str, ...]], str | None]:
@@ -34,6 +40,7 @@ def host_port(value: str) -> str | None:
 
 
 _metrics = _each_in(GPU_METRICS, "docs/reference/metrics.md lists the metrics of GPUs")
+_signals = _each_in(("metrics", "logs"), "there are metrics and logs")
 _namings = _each_in(NAMINGS, f"there are {' and '.join(NAMINGS)}")
 
 
@@ -88,9 +95,31 @@ class SyslogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class OtlpConfig:
+    name: str = required("a word for it, unique among the exporters", word)
+    url: str = required("of the receiver, such as http://otel:4318 (http) or http://otel:4317 (grpc)", http_url)
+    protocol: str = setting("http", "http (protobuf) or grpc", one_of("http", "grpc"))
+    signals: tuple[str, ...] = setting(
+        ("metrics", "logs"), "what is sent: metrics; logs (events, incidents, decisions, audit)", _signals
+    )
+    metrics: tuple[str, ...] = setting(HARDWARE, "GPU metrics that are sent", _metrics)
+    interval_s: float = setting(30.0, "how often each metric gets a point", between(10, 600))
+    labels: tuple[str, ...] = setting((), 'further attributes of each resource, such as "cluster=alpha"', _labels)
+    batch: int = setting(10_000, "points in one request, about", between(100, 100_000))
+    spool_bytes: int = setting(
+        256 * MIB, "memory for metrics that cannot be sent yet, and as much for logs; above it the oldest is dropped",
+        between(MIB, 2**36),
+    )  # fmt: skip
+    token_file: str | None = setting(None, "file with a bearer token, not readable by everyone")
+    ca_file: str | None = setting(None, "PEM file of the authority that signs its certificate; none: the system's")
+    timeout_s: float = setting(30.0, "limit for one request as a whole", between(0.1, 300))
+
+
+@dataclass(frozen=True, slots=True)
 class ExportConfig:
     page: FleetPageConfig = field(default_factory=FleetPageConfig)
     remote_write: tuple[RemoteWriteConfig, ...] = setting((), "Prometheus remote_write, one table for each receiver.")
+    otlp: tuple[OtlpConfig, ...] = setting((), "OTLP metrics and logs, one table for each receiver.")
     syslog: tuple[SyslogConfig, ...] = setting(
         (), "Audit lines and refused peers as syslog (RFC 5424), one table for each server."
     )
@@ -108,7 +137,7 @@ def validate_export(config: ExportConfig) -> None:
         SettingsError: KEY: what is wrong and what to do; no secret.
     """
     seen: set[str] = set()
-    tables: tuple[tuple[str, Sequence[RemoteWriteConfig | SyslogConfig]], ...] = (
+    tables: tuple[tuple[str, Sequence[RemoteWriteConfig | OtlpConfig | SyslogConfig]], ...] = (
         ("remote_write", config.remote_write), ("syslog", config.syslog),
     )  # fmt: skip
     for table, entries in tables:
@@ -121,6 +150,9 @@ def validate_export(config: ExportConfig) -> None:
             if isinstance(entry, RemoteWriteConfig):
                 check_address(entry.url, f"{key}.url")
                 Credentials(key, entry.token_file, entry.username, entry.password_file).headers()
+            elif isinstance(entry, OtlpConfig):
+                check_address(entry.url, f"{key}.url")
+                Credentials(key, entry.token_file).headers()
             elif (entry.cert_file is None) != (entry.key_file is None):
                 raise SettingsError(f"{key}.cert_file: give cert_file and key_file, or neither")
             else:
