@@ -96,7 +96,7 @@ class MetricsEncoder:
         return b"".join(parts), count
 
     def _node(self, snapshot: Snapshot, first: int, texts: Sequence[bytes]) -> tuple[bytes, int]:
-        """Return the metrics of one node's GPUs, of which `texts` are the attributes."""
+        """Return the metrics of one node's GPUs. `texts`: the attributes of each, encoded."""
         moment = b"\x19" + struct.pack("<Q", snapshot.ts_ms * 1_000_000)
         found: dict[str, tuple[Instrument, list[bytes]]] = {}
         count = 0
