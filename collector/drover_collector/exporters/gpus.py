@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,17 +36,22 @@ class Identities:
 
 
 class IdentityReader:
-    """Reads who the GPUs of a fleet are. From any thread, one at a time."""
+    """Reads who the GPUs of a fleet are. From any thread."""
 
     def __init__(
         self, index: FleetIndex, registry: EntityRegistry, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._index, self._registry, self._monotonic = index, registry, monotonic
+        self._lock = threading.Lock()  # of all below
         self._version, self._read_s = -1, 0.0
         self._held = Identities((), ())
 
     def read(self, bucket: Bucket) -> Identities:
         """Return the GPUs and their jobs at the bucket's end; the same object if nothing has changed."""
+        with self._lock:
+            return self._read(bucket)
+
+    def _read(self, bucket: Bucket) -> Identities:
         now_s = self._monotonic()
         known = self._held.known
         if self._version < 0 or (self._registry.version != self._version and now_s - self._read_s >= FRESH_S):

@@ -268,6 +268,8 @@ class Otlp:
             self.logs.put(record)
 
     def close(self) -> None:
+        for sender in self.senders:
+            sender.end()
         for client in self._clients.values():
             client.close()
         for sender in self.senders:

@@ -240,6 +240,7 @@ class RemoteWrite:
             self.sender.put(snapshot)
 
     def close(self) -> None:
+        self.sender.end()
         self._poster.close()
         self.sender.stop()
 

@@ -94,11 +94,15 @@ class Sender(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=f"export-{self.name}", daemon=True)
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread; what waits is lost, and said."""
+    def end(self) -> None:
+        """Begin no further request."""
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread; what waits is lost, and said."""
+        self.end()
         if self._thread is not None:
             self._thread.join(STOP_S)
         if self.status.waiting:
