@@ -22,10 +22,10 @@ from drover_collector.exporters.gpus import Identities, LastXids, PerGpu
 from drover_collector.exporters.http_post import Answer, Poster
 from drover_collector.exporters.otlp_names import COUNTER, GAUGE, Instrument, instrument_of
 from drover_collector.exporters.records import Record
-from drover_collector.exporters.remote_write import Snapshot, Snapshots, field, is_sample, varint
+from drover_collector.exporters.remote_write import Snapshot, Snapshots, field, is_sample, small_varint, varint
 from drover_collector.exporters.sending import Sender
 from drover_collector.exporters.settings import Credentials, OtlpConfig, label_pairs
-from drover_collector.fleet.buckets import Bucket
+from drover_collector.fleet.buckets import Bucket, Floats
 from drover_core import VERSION
 from drover_core.metrics.series import DROVER, GpuIdentity, series_of
 from drover_core.model.events import Severity
@@ -82,11 +82,13 @@ class MetricsEncoder:
         rows = list(range(first, last)) if snapshot.rows is None else snapshot.rows[first:last].tolist()
         attributes = self._points.of(snapshot.identities)
         known = snapshot.identities.known
+        columns = [_Column(instrument, column[first:last]) for instrument, column in self._used(snapshot)]
+        moment = b"\x19" + struct.pack("<Q", snapshot.ts_ms * 1_000_000)
         parts, count, at = [], 0, 0
         for node, group in groupby(rows, lambda row: known[row].node):
             own = list(group)
             texts = [attributes[row] for row in own]
-            metrics, points = self._node(snapshot, first + at, texts)
+            metrics, points = _node(columns, moment, at, texts)
             at, count = at + len(own), count + points
             if points:
                 resource = {"service.name": "drover", "host.name": node, **self._labels}
@@ -95,24 +97,36 @@ class MetricsEncoder:
                 parts.append(field(1, field(1, _attributes(1, resource)) + field(2, _SCOPE + metrics)))
         return b"".join(parts), count
 
-    def _node(self, snapshot: Snapshot, first: int, texts: Sequence[bytes]) -> tuple[bytes, int]:
-        """Return the metrics of one node's GPUs. `texts`: the attributes of each, encoded."""
-        moment = b"\x19" + struct.pack("<Q", snapshot.ts_ms * 1_000_000)
-        found: dict[str, tuple[Instrument, list[bytes]]] = {}
-        count = 0
-        for instrument, column in zip(self._instruments, snapshot.columns, strict=True):
-            values = column[first : first + len(texts)]
-            there = np.flatnonzero(is_sample(values)).tolist()
-            if not there:
-                continue
-            more = _attributes(7, instrument.attributes)
-            points = found.setdefault(instrument.name, (instrument, []))[1]
-            for place in there:
-                value = values[place]
-                said = NO_VALUE if np.isnan(value) else b"\x21" + struct.pack("<d", value)
-                points.append(field(1, moment + said + texts[place] + more))
-            count += len(there)
-        return b"".join(_metric(instrument, points) for instrument, points in found.values()), count
+    def _used(self, snapshot: Snapshot) -> Iterator[tuple[Instrument, Floats]]:
+        return zip(self._instruments, snapshot.columns, strict=True)
+
+
+class _Column:
+    """The points of one metric, ready to be written: of each row whether there is one, and its value's bytes."""
+
+    def __init__(self, instrument: Instrument, values: Floats) -> None:
+        self.instrument = instrument
+        self.there: list[bool] = is_sample(values).tolist()
+        self.ended: list[bool] = np.isnan(values).tolist()
+        self.numbers = values.astype("<f8").tobytes()
+        self.more = _attributes(7, instrument.attributes)
+
+
+def _node(columns: Sequence[_Column], moment: bytes, first: int, texts: Sequence[bytes]) -> tuple[bytes, int]:
+    """Return the metrics of one node's GPUs. `texts`: the attributes of each, encoded."""
+    found: dict[str, tuple[Instrument, list[bytes]]] = {}
+    count = 0
+    for column in columns:
+        points: list[bytes] = []
+        for row, text in enumerate(texts, first):
+            if column.there[row]:
+                said = NO_VALUE if column.ended[row] else b"\x21" + column.numbers[8 * row : 8 * row + 8]
+                point = moment + said + text + column.more
+                points.append(b"\x0a" + small_varint(len(point)) + point)
+        if points:
+            found.setdefault(column.instrument.name, (column.instrument, []))[1].extend(points)
+            count += len(points)
+    return b"".join(_metric(instrument, points) for instrument, points in found.values()), count
 
 
 def _metric(instrument: Instrument, points: Sequence[bytes]) -> bytes:

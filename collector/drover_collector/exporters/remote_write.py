@@ -47,7 +47,8 @@ def varint(value: int) -> bytes:
 _SMALL = [varint(value) for value in range(1 << 14)]  # numbers of symbols, and lengths
 
 
-def _small(value: int) -> bytes:
+def small_varint(value: int) -> bytes:
+    """Return a varint, of a small number quickly."""
     return _SMALL[value] if value < len(_SMALL) else varint(value)
 
 
@@ -156,7 +157,7 @@ class Encoder:
                 before, after = every[rows[place]]
                 size = len(before) + len(after) + fixed
                 value = numbers[8 * at : 8 * at + 8]
-                parts.append(b"\x0a" + _small(size) + before + name + after + head + value + tail)
+                parts.append(b"\x0a" + small_varint(size) + before + name + after + head + value + tail)
         return b"".join(parts), len(parts)
 
     def _v2(self, snapshot: Snapshot, part: slice, rows: Sequence[int]) -> tuple[bytes, int]:
@@ -165,7 +166,7 @@ class Encoder:
         symbols: dict[str, int] = {"": 0}
 
         def ref(text: str) -> bytes:
-            return _small(symbols.setdefault(text, len(symbols)))
+            return small_varint(symbols.setdefault(text, len(symbols)))
 
         refs: dict[int, tuple[bytes, bytes]] = {}  # of each row with a sample
         parts: list[bytes] = []
@@ -183,8 +184,8 @@ class Encoder:
                         b"".join(ref(n) + ref(v) for n, v in before), b"".join(ref(n) + ref(v) for n, v in after),
                     )  # fmt: skip
                 labels = around[0] + name + around[1]
-                start = b"\x0a" + _small(len(labels))
-                size = b"\x2a" + _small(len(start) + len(labels) + fixed)
+                start = b"\x0a" + small_varint(len(labels))
+                size = b"\x2a" + small_varint(len(start) + len(labels) + fixed)
                 parts.append(size + start + labels + head + numbers[8 * at : 8 * at + 8] + tail + metadata)
         return b"".join([*(field(4, symbol.encode()) for symbol in symbols), *parts]), len(parts)
 
