@@ -235,7 +235,7 @@ def parts(gpus: int) -> dict[str, dict[str, float]]:
 
     def packed(snapshot: Snapshot, first: int, last: int) -> tuple[bytes, int]:
         body, count = metrics.request(snapshot, first, last)
-        return gzip.compress(body, 1), count  # as it is sent
+        return gzip.compress(body, 1), count  # as over HTTP
 
     work["otlp"] = (encoder(packed, HARDWARE), 30.0)
     found = {}
