@@ -19,7 +19,8 @@ from drover_agent.sources.facts import FACTS
 from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
-from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
+from drover_core.metrics.dcgm_names import LESS, NOT_GIVEN, ROWS
 from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, RANK_CODES, EventKind
 from drover_core.settings import list_settings
 from drover_core.xid.codes import ADVICE, XIDS
@@ -279,6 +280,29 @@ def probes() -> str:
     return f"{before}{NOTE}\n{made}\n{end}{after}"
 
 
+def dcgm_names_page() -> str:
+    rows: list[list[object]] = []
+    for name, kind, unit, metric, _, doubt in ROWS:
+        known = BY_NAME.get(metric)
+        factor = "" if known is None else f"{1 / known.sources['dcgm'].scale:g}"
+        own = f"`{metric}`" if known is not None else "the newest XID event"
+        less = f" less `{LESS[name]}`" if name in LESS else ""
+        rows.append([f"`{name}`", kind, unit, own + less, known.unit if known else "", factor, doubt])
+    return (
+        f"# Names of dcgm-exporter\n\n{NOTE}\n"
+        + prose(
+            "What the pages and exporters with the naming `dcgm` give ([Standards](../how-to/standards.md)): a metric "
+            "of [the catalog](metrics.md) times a factor. The agent reads pages of dcgm-exporter by the "
+            "same factors. Names, types and units: `etc/default-counters.csv` and `etc/dcp-metrics-included.csv` of "
+            "NVIDIA/dcgm-exporter, `dcgm_fields.h` of NVIDIA/DCGM."
+        )
+        + "\n"
+        + table(["Name", "Type", "Unit", "Metric", "Its unit", "Times", "Doubt"], rows)
+        + "\n## Not given\n\n"
+        + table(["Name", "Why"], [[f"`{name}`", why] for name, why in NOT_GIVEN.items()])
+    )
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "settings.md": settings,
@@ -288,6 +312,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "probes.md": probes,
     "events.md": events,
     "fleet-api.md": fleet_api,
+    "dcgm-names.md": dcgm_names_page,
 }
 
 if __name__ == "__main__":

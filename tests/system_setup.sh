@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system parts that `make test SYSTEM=1` uses, on Debian or Ubuntu, as root: a compiler, openssl, Chromium,
-# ZooKeeper, Prometheus and its Alertmanager, systemd's own checks of units, Slurm, etcd. Unpacks a newer Slurm next to the
-# system, and leaves a build of a Kubernetes API server running in the background.
+# ZooKeeper, Prometheus and its Alertmanager, VictoriaMetrics, rsyslog, systemd's own checks of units, Slurm, etcd. Unpacks
+# a newer Slurm next to the system, and leaves a build of a Kubernetes API server running in the background.
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "make test SYSTEM=1 needs root on Debian or Ubuntu; plain \`make test\` does not" >&2
@@ -13,7 +13,9 @@ command -v openssl >/dev/null || missing+=(openssl)
 command -v chromium >/dev/null || missing+=(chromium)
 test -e /usr/share/java/zookeeper.jar || missing+=(zookeeper default-jre-headless)
 command -v promtool >/dev/null || missing+=(prometheus)
+command -v victoria-metrics >/dev/null || missing+=(victoria-metrics)
 command -v systemd-analyze >/dev/null || missing+=(systemd)
+command -v rsyslogd >/dev/null || missing+=(rsyslog)
 command -v prometheus-alertmanager >/dev/null || missing+=(prometheus-alertmanager)
 command -v slurmctld >/dev/null || missing+=(slurmctld slurmd slurm-client munge)
 command -v slurmrestd >/dev/null || missing+=(slurmrestd)

@@ -23,6 +23,7 @@ from drover_agent.sources.base import Reading
 from drover_agent.sources.gpus import Gpus
 
 if TYPE_CHECKING:
+    from drover_agent.page.server import PageServer
     from drover_agent.runtime.nvml import NvmlRuntime
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,10 @@ class NodeRuntime:
         self._clock: Clock = clock or SystemClock()
         self.gpus = Gpus()
         sources = build_sources(config, self.gpus)
+        self._page = self._make_page()
         gate = GateFile(config.gate, config.node_name, boot_id(Path(config.proc_root))) if config.gate.file else None
-        self.agent = Agent(config, config.node_name, clock=self._clock, gate=gate)
+        watch = None if self._page is None else self._page.values.take
+        self.agent = Agent(config, config.node_name, clock=self._clock, gate=gate, watch=watch)
         if gate is not None:
             gate.write()
         self._kernel_log: KernelLogWatcher | None = None
@@ -65,6 +68,13 @@ class NodeRuntime:
             from drover_agent.runtime.nvml import NvmlRuntime  # nvidia-ml-py, only where GPUs are read
 
             self._nvml = NvmlRuntime(self.agent, self.sampler, self.gpus, self._clock, self.agent.spool.folder)
+
+    def _make_page(self) -> PageServer | None:
+        if not self.config.page.listen:
+            return None
+        from drover_agent.page.server import PageServer  # 2 MB, only where it is on
+
+        return PageServer(self.config.page, self.config.node_name, self._clock)
 
     @property
     def driver_closed(self) -> bool:
@@ -92,6 +102,8 @@ class NodeRuntime:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self.sampler.close()
+            if self._page is not None:
+                self._page.close()
 
     async def _read_kernel_log(self) -> None:
         assert self._kernel_log is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drover_agent.urls import url_error, urls_error
+from drover_core.metrics.series import GPU_METRICS
 from drover_core.settings import (
     SettingsError,
     between,
@@ -77,6 +78,31 @@ class TlsConfig:
     ca: str | None = setting(None, "PEM file of the authority that signed the collectors' certificates")
     cert: str | None = setting(None, "PEM file of this agent's certificate, with the name drover://agent/NODE")
     key: str | None = setting(None, "PEM file of this agent's private key")
+
+
+def _check_listen(value: str) -> str | None:
+    host, _, port = value.rpartition(":")
+    if not value or (host and port.isdigit() and int(port) < 65536):
+        return None
+    return "must be HOST:PORT, such as 127.0.0.1:9401, or empty"
+
+
+def _check_metrics(value: tuple[str, ...]) -> str | None:
+    wrong = next((name for name in value if name not in GPU_METRICS), None)
+    return None if wrong is None else f"{wrong!r} is no metric of GPUs; docs/reference/metrics.md lists them"
+
+
+@dataclass(frozen=True)
+class PageConfig:
+    """The node's own Prometheus pages."""
+
+    listen: str = setting(
+        "",
+        "address of the Prometheus pages of this node's GPUs, HOST:PORT: /metrics, and /metrics/dcgm with the names of"
+        " dcgm-exporter; without TLS or login, as dcgm-exporter's; empty: off",
+        _check_listen,
+    )
+    metrics: tuple[str, ...] = setting(GPU_METRICS, "GPU metrics on the pages", _check_metrics)
 
 
 @dataclass(frozen=True)
@@ -150,6 +176,7 @@ class AgentConfig:
     spool: SpoolConfig = field(default_factory=SpoolConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
     gate: GateConfig = field(default_factory=GateConfig)
+    page: PageConfig = field(default_factory=PageConfig)
 
     @property
     def node_name(self) -> str:

@@ -176,7 +176,7 @@ class Stream:
                 message = await call.read()
                 if not isinstance(message, pb.CollectorMessage):
                     raise EOFError(f"{await call.code()}: {await call.details()}")
-                self._take(message)
+                self._receive(message)
                 if sender.done():
                     sender.result()
         finally:
@@ -199,7 +199,7 @@ class Stream:
         self._counts.event_first_s = self._counts.event_first_s or now_s
         self._counts.event_last_s = max(self._counts.event_last_s, now_s)
 
-    def _take(self, message: pb.CollectorMessage) -> None:
+    def _receive(self, message: pb.CollectorMessage) -> None:
         kind = message.WhichOneof("kind")
         if kind == "ack":
             for refused in message.ack.rejected:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +24,16 @@ from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.outage_store import OutageStore
 from drover_collector.actions.settings import ActConfig, used
 from drover_collector.api.connection_front import Front
+from drover_collector.api.recent_buckets import recent
 from drover_collector.api.service import FleetApi
 from drover_collector.api.snapshot import ApiSnapshot, HeartbeatStatus, OptionalParts
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.identity import Denied
 from drover_collector.auth.tls import ServerTls, server_tls
 from drover_collector.config import CollectorConfig, StoreConfig, split_address, store_password
+from drover_collector.exporters.exports import Exports
+from drover_collector.exporters.page import FleetPage
+from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.grpc_h2 import GrpcServer, ServerOptions
 from drover_collector.ingest.context import IngestContext, IngestListeners
@@ -60,7 +64,7 @@ from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.process import memory, open_files
 from drover_collector.store import Store, StoreError
-from drover_core.model.events import ProbeVerdict
+from drover_core.model.events import Event, ProbeVerdict
 from drover_core.model.fleet import FleetSpec
 from drover_core.settings import SettingsError
 
@@ -159,14 +163,21 @@ class Detection:
         )
         begin_acting(self.pipeline, self.probes, ActionDispatcher(context, self.probes.service.orders))
         self.leadership = Leadership(self.pipeline)
+        self.exports = Exports(config.export, index, store.entities.registry)
+        store.audit.takers.append(self.exports.take_audit)
+        self.pipeline.saving.takers.append(lambda found: self.exports.take_found(found.incidents, found.decisions))
         listeners = IngestListeners(
-            self.pipeline.take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
+            self._take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
         )
         self.ingest = IngestService(IngestContext(store, index, listeners))
         self.maintenance = Maintenance(
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
         )  # fmt: skip
+
+    def _take_events(self, events: Sequence[Event]) -> None:
+        self.pipeline.take_events(events)
+        self.exports.take_events(events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +294,8 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
     pipeline, ingest = detection.pipeline, detection.ingest
     path = config.tls.denied_serials_file
     tls = server_tls(config.tls)
-    gate = Gate(secure=tls is not None, denied=Denied(None if path is None else Path(path)))
+    denied = Denied(None if path is None else Path(path))
+    gate = Gate(secure=tls is not None, denied=denied, on_refused=detection.exports.take_refusal)
     methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
     agents = GrpcServer(methods, ServerOptions(MESSAGE_BYTES, open_files.connections()))
     async with contextlib.AsyncExitStack() as stack:
@@ -291,7 +303,9 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         api_file = f"{stack.enter_context(_socket_folder())}/api"
         agents_address = _listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         beats = HeartbeatStatus()
-        parts = OptionalParts(detection.probes.service, beats, detection.maintenance.expiring, agents_address)
+        parts = OptionalParts(
+            detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses
+        )
         facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls, parts)
         switch = DeadManSwitch(config.heartbeat, lambda: read_signals(facts), pipeline.ticks.troubles, beats)
         api = FleetApi(facts)
@@ -301,9 +315,11 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
             f"Fleet API on {_listen(front, people, 'api.listen', config.api.listen, tls, api_file)}",
         ]
         if config.metrics.listen:
-            metrics = _metrics_server(config, facts, tls)
+            metrics = _metrics_server(config, facts, tls, detection.exports.pages(lambda: _newest(recent(facts))))
             stack.callback(metrics.close)
             addresses.append(f"metrics on {split_address(config.metrics.listen)[0]}:{metrics.port}")
+        detection.exports.start(lambda: _newest(recent(facts)) if pipeline.leading else None)
+        stack.callback(detection.exports.close)
         stack.callback(api.close)
         stack.push_async_callback(front.stop)
         stack.push_async_callback(people.stop, GRACE_S)
@@ -320,6 +336,10 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         await _until_stopped(judging, stopping)
+
+
+def _newest(buckets: Sequence[Bucket]) -> Bucket | None:
+    return buckets[-1] if buckets else None
 
 
 async def _until_stopped(judging: asyncio.Task[None], stopping: asyncio.Event) -> None:
@@ -467,10 +487,12 @@ def _address_error(name: str, address: str) -> AddressError:
     )
 
 
-def _metrics_server(config: CollectorConfig, facts: ApiSnapshot, tls: ServerTls | None) -> MetricsServer:
-    host, port = split_address(config.metrics.listen)
+def _metrics_server(
+    config: CollectorConfig, facts: ApiSnapshot, tls: ServerTls | None, pages: Mapping[str, FleetPage]
+) -> MetricsServer:
+    address = split_address(config.metrics.listen)
     try:
-        return MetricsServer(facts, host, port, None if tls is None else tls.context, open_files.scrapers())
+        return MetricsServer(facts, address, None if tls is None else tls.context, open_files.scrapers(), pages)
     except OSError as error:
         raise AddressError(
             f"metrics.listen: cannot serve on {config.metrics.listen}: {error.strerror or error};"

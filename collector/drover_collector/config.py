@@ -12,6 +12,7 @@ from pathlib import Path
 from drover_collector.actions.settings import ActConfig, validate_act
 from drover_collector.auth.identity import Denied, DeniedError
 from drover_collector.auth.tls import TlsConfig
+from drover_collector.exporters.settings import ExportConfig, validate_export
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
 from drover_collector.notify.maintenance_windows import MaintenanceConfig, validate_windows
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
@@ -157,6 +158,7 @@ class CollectorConfig:
     detect: DetectConfig = field(default_factory=DetectConfig)
     probes: ProbesConfig = field(default_factory=ProbesConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
@@ -196,6 +198,9 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     validate_notify(config.notify, config.webhooks, environment)
     ping_urls(config.heartbeat, environment)
     validate_windows(config.maintenance)
+    validate_export(config.export)
+    if config.export.page.names and not config.metrics.listen:
+        raise SettingsError("export.page.names: the pages are served at metrics.listen; set it")
 
 
 def split_address(value: str) -> tuple[str, int]:

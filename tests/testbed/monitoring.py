@@ -11,6 +11,7 @@ from drover_collector.api.store import StoreWatch
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
 from drover_collector.engine.detector_runner import DetectorError
+from drover_collector.exporters.sending import SendStatus
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox, Webhook
 from drover_collector.notify.base import ReceiverOptions
@@ -83,7 +84,9 @@ def whole_page(facts: ApiSnapshot, folder: Path) -> str:
     facts.gate.calls["drover.fleet.v1.Fleet"] += 1
     facts.tls.connections["api"] += 1
     expiry = ClockGuardedExpiry(facts.store, None, 4, {})
-    facts.parts = OptionalParts(heartbeat=HeartbeatStatus(sent=3), expiry=expiry)
+    facts.parts = OptionalParts(
+        heartbeat=HeartbeatStatus(sent=3), expiry=expiry, exports=lambda: {"prometheus": SendStatus(sent=5)}
+    )
     pipeline.leading = True
     pipeline.incidents = {"i1": INCIDENT}
     pipeline.engine.errors["xid"] = DetectorError(1, "ValueError: x")

@@ -17,7 +17,7 @@ from drover_agent.spool.async_spool import AsyncSpool
 from drover_agent.spool.disk_thread import DiskThread
 from drover_agent.telemetry.absences import Absences
 from drover_agent.telemetry.batch_window import LATE_WINDOWS, BatchWindow
-from drover_agent.telemetry.batcher import Batcher
+from drover_agent.telemetry.batcher import Batcher, Watch
 from drover_agent.telemetry.event_dedup import HOLD_MS, EventMerger
 from drover_agent.telemetry.schema_registry import SchemaRegistry
 from drover_agent.uplink.stream import PROTOCOL, Uplink
@@ -82,11 +82,13 @@ class Agent:
         clock: Clock | None = None,
         disk: DiskThread | None = None,
         gate: GateFile | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """
         Args:
             disk: the thread that writes the spool; None: a thread of its own.
             gate: keeps the collector's verdicts for `drover-agent gate`; None: nobody does.
+            watch: gets each reading too.
         """
         self.config, self.node = config, node
         self._clock: Clock = clock or SystemClock()
@@ -98,7 +100,7 @@ class Agent:
         self.spool = AsyncSpool(config.spool, self._clock, disk, work.set)
         self._registry = SchemaRegistry.load(self.spool.folder / REGISTRY_FILE, self.spool.status.oldest_batch_ms)
         self._absences = Absences(self.spool.folder / ABSENCES_FILE, self._clock.monotonic())
-        self.batcher = Batcher(self._registry, self._absences, LATE_WINDOWS * config.batch_s * 1000)
+        self.batcher = Batcher(self._registry, self._absences, LATE_WINDOWS * config.batch_s * 1000, watch)
         self._window = BatchWindow(node, config.batch_s, self._clock)
         self._merger = EventMerger(expect_kernel_log=config.kmsg_enabled and config.hardware in ("auto", "nvml"))
         self._uplink = Uplink(config, self.spool, self, self._clock, work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.telemetry.absences import Absences
@@ -20,6 +20,7 @@ LEAP_MS = 60_000  # without rows: the clock was set, or the machine slept
 MAX_SPANS = 16  # of times already sent; of more, the two oldest are joined
 
 _Values = dict[str, float]
+Watch = Callable[[int, Reading], None]
 
 
 class Batcher:
@@ -30,9 +31,15 @@ class Batcher:
     clock was an hour ahead for ten seconds, ten seconds are shifted and not an hour.
     """
 
-    def __init__(self, registry: SchemaRegistry, absences: Absences, late_ms: float) -> None:
-        """`late_ms`: a row this much older than the newest of its entity is from a clock that was set back."""
-        self._registry, self._absences, self._late_ms = registry, absences, late_ms
+    def __init__(
+        self, registry: SchemaRegistry, absences: Absences, late_ms: float, watch: Watch | None = None
+    ) -> None:
+        """
+        Args:
+            late_ms: a row this much older than the newest of its entity is from a clock that was set back.
+            watch: called with each reading too, at once.
+        """
+        self._registry, self._absences, self._late_ms, self._watch = registry, absences, late_ms, watch
         self._rows: dict[int, dict[Entity, _Values]] = {}
         self._missing: dict[int, list[tuple[Entity, str, Absent | None]]] = {}  # None: not absent any longer
         self._columns: dict[Scope, set[str]] = {}
@@ -47,6 +54,8 @@ class Batcher:
 
     def add(self, ts_ms: int, reading: Reading) -> None:
         """Add what a source read at `ts_ms`."""
+        if self._watch is not None:
+            self._watch(ts_ms, reading)
         if self._sent_before and any(first_ms <= ts_ms <= last_ms for first_ms, last_ms in self._sent_before):
             ts_ms += self._shift
         if reading.rows:

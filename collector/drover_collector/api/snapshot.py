@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
+from drover_collector.exporters.sending import SendStatus
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
@@ -98,12 +99,14 @@ class OptionalParts:
     Attributes:
         probes: orders probes. heartbeat: of the dead man's switch. expiry: of what is too old.
         agents_address: HOST:PORT on which agents are served.
+        exports: returns the status of each exporter that sends, by its name.
     """
 
     probes: ProbeOrderService | None = None
     heartbeat: HeartbeatStatus | None = None
     expiry: ClockGuardedExpiry | None = None
     agents_address: str = ""
+    exports: Callable[[], Mapping[str, SendStatus]] = dict
 
 
 class ApiSnapshot:

@@ -121,7 +121,10 @@ class Gate(grpc.aio.ServerInterceptor):
         denied: Denied | None = None,
         roles: Mapping[str, frozenset[Role]] = ROLES,
         now_s: Callable[[], float] = time.time,
+        on_refused: Callable[[str, str, str], None] = lambda _identity, _reason, _text: None,
     ) -> None:
+        """`on_refused`: called with each refused peer (identity or "?", reason, text) in any thread, for a moment."""
+        self._on_refused = on_refused
         self.denied = denied or Denied(None)
         self.calls: Counter[str] = Counter()  # admitted, by service
         self.refused: Counter[str] = Counter()  # by reason
@@ -240,6 +243,7 @@ class Gate(grpc.aio.ServerInterceptor):
         if key not in self._logged and len(self._logged) < LOGGED:
             self._logged.add(key)
             log.warning("refused: %s", text)
+        self._on_refused(key[0], reason, text)
         return text
 
     async def _admit(self, method: str, context: Context) -> _Open:

@@ -53,7 +53,8 @@ def _make(entry: Receiver, key: str, places: Mapping[str, NodeSpec], environment
         ca_file=getattr(entry, "ca_file", None), proxy=getattr(entry, "proxy", None),
     )  # fmt: skip
     if isinstance(entry, WebhookConfig):
-        return Webhook(options, webhook_url(entry, key), webhook_secret(entry, environment, key))
+        secret = webhook_secret(entry, environment, key)
+        return Webhook(options, webhook_url(entry, key), secret, cloud_events=entry.format == "cloudevents")
     if isinstance(entry, SlackConfig):
         return Slack(options, slack_url(entry, environment, key))
     if isinstance(entry, PagerdutyConfig):

@@ -24,6 +24,7 @@ from drover_core.settings import (
 
 SECRET_PREFIX = "whsec_"  # noqa: S105  # not a secret: the prefix that Standard Webhooks gives all of them
 PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
+WEBHOOK_FORMATS = ("drover", "cloudevents")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 _NAME = "a word for it, unique among all receivers; shown in an incident's notifications"
@@ -67,6 +68,9 @@ class WebhookConfig:
     url_file: str | None = setting(None, f"or the file that holds this address, where it is a secret; {_FILE}")
     secret_file: str | None = setting(None, f"file with the signing secret, whsec_BASE64, {_FILE}")
     secret_env: str | None = setting(None, "or the environment variable that holds it")
+    format: str = setting(
+        "drover", "of the body: drover, or cloudevents (CloudEvents 1.0, structured JSON)", one_of(*WEBHOOK_FORMATS)
+    )
     min_severity: str = setting("warning", _SEVERITY, one_of("info", "warning", "critical"))
     timeout_s: float = setting(10.0, _TIMEOUT, between(0.1, 60))
     ca_file: str | None = setting(None, _CA)

@@ -192,6 +192,27 @@ def notifications(page: Page, facts: ApiSnapshot) -> None:
         page.counter("drover_heartbeats_failed_total", "signs of life that did not arrive", beats.failed)
 
 
+def exports(page: Page, facts: ApiSnapshot) -> None:
+    """Add what goes out to other systems; nothing where no exporter is set."""
+    found = dict(facts.parts.exports())
+
+    def by_name(field: str) -> dict[str, float]:
+        return {name: float(getattr(status, field)) for name, status in found.items()}
+
+    page.counter("drover_export_sent_total", "samples and lines taken by receivers", by_name("sent"), "exporter")
+    page.counter(
+        "drover_export_dropped_total", "samples and lines dropped for want of room", by_name("dropped"), "exporter"
+    )
+    page.counter(
+        "drover_export_refused_total", "samples and lines refused by receivers for good", by_name("refused"), "exporter"
+    )
+    page.counter(
+        "drover_export_failures_total", "requests that failed and are tried again", by_name("failures"), "exporter"
+    )
+    page.gauge("drover_export_waiting", "samples and lines not sent yet", by_name("waiting"), "exporter")
+    page.gauge("drover_export_waiting_bytes", "memory of what waits", by_name("waiting_bytes"), "exporter")
+
+
 def process(page: Page, facts: ApiSnapshot) -> None:
     """Add the process' families, named as in Prometheus' client libraries."""
     me = psutil.Process()

@@ -159,7 +159,7 @@ def test_one_scrape_asks_the_store_nothing_within_ten_seconds_of_another(
 
 @pytest.fixture
 def server(facts: ApiSnapshot) -> Iterator[MetricsServer]:
-    made = MetricsServer(facts, "127.0.0.1", 0)
+    made = MetricsServer(facts, ("127.0.0.1", 0))
     yield made
     made.close()
 

@@ -43,25 +43,52 @@ def message(kind: str, incident: Incident, ts_ms: int, console_url: str, news: s
     return json.dumps({"type": kind, "timestamp": iso(ts_ms), "data": data}, separators=(",", ":"), allow_nan=False)
 
 
+def cloud_event(message_id: str, body: bytes) -> bytes:
+    """Return a stored message as a CloudEvent in structured JSON.
+
+    Attributes: https://github.com/cloudevents/spec, v1.0.2, spec.md and formats/json-format.md. `source` is the
+    console's page of incidents, `subject` the incident; the two and `type` say what it is about without its data.
+    """
+    stored = json.loads(body)
+    data = stored["data"]
+    event = {
+        "specversion": "1.0",
+        "id": message_id,
+        "source": str(data.get("console", "")).partition("?")[0] or "drover",
+        "type": f"drover.{stored['type']}",
+        "subject": str(data.get("id", "")),
+        "time": stored["timestamp"],
+        "datacontenttype": "application/json",
+        "data": data,
+    }
+    if not event["subject"]:
+        del event["subject"]  # the specification has no empty one
+    return json.dumps(event, separators=(",", ":"), allow_nan=False).encode()
+
+
 class Webhook:
     """One address for signed webhooks. One thread at a time."""
 
     kind = "webhook"
     repeat_s: float | None = None
 
-    def __init__(self, options: ReceiverOptions, url: str, secret: bytes) -> None:
+    def __init__(self, options: ReceiverOptions, url: str, secret: bytes, *, cloud_events: bool = False) -> None:
+        """`cloud_events`: send CloudEvents instead of Drover's own form."""
         self.name = options.name
         self.min_severity = options.min_severity
         self._url = url
-        self._secret = secret
+        self._secret, self._cloud_events = secret, cloud_events
         self._http = Http(options.timeout_s, options.ca_file, options.proxy)
         self._call = TimeLimited[HttpAnswer](f"{self.kind}-{options.name}-try", 2 * options.timeout_s)
 
     def deliver(self, message_id: str, body: bytes, now_ms: int) -> Delivery:
         """Post once. Only 2xx is a success; after 410 (gone) no further attempt is useful."""
         timestamp_s = now_ms // 1000
+        content_type = "application/json"
+        if self._cloud_events:
+            content_type, body = "application/cloudevents+json; charset=utf-8", cloud_event(message_id, body)
         headers = {
-            "content-type": "application/json",
+            "content-type": content_type,
             "webhook-id": message_id,
             "webhook-timestamp": str(timestamp_s),
             "webhook-signature": sign(self._secret, message_id, timestamp_s, body),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import sql_timestamp
@@ -11,9 +11,14 @@ from drover_core.model.events import Audit, from_json, to_json
 
 
 class AuditTable:
-    """Lines of the audit log."""
+    """Lines of the audit log.
+
+    Attributes:
+        takers: called with lines when they are stored; some come again. Each returns at once.
+    """
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self.takers: list[Callable[[Sequence[Audit]], None]] = []
         self._clients = clients
         self._writer = writer
 
@@ -30,6 +35,8 @@ class AuditTable:
                 "json": to_json,
             },
         )
+        for take in self.takers:
+            take(lines)
 
     def read(self, since_ms: int = 0, subject: str = "", limit: int = 1_000, what: str = "") -> list[Audit]:
         """Return lines since then, newest first. `subject`: of this incident, node or decision."""

@@ -1,0 +1,1 @@
+"""Prometheus pages of one node's GPUs, off by default."""
