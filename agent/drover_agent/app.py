@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from drover_agent.clock import Clock, SystemClock
 from drover_agent.config import AgentConfig
 from drover_agent.polled_sources import build_sources
-from drover_agent.runtime.agent import Agent, boot_id
+from drover_agent.runtime.agent import Agent, Readers, boot_id
 from drover_agent.runtime.gate_file import GateFile
 from drover_agent.runtime.kernel_log import KernelLogWatcher
 from drover_agent.runtime.systemd_notify import Notifier, SystemdReporter, run_reporting
@@ -48,7 +48,7 @@ class NodeRuntime:
         self._page = self._make_page()
         gate = GateFile(config.gate, config.node_name, boot_id(Path(config.proc_root))) if config.gate.file else None
         watch = None if self._page is None else self._page.values.take
-        self.agent = Agent(config, config.node_name, clock=self._clock, gate=gate, watch=watch)
+        self.agent = Agent(config, config.node_name, clock=self._clock, readers=Readers(gate, watch))
         if gate is not None:
             gate.write()
         self._kernel_log: KernelLogWatcher | None = None

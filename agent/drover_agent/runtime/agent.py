@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drover_agent.clock import Clock, SystemClock
@@ -33,6 +33,22 @@ GOODBYE_S = 2.0  # to deliver the last events at a stop
 MAX_ROWS = 4_000  # of one batch; a batch leaves early at this size
 MAX_TEXT = 8_000  # characters of an event's message; collectors refuse twice as many
 MAX_PROBE_REQUESTS = 16  # that wait for the folder of the probe service
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Who on this node gets to know of readings and verdicts, in addition to the collector.
+
+    Attributes:
+        gate: keeps the collector's verdicts for `drover-agent gate`; None: nobody does.
+        watch: gets each reading; None: nobody does.
+    """
+
+    gate: GateFile | None = None
+    watch: Watch | None = None
+
+
+NO_READERS = Readers()
 
 
 class Inbox:
@@ -81,14 +97,12 @@ class Agent:
         *,
         clock: Clock | None = None,
         disk: DiskThread | None = None,
-        gate: GateFile | None = None,
-        watch: Watch | None = None,
+        readers: Readers = NO_READERS,
     ) -> None:
         """
         Args:
             disk: the thread that writes the spool; None: a thread of its own.
-            gate: keeps the collector's verdicts for `drover-agent gate`; None: nobody does.
-            watch: gets each reading too.
+            readers: what else on this node gets to know of readings and verdicts.
         """
         self.config, self.node = config, node
         self._clock: Clock = clock or SystemClock()
@@ -100,13 +114,13 @@ class Agent:
         self.spool = AsyncSpool(config.spool, self._clock, disk, work.set)
         self._registry = SchemaRegistry.load(self.spool.folder / REGISTRY_FILE, self.spool.status.oldest_batch_ms)
         self._absences = Absences(self.spool.folder / ABSENCES_FILE, self._clock.monotonic())
-        self.batcher = Batcher(self._registry, self._absences, LATE_WINDOWS * config.batch_s * 1000, watch)
+        self.batcher = Batcher(self._registry, self._absences, LATE_WINDOWS * config.batch_s * 1000, readers.watch)
         self._window = BatchWindow(node, config.batch_s, self._clock)
         self._merger = EventMerger(expect_kernel_log=config.kmsg_enabled and config.hardware in ("auto", "nvml"))
         self._uplink = Uplink(config, self.spool, self, self._clock, work)
         self._holdings: dict[int, pb.Holding] = {}  # GPU slot -> the newest
         self._self_reports = SelfReports(self.spool, self._clock, self._report_own)
-        self._inbox = Inbox(gate)
+        self._inbox = Inbox(readers.gate)
 
     @property
     def connected_to(self) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from drover_agent.commands.gate import judge, read
 from drover_agent.config import GateConfig
-from drover_agent.runtime.agent import Agent
+from drover_agent.runtime.agent import Agent, Readers
 from drover_agent.runtime.gate_file import FRESH_S, GateFile, boot_s
 from drover_agent.sources.base import NodeEvent
 from drover_core.model.events import EventKind
@@ -38,7 +38,7 @@ def test_a_verdict_on_the_stream_is_what_the_gate_answers(tmp_path: Path) -> Non
     async def scenario() -> None:
         server = TelemetryServer(after_welcome=[pb.CollectorMessage(gate_verdict=REFUSE)])
         gate = gate_file(tmp_path)
-        async with running(Agent(settings(tmp_path, await server.start()), "n1", gate=gate)) as agent:
+        async with running(Agent(settings(tmp_path, await server.start()), "n1", readers=Readers(gate))) as agent:
             await until(lambda: (tmp_path / "gate.json").exists(), "the verdict")
             agent.accept(1, xid("79"))
         assert (tmp_path / "gate.json").stat().st_mode & 0o777 == 0o644, "an init container is not root"
