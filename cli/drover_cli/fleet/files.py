@@ -45,7 +45,7 @@ def _spans(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 def _quoted(text: str) -> str:
-    """Return a basic string of TOML 1.0, in ASCII. JSON's differ: surrogate pairs, and DEL as it is."""
+    """Return a basic string of TOML 1.0, in ASCII. JSON's differ: surrogate pairs, and DEL unescaped."""
     return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else _escaped(ord(c)) for c in text) + '"'
 
 
