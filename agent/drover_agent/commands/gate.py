@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 
 PASS, REFUSE = 0, 1
@@ -79,14 +80,24 @@ def _run(arguments: list[str]) -> int:
     if not answer.refused:
         return PASS
     if drain:
-        _drain(answer, os.environ.get("SLURMD_NODENAME") or str(found.get("node", "")))
+        node = os.environ.get("SLURMD_NODENAME") or str(found.get("node", ""))
+        try:
+            _drain(answer, node)
+        except Exception as error:  # noqa: BLE001  # the job is refused, whatever Slurm makes of the drain
+            _say(Answer(True, f"refused, and {node} could not be drained in Slurm: {type(error).__name__}: {error}"))
     return REFUSE
 
 
 def read(path: str, boot_id: str = BOOT_ID) -> tuple[dict[str, object], str]:
     """Return the agent's file, or nothing and why."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123  # pathlib takes longer to import than all else here
+        # Without O_NONBLOCK, to open a FIFO waits for a writer, and the prolog with it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123  # quick
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                return {}, f"{path} is not a regular file"
+            if mode & stat.S_IWOTH:
+                return {}, f"anyone may write {path}; remove it, and the agent writes it again"
             found = json.loads(file.read(MAX_BYTES))
     except FileNotFoundError:
         return {}, f"there is no {path}: is drover-agent running?"
@@ -181,6 +192,9 @@ def _drain(answer: Answer, node: str) -> None:
     """Drain this node in Slurm, unless somebody has. A failure is said; the exit status refuses all the same."""
     import subprocess
 
+    if node.upper() == "ALL" or not node.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        _say(Answer(True, f"refused, and not drained in Slurm: {node!r} is not the name of one node"))
+        return
     reason = " ".join(answer.reason.encode("ascii", "replace").decode().split())[:REASON_CHARS]
     try:
         shown = _scontrol("show", "node", "-o", node)
@@ -196,6 +210,7 @@ def _scontrol(*words: str) -> str:
     import subprocess
 
     done = subprocess.run(
-        ["scontrol", *words], capture_output=True, text=True, timeout=SCONTROL_S, check=True, stdin=subprocess.DEVNULL
-    )
+        ["scontrol", *words], capture_output=True, timeout=SCONTROL_S, check=True, stdin=subprocess.DEVNULL,
+        encoding="utf-8", errors="replace",  # people's reasons and comments
+    )  # fmt: skip
     return done.stdout

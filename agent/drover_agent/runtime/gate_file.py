@@ -53,6 +53,8 @@ class GateFile:
     def _last_verdict(self) -> dict[str, object] | None:
         """Return what an agent that ended had received since this boot: the collector may be away now."""
         try:
+            if self._path.exists() and not self._path.is_file():  # to read a FIFO would wait for a writer
+                raise ValueError("it is not a regular file")
             found = json.loads(self._path.read_bytes()[:MAX_BYTES])
             same = all(found[key] == self._head[key] for key in ("format", "node", "boot"))
             return dict(found["verdict"]) if same and found["verdict"] else None

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,7 +64,7 @@ def _discover(args: argparse.Namespace) -> int:
     from drover_cli.fleet.files import tables
 
     reporting = [] if args.offline else _reporting(args)
-    nodes = _merged(reporting, _others(args))
+    nodes = _writable(_merged(reporting, _others(args)))
     if args.new:
         fresh = {row.name for row in reporting if not row.in_file}
         nodes = {name: found for name, found in nodes.items() if name in fresh}
@@ -75,9 +75,9 @@ def _discover(args: argparse.Namespace) -> int:
         for name, found in sorted(nodes.items()):
             print_json({"node": name, **asdict(found)})
         return 0
-    text = tables(nodes)
+    text = "\n" + tables(nodes)  # the file that it is appended to may end without a new line
     if not args.new:
-        text = 'name = ""  # of the fleet, in messages and on the console\n\n' + text
+        text = 'name = ""  # of the fleet, in messages and on the console\n' + text
     if args.output is None:
         sys.stdout.write(text)
     else:
@@ -91,6 +91,27 @@ def _discover(args: argparse.Namespace) -> int:
         f"{len(nodes)} node{plural}, {count} GPUs known; check places and models", file=sys.stderr
     )  # not into the file
     return 0
+
+
+def _writable(nodes: Nodes) -> Nodes:
+    """Return what a fleet file can hold, and say what is left out."""
+    from drover_core.model.fleet import MOST_GPUS, is_node_name
+
+    strange = sorted(name for name in nodes if not is_node_name(name))
+    if strange:
+        print(
+            f"left out: {len(strange)} with names that no node can have: {', '.join(map(ascii, strange[:5]))}",
+            file=sys.stderr,
+        )
+    crowded = sorted(name for name, found in nodes.items() if (found.gpus or 0) > MOST_GPUS)
+    if crowded:
+        print(f"more than {MOST_GPUS} GPUs, so unknown: {', '.join(map(ascii, crowded[:5]))}", file=sys.stderr)
+    gone = set(strange)
+    return {
+        name: replace(found, gpus=None) if (found.gpus or 0) > MOST_GPUS else found
+        for name, found in nodes.items()
+        if name not in gone
+    }
 
 
 def _reporting(args: argparse.Namespace) -> list[pb.ReportingNode]:
@@ -128,8 +149,9 @@ def _content(path: str) -> str:
 def _output_of(words: tuple[str, ...]) -> str:
     try:
         done = subprocess.run(
-            words, capture_output=True, text=True, timeout=RUN_S, check=True, stdin=subprocess.DEVNULL
-        )
+            words, capture_output=True, timeout=RUN_S, check=True, stdin=subprocess.DEVNULL,
+            encoding="utf-8", errors="replace",  # people's reasons and comments
+        )  # fmt: skip
     except FileNotFoundError:
         raise CliError(f"{words[0]} is not here; run `{' '.join(words)}` where it is, and give its output") from None
     except subprocess.CalledProcessError as error:

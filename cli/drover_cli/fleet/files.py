@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from drover_cli.fleet.sources import Found
 
-_NUMBERED = re.compile(r"(.*\D|)(\d+)(\D*)")
+_NUMBERED = re.compile(r"(.*[^0-9]|)([0-9]+)([^0-9]*)")
 _KEYS = ("rack", "leaf", "pool", "sku")
 
 
@@ -45,6 +44,16 @@ def _spans(numbers: list[int]) -> list[tuple[int, int]]:
     return spans
 
 
+def _quoted(text: str) -> str:
+    """Return a basic string of TOML 1.0, in ASCII. JSON's differ: surrogate pairs, and DEL unescaped."""
+    return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else _escaped(ord(c)) for c in text) + '"'
+
+
+def _escaped(code: int) -> str:
+    code = 0xFFFD if 0xD800 <= code <= 0xDFFF else code  # half a pair is no character
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
 def tables(nodes: Mapping[str, Found]) -> str:
     """Return the `[[nodes]]` tables of these nodes. GPUs that no source knows are written as a comment."""
     alike: dict[Found, list[str]] = defaultdict(list)
@@ -53,8 +62,8 @@ def tables(nodes: Mapping[str, Found]) -> str:
     lines = []
     for found, names in alike.items():
         for hosts in compress(names):
-            lines += ["[[nodes]]", f"names = {json.dumps(hosts)}"]
-            lines += [f"{key} = {json.dumps(getattr(found, key))}" for key in _KEYS if getattr(found, key)]
+            lines += ["[[nodes]]", f"names = {_quoted(hosts)}"]
+            lines += [f"{key} = {_quoted(getattr(found, key))}" for key in _KEYS if getattr(found, key)]
             lines += [f"gpus = {found.gpus}" if found.gpus is not None else "# gpus = ?  no source says; 8 if left out"]
             lines.append("")
     return "\n".join(lines)

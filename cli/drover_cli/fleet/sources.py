@@ -17,6 +17,7 @@ from drover_cli.errors import CliError
 from drover_core.model.fleet import FleetError, expand
 
 PRODUCT, COUNT, CLIQUE = "nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.clique"
+REPLICAS = "nvidia.com/gpu.replicas"
 RACKS = (
     "topology.kubernetes.io/rack", "network.topology.nvidia.com/accelerator", CLIQUE,
 )  # fmt: skip
@@ -87,7 +88,8 @@ def of_topology(text: str) -> Nodes:
         CliError: it names no nodes, or not as a host list.
     """
     found: Nodes = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    joined = re.sub(r"\\[ \t]*\r?\n", " ", text)  # a line goes on after a backslash, as in slurm.conf
+    for number, line in enumerate(joined.splitlines(), 1):
         pairs = (word.partition("=") for word in line.partition("#")[0].split())
         words = {key.lower(): value for key, _, value in pairs}
         nodes, leaf, rack = words.get("nodes", ""), words.get("switchname", ""), words.get("blockname", "")
@@ -126,11 +128,20 @@ def of_kubernetes(text: str) -> Nodes:
             counts = [str(capacity[key]) for key in GPU_RESOURCES if key in capacity] or [str(labels.get(COUNT, ""))]
             found[str(meta["name"])] = Found(
                 _first(labels, RACKS), _first(labels, LEAFS), _first(labels, POOLS), str(labels.get(PRODUCT, "")),
-                int(counts[0]) if counts[0].isdecimal() else None,
+                _physical(counts[0], labels),
             )  # fmt: skip
         except (TypeError, KeyError, AttributeError):
             raise CliError("Kubernetes: an item is no node: it has no metadata.name") from None
     return found
+
+
+def _physical(capacity: str, labels: Mapping[str, Any]) -> int | None:
+    """Return the GPUs behind a capacity: with time-slicing or MPS it is their count times the replicas of each."""
+    count, replicas = str(labels.get(COUNT, "")), str(labels.get(REPLICAS, ""))
+    if not capacity.isdecimal():
+        return None
+    shared = count.isdecimal() and replicas.isdecimal() and int(capacity) == int(count) * int(replicas)
+    return int(count) if shared else int(capacity)
 
 
 def of_ansible(text: str) -> Nodes:
@@ -149,8 +160,9 @@ def of_ansible(text: str) -> Nodes:
     found: Nodes = {}
     for host in hosts:
         own = variables.get(host) or {}
-        given = {key: own.get(f"drover_{key}", own.get(key, "")) for key in ("rack", "leaf", "pool", "sku", "gpus")}
+        given = {key: own.get(f"drover_{key}") or own.get(key) for key in ("rack", "leaf", "pool", "sku", "gpus")}
         gpus = str(given.pop("gpus"))
+        given = {key: value for key, value in given.items() if value is not None}
         found[host] = Found(**{k: str(v) for k, v in given.items()}, gpus=int(gpus) if gpus.isdecimal() else None)
     return found
 

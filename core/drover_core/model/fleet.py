@@ -102,8 +102,14 @@ class FleetSpec:
         return sum(node.gpus for node in self.nodes)
 
 
+MOST_GPUS = 255  # of a node
+MOST_NAMES = 200_000  # of one host list
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")  # a host name, as Slurm and Kubernetes take them
+
+
+def is_node_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def expand(pattern: str) -> Iterator[str]:
@@ -112,6 +118,13 @@ def expand(pattern: str) -> Iterator[str]:
     Raises:
         FleetError: the pattern is malformed, or would give more than 200,000 names.
     """
+    for count, name in enumerate(_expand(pattern)):
+        if count == MOST_NAMES:
+            raise FleetError(f"{pattern!r} gives more than {MOST_NAMES:,} names")
+        yield name
+
+
+def _expand(pattern: str) -> Iterator[str]:
     found = _BRACKET.search(pattern)
     if found is None:
         if not _NAME.fullmatch(pattern):
@@ -120,13 +133,13 @@ def expand(pattern: str) -> Iterator[str]:
         return
     for part in found[1].split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not low.isdecimal() or (dash and not high.isdecimal()):
             raise FleetError(f"{pattern!r}: {part!r} is not a number or a range such as 01-16")
         first, last = int(low), int(high or low)
-        if not 0 <= last - first < 200_000:
+        if not 0 <= last - first < MOST_NAMES:
             raise FleetError(f"{pattern!r}: the range {part} has its end before its start, or is too long")
         for number in range(first, last + 1):
-            yield from expand(f"{pattern[: found.start()]}{number:0{len(low)}d}{pattern[found.end() :]}")
+            yield from _expand(f"{pattern[: found.start()]}{number:0{len(low)}d}{pattern[found.end() :]}")
 
 
 def load_toml(path: Path) -> FleetSpec:
@@ -326,8 +339,8 @@ def _node(path: Path, where: str, entry: dict[str, Any]) -> NodeSpec:
         if not isinstance(entry.get(key, ""), str):
             raise FleetError(f"{path}: {where}: {key} must be a string, found {entry[key]!r}")
     gpus = entry.get("gpus", 8)
-    if not isinstance(gpus, int) or isinstance(gpus, bool) or not 0 <= gpus <= 255:
-        raise FleetError(f"{path}: {where}: gpus must be a number from 0 to 255, found {gpus!r}")
+    if not isinstance(gpus, int) or isinstance(gpus, bool) or not 0 <= gpus <= MOST_GPUS:
+        raise FleetError(f"{path}: {where}: gpus must be a number from 0 to {MOST_GPUS}, found {gpus!r}")
     links = []
     for item in _list(path, f"{where}.links", entry.get("links", [])):
         if not isinstance(item.get("link"), str):

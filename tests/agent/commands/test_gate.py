@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +116,54 @@ def test_a_terminal_is_not_steered_by_what_the_collector_wrote(
     (tmp_path / "gate.json").write_text(json.dumps(content(known)))
     assert main(["gate", "--file", str(tmp_path / "gate.json")]) == 0
     assert "refuse: a?[2Jb?c" in capfd.readouterr().out
+
+
+def refusal(folder: Path, **more: object) -> str:
+    """Write a file that refuses now, and return its path."""
+    known = {**verdict("refuse"), "received_s": gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME)}
+    (folder / "gate.json").write_text(json.dumps({**content(known), **more}))
+    return str(folder / "gate.json")
+
+
+def test_a_fifo_and_a_file_that_anyone_may_write_pass_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    words = [sys.executable, "-m", "drover_agent.main", "gate", "--file", str(tmp_path / "fifo")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=10, check=False)
+    assert (done.returncode, "is not a regular file" in done.stdout) == (0, True)
+    path = refusal(tmp_path)
+    Path(path).chmod(0o666)
+    assert main(["gate", "--file", path]) == 0
+    assert "anyone may write" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("node", ["n1", "n\0", "ALL", "n[1-99]", "n1,n2", ""])
+def test_a_drain_that_fails_lets_no_job_in_and_drains_one_node_at_most(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comment of a node need not be UTF-8; the name in the file is the agent's, who is not root."""
+    script = tmp_path / "scontrol"
+    script.write_text(f"#!/bin/sh\necho \"$@\" >> {tmp_path}/calls\nprintf 'State=IDLE Comment=caf\\351'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert main(["gate", "--drain", "--file", refusal(tmp_path, node=node)]) == 1
+    calls = (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+    assert len(calls) == (2 if node == "n1" else 0)
+
+
+@pytest.mark.parametrize(
+    ("agent", "code"),
+    [("echo drover gate: refused: x; exit 1", 1), ("echo drover gate: pass; exit 0", 0), ("exit 1", 0), ("", 0)],
+)
+def test_the_documented_prolog_refuses_by_the_gates_words_only(agent: str, code: int, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/gate.md").read_text()
+    script = page[page.index("    #!/bin/sh") :].partition("\n\n")[0]
+    program = tmp_path / "drover-agent"
+    if agent:
+        program.write_text(f"#!/bin/sh\n{agent}\n")
+        program.chmod(0o755)
+    lines = "\n".join(line[4:] for line in script.splitlines()).replace("/opt/drover/bin/drover-agent", str(program))
+    done = subprocess.run(["/bin/sh", "-c", lines], env={}, capture_output=True, timeout=10, check=False)
+    assert done.returncode == code

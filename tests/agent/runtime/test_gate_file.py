@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,9 @@ def test_a_folder_that_is_not_there_is_said_once_and_stops_nothing(
         f"`drover-agent gate` gets no verdict: there is no folder {tmp_path}/gone (RuntimeDirectory=drover in the unit"
         " makes it)"
     ]
+
+
+def test_an_agent_does_not_wait_for_a_writer_of_a_fifo_in_the_files_place(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate.json")
+    gate_file(tmp_path).take_verdict(REFUSE)
+    assert judge(read(str(tmp_path / "gate.json"))[0], boot_s()).refused

@@ -12,7 +12,7 @@ from drover_cli.errors import CliError
 from drover_cli.fleet.files import compress
 from drover_cli.fleet.sources import Found, of_ansible, of_kubernetes, of_scontrol, of_topology
 from drover_cli.main import main
-from drover_core.model.fleet import NodeSpec, expand, load_toml
+from drover_core.model.fleet import FleetError, NodeSpec, expand, load_toml
 from drover_proto import fleet_pb2 as pb
 from testbed.fleet_stand_in import FleetStandIn
 
@@ -183,3 +183,37 @@ def test_the_differences(fleet: list[pb.ReportingNode], tmp_path: Path, capsys: 
     assert [json.loads(line)["found"] for line in capsys.readouterr().out.splitlines()[-2:]] == [
         "it last reported 2 min ago", "7 report",
     ]  # fmt: skip
+
+
+def test_odd_names_and_counts_still_make_a_file_that_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = {"n1": {"rack": '\U0001f600\x7f"\\\n', "pool": None}, "n2": {"gpus": 400}, 'a"]\nb': {}, "n[1-9]": {}}
+    inventory = {"_meta": {"hostvars": hosts}, "all": {"hosts": list(hosts)}}
+    (tmp_path / "ansible").write_text(json.dumps(inventory))
+    path = tmp_path / "fleet.toml"
+    assert main(["fleet", "discover", "--offline", "--ansible", str(tmp_path / "ansible"), "-o", str(path)]) == 0
+    assert load_toml(path).by_name == {"n1": NodeSpec("n1", '\U0001f600\x7f"\\\n'), "n2": NodeSpec("n2")}
+    said = capsys.readouterr().err
+    assert "left out: 2" in said
+    assert "more than 255 GPUs, so unknown: 'n2'" in said
+
+
+def test_what_is_appended_begins_on_a_line_of_its_own(
+    fleet: list[pb.ReportingNode], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fleet", "discover", "--new"]) == 0
+    assert capsys.readouterr().out.startswith("\n[[nodes]]")
+
+
+def test_a_topology_goes_on_after_a_backslash_and_a_list_has_an_end() -> None:
+    assert list(of_topology("SwitchName=s1 \\\n  Nodes=n[1-2]\n")) == ["n1", "n2"]
+    for pattern in ("n[1-1000]m[1-1000]", "n[\u00b2]"):
+        with pytest.raises(FleetError):
+            list(expand(pattern))
+
+
+def test_shared_gpus_are_counted_once() -> None:
+    labels = {"nvidia.com/gpu.count": "4", "nvidia.com/gpu.replicas": "10"}
+    node = {"metadata": {"name": "n", "labels": labels}, "status": {"capacity": {"nvidia.com/gpu": "40"}}}
+    assert of_kubernetes(json.dumps({"items": [node]}))["n"].gpus == 4
