@@ -153,6 +153,13 @@ def test_it_is_served_compressed_and_plain(server: MetricsServer) -> None:
     assert urllib3.request("GET", url.replace("fleet", "dcgm"), timeout=20).status == 404
 
 
+def test_a_plain_page_that_is_cut_cannot_pass_for_a_whole_one(server: MetricsServer) -> None:
+    url = f"http://127.0.0.1:{server.port}/metrics/fleet"
+    plain = urllib3.request("GET", url, headers={"accept-encoding": "gzip;q=0, identity"}, timeout=20)
+    assert "content-encoding" not in plain.headers
+    assert int(plain.headers["content-length"]) == len(plain.data)
+
+
 def test_a_standby_whose_store_does_not_answer_says_so(fleet: Exported, store: Store) -> None:
     def away() -> Bucket:
         raise StoreError("it is away")
