@@ -10,9 +10,10 @@ from __future__ import annotations
 import gzip
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -201,10 +202,10 @@ def rejected(body: bytes) -> int:
     return 0
 
 
-def retry_info(metadata: Sequence[tuple[str, str | bytes]]) -> float | None:
+def retry_info(metadata: Iterable[Any]) -> float | None:
     """Return the seconds that a gRPC answer asks to wait; None: it does not say.
 
-    google/rpc/status.proto has `details`, of which RetryInfo of google/rpc/error_details.proto is one.
+    RetryInfo (google/rpc/error_details.proto) is one of the `details` of google/rpc/status.proto.
     """
     for key, content in metadata:
         if key != "grpc-status-details-bin" or not isinstance(content, bytes):

@@ -160,6 +160,13 @@ def test_a_plain_page_that_is_cut_cannot_pass_for_a_whole_one(server: MetricsSer
     assert int(plain.headers["content-length"]) == len(plain.data)
 
 
+def test_a_gpu_that_came_back_into_its_slot_has_its_own_uuid(fleet: Exported) -> None:
+    own = next(row for row in fleet.registry.rows() if (row.node, row.gpu) == ("n0", 0))
+    meanwhile = replace(own, entity_id=1, key="other", uuid="GPU-other", first_ms=50, last_ms=60)
+    fleet.registry.add([own.during(10, 40), meanwhile, own.during(90, 90)])
+    assert fleet.identities(fleet.bucket()).known[0].uuid == own.uuid
+
+
 def test_a_standby_whose_store_does_not_answer_says_so(fleet: Exported, store: Store) -> None:
     def away() -> Bucket:
         raise StoreError("it is away")
