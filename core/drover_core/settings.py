@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
 import types
 import typing
@@ -190,7 +191,7 @@ def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]  # callers pass dataclasses, which T cannot express
         check = item.metadata.get("check")
         if check and item.name in values and values[item.name] is not None and (wrong := check(values[item.name])):
-            raise SettingsError(f"{name}: {prefix}{item.name}: {wrong}, found {values[item.name]!r}")
+            raise SettingsError(f"{name}: {prefix}{item.name}: {wrong}, found {_shown(values[item.name])}")
         if item.name in values:
             continue
         if dataclasses.is_dataclass(hints[item.name]):
@@ -198,6 +199,11 @@ def _build(kind: type[T], data: dict[str, Any], name: str, prefix: str) -> T:
         elif item.default is dataclasses.MISSING:
             raise SettingsError(f"{name}: {prefix}{item.name}: missing; {item.metadata['help']}")
     return kind(**values)
+
+
+def _shown(value: Any) -> str:
+    """Return a wrong value for a message, without the user and password of an address: messages are logged."""
+    return re.sub(r"[^\s'\"]*:[^\s'\"]*@", "...@", repr(value))
 
 
 def _checked(hint: Any, value: Any, where: str) -> Any:
@@ -210,5 +216,5 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     if origin is tuple or not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         wanted = _name(hint) if hint is bool else f"a {_name(hint)}"
-        raise SettingsError(f"{where}: must be {wanted}, found {value!r}")
+        raise SettingsError(f"{where}: must be {wanted}, found {_shown(value)}")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 
@@ -29,7 +30,9 @@ class NewestValues:
         with self._lock:
             for entity, values in reading.rows:
                 if entity.scope is Scope.GPU and not entity.mig:
-                    own = self._values.setdefault(entity, {})
+                    own = self._values.get(entity)
+                    if own is None:
+                        own = self._place(entity)
                     for name, value in values.items():
                         own[name] = value, ts_ms
             for entity, name, _ in reading.absent:
@@ -41,6 +44,13 @@ class NewestValues:
                 if is_new and event.gpu is not None:
                     self._xids[event.gpu] = float(event.code)
 
+    def _place(self, entity: Entity) -> dict[str, tuple[float, int]]:
+        """Begin a GPU. What stood in its slot before, or the same one before its UUID was read, ends at once."""
+        for other in [other for other in self._values if other.gpu == entity.gpu]:
+            del self._values[other]
+        own = self._values[entity] = {}
+        return own
+
     def page(self, families: Iterable[Series], naming: str) -> str:
         """Return the page with these families. A value that is not known now is left out."""
         now_ms = self._now_ms()
@@ -48,7 +58,7 @@ class NewestValues:
         with self._lock:
             self._forget(now_ms)
             for entity, own in sorted(self._values.items(), key=lambda item: item[0].gpu or 0):
-                values = {name: value for name, (value, _) in own.items()}
+                values = {name: value for name, (value, _) in own.items() if not math.isnan(value)}
                 slot = entity.gpu or 0
                 values[LAST_XID] = self._xids.get(slot, 0.0)
                 identity = GpuIdentity(self._node, slot, entity.uuid, entity.model, "", entity.pci)

@@ -119,11 +119,15 @@ class Exports:
                 if bucket is None or not due:
                     continue
                 known = identities.read(bucket)
-                for number in due:
-                    self._takers[number].take(bucket, known, self._xids)
-                    sent_ms[number] = bucket.end_ms
             except Exception:  # a defect or a store that fails must not end the export for good
                 log.exception("export: a bucket could not be taken")
+                continue
+            for number in due:
+                sent_ms[number] = bucket.end_ms
+                try:
+                    self._takers[number].take(bucket, known, self._xids)
+                except Exception:  # a defect of one must not keep the bucket from the others
+                    log.exception("export: a bucket could not be taken by one exporter")
 
     def _due(self, bucket: Bucket, sent_ms: Sequence[int]) -> list[int]:
         """Return the writers to which this bucket goes. A clock that was set back starts the intervals again."""

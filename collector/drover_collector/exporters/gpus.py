@@ -12,6 +12,7 @@ import numpy as np
 
 from drover_collector.fleet.buckets import GUESSED, Bucket, Floats
 from drover_collector.fleet.index import FleetIndex
+from drover_collector.store.records import EntityRow
 from drover_collector.store.samples.entities import EntityRegistry
 from drover_core.metrics.catalog import Scope
 from drover_core.metrics.dcgm_names import LAST_XID
@@ -66,19 +67,25 @@ class IdentityReader:
 
     def _known(self) -> list[GpuIdentity]:
         index = self._index
-        newest: dict[int, tuple[int, str, str, str]] = {}  # GPU -> since when, UUID, model, PCI
+        newest: dict[int, EntityRow] = {}  # GPU -> who was there last
         for row in self._registry.rows():
             if row.scope is not Scope.GPU or row.mig or row.gpu is None:
                 continue
             gpu = index.gpu(row.node, row.gpu)
-            if gpu is not None and (gpu not in newest or newest[gpu][0] <= row.first_ms):
-                newest[gpu] = row.first_ms, row.uuid, row.model, row.pci
+            # Not who came last: a GPU may have left its slot to another one and come back.
+            if gpu is not None and (gpu not in newest or _seen(newest[gpu]) <= _seen(row)):
+                newest[gpu] = row
         found = []
         for gpu, (node, slot) in enumerate(zip(index.gpu_node.tolist(), index.gpu_slot.tolist(), strict=True)):
             spec = index.nodes[node]
-            _, uuid, model, pci = newest.get(gpu, (0, "", "", ""))
+            there = newest.get(gpu)
+            uuid, model, pci = ("", "", "") if there is None else (there.uuid, there.model, there.pci)
             found.append(GpuIdentity(spec.name, slot, uuid, model or spec.sku, spec.rack, pci))
         return found
+
+
+def _seen(row: EntityRow) -> tuple[int, int]:
+    return row.last_ms, row.first_ms
 
 
 class PerGpu(Generic[T]):

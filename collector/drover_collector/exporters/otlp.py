@@ -10,9 +10,10 @@ from __future__ import annotations
 import gzip
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
@@ -201,6 +202,27 @@ def rejected(body: bytes) -> int:
     return 0
 
 
+def retry_info(metadata: Iterable[Any]) -> float | None:
+    """Return the seconds that a gRPC answer asks to wait; None: it does not say.
+
+    RetryInfo (google/rpc/error_details.proto) is one of the `details` of google/rpc/status.proto.
+    """
+    for key, content in metadata:
+        if key != "grpc-status-details-bin" or not isinstance(content, bytes):
+            continue
+        try:
+            for detail in (d for number, d in _fields(content) if number == 3 and isinstance(d, bytes)):
+                parts = dict(_fields(detail))
+                kind, info = parts.get(1), parts.get(2, b"")
+                if isinstance(kind, bytes) and kind.endswith(b"/google.rpc.RetryInfo") and isinstance(info, bytes):
+                    delay = dict(_fields(info)).get(1, b"")
+                    own = dict(_fields(delay)) if isinstance(delay, bytes) else {}
+                    return float(own.get(1, 0)) + float(own.get(2, 0)) / 1e9
+        except (ValueError, IndexError):
+            return None
+    return None
+
+
 class _Http:
     def __init__(self, config: OtlpConfig, signal: str) -> None:
         self._poster = Poster(f"{config.url.rstrip('/')}/v1/{signal}", config.timeout_s, config.ca_file)
@@ -216,7 +238,8 @@ class _Http:
 class _Grpc:
     def __init__(self, config: OtlpConfig, signal: str) -> None:
         parts = urlsplit(config.url)
-        address = f"{parts.hostname}:{parts.port or 4317}"
+        host = parts.hostname or ""
+        address = f"{f'[{host}]' if ':' in host else host}:{parts.port or 4317}"
         options = (("grpc.max_receive_message_length", 1 << 20), ("grpc.enable_retries", 0))
         if parts.scheme == "https":
             authority = None
@@ -234,8 +257,10 @@ class _Grpc:
                 body, timeout=self._timeout_s, metadata=tuple(headers.items()), compression=grpc.Compression.Gzip
             )
         except grpc.RpcError as error:
-            code = error.code()
-            return Answer(f"answered {code.name}", code in _PERMANENT)  # its text may repeat a secret
+            code, retry_s = error.code(), retry_info(error.trailing_metadata() or ())
+            # What is too large gets this code, and would keep back all after it: only RetryInfo says that it may pass.
+            never = code in _PERMANENT or (code is grpc.StatusCode.RESOURCE_EXHAUSTED and retry_s is None)
+            return Answer(f"answered {code.name}", never, retry_s)  # its text may repeat a secret
         except ValueError:
             return Answer("the channel is closed")
         return Answer(body=answer)
@@ -253,9 +278,10 @@ class Otlp:
 
     def __init__(self, config: OtlpConfig, key: str) -> None:
         self._labels, self.interval_s = label_pairs(config.labels), config.interval_s
-        self._encoder = MetricsEncoder(config.metrics, self._labels)
-        self._snapshots = Snapshots(series_of(DROVER, config.metrics))
-        self._rows = max(1, config.batch // max(len(config.metrics), 1))
+        metrics = tuple(dict.fromkeys(config.metrics))  # one may be listed twice
+        self._encoder = MetricsEncoder(metrics, self._labels)
+        self._snapshots = Snapshots(series_of(DROVER, metrics))
+        self._rows = max(1, config.batch // max(len(metrics), 1))
         self._at: tuple[Snapshot | None, int] = (None, 0)  # what is under way, and the row to go on from
         self._credentials = Credentials(key, config.token_file)
         self._headers: Mapping[str, str] | None = None

@@ -40,6 +40,7 @@ class MadePage:
     made_s: float
     series: int
     left_out: int
+    plain_size: int
 
     @property
     def size(self) -> int:
@@ -113,7 +114,7 @@ class FleetPage:
             log.warning("the fleet's page leaves out %d series; raise export.page.max_series, or list fewer metrics",
                         left_out)  # fmt: skip
         self._logged = left_out
-        return MadePage(writer.close(), made_s, series, left_out)
+        return MadePage(writer.close(), made_s, series, left_out, writer.size)
 
 
 def _gauge(name: str, help_: str, value: float) -> str:
@@ -123,10 +124,13 @@ def _gauge(name: str, help_: str, value: float) -> str:
 class _Writer:
     def __init__(self) -> None:
         self._stream = zlib.compressobj(LEVEL, zlib.DEFLATED, GZIP)
+        self.size = 0  # without compression
         self._pieces: list[bytes] = []
 
     def line(self, text: str) -> None:
-        if piece := self._stream.compress(text.encode()):
+        plain = text.encode()
+        self.size += len(plain)
+        if piece := self._stream.compress(plain):
             self._pieces.append(piece)
 
     def family(self, family: Series, texts: Sequence[str], values: Floats) -> None:

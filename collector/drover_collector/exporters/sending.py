@@ -86,7 +86,8 @@ class Sender(Generic[T]):
             status = self.status
             status.waiting += item.count
             status.waiting_bytes += item.size
-            while status.waiting_bytes > self._most_bytes and self._waiting:
+            # The newest stays, also where it alone is larger: else a small bound would be an export of nothing.
+            while status.waiting_bytes > self._most_bytes and len(self._waiting) > 1:
                 self._drop(self._waiting.popleft())
             self._changed.notify_all()
 
@@ -130,11 +131,7 @@ class Sender(Generic[T]):
             self._step(items)
 
     def _step(self, items: list[T]) -> None:
-        try:
-            answer, count, done = self._send(items)
-        except Exception as error:  # a defect: the same item would fail for ever, and keep back all after it
-            log.exception("export %s: an item could not be sent", self.name)
-            answer, count, done = Answer(f"a defect ({type(error).__name__})", permanent=True), items[0].count, 1
+        answer, count, done = self._tried(items)
         status = self.status
         if answer.trouble and not answer.permanent:
             status.failures += 1
@@ -149,6 +146,16 @@ class Sender(Generic[T]):
         status.sent += count - refused
         self._settle(items, count, done)
         self._note(answer.trouble)
+
+    def _tried(self, items: list[T]) -> tuple[Answer, int, int]:
+        try:
+            return self._send(items)
+        except Exception as error:  # a defect: the same item would fail for ever, and keep back all after it
+            if len(items) > 1:  # one of them: those before it are sent one by one, and it is the only one lost
+                return self._tried(items[:1])
+            log.exception("export %s: an item could not be sent", self.name)
+            rest = max(0, items[0].count - self._part)
+            return Answer(f"a defect ({type(error).__name__})", permanent=True), rest, 1
 
     def _settle(self, items: list[T], count: int, done: int) -> None:
         """Take what is done out of the queue, from which some of it may have been dropped meanwhile."""

@@ -138,14 +138,16 @@ def validate_export(config: ExportConfig) -> None:
     """
     seen: set[str] = set()
     tables: tuple[tuple[str, Sequence[RemoteWriteConfig | OtlpConfig | SyslogConfig]], ...] = (
-        ("remote_write", config.remote_write), ("syslog", config.syslog),
+        ("remote_write", config.remote_write), ("otlp", config.otlp), ("syslog", config.syslog),
     )  # fmt: skip
     for table, entries in tables:
         for number, entry in enumerate(entries):
             key = f"export.{table}[{number}]"
-            if entry.name in seen:
-                raise SettingsError(f"{key}.name: {entry.name!r} is there twice; give each its own name")
-            seen.add(entry.name)
+            # Those of its queues, which metrics and logs show.
+            names = {f"{entry.name}-{s}" for s in entry.signals} if isinstance(entry, OtlpConfig) else {entry.name}
+            if twice := sorted(names & seen):
+                raise SettingsError(f"{key}.name: {twice[0]!r} is there twice; give each its own name")
+            seen |= names
             check_file(entry.ca_file, f"{key}.ca_file")
             if isinstance(entry, RemoteWriteConfig):
                 check_address(entry.url, f"{key}.url")

@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any
@@ -113,12 +113,12 @@ class _Handler(BaseHTTPRequestHandler):
         except StoreError as error:  # a standby reads the store's buckets
             self.send_error(503, f"the store does not answer: {error}")
             return
-        if "gzip" in self.headers.get("accept-encoding", ""):
+        if _takes_gzip(self.headers.get_all("accept-encoding", [])):
             self._begin({"content-encoding": "gzip", "content-length": str(made.size)})
             for piece in made.pieces:
                 self.wfile.write(piece)
             return
-        self._begin({})  # it ends with the connection
+        self._begin({"content-length": str(made.plain_size)})  # so that a cut page cannot pass for a whole one
         for piece in made.plain():
             self.wfile.write(piece)
 
@@ -195,6 +195,15 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, _request: Any, client_address: Any) -> None:
         log.debug("a request of %s", client_address, exc_info=True)
+
+
+def _takes_gzip(accepted: Sequence[str]) -> bool:
+    """Whether the Accept-Encoding headers (RFC 9110, 12.5.3) name gzip, and not with a weight of 0."""
+    for part in ",".join(accepted).lower().split(","):
+        coding, _, weight = part.replace(" ", "").partition(";q=")
+        if coding == "gzip":
+            return weight.strip("0.") != "" or not weight
+    return False
 
 
 def _cut(connection: socket.socket) -> None:

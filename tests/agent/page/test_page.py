@@ -86,6 +86,17 @@ def server() -> Iterator[PageServer]:
     made.close()
 
 
+def test_a_slot_has_one_gpu_and_a_value_that_is_no_number_is_left_out() -> None:
+    values = NewestValues("n0", lambda: 1_000)
+    before, now = Entity(Scope.GPU, "n0/gpu0", 0), Entity(Scope.GPU, "GPU-b", 0, uuid="GPU-b")
+    values.take(1_000, Reading(rows=[(before, {"power_w": 300.0})]))
+    values.take(1_000, Reading(rows=[(now, {"power_w": 100.0, "gpu_temp_c": float("nan")})]))
+    page = values.page(series_of(DROVER, GPU_METRICS), DROVER)
+    assert [line for line in page.splitlines() if line[0] != "#"] == [
+        'drover_gpu_power_w{node="n0",gpu="0",uuid="GPU-b",job=""} 100.0'
+    ]
+
+
 def test_they_are_served(server: PageServer) -> None:
     for path, name in (("/metrics", "drover_gpu_power_w"), ("/metrics/dcgm", "DCGM_FI_DEV_POWER_USAGE")):
         answer = urllib3.request("GET", f"http://127.0.0.1:{server.port}{path}", timeout=10)

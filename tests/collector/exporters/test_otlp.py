@@ -13,17 +13,25 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import duration_pb2
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.logs.v1.logs_pb2 import SEVERITY_NUMBER_ERROR, SEVERITY_NUMBER_INFO
 
 from drover_collector.exporters import sending
 from drover_collector.exporters.exports import Exports
-from drover_collector.exporters.otlp import Otlp
+from drover_collector.exporters.otlp import Otlp, retry_info
 from drover_collector.exporters.records import of_audit, of_incident
-from drover_collector.exporters.settings import HARDWARE, ExportConfig, OtlpConfig
+from drover_collector.exporters.settings import (
+    HARDWARE,
+    ExportConfig,
+    OtlpConfig,
+    RemoteWriteConfig,
+    validate_export,
+)
 from drover_core.metrics.series import GPU_METRICS
 from drover_core.model.events import Audit, Decision, Event, EventKind, RecommendedAction
+from drover_core.settings import SettingsError
 from testbed.exported import END_MS, NAN, Exported, silent
 from testbed.monitoring import INCIDENT
 from testbed.receivers import HttpReceiver, Reply, http_receiver
@@ -65,14 +73,14 @@ class Service(metrics_service_pb2_grpc.MetricsServiceServicer, logs_service_pb2_
 
 
 @contextmanager
-def grpc_receiver() -> Iterator[tuple[Service, str]]:
+def grpc_receiver(host: str = "127.0.0.1") -> Iterator[tuple[Service, str]]:
     service, server = Service(), grpc.server(ThreadPoolExecutor(2))
     metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(service, server)
     logs_service_pb2_grpc.add_LogsServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"{host}:0")
     server.start()
     try:
-        yield service, f"http://127.0.0.1:{port}"
+        yield service, f"http://{host}:{port}"
     finally:
         server.stop(None).wait()
 
@@ -268,6 +276,63 @@ def test_points_that_a_receiver_leaves_out_of_what_it_takes_are_said(fleet: Expo
             assert otlp.metrics.status.refused == 3
             assert otlp.metrics.status.sent == 2 * sum(key in bucket.gpu for key in HARDWARE) * 4 - 3
     assert len(receiver.got) == 2
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"url": "http://user:hunter2@otel:4318"}, "must not hold a user or password"),
+        ({"token_file": "/nowhere/token"}, "No such file"),
+        ({"ca_file": "/nowhere/ca.pem"}, "no such file"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_the_start(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as raised:
+        validate_export(ExportConfig(otlp=(replace(OtlpConfig("a", "http://otel:4318"), **settings),)))
+    assert "hunter2" not in str(raised.value)
+
+
+def test_no_two_exporters_have_one_name_on_the_metrics_page() -> None:
+    good = OtlpConfig("a", "http://otel:4318")
+    validate_export(ExportConfig(otlp=(good, replace(good, name="b"))))
+    with pytest.raises(SettingsError, match="twice"):
+        validate_export(ExportConfig(otlp=(good, good)))
+    with pytest.raises(SettingsError, match="twice"):  # its queues are called so
+        validate_export(ExportConfig(remote_write=(RemoteWriteConfig("a-logs", "http://prom/"),), otlp=(good,)))
+
+
+def test_a_metric_that_is_listed_twice_is_sent_once(fleet: Exported) -> None:
+    bucket = fleet.bucket()
+    with http_receiver() as receiver, sending_to(receiver.url, metrics=("power_w", "power_w")) as otlp:
+        otlp.take(bucket, fleet.identities(bucket), fleet.xids)
+        wait_until(lambda: not otlp.metrics.status.waiting)
+        assert (otlp.metrics.status.sent, otlp.metrics.status.refused) == (4, 0)
+
+
+def test_grpc_reaches_an_address_of_ipv6(fleet: Exported) -> None:
+    with grpc_receiver("[::1]") as (service, address), sending_to(address, "grpc") as otlp:
+        otlp.take_record(of_audit(AUDIT))
+        wait_until(lambda: otlp.logs.status.sent or otlp.logs.status.failures)
+        assert len(service.got) == 1
+
+
+def test_over_grpc_a_request_that_is_too_large_does_not_keep_back_all_after_it(fleet: Exported) -> None:
+    with grpc_receiver() as (service, address), sending_to(address, "grpc") as otlp:
+        service.failing = [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        otlp.take_record(of_audit(AUDIT))
+        wait_until(lambda: not otlp.logs.status.waiting)
+        assert (otlp.logs.status.refused, otlp.logs.status.failures) == (1, 0)
+
+
+def test_over_grpc_a_receiver_that_says_when_gets_it_again_then() -> None:
+    duration = duration_pb2.Duration(seconds=2, nanos=500_000_000).SerializeToString()
+    delay = b"\x0a" + bytes([len(duration)]) + duration
+    kind = b"type.googleapis.com/google.rpc.RetryInfo"
+    any_ = b"\x0a" + bytes([len(kind)]) + kind + b"\x12" + bytes([len(delay)]) + delay
+    status = b"\x08\x08\x1a" + bytes([len(any_)]) + any_
+    assert retry_info([("a", "b"), ("grpc-status-details-bin", status)]) == 2.5
+    assert retry_info([("grpc-status-details-bin", status[:-3])]) is None
+    assert retry_info([("grpc-status-details-bin", b"\x08\x08")]) is None
 
 
 def test_the_default_metrics_all_have_a_name_of_the_conventions() -> None:

@@ -153,6 +153,20 @@ def test_it_is_served_compressed_and_plain(server: MetricsServer) -> None:
     assert urllib3.request("GET", url.replace("fleet", "dcgm"), timeout=20).status == 404
 
 
+def test_a_plain_page_that_is_cut_cannot_pass_for_a_whole_one(server: MetricsServer) -> None:
+    url = f"http://127.0.0.1:{server.port}/metrics/fleet"
+    plain = urllib3.request("GET", url, headers={"accept-encoding": "gzip;q=0, identity"}, timeout=20)
+    assert "content-encoding" not in plain.headers
+    assert int(plain.headers["content-length"]) == len(plain.data)
+
+
+def test_a_gpu_that_came_back_into_its_slot_has_its_own_uuid(fleet: Exported) -> None:
+    own = next(row for row in fleet.registry.rows() if (row.node, row.gpu) == ("n0", 0))
+    meanwhile = replace(own, entity_id=1, key="other", uuid="GPU-other", first_ms=50, last_ms=60)
+    fleet.registry.add([own.during(10, 40), meanwhile, own.during(90, 90)])
+    assert fleet.identities(fleet.bucket()).known[0].uuid == own.uuid
+
+
 def test_a_standby_whose_store_does_not_answer_says_so(fleet: Exported, store: Store) -> None:
     def away() -> Bucket:
         raise StoreError("it is away")

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drover_collector.config import load_config
 from drover_collector.exporters import http_post, sending
 from drover_collector.exporters.exports import Exports
 from drover_collector.exporters.remote_write import STALE_BITS, RemoteWrite
@@ -299,6 +300,46 @@ def test_settings_that_cannot_work_are_refused_without_their_secrets(settings: d
     with pytest.raises(SettingsError, match="twice"):
         good = RemoteWriteConfig("a", "http://prom/")
         validate_export(ExportConfig(FleetPageConfig(), (good, good)))
+
+
+@pytest.mark.parametrize("url", ["ftp://user:hunter2@prom/", "user:hunter2@prom", "http://user:hunter2@prom:99999"])
+def test_a_wrong_address_is_refused_without_the_password_in_it(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "collector.toml"
+    path.write_text(f'[[export.remote_write]]\nname = "a"\nurl = "{url}"\n')
+    with pytest.raises(SettingsError, match="@prom") as raised:
+        load_config(path)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_an_exporter_that_cannot_take_a_bucket_does_not_keep_it_from_the_others(
+    fleet: Exported, receiver: HttpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("drover_collector.exporters.exports.LOOK_S", 0.005)
+    entries = (RemoteWriteConfig("first", receiver.url, metrics=METRICS),
+               RemoteWriteConfig("second", receiver.url, metrics=METRICS))  # fmt: skip
+    exports = Exports(ExportConfig(remote_write=entries), fleet.index, fleet.registry)
+    tries: list[object] = []
+
+    def fails(*bucket: object) -> None:
+        tries.append(bucket)
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(exports._takers[0], "take", fails)
+    exports.start(fleet.bucket)
+    wait_until(lambda: exports.statuses()["second"].sent == 8)
+    exports.close()
+    assert len(tries) == 1  # and the next bucket at its time, not the same one each second
+
+
+def test_a_snapshot_that_is_larger_than_the_queue_is_sent_all_the_same(fleet: Exported, receiver: HttpReceiver) -> None:
+    config = RemoteWriteConfig("prom", receiver.url, metrics=METRICS, spool_bytes=10)
+    made = RemoteWrite(config, "export.remote_write[0]")
+    bucket = fleet.bucket()
+    made.take(bucket, fleet.identities(bucket), fleet.xids)
+    made.sender.start()
+    wait_until(lambda: made.sender.status.sent or made.sender.status.dropped)
+    made.close()
+    assert (made.sender.status.sent, made.sender.status.dropped) == (8, 0)
 
 
 def test_buckets_are_sent_at_their_interval_and_only_while_this_collector_judges(

@@ -196,6 +196,16 @@ def test_a_server_that_reads_nothing_holds_up_nobody_and_what_waits_is_bounded()
         assert status.dropped
 
 
+def test_a_line_that_cannot_be_written_is_the_only_one_lost(server: Server) -> None:
+    made = Syslog(SyslogConfig("siem", f"127.0.0.1:{server.port}", "tcp"), "export.syslog[0]")
+    for line in (record(0), record(1), replace(record(2), ts_ms=10**20), record(3)):  # no year has so many digits
+        made.take(line)
+    made.sender.start()
+    wait_until(lambda: not made.sender.status.waiting)
+    made.close()
+    assert (made.sender.status.sent, made.sender.status.refused) == (3, 1)
+
+
 def test_udp_is_a_datagram_a_line() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listening:
         listening.bind(("127.0.0.1", 0))
