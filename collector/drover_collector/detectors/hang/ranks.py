@@ -74,6 +74,20 @@ class JobRanks:
         return max((each.at_ms for each in self.sent.values()), default=0)
 
 
+class Holders:
+    """Which jobs hold GPUs of a node: thousands of reports may come at once, and there may be thousands of jobs."""
+
+    def __init__(self, index: FleetIndex, held: Mapping[str, Ints]) -> None:
+        self.held, self._names = held, list(held)
+        job = np.repeat(np.arange(len(held)), [len(gpus) for gpus in held.values()])
+        node = index.gpu_node[np.concatenate([np.zeros(0, np.int64), *held.values()])].astype(np.int64)
+        self._node, self._job = np.unique(np.stack([node, job]), axis=1) if held else (node, job)
+
+    def on_node(self, n: int) -> dict[str, Ints]:
+        low, high = np.searchsorted(self._node, [n, n + 1])
+        return {(name := self._names[number]): self.held[name] for number in self._job[low:high].tolist()}
+
+
 @dataclass(slots=True)
 class RankReports:
     """All jobs' reports, and those whose job is not known."""
@@ -87,16 +101,18 @@ class RankReports:
         if not new and not self.pending and not self.jobs:
             return
         waiting, self.pending = [*self.pending, *new], []
+        holders = Holders(window.index, held if waiting else {})
         for at_ms, event in waiting:
-            if not self._add(window.index, held, event) and now_ms - at_ms < PENDING_MS:
-                self.pending = [*self.pending, (at_ms, event)][-MAX_PENDING:]
+            if not self._add(window.index, holders, event) and now_ms - at_ms < PENDING_MS:
+                self.pending.append((at_ms, event))
+        self.pending = self.pending[-MAX_PENDING:]
         for name, job in list(self.jobs.items()):
             if now_ms - job.newest_ms > KEPT_MS:
                 del self.jobs[name]
         while len(self.jobs) > MAX_JOBS:
             del self.jobs[min(self.jobs, key=lambda name: self.jobs[name].newest_ms)]
 
-    def _add(self, index: FleetIndex, held: Mapping[str, Ints], event: Event) -> bool:
+    def _add(self, index: FleetIndex, holders: Holders, event: Event) -> bool:
         """Add a report to its job. Return False if that is not known (yet)."""
         try:
             report = read_message(event.message)
@@ -106,11 +122,11 @@ class RankReports:
         if n is None:
             return True
         gpu = None if event.gpu is None else index.gpu(event.node, event.gpu)
-        name = _job_of(index, held, n, gpu, report.job)
+        name = _job_of(holders.on_node(n), gpu, report.job)
         if name is None:
             return False
-        job = self.jobs.setdefault(name, JobRanks(held[name]))
-        job.gpus = held[name]
+        job = self.jobs.setdefault(name, JobRanks(holders.held[name]))
+        job.gpus = holders.held[name]
         if report.rank not in job.sent and len(job.sent) >= max(16, 2 * len(job.gpus)):
             return True  # more ranks than the job can have
         job.sent[report.rank] = Sent(report, event.node, gpu, event.received_ms or event.ts_ms)
@@ -126,10 +142,8 @@ class RankReports:
                 yield name, job.named
 
 
-def _job_of(index: FleetIndex, held: Mapping[str, Ints], n: int, gpu: int | None, named: str) -> str | None:
-    """Return the job of a report from node `n`: what its path names, that of its GPU, or the only one of the node."""
-    first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
-    here = {name: gpus for name, gpus in held.items() if ((gpus >= first) & (gpus < end)).any()}
+def _job_of(here: Mapping[str, Ints], gpu: int | None, named: str) -> str | None:
+    """Return the job of a report: what its path names, that of its GPU, or the only one of its node, `here`."""
     if named in here:
         return named
     if gpu is not None:
