@@ -29,6 +29,9 @@ from drover_core.model.kinds import EventKind
 
 MAX_FILES = 2_048  # at the paths; more are not looked at
 MAX_BYTES = 16 << 20  # of a dump; the recorder's usual 2,000 entries with their stacks take a fraction of it
+# Values of a dump: each may take 100 bytes while it is read, and the agent may use 256 MB (MemoryMax in
+# systemd/drover-agent.service). A pickle of 2,000 entries with 30 frames each has 850,000.
+MAX_VALUES = 1_000_000
 WAIT_S = 0.2  # of one reading for its look at the files: what takes longer comes with the next one
 HUNG_S = 60.0  # a look that takes longer hangs, as on a file system whose server is away
 OLD_MS = 600_000  # a dump that was written so long before the agent's first look is history
@@ -184,7 +187,7 @@ class RankDumpsSource:
                 self._warn(f"{path}: nodes share this file system and no rank is known to run here: left out")
             return None
         try:
-            dump = read_dump(name, _bytes(path))
+            dump = read_dump(name, _bytes(path), MAX_VALUES)
         except (OSError, DumpError) as error:  # half written: it is read again when it has changed
             self._warn(f"{path}: not read yet ({error})")
             return None
