@@ -192,3 +192,13 @@ def test_a_forged_dump_of_many_values_is_not_read(
     made = write({"entries": [1.5] * 1100})
     path.write_bytes(made.encode() if isinstance(made, str) else made)
     assert events(found) == []
+
+
+def test_thousands_of_old_dumps_do_not_hide_a_new_one(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by an attack: where nobody removes dumps, the limit was full of old ones, and no hang was named."""
+    monkeypatch.setattr(rank_dumps, "MAX_FILES", 4)
+    for rank in range(40):
+        os.utime(leave(logs, rank % 4).rename(logs / f"trace_rank_{100 + rank}.json"), (1e9, 1e9))
+    for rank in range(4):
+        leave(logs, rank)
+    assert len(events(source(logs))) == 4
