@@ -80,8 +80,10 @@ class Holders:
     def __init__(self, index: FleetIndex, held: Mapping[str, Ints]) -> None:
         self.held, self._names = held, list(held)
         job = np.repeat(np.arange(len(held)), [len(gpus) for gpus in held.values()])
-        node = index.gpu_node[np.concatenate([np.zeros(0, np.int64), *held.values()])].astype(np.int64)
-        self._node, self._job = np.unique(np.stack([node, job]), axis=1) if held else (node, job)
+        node = index.gpu_node[np.concatenate([np.zeros(0, np.int64), *held.values()])]
+        pairs = np.unique(node.astype(np.int64) * max(1, len(held)) + job)
+        self._node: Ints = pairs // max(1, len(held))
+        self._job: Ints = pairs % max(1, len(held))
 
     def on_node(self, n: int) -> dict[str, Ints]:
         low, high = np.searchsorted(self._node, [n, n + 1])
@@ -152,8 +154,14 @@ def _job_of(here: Mapping[str, Ints], gpu: int | None, named: str) -> str | None
 
 
 def _all_sent(job: JobRanks) -> bool:
-    world = {rank for each in job.sent.values() for group in each.report.groups for rank in group.members}
+    world = _world(job.sent)
     return bool(world) and world <= job.sent.keys() and _is_fresh(job)
+
+
+def _world(sent: Mapping[int, Sent]) -> set[int]:
+    """Return all ranks of the groups. The reports of a large group share one tuple, which is looked at once."""
+    groups = {id(group.members): group.members for each in sent.values() for group in each.report.groups}
+    return set().union(*groups.values())
 
 
 def _is_fresh(job: JobRanks) -> bool:
@@ -186,7 +194,7 @@ def _judge(index: FleetIndex, job: JobRanks) -> Named | None:
 def _places(index: FleetIndex, gpus: Ints, sent: Mapping[int, Sent]) -> tuple[dict[int, int], bool]:
     """Return the GPU of each rank as far as that is known, and whether no guess is among them."""
     places = {rank: each.gpu for rank, each in sent.items() if each.gpu is not None}
-    world = {rank for each in sent.values() for group in each.report.groups for rank in group.members}
+    world = _world(sent)
     if world and world != set(range(len(gpus))):
         return places, True  # not one rank a GPU
     left = sorted(set(gpus.tolist()) - set(places.values()))
