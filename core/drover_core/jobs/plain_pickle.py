@@ -28,7 +28,7 @@ class PickleError(ValueError):
 
 
 def load(data: bytes, most: int = MAX_OPERATIONS) -> Any:
-    """Return the value of a pickle of at most so many operations, each of which may take 100 bytes of memory.
+    """Return the value of a pickle of at most so many operations. Each may take 100 bytes of memory.
 
     Raises:
         PickleError: it holds anything but plain data, or is damaged.

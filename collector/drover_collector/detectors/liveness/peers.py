@@ -4,7 +4,7 @@ A synchronous job waits for each of its ranks. When a node dies, its peers stop 
 NCCL and draw much less power, or their processes end. While they draw what they drew before, the node most likely runs,
 and only its agent or its way to the collector is cut.
 
-What they drew before is not learnt anew while the node is away: they may wait for it for ten minutes, until NCCL's
+What they drew before is not learnt again while the node is away: they may wait for it for ten minutes, until NCCL's
 watchdog ends the job. A scheduler may start the job again, under its name and without the node. So GPUs that join the
 job meanwhile say nothing.
 """
