@@ -70,8 +70,11 @@ def rank_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def read_dump(name: str, data: bytes) -> Dump:
+def read_dump(name: str, data: bytes, most: int = plain_pickle.MAX_OPERATIONS) -> Dump:
     """Return what a dump holds.
+
+    Args:
+        most: operations of a pickle, or values of a JSON dump; each may take 100 bytes of memory.
 
     Raises:
         DumpError: it is empty, damaged, not plain data, or its name has no rank.
@@ -83,8 +86,10 @@ def read_dump(name: str, data: bytes) -> Dump:
         raise DumpError("it is empty: the rank ended while it wrote")
     if data[:1] != b"\x80" and data.count(b"{") + data.count(b"[") > MAX_NESTED:
         raise DumpError(f"it has more than {MAX_NESTED:,} lists and objects")
+    if data[:1] != b"\x80" and sum(data.count(mark) for mark in (b"{", b"[", b",")) > most:
+        raise DumpError(f"it has more than {most:,} values")
     try:
-        found = plain_pickle.load(data) if data[:1] == b"\x80" else json.loads(data)
+        found = plain_pickle.load(data, most) if data[:1] == b"\x80" else json.loads(data)
     except plain_pickle.PickleError as error:
         raise DumpError(str(error)) from None
     except (ValueError, RecursionError) as error:

@@ -27,8 +27,8 @@ class PickleError(ValueError):
     """A pickle that is no plain data, or damaged."""
 
 
-def load(data: bytes) -> Any:
-    """Return the value of a pickle.
+def load(data: bytes, most: int = MAX_OPERATIONS) -> Any:
+    """Return the value of a pickle of at most so many operations. Each may take 100 bytes of memory.
 
     Raises:
         PickleError: it holds anything but plain data, or is damaged.
@@ -36,8 +36,8 @@ def load(data: bytes) -> Any:
     machine = _Machine()
     try:
         for count, (operation, argument, _) in enumerate(pickletools.genops(data)):
-            if count > MAX_OPERATIONS:
-                raise PickleError(f"more than {MAX_OPERATIONS} operations")
+            if count > most:
+                raise PickleError(f"more than {most} operations")
             if operation.name == "STOP":
                 return machine.result()
             machine.step(operation.name, argument)

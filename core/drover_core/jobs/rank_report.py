@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -33,6 +34,7 @@ MAX_GROUPS = 12
 BEFORE, AFTER = 3, 12  # operations kept before the first that is not done, and after it
 MAX_CHARS = 7_000  # of a message; agents cut an event's message at 8,000
 MAX_MEMBERS = 200_000  # of all groups of a report
+SHARED_FROM = 256  # members of a group: the reports of a larger one share them in memory
 MAX_KEPT = 8  # sizes and types of an operation that are kept
 _WORD = re.compile(r"[^\w.:/>< -]")
 
@@ -194,19 +196,27 @@ def text_of(message: str) -> str:
 
 def _group(row: Any, written_ms: int, room: list[int]) -> RankGroup:
     name, runs, newest, operations = row
-    members: list[int] = []
     for first, last, step in runs:
         if not (0 <= first <= last < RANK_LIMIT and step > 0):
             raise ReportError("a group of it has no ranks")
-        members += range(first, last + 1, step)[: max(0, room[0])]
         room[0] -= (last - first) // step + 1
         if room[0] < 0:
             raise ReportError(f"its groups have more than {MAX_MEMBERS:,} ranks")
+    ranges = tuple((first, last, step) for first, last, step in runs)
+    large = sum((last - first) // step + 1 for first, last, step in ranges) >= SHARED_FROM
+    members = _shared_members(ranges) if large else _members(ranges)
     name = _text(name, 80)
     found = tuple(_operation(name, each, written_ms) for each in operations[: BEFORE + AFTER + 1])
     if any(b.sequence != a.sequence + 1 for a, b in pairwise(found)):
         raise ReportError("the operations of a group have a gap")
-    return RankGroup(name, tuple(members), int(newest), found)
+    return RankGroup(name, members, int(newest), found)
+
+
+def _members(runs: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+    return tuple(rank for first, last, step in runs for rank in range(first, last + 1, step))
+
+
+_shared_members = lru_cache(maxsize=32)(_members)  # one tuple for the thousands of reports of a group
 
 
 def _operation(group: str, row: Any, written_ms: int) -> Operation:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -173,3 +176,29 @@ def test_no_report_is_summed_with_another() -> None:
     merger = EventMerger(expect_kernel_log=True)
     one = NodeEvent(1, None, EventKind.RANK, "collective", "a", "rank_dumps", forgeable=True)
     assert [merger.offer(one), merger.offer(one)] == [[one], [one]]
+
+
+@pytest.mark.parametrize("write", [json.dumps, pickle.dumps])
+def test_a_forged_dump_of_many_values_is_not_read(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[object], str | bytes]
+) -> None:
+    """Found by an attack: one of 16 MB took 570 MB, and systemd ends an agent at 256: the node had been silent."""
+    assert rank_dumps.MAX_VALUES * 100 < 128 << 20
+    monkeypatch.setattr(rank_dumps, "MAX_VALUES", 1000)
+    made = write({"entries": [1.5] * 900})
+    found, path = source(logs), logs / "trace_rank_0"
+    path.write_bytes(made.encode() if isinstance(made, str) else made)
+    assert len(events(found)) == 1
+    made = write({"entries": [1.5] * 1100})
+    path.write_bytes(made.encode() if isinstance(made, str) else made)
+    assert events(found) == []
+
+
+def test_thousands_of_old_dumps_do_not_hide_a_new_one(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by an attack: where nobody removes dumps, the limit was full of old ones, and no hang was named."""
+    monkeypatch.setattr(rank_dumps, "MAX_FILES", 4)
+    for rank in range(40):
+        os.utime(leave(logs, rank % 4).rename(logs / f"trace_rank_{100 + rank}.json"), (1e9, 1e9))
+    for rank in range(4):
+        leave(logs, rank)
+    assert len(events(source(logs))) == 4

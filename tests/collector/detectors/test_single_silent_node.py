@@ -124,6 +124,50 @@ def test_names_of_jobs_that_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(peers, "NAMES_KEPT", 4)
     known = peers.PeersOfSilent.of(64)
     for number, (window, _now_ms) in enumerate(play(small_fleet(), 20)):
-        known.add_bucket(replace(window.newest, jobs=np.zeros(64, np.int32), job_names=(f"job {number}",)))
+        known.add_bucket(
+            replace(window.newest, jobs=np.zeros(64, np.int32), job_names=(f"job {number}",)), np.zeros(64, bool)
+        )
     assert len(known.numbers) <= 5
     assert (known.job == known.numbers["job 19"]).all()
+
+
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_a_node_is_not_called_alive_because_its_peers_have_waited_for_it_for_minutes(share: float) -> None:
+    """Found by an attack: what they drew while they waited became what they usually draw, and ended the drain."""
+    findings = found(peers_draw(share), until=100)
+    assert not [f for _, f in findings if "goes on" in f.summary]
+    assert {f.action for quiet, f in findings if quiet >= 300} == {RecommendedAction.DRAIN}
+
+
+def test_a_job_that_was_started_again_without_the_dead_node_does_not_call_it_alive() -> None:
+    """Found by an attack: Slurm starts a job again under its number, 300 s after the node died."""
+    state, result = None, []
+    for number, (window, now_ms) in enumerate(
+        play(small_fleet(), 120, None, lambda number: [2] if number >= GONE else [])
+    ):
+        if GONE + 5 <= number < GONE + 40:  # nobody has a job
+            newest = replace(window.newest, jobs=np.full(64, -1, np.int32))
+            window = replace(window, buckets=(*window.buckets[:-1], newest))
+        findings, state = liveness.detect(window, state, now_ms)
+        result += [f for f in findings if f.cause == "silent"]
+    assert result[-1].action is RecommendedAction.DRAIN
+    assert not [f for f in result if "goes on" in f.summary]
+
+
+def test_after_a_restart_peers_that_wait_for_a_dead_node_do_not_call_it_alive() -> None:
+    def waits(number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
+        if number >= GONE:
+            gpu["power_w"] *= 0.6
+
+    engine, second = (Engine(INDEX, Policy.load(), START_MS + after) for after in (0, 420_000))
+    before: list[Incident] = []
+    for number in range(42):
+        bucket = training_bucket(INDEX, number, waits, silent=[2] if number >= GONE else [])
+        before += engine.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents
+    second.restore([before[-1]], [], [])
+    for number in range(42, 90):
+        bucket = training_bucket(INDEX, number, waits, silent=[2])
+        second.on_bucket(bucket, bucket.end_ms + LAG_MS)
+    (incident,) = second.incidents.values()
+    assert "goes on" not in incident.summary
+    assert incident.action is RecommendedAction.DRAIN

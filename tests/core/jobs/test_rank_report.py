@@ -12,6 +12,7 @@ from drover_core.jobs.flight import Dump, Operation, read_dump
 from drover_core.jobs.model import Fault
 from drover_core.jobs.rank_report import (
     MAX_CHARS,
+    RankGroup,
     RankReport,
     ReportError,
     find_fault,
@@ -119,3 +120,12 @@ def test_people_read_the_sentence_and_of_no_report_what_is_there() -> None:
     message = to_message(of_dump(Dump(2, list(operations("0", 7, 6))), "", NOW_MS))
     assert text_of(message) == "rank 2 is in all_reduce 7"
     assert text_of("no JSON") == "no JSON"
+
+
+def test_reports_of_a_large_group_share_its_members() -> None:
+    """Found by an attack: 4,096 dumps of a job that hangs took 1.2 GB of the collector's memory."""
+    members = tuple(range(4096))
+    message = to_message(RankReport(0, "j", 1, (RankGroup("0", members, 0, ()),)))
+    first, second = (read_message(message).groups[0].members for _ in range(2))
+    assert first == members
+    assert first is second

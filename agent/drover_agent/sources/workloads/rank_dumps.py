@@ -27,11 +27,15 @@ from drover_agent.sources.base import NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_core.model.kinds import EventKind
 
-MAX_FILES = 2_048  # at the paths; more are not looked at
+MAX_FILES = 2_048  # new ones at the paths; more are not looked at
+MAX_LOOKED = 50_000  # of any age: some sites never remove them
 MAX_BYTES = 16 << 20  # of a dump; the recorder's usual 2,000 entries with their stacks take a fraction of it
+# Values of a dump: each may take 100 bytes while it is read, and the agent may use 256 MB (MemoryMax in
+# systemd/drover-agent.service). A pickle of 2,000 entries with 30 frames each has 850,000.
+MAX_VALUES = 1_000_000
 WAIT_S = 0.2  # of one reading for its look at the files: what takes longer comes with the next one
 HUNG_S = 60.0  # a look that takes longer hangs, as on a file system whose server is away
-OLD_MS = 600_000  # a dump that was written so long before the agent's first look is history
+OLD_MS = 600_000  # a dump that was written so long ago is history
 PLACED_S = 3_600.0  # the GPU of a rank is remembered so long after its process has ended
 MAX_ENVIRONMENT = 1 << 18
 CODE = "collective"
@@ -148,16 +152,20 @@ class RankDumpsSource:
             self._found.put(error)
 
     def _files(self) -> Iterator[tuple[str, tuple[os.stat_result, str]]]:
-        count = 0
+        count = looked = 0
+        young_ms = time.time_ns() // 1_000_000 - OLD_MS
         for pattern, regex in self._patterns:
             for path in glob.iglob(pattern):  # noqa: PTH207  # absolute patterns
-                count += 1
-                if count > MAX_FILES:
-                    self._warn(f"more than {MAX_FILES} files at the paths of rank_dumps: the others are left out")
-                    return
+                looked += 1
                 try:
                     found = Path(path).stat(follow_symlinks=False)
                 except OSError:  # removed meanwhile
+                    continue
+                count += found.st_mtime_ns // 1_000_000 >= young_ms
+                if count > MAX_FILES or looked > MAX_LOOKED:
+                    self._warn(f"too many files at the paths of rank_dumps, {looked} so far: the others are left out")
+                    return
+                if found.st_mtime_ns // 1_000_000 < young_ms:
                     continue
                 match = regex.fullmatch(path)
                 if match and stat.S_ISREG(found.st_mode):
@@ -184,7 +192,7 @@ class RankDumpsSource:
                 self._warn(f"{path}: nodes share this file system and no rank is known to run here: left out")
             return None
         try:
-            dump = read_dump(name, _bytes(path))
+            dump = read_dump(name, _bytes(path), MAX_VALUES)
         except (OSError, DumpError) as error:  # half written: it is read again when it has changed
             self._warn(f"{path}: not read yet ({error})")
             return None

@@ -74,6 +74,22 @@ class JobRanks:
         return max((each.at_ms for each in self.sent.values()), default=0)
 
 
+class Holders:
+    """Which jobs hold GPUs of a node: thousands of reports may come at once, and there may be thousands of jobs."""
+
+    def __init__(self, index: FleetIndex, held: Mapping[str, Ints]) -> None:
+        self.held, self._names = held, list(held)
+        job = np.repeat(np.arange(len(held)), [len(gpus) for gpus in held.values()])
+        node = index.gpu_node[np.concatenate([np.zeros(0, np.int64), *held.values()])]
+        pairs = np.unique(node.astype(np.int64) * max(1, len(held)) + job)
+        self._node: Ints = pairs // max(1, len(held))
+        self._job: Ints = pairs % max(1, len(held))
+
+    def on_node(self, n: int) -> dict[str, Ints]:
+        low, high = np.searchsorted(self._node, [n, n + 1])
+        return {(name := self._names[number]): self.held[name] for number in self._job[low:high].tolist()}
+
+
 @dataclass(slots=True)
 class RankReports:
     """All jobs' reports, and those whose job is not known."""
@@ -87,16 +103,18 @@ class RankReports:
         if not new and not self.pending and not self.jobs:
             return
         waiting, self.pending = [*self.pending, *new], []
+        holders = Holders(window.index, held if waiting else {})
         for at_ms, event in waiting:
-            if not self._add(window.index, held, event) and now_ms - at_ms < PENDING_MS:
-                self.pending = [*self.pending, (at_ms, event)][-MAX_PENDING:]
+            if not self._add(window.index, holders, event) and now_ms - at_ms < PENDING_MS:
+                self.pending.append((at_ms, event))
+        self.pending = self.pending[-MAX_PENDING:]
         for name, job in list(self.jobs.items()):
             if now_ms - job.newest_ms > KEPT_MS:
                 del self.jobs[name]
         while len(self.jobs) > MAX_JOBS:
             del self.jobs[min(self.jobs, key=lambda name: self.jobs[name].newest_ms)]
 
-    def _add(self, index: FleetIndex, held: Mapping[str, Ints], event: Event) -> bool:
+    def _add(self, index: FleetIndex, holders: Holders, event: Event) -> bool:
         """Add a report to its job. Return False if that is not known (yet)."""
         try:
             report = read_message(event.message)
@@ -106,11 +124,11 @@ class RankReports:
         if n is None:
             return True
         gpu = None if event.gpu is None else index.gpu(event.node, event.gpu)
-        name = _job_of(index, held, n, gpu, report.job)
+        name = _job_of(holders.on_node(n), gpu, report.job)
         if name is None:
             return False
-        job = self.jobs.setdefault(name, JobRanks(held[name]))
-        job.gpus = held[name]
+        job = self.jobs.setdefault(name, JobRanks(holders.held[name]))
+        job.gpus = holders.held[name]
         if report.rank not in job.sent and len(job.sent) >= max(16, 2 * len(job.gpus)):
             return True  # more ranks than the job can have
         job.sent[report.rank] = Sent(report, event.node, gpu, event.received_ms or event.ts_ms)
@@ -126,10 +144,8 @@ class RankReports:
                 yield name, job.named
 
 
-def _job_of(index: FleetIndex, held: Mapping[str, Ints], n: int, gpu: int | None, named: str) -> str | None:
-    """Return the job of a report from node `n`: what its path names, that of its GPU, or the only one of the node."""
-    first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
-    here = {name: gpus for name, gpus in held.items() if ((gpus >= first) & (gpus < end)).any()}
+def _job_of(here: Mapping[str, Ints], gpu: int | None, named: str) -> str | None:
+    """Return the job of a report: what its path names, that of its GPU, or the only one of its node, `here`."""
     if named in here:
         return named
     if gpu is not None:
@@ -138,8 +154,14 @@ def _job_of(index: FleetIndex, held: Mapping[str, Ints], n: int, gpu: int | None
 
 
 def _all_sent(job: JobRanks) -> bool:
-    world = {rank for each in job.sent.values() for group in each.report.groups for rank in group.members}
+    world = _world(job.sent)
     return bool(world) and world <= job.sent.keys() and _is_fresh(job)
+
+
+def _world(sent: Mapping[int, Sent]) -> set[int]:
+    """Return all ranks of the groups. The reports of a large group share one tuple, which is looked at once."""
+    groups = {id(group.members): group.members for each in sent.values() for group in each.report.groups}
+    return set().union(*groups.values())
 
 
 def _is_fresh(job: JobRanks) -> bool:
@@ -172,7 +194,7 @@ def _judge(index: FleetIndex, job: JobRanks) -> Named | None:
 def _places(index: FleetIndex, gpus: Ints, sent: Mapping[int, Sent]) -> tuple[dict[int, int], bool]:
     """Return the GPU of each rank as far as that is known, and whether no guess is among them."""
     places = {rank: each.gpu for rank, each in sent.items() if each.gpu is not None}
-    world = {rank for each in sent.values() for group in each.report.groups for rank in group.members}
+    world = _world(sent)
     if world and world != set(range(len(gpus))):
         return places, True  # not one rank a GPU
     left = sorted(set(gpus.tolist()) - set(places.values()))

@@ -177,7 +177,7 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
                     s.seen_ms[n] = incident.since_ms
-                    if incident.job:
+                    if incident.job and incident.snapshot_of(NAME).get("goes_on"):  # else it stopped, or nobody knew
                         s.peers.resume(slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1])), incident.job)
         if node is not None:
             g = None if incident.gpu is None else index.gpu(node, incident.gpu)
@@ -335,7 +335,10 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     if core:
         answers = answers & ~np.isnan(np.array(core)).all(axis=0)
     s.answered_ms[answers] = bucket.end_ms
-    s.peers.add_bucket(bucket)
+    away = ~reporting
+    if away.any():
+        away &= (s.seen_ms > 0) & (bucket.end_ms - s.seen_ms >= window.silent_after_ms(away))
+    s.peers.add_bucket(bucket, away[index.gpu_node])
     s.partial.note(window, answers)
     for node, gpu, code in [key for key in s.reported if key[2] == "gpu_lost" and key[1] is not None]:
         g = index.gpu(node, gpu) if gpu is not None else None

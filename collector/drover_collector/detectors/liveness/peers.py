@@ -3,6 +3,10 @@
 A synchronous job waits for each of its ranks. When a node dies, its peers stop computing within a step: they wait in
 NCCL and draw much less power, or their processes end. While they draw what they drew before, the node most likely runs,
 and only its agent or its way to the collector is cut.
+
+What they drew before is not learnt again while the node is away: they may wait for it for ten minutes, until NCCL's
+watchdog ends the job. A scheduler may start the job again, under its name and without the node. So GPUs that join the
+job meanwhile say nothing.
 """
 
 from __future__ import annotations
@@ -40,34 +44,39 @@ class PeersOfSilent:
     Attributes:
         usual_w: float64 [G], a moving average of its power. least_w: float64 [G], the least seen. NaN: not seen.
         job: int32 [G], a number from `numbers` (-1: none). That of a silent GPU is the one it had before.
+        joined: bool [G], the GPU came to its job when a node of that was away already.
     """
 
     usual_w: Floats
     least_w: Floats
     job: Ints
+    joined: Bools
     numbers: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, gpu_count: int) -> PeersOfSilent:
         """Return the state before the first bucket."""
         none = np.full(gpu_count, np.nan)
-        return cls(none, none, np.full(gpu_count, -1, np.int32))
+        return cls(none, none, np.full(gpu_count, -1, np.int32), np.zeros(gpu_count, bool))
 
     def resume(self, gpus: slice, job: str) -> None:
         """Take over from a former run which job GPUs were in that have been silent since."""
         self.job[gpus] = self.numbers.setdefault(job, max(self.numbers.values(), default=-1) + 1)
 
-    def add_bucket(self, bucket: Bucket) -> None:
-        """Learn from the next bucket."""
-        reporting = bucket.gpu_rows > 0
+    def add_bucket(self, bucket: Bucket, away: Bools) -> None:
+        """Learn from the next bucket. `away`: bool [G], GPUs of nodes that count as silent."""
+        reporting, before = bucket.gpu_rows > 0, self.job.copy()
         self.job[reporting] = self._numbered(bucket)[reporting]
+        waits = np.isin(self.job, np.unique(self.job[away & (self.job >= 0)])) & (self.job >= 0)
+        came = (self.job != before) & ~np.isnan(self.usual_w)  # not one that is seen for the first time
+        self.joined = waits & (self.joined | came)
         power = bucket.gpu.get("power_w")
         if power is None:
             return
         known = ~np.isnan(power)
         usual = np.where(np.isnan(self.usual_w), power, self.usual_w)
-        self.usual_w = np.where(known, usual + WEIGHT * (power - usual), self.usual_w)
-        self.least_w = np.fmin(self.least_w, power)
+        self.usual_w = np.where(known, usual + np.where(waits, 0.0, WEIGHT) * (power - usual), self.usual_w)
+        self.least_w = np.where(waits & ~np.isnan(self.least_w), self.least_w, np.fmin(self.least_w, power))
 
     def progress(self, window: Window, n: int) -> Progress:
         """Return what the job of silent node number `n` does on other nodes, in the newest bucket."""
@@ -81,6 +90,7 @@ class PeersOfSilent:
         if limit is not None:
             works |= usual > WORKING_SHARE * limit
         peers: Bools = np.isin(self.job, mine[mine >= 0]) & (index.gpu_node != n) & works & ~np.isnan(power)
+        peers &= ~self.joined
         if not peers.any():
             return Progress.UNKNOWN
         share = float(np.median(power[peers] / usual[peers]))

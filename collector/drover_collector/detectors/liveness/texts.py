@@ -83,7 +83,7 @@ def node_silent(
         + "Check power and console of the node. If it is running, its agent or management network is at fault, and its"
         " jobs may be healthy.",
         (Evidence(f"no telemetry of {node.name} or its {node.gpus} GPUs", from_ms=since_ms),),
-        job_of(window, node.name), lost_gpus=float(node.gpus),
+        job_of(window, node.name), lost_gpus=float(node.gpus), snapshot={"goes_on": False},
     )  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def node_cut_off(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: i
             Evidence(f"no telemetry of {node.name} or its {node.gpus} GPUs", from_ms=since_ms),
             Evidence("the other nodes of its job draw as much power as before", from_ms=since_ms),
         ),
-        job_of(window, node.name), lost_gpus=float(node.gpus),
+        job_of(window, node.name), lost_gpus=float(node.gpus), snapshot={"goes_on": True},
     )  # fmt: skip
 
 
