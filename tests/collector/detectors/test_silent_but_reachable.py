@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from drover_collector.detectors._lib.examples import START_MS, small_fleet, training_bucket
@@ -113,8 +114,12 @@ def wanted_of(live: bool, survey: Survey | None) -> tuple[set[tuple[str, str]], 
     if survey is not None:
         engine.on_survey(survey)
     made, known = list[Decision](), dict[str, Incident]()
+
+    def stopped(number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
+        gpu["power_w"] *= 0.4 if number >= 4 else 1.0  # its job waits for it
+
     for number in range(50):
-        bucket = training_bucket(index, number, silent=[2] if number >= 4 else [])
+        bucket = training_bucket(index, number, stopped, silent=[2] if number >= 4 else [])
         outcome = engine.on_bucket(bucket, bucket.end_ms + LAG_MS)
         made += outcome.decisions
         known |= {i.id: i for i in outcome.incidents}
