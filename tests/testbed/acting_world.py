@@ -457,6 +457,8 @@ class Collector:
 
         def change(_: int, gpu: dict[str, Any], node: dict[str, Any]) -> None:
             del node
+            if silent:
+                del gpu["power_w"]  # nothing shows whether the silent node's job goes on
             gpu["energy_j"] = np.zeros(INDEX.gpu_count)
             for n, one in enumerate(world.nodes.values()):
                 gpu["energy_j"][n * GPUS : (n + 1) * GPUS] = (world.true_ms - one.booted_ms + 1) * 0.6

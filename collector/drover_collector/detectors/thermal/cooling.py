@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from drover_collector.detectors._lib.metrics import Ints, boards, column
+from drover_collector.detectors._lib.metrics import Ints, boards, column, counter_share, margin_c
 from drover_collector.detectors._lib.robust import Bools, Grouping, group_medians
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Floats
@@ -24,6 +24,8 @@ LIGHT_RATIO = 0.25  # of the power limit
 # Fans follow the load, so the resistance of a GPU at half of its load, or among GPUs that rest, may be 70 % higher than
 # at full load. Peers are GPUs whose power and whose node's power are in the same step; a step is so much (natural log).
 LOAD_STEP = 0.3
+HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
+HELD_SHARE, HELD_MARGIN_C = 0.05, 2.0  # of a bucket; to slowdown
 LEAST_ALIKE = 4  # GPUs in the same slots elsewhere; with fewer, all GPUs in the same place are compared
 LIGHT_GPUS = 4  # of the node, including the GPU itself
 # Power may vary by this share, as the core follows it with a time constant of 15 to 60 s, and may be lower than the
@@ -71,14 +73,21 @@ def _resistance(window: Window, inlets: Floats) -> tuple[Floats, Bools, Bools, B
 
 
 def _load_steps(window: Window) -> Ints:
-    """Return a number for each GPU's load and its node's, int64 [G]: equal where both are alike."""
+    """Return a number for each GPU's load and its node's, int64 [G]: equal where both are alike.
+
+    A GPU that heat holds down counts at its node's load: so its peers are those that do the same work.
+    """
     index, power = window.index, column(window, "power_w")
     known = power > 0
     node = index.gpu_node
     total = np.bincount(node[known], power[known], index.node_count)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = total / np.bincount(node[known], minlength=index.node_count)
-        own, around = (np.nan_to_num(np.log(of) / LOAD_STEP, posinf=0.0, neginf=0.0) for of in (power, mean[node]))
+        mean = mean[node]
+        held = np.fmax(*(counter_share(window, name) for name in HELD_BY_HEAT)) >= HELD_SHARE
+        held |= margin_c(window) <= HELD_MARGIN_C
+        power = np.where(held, np.fmax(power, mean), power)
+        own, around = (np.nan_to_num(np.log(of) / LOAD_STEP, posinf=0.0, neginf=0.0) for of in (power, mean))
     return np.asarray(own.astype(np.int64).clip(0, 63) * 64 + around.astype(np.int64).clip(0, 63))
 
 
