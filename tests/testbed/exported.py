@@ -77,4 +77,4 @@ def stopped(*closing: object) -> Iterator[None]:
         yield
     finally:
         for each in closing:
-            each.close()  # type: ignore[attr-defined]
+            each.close()  # type: ignore[attr-defined]  # all of them have it

@@ -106,7 +106,7 @@ def read(path: str, boot_id: str = BOOT_ID) -> tuple[dict[str, object], str]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         return {}, f"{path} is not of this version's form; update the older of agent and gate"
     try:
-        with open(boot_id, encoding="ascii") as file:  # noqa: PTH123
+        with open(boot_id, encoding="ascii") as file:  # noqa: PTH123  # quick
             now = file.read().strip()
     except OSError:
         now = ""

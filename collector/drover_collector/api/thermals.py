@@ -22,8 +22,7 @@ from drover_collector.api.snapshot import ApiSnapshot, not_found, worst_first
 from drover_collector.detectors._lib.metrics import counter_share
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.thermal.cooling import HELD_BY_HEAT, Cooling, cooling
-from drover_collector.detectors.thermal.detector import SLOWED_SHARE
+from drover_collector.detectors.thermal.cooling import HELD_BY_HEAT, SLOWED_SHARE, Cooling, cooling
 from drover_collector.fleet.buckets import Bucket, Floats
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Incident, IncidentKind

@@ -24,7 +24,7 @@ REFUSE = pb.GateVerdict(answer="refuse", text="drain n1 for xid/xid_79", inciden
 
 
 def gate_file(folder: Path, boot: str = BOOT, **more: object) -> GateFile:
-    return GateFile(GateConfig(file=str(folder / "gate.json"), **more), "n1", boot)  # type: ignore[arg-type]
+    return GateFile(GateConfig(file=str(folder / "gate.json"), **more), "n1", boot)  # type: ignore[arg-type]  # settings of many types
 
 
 def event(code: str, kind: EventKind = EventKind.XID, gpu: int | None = 3, **more: bool) -> NodeEvent:

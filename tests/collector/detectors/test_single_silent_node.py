@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from drover_collector.detectors._lib.examples import START_MS, play, small_fleet, training_bucket
+from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.detectors.liveness.peers import PeersOfSilent
 from drover_collector.engine.engine import LAG_MS, Engine
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import Finding, Incident, RecommendedAction, Severity
@@ -24,7 +26,10 @@ def found(
 ) -> list[tuple[int, Finding]]:
     """Return (seconds of silence, finding) of node 2. `jobs`: the job of each node, instead of one job of all."""
     state, result = None, []
-    silent: Callable[[int], Sequence[int]] = lambda number: [2] if number >= GONE else []  # noqa: E731
+
+    def silent(number: int) -> Sequence[int]:
+        return [2] if number >= GONE else []
+
     for window, now_ms in play(small_fleet(), until, change, silent):
         if jobs is not None:
             newest = window.newest
@@ -171,3 +176,22 @@ def test_after_a_restart_peers_that_wait_for_a_dead_node_do_not_call_it_alive() 
     (incident,) = second.incidents.values()
     assert "goes on" not in incident.summary
     assert incident.action is RecommendedAction.DRAIN
+
+
+def test_what_jobs_draw_is_computed_once_a_bucket_however_many_nodes_are_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For each of 4,000 silent nodes anew, it cost seconds of each tick."""
+    asked: list[int] = []
+    shares = PeersOfSilent.shares
+
+    def counted(self: PeersOfSilent, window: Window) -> np.ndarray:
+        asked.append(window.newest.end_ms)
+        return shares(self, window)
+
+    monkeypatch.setattr(PeersOfSilent, "shares", counted)
+    state = None
+    for window, now_ms in play(small_fleet(), GONE + 12, silent=lambda number: [1, 3, 5] if number >= GONE else []):
+        _, state = liveness.detect(window, state, now_ms)
+    assert asked
+    assert len(asked) == len(set(asked))

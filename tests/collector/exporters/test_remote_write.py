@@ -176,6 +176,7 @@ def test_a_receiver_that_asks_for_a_year_gets_five_minutes(fleet: Exported, rece
     waits: list[float] = []
     with writing(receiver.url) as writer:
         waited = writer.sender._stopping.wait
+        # The test stands in for the clock.
         writer.sender._stopping.wait = lambda s=None: bool(waits.append(s or 0)) or waited(0.01)  # type: ignore[method-assign]
         take(writer, fleet)
         wait_until(lambda: writer.sender.status.sent == 8)

@@ -64,8 +64,8 @@ def test_a_slow_gpu_and_a_bad_port_share_the_waiting_and_each_is_named() -> None
 
 def test_a_job_that_is_slower_than_its_past_lost_a_part_of_its_useful_time_once() -> None:
     fields = {"members": [("n0", None), ("n1", None)], "lost_ms": 40 * MIN}
-    first = incident("slowdown", "waits_for_host", **fields)  # type: ignore[arg-type]  # of 4 GPUs for 50 minutes
-    again = incident("slowdown", "slower", since_ms=20 * MIN, spans=[(20 * MIN, None)], **fields)  # type: ignore[arg-type]
+    first = incident("slowdown", "waits_for_host", **fields)  # type: ignore[arg-type]  # fields of many types, for 4 GPUs and 50 minutes
+    again = incident("slowdown", "slower", since_ms=20 * MIN, spans=[(20 * MIN, None)], **fields)  # type: ignore[arg-type]  # as above
     loss = job_loss(INDEX, worked(first, again), 0, 0, 60 * MIN)
     assert [(part.blame, part.incident) for part in loss.parts] == [(Blame.STORAGE, 0)]
     assert loss.parts[0].ms == loss.parts[0].slow_ms == pytest.approx(40 * MIN, abs=1)

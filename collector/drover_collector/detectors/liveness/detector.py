@@ -497,9 +497,10 @@ def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet,
     """Report nodes that are silent alone, once they have been for long enough."""
     index, bucket = window.index, window.newest
     usual_ms = s.reception.usual_gap_ms(bucket.end_ms, index.node_count)
+    shares = s.peers.shares(window) if len(silent) else np.zeros(0)
     for n in silent.tolist():
         name = index.nodes[n].name
-        progress = s.peers.progress(window, n)
+        progress = s.peers.progress(window, n, shares)
         never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms, ALONE_MS[progress])
         if not (never or enough or ("node", "silent", name, None) in s.open):
             continue

@@ -16,7 +16,7 @@ from enum import Enum
 
 import numpy as np
 
-from drover_collector.detectors._lib.robust import Bools
+from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.detectors._lib.window import Window
 from drover_collector.fleet.buckets import Bucket, Floats, Ints
 
@@ -78,22 +78,27 @@ class PeersOfSilent:
         self.usual_w = np.where(known, usual + np.where(waits, 0.0, WEIGHT) * (power - usual), self.usual_w)
         self.least_w = np.where(waits & ~np.isnan(self.least_w), self.least_w, np.fmin(self.least_w, power))
 
-    def progress(self, window: Window, n: int) -> Progress:
-        """Return what the job of silent node number `n` does on other nodes, in the newest bucket."""
-        index, bucket = window.index, window.newest
-        power = bucket.gpu.get("power_w")
-        mine = self.job[index.first_gpu[n] : index.first_gpu[n + 1]]
-        if power is None or not (mine >= 0).any():
-            return Progress.UNKNOWN
-        usual, limit = self.usual_w, bucket.gpu.get("power_limit_w")
+    def shares(self, window: Window) -> Floats:
+        """Return what each job draws now as a share of its usual power, by number of the job; NaN: unknown."""
+        power = window.newest.gpu.get("power_w")
+        jobs = max(self.numbers.values(), default=-1) + 1
+        if power is None or not jobs:
+            return np.full(jobs, np.nan)
+        usual, limit = self.usual_w, window.newest.gpu.get("power_limit_w")
         works = usual > WORKING * self.least_w
         if limit is not None:
             works |= usual > WORKING_SHARE * limit
-        peers: Bools = np.isin(self.job, mine[mine >= 0]) & (index.gpu_node != n) & works & ~np.isnan(power)
-        peers &= ~self.joined
-        if not peers.any():
+        share = np.where(works & ~self.joined, power / usual, np.nan)  # NaN: of silent nodes too
+        return group_medians(share, self.job.astype(np.int64), jobs)[0]
+
+    def progress(self, window: Window, n: int, shares: Floats) -> Progress:
+        """Return what the jobs of silent node number `n` do on other nodes. `shares`: of all jobs, now."""
+        mine = self.job[window.index.first_gpu[n] : window.index.first_gpu[n + 1]]
+        known = shares[np.unique(mine[mine >= 0])]
+        known = known[~np.isnan(known)]
+        if not len(known):
             return Progress.UNKNOWN
-        share = float(np.median(power[peers] / usual[peers]))
+        share = float(np.median(known))
         if share < STOPPED_SHARE:
             return Progress.STOPPED
         return Progress.GOES_ON if share > GOES_ON_SHARE else Progress.UNKNOWN

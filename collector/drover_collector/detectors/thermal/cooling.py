@@ -25,7 +25,8 @@ LIGHT_RATIO = 0.25  # of the power limit
 # at full load. Peers are GPUs whose power and whose node's power are in the same step; a step is so much (natural log).
 LOAD_STEP = 0.3
 HELD_BY_HEAT = ("throttle_thermal_sw_us", "throttle_thermal_hw_us")
-HELD_SHARE, HELD_MARGIN_C = 0.05, 2.0  # of a bucket; to slowdown
+SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
+HELD_MARGIN_C = 2.0  # to slowdown, for boards without these counters
 LEAST_ALIKE = 4  # GPUs in the same slots elsewhere; with fewer, all GPUs in the same place are compared
 LIGHT_GPUS = 4  # of the node, including the GPU itself
 # Power may vary by this share, as the core follows it with a time constant of 15 to 60 s, and may be lower than the
@@ -84,7 +85,7 @@ def _load_steps(window: Window) -> Ints:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = total / np.bincount(node[known], minlength=index.node_count)
         mean = mean[node]
-        held = np.fmax(*(counter_share(window, name) for name in HELD_BY_HEAT)) >= HELD_SHARE
+        held = np.fmax(*(counter_share(window, name) for name in HELD_BY_HEAT)) >= SLOWED_SHARE
         held |= margin_c(window) <= HELD_MARGIN_C
         power = np.where(held, np.fmax(power, mean), power)
         own, around = (np.nan_to_num(np.log(of) / LOAD_STEP, posinf=0.0, neginf=0.0) for of in (power, mean))

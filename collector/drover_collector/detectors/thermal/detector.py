@@ -28,6 +28,7 @@ from drover_collector.detectors._lib.window import Window, onset_ms
 from drover_collector.detectors.thermal.cooling import (
     HELD_BY_HEAT,
     LEAST_ALIKE,
+    SLOWED_SHARE,
     Cooling,
     Places,
     cooling,
@@ -56,7 +57,6 @@ LEARN_BUCKETS = 30  # steady buckets before a GPU's own past counts
 RESTORED = 10**9  # as `learnt`: the past is of before a restart
 OWN_RATE = 0.001  # of the past's exponential mean: hours, as the model needs half an hour to find a small rise
 LEARN_RATE = 0.02  # of a rack's inlet: about 8 min at 10 s
-SLOWED_SHARE = 0.05  # of a bucket's time held down by heat
 PERSIST = 2  # buckets
 MARGIN_CRITICAL_C = -2.0  # slowdown offset of H100, GB200, GB300, L40 (NVSentinel); B200 has -3
 INLET_HELD_MS = 600_000  # for which a reading of an inlet counts: some are read less often than GPUs

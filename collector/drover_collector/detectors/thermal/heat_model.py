@@ -406,9 +406,8 @@ class HeatModel:
         # What all nodes of a rack have is the rack's.
         alone_c = over_c - np.nan_to_num(np.maximum(of_rack, 0.0))[self.layout.rack_of]
         warm = nodes.hot & (alone_c >= np.maximum(OF_NODES.least_c, OF_NODES.share * nodes.own_c))
-        by_node = (
-            warm[self.layout.node] & np.isnan(warmer_c) & ~np.isnan(rise_c)
-        )  # GPUs that their own past cannot judge
+        # GPUs that their own past cannot judge.
+        by_node = warm[self.layout.node] & np.isnan(warmer_c) & ~np.isnan(rise_c)
         warmer_c = np.where(by_node, alone_c[self.layout.node], warmer_c)
         self.rise = Rise(
             warmer_c, own_c, hot | by_peers, by_peers, np.where(warm & ~was.hot_nodes, alone_c, was.node_c),
