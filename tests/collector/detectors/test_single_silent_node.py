@@ -181,7 +181,7 @@ def test_after_a_restart_peers_that_wait_for_a_dead_node_do_not_call_it_alive() 
 def test_what_jobs_draw_is_computed_once_a_bucket_however_many_nodes_are_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """For each of 4,000 silent nodes anew, it cost seconds of each tick."""
+    """Once for each of 4,000 silent nodes, it cost seconds of each tick."""
     asked: list[int] = []
     shares = PeersOfSilent.shares
 
