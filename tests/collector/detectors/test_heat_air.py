@@ -100,6 +100,34 @@ def test_a_room_and_small_differences_are_no_fault(what: str, which: slice | int
     assert (hall.nodes, hall.rack, hall.gpus) == ([], [], []), what
 
 
+@pytest.mark.parametrize("read", [True, False], ids=["inlet", "no inlet"])
+def test_fans_that_ran_at_full_for_an_hour_make_no_fault_of_the_usual_heat(read: bool) -> None:
+    def air(at_s: float) -> np.ndarray:
+        hour, result = at_s / 3600, np.zeros(NODES)
+        result[BAD] = -12.0 if 1.5 <= hour < 2.75 else 0.0
+        result[BAD + 1] = 10.0 if hour >= 4 else 0.0  # a fault of another node, so that something can be found
+        return result
+
+    hall = Hall(steady(0.8), air, read).play(4.75)
+    assert {n for _, n in hall.nodes} == {BAD + 1}
+    assert (hall.rack, hall.gpus) == ([], [])
+
+
+def test_fans_that_lag_behind_jobs_that_come_and_go_are_no_fault() -> None:
+    def load(at_s: float) -> np.ndarray:
+        share = np.full(NODES, 0.7)
+        share[BAD] = 0.2 if int(at_s / 720) % 2 else 0.95
+        return share
+
+    def air(at_s: float) -> np.ndarray:
+        """Fans need four minutes to follow a job that begins."""
+        result = np.zeros(NODES)
+        result[BAD] = 12.0 * np.exp(-(at_s % 1440) / 120) if at_s % 1440 < 720 and at_s > 7200 else 0.0
+        return result
+
+    assert Hall(load, air, read=True).play(4.0).nodes == []
+
+
 def test_nodes_whose_jobs_change_are_no_fault() -> None:
     rng = np.random.default_rng(8)
     hours, shares = np.sort(rng.uniform(0, 6, (NODES, 4))), rng.choice([0.1, 0.35, 0.6, 0.9], (NODES, 5))

@@ -80,21 +80,21 @@ def test_a_node_whose_job_stops_later_asks_for_a_drain() -> None:
     ],
 )  # fmt: skip
 def test_where_the_job_says_nothing_it_is_ninety_seconds(change: Change | None, jobs: list[int] | None) -> None:
-    assert found(change, jobs)[0][0] == 90
+    assert found(change, jobs)[0][0] == 150
 
 
 def test_a_job_that_rests_does_not_show_that_it_goes_on() -> None:
     def idle(_number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
         gpu["power_w"][:] = 70.0
 
-    assert found(idle)[0][0] == 90
+    assert found(idle)[0][0] == 150
 
 
 def test_without_power_nothing_is_known_of_the_job() -> None:
     def blind(_number: int, gpu: dict[str, np.ndarray], _node: dict[str, np.ndarray]) -> None:
         del gpu["power_w"]
 
-    assert found(blind)[0][0] == 90
+    assert found(blind)[0][0] == 150
 
 
 def test_one_job_of_many_that_stops_does_not_speak_for_the_others() -> None:

@@ -283,6 +283,23 @@ def test_the_demos_cooling_fault_keeps_its_cause_while_others_write_checkpoints(
     assert {(f.scope, f.node, f.gpu, f.cause) for f in reported} == {("gpu", fault.node, fault.gpu, "cooling")}
 
 
+def test_a_pool_cooled_by_air_is_not_held_against_the_same_board_cooled_by_liquid() -> None:
+    nodes = [dataclasses.replace(n, pool="air" if k < 2 else "liquid") for k, n in enumerate(small_fleet(12).nodes)]
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        heat(gpu, slice(0, 16), 1.7)
+
+    def played(spec: FleetSpec) -> set[str]:
+        state, found = None, set()
+        for window, now_ms in play(FleetIndex(spec), 10, change):
+            findings, state = thermal.detect(window, state, now_ms)
+            found |= {f.summary for f in findings}
+        return found
+
+    assert played(FleetSpec(tuple(nodes))) == set()
+    assert played(FleetSpec(tuple(dataclasses.replace(n, pool="") for n in nodes)))
+
+
 def test_boards_that_the_fleet_file_does_not_name_are_not_held_against_others() -> None:
     spec = FleetSpec(tuple(dataclasses.replace(n, sku="") for n in small_fleet(12).nodes))
 

@@ -55,6 +55,7 @@ CORRECTED_PER_S = 15.0  # host memory; above it Linux 3.5 to 6.7 disabled interr
 AER_PER_S = 2.0  # Linux 6.16 calls more than 10 in 5 s too many to print (pci/pcie/aer.c)
 STORM_BUCKETS = 3
 FANS_HELD_MS = 120_000  # a BMC is read once a minute: a second reading must agree
+FANS_SLOW_MS = 600_000  # for fans that turn: after a pause of a job they need minutes to follow the heat
 
 COUNTERS = {"edac_corrected": CORRECTED_PER_S, "pcie_aer_correctable": AER_PER_S}
 JUDGED = (
@@ -327,7 +328,8 @@ def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
     failed = window.newest.node.get("fans_failed", np.full(len(slow), np.nan))
     s.fans.read(window, np.fmax(failed, slow))
     failing = s.fans.value > 0
-    held = s.fans.hold(window, failing, FANS_HELD_MS)
+    slow_only = (slow == 1) & (window.newest.node.get("fan_min_rpm", slow) > 0) & ~(failed > 0)
+    held = s.fans.hold(window, failing, np.where(slow_only, FANS_SLOW_MS, FANS_HELD_MS))
     if np.count_nonzero(failing) >= max(TOGETHER_LEAST, TOGETHER_SHARE * np.count_nonzero(~np.isnan(s.fans.value))):
         return
     for n in np.flatnonzero(held).tolist():
@@ -338,7 +340,7 @@ def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
         since = int(s.fans.since_ms[n])
         if slow[n] == 1:
             rpm, usual = float(s.speeds.speed.value[n]), float(expected[n])
-            text = f"a fan turns at {rpm:,.0f} rpm, and at {usual:,.0f} before with as cool a core"
+            text = f"a fan turns at {rpm:,.0f} rpm, and usually at {usual:,.0f} or more"
             text = text if rpm > 0 else "a fan stands still"
             least = None if np.isnan(usual) else usual
             seen = Evidence(text, "fan_min_rpm", rpm, least, None, None, since, window.newest.end_ms)

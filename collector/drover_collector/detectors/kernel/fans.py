@@ -16,7 +16,9 @@ from drover_collector.fleet.buckets import Floats
 WORKS = 0.2  # of the time, the busiest GPU: at rest a controller may stop fans, and other heat than GPUs' sets them
 TURNING_NODES = 3  # of the same kind, whose fans all turn: without so many the node's own past must show it
 # A controller turns fans faster with more heat. All limits are our own: a cooler room slows fans by less.
-SLOW = 0.5  # of the slowest mean speed that this node had with as warm a core, or a cooler one
+# Of the slowest mean speed that this node had, with any core. A warmer core needs a faster fan, so what is slower than
+# with a cooler core is slow; and what was fast enough for a warmer core is fast enough now, after fans ran at full.
+SLOW = 0.5
 STEPS, STEP_C, COOLEST_C = 8, 8.0, 26.0  # of the node's hottest core, which fans follow
 LEARN_MS = 900_000  # at such a step, before it counts
 LEARNS = 0.85  # of that speed: a slower fan is not learnt from
@@ -63,14 +65,14 @@ class Fans:
         return np.where(np.isnan(speed), np.nan, bad), least
 
     def _least(self, window: Window, read: Bools) -> Floats:
-        """Return the slowest mean speed with as warm a core or a cooler one, [N]; NaN while unknown. Learn."""
+        """Return the slowest mean speed of each node at any step of heat, [N]; NaN while unknown. Learn."""
         hottest = np.full(window.index.node_count, np.nan)
         np.fmax.at(hottest, window.index.gpu_node, column(window, "gpu_temp_c"))
         known = ~np.isnan(hottest) & read & (self.speed.value > 0)
         step: Ints = np.clip((np.nan_to_num(hottest) - COOLEST_C) / STEP_C, 0, STEPS - 1).astype(np.int64)
         means = np.where(self.seen_ms >= LEARN_MS, self.mean, np.inf)
-        means = np.where(np.arange(STEPS)[:, None] <= step, means, np.inf)
-        least = means.min(axis=0)
+        cooler = np.where(np.arange(STEPS)[:, None] <= step, means, np.inf).min(axis=0)
+        least = np.where(np.isfinite(cooler), means.min(axis=0), np.inf)
         least = np.where(np.isfinite(least) & ~np.isnan(hottest), least, np.nan)
         nodes = np.flatnonzero(known & ~(self.speed.value < LEARNS * least))
         at = step[nodes], nodes

@@ -71,7 +71,7 @@ class Held:
         self.seen_ms = np.where(known, window.newest.end_ms, self.seen_ms)
         self.value[window.newest.end_ms - self.seen_ms > KNOWN_MS] = np.nan
 
-    def hold(self, window: Window, flags: Bools, held_ms: int) -> Bools:
+    def hold(self, window: Window, flags: Bools, held_ms: Floats | int) -> Bools:
         """Return the nodes whose `flags` have been set for `held_ms`, by readings at both ends; bool [N]."""
         begun = np.where(np.isnan(self.since_ms), window.newest.start_ms, self.since_ms)
         self.since_ms = np.where(flags, begun, np.nan)

@@ -74,7 +74,7 @@ GAP_SLACK = 2.0
 # A single node that is away for a minute or two is mostly an agent that restarts or a management network that blinks.
 # Kubernetes waits 50 s (node-monitor-grace-period), Slurm 300 s (SlurmdTimeout). Its job's other nodes know more: if
 # they stopped computing with it, it is dead, and nobody has to wait; if they go on, it lives.
-ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 90_000, Progress.GOES_ON: 240_000}
+ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 150_000, Progress.GOES_ON: 240_000}
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent

@@ -41,12 +41,14 @@ DEFAULT_INLET_C = 25.0  # where no inlet sensor is read: the peers are then the 
 def _places(window: Window, inlets: Floats) -> tuple[Ints, Ints]:
     """Return board and place of each GPU, int64 [G]: only GPUs of the same board and place are compared.
 
-    All nodes with a known inlet and board are one place. The others are placed by rack; without a rack by node.
+    All nodes of a pool with a known inlet and board are one place, as one board may be cooled by air in one pool and by
+    liquid in the other. The others are placed by rack; without a rack by node.
     """
     index, board = window.index, boards(window)
     racked = np.array([bool(name) for name in index.racks], bool)[index.rack]
-    apart = np.where(racked, 1 + index.rack, 1 + len(index.racks) + np.arange(index.node_count))
-    place = np.where(~np.isnan(inlets) & (board >= 0), 0, apart).astype(np.int64)
+    pools = len(index.pools)
+    apart = pools + np.where(racked, index.rack, len(index.racks) + np.arange(index.node_count))
+    place = np.where(~np.isnan(inlets) & (board >= 0), index.pool, apart).astype(np.int64)
     return (board + 1)[index.gpu_node], place[index.gpu_node]
 
 

@@ -259,7 +259,9 @@ def _follow(window: Window, s: ThermalState, inlets: Floats) -> Rise:
     assert s.model is not None
     temp, power, limit = (column(window, name) for name in ("gpu_temp_c", "power_w", "power_limit_w"))
     newest = window.newest
-    s.model.layout.job, s.model.layout.board = jobs_of_nodes(window), boards(window)
+    index = window.index
+    kind = boards(window) * len(index.pools) + index.pool  # one pool may be cooled by air, another by liquid
+    s.model.layout.job, s.model.layout.board = jobs_of_nodes(window), kind
     s.model.advance(newest.end_ms, newest.length_ms, temp, power, limit, inlets)
     if s.memory is not None:
         memory = column(window, "memory_temp_c")

@@ -19,12 +19,13 @@ The state is bounded (about 0.8 kB a GPU) and depends on the buckets alone: a re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from drover_collector.detectors._lib.robust import Bools, group_medians
+from drover_collector.detectors.thermal.highest_seen import HighestSeen
 from drover_collector.detectors.thermal.peer_share import OF_GPUS, OF_NODES, NodeMates, PeerShare, expected_of_nodes_c
 from drover_collector.detectors.thermal.rise_test import BLOCK_MS, NOISE_C, SUSPECT, RiseTest
 from drover_collector.fleet.buckets import Floats
@@ -75,9 +76,13 @@ AIR_LEARN_BLOCKS, AIR_SEEN_BLOCKS = 6, 3.0  # for the air a GPU counts later, at
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
 ALIKE_NODES, RACK_NODES, RACKS = 4, 3, 3  # to compare a node with; of a rack to judge it; racks to compare it with
 AIR_NOISE_C = 0.5  # least noise of a node's and a rack's block
+# Fans need minutes to follow a load: noise of a node's block for a load that moved by one limit. An H100 node whose job
+# began was 12 degC warmer than ten minutes later.
+FANS_FOLLOW_C = 15.0
 # A smaller rise of a node's or a rack's air is not reported: neighbours' loads move it by some degrees within a day.
 NODE_SHARE, NODE_LEAST_C, UNREAD_NODE_C = 0.20, 5.0, 9.0  # the last where no inlet is read
 RACK_LEAST_C = 6.0
+OVER_HIGHEST_C = 2.5  # by which a node, or most of a rack, is warmer than it ever was at such a load
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +298,7 @@ class HeatModel:
         self.by_peers = PeerTests(
             NodeMates(node), PeerShare(gpus, OF_GPUS), PeerShare(len(rack_of_node), OF_NODES), RiseTest(racks)
         )
+        self._highest = HighestSeen(len(rack_of_node))
         self.rise = Rise.nothing(gpus, len(rack_of_node), racks)
 
     def since_ms(self, g: int) -> int:
@@ -371,7 +377,7 @@ class HeatModel:
         z = self.gpus.step(block, warmer_c, least, judged)
         least_share = np.where(self._past.count < YOUNG_BLOCKS, YOUNG_SHARE, LEAST_SHARE)
         hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, least_share * own_c))
-        node_c, rack_c, hot_nodes, hot_racks = self._judge_air(block, air_c, np.where(judged, own_c, np.nan))
+        node_c, rack_c, hot_nodes, hot_racks = self._judge_air(block, air_c, np.where(judged, own_c, np.nan), moved)
         learns = there & ((self._past.count < LEARN_BLOCKS) | ~(self.suspects | (z > SUSPECT)))
         self._past.learn(sums, learns)
         self._by_load.learn(learns, load, around, off_c, np.minimum(1.0, (STEADY / np.maximum(moved, STEADY)) ** 2))
@@ -379,11 +385,13 @@ class HeatModel:
         warmer_c = np.where(judged, warmer_c, np.nan)
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
         self.rise = Rise(warmer_c, own_c, hot, hot & False, node_c, rack_c, hot_nodes, hot_racks)
-        self._judge_by_peers(block, rise_c, load * self._loads.scale_w, NOISE_C**2 + (UNSTEADY_C * moved) ** 2)
+        self._judge_by_peers(block, rise_c, load * self._loads.scale_w, moved)
+        self._keep_new(rise_c, around)
 
-    def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, least: Floats) -> None:
+    def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, moved: Floats) -> None:
         """Judge GPUs and nodes by their peers, racks by their nodes, and add it to `rise`."""
         was, gpus, nodes = self.rise, self.by_peers.gpus, self.by_peers.nodes
+        least = NOISE_C**2 + (UNSTEADY_C * moved) ** 2
         gpus.add_block(
             block, rise_c, self.by_peers.mates.expected_c(gpus.usual(rise_c), watts), least, self.gpus.passed
         )
@@ -391,9 +399,10 @@ class HeatModel:
         by_peers = self._alone(gpus.hot, gpus.warmer_c / np.maximum(gpus.own_c, LEAST_RISE_C)) & ~hot
         warmer_c, own_c = np.where(by_peers, gpus.warmer_c, was.warmer_c), np.where(by_peers, gpus.own_c, was.own_c)
         count = len(self.layout.board)
-        of_node, watts_of, least_of = (group_medians(of, self.layout.node, count)[0] for of in (rise_c, watts, least))
+        of_node, watts_of, moved_by = (group_medians(of, self.layout.node, count)[0] for of in (rise_c, watts, moved))
         expected_c = expected_of_nodes_c(nodes.usual(of_node), watts_of, self.layout.board)
-        nodes.add_block(block, of_node, expected_c, np.nan_to_num(least_of), self.nodes.passed)
+        least = NOISE_C**2 + (FANS_FOLLOW_C * np.nan_to_num(moved_by)) ** 2
+        nodes.add_block(block, of_node, expected_c, least, self.nodes.passed)
         over_c = nodes.warmer_c - self._of_jobs(nodes.warmer_c)
         of_rack, known = group_medians(over_c, self.layout.rack_of, self.layout.racks)
         of_rack = np.where(known >= RACK_NODES, of_rack, np.nan)
@@ -414,10 +423,23 @@ class HeatModel:
             np.where(warm_rack & ~was.hot_racks, of_rack, was.rack_c), was.hot_nodes | warm, was.hot_racks | warm_rack,
         )  # fmt: skip
 
-    def _judge_air(self, block: int, air_c: Floats, own_c: Floats) -> tuple[Floats, Floats, Bools, Bools]:
+    def _keep_new(self, rise_c: Floats, around: Floats) -> None:
+        """Drop nodes and racks from `rise` that were as warm before, at such a load and with nothing wrong; learn."""
+        nodes, rack_of, tests = len(self.layout.board), self.layout.rack_of, self.by_peers
+        of_node, load = (group_medians(of, self.layout.node, nodes)[0] for of in (rise_c, around))
+        over_c = self._highest.over_c(load, of_node)
+        of_rack, _ = group_medians(over_c, rack_of, self.layout.racks)
+        hot_nodes, hot_racks = self.rise.hot_nodes, self.rise.hot_racks
+        self.rise = replace(
+            self.rise, hot_nodes=hot_nodes & ~(over_c < OVER_HIGHEST_C), hot_racks=hot_racks & ~(of_rack < OVER_HIGHEST_C)
+        )
+        wrong = self.nodes.suspect | tests.nodes.test.suspect | (self.racks.suspect | tests.racks.suspect)[rack_of]
+        self._highest.learn(load, of_node, ~wrong)
+
+    def _judge_air(self, block: int, air_c: Floats, own_c: Floats, moved: Floats) -> tuple[Floats, Floats, Bools, Bools]:
         """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""
         nodes = len(air_c)
-        own, _ = group_medians(own_c, self.layout.node, nodes)
+        own, by_load = (group_medians(of, self.layout.node, nodes)[0] for of in (own_c, moved))
         air_c = air_c - self._of_jobs(air_c)
         of_rack, known = group_medians(air_c, self.layout.rack_of, self.layout.racks)
         racks = np.where(known >= RACK_NODES, of_rack, np.nan)
@@ -431,12 +453,13 @@ class HeatModel:
         rack_c = racks - (middle[0] if count[0] >= RACKS else np.nan)
         rack_own, _ = group_medians(own, self.layout.rack_of, self.layout.racks)
         result = []
-        for test, warmer_c, of, least_c in (
-            (self.nodes, node_c, own, np.where(read, NODE_LEAST_C, UNREAD_NODE_C)),
-            (self.racks, rack_c, rack_own, np.full(self.layout.racks, RACK_LEAST_C)),
+        by_load = (FANS_FOLLOW_C * np.nan_to_num(by_load)) ** 2
+        for test, warmer_c, of, least_c, noise in (
+            (self.nodes, node_c, own, np.where(read, NODE_LEAST_C, UNREAD_NODE_C), by_load),
+            (self.racks, rack_c, rack_own, np.full(self.layout.racks, RACK_LEAST_C), np.zeros(self.layout.racks)),
         ):
             judged = ~np.isnan(warmer_c) & (of >= LEAST_RISE_C)
-            z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2, judged)
+            z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2 + noise, judged)
             test.learn(warmer_c, judged & ~test.suspect & ~(z > SUSPECT))
             hot = judged & test.passed & (warmer_c >= np.maximum(least_c, NODE_SHARE * of))
             result += [np.where(judged, warmer_c, np.nan), hot]

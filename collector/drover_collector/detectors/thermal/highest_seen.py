@@ -1,0 +1,48 @@
+"""Remember how warm each node has been at each load, so that what comes back is not called new.
+
+Fans that a board sets to full for an hour cool a node by 15 degC; a room cools at night. When that ends, the node is
+warmer than just before, and no warmer than it was. So a node is badly cooled only if it is also warmer than the
+highest that it kept at such a load while nothing was wrong with it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from drover_collector.detectors._lib.robust import Bools
+from drover_collector.fleet.buckets import Floats
+
+LOADS, WIDTH = 15, 0.1  # steps of load, and a step, as a share of the power limit
+RISE_C = 40.0  # at the power limit, as boards have (H100: 0.060 degC/W x 700 W): from a load to the next step
+UP, DOWN = 0.4, 1 / 96  # share of the way to a block's rise: three blocks keep most of it, eight hours forget it
+
+
+class HighestSeen:
+    """The highest rise, degC over the inlet, that each node kept at each step of load; NaN where none was seen."""
+
+    def __init__(self, count: int) -> None:
+        self._highest_c = np.full((count, LOADS), np.nan, np.float32)
+
+    def over_c(self, load: Floats, rise_c: Floats) -> Floats:
+        """Return degC above the highest at such a load, [count]; NaN where none near it was seen."""
+        step, at_step_c = _at_step(load, rise_c)
+        row, over_c = np.arange(len(load)), np.full(len(load), np.nan)
+        for near in (-1, 0, 1):
+            of_near = at_step_c + near * RISE_C * WIDTH - self._highest_c[row, np.clip(step + near, 0, LOADS - 1)]
+            over_c = np.fmin(over_c, of_near)
+        return over_c
+
+    def learn(self, load: Floats, rise_c: Floats, learns: Bools) -> None:
+        """Add a block of healthy nodes. `load`: share of the power limit; `rise_c`: over the inlet; [count] each."""
+        step, at_step_c = _at_step(load, rise_c)
+        which = np.flatnonzero(learns & ~np.isnan(at_step_c))
+        at = which, step[which]
+        before, now = self._highest_c[at], at_step_c[which]
+        share = np.where(now > before, UP, DOWN)
+        self._highest_c[at] = np.where(np.isnan(before), now, before + share * (now - before))
+
+
+def _at_step(load: Floats, rise_c: Floats) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], Floats]:
+    """Return the nearest step of load, and the rise that is to be expected there."""
+    step = np.clip(np.round(np.nan_to_num(load) / WIDTH), 0, LOADS - 1).astype(np.int64)
+    return step, np.asarray(rise_c + RISE_C * (step * WIDTH - load))
