@@ -35,7 +35,6 @@ class Hit:
     what: str
     page: str
     params: tuple[tuple[str, str], ...]
-    health: str = ""
 
 
 def show(found: Clusters) -> None:
@@ -156,15 +155,16 @@ def _of_cluster(client: FleetClient, text: str) -> list[Hit] | None:
         return None
     name = client.cluster
     of = (cluster_choice.NAME, name)
-    return [
-        Hit(name, n.name, f"node, {n.health}{f', rack {n.rack}' if n.rack else ''}{f': {n.reason}' if n.reason else ''}",
-            "node", (of, ("node", n.name)), n.health)
-        for n in nodes.value.nodes
-    ] + [
-        Hit(name, j.job, f"job on {fmt.several(j.gpus, 'GPU')} of {fmt.several(j.nodes, 'node')}", "job",
-            (of, ("job", j.job)))
-        for j in jobs.value.jobs[: clusters.FOUND]
-    ]  # fmt: skip
+    found = [Hit(name, node.name, _node_words(node), "node", (of, ("node", node.name))) for node in nodes.value.nodes]
+    for job in jobs.value.jobs[: clusters.FOUND]:
+        what = f"job on {fmt.several(job.gpus, 'GPU')} of {fmt.several(job.nodes, 'node')}"
+        found.append(Hit(name, job.job, what, "job", (of, ("job", job.job))))
+    return found
+
+
+def _node_words(node: pb.NodeRow) -> str:
+    rack = f", rack {node.rack}" if node.rack else ""
+    return f"node, {node.health}{rack}{f': {node.reason}' if node.reason else ''}"
 
 
 def _of_incidents(found: dict[str, list[Incident]], text: str, who: view.Viewer) -> list[Hit]:

@@ -131,7 +131,8 @@ def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> No
         done, trouble = answer.value is not None, answer.trouble
         reply = answer.value or pb.ActReply()
         state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
-        result = f"{act.capitalize()} {cluster_choice.inside(node)}: {state}{f': {reply.detail}' if reply.detail else ''} (by {name.strip()})."
+        said = f"{state}{f': {reply.detail}' if reply.detail else ''}"
+        result = f"{act.capitalize()} {cluster_choice.inside(node)}: {said} (by {name.strip()})."
     if not done:
         view.trouble(f"act_{act}", trouble, 0, view.viewer())
         return

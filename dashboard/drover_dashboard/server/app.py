@@ -112,7 +112,7 @@ def _no_cluster(request: Request) -> Response:
     return JSONResponse({"trouble": f"no cluster {json.dumps(name)}: choose one on the page of all clusters"}, 400)
 
 
-def strips(request: Request) -> Response:
+def strips(_request: Request) -> Response:
     """What is known of each cluster now, without asking any; 404 where there is one collector."""
     found = clusters.shared()
     if found is None:
