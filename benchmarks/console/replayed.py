@@ -1,3 +1,4 @@
+# ruff: noqa: N802  # the methods of fleet.proto
 """Ten collectors of 12,500 nodes each, played from answers that were made once: what a console asks, nothing behind it.
 
 A cluster's fleet is its own: other nodes are sick, two of them have nodes of the same names. Run as a module, it

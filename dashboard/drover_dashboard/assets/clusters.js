@@ -112,7 +112,7 @@ function strip(strips, cluster, theme, nowMs, alone) {
 
 function trouble(cluster, nowMs, alone) {
   if (cluster.state === "asked") return "Asked, no answer yet: nothing is known of it.";
-  if (cluster.state === "never") return `Does not answer, and has not since this console started: nothing is known of it. ${cluster.trouble}`;
+  if (cluster.state === "never") return `Does not answer, and has not since this console started: nothing is known of it (${cluster.trouble}).`;
   const age = `Last known, of ${clock(cluster.as_of_ms)} (${ago(nowMs - cluster.as_of_ms)} ago)`;
   if (alone) return `${age}: the console's own server does not answer.`;
   return `${age}: its collector does not answer${cluster.trouble ? ` (${cluster.trouble})` : ""}.`;

@@ -7,13 +7,11 @@ without a cluster shows none.
 
 from __future__ import annotations
 
-from typing import Any
-
 import streamlit as st
 
 from drover_dashboard import clusters
 from drover_dashboard.client import FleetClient
-from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import address, theme, view
 from drover_dashboard.widgets.components import component
 
 NAME = "cluster"  # in the address and in the session
@@ -82,9 +80,9 @@ def bar() -> None:
             "Cluster", found.names(), key=CHOICE, on_change=_choose, label_visibility="collapsed", width=220,
             format_func=lambda cluster: f"cluster {cluster}",
         )  # fmt: skip
-        heard = next(one for one in found.heard() if one.name == name())
-        if heard.status.value is not None and heard.status.value.fleet:
-            view.notice("cluster_fleet", "remark", f"fleet {heard.status.value.fleet} at {found.client(name()).target}")
+        status = next(one for one in found.heard() if one.name == name()).status.value
+        parts = [] if status is None else [status.mode, f"fleet {status.fleet}" if status.fleet else ""]
+        view.notice("cluster_of", "remark", "  ·  ".join(filter(None, [*parts, found.client(name()).target])))
 
 
 def _choose() -> None:
@@ -92,15 +90,9 @@ def _choose() -> None:
     st.query_params.from_dict({NAME: st.session_state[CHOICE]})
 
 
-def early_strips() -> dict[str, Any]:
-    return {"every_s": STRIPS_S}
-
-
 def strips(page: str, **kept: str) -> str | None:
     """Draw a strip for each cluster; return the one just clicked. `page`: where a strip leads, with `kept` of its
     address."""
-    from drover_dashboard.widgets import theme
-
     data = {"every_s": STRIPS_S, "palette": theme.palette(), "page": page, "kept": kept}
     shown = component("clusters")(key="clusters", data=data, on_open_change=lambda: None, height="content")
     opened: str | None = shown.open
