@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from drover_cli import contexts
 from drover_cli.commands import NAMES, commands
 from drover_cli.errors import CliError, visible
 from drover_core import interrupts
@@ -19,6 +20,7 @@ from drover_core import interrupts
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="drover", description="Health and observability for GPU fleets.")
+    parser.add_argument("--cluster", metavar="NAME", help="ask this cluster: `drover config list` shows all")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in commands():
         sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
@@ -35,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, rest = build_parser().parse_known_args(given)
         if rest:  # argparse itself would print the usage of bare `drover`
             raise CliError(f"{args.command} takes no {rest[0]!r}; `drover {args.command} --help` lists what it takes")
+        if hasattr(args, "collector_env"):  # it asks a collector
+            contexts.resolve(args)
         return int(args.run(args))
     except CliError as error:
         lines = map(visible, str(error).split("\n"))
@@ -55,10 +59,11 @@ def _known(given: Sequence[str]) -> None:
     """
     if not given:
         raise CliError("give a command: `drover --help` lists them; `drover status` says how the fleet is")
-    if given[0] not in NAMES and not given[0].startswith("-"):
-        near = difflib.get_close_matches(given[0], NAMES, 1)
+    name = next(iter(given[2:] if given[0] == "--cluster" else given), "-")
+    if name not in NAMES and not name.startswith("-"):
+        near = difflib.get_close_matches(name, NAMES, 1)
         meant = f"did you mean `drover {near[0]}`?" if near else "`drover --help` lists all"
-        raise CliError(f"no command {given[0]!r}; {meant}")
+        raise CliError(f"no command {name!r}; {meant}")
 
 
 if __name__ == "__main__":
