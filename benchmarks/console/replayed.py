@@ -2,10 +2,10 @@
 """Ten collectors of 12,500 nodes each, played from answers that were made once: what a console asks, nothing behind it.
 
 A cluster's fleet is its own: other nodes are sick, two of them have nodes of the same names. Run as a module, it
-serves until it is ended and prints one JSON line: the addresses. `--hang N` takes connections for that cluster and
-never answers; acts are written to `--acts`, with the cluster that got them.
+serves until it is ended and prints one JSON line: the addresses. Acts are written to `--acts`, with the cluster that
+got them.
 
-    python -m console.replayed --clusters 10 --nodes 12500 [--hang 9] [--acts FILE]
+    python -m console.replayed --clusters 10 --nodes 12500 [--acts FILE]
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import gzip
 import json
 import random
 import signal
-import socket
 import threading
 import time
 from concurrent import futures
@@ -136,17 +135,11 @@ def serve(replayed: Replayed) -> tuple[grpc.Server, str]:
     return server, f"127.0.0.1:{port}"
 
 
-def hanging() -> tuple[socket.socket, str]:
-    """A port that takes connections and never says a word, as a machine does whose disk hangs."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    return listener, f"127.0.0.1:{listener.getsockname()[1]}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clusters", type=int, default=10)
     parser.add_argument("--nodes", type=int, default=12_500)
-    parser.add_argument("--hang", type=int, help="this cluster (from 0) hangs")
+    parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--acts", type=Path)
     given = parser.parse_args()
     ended = threading.Event()
@@ -154,8 +147,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: ended.set())
     kept: list[Any] = []
     addresses = {}
-    for number in range(given.clusters):
-        made = hanging() if number == given.hang else serve(Replayed(number, given.nodes, given.acts))
+    for number in range(given.first, given.first + given.clusters):
+        made = serve(Replayed(number, given.nodes, given.acts))
         kept.append(made[0])
         addresses[f"c{number:02d}"] = made[1]
     print(json.dumps(addresses), flush=True)

@@ -12,19 +12,24 @@ import os
 import sys
 from collections.abc import Sequence
 
-from drover_cli import contexts
+from drover_cli import contexts, forms
 from drover_cli.commands import NAMES, commands
 from drover_cli.errors import CliError, visible
+from drover_cli.help import GroupedParser, version
 from drover_core import interrupts
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="drover", description="Health and observability for GPU fleets.")
+    parser = GroupedParser(prog="drover", description="Health and observability for GPU fleets.")
+    parser.add_argument("--version", action="version", version=version())
     parser.add_argument("--cluster", metavar="NAME", help="ask this cluster: `drover config list` shows all")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
     for command in commands():
         sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
         command.add_arguments(sub)
+        forms.add_arguments(command.name, sub)
         sub.set_defaults(run=command.run, drover=parser)
     return parser
 
@@ -39,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise CliError(f"{args.command} takes no {rest[0]!r}; `drover {args.command} --help` lists what it takes")
         if hasattr(args, "collector_env"):  # it asks a collector
             contexts.resolve(args)
-        return int(args.run(args))
+        with forms.chosen(args):
+            return forms.watched(args, lambda: int(args.run(args)))
     except CliError as error:
         lines = map(visible, str(error).split("\n"))
         print("drover: " + "\n".join(lines), file=sys.stderr)

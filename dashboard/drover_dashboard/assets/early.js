@@ -17,10 +17,11 @@
   }
   for (const answer of [early.frame, early.layout, early.strips]) answer?.catch(() => undefined);
   window.__drover_early = early;
-  for (const module of given.modules) {
+  const picture = (module) => module.includes("drover/assets/fleet"); // not needed where the strips are
+  for (const module of all ? [...given.strips, ...given.modules.filter((module) => !picture(module))] : given.modules) {
     document.head.append(Object.assign(document.createElement("link"), { rel: "modulepreload", crossOrigin: "", href: at(module) }));
   }
-  const shown = import(at(all ? given.strips : given.modules[0])).then((found) => found.show(early)).catch(() => undefined); // the page says what is wrong
+  const shown = import(at(all ? given.strips[0] : given.modules[0])).then((found) => found.show(early)).catch(() => undefined); // the page says what is wrong
   const long = new Promise((next) => { setTimeout(next, LONG_MS); });
   const parsed = new Promise((next) => { document.addEventListener("DOMContentLoaded", next); });
   Promise.all([Promise.race([shown, long]), parsed]).then(() => import(at(given.entry)));

@@ -60,6 +60,7 @@ FIRST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("fleet_early.js", "fleet.js", "fleet_keys.js", "fleet_layout.js", "fleet_pixels.js", "common.js", "table.js"),
     ),
 }
+STRIPS = ("clusters_early.js", "clusters.js", "common.js")  # of the page of all clusters
 OURS = ("table.js", "common.js")
 
 
@@ -155,9 +156,8 @@ def _early(page: str) -> str:
     modules.sort(key=lambda name: OWN not in name)
     drawn = fleet_canvas.early()
     kinds = ("fleet", "clusters") if drawn["several"] else ("fleet",)
-    given = json.dumps(
-        drawn | {"entry": scripts[0], "modules": [*modules, *scripts], "strips": f"{OWN}clusters_early.js"}
-    )
+    strips = [f"{OWN}{name}" for name in STRIPS]
+    given = json.dumps(drawn | {"entry": scripts[0], "modules": [*modules, *scripts], "strips": strips})
     script = (ASSETS / "early.js").read_text("utf-8").replace("GIVEN", given.replace("<", "\\u003c"))  # no end of it
     dark = f"html {{ background: {STREAMLIT['theme.dark.backgroundColor']}; }}"
     style = f"@media (prefers-color-scheme: dark) {{ {dark} }}"
