@@ -124,8 +124,8 @@ def commands() -> str:
             "`-o wide|json|csv` of every command that has `--json`: lists with each row on one line however long, as "
             "`--json`, or as CSV with the notes on stderr. `--watch [SECONDS]` of "
             f"{', '.join(f'`{name}`' for name in sorted(WATCHED))}: again and again until Ctrl-C. Colours are off "
-            "where stdout is no terminal and with `NO_COLOR`. `--cluster NAME` of every command that asks a collector, also "
-            "before the command's name: [many clusters](../how-to/clusters.md)."
+            "where stdout is no terminal and with `NO_COLOR`. `--cluster NAME` of every command that asks a collector, "
+            "also before the command's name: [many clusters](../how-to/clusters.md)."
         ),
     ]
     for name, parser in found:
