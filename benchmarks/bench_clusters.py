@@ -8,8 +8,9 @@ Chromium real. All there, then one whose port is closed, then one that takes con
 - picture: the same for the Fleet page of one cluster, all 100,000 GPUs of it.
 - find: from Enter to the rows of a search over all.
 - greyed: from the moment a collector hangs to its strip being grey, the others' all being of now.
-- acts: a person drains a node that all ten have, in one; then opens the form in one and presses it after the page went
-  to another. `reached`: the clusters whose collector got an act.
+- acts: a person drains a node that all ten have, in c03; then, with the form of c05 filled, chooses c06 and presses the
+  button that is still there within the same moment. `reached`: what came of these presses, by cluster.
+- one_collector: the Fleet page of a console that has c03 alone, in the same minutes.
 
 `--part real`: ten real collectors with an embedded store each, four simulated nodes each with the same names, Slurm's
 place taken by a command. One is killed, one stopped (SIGSTOP). The same paints, greyed, and drains by the command line,
@@ -51,10 +52,15 @@ from testbed.waiting import wait_until
 CLUSTERS, AWAY, NODES = 10, 9, 12_500
 WAIT_MS = 60_000
 GOAL_MS = 2000
+PRESSES = 5
+# Another cluster is chosen, and within the same moment the button of the form is pressed that is still there.
+PRESS = """(option) => { option.click();
+  [...document.querySelectorAll('button')].find((b) => b.textContent.includes('in cluster c05')).click(); }"""
 NODE = "r001n01"  # all ten have it
 STRIPS = """(() => { const found = (root) => root.querySelectorAll('.strip').length;
   return [...document.body?.children || []].some((e) => e.shadowRoot && found(e.shadowRoot) === COUNT)
-    || [...document.querySelectorAll('.st-key-clusters *')].some((e) => e.shadowRoot && found(e.shadowRoot) === COUNT); })()"""
+    || [...document.querySelectorAll('.st-key-clusters *')]
+      .some((e) => e.shadowRoot && found(e.shadowRoot) === COUNT); })()"""
 OWN = """[...document.querySelectorAll('.st-key-clusters *')].some((e) => e.shadowRoot
   && e.shadowRoot.querySelectorAll('.strip').length === COUNT)"""
 LISTED = (
@@ -152,7 +158,7 @@ def painted(console: Console, count: int, gpus: int, cluster: str) -> dict[str, 
 
 
 @contextmanager
-def replayed(folder: Path, acts: Path) -> Iterator[tuple[dict[str, str], subprocess.Popen[str], str]]:
+def replayed(acts: Path) -> Iterator[tuple[dict[str, str], subprocess.Popen[str], str]]:
     """Nine that answer, one in a process of its own that can be stopped, and the address of one that never answers."""
     with ExitStack() as stack:
         found: list[tuple[dict[str, str], subprocess.Popen[str]]] = []
@@ -183,8 +189,9 @@ def large(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str
     acts = folder / "acts"
     acts.touch()
     with ExitStack() as stack:
-        addresses, last, name = stack.enter_context(replayed(folder, acts))
+        addresses, last, name = stack.enter_context(replayed(acts))
         console = Console(folder, addresses, browser, stack)
+        found["one_collector"] = alone(folder, addresses["c03"], browser, given.paints, stack)
         found["all_there"] = painted(console, given.paints, NODES * 8, "c03")
         note(found, "all_there")
         found["find"] = find_ms(console)
@@ -203,10 +210,20 @@ def large(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str
         found["console_log"] = console.log.read_text("utf-8", "replace").splitlines()[1:6]
 
 
+def alone(folder: Path, address: str, browser: Any, count: int, stack: ExitStack) -> dict[str, Any]:
+    own, port = folder / "alone", free_port()
+    own.mkdir()
+    stack.enter_context(running(own, "drover_dashboard.main", "--collector", address, "--port", str(port)))
+    wait_until(lambda: reachable("127.0.0.1", port), "the other console listens", 60)
+    console = Console.__new__(Console)
+    console.url, console.browser, console.problems = f"http://127.0.0.1:{port}", browser, []
+    until = {"picture": counted(PICTURE, NODES * 8)}
+    console.paint("", until)
+    return figures([console.paint("", until) for _ in range(count)])
+
+
 def _console() -> psutil.Process:
-    return next(
-        p for p in psutil.Process().children(recursive=True) if "drover_dashboard.main" in " ".join(p.cmdline())
-    )
+    return next(p for p in psutil.Process().children(recursive=True) if "--settings" in p.cmdline())
 
 
 def find_ms(console: Console) -> int:
@@ -230,15 +247,16 @@ def act(console: Console, acts: Path) -> dict[str, Any]:
     page.get_by_role("button", name=f"Drain {NODE} in cluster c03").click()
     page.get_by_text(f"Drain {NODE} in cluster c03: done").wait_for()
     own = [json.loads(line) for line in acts.read_text().splitlines()]
-    page.goto(f"{console.url}/node?cluster=c05&node={NODE}")
-    _form(page)
-    page.evaluate("history.replaceState(history.state, '', location.href.replace('cluster=c05', 'cluster=c06'))")
-    page.get_by_role("button", name=f"Drain {NODE} in cluster c05").click()
-    page.get_by_text("cluster c06").first.wait_for()
-    page.wait_for_timeout(3000)
+    for _ in range(PRESSES):
+        page.goto(f"{console.url}/node?cluster=c05&node={NODE}")
+        _form(page)
+        page.get_by_role("combobox", name="Cluster").click()
+        page.get_by_role("option", name="cluster c06").evaluate(PRESS)
+        page.get_by_text("c06 hall").first.wait_for()
+        page.wait_for_timeout(2000)
     late = [json.loads(line) for line in acts.read_text().splitlines()][len(own) :]
     page.context.close()
-    return {"drained": own, "pressed_after_the_page_went_on": late}
+    return {"drained": own, "presses_as_the_page_went_on": PRESSES, "reached": late}
 
 
 def _form(page: Any) -> None:
@@ -344,9 +362,11 @@ def main() -> None:
     load = [os.getloadavg()[0]]
     found: dict[str, Any] = {}
     try:
-        with tempfile.TemporaryDirectory(prefix="drover-bench-clusters-", ignore_cleanup_errors=True) as name:
-            with chromium() as browser:
-                {"large": large, "real": real}[given.part](Path(name), given, browser, found)
+        with (
+            tempfile.TemporaryDirectory(prefix="drover-bench-clusters-", ignore_cleanup_errors=True) as name,
+            chromium() as browser,
+        ):
+            {"large": large, "real": real}[given.part](Path(name), given, browser, found)
     finally:
         load.append(os.getloadavg()[0])
         line = {
