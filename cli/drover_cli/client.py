@@ -130,6 +130,11 @@ def _words_of(args: argparse.Namespace) -> str:
     return " ".join([str(args.command), *([named] if isinstance(named, str) else map(str, named))]).rstrip()
 
 
+def error_of(error: grpc.RpcError, args: argparse.Namespace) -> CliError:
+    """Return the error that a command ends with, for one that goes on."""
+    return _cli_error(error, args, [])
+
+
 def _cli_error(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -> CliError:
     """`troubles`: of our own certificates."""
     code, detail, where = error.code(), error.details() or "", args.collector
