@@ -102,7 +102,7 @@ def _placed(cluster: Cluster, folder: Path) -> Cluster:
 
 
 def _check_rights(path: Path) -> None:
-    """Whoever may write this file decides which cluster an act goes to."""
+    """Anyone who may write this file decides which cluster an act goes to."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Several clusters, each with a collector of its own: what was last heard of each, for pages that show all.
+"""Several clusters, each with a collector of its own: what was last received of each, for pages that show all.
 
-A thread for each cluster asks its collector; pages read what it has heard and never wait. So a collector that hangs
+A thread for each cluster asks its collector; pages read what it has received and never wait. So a collector that hangs
 holds up its own thread alone. What is old is said to be old: its GPUs count as unknown.
 """
 
@@ -32,7 +32,7 @@ FOUND = 20  # of each kind and cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LastAnswers:
     """The last answers of one cluster's collector."""
 
     name: str
@@ -52,7 +52,7 @@ class ClusterWatch:
     def __init__(self, client: FleetClient, every_s: float = ASK_S) -> None:
         self.client = client
         self._every_s = every_s
-        self._heard = Heard(client.cluster, Answer(None, 0), Answer(None, 0))
+        self._received = LastAnswers(client.cluster, Answer(None, 0), Answer(None, 0))
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"cluster {client.cluster}", daemon=True)
 
@@ -63,15 +63,15 @@ class ClusterWatch:
         self._end.set()
         self._thread.join(timeout=10)
 
-    def heard(self) -> Heard:
-        return self._heard
+    def received(self) -> LastAnswers:
+        return self._received
 
     def _run(self) -> None:
         while not self._end.is_set():
             try:
                 status = self.client.status()
-                self._heard = Heard(self.client.cluster, status, self._heard.incidents)
-                self._heard = Heard(self.client.cluster, status, self.client.incidents("open", limit=LISTED))
+                self._received = LastAnswers(self.client.cluster, status, self._received.incidents)
+                self._received = LastAnswers(self.client.cluster, status, self.client.incidents("open", limit=LISTED))
             except Exception:  # its strip turns grey with the age of the last answer; the others go on
                 log.exception("cluster %s could not be asked", self.client.cluster)
             self._end.wait(self._every_s)
@@ -99,8 +99,8 @@ class Clusters:
     def client(self, name: str) -> FleetClient:
         return self._watches[name].client
 
-    def heard(self) -> list[Heard]:
-        return [watch.heard() for watch in self._watches.values()]
+    def received(self) -> list[LastAnswers]:
+        return [watch.received() for watch in self._watches.values()]
 
     def ask_all(self, question: Callable[[FleetClient], T], limit_s: float = FIND_S) -> dict[str, T | None]:
         """Put a question to all at once; None for those that did not answer within `limit_s`."""
@@ -135,19 +135,19 @@ def clients(settings: ClusterSettings) -> list[FleetClient]:
 # ---- what the strips show
 
 
-def strips(heard: Sequence[Heard], now_ms: int) -> dict[str, Any]:
+def strips(received: Sequence[LastAnswers], now_ms: int) -> dict[str, Any]:
     """Return a strip for each cluster and one of all, as assets/clusters.js draws them. Pure."""
-    rows = [_strip(one, now_ms) for one in heard]
+    rows = [_strip(one, now_ms) for one in received]
     return {"now_ms": now_ms, "fresh_ms": FRESH_MS, "clusters": rows, "total": _total(rows)}
 
 
-def _strip(heard: Heard, now_ms: int) -> dict[str, Any]:
-    status, trouble = heard.status.value, heard.status.trouble
-    state = "fresh" if heard.fresh(now_ms) else "never" if status is None else "old"
+def _strip(received: LastAnswers, now_ms: int) -> dict[str, Any]:
+    status, trouble = received.status.value, received.status.trouble
+    state = "fresh" if received.fresh(now_ms) else "never" if status is None else "old"
     if state == "never" and trouble is None:
         state = "asked"  # the console has just started: not answered yet, and no reason to say why not
     row: dict[str, Any] = {
-        "name": heard.name, "state": state, "as_of_ms": heard.status.as_of_ms, "since_ms": trouble.since_ms if trouble
+        "name": received.name, "state": state, "as_of_ms": received.status.as_of_ms, "since_ms": trouble.since_ms if trouble
         else 0, "trouble": f"{trouble.reason}: {trouble.advice}" if trouble else "",
     }  # fmt: skip
     if status is None:

@@ -186,7 +186,7 @@ def test_the_layout_is_asked_for_once_and_only_what_is_shown() -> None:
     assert out.getvalue().startswith("OLD since ")
 
 
-def test_on_a_terminal_keys_work_and_it_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_keys_work_and_it_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Fleet()
     fleet.install(monkeypatch)
     outer, inner = pty.openpty()

@@ -18,7 +18,7 @@ import drover_dashboard
 from drover_core.model.events import Health, Incident, IncidentKind, RecommendedAction, Severity
 from drover_dashboard import client, clusters
 from drover_dashboard.client import Answer, FleetClient, Trouble
-from drover_dashboard.clusters import Clusters, Heard
+from drover_dashboard.clusters import Clusters, LastAnswers
 from drover_dashboard.server import app as server_app
 from drover_dashboard.widgets import cluster_choice, view
 from drover_proto import fleet_pb2 as pb
@@ -54,7 +54,7 @@ def both(chosen: Any) -> Iterator[tuple[Acting, Acting]]:
     clients = [FleetClient(address, cluster=name) for (_, address), name in zip(servers, ("west", "east"), strict=True)]
     found = Clusters(clients)
     server_app.share_several(found)
-    wait_until(lambda: all(one.incidents.value for one in found.heard()), "both answered", 10)
+    wait_until(lambda: all(one.incidents.value for one in found.received()), "both answered", 10)
     yield west, east
     found.stop()
     clusters.share(None)
@@ -186,14 +186,14 @@ def test_a_collector_that_hangs_holds_up_nobody_and_its_strip_turns_old(
     found = clusters.shared()
     assert found is not None
     began = time.monotonic()
-    heard = found.heard()
-    clusters.strips(heard, clusters.now_ms())
+    received = found.received()
+    clusters.strips(received, clusters.now_ms())
     assert time.monotonic() - began < 0.1
     assert found.ask_all(lambda fleet: fleet.nodes(3).value, limit_s=0.5)["east"] is None
     assert time.monotonic() - began < 1.5
-    wait_until(lambda: not found.heard()[1].fresh(clusters.now_ms()), "the silent one is said to be", 15)
-    assert found.heard()[0].fresh(clusters.now_ms())
-    strips = clusters.strips(found.heard(), clusters.now_ms())
+    wait_until(lambda: not found.received()[1].fresh(clusters.now_ms()), "the silent one is said to be", 15)
+    assert found.received()[0].fresh(clusters.now_ms())
+    strips = clusters.strips(found.received(), clusters.now_ms())
     assert [strip["state"] for strip in strips["clusters"]] == ["fresh", "old"]
 
 
@@ -226,8 +226,8 @@ SLOW = Trouble("Collector", "2 s", "is it overloaded?", NOW, slow=True)
     ],
 )
 def test_what_is_not_of_now_is_never_counted_as_healthy(status: Answer[pb.Status], state: str) -> None:
-    heard = [Heard("a", answer(), Answer(None, 0)), Heard("b", status, Answer(None, 0))]
-    found = clusters.strips(heard, NOW)
+    received = [LastAnswers("a", answer(), Answer(None, 0)), LastAnswers("b", status, Answer(None, 0))]
+    found = clusters.strips(received, NOW)
     assert found["clusters"][1]["state"] == state
     health, known = found["total"]["health"], status.value is not None
     assert health["healthy"] == (14 if state == "fresh" else 7)
@@ -239,7 +239,7 @@ def test_what_is_not_of_now_is_never_counted_as_healthy(status: Answer[pb.Status
 
 def test_gpus_that_no_word_covers_are_unknown() -> None:
     odd = Answer(pb.Status(gpus_expected=10, gpus_by_health={"healthy": 4, "splendid": 1}), NOW)
-    (strip,) = clusters.strips([Heard("a", odd, Answer(None, 0))], NOW)["clusters"]
+    (strip,) = clusters.strips([LastAnswers("a", odd, Answer(None, 0))], NOW)["clusters"]
     assert strip["health"][Health.HEALTHY] == 4
     assert strip["health"][Health.UNKNOWN] == 6
 
@@ -247,8 +247,8 @@ def test_gpus_that_no_word_covers_are_unknown() -> None:
 def test_a_collector_that_answers_and_is_blind_says_so() -> None:
     blind = answer(blind=["The store is full."])
     quiet = Answer(pb.Status(gpus_expected=1, ts_ms=NOW, newest_sample_ms=NOW - 300_000, receivers=0), NOW)
-    heard = [Heard("a", blind, Answer(None, 0)), Heard("b", quiet, Answer(None, 0))]
-    one, two = clusters.strips(heard, NOW)["clusters"]
+    received = [LastAnswers("a", blind, Answer(None, 0)), LastAnswers("b", quiet, Answer(None, 0))]
+    one, two = clusters.strips(received, NOW)["clusters"]
     assert one["notes"] == ["The store is full."]
     assert two["notes"] == ["No telemetry for 5 min.", "Nobody is notified of its incidents."]
 

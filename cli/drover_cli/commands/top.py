@@ -88,13 +88,13 @@ def _live(args: argparse.Namespace) -> int:
                 before = look
                 for key in keys:
                     look = top_keys.press(look, key, source.nodes(look))
-                if _asks_anew(before, look) or not keys:
+                if _asks_again(before, look) or not keys:
                     source.try_ask(look, args)
                     next_s = time.monotonic() + args.interval
     return 0
 
 
-def _asks_anew(before: top_keys.Look, after: top_keys.Look) -> bool:
+def _asks_again(before: top_keys.Look, after: top_keys.Look) -> bool:
     """Whether the collector has to be asked for it; to go up and down in a list it has not."""
     return (before.view, before.node, before.contains, before.order) != (
         after.view, after.node, after.contains, after.order
@@ -102,7 +102,7 @@ def _asks_anew(before: top_keys.Look, after: top_keys.Look) -> bool:
 
 
 class _Source:
-    """What was heard for the screen that is looked at. Only that is asked for; the layout once for each version."""
+    """The last answers for the screen that is looked at. Only that is asked for; the layout once for each version."""
 
     def __init__(self, fleet: client.FleetClient) -> None:
         self._fleet = fleet
@@ -135,7 +135,7 @@ class _Source:
         self._lists, self._facts = made, None
 
     def try_ask(self, look: top_keys.Look, args: argparse.Namespace) -> None:
-        """As `ask`; where the collector does not answer, what was heard stays and is marked as old."""
+        """As `ask`; where the collector does not answer, what came before stays and is marked as old."""
         try:
             self.ask(look)
         except (grpc.RpcError, CliError) as error:

@@ -19,6 +19,7 @@ from drover_proto import fleet_pb2 as pb
 
 BAR = 12  # columns of a bar
 FULL, EMPTY = "█", "░"
+ListRow = pb.NodeRow | Incident | pb.JobRow
 OLD_MS = 30_000  # as of `drover node`: older than three ticks of the detectors is not what a GPU does now
 
 
@@ -36,7 +37,7 @@ class ListFacts:
     trouble: str = field(default="")
 
 
-def rows(facts: ListFacts, look: Look) -> list[pb.NodeRow] | list[Incident] | list[pb.JobRow]:
+def rows(facts: ListFacts, look: Look) -> Sequence[ListRow]:
     """Return the rows of the list, filtered and sorted."""
     wanted = look.contains.casefold()
     if look.view == "nodes":
@@ -55,7 +56,8 @@ def rows(facts: ListFacts, look: Look) -> list[pb.NodeRow] | list[Incident] | li
 def nodes_of(facts: ListFacts, look: Look) -> list[str]:
     """Return the node that Enter opens for each row; "" for none."""
     if look.view == "incidents":
-        return [i.node or next((node for node, _ in i.members), "") for i in rows(facts, look)]  # type: ignore[union-attr]
+        found = [row for row in rows(facts, look) if isinstance(row, Incident)]
+        return [i.node or next((node for node, _ in i.members), "") for i in found]
     if look.view == "nodes":
         return [row.name for row in facts.nodes]
     return [""] * len(rows(facts, look))
@@ -102,7 +104,7 @@ def _list(facts: ListFacts, look: Look, width: int, room: int) -> list[Renderabl
     return [_line(title, width, "bold"), made]
 
 
-def _cells(row: pb.NodeRow | Incident | pb.JobRow, facts: ListFacts) -> list[Text]:
+def _cells(row: ListRow, facts: ListFacts) -> list[Text]:
     if isinstance(row, Incident):
         age = duration((facts.now_ms - row.since_ms) / 1000)
         severity = Text(row.severity.upper(), style=SEVERITY[row.severity])

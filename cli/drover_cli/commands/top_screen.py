@@ -111,6 +111,8 @@ def _picture(facts: ScreenFacts, width: int, lines: int) -> list[Text]:
     """Every GPU as a sign, node by node; racks line by line. None where it does not fit: the lists say what is bad."""
     if facts.picture.layout_version != facts.layout.version:
         return []  # the fleet file has just changed
+    if len(facts.picture.cells) > width * max(0, lines):
+        return []  # a hundred thousand signs would be made for nothing
     legend = [Health(word) if word in tuple(Health) else Health.UNKNOWN for word in facts.picture.legend]
     drawn: list[Text] = []
     at = 0

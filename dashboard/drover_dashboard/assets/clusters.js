@@ -42,7 +42,7 @@ async function poll(strips) {
       const reply = await (asked || fetch(new URL("drover/clusters", document.baseURI), { cache: "no-store" }));
       if (!reply.ok) throw new Error(reply.status);
       strips.known = await reply.json();
-      strips.heardMs = Date.now();
+      strips.receivedMs = Date.now();
     } catch { /* how old it is shows: draw() */ }
     draw(strips);
     window.__drover_early?.endStrips?.(strips);
@@ -55,8 +55,8 @@ function draw(strips) {
   const theme = themeOf(root);
   root.classList.toggle("dark", theme.dark);
   if (!known) return;
-  const alone = Date.now() - strips.heardMs > ALONE_MS;
-  const nowMs = known.now_ms + (Date.now() - strips.heardMs);
+  const alone = Date.now() - strips.receivedMs > ALONE_MS;
+  const nowMs = known.now_ms + (Date.now() - strips.receivedMs);
   const lines = [total(known, data, theme, alone)];
   for (const cluster of known.clusters) lines.push(strip(strips, cluster, theme, nowMs, alone));
   lines.forEach((line, k) => { // what has not changed keeps its element, and the focus

@@ -65,9 +65,9 @@ def choose(page: str) -> None:
 @st.fragment(run_every=view.ALERT_S)
 def _incidents(found: Clusters) -> None:
     who = view.viewer()
-    heard, now_ms = found.heard(), clusters.now_ms()
-    answers = [one for one in heard if one.incidents.value is not None]
-    old = {one.name for one in heard if not one.fresh(now_ms)}
+    received, now_ms = found.received(), clusters.now_ms()
+    answers = [one for one in received if one.incidents.value is not None]
+    old = {one.name for one in received if not one.fresh(now_ms)}
     lists = {
         one.name: (incident_rows.parse(one.incidents.value), one.incidents.value.silences)
         for one in answers
@@ -76,7 +76,7 @@ def _incidents(found: Clusters) -> None:
     every = clusters.merged(lists, old)
     total = sum(one.incidents.value.total for one in answers if one.incidents.value is not None)
     with view.place():
-        if silent := [one.name for one in heard if one.name in old]:
+        if silent := [one.name for one in received if one.name in old]:
             view.notice("not_of_now", "trouble", _not_of_now(silent, [name for name in silent if name not in lists]))
     empty = "No open incident in the clusters that answer." if old else "No open incident."
     clicked = table(
@@ -133,12 +133,12 @@ def _search(found: Clusters) -> None:
     who = view.viewer()
     answers = found.ask_all(lambda client: _of_cluster(client, text))
     hits = [hit for of in answers.values() if of is not None for hit in of]
-    lists = {one.name: one.incidents.value for one in found.heard() if one.incidents.value is not None}
+    lists = {one.name: one.incidents.value for one in found.received() if one.incidents.value is not None}
     hits += _of_incidents({name: incident_rows.parse(reply) for name, reply in lists.items()}, text, who)
-    unheard = [name for name, of in answers.items() if of is None]
+    unanswered = [name for name, of in answers.items() if of is None]
     with view.place():
-        if unheard:
-            view.notice("unsearched", "trouble", f"Not searched, no answer: {', '.join(unheard)}.")
+        if unanswered:
+            view.notice("unsearched", "trouble", f"Not searched, no answer: {', '.join(unanswered)}.")
     empty = f"Nothing with {text!r} in the clusters that answered."
     lines = [_hit_row(number, hit) for number, hit in enumerate(hits)]
     clicked = table("found", FOUND_COLUMNS, lines, empty=empty, link_column=1, height=300 if len(hits) > 7 else None)

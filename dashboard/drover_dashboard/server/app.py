@@ -117,7 +117,7 @@ def strips(_request: Request) -> Response:
     found = clusters.shared()
     if found is None:
         return JSONResponse({"trouble": "this console has one collector"}, 404)
-    content = clusters.strips(found.heard(), clusters.now_ms())
+    content = clusters.strips(found.received(), clusters.now_ms())
     return JSONResponse(content, headers={"Cache-Control": "no-store"})
 
 

@@ -80,7 +80,7 @@ def bar() -> None:
             "Cluster", found.names(), key=CHOICE, on_change=_choose, label_visibility="collapsed", width=220,
             format_func=lambda cluster: f"cluster {cluster}",
         )  # fmt: skip
-        status = next(one for one in found.heard() if one.name == name()).status.value
+        status = next(one for one in found.received() if one.name == name()).status.value
         parts = [] if status is None else [status.mode, f"fleet {status.fleet}" if status.fleet else ""]
         view.notice("cluster_of", "remark", "  ·  ".join(filter(None, [*parts, found.client(name()).target])))
 
