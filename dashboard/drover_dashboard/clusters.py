@@ -147,9 +147,11 @@ def _strip(received: LastAnswers, now_ms: int) -> dict[str, Any]:
     if state == "never" and trouble is None:
         state = "asked"  # the console has just started: not answered yet, and no reason to say why not
     row: dict[str, Any] = {
-        "name": received.name, "state": state, "as_of_ms": received.status.as_of_ms, "since_ms": trouble.since_ms if trouble
-        else 0, "trouble": f"{trouble.reason}: {trouble.advice}" if trouble else "",
-    }  # fmt: skip
+        "name": received.name,
+        "state": state,
+        "as_of_ms": received.status.as_of_ms,
+        "trouble": f"{trouble.reason}: {trouble.advice}" if trouble else "",
+    }
     if status is None:
         return row
     return row | {

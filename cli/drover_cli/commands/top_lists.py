@@ -48,8 +48,8 @@ def rows(facts: ListFacts, look: Look) -> Sequence[ListRow]:
             return sorted(fits, key=lambda i: -i.since_ms)
         return sorted(fits, key=lambda i: -SEVERITY_ORDER.index(i.severity))
     if look.view == "jobs":
-        found = [job for job in facts.jobs if wanted in f"{job.job} {job.hurt}".casefold()]
-        return sorted(found, key=lambda job: -job.gpus) if look.sorted_by() == "gpus" else found
+        jobs = [job for job in facts.jobs if wanted in f"{job.job} {job.hurt}".casefold()]
+        return sorted(jobs, key=lambda job: -job.gpus) if look.sorted_by() == "gpus" else jobs
     return []
 
 
