@@ -49,7 +49,9 @@ def rows(facts: ListFacts, look: Look) -> Sequence[ListRow]:
         return sorted(fits, key=lambda i: -SEVERITY_ORDER.index(i.severity))
     if look.view == "jobs":
         jobs = [job for job in facts.jobs if wanted in f"{job.job} {job.hurt}".casefold()]
-        return sorted(jobs, key=lambda job: -job.gpus) if look.sorted_by() == "gpus" else jobs
+        if look.sorted_by() == "gpus":
+            jobs.sort(key=lambda job: -job.gpus)
+        return jobs
     return []
 
 
