@@ -17,6 +17,7 @@ from drover_agent.config import AgentConfig
 from drover_agent.probes import PROBES
 from drover_agent.sources.facts import FACTS
 from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
+from drover_cli.forms import WATCHED
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
 from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
@@ -92,6 +93,9 @@ def settings() -> str:
     return "\n".join(parts)
 
 
+EVERYWHERE = ("form", "watch")  # options of many commands, described once
+
+
 def commands() -> str:
     found = list(_parsers(build_parser()))
     about = [
@@ -116,11 +120,21 @@ def commands() -> str:
             "`null`. A node is `node` in each command; `nodes --json` keeps `name` until the next release. Where rows "
             "are of several kinds, as of `fabric` and `thermals`, `type` says which."
         ),
+        prose(
+            "`-o wide|json|csv` of every command that has `--json`: lists with each row on one line however long, as "
+            "`--json`, or as CSV with the notes on stderr. `--watch [SECONDS]` of "
+            f"{', '.join(f'`{name}`' for name in sorted(WATCHED))}: again and again until Ctrl-C. Colours are off "
+            "where stdout is no terminal and with `NO_COLOR`. `--cluster NAME` of every command that asks a collector, "
+            "also before the command's name: [many clusters](../how-to/clusters.md)."
+        ),
     ]
     for name, parser in found:
         lines: list[list[object]] = []
         for action in parser._actions:
-            if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            if isinstance(action, argparse._HelpAction | argparse._SubParsersAction) or action.dest in (
+                "form",
+                "watch",
+            ):
                 continue
             flag = ", ".join(action.option_strings) or str(action.metavar or action.dest)
             lines.append([f"`{flag}`", action.help or ""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from drover_cli import client
+from drover_cli import client, contexts
 from drover_cli.output import plain, print_json
 from drover_core.model.reports import job_label
 from drover_proto import fleet_methods as methods
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, act: str) -> int:
     else:
         state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
         detail = plain(reply.detail) or "`drover explain` and the console say how it goes on"
-        print(f"{act} {plain(args.node)}: {state}: {detail}")
+        print(f"{act} {plain(args.node)}{contexts.in_cluster(args)}: {state}: {detail}")
     return int(reply.state in ("failed", "undone"))
 
 
@@ -56,7 +56,7 @@ def _checked(look: pb.ActPreview, args: argparse.Namespace, act: str) -> int:
             }
         )  # fmt: skip
         return int(bool(against) or unsafe)
-    print(f"{act} {plain(args.node)}: {_verdict(look, against, act)}")
+    print(f"{act} {plain(args.node)}{contexts.in_cluster(args)}: {_verdict(look, against, act)}")
     for text in (*against, *look.grounds):
         print(f"  {plain(text)}")
     for job in look.jobs:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from drover_cli import contexts
 from drover_cli.arguments import address
 from drover_cli.errors import CliError, NotFoundError, RefusedError, UnreachableError
 from drover_core import x509
@@ -36,16 +37,20 @@ COLLECTOR, CA, CERT, KEY = "DROVER_COLLECTOR", "DROVER_CA", "DROVER_CERT", "DROV
 class FleetClient:
     """The methods of the table (fleet_methods.py) over one channel, blocking."""
 
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: grpc.Channel, args: argparse.Namespace | None = None) -> None:
+        self._channel, self._args = channel, args
 
     def call(self, method: FleetMethod[Q, R], request: Q, deadline_s: float = DEADLINE_S) -> R:
         """Return the reply.
 
         Raises:
             grpc.RpcError: the collector refuses, or does not answer in time.
+            CliError: it acts, and a person did not confirm its cluster.
         """
-        return method.of(self._channel)(request, timeout=deadline_s)
+        if method.acts and self._args is not None:
+            contexts.before_act(self._args, _words_of(self._args))
+        most_s = float(getattr(self._args, "deadline_s", deadline_s))
+        return method.of(self._channel)(request, timeout=min(deadline_s, most_s))
 
     def stream(self, method: FleetMethod[Q, R], request: Q, deadline_s: float) -> Iterator[R]:
         """Yield the replies of a method that streams them.
@@ -60,7 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser, default: str | None = DEFAULT
     """`default`: the collector asked when neither option nor environment names one."""
     parser.add_argument(
         "--collector", type=address, default=os.environ.get(COLLECTOR) or default, metavar="HOST:PORT",
-        help=f"Fleet API (or environment {COLLECTOR}; default {DEFAULT})",
+        action=contexts.Named, help=f"Fleet API (or environment {COLLECTOR}; default {DEFAULT})",
+    )  # fmt: skip
+    parser.set_defaults(collector_env=bool(os.environ.get(COLLECTOR)))
+    parser.add_argument(
+        "--cluster", default=argparse.SUPPRESS, metavar="NAME",
+        help=f"ask this cluster (drover config list; or {contexts.CLUSTER})",
     )  # fmt: skip
     parser.add_argument("--ca", **_file(CA), help=f"CA certificate of the collector, for mutual TLS (or {CA})")
     parser.add_argument("--cert", **_file(CERT), help=f"own certificate (or {CERT})")
@@ -68,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser, default: str | None = DEFAULT
 
 
 def _file(variable: str) -> dict[str, Any]:
-    return {"type": Path, "metavar": "FILE", "default": os.environ.get(variable) or None}
+    return {"type": Path, "action": contexts.Named, "metavar": "FILE", "default": os.environ.get(variable) or None}
 
 
 def tls_files(args: argparse.Namespace) -> list[Path]:
@@ -107,11 +117,22 @@ def connect(args: argparse.Namespace) -> Iterator[FleetClient]:
     else:
         channel = grpc.insecure_channel(args.collector, options)
     try:
-        yield FleetClient(channel)
+        yield FleetClient(channel, args)
     except grpc.RpcError as error:
         raise _cli_error(error, args, troubles) from None
     finally:
         channel.close()
+
+
+def _words_of(args: argparse.Namespace) -> str:
+    """What a person typed of an act: `drain r01n01`."""
+    named = getattr(args, "node", None) or getattr(args, "id", None) or ""
+    return " ".join([str(args.command), *([named] if isinstance(named, str) else map(str, named))]).rstrip()
+
+
+def error_of(error: grpc.RpcError, args: argparse.Namespace) -> CliError:
+    """Return the error that a command ends with, for one that goes on."""
+    return _cli_error(error, args, [])
 
 
 def _cli_error(error: grpc.RpcError, args: argparse.Namespace, troubles: list[str]) -> CliError:

@@ -12,17 +12,24 @@ import os
 import sys
 from collections.abc import Sequence
 
+from drover_cli import contexts, forms
 from drover_cli.commands import NAMES, commands
 from drover_cli.errors import CliError, visible
+from drover_cli.help import GroupedParser, version
 from drover_core import interrupts
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="drover", description="Health and observability for GPU fleets.")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser = GroupedParser(prog="drover", description="Health and observability for GPU fleets.")
+    parser.add_argument("--version", action="version", version=version())
+    parser.add_argument("--cluster", metavar="NAME", help="ask this cluster: `drover config list` shows all")
+    subparsers = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
     for command in commands():
         sub = subparsers.add_parser(command.name, help=command.help, description=command.help)
         command.add_arguments(sub)
+        forms.add_arguments(command.name, sub)
         sub.set_defaults(run=command.run, drover=parser)
     return parser
 
@@ -35,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, rest = build_parser().parse_known_args(given)
         if rest:  # argparse itself would print the usage of bare `drover`
             raise CliError(f"{args.command} takes no {rest[0]!r}; `drover {args.command} --help` lists what it takes")
-        return int(args.run(args))
+        if hasattr(args, "collector_env"):  # it asks a collector
+            contexts.resolve(args)
+        with forms.chosen(args):
+            return forms.watched(args, lambda: int(args.run(args)))
     except CliError as error:
         lines = map(visible, str(error).split("\n"))
         print("drover: " + "\n".join(lines), file=sys.stderr)
@@ -55,10 +65,11 @@ def _known(given: Sequence[str]) -> None:
     """
     if not given:
         raise CliError("give a command: `drover --help` lists them; `drover status` says how the fleet is")
-    if given[0] not in NAMES and not given[0].startswith("-"):
-        near = difflib.get_close_matches(given[0], NAMES, 1)
+    name = next(iter(given[2:] if given[0] == "--cluster" else given), "-")
+    if name not in NAMES and not name.startswith("-"):
+        near = difflib.get_close_matches(name, NAMES, 1)
         meant = f"did you mean `drover {near[0]}`?" if near else "`drover --help` lists all"
-        raise CliError(f"no command {given[0]!r}; {meant}")
+        raise CliError(f"no command {name!r}; {meant}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
+from drover_cli import forms
 from drover_core.model.events import Incident
 from drover_core.model.reports import incident_report, job_label
 from drover_core.times import iso
@@ -66,7 +67,12 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], right:
     hardly anything of it would be left, after other columns that have no room. Elsewhere (a pipe, a file) a row is a
     line.
     """
-    print("\n".join(table_lines(headers, rows, right, _columns())))
+    out = forms.csv_out()
+    if out is not None:
+        forms.write_csv(headers, rows, out)
+        return
+    columns = None if forms.wide() else _columns()
+    print("\n".join(table_lines(headers, rows, right, columns, colour=forms.colours())))
 
 
 def _columns() -> int | None:
@@ -93,13 +99,17 @@ def table_lines(
     rows: Sequence[Sequence[object]],
     right: frozenset[int] = frozenset(),
     columns: int | None = None,
+    *,
+    colour: bool = False,
 ) -> list[str]:
-    """The lines of a table, none longer than `columns` where that is given."""
+    """The lines of a table, none longer than `columns` where that is given. `colour`: of cells that say how it is."""
     cells = [[plain(str(cell)) for cell in row] for row in rows]
     widths = [max([len(h), *(len(row[i]) for row in cells)]) for i, h in enumerate(headers)]
 
-    def line(row: Sequence[str]) -> str:
+    def line(row: Sequence[str], colour: bool = colour) -> str:
         parts = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=False))]
+        if colour:
+            parts = [forms.painted(c, part) for c, part in zip(row, parts, strict=False)]
         return "  ".join(parts).rstrip()
 
     def until(column: int) -> int:
@@ -120,7 +130,8 @@ def table_lines(
     kept = next(n for n in range(last, 0, -1) if n == 1 or until(n) - 2 <= columns)
     lines = [cut(line(headers[:kept]), columns), cut(line(["-" * w for w in widths[:kept]]), columns)]
     for row in cells:
-        lines.append(cut(line(row[:kept]), columns))
+        whole = line(row[:kept], colour=False)
+        lines.append(line(row[:kept]) if len(whole) <= columns else cut(whole, columns))
         named = [*(f"{h.lower()} " for h in headers[kept:last]), ""]
         named_cells = [name + text for name, text in zip(named, row[kept:], strict=True) if text not in ("", "-")]
         lines += _wrapped("  " + "; ".join(named_cells), columns, 2) if named_cells else []

@@ -167,8 +167,11 @@ class FleetClient:
     stays on the screen while the collector is away.
     """
 
-    def __init__(self, target: str, tls: Tls | None = None, now_ms: Callable[[], int] | None = None) -> None:
-        self.target = target
+    def __init__(
+        self, target: str, tls: Tls | None = None, now_ms: Callable[[], int] | None = None, cluster: str = ""
+    ) -> None:
+        """`cluster`: its name, where there are several."""
+        self.target, self.cluster = target, cluster
         self._channel = CollectorChannel(target, tls)
         self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._lock = threading.Lock()
@@ -355,11 +358,14 @@ class FleetClient:
         return from_ms
 
     def _slow(self, took_s: float, since_ms: int) -> Trouble:
-        what, advice = f"Collector {self.target} has answered slowly", "is its machine overloaded, or the way to it?"
+        what, advice = f"{self._who()} has answered slowly", "is its machine overloaded, or the way to it?"
         return Trouble(what, f"{took_s:.1f} s", advice, since_ms, slow=True)
 
+    def _who(self) -> str:
+        return f"Collector {self.target}" + (f" of cluster {self.cluster}" if self.cluster else "")
+
     def _trouble(self, error: grpc.RpcError, name: tuple[str, object], asked_ms: int, deadline_s: float) -> Trouble:
-        trouble = _trouble_of(f"Collector {self.target}", error, asked_ms, deadline_s)
+        trouble = _trouble_of(self._who(), error, asked_ms, deadline_s)
         code = error.code()
         detail = error.details() or ""
         if code is grpc.StatusCode.UNAVAILABLE and "refused" not in detail.lower():
@@ -398,20 +404,41 @@ def _trouble_of(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float
     return Trouble(f"{who} has failed to answer", f"{code.name}: {detail}", "see the collector's log", asked_ms)
 
 
-_shared: FleetClient | None = None
+_shared: Callable[[], FleetClient] | None = None
+_named: Callable[[], str] = str
 
 
 def share(client: FleetClient) -> None:
     """Make `client` the one that the pages and the picture's endpoint use."""
-    global _shared
-    _shared = client
+    share_choice(lambda: client, lambda: client.cluster)
+
+
+def share_choice(choose: Callable[[], FleetClient], named: Callable[[], str]) -> None:
+    """Let `choose` say which client the page that runs now uses, and `named` the name of its cluster ("": none)."""
+    global _shared, _named
+    _shared, _named = choose, named
 
 
 def fleet() -> FleetClient:
-    """Return the client of this process."""
+    """Return the client of the collector that this page shows."""
     if _shared is None:
         raise RuntimeError("no collector was named; start the console with drover-dashboard")
-    return _shared
+    return _shared()
+
+
+def fleet_name() -> str:
+    """Return the cluster that this page shows; "" where there is one collector, and on a page of all clusters."""
+    return _named()
+
+
+def scoped(key: str) -> str:
+    """Return `key` as the one of this page's cluster.
+
+    What acts is drawn under such keys: a press on a form of one cluster is unknown to the page of another, though both
+    may have a node of the same name.
+    """
+    cluster = fleet().cluster
+    return f"{key}@{cluster}" if cluster else key
 
 
 def targets(node: str, gpus: Sequence[int]) -> list[pb.SeriesTarget]:

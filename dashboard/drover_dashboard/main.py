@@ -12,11 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drover_core import clusters as cluster_settings
 from drover_core import interrupts
+from drover_core.settings import SettingsError
+from drover_dashboard import clusters
 from drover_dashboard.client import ClientError, FleetClient, Tls, share
 from drover_dashboard.server import auth_settings as people
 from drover_dashboard.server.signin_options import add_arguments, sign_in
 from drover_dashboard.widgets import theme
+
+COLLECTOR = "127.0.0.1:7302"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,20 +31,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         tls = _tls(options)
         people.share(sign_in(options))
         _check_free(options.address, options.port)
-        share(FleetClient(options.collector, tls))
-    except ClientError as error:
+        several = _several(options, tls)
+        if several is None:
+            share(FleetClient(options.collector or COLLECTOR, tls))
+    except (ClientError, SettingsError) as error:
         print(f"drover-dashboard: {error}", file=sys.stderr)
         return 2
-    print(f"console on http://{_shown(options.address)}:{options.port} for collector {options.collector}", flush=True)
+    of = f"clusters {', '.join(several.names())}" if several else f"collector {options.collector or COLLECTOR}"
+    print(f"console on http://{_shown(options.address)}:{options.port} for {of}", flush=True)
     sys.argv = sys.argv[:1]  # Streamlit would hand the rest to the page's script
     # uvicorn would put X-Forwarded-For in the place of the address that the proxy is known by.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before or after the server listens for it
         from drover_dashboard.server.app import (  # imports Streamlit, a second that --help and errors need not wait
             build,
+            share_several,
             warm,
         )
 
+        if several is not None:
+            share_several(several)
         app = build()
         threading.Thread(target=warm, name="warm", daemon=True).start()
         app.run(config=_streamlit_options(options))
@@ -49,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="drover-dashboard", description="Serve Drover's console to browsers.")
     parser.add_argument(
-        "--collector", type=_address, default="127.0.0.1:7302", metavar="HOST:PORT",
-        help="its Fleet API (default %(default)s)",
+        "--collector", type=_address, metavar="HOST:PORT", help=f"its Fleet API (default {COLLECTOR})"
     )  # fmt: skip
+    parser.add_argument(
+        "--settings", type=Path, metavar="FILE", help="TOML with [[clusters]]: many collectors, instead of --collector"
+    )
     parser.add_argument("--port", type=_port, default=8501, help="port for browsers (default %(default)s)")
     parser.add_argument("--address", default="127.0.0.1", help="address for browsers (default %(default)s)")
     for name, what in (("ca", "the fleet's CA"), ("cert", "this console's certificate"), ("key", "its key")):
@@ -80,6 +93,20 @@ def _tls(options: argparse.Namespace) -> Tls | None:
     if not all(files):
         raise ClientError("mutual TLS needs all of --ca, --cert and --key")
     return Tls(*files)
+
+
+def _several(options: argparse.Namespace, tls: Tls | None) -> clusters.Clusters | None:
+    """The clusters that --settings names; None: one collector."""
+    if options.settings is None:
+        return None
+    if options.collector or tls:
+        raise ClientError(
+            "--settings names each cluster's collector and files: leave out --collector, --ca, --cert, --key"
+        )
+    found = cluster_settings.load(options.settings)
+    if not found.clusters:
+        raise ClientError(f"{options.settings}: no [[clusters]]: add one for each collector, with name and collector")
+    return clusters.Clusters(clusters.clients(found))
 
 
 def _check_free(address: str, port: int) -> None:

@@ -21,10 +21,12 @@ class Command:
 
 NAMES = (
     "status",
+    "clusters",
     "doctor",
     "top",
     "node",
     "nodes",
+    "find",
     "incidents",
     "job",
     "why",
@@ -59,6 +61,7 @@ NAMES = (
     "score",
     "demo",
     "certs",
+    "config",
     "completion",
 )
 

@@ -77,7 +77,7 @@ def _head(facts: ScreenFacts, width: int) -> list[Text]:
     for state in Health:
         count = status.gpus_by_health.get(state, 0)
         if count:
-            health.append(f" {_sign(state)} ", style=_style(state))
+            health.append(f" {health_sign(state)} ", style=health_style(state))
             health.append(f" {state} {count:,}   ")
     parts = [
         f"jobs hurt {status.jobs_hurt}",
@@ -97,11 +97,11 @@ def _head(facts: ScreenFacts, width: int) -> list[Text]:
     return lines
 
 
-def _sign(health: Health) -> str:
+def health_sign(health: Health) -> str:
     return {Health.HEALTHY: WELL, Health.UNKNOWN: UNKNOWN}.get(health, HEALTH[health].sign)
 
 
-def _style(health: Health) -> str:
+def health_style(health: Health) -> str:
     if health is Health.HEALTHY:
         return "green"
     return "dim" if health is Health.UNKNOWN else f"black on {HEALTH[health].dark}"
@@ -111,6 +111,8 @@ def _picture(facts: ScreenFacts, width: int, lines: int) -> list[Text]:
     """Every GPU as a sign, node by node; racks line by line. None where it does not fit: the lists say what is bad."""
     if facts.picture.layout_version != facts.layout.version:
         return []  # the fleet file has just changed
+    if len(facts.picture.cells) > width * max(0, lines):
+        return []  # a hundred thousand signs would be made for nothing
     legend = [Health(word) if word in tuple(Health) else Health.UNKNOWN for word in facts.picture.legend]
     drawn: list[Text] = []
     at = 0
@@ -123,7 +125,7 @@ def _picture(facts: ScreenFacts, width: int, lines: int) -> list[Text]:
             line.append(" ")
             for cell in facts.picture.cells[at : at + node.gpus]:
                 state = legend[cell] if cell < len(legend) else Health.UNKNOWN
-                line.append(_sign(state), style=_style(state))
+                line.append(health_sign(state), style=health_style(state))
             at += node.gpus
         drawn.append(line)
     if len(drawn) > lines:
@@ -188,6 +190,6 @@ def _nodes(found: Sequence[pb.NodeRow], width: int) -> Table:
         gpus = Text()
         for word in node.gpu_health:
             state = Health(word) if word in tuple(Health) else Health.UNKNOWN
-            gpus.append(_sign(state), style=_style(state))
+            gpus.append(health_sign(state), style=health_style(state))
         rows.append((Text(node.name), Text(node.rack), gpus, Text(node.health), Text(plain(node.reason) or "-")))
     return _table("Nodes that are not healthy", ("NODE", "RACK", "GPUS", "HEALTH", "WHAT"), rows, width)

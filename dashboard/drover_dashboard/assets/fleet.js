@@ -18,7 +18,8 @@ export function render({ data, parentElement, setTriggerValue }) {
     pictures.set(parentElement, picture);
     if (!data.early) inherit(picture, data);
   }
-  const changed = !picture.data || picture.data.color_by !== data.color_by || picture.data.group !== data.group;
+  const changed = !picture.data || picture.data.color_by !== data.color_by || picture.data.group !== data.group || picture.data.cluster !== data.cluster;
+  if (picture.data && picture.data.cluster !== data.cluster) picture.layout = picture.frame = null; // never one cluster's under the name of another
   picture.data = data;
   picture.open = (cell) => setTriggerValue("open", { node: cell.node, gpu: cell.gpu });
   if (changed) picture.polled = poll(picture);
@@ -33,7 +34,7 @@ function inherit(picture, data) {
   if (!before) return;
   picture.before = before;
   picture.end = early.end;
-  const same = before.data.color_by === data.color_by && before.data.group === data.group;
+  const same = before.data.color_by === data.color_by && before.data.group === data.group && before.data.cluster === data.cluster;
   if (!before.frame || !same) return;
   for (const name of ["data", "layout", "frame", "trouble", "at", "arrangedMs", "plan", "cells", "map", "of", "drawn"]) picture[name] = before[name];
   picture.timer = setTimeout(() => poll(picture), Math.max(0, before.nextMs - Date.now()));
@@ -83,15 +84,15 @@ async function poll(picture) {
   const round = ++picture.round; // an answer for another colour that comes late is dropped
   if (!document.hidden) {
     try {
-      const { group } = picture.data;
+      const { group, cluster } = picture.data;
       const moves = group === "job" && Date.now() - picture.arrangedMs > JOBS_MS; // jobs come and go
       const lacking = !picture.layout || picture.layout.group !== group || moves;
-      const arranged = lacking ? fetchLayout(group) : null; // at once, together with the frame
+      const arranged = lacking ? fetchLayout(group, cluster) : null; // at once, together with the frame
       arranged?.catch(() => undefined);
-      const frame = await fetchFrame(picture.data.color_by);
+      const frame = await fetchFrame(picture.data.color_by, cluster);
       if (round !== picture.round) return;
       if (arranged || picture.layout.version !== frame.layout_version) {
-        picture.layout = await (arranged || fetchLayout(group));
+        picture.layout = await (arranged || fetchLayout(group, cluster));
         picture.arrangedMs = Date.now();
         if (round !== picture.round) return;
       }
@@ -109,9 +110,9 @@ async function poll(picture) {
 }
 
 // The page's head has asked for the first picture already (early.js); what was asked then is taken once.
-function early(what, of, wanted) {
+function early(what, of, wanted, cluster) {
   const found = window.__drover_early;
-  if (!found || !found[what] || found[of] !== wanted || Date.now() - found.at > EARLY_MS) return null;
+  if (!found || !found[what] || found[of] !== wanted || found.cluster !== (cluster || "") || Date.now() - found.at > EARLY_MS) return null;
   const answer = found[what];
   found[what] = null;
   return answer;
@@ -125,11 +126,15 @@ async function ask(path, asked) {
   throw error;
 }
 
-const fetchLayout = async (group) => (await ask(`drover/layout?group=${group}`, early("layout", "group", group))).json();
+const within = (cluster) => (cluster ? `&cluster=${encodeURIComponent(cluster)}` : "");
+
+const fetchLayout = async (group, cluster) =>
+  (await ask(`drover/layout?group=${group}${within(cluster)}`, early("layout", "group", group, cluster))).json();
 
 // A frame: health[n], cells[n], float32 values[n], each part padded to 4 bytes; what they are is in a header of the answer.
-async function fetchFrame(colorBy) {
-  const reply = await ask(`drover/picture?color_by=${encodeURIComponent(colorBy)}`, early("frame", "color", colorBy));
+async function fetchFrame(colorBy, cluster) {
+  const asked = early("frame", "color", colorBy, cluster);
+  const reply = await ask(`drover/picture?color_by=${encodeURIComponent(colorBy)}${within(cluster)}`, asked);
   const frame = JSON.parse(reply.headers.get("Drover-Frame"));
   const body = await reply.arrayBuffer();
   const padded = (size) => (size + 3) & ~3;

@@ -8,6 +8,7 @@ const MOST_MS = 20_000; // of a page that does not come
 // What stands above it: the page's padding, the numbers (page.css keeps their room) and the lists to choose from.
 const STYLE = `
 :host { position: absolute; z-index: 1; pointer-events: none; left: calc(1.6 * var(--rem)); right: calc(1.6 * var(--rem)); top: calc(var(--above) + 7.7 * var(--rem)); }
+:host(.several) { top: calc(var(--above) + 7.7 * var(--rem) + 3.1 * var(--rem)); } /* below the name of the cluster */
 .fleet { width: calc(100% * 1.35 / 2.35 - var(--rem)); pointer-events: auto; background: var(--st-background-color); }
 :host { --above: calc(18.9 * var(--rem)); }
 @media (min-width: 1180px) { :host { --above: calc(17.45 * var(--rem)); } }
@@ -39,8 +40,10 @@ export async function show(early) {
   const looked = setInterval(() => {
     if (location.pathname !== path || Date.now() - began > MOST_MS || another()) end();
   }, LOOK_MS);
-  const open = (_name, cell) => location.assign(new URL(`node?${new URLSearchParams(cell)}`, document.baseURI));
-  early.picture = render({ data: { ...data, color_by: early.color, group: early.group, early: true }, parentElement: shadow, setTriggerValue: open });
+  const of = early.cluster ? { cluster: early.cluster } : {};
+  const open = (_name, cell) => location.assign(new URL(`node?${new URLSearchParams({ ...of, ...cell })}`, document.baseURI));
+  if (early.given.several) host.classList.add("several");
+  early.picture = render({ data: { ...data, color_by: early.color, group: early.group, cluster: early.cluster, early: true }, parentElement: shadow, setTriggerValue: open });
   early.end = end;
   await early.picture.polled;
   await new Promise((next) => { requestAnimationFrame(() => setTimeout(next)); }); // it is on the screen

@@ -11,7 +11,7 @@ from drover_core.model.events import WANTED_ORDER, Decision, RecommendedAction
 from drover_dashboard import client
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
-from drover_dashboard.widgets import view
+from drover_dashboard.widgets import cluster_choice, view
 
 MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
 
@@ -32,14 +32,14 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
         if waiting:
             view.notice("viewer", "remark", "An operator is to answer what waits here; you may look.")
         return
-    answer = st.session_state.pop("answered", None)
+    answer = st.session_state.pop(client.scoped("answered"), None)
     if answer:
         view.notice("answered", "remark", answer)
     for decision in waiting:
         what = "" if decision.node else "Go on with this mass event? "
-        with st.form(f"answer_{decision.id}", border=True):
+        with st.form(client.scoped(f"answer_{decision.id}"), border=True):
             wrong = (about or {}).get(decision.incident_id, "")
-            asked = f"{wrong}\n" if wrong else "Waits for a person: "
+            asked = f"{wrong}\n" if wrong else cluster_choice.inside("Waits for a person") + ": "
             view.notice(f"asks_{decision.id}", "remark", view.viewer().localize(f"{asked}{what}{decision.reason}"))
             if about is not None and decision.incident_id:
                 link = {"id": decision.incident_id, "state": "all"}
@@ -47,10 +47,10 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
             _before(decision)
             fields, below = (st.container(), st.container()) if about is None else _side_by_side()
             with fields:
-                who, why = person_and_why(decision.id, person)
+                who, why = person_and_why(client.scoped(decision.id), person)
             yes = no = below.container(horizontal=True)  # columns cut the words where the form is narrow
-            approved = yes.form_submit_button("Approve", type="primary", key=f"yes_{decision.id}")
-            rejected = no.form_submit_button("Reject", key=f"no_{decision.id}")
+            approved = yes.form_submit_button("Approve", type="primary", key=client.scoped(f"yes_{decision.id}"))
+            rejected = no.form_submit_button("Reject", key=client.scoped(f"no_{decision.id}"))
         if approved or rejected:
             _answer(decision, who, why, approved)
 
@@ -105,5 +105,5 @@ def _answer(decision: Decision, who: str, why: str, approved: bool) -> None:
         return
     said = "Approved" if approved else "Rejected"
     wish = f"{decision.wanted} {decision.node}" if decision.node else "to go on with the mass event"
-    st.session_state["answered"] = f"{said} by {' '.join(who.split())}: {wish}."
+    st.session_state[client.scoped("answered")] = f"{said} by {' '.join(who.split())}: {cluster_choice.inside(wish)}."
     st.rerun()

@@ -9,7 +9,7 @@ from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
-from drover_dashboard.widgets import view
+from drover_dashboard.widgets import cluster_choice, view
 from drover_dashboard.widgets.table import (
     Cell,
     Column,
@@ -30,17 +30,18 @@ NO_FORCE = " This console's certificate acts within the guard; past it acts an a
 
 def buttons(node: str) -> None:
     """For operators; a press opens the form below, another press closes it."""
-    result = st.session_state.pop(SAID, None)
+    result = st.session_state.pop(client.scoped(SAID), None)
     if result:
         view.notice("acted", "remark", result)
     person = signin.person()
     if person is None or not person.may_act:
         return
-    open_ = st.session_state.get(OPEN)
+    kept = client.scoped(OPEN)  # the form of another cluster's node of this name stays closed
+    open_ = st.session_state.get(kept)
     with st.container(horizontal=True, key="node_acts"):
         for act in WORDS:
-            if st.button(f"{act.capitalize()} ...", key=f"act_{act}"):
-                open_ = st.session_state[OPEN] = None if open_ == (node, act) else (node, act)
+            if st.button(f"{act.capitalize()} ...", key=client.scoped(f"act_{act}")):
+                open_ = st.session_state[kept] = None if open_ == (node, act) else (node, act)
     if open_ is not None and open_[0] == node:
         with st.container(border=True, key="node_act"):
             _form(node, open_[1], person)
@@ -48,7 +49,7 @@ def buttons(node: str) -> None:
 
 def _form(node: str, act: str, person: Person) -> None:
     who = view.viewer()
-    view.notice("act_what", "summary", f"{act.capitalize()} {node}")
+    view.notice("act_what", "summary", cluster_choice.inside(f"{act.capitalize()} {node}"))
     st.text(WORDS[act])
     answer = client.fleet().preview(node, "drain" if act == "probe" else act)
     if answer.value is None:
@@ -75,15 +76,17 @@ def _form(node: str, act: str, person: Person) -> None:
         safe(look, who)
     if look.maintenance:
         view.notice("maintenance", "remark", f"Drover itself does nothing there: {look.maintenance}.")
-    with st.form(f"form_{act}", border=False):
-        name, why = answering.person_and_why(act, person)
-        level = st.selectbox("Level", list(LEVELS), key="level") if act == "probe" else ""
+    with st.form(client.scoped(f"form_{act}"), border=False):
+        name, why = answering.person_and_why(client.scoped(act), person)
+        level = st.selectbox("Level", list(LEVELS), key=client.scoped("level")) if act == "probe" else ""
         force = False
         if held:
-            force = st.checkbox("Do it although the guard holds it back", key="force")
+            force = st.checkbox("Do it although the guard holds it back", key=client.scoped("force"))
         if act == "resume":
-            force = bool(look.validates) and not look.no_force and st.checkbox("At once, without probes", key="force")
-        sent = st.form_submit_button(f"{act.capitalize()} {node}", type="primary", key=f"send_{act}")
+            at_once = bool(look.validates) and not look.no_force
+            force = at_once and st.checkbox("At once, without probes", key=client.scoped("force"))
+        label = cluster_choice.inside(f"{act.capitalize()} {node}")
+        sent = st.form_submit_button(label, type="primary", key=client.scoped(f"send_{act}"))
     if not sent or answering.lacks(act, name, why):
         return
     if held and not force:
@@ -121,16 +124,17 @@ def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> No
     if act == "probe":
         asked = client.fleet().act(REQUEST_PROBE, pb.ProbeAsk(node=node, level=level, why=why, who=name))
         done = asked.value is not None
-        result = f"Probes of {node} were asked for; the Probes page says what becomes of them."
+        result = f"Probes of {cluster_choice.inside(node)} were asked for; the Probes page says what becomes of them."
         trouble = asked.trouble
     else:
         answer = client.fleet().act(ACT_ON_NODE, pb.ActRequest(node=node, act=act, why=why, force=force, who=name))
         done, trouble = answer.value is not None, answer.trouble
         reply = answer.value or pb.ActReply()
         state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
-        result = f"{act.capitalize()} {node}: {state}{f': {reply.detail}' if reply.detail else ''} (by {name.strip()})."
+        said = f"{state}{f': {reply.detail}' if reply.detail else ''}"
+        result = f"{act.capitalize()} {cluster_choice.inside(node)}: {said} (by {name.strip()})."
     if not done:
         view.trouble(f"act_{act}", trouble, 0, view.viewer())
         return
-    st.session_state[SAID], st.session_state[OPEN] = result, None
+    st.session_state[client.scoped(SAID)], st.session_state[client.scoped(OPEN)] = result, None
     st.rerun()

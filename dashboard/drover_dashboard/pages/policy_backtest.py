@@ -31,8 +31,8 @@ COLUMNS = (
 def show(who: view.Viewer) -> None:
     """A button, because the collector decides it all again for each policy. The result stays until the next press."""
     if st.button("Decide the last 7 days again: this policy next to each preset"):
-        st.session_state[KEY] = client.fleet().backtest()
-    answer: client.Answer[pb.BacktestReply] | None = st.session_state.get(KEY)
+        st.session_state[client.scoped(KEY)] = client.fleet().backtest()
+    answer: client.Answer[pb.BacktestReply] | None = st.session_state.get(client.scoped(KEY))
     if answer is None:
         return
     view.trouble("backtest", answer.trouble, answer.as_of_ms, who)

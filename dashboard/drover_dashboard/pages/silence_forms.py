@@ -44,29 +44,31 @@ def mark(note: pb.SilenceNote | None, who: view.Viewer) -> Mark | None:
 def button(incident: Incident, note: pb.SilenceNote | None) -> None:
     """For operators, while the incident is open: silence it, or end its silence."""
     _close()
-    of, done = st.session_state.get(DONE, ("", ""))
+    of, done = st.session_state.get(client.scoped(DONE), ("", ""))
     if done and of == incident.id:
         view.notice("silenced", "remark", done)
     person = signin.person()
     if incident.closed_ms is not None or person is None or not person.may_act:
         return
     if note is not None:
-        with st.popover("End silence", icon=":material/notifications_active:", key=END, on_change="rerun"):
+        with st.popover(
+            "End silence", icon=":material/notifications_active:", key=client.scoped(END), on_change="rerun"
+        ):
             st.text("Notifications of this incident go out again." if note.alone else WIDER.format(covers=note.covers))
             if note.maintenance:
                 st.text("It is a maintenance window: Drover may act on its nodes again, too.")
-            with st.form(f"{END}_{incident.id}", border=False):
-                name, why = answering.person_and_why(f"{END}_{incident.id}", person)
-                sent = st.form_submit_button("End it", type="primary", key="end_silence_send")
+            with st.form(client.scoped(f"{END}_{incident.id}"), border=False):
+                name, why = answering.person_and_why(client.scoped(f"{END}_{incident.id}"), person)
+                sent = st.form_submit_button("End it", type="primary", key=client.scoped("end_silence_send"))
             if sent and not answering.lacks(END, name, why) and end(note.id, name, why):
                 _done(END, incident.id, f"Silence ended by {' '.join(name.split())}.")
         return
-    with st.popover("Silence", icon=":material/notifications_off:", key=MAKE, on_change="rerun"):
+    with st.popover("Silence", icon=":material/notifications_off:", key=client.scoped(MAKE), on_change="rerun"):
         st.text("Mutes notifications only. The incident stays open and the policy still applies.")
-        with st.form(f"{MAKE}_{incident.id}", border=False):
-            lasts = st.selectbox("For", list(HOURS), index=1, key="silence_for")
-            name, why = answering.person_and_why(f"{MAKE}_{incident.id}", person)
-            sent = st.form_submit_button("Silence it", type="primary", key="silence_send")
+        with st.form(client.scoped(f"{MAKE}_{incident.id}"), border=False):
+            lasts = st.selectbox("For", list(HOURS), index=1, key=client.scoped("silence_for"))
+            name, why = answering.person_and_why(client.scoped(f"{MAKE}_{incident.id}"), person)
+            sent = st.form_submit_button("Silence it", type="primary", key=client.scoped("silence_send"))
         if sent and not answering.lacks(MAKE, name, why):
             _silence(incident, HOURS[lasts], name, why)
 
@@ -89,14 +91,15 @@ def end(silence_id: str, name: str, why: str) -> bool:
 
 def _done(popover: str, incident: str, text: str) -> None:
     """Close the form, empty it, and say what was done for as long as the incident is looked at."""
-    st.session_state[DONE] = incident, text
-    st.session_state[CLOSE] = {popover: False, f"why_{popover}_{incident}": ""}
+    st.session_state[client.scoped(DONE)] = incident, text
+    why = client.scoped(f"{popover}_{incident}")
+    st.session_state[client.scoped(CLOSE)] = {client.scoped(popover): False, f"why_{why}": ""}
     st.rerun()
 
 
 def _close() -> None:
     """Before they are drawn: the popover and the fields of what was done."""
-    for key, value in st.session_state.pop(CLOSE, {}).items():
+    for key, value in st.session_state.pop(client.scoped(CLOSE), {}).items():
         st.session_state[key] = value
 
 
@@ -144,14 +147,17 @@ def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
     if person is None or not person.may_act:
         return
     named = {silence.id: silence for silence in found}
-    with st.popover("End a silence", icon=":material/notifications_active:", key="end_any", on_change="rerun"):
-        with st.form("end_any_form", border=False):
+    with st.popover(
+        "End a silence", icon=":material/notifications_active:", key=client.scoped("end_any"), on_change="rerun"
+    ):
+        with st.form(client.scoped("end_any_form"), border=False):
             chosen = st.selectbox(
-                "Which", list(named), key="end_which",
+                "Which", list(named), key=client.scoped("end_which"),
                 format_func=lambda id_: f"{describe_scope(named[id_])}, until {who.clock(named[id_].until_ms)}",
             )  # fmt: skip
-            name, why = answering.person_and_why("end_any", person)
-            sent = st.form_submit_button("End it", type="primary", key="end_any_send")
+            name, why = answering.person_and_why(client.scoped("end_any"), person)
+            sent = st.form_submit_button("End it", type="primary", key=client.scoped("end_any_send"))
         if sent and not answering.lacks("end_any", name, why) and end(chosen, name, why):
-            st.session_state[CLOSE] = {"end_any": False, "why_end_any": ""}
+            shut = client.scoped("end_any")
+            st.session_state[client.scoped(CLOSE)] = {shut: False, f"why_{shut}": ""}
             st.rerun()

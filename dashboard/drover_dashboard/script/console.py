@@ -8,9 +8,11 @@ import logging
 
 import streamlit as st
 
+from drover_dashboard import clusters
+from drover_dashboard.pages import clusters_overview
 from drover_dashboard.server import code_reload as upgraded
 from drover_dashboard.server import signin
-from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import address, cluster_choice, view
 from drover_dashboard.widgets.components import ASSETS
 
 ICON = (ASSETS / "icon.svg").read_text("utf-8")  # a local one: a named icon would be fetched from the internet
@@ -39,6 +41,16 @@ page = st.navigation(
     position="top",
 )
 address.settle(page.url_path)
+several = clusters.shared()
+cluster = cluster_choice.settle(page.url_path)
+if several is not None and not cluster:
+    if page.url_path or cluster_choice.NAME in st.query_params:
+        clusters_overview.choose(page.url_path)
+    else:
+        clusters_overview.show(several)
+    signin.foot(who)
+    st.stop()
+cluster_choice.bar()
 if upgraded.replaced():
     view.notice("upgraded", "trouble", upgraded.TEXT)
     try:

@@ -17,11 +17,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from drover_dashboard import client
+from drover_dashboard import client, clusters
 from drover_dashboard.server import streamlit_patches as streamlit_mends
 from drover_dashboard.server.frontend import Frontend
 from drover_dashboard.server.proxy_auth import TrustedProxyMiddleware
-from drover_dashboard.widgets import view
+from drover_dashboard.widgets import cluster_choice, view
 from drover_dashboard.widgets.components import ASSETS
 from drover_dashboard.widgets.fleet_picture import Frame, frame, metrics, trouble_line
 from drover_dashboard.widgets.grouping import GROUPS, USUAL, grouped
@@ -39,12 +39,20 @@ def build() -> st.App:
         Route("/drover/assets/{path:path}", asset),
         Route("/drover/layout", layout),
         Route("/drover/picture", picture),
+        Route("/drover/clusters", strips),
     ]
     script = PACKAGE / "script" / "console.py"
     pages = ["/", *(f"/{page.stem}" for page in view.ALL_PAGES if page != view.FLEET)]
     return st.App(
         script, routes=routes, middleware=[Middleware(TrustedProxyMiddleware), Middleware(Frontend, pages=pages)]
     )
+
+
+def share_several(found: clusters.Clusters) -> None:
+    """Let each page use the client of the cluster that it names, and begin to ask all."""
+    clusters.share(found)
+    client.share_choice(cluster_choice.client, cluster_choice.name)
+    found.start()
 
 
 def warm() -> None:
@@ -79,21 +87,46 @@ def layout(request: Request) -> Response:
     by = request.query_params.get("group", USUAL)
     if by not in GROUPS:
         return JSONResponse({"trouble": f"unknown group {json.dumps(by)}; choose one of {', '.join(GROUPS)}"}, 400)
-    answer = client.fleet().layout(jobs=by == "job")
+    if (fleet := _fleet(request)) is None:
+        return _no_cluster(request)
+    answer = fleet.layout(jobs=by == "job")
     if answer.value is None:
         return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no layout"}, 503)
-    return _unpacked_if_asked(request, _arranged(answer.value, by), "application/json")
+    return _unpacked_if_asked(request, _arranged(answer.value, by, fleet.cluster), "application/json")
 
 
-_layouts: dict[str, tuple[pb.Layout, bytes]] = {}  # by group: the newest layout, gzip, which all open pages share
+# By cluster and group: the newest layout, gzip, which all open pages share.
+_layouts: dict[tuple[str, str], tuple[pb.Layout, bytes]] = {}
 
 
-def _arranged(layout: pb.Layout, by: str) -> bytes:
-    of, body = _layouts.get(by, (None, b""))
+def _fleet(request: Request) -> client.FleetClient | None:
+    """Return the client of the cluster that the request names; None: it names none of this console."""
+    found, name = clusters.shared(), request.query_params.get("cluster", "")
+    if found is None:
+        return client.fleet()
+    return found.client(name) if name in found.names() else None
+
+
+def _no_cluster(request: Request) -> Response:
+    name = request.query_params.get("cluster", "")
+    return JSONResponse({"trouble": f"no cluster {json.dumps(name)}: choose one on the page of all clusters"}, 400)
+
+
+def strips(_request: Request) -> Response:
+    """What is known of each cluster now, without asking any; 404 where there is one collector."""
+    found = clusters.shared()
+    if found is None:
+        return JSONResponse({"trouble": "this console has one collector"}, 404)
+    content = clusters.strips(found.received(), clusters.now_ms())
+    return JSONResponse(content, headers={"Cache-Control": "no-store"})
+
+
+def _arranged(layout: pb.Layout, by: str, cluster: str) -> bytes:
+    of, body = _layouts.get((cluster, by), (None, b""))
     if of is not layout and of != layout:
         content = {"version": layout.version, "group": by, "racks": grouped(layout, by)}
         body = gzip.compress(json.dumps(content, separators=(",", ":")).encode(), LAYOUT_LEVEL, mtime=0)
-        _layouts[by] = layout, body
+        _layouts[cluster, by] = layout, body
     return body
 
 
@@ -114,7 +147,9 @@ def picture(request: Request) -> Response:
     color_by = request.query_params.get("color_by", "health")
     if color_by != "health" and color_by not in {metric.name for metric in metrics()}:
         return JSONResponse({"trouble": f"unknown metric {json.dumps(color_by)}; choose one of the list"}, 400)
-    found = frame(client.fleet(), color_by)
+    if (fleet := _fleet(request)) is None:
+        return _no_cluster(request)
+    found = frame(fleet, color_by)
     if not isinstance(found, Frame):
         return JSONResponse({"trouble": trouble_line(found)}, 503)
     return _unpacked_if_asked(request, found.body, "application/octet-stream", found.header)

@@ -60,6 +60,7 @@ FIRST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("fleet_early.js", "fleet.js", "fleet_keys.js", "fleet_layout.js", "fleet_pixels.js", "common.js", "table.js"),
     ),
 }
+STRIPS = ("clusters_early.js", "clusters.js", "common.js")  # of the page of all clusters
 OURS = ("table.js", "common.js")
 
 
@@ -153,14 +154,22 @@ def _early(page: str) -> str:
     if len(scripts) != 1:
         raise ValueError(f"it begins with {len(scripts)} scripts")
     modules.sort(key=lambda name: OWN not in name)
-    given = json.dumps(fleet_canvas.early() | {"entry": scripts[0], "modules": [*modules, *scripts]})
+    drawn = fleet_canvas.early()
+    kinds = ("fleet", "clusters") if drawn["several"] else ("fleet",)
+    strips = [f"{OWN}{name}" for name in STRIPS]
+    given = json.dumps(drawn | {"entry": scripts[0], "modules": [*modules, *scripts], "strips": strips})
     script = (ASSETS / "early.js").read_text("utf-8").replace("GIVEN", given.replace("<", "\\u003c"))  # no end of it
     dark = f"html {{ background: {STREAMLIT['theme.dark.backgroundColor']}; }}"
     style = f"@media (prefers-color-scheme: dark) {{ {dark} }}"
-    css, html = ((ASSETS / f"fleet.{kind}").read_text("utf-8") for kind in ("css", "html"))
-    body = f'<template id="drover_fleet_early"><style>{css}</style>{html}</template>'
+    body = "".join(map(_template, kinds))
     head = f"{HEAD_BEGIN}\n    <style>{style}</style>\n    <script>\n{script}</script>\n    {body}"
     return MODULE.sub("", ENTRY.sub("", page)).replace(HEAD_BEGIN, head)
+
+
+def _template(name: str) -> str:
+    """What a script that draws early (fleet_early.js, clusters_early.js) puts on the page."""
+    css, html = ((ASSETS / f"{name}.{kind}").read_text("utf-8") for kind in ("css", "html"))
+    return f'<template id="drover_{name}_early"><style>{css}</style>{html}</template>'
 
 
 def _chunks(manifest: dict[str, Any], parts: Iterable[str]) -> list[str]:

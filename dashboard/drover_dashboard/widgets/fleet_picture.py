@@ -8,6 +8,7 @@ from typing import Any
 
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Metric, Scope
+from drover_dashboard import client, clusters
 from drover_dashboard.client import FleetClient, Trouble
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import theme
@@ -51,12 +52,18 @@ def _theme_data() -> dict[str, Any]:
 
 def early() -> dict[str, Any]:
     """What assets/fleet_early.js draws it with while nothing of Streamlit is there yet."""
-    return {"data": _theme_data(), "rem": theme.STREAMLIT["theme.baseFontSize"], "themes": theme.css()}
+    several = clusters.shared() is not None
+    return {
+        "data": _theme_data(),
+        "several": several,
+        "rem": theme.STREAMLIT["theme.baseFontSize"],
+        "themes": theme.css(),
+    }
 
 
 def canvas(color_by: str, group: str) -> Clicked | None:
     """Draw the picture; the GPU just clicked, else None."""
-    data = _theme_data() | {"color_by": color_by, "group": group}
+    data = _theme_data() | {"color_by": color_by, "group": group, "cluster": client.fleet_name()}
     shown = component("fleet")(key="fleet_picture", data=data, on_open_change=lambda: None, height=PICTURE_PX)
     opened: dict[str, Any] | None = shown.open
     return Clicked(opened["node"], opened["gpu"]) if opened else None
@@ -67,12 +74,12 @@ def trouble_line(trouble: Trouble) -> str:
     return f"{trouble.what} ({trouble.reason}): {trouble.advice}"
 
 
-def frame(client: FleetClient, color_by: str) -> Frame | Trouble:
+def frame(fleet: FleetClient, color_by: str) -> Frame | Trouble:
     """Return the newest picture, or why there is none.
 
     An answer kept from before the collector fell silent is given with its trouble in the header.
     """
-    answer = client.picture(color_by)
+    answer = fleet.picture(color_by)
     picture, trouble = answer.value, answer.trouble
     if picture is None:
         return trouble or Trouble("no picture", "the collector gave none", "see the collector's log", answer.as_of_ms)

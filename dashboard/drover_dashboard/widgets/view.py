@@ -103,6 +103,8 @@ def health_cell(health: str, reason: str = "") -> Cell:
 def href(page: Path, **params: str | int | None) -> str:
     """A link for the browser to one of the pages above."""
     given = {key: value for key, value in params.items() if value is not None}
+    if "cluster" not in given and (cluster := client.fleet_name()):
+        given = {"cluster": cluster, **given}
     return f"{page.stem}?{urlencode(given)}"
 
 
