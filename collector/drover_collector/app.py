@@ -21,6 +21,8 @@ from drover_collector.actions.actuators import make_actuators
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.kubernetes.actuator import kept_closed
+from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.outage_store import OutageStore
 from drover_collector.actions.settings import ActConfig, used
 from drover_collector.api.connection_front import Front
@@ -52,6 +54,7 @@ from drover_collector.pipeline.leadership import Leadership, holder
 from drover_collector.pipeline.learned_fleet import FleetLearner, learned, sentence
 from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
+from drover_collector.pipeline.maintenance_events import MaintenanceEvents, marks_of
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
@@ -276,7 +279,8 @@ def _outbox(config: CollectorConfig, spec: FleetSpec, store: Store) -> Outbox:
     """
     receivers = notifiers(config.notify, config.webhooks, spec)
     options = OutboxOptions(
-        Routes(receivers, config.notify.route, spec.by_name), Silences(spec.by_name, config.maintenance),
+        Routes(receivers, config.notify.route, spec.by_name),
+        Silences(spec.by_name, config.maintenance, config.maintenance_events),
         fallback_file=_fallback_file(config.store.url),
     )  # fmt: skip
     return Outbox(store, receivers, config.console.url, options)
@@ -331,11 +335,27 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         await people.start()
         await front.start(api_file)
         verdicts = GateSender(pipeline, ingest.streams)
-        for task in (gate.watch, detection.maintenance.run, switch.run, verdicts.run, *detection.probes.tasks):
+        works = (
+            gate.watch,
+            detection.maintenance.run,
+            switch.run,
+            verdicts.run,
+            maintenance_events(config, pipeline).run,
+        )
+        for task in (*works, *detection.probes.tasks):
             stack.callback(asyncio.ensure_future(task()).cancel)
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         await _until_stopped(judging, stopping)
+
+
+def maintenance_events(config: CollectorConfig, pipeline: Pipeline) -> MaintenanceEvents:
+    """Build what watches for planned work that others report."""
+    events = config.maintenance_events
+    if not events.taints and not events.conditions:
+        return MaintenanceEvents(events, pipeline)
+    api, taints, conditions = KubernetesApi(config.act.kubernetes), set(events.taints), set(events.conditions)
+    return MaintenanceEvents(events, pipeline, lambda: marks_of(api.nodes(), taints, conditions, kept_closed))
 
 
 def _newest(buckets: Sequence[Bucket]) -> Bucket | None:

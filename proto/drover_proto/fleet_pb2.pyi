@@ -551,6 +551,7 @@ class NodeRow(_message.Message):
     INCIDENTS_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     rack: _builtins.str
     leaf: _builtins.str
@@ -562,6 +563,8 @@ class NodeRow(_message.Message):
     last_seen_ms: _builtins.int
     """0: never"""
     agent_version: _builtins.str
+    maintenance: _builtins.str
+    """who works on it until when, a sentence; empty: nobody"""
     @_builtins.property
     def gpu_health(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """by slot"""
@@ -587,10 +590,11 @@ class NodeRow(_message.Message):
         incidents: _abc.Iterable[_builtins.str] | None = ...,
         jobs: _abc.Iterable[_builtins.str] | None = ...,
         agent_version: _builtins.str = ...,
+        maintenance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "gpu_health", b"gpu_health", "health", b"health", "incidents", b"incidents", "jobs", b"jobs", "last_seen_ms", b"last_seen_ms", "leaf", b"leaf", "name", b"name", "pool", b"pool", "rack", b"rack", "reason", b"reason", "sku", b"sku"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "gpu_health", b"gpu_health", "health", b"health", "incidents", b"incidents", "jobs", b"jobs", "last_seen_ms", b"last_seen_ms", "leaf", b"leaf", "maintenance", b"maintenance", "name", b"name", "pool", b"pool", "rack", b"rack", "reason", b"reason", "sku", b"sku"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5622,6 +5626,55 @@ class SilenceEnd(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SilenceEnd: _TypeAlias = SilenceEnd  # noqa: Y015
+
+@_typing.final
+class MaintenanceReport(_message.Message):
+    """Planned work that somebody else reports, such as a cloud's webhook. The same source and id change what they reported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    """0, or a time of the past: now"""
+    until_ms: _builtins.int
+    why: _builtins.str
+    """required"""
+    source: _builtins.str
+    """required: letters, digits, . - and _"""
+    id: _builtins.str
+    """required: its source's name for this work"""
+    over: _builtins.bool
+    """done or cancelled: ends now; only source, id and why are read"""
+    who: _builtins.str
+    """the person, where a certificate stands for several"""
+    @_builtins.property
+    def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        node: _abc.Iterable[_builtins.str] | None = ...,
+        from_ms: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+        why: _builtins.str = ...,
+        source: _builtins.str = ...,
+        id: _builtins.str = ...,
+        over: _builtins.bool = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "id", b"id", "node", b"node", "over", b"over", "source", b"source", "until_ms", b"until_ms", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaintenanceReport: _TypeAlias = MaintenanceReport  # noqa: Y015
 
 @_typing.final
 class SilenceReply(_message.Message):

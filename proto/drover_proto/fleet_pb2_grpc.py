@@ -204,6 +204,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.SilenceEnd.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.SilenceReply.FromString,
                 _registered_method=True)
+        self.ReportMaintenance = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ReportMaintenance',
+                request_serializer=drover__proto_dot_fleet__pb2.MaintenanceReport.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+                _registered_method=True)
         self.BacktestPolicies = channel.unary_unary(
                 '/drover.fleet.v1.Fleet/BacktestPolicies',
                 request_serializer=drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
@@ -430,6 +435,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportMaintenance(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BacktestPolicies(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -613,6 +625,11 @@ def add_FleetServicer_to_server(servicer, server):
             'EndSilence': grpc.unary_unary_rpc_method_handler(
                     servicer.EndSilence,
                     request_deserializer=drover__proto_dot_fleet__pb2.SilenceEnd.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SilenceReply.SerializeToString,
+            ),
+            'ReportMaintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportMaintenance,
+                    request_deserializer=drover__proto_dot_fleet__pb2.MaintenanceReport.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.SilenceReply.SerializeToString,
             ),
             'BacktestPolicies': grpc.unary_unary_rpc_method_handler(
@@ -1543,6 +1560,33 @@ class Fleet:
             target,
             '/drover.fleet.v1.Fleet/EndSilence',
             drover__proto_dot_fleet__pb2.SilenceEnd.SerializeToString,
+            drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportMaintenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ReportMaintenance',
+            drover__proto_dot_fleet__pb2.MaintenanceReport.SerializeToString,
             drover__proto_dot_fleet__pb2.SilenceReply.FromString,
             options,
             channel_credentials,

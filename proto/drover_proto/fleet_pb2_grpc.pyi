@@ -72,6 +72,8 @@ class FleetStub:
     """operators only"""
     EndSilence: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]
     """operators only"""
+    ReportMaintenance: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.MaintenanceReport, _fleet_pb2.SilenceReply]
+    """operators only"""
     BacktestPolicies: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]
     ListReporting: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]
 
@@ -118,6 +120,8 @@ class FleetAsyncStub(FleetStub):
     CreateSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceAsk, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
     """operators only"""
     EndSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
+    """operators only"""
+    ReportMaintenance: _aio.UnaryUnaryMultiCallable[_fleet_pb2.MaintenanceReport, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
     """operators only"""
     BacktestPolicies: _aio.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]  # type: ignore[assignment]
     ListReporting: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]  # type: ignore[assignment]
@@ -364,6 +368,14 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     def EndSilence(
         self,
         request: _fleet_pb2.SilenceEnd,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SilenceReply, _abc.Awaitable[_fleet_pb2.SilenceReply]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def ReportMaintenance(
+        self,
+        request: _fleet_pb2.MaintenanceReport,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.SilenceReply, _abc.Awaitable[_fleet_pb2.SilenceReply]]:
         """operators only"""

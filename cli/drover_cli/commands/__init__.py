@@ -36,6 +36,7 @@ NAMES = (
     "silence",
     "silences",
     "unsilence",
+    "maintenance",
     "audit",
     "policy",
     "fabric",

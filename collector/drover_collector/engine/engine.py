@@ -227,6 +227,10 @@ class Engine:
         self.decider.away = None if survey.closed is None else frozenset(survey.closed)
         self.decider.answers = dict(survey.answers)
 
+    def note_maintenance(self, held: Mapping[str, str], since_ms: Mapping[str, int]) -> None:
+        """Note on which nodes people work now: a sentence for each, and since when."""
+        self.decider.maintenance, self._context.maintained = held, since_ms
+
     def held(self, action: Action, later: Set[str]) -> str:
         """Return why the guard's caps would not let the node of an action go now; "": they would.
 
