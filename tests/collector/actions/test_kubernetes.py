@@ -321,7 +321,7 @@ def test_taints_and_conditions_of_others_are_read_page_by_page(
 ) -> None:
     marked, ours = cluster.add_node(taints=[FOREIGN]), cluster.add_node()
     actuator = cluster.actuator()
-    actuator.carry_out(request(Act.DRAIN, node=ours), lambda: None)
+    actuator.do(*request(Act.DRAIN, ours))
     monkeypatch.setattr(kubernetes_api, "PAGE", 1)
     api = KubernetesApi(
         KubernetesConfig(server=cluster.server.url, token_file=str(cluster.token_file), ca_file=str(cluster.server.ca))
@@ -333,6 +333,7 @@ def test_taints_and_conditions_of_others_are_read_page_by_page(
     assert (marks[marked], ours in marks) == (["Ready", FOREIGN["key"]], False)
 
 
+@pytest.mark.system
 def test_an_expired_token_waits_until_its_file_is_renewed(cluster: Cluster) -> None:
     node, actuator = cluster.add_node(), cluster.actuator(seconds=-60)
     with pytest.raises(AwayError, match="401") as refused:
