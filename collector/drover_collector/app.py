@@ -49,6 +49,7 @@ from drover_collector.observability.dead_man_switch import DeadManSwitch
 from drover_collector.observability.metrics_server import MetricsServer
 from drover_collector.observability.self_check import read_signals
 from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.adopted_nodes import AdoptionWatch, adopted, with_adopted
 from drover_collector.pipeline.gate_sender import GateSender
 from drover_collector.pipeline.leadership import Leadership, holder
 from drover_collector.pipeline.learned_fleet import FleetLearner, learned, sentence
@@ -103,7 +104,7 @@ class AddressError(Exception):
 
 
 async def serve(config: CollectorConfig, spec: FleetSpec | None, policy: Policy) -> bool:
-    """Run until SIGTERM or SIGINT. Return whether to start again, as another fleet reports than the one learned.
+    """Run until SIGTERM or SIGINT. Return whether to start again, as the fleet has changed.
 
     Args:
         spec: None: there is no fleet file; the fleet is learned from what reports.
@@ -114,30 +115,33 @@ async def serve(config: CollectorConfig, spec: FleetSpec | None, policy: Policy)
     stopping, stop = _stop_on_signals()
     _prepare_process(0 if spec is None else len(spec.nodes))
     store = await asyncio.to_thread(_open_store, config.store)
-    learner: FleetLearner | None = None
     try:
+        watch: FleetLearner | AdoptionWatch
+        is_learned = spec is None
         if spec is None:
             spec = learned(store, time.time_ns() // 1_000_000)
-            learner = FleetLearner(store, spec, stop)
+            watch = FleetLearner(store, spec, stop)
+        else:
+            filed, spec = spec, with_adopted(spec, adopted(store))
+            watch = AdoptionWatch(store, filed, spec, stop)
         check_disk(config.store, store.sizes.disk())
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
         store.fence.use(leader.fence)
         detection = Detection(config, FleetIndex(spec), store, policy, leader)
         await detection.leadership.start()
-        learning = None if learner is None else asyncio.ensure_future(learner.run())
+        watching = asyncio.ensure_future(watch.run())
         try:
-            if learner is not None:
+            if is_learned:
                 detection.pipeline.ticks.troubles["fleet"] = sentence(spec)
             await _serve(config, detection, stopping)
         finally:
-            if learning is not None:
-                learning.cancel()
+            watching.cancel()
             await detection.leadership.stop()
     finally:
         await asyncio.to_thread(store.close)
     log.info("stopped")
-    return learner is not None and learner.changed
+    return watch.changed
 
 
 class Detection:

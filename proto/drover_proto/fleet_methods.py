@@ -165,6 +165,7 @@ BACKTEST_POLICIES = FleetMethod(
     "BacktestPolicies", pb.BacktestRequest, pb.BacktestReply, READERS,
     "The last 7 days decided again, by the policy in force and each preset; changes nothing.", page_s=ACT_S,
 )  # fmt: skip
+ADOPT_NODE = _act("AdoptNode", pb.AdoptRequest, pb.AdoptReply, "Take a node that reports into the fleet.")
 LIST_REPORTING = FleetMethod(
     "ListReporting", pb.ReportingRequest, pb.ReportingList, READERS,
     "What the fleet file says of each node, and what its agent reports; also nodes that are not in the file.",

@@ -214,6 +214,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.BacktestReply.FromString,
                 _registered_method=True)
+        self.AdoptNode = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/AdoptNode',
+                request_serializer=drover__proto_dot_fleet__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.AdoptReply.FromString,
+                _registered_method=True)
         self.ListReporting = channel.unary_unary(
                 '/drover.fleet.v1.Fleet/ListReporting',
                 request_serializer=drover__proto_dot_fleet__pb2.ReportingRequest.SerializeToString,
@@ -448,6 +453,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AdoptNode(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListReporting(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -636,6 +648,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.BacktestPolicies,
                     request_deserializer=drover__proto_dot_fleet__pb2.BacktestRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.BacktestReply.SerializeToString,
+            ),
+            'AdoptNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptNode,
+                    request_deserializer=drover__proto_dot_fleet__pb2.AdoptRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.AdoptReply.SerializeToString,
             ),
             'ListReporting': grpc.unary_unary_rpc_method_handler(
                     servicer.ListReporting,
@@ -1615,6 +1632,33 @@ class Fleet:
             '/drover.fleet.v1.Fleet/BacktestPolicies',
             drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.BacktestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/AdoptNode',
+            drover__proto_dot_fleet__pb2.AdoptRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.AdoptReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,8 +62,8 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def write(folder: Path, node: str, answer: str, age_s: float = 0.0) -> None:
     """Write what the agent of a node would have received."""
     known = {
-        "received_s": time.clock_gettime(time.CLOCK_BOOTTIME) - age_s, "answer": answer, "text": CAUSE.format(node=node),
-        "incident": f"inc-{node}", "mode": "enforce",
+        "received_s": time.clock_gettime(time.CLOCK_BOOTTIME) - age_s, "answer": answer,
+        "text": CAUSE.format(node=node), "incident": f"inc-{node}", "mode": "enforce",
     }  # fmt: skip
     head = {"format": 1, "node": node, "boot": BOOT, "unanswered": "open", "age_s": 3600.0}
     whole = folder / f"{node}.new"

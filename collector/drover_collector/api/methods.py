@@ -135,5 +135,6 @@ METHODS = _table(
         lambda call: silences.report_maintenance(call.facts, call.request, call.by(call.request.who)),
     ),
     Rpc(wire.BACKTEST_POLICIES, lambda call: decisions.backtest_policies(call.facts)),
+    Rpc(wire.ADOPT_NODE, lambda call: reporting.adopt_node(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.LIST_REPORTING, lambda call: reporting.list_reporting(call.facts)),
 )

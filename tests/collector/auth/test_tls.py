@@ -70,6 +70,7 @@ def test_a_viewer_gets_no_drain(fleet: Fleet, collector: Files) -> None:
         "CreateSilence",
         "EndSilence",
         "ReportMaintenance",
+        "AdoptNode",
         "Backup",
     )
 
