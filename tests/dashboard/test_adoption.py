@@ -18,7 +18,6 @@ PAGES = Path(drover_dashboard.__file__).parent / "pages"
 
 @pytest.fixture
 def someone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Person], None]:
-    monkeypatch.setattr("drover_dashboard.widgets.components.component", lambda _: lambda **_: None)
     return lambda person: monkeypatch.setattr(signin, "person", lambda: person)
 
 

@@ -231,8 +231,8 @@ def _diff(args: argparse.Namespace) -> int:
         print_table(["NODE", "WHAT", "FILE", "FOUND"], [list(line) for line in found])
         if any(line.what == "node" and line.in_file == "-" for line in found):
             say(
-                "`drover fleet adopt NODE` takes one in; `drover fleet discover --new >> fleet.toml` adds all that report,"
-                " then restart the collector"
+                "`drover fleet adopt NODE` takes one in; `drover fleet discover --new >> fleet.toml` adds all: then"
+                " restart the collector"
             )
     else:
         print(f"{len(known)} nodes: the file says what reports")

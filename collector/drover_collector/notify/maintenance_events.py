@@ -1,7 +1,7 @@
 """Planned work on nodes that others report: a file, the Fleet API, or a taint of Kubernetes. Pure, but for the file.
 
 Each is a silence with `maintenance` and `event`. It always has an end, and together they cover a share of the fleet at
-most: whoever can write such events must not be able to blind Drover for all of it.
+most: anyone who can write such events must not be able to blind Drover for all of it.
 
 Names of others' taints and conditions, to be set as one needs them:
 - `aws-node-termination-handler/scheduled-maintenance`: pkg/node/node.go of aws/aws-node-termination-handler.
@@ -39,7 +39,7 @@ class MaintenanceEventsConfig:
     taints: tuple[str, ...] = setting((), "a Kubernetes node with a taint of such a key is in maintenance; none: off")
     conditions: tuple[str, ...] = setting((), "or with a condition of such a type whose status is True")
     taint_hours: float = setting(
-        8.0, "a taint or condition that stays for longer counts no more", between(0.1, MOST_HOURS)
+        8.0, "a taint or condition that stays for longer no longer counts", between(0.1, MOST_HOURS)
     )
 
     def most(self, nodes: int) -> int:

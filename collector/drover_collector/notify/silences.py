@@ -62,7 +62,7 @@ class Silences:
         return self._most
 
     def remembered(self, event: str) -> list[Silence]:
-        """Return planned work whose `event` begins so, also what is over, as long as it is kept."""
+        """Return planned work whose `event` begins so, also what is over, while it is kept."""
         return [silence for silence in self._known.values() if silence.event.startswith(event)]
 
     def refused(self, now_ms: int) -> list[Silence]:
