@@ -182,6 +182,12 @@ class Detection:
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
         )  # fmt: skip
 
+    def tasks(self, config: CollectorConfig) -> list[Callable[[], Awaitable[None]]]:
+        """Return what runs next to judging; run each until cancelled."""
+        verdicts = GateSender(self.pipeline, self.ingest.streams)
+        events = maintenance_events(config, self.pipeline)
+        return [self.maintenance.run, verdicts.run, events.run, *self.probes.tasks]
+
     def _take_events(self, events: Sequence[Event]) -> None:
         self.pipeline.take_events(events)
         self.exports.take_events(events)
@@ -338,15 +344,7 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         await agents.start()
         await people.start()
         await front.start(api_file)
-        verdicts = GateSender(pipeline, ingest.streams)
-        works = (
-            gate.watch,
-            detection.maintenance.run,
-            switch.run,
-            verdicts.run,
-            maintenance_events(config, pipeline).run,
-        )
-        for task in (*works, *detection.probes.tasks):
+        for task in (gate.watch, switch.run, *detection.tasks(config)):
             stack.callback(asyncio.ensure_future(task()).cancel)
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)

@@ -576,7 +576,8 @@ class Pipeline:
     def _note_maintenance(self) -> None:
         """Set which nodes are in maintenance now: the engine has no clock."""
         silences, now_ms = self.outbox.silences, self.now_ms()
-        self.engine.note_maintenance(silences.held(now_ms), silences.held_since(now_ms))
+        self.engine.decider.maintenance = silences.held(now_ms)
+        self.engine.context.maintained = silences.held_since(now_ms)
 
     def _poll_policy(self) -> None:
         """Put a changed policy in force. A bad file is reported, and changes nothing."""
