@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     adopt.add_argument("--gpus", type=int, help="how many GPUs it has (default: as many as report)")
     adopt.add_argument("--forget", action="store_true", help="end its adoption")
     adopt.add_argument("--why", required=True, help="the reason, kept with your certificate's name")
+    adopt.add_argument("--json", action="store_true", help="one JSON object")
     parts.metavar = "{" + ",".join(parts.choices) + "}"
     for part in (discover, diff):
         client.add_arguments(part)
@@ -79,7 +80,11 @@ def _adopt(args: argparse.Namespace) -> int:
         forget=args.forget,
     )  # fmt: skip
     with client.connect(args) as fleet:
-        print(plain(fleet.call(methods.ADOPT_NODE, request).detail))
+        detail = fleet.call(methods.ADOPT_NODE, request).detail
+    if args.json:
+        print_json({"node": args.node, "detail": detail})
+    else:
+        print(plain(detail))
     return 0
 
 
