@@ -21,6 +21,8 @@ from drover_collector.actions.actuators import make_actuators
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.kubernetes.actuator import kept_closed
+from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.outage_store import OutageStore
 from drover_collector.actions.settings import ActConfig, used
 from drover_collector.api.connection_front import Front
@@ -47,11 +49,13 @@ from drover_collector.observability.dead_man_switch import DeadManSwitch
 from drover_collector.observability.metrics_server import MetricsServer
 from drover_collector.observability.self_check import read_signals
 from drover_collector.pipeline.action_review import ActionReview
+from drover_collector.pipeline.adopted_nodes import AdoptionWatch, adopted, with_adopted
 from drover_collector.pipeline.gate_sender import GateSender
 from drover_collector.pipeline.leadership import Leadership, holder
 from drover_collector.pipeline.learned_fleet import FleetLearner, learned, sentence
 from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
+from drover_collector.pipeline.maintenance_events import MaintenanceEvents, marks_of
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
@@ -100,7 +104,7 @@ class AddressError(Exception):
 
 
 async def serve(config: CollectorConfig, spec: FleetSpec | None, policy: Policy) -> bool:
-    """Run until SIGTERM or SIGINT. Return whether to start again, as another fleet reports than the one learned.
+    """Run until SIGTERM or SIGINT. Return whether to start again, as the fleet has changed.
 
     Args:
         spec: None: there is no fleet file; the fleet is learned from what reports.
@@ -111,30 +115,33 @@ async def serve(config: CollectorConfig, spec: FleetSpec | None, policy: Policy)
     stopping, stop = _stop_on_signals()
     _prepare_process(0 if spec is None else len(spec.nodes))
     store = await asyncio.to_thread(_open_store, config.store)
-    learner: FleetLearner | None = None
     try:
+        watch: FleetLearner | AdoptionWatch
+        is_learned = spec is None
         if spec is None:
             spec = learned(store, time.time_ns() // 1_000_000)
-            learner = FleetLearner(store, spec, stop)
+            watch = FleetLearner(store, spec, stop)
+        else:
+            filed, spec = spec, with_adopted(spec, adopted(store))
+            watch = AdoptionWatch(store, filed, spec, stop)
         check_disk(config.store, store.sizes.disk())
         lease = await asyncio.to_thread(store.lease, holder(), config.detect.lease_s)
         leader = LeaderLease(lease, may_lead=config.detect.role == "auto")
         store.fence.use(leader.fence)
         detection = Detection(config, FleetIndex(spec), store, policy, leader)
         await detection.leadership.start()
-        learning = None if learner is None else asyncio.ensure_future(learner.run())
+        watching = asyncio.ensure_future(watch.run())
         try:
-            if learner is not None:
+            if is_learned:
                 detection.pipeline.ticks.troubles["fleet"] = sentence(spec)
             await _serve(config, detection, stopping)
         finally:
-            if learning is not None:
-                learning.cancel()
+            watching.cancel()
             await detection.leadership.stop()
     finally:
         await asyncio.to_thread(store.close)
     log.info("stopped")
-    return learner is not None and learner.changed
+    return watch.changed
 
 
 class Detection:
@@ -174,6 +181,12 @@ class Detection:
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
         )  # fmt: skip
+
+    def tasks(self, config: CollectorConfig) -> list[Callable[[], Awaitable[None]]]:
+        """Return what runs next to judging; run each until cancelled."""
+        verdicts = GateSender(self.pipeline, self.ingest.streams)
+        events = maintenance_events(config, self.pipeline)
+        return [self.maintenance.run, verdicts.run, events.run, *self.probes.tasks]
 
     def _take_events(self, events: Sequence[Event]) -> None:
         self.pipeline.take_events(events)
@@ -276,7 +289,8 @@ def _outbox(config: CollectorConfig, spec: FleetSpec, store: Store) -> Outbox:
     """
     receivers = notifiers(config.notify, config.webhooks, spec)
     options = OutboxOptions(
-        Routes(receivers, config.notify.route, spec.by_name), Silences(spec.by_name, config.maintenance),
+        Routes(receivers, config.notify.route, spec.by_name),
+        Silences(spec.by_name, config.maintenance, config.maintenance_events),
         fallback_file=_fallback_file(config.store.url),
     )  # fmt: skip
     return Outbox(store, receivers, config.console.url, options)
@@ -330,12 +344,20 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         await agents.start()
         await people.start()
         await front.start(api_file)
-        verdicts = GateSender(pipeline, ingest.streams)
-        for task in (gate.watch, detection.maintenance.run, switch.run, verdicts.run, *detection.probes.tasks):
+        for task in (gate.watch, switch.run, *detection.tasks(config)):
             stack.callback(asyncio.ensure_future(task()).cancel)
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         await _until_stopped(judging, stopping)
+
+
+def maintenance_events(config: CollectorConfig, pipeline: Pipeline) -> MaintenanceEvents:
+    """Build what watches for planned work that others report."""
+    events = config.maintenance_events
+    if not events.taints and not events.conditions:
+        return MaintenanceEvents(events, pipeline)
+    api, taints, conditions = KubernetesApi(config.act.kubernetes), set(events.taints), set(events.conditions)
+    return MaintenanceEvents(events, pipeline, lambda: marks_of(api.nodes(), taints, conditions, kept_closed))
 
 
 def _newest(buckets: Sequence[Bucket]) -> Bucket | None:

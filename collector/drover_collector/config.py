@@ -14,6 +14,7 @@ from drover_collector.auth.identity import Denied, DeniedError
 from drover_collector.auth.tls import TlsConfig
 from drover_collector.exporters.settings import ExportConfig, validate_export
 from drover_collector.notify.dead_man_settings import HeartbeatConfig, ping_urls
+from drover_collector.notify.maintenance_events import MaintenanceEventsConfig, validate_events
 from drover_collector.notify.maintenance_windows import MaintenanceConfig, validate_windows
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
 from drover_collector.policy.policy import PRESETS
@@ -167,6 +168,7 @@ class CollectorConfig:
     maintenance: tuple[MaintenanceConfig, ...] = setting(
         (), "Weekly windows without notifications about some nodes, and without actions on them."
     )
+    maintenance_events: MaintenanceEventsConfig = field(default_factory=MaintenanceEventsConfig)
 
 
 def load_config(path: Path | None, environment: Mapping[str, str] = os.environ) -> CollectorConfig:
@@ -198,6 +200,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     validate_notify(config.notify, config.webhooks, environment)
     ping_urls(config.heartbeat, environment)
     validate_windows(config.maintenance)
+    validate_events(config.maintenance_events, config.act.kubernetes.enabled or bool(config.act.kubernetes.server))
     validate_export(config.export)
     if config.export.page.names and not config.metrics.listen:
         raise SettingsError("export.page.names: the pages are served at metrics.listen; set it")

@@ -158,10 +158,14 @@ LIST_SILENCES = FleetMethod(
 )
 CREATE_SILENCE = _act("CreateSilence", pb.SilenceAsk, pb.SilenceReply, "Hold notifications back for a time.")
 END_SILENCE = _act("EndSilence", pb.SilenceEnd, pb.SilenceReply, "End a silence or a maintenance window.")
+REPORT_MAINTENANCE = _act(
+    "ReportMaintenance", pb.MaintenanceReport, pb.SilenceReply, "Report planned work on nodes, change it or end it."
+)
 BACKTEST_POLICIES = FleetMethod(
     "BacktestPolicies", pb.BacktestRequest, pb.BacktestReply, READERS,
     "The last 7 days decided again, by the policy in force and each preset; changes nothing.", page_s=ACT_S,
 )  # fmt: skip
+ADOPT_NODE = _act("AdoptNode", pb.AdoptRequest, pb.AdoptReply, "Take a node that reports into the fleet.")
 LIST_REPORTING = FleetMethod(
     "ListReporting", pb.ReportingRequest, pb.ReportingList, READERS,
     "What the fleet file says of each node, and what its agent reports; also nodes that are not in the file.",

@@ -551,6 +551,7 @@ class NodeRow(_message.Message):
     INCIDENTS_FIELD_NUMBER: _builtins.int
     JOBS_FIELD_NUMBER: _builtins.int
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    MAINTENANCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     rack: _builtins.str
     leaf: _builtins.str
@@ -562,6 +563,8 @@ class NodeRow(_message.Message):
     last_seen_ms: _builtins.int
     """0: never"""
     agent_version: _builtins.str
+    maintenance: _builtins.str
+    """who works on it until when, a sentence; empty: nobody"""
     @_builtins.property
     def gpu_health(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """by slot"""
@@ -587,10 +590,11 @@ class NodeRow(_message.Message):
         incidents: _abc.Iterable[_builtins.str] | None = ...,
         jobs: _abc.Iterable[_builtins.str] | None = ...,
         agent_version: _builtins.str = ...,
+        maintenance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "gpu_health", b"gpu_health", "health", b"health", "incidents", b"incidents", "jobs", b"jobs", "last_seen_ms", b"last_seen_ms", "leaf", b"leaf", "name", b"name", "pool", b"pool", "rack", b"rack", "reason", b"reason", "sku", b"sku"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "gpu_health", b"gpu_health", "health", b"health", "incidents", b"incidents", "jobs", b"jobs", "last_seen_ms", b"last_seen_ms", "leaf", b"leaf", "maintenance", b"maintenance", "name", b"name", "pool", b"pool", "rack", b"rack", "reason", b"reason", "sku", b"sku"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5624,6 +5628,55 @@ class SilenceEnd(_message.Message):
 Global___SilenceEnd: _TypeAlias = SilenceEnd  # noqa: Y015
 
 @_typing.final
+class MaintenanceReport(_message.Message):
+    """Planned work that somebody else reports, such as a cloud's webhook. The same source and id change what they reported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    OVER_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    """0, or a time of the past: now"""
+    until_ms: _builtins.int
+    why: _builtins.str
+    """required"""
+    source: _builtins.str
+    """required: letters, digits, . - and _"""
+    id: _builtins.str
+    """required: its source's name for this work"""
+    over: _builtins.bool
+    """done or cancelled: ends now; only source, id and why are read"""
+    who: _builtins.str
+    """the person, where a certificate stands for several"""
+    @_builtins.property
+    def node(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        node: _abc.Iterable[_builtins.str] | None = ...,
+        from_ms: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+        why: _builtins.str = ...,
+        source: _builtins.str = ...,
+        id: _builtins.str = ...,
+        over: _builtins.bool = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "id", b"id", "node", b"node", "over", b"over", "source", b"source", "until_ms", b"until_ms", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaintenanceReport: _TypeAlias = MaintenanceReport  # noqa: Y015
+
+@_typing.final
 class SilenceReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -5828,6 +5881,7 @@ class ReportingNode(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     LAST_SEEN_MS_FIELD_NUMBER: _builtins.int
     AGENT_VERSION_FIELD_NUMBER: _builtins.int
+    ADOPTED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     in_file: _builtins.bool
     rack: _builtins.str
@@ -5843,6 +5897,8 @@ class ReportingNode(_message.Message):
     last_seen_ms: _builtins.int
     """0: never"""
     agent_version: _builtins.str
+    adopted: _builtins.bool
+    """in the fleet by AdoptNode, and not by the file"""
     def __init__(
         self,
         *,
@@ -5857,13 +5913,84 @@ class ReportingNode(_message.Message):
         model: _builtins.str = ...,
         last_seen_ms: _builtins.int = ...,
         agent_version: _builtins.str = ...,
+        adopted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus_reported", b"_gpus_reported", "gpus_reported", b"gpus_reported"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_reported", b"_gpus_reported", "agent_version", b"agent_version", "gpus", b"gpus", "gpus_reported", b"gpus_reported", "in_file", b"in_file", "last_seen_ms", b"last_seen_ms", "leaf", b"leaf", "model", b"model", "name", b"name", "pool", b"pool", "rack", b"rack", "sku", b"sku"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus_reported", b"_gpus_reported", "adopted", b"adopted", "agent_version", b"agent_version", "gpus", b"gpus", "gpus_reported", b"gpus_reported", "in_file", b"in_file", "last_seen_ms", b"last_seen_ms", "leaf", b"leaf", "model", b"model", "name", b"name", "pool", b"pool", "rack", b"rack", "sku", b"sku"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpus_reported: _TypeAlias = _typing.Literal["gpus_reported"]  # noqa: Y015
     _WhichOneofArgType__gpus_reported: _TypeAlias = _typing.Literal["_gpus_reported", b"_gpus_reported"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus_reported) -> _WhichOneofReturnType__gpus_reported | None: ...
 
 Global___ReportingNode: _TypeAlias = ReportingNode  # noqa: Y015
+
+@_typing.final
+class AdoptRequest(_message.Message):
+    """Take a node that reports into the fleet, or end that. A key that is left out is unknown; GPUs: as many as report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    SKU_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    rack: _builtins.str
+    leaf: _builtins.str
+    pool: _builtins.str
+    sku: _builtins.str
+    gpus: _builtins.int
+    why: _builtins.str
+    """required"""
+    who: _builtins.str
+    """the person, where a certificate stands for several"""
+    forget: _builtins.bool
+    """end its adoption"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        rack: _builtins.str = ...,
+        leaf: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        sku: _builtins.str = ...,
+        gpus: _builtins.int | None = ...,
+        why: _builtins.str = ...,
+        who: _builtins.str = ...,
+        forget: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpus", b"_gpus", "gpus", b"gpus"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpus", b"_gpus", "forget", b"forget", "gpus", b"gpus", "leaf", b"leaf", "node", b"node", "pool", b"pool", "rack", b"rack", "sku", b"sku", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpus: _TypeAlias = _typing.Literal["gpus"]  # noqa: Y015
+    _WhichOneofArgType__gpus: _TypeAlias = _typing.Literal["_gpus", b"_gpus"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpus) -> _WhichOneofReturnType__gpus | None: ...
+
+Global___AdoptRequest: _TypeAlias = AdoptRequest  # noqa: Y015
+
+@_typing.final
+class AdoptReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DETAIL_FIELD_NUMBER: _builtins.int
+    detail: _builtins.str
+    """what was done, a sentence"""
+    def __init__(
+        self,
+        *,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptReply: _TypeAlias = AdoptReply  # noqa: Y015

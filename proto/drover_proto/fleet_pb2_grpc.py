@@ -204,10 +204,20 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.SilenceEnd.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.SilenceReply.FromString,
                 _registered_method=True)
+        self.ReportMaintenance = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ReportMaintenance',
+                request_serializer=drover__proto_dot_fleet__pb2.MaintenanceReport.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+                _registered_method=True)
         self.BacktestPolicies = channel.unary_unary(
                 '/drover.fleet.v1.Fleet/BacktestPolicies',
                 request_serializer=drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.BacktestReply.FromString,
+                _registered_method=True)
+        self.AdoptNode = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/AdoptNode',
+                request_serializer=drover__proto_dot_fleet__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.AdoptReply.FromString,
                 _registered_method=True)
         self.ListReporting = channel.unary_unary(
                 '/drover.fleet.v1.Fleet/ListReporting',
@@ -430,8 +440,22 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportMaintenance(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BacktestPolicies(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdoptNode(self, request, context):
+        """operators only
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -615,10 +639,20 @@ def add_FleetServicer_to_server(servicer, server):
                     request_deserializer=drover__proto_dot_fleet__pb2.SilenceEnd.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.SilenceReply.SerializeToString,
             ),
+            'ReportMaintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportMaintenance,
+                    request_deserializer=drover__proto_dot_fleet__pb2.MaintenanceReport.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SilenceReply.SerializeToString,
+            ),
             'BacktestPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.BacktestPolicies,
                     request_deserializer=drover__proto_dot_fleet__pb2.BacktestRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.BacktestReply.SerializeToString,
+            ),
+            'AdoptNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdoptNode,
+                    request_deserializer=drover__proto_dot_fleet__pb2.AdoptRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.AdoptReply.SerializeToString,
             ),
             'ListReporting': grpc.unary_unary_rpc_method_handler(
                     servicer.ListReporting,
@@ -1555,6 +1589,33 @@ class Fleet:
             _registered_method=True)
 
     @staticmethod
+    def ReportMaintenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ReportMaintenance',
+            drover__proto_dot_fleet__pb2.MaintenanceReport.SerializeToString,
+            drover__proto_dot_fleet__pb2.SilenceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def BacktestPolicies(request,
             target,
             options=(),
@@ -1571,6 +1632,33 @@ class Fleet:
             '/drover.fleet.v1.Fleet/BacktestPolicies',
             drover__proto_dot_fleet__pb2.BacktestRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.BacktestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdoptNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/AdoptNode',
+            drover__proto_dot_fleet__pb2.AdoptRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.AdoptReply.FromString,
             options,
             channel_credentials,
             insecure,

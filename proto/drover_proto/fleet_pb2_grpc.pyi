@@ -72,7 +72,11 @@ class FleetStub:
     """operators only"""
     EndSilence: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]
     """operators only"""
+    ReportMaintenance: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.MaintenanceReport, _fleet_pb2.SilenceReply]
+    """operators only"""
     BacktestPolicies: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]
+    AdoptNode: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AdoptRequest, _fleet_pb2.AdoptReply]
+    """operators only"""
     ListReporting: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]
 
 @_typing.type_check_only
@@ -119,7 +123,11 @@ class FleetAsyncStub(FleetStub):
     """operators only"""
     EndSilence: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SilenceEnd, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
     """operators only"""
+    ReportMaintenance: _aio.UnaryUnaryMultiCallable[_fleet_pb2.MaintenanceReport, _fleet_pb2.SilenceReply]  # type: ignore[assignment]
+    """operators only"""
     BacktestPolicies: _aio.UnaryUnaryMultiCallable[_fleet_pb2.BacktestRequest, _fleet_pb2.BacktestReply]  # type: ignore[assignment]
+    AdoptNode: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AdoptRequest, _fleet_pb2.AdoptReply]  # type: ignore[assignment]
+    """operators only"""
     ListReporting: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
@@ -369,11 +377,27 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         """operators only"""
 
     @_abc_1.abstractmethod
+    def ReportMaintenance(
+        self,
+        request: _fleet_pb2.MaintenanceReport,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SilenceReply, _abc.Awaitable[_fleet_pb2.SilenceReply]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
     def BacktestPolicies(
         self,
         request: _fleet_pb2.BacktestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.BacktestReply, _abc.Awaitable[_fleet_pb2.BacktestReply]]: ...
+
+    @_abc_1.abstractmethod
+    def AdoptNode(
+        self,
+        request: _fleet_pb2.AdoptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.AdoptReply, _abc.Awaitable[_fleet_pb2.AdoptReply]]:
+        """operators only"""
 
     @_abc_1.abstractmethod
     def ListReporting(

@@ -35,6 +35,11 @@ class Stub(FleetStandIn):
         self.asked.append(request)
         return pb.SilenceReply(silence_json=to_json(replace(ONE, ended_by="bo")), covers=3)
 
+    def ReportMaintenance(self, request: pb.MaintenanceReport) -> pb.SilenceReply:
+        self.asked.append(request)
+        made = replace(ONE, maintenance=True, event=f"{request.source}:{request.id}")
+        return pb.SilenceReply(silence_json=to_json(made), covers=0)
+
     def ListSilences(self, request: pb.SilencesRequest) -> pb.SilenceList:
         self.asked.append(request)
         return pb.SilenceList(silences_json=[to_json(s) for s in self.known])
@@ -135,3 +140,30 @@ def test_incidents_and_explain_say_what_is_silenced(stub: Stub, capsys: pytest.C
     assert "nobody was notified: it is silenced" in out
     assert main(["explain", "i1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["silenced"] == SILENCED
+
+
+def test_planned_work_is_reported_listed_and_ended(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
+    begin, end = "2027-01-15T08:00:00Z", "2027-01-15T10:00:00Z"
+    named = ["--source", "aws", "--id", "i-1"]
+    assert main(["maintenance", "n1", "n2", "--from", begin, "--until", end, *named, "--why", "host"]) == 0
+    (asked,) = stub.asked
+    assert (list(asked.node), asked.from_ms, asked.until_ms) == (["n1", "n2"], 1_800_000_000_000, 1_800_007_200_000)
+    assert (asked.source, asked.id, asked.why, asked.over) == ("aws", "i-1", "host", False)
+    assert main(["maintenance", "--over", *named, "--why", "cancelled"]) == 0
+    assert stub.asked[-1].over
+    capsys.readouterr()
+    assert main(["maintenance"]) == 0
+    out = capsys.readouterr().out
+    assert ("77aa" in out, "5f0c" in out) == (True, False), "silences that hold messages alone are not planned work"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["n1", "--why", "w"], "--until"), (["n1", "--until", "1h"], "--why"), (["--over", "--why", "w"], "--id")],
+)
+def test_planned_work_needs_an_end_a_reason_and_its_name(
+    stub: Stub, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["maintenance", *arguments]) == 2
+    assert said in capsys.readouterr().err
+    assert stub.asked == []

@@ -281,16 +281,17 @@ def _certificates(folder: Path) -> None:
 LEARNING = """
 import sys
 from drover_collector import main
-from drover_collector.pipeline import learned_fleet
-learned_fleet.LOOK_S, learned_fleet.STEADY_S = 0.1, 0.3
+from drover_collector.pipeline import adopted_nodes, learned_fleet
+for watch in (adopted_nodes, learned_fleet):
+    watch.LOOK_S, watch.STEADY_S = 0.1, 0.3
 sys.exit(main.main(["run", "--config", sys.argv[1]]))
 """
 
 
-def reporting(ended: threading.Event) -> Iterator[wire.AgentMessage]:
+def reporting(ended: threading.Event, node: str = "n0") -> Iterator[wire.AgentMessage]:
     """Yield what an agent of four GPUs sends, and keep its stream open."""
     now_ms = time.time_ns() // 1_000_000
-    message = hello()
+    message = hello(node)
     message.ts_ms = now_ms
     yield wire.AgentMessage(hello=message)
     yield wire.AgentMessage(batch=batch(1, block([(now_ms, gpu, (300.0, 50.0)) for gpu in (1, 2, 3, 4)])))
@@ -316,6 +317,50 @@ def test_without_a_fleet_file_the_fleet_is_learned_and_said_to_be(tmp_path: Path
             status = FleetStub(channel).GetStatus(pb.StatusRequest(), timeout=20, wait_for_ready=True)
         assert (status.nodes_expected, status.gpus_expected, list(status.unknown_nodes)) == (1, 4, [])
         assert any(line.startswith("There is no fleet file: 1 node learned") for line in status.troubles)
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        overdue.cancel()
+        process.kill()
+        process.wait()
+
+
+def test_an_adopted_node_is_in_the_fleet_after_a_start_of_its_own_and_can_be_given_up(tmp_path: Path) -> None:
+    """Until then it is stored, and nothing of it is judged. The same process starts again, each time."""
+    path = write(tmp_path, ingest=f"127.0.0.1:{free_port()}", api=(api := f"127.0.0.1:{free_port()}"))
+    process = subprocess.Popen([sys.executable, "-c", LEARNING, str(path)], stdout=subprocess.PIPE, text=True)
+    overdue = threading.Timer(2 * START_S, process.kill)
+    overdue.start()
+    try:
+        assert process.stdout is not None
+        agents = process.stdout.readline().partition(" agents on ")[2].partition(",")[0]
+        with grpc.insecure_channel(agents) as channel:
+            stream = TelemetryStub(channel).Stream(reporting(ended := threading.Event(), "n7"))
+            next(iter(stream))
+            with grpc.insecure_channel(api) as asked:
+                fleet = FleetStub(asked)
+                with pytest.raises(grpc.RpcError, match="no node 'n8' reports"):
+                    fleet.AdoptNode(pb.AdoptRequest(node="n8", why="w"), timeout=20)
+                before = fleet.ListReporting(pb.ReportingRequest(), timeout=20, wait_for_ready=True).nodes
+                request = pb.AdoptRequest(node="n7", rack="r9", gpus=4, why="new", who="anna")
+                assert "adopted with 4 GPUs" in fleet.AdoptNode(request, timeout=20).detail
+            assert process.stdout.readline().startswith("drover-collector is ready"), "in the same process"
+            ended.set()
+        with grpc.insecure_channel(api) as asked:
+            fleet = FleetStub(asked)
+            (row,) = (
+                n
+                for n in fleet.ListReporting(pb.ReportingRequest(), timeout=20, wait_for_ready=True).nodes
+                if n.name == "n7"
+            )
+            assert (row.in_file, row.adopted, row.rack, row.gpus) == (True, True, "r9", 4)
+            assert [(n.in_file, n.adopted) for n in before if n.name == "n7"] == [(False, False)]
+            assert fleet.GetStatus(pb.StatusRequest(), timeout=20).nodes_expected == len(before)
+            (line,) = fleet.ListAudit(pb.AuditRequest(subject="n7"), timeout=20).audit_json
+            assert "adopted into the fleet: 4 GPUs, rack r9" in line
+            fleet.AdoptNode(pb.AdoptRequest(node="n7", why="gone", forget=True), timeout=20)
+            rows = fleet.ListReporting(pb.ReportingRequest(), timeout=20).nodes
+            assert not any(n.adopted for n in rows), "the next start, which comes by itself, is without it"
         process.terminate()
         assert process.wait(30) == 0
     finally:

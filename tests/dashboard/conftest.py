@@ -60,6 +60,7 @@ class Chosen(FleetServicer):
         self.silence: pb.SilenceNote | None = None  # of the incident i1
         self.silences: list[Silence] = []
         self.asked_silenced: list[str] = []
+        self.strangers: list[str] = []  # nodes that report and are not in the fleet
         self.known, self.packs = 3, True  # GPUs whose metric is known; pictures are packed, as since 0.2.0
         self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
 
@@ -74,7 +75,7 @@ class Chosen(FleetServicer):
         return pb.Status(
             fleet="demo", mode="observe", nodes_expected=2, nodes_reporting=1, gpus_expected=4, ts_ms=NOW_MS,
             gpus_by_health={"healthy": 3, "confirmed": 1}, open_incidents_by_severity={"critical": 1},
-            pending=self.pending, receivers=self.receivers,
+            pending=self.pending, receivers=self.receivers, unknown_nodes=self.strangers,
             newest_sample_ms=NOW_MS - self.quiet_ms, newest_tick_ms=NOW_MS, troubles=[f"the store is slow: {HOSTILE}"],
         )  # fmt: skip
 
@@ -207,6 +208,10 @@ class Chosen(FleetServicer):
     def ActOnNode(self, request: pb.ActRequest, context: grpc.ServicerContext) -> pb.ActReply:
         self.acts.append((request.act, request.node, request.why, request.who, request.force))
         return pb.ActReply(state="done", detail="no new jobs")
+
+    def AdoptNode(self, request: pb.AdoptRequest, context: grpc.ServicerContext) -> pb.AdoptReply:
+        self.acts.append(("adopt", f"{request.node} {request.rack}", request.why, request.who, request.forget))
+        return pb.AdoptReply(detail=f"{request.node} is adopted with 8 GPUs")
 
     def RequestProbe(self, request: pb.ProbeAsk, context: grpc.ServicerContext) -> pb.ProbeAsked:
         self.acts.append(("probe", request.node, request.why, request.who, False))

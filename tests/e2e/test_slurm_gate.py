@@ -27,6 +27,13 @@ export SLURM_CONF={folder}/slurm.conf PYTHONPATH={path}
 exec {python} -m drover_agent.main gate --drain --file {folder}/$SLURMD_NODENAME.json
 """
 
+EPILOG = """#!/bin/sh
+export PYTHONPATH={path}
+said={folder}/epilog.$SLURM_JOB_ID
+{python} -m drover_agent.main gate --deep --seconds 5 --spool {folder} --file {folder}/$SLURMD_NODENAME.json > $said
+echo $? >> $said
+"""
+
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
@@ -36,7 +43,15 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         path = ":".join(entry for entry in sys.path if entry)
         program.write_text(PROGRAM.format(path=path, python=sys.executable, folder=folder))
         program.chmod(0o755)
-    settings = [f"Prolog={folder}/prolog", "PrologFlags=Alloc", f"HealthCheckProgram={folder}/health"]
+    epilog, path = folder / "epilog", ":".join(entry for entry in sys.path if entry)
+    epilog.write_text(EPILOG.format(path=path, python=sys.executable, folder=folder))
+    epilog.chmod(0o755)
+    settings = [
+        f"Prolog={folder}/prolog",
+        f"Epilog={epilog}",
+        "PrologFlags=Alloc",
+        f"HealthCheckProgram={folder}/health",
+    ]
     settings += ["HealthCheckInterval=1", "HealthCheckNodeState=ANY"]
     for node in NODES:
         write(folder, node, "pass")
@@ -44,11 +59,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
-def write(folder: Path, node: str, answer: str) -> None:
+def write(folder: Path, node: str, answer: str, age_s: float = 0.0) -> None:
     """Write what the agent of a node would have received."""
     known = {
-        "received_s": time.clock_gettime(time.CLOCK_BOOTTIME), "answer": answer, "text": CAUSE.format(node=node),
-        "incident": f"inc-{node}", "mode": "enforce",
+        "received_s": time.clock_gettime(time.CLOCK_BOOTTIME) - age_s, "answer": answer,
+        "text": CAUSE.format(node=node), "incident": f"inc-{node}", "mode": "enforce",
     }  # fmt: skip
     head = {"format": 1, "node": node, "boot": BOOT, "unanswered": "open", "age_s": 3600.0}
     whole = folder / f"{node}.new"
@@ -103,3 +118,20 @@ def test_the_health_check_drains_with_drovers_reason_which_its_actuator_knows_as
     done = SlurmActuator(client, 10_000).do(drain, lambda: None)
     assert done.detail.startswith("drained already")
     assert "DRAIN" not in states(slurm, "gpu04"), "the others' health checks pass"
+
+
+def test_an_epilog_probes_after_the_job_and_a_machine_without_gpus_says_so(slurm: Slurm) -> None:
+    write(slurm.folder, "gpu02", "pass")
+    job = slurm.submit("true", "-w", "gpu02")
+    slurm.wait_for(job, "COMPLETED")
+    said = slurm.folder / f"epilog.{job}"
+    slurm.wait(lambda: said.exists() and said.read_text().endswith("0\n"), "the epilog ends, with 0")
+    assert "pass: not probed: no NVIDIA GPU here" in said.read_text()
+    slurm.wait(lambda: "IDLE" in states(slurm, "gpu02"), "the node takes the next job")
+
+
+def test_a_node_that_was_put_back_while_its_agent_was_away_gets_jobs_and_is_not_drained_again(slurm: Slurm) -> None:
+    write(slurm.folder, "gpu04", "refuse", age_s=600)
+    job = slurm.submit("sleep 3", "-w", "gpu04")  # meanwhile the health check runs too, each second
+    slurm.wait_for(job, "COMPLETED")
+    assert "DRAIN" not in states(slurm, "gpu04")

@@ -22,7 +22,8 @@ MAX_BYTES = 65_536
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SCONTROL_S = 10.0  # for one answer of slurmctld
 REASON_CHARS = 200
-HELP = """usage: drover-agent gate [--file FILE] [--drain]
+DEEP_S = 30.0
+HELP = """usage: drover-agent gate [--file FILE] [--drain] [--deep [--seconds S]]
 
 Says in one line whether a job may begin on this node: exit status 0, it may; 1, it is refused.
 The running agent keeps what the collector says of the node in FILE. Only a verdict that has the
@@ -32,6 +33,11 @@ options:
   --file FILE  default: /run/drover/gate.json, `gate.file` in the agent's settings
   --drain      on a refusal, also drain this node in Slurm by scontrol, with Drover's reason:
                for HealthCheckProgram, whose exit status Slurm ignores
+  --deep       for Epilog: where nothing is refused, also ask the probe service for quick probes and
+               wait for them; their result goes to the collector and refuses nothing here
+  --seconds S  longest wait for these probes (default: 30)
+  --spool DIR  folder of the agent's spool (default: /var/lib/drover/agent)
+  --proc-root DIR  default: /proc
   -h, --help   print this
 """
 
@@ -43,10 +49,11 @@ class Answer:
         refused: the job must not begin here.
         plain: nothing is known against the node: not worth a line in the system's log.
         reason: what the scheduler shows if the node is drained for it.
+        stale: it refuses by a verdict that was not repeated lately: the node may have been put back since.
     """
 
-    def __init__(self, refused: bool, text: str, plain: bool = False, reason: str = "") -> None:
-        self.refused, self.text, self.plain, self.reason = refused, text, plain, reason
+    def __init__(self, refused: bool, text: str, plain: bool = False, reason: str = "", stale: bool = False) -> None:
+        self.refused, self.text, self.plain, self.reason, self.stale = refused, text, plain, reason, stale
 
 
 def run(arguments: list[str]) -> int:
@@ -59,28 +66,32 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    path, drain, words = DEFAULT_FILE, False, list(arguments)
+    options = {"--file": DEFAULT_FILE, "--seconds": str(DEEP_S), "--spool": "", "--proc-root": ""}
+    flags, words = set(), list(arguments)
     while words:
-        word = words.pop(0)
+        word, equals, value = words.pop(0).partition("=")
         if word in ("-h", "--help"):
             os.write(1, HELP.encode())
             return PASS
-        if word == "--drain":
-            drain = True
-        elif word == "--file" and words:
-            path = words.pop(0)
-        elif word.startswith("--file="):
-            path = word.removeprefix("--file=")
+        if word in ("--drain", "--deep") and not equals:
+            flags.add(word)
+        elif word in options and (equals or words):
+            options[word] = value if equals else words.pop(0)
         else:  # argparse would exit with 2, which Slurm takes for a sick node
             _say(Answer(False, f"pass: unknown argument {word!r}: see drover-agent gate --help"))
             return PASS
-    found, trouble = read(path)
+    found, trouble = read(options["--file"])
     answer = judge(found, time.clock_gettime(time.CLOCK_BOOTTIME)) if found else Answer(False, f"pass: {trouble}")
+    node = os.environ.get("SLURMD_NODENAME") or str(found.get("node", ""))
+    if answer.stale and ("--drain" in flags or "SLURMD_NODENAME" in os.environ) and _in_service(node):
+        text = f"pass: its last verdict is old ({answer.text}), and Slurm has {node} in service"
+        answer = Answer(False, text)
     _say(answer)
     if not answer.refused:
+        if "--deep" in flags:
+            _deep(options)
         return PASS
-    if drain:
-        node = os.environ.get("SLURMD_NODENAME") or str(found.get("node", ""))
+    if "--drain" in flags:
         try:
             _drain(answer, node)
         except Exception as error:  # noqa: BLE001  # the job is refused, whatever Slurm makes of the drain
@@ -138,7 +149,8 @@ def _of_verdict(verdict: dict[str, object], when: str) -> Answer:
     about = f"{text} (incident {incident})" if incident else text
     match verdict["answer"]:
         case "refuse":
-            return Answer(True, f"refused{when}: {about}", reason=f"drover:{incident or 'hand'}: {text}")
+            reason = f"drover:{incident or 'hand'}: {text}"
+            return Answer(True, f"refused{when}: {about}", reason=reason, stale=bool(when))
         case "observe":
             return Answer(False, f"pass{when}: in observe mode; would refuse this job: {about}")
         case "held":
@@ -188,11 +200,41 @@ def _say(answer: Answer) -> None:
         syslog.syslog(syslog.LOG_WARNING if answer.refused else syslog.LOG_NOTICE, line)
 
 
+def _deep(options: dict[str, str]) -> None:
+    """Probe after a job. Whatever goes wrong is said, and refuses nothing."""
+    try:
+        from drover_agent.commands import gate_deep
+
+        seconds = float(options["--seconds"])
+        if not 0 < seconds <= 3600:
+            raise ValueError(f"--seconds {seconds:g}: more than 0 and at most 3600")
+        said = gate_deep.after_job(seconds, options["--spool"] or gate_deep.SPOOL, options["--proc-root"] or "/proc")
+    except Exception as error:  # noqa: BLE001  # a failed Epilog drains its node
+        said = f"not probed: {type(error).__name__}: {error}"
+    _say(Answer(False, f"pass: {said}"))
+
+
+def _is_name(node: str) -> bool:
+    return node.upper() != "ALL" and node.replace("-", "").replace("_", "").replace(".", "").isalnum()
+
+
+def _in_service(node: str) -> bool:
+    """Return whether Slurm itself says that this node is not drained. False where it does not answer."""
+    if not _is_name(node):
+        return False
+    try:
+        shown = _scontrol("show", "node", "-o", node)
+    except Exception:  # noqa: BLE001  # unknown is not in service: the last verdict stands
+        return False
+    state = shown.partition(" State=")[2].partition(" ")[0]
+    return bool(state) and "DRAIN" not in state
+
+
 def _drain(answer: Answer, node: str) -> None:
     """Drain this node in Slurm, unless somebody has. A failure is said; the exit status refuses all the same."""
     import subprocess
 
-    if node.upper() == "ALL" or not node.replace("-", "").replace("_", "").replace(".", "").isalnum():
+    if not _is_name(node):
         _say(Answer(True, f"refused, and not drained in Slurm: {node!r} is not the name of one node"))
         return
     reason = " ".join(answer.reason.encode("ascii", "replace").decode().split())[:REASON_CHARS]

@@ -33,6 +33,7 @@ from drover_proto import telemetry_pb2 as pb
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0  # while something is awaited
+IDLE_S = 10.0  # otherwise: the gate asks for probes after a job without the agent (`gate --deep`)
 TAKEN_S = 60.0  # for the service to take a request while it has nothing else to do
 OVERDUE_S = 300.0  # beyond the longest that a request may run, for its result
 MAX_WAITING = 16  # requests in the folder
@@ -75,7 +76,7 @@ class ProbeRelay:
             while True:
                 awaited = await self._look()
                 try:
-                    async with asyncio.timeout(POLL_S if awaited else None):
+                    async with asyncio.timeout(POLL_S if awaited else IDLE_S):
                         request = await requests.get()
                 except TimeoutError:
                     continue

@@ -46,23 +46,31 @@ class GateFile:
             "unanswered": config.unanswered,
             "age_s": config.age_s,
         }
-        self._verdict = self._last_verdict()
-        self._faults: list[tuple[float, str, str]] = []  # (time since boot, what ends it, text)
+        self._verdict: dict[str, object] | None
+        self._faults: list[tuple[float, str, str]]  # (time since boot, what ends it, text)
+        self._verdict, self._faults = self._left()
         self._trouble = ""
 
-    def _last_verdict(self) -> dict[str, object] | None:
-        """Return what an agent that ended had received since this boot: the collector may be away now."""
+    def _left(self) -> tuple[dict[str, object] | None, list[tuple[float, str, str]]]:
+        """Return what an agent that ended had received and seen since this boot: the collector may be away now."""
         try:
             if self._path.exists() and not self._path.is_file():  # to read a FIFO would wait for a writer
                 raise ValueError("it is not a regular file")
             found = json.loads(self._path.read_bytes()[:MAX_BYTES])
             same = all(found[key] == self._head[key] for key in ("format", "node", "boot"))
-            return dict(found["verdict"]) if same and found["verdict"] else None
+            if not same:
+                return None, []
+            verdict = dict(found["verdict"]) if found["verdict"] else None
+            now_s, limit_s = boot_s(), float(str(self._head["age_s"]))
+            faults = [(float(f["at_s"]), str(f.get("end", "")), str(f["text"])[:MAX_TEXT]) for f in found["faults"]]
+            # What ends by itself, such as a lost GPU, this agent finds again if it still holds.
+            kept = [f for f in faults if 0 <= now_s - f[0] <= limit_s and f[1].partition(" ")[0] == ""]
+            return verdict, kept[-MAX_FAULTS:]
         except FileNotFoundError:
-            return None
+            return None, []
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             _log.warning("gate.file: %s is not read: %s; it is written again", self._path, error)
-            return None
+            return None, []
 
     def take_verdict(self, verdict: pb.GateVerdict) -> None:
         """Note what the collector said. It knows by now what this node reported before it was last away."""
@@ -92,7 +100,7 @@ class GateFile:
 
     def write(self) -> None:
         """Replace the file. A failure is logged once, and the gate then has an older verdict."""
-        faults = [{"at_s": at_s, "text": text} for at_s, _, text in self._faults]
+        faults = [{"at_s": at_s, "end": end, "text": text} for at_s, end, text in self._faults]
         content = {**self._head, "verdict": self._verdict, "faults": faults}
         try:
             write_whole(self._path, json.dumps(content).encode(), sync=False, mode=0o644)

@@ -38,6 +38,7 @@ NAMES = (
     "silence",
     "silences",
     "unsilence",
+    "maintenance",
     "audit",
     "policy",
     "fabric",

@@ -1,4 +1,4 @@
-"""`drover fleet discover | diff`: write the fleet file from what is there, and compare the two."""
+"""`drover fleet discover | diff | adopt`: write the fleet file from what is there, compare the two, adopt a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from drover_cli import client
 from drover_cli.errors import CliError
-from drover_cli.output import ago, print_json, print_table, say
+from drover_cli.output import ago, plain, print_json, print_table, say
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
@@ -37,6 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "discover", help="print a fleet file made of what reports, Slurm, Kubernetes and an Ansible inventory"
     )
     diff = parts.add_parser("diff", help="what the fleet file says and what reports; exit code 1 if they differ")
+    adopt = parts.add_parser(
+        "adopt",
+        help="take a node that reports into the fleet, without the fleet file; until then nothing is done to it",
+    )
+    client.add_arguments(adopt)
+    adopt.add_argument("node", metavar="NODE", help="its name; `drover fleet diff` lists those that report")
+    for key in ("rack", "leaf", "pool", "sku"):
+        adopt.add_argument(f"--{key}", default="", help="as in the fleet file; left out: not known")
+    adopt.add_argument("--gpus", type=int, help="how many GPUs it has (default: as many as report)")
+    adopt.add_argument("--forget", action="store_true", help="end its adoption")
+    adopt.add_argument("--why", required=True, help="the reason, kept with your certificate's name")
+    adopt.add_argument("--json", action="store_true", help="one JSON object")
     parts.metavar = "{" + ",".join(parts.choices) + "}"
     for part in (discover, diff):
         client.add_arguments(part)
@@ -57,7 +69,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"discover": _discover, "diff": _diff}[args.part](args)
+    return {"discover": _discover, "diff": _diff, "adopt": _adopt}[args.part](args)
+
+
+def _adopt(args: argparse.Namespace) -> int:
+    if args.gpus is not None and args.gpus < 0:
+        raise CliError("--gpus: give a number from 0 on")
+    request = pb.AdoptRequest(
+        node=args.node, rack=args.rack, leaf=args.leaf, pool=args.pool, sku=args.sku, gpus=args.gpus, why=args.why,
+        forget=args.forget,
+    )  # fmt: skip
+    with client.connect(args) as fleet:
+        detail = fleet.call(methods.ADOPT_NODE, request).detail
+    if args.json:
+        print_json({"node": args.node, "detail": detail})
+    else:
+        print(plain(detail))
+    return 0
 
 
 def _discover(args: argparse.Namespace) -> int:
@@ -207,7 +235,10 @@ def _diff(args: argparse.Namespace) -> int:
     elif found:
         print_table(["NODE", "WHAT", "FILE", "FOUND"], [list(line) for line in found])
         if any(line.what == "node" and line.in_file == "-" for line in found):
-            say("`drover fleet discover --new >> fleet.toml` adds those that report; then restart the collector")
+            say(
+                "`drover fleet adopt NODE` takes one in; `drover fleet discover --new >> fleet.toml` adds all: then"
+                " restart the collector"
+            )
     else:
         print(f"{len(known)} nodes: the file says what reports")
     return 1 if found else 0
@@ -218,6 +249,8 @@ def _differences(row: pb.ReportingNode, says: Found | None, now_ms: int) -> Iter
         count = f"{row.gpus_reported} GPUs" if row.gpus_reported else "no GPU known"
         yield Difference(row.name, "node", "-", f"it reports: {count} {_sku(row.model)}".rstrip())
         return
+    if row.adopted:
+        yield Difference(row.name, "node", "-", "adopted; add it to the fleet file when you next change that")
     if not row.last_seen_ms:
         yield Difference(row.name, "node", "it should exist", "it has never reported")
     elif row.last_seen_ms < now_ms - SILENT_MS:

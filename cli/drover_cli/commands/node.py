@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
             f"{row.name}: {row.health}, {seen}{', ' if place else ''}{place}{f': {row.reason}' if row.reason else ''}"
         )
     )
+    if row.maintenance:
+        say(plain(row.maintenance))
     if not detail.gpus:
         why = detail.inventory.get("no_gpu_reason", "")
         print(plain(f"no GPU: {why}") if why else "no GPU is known on this node")

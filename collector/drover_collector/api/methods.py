@@ -130,6 +130,11 @@ METHODS = _table(
     Rpc(wire.LIST_SILENCES, lambda call: silences.list_silences(call.facts, call.request, call.may_answer)),
     Rpc(wire.CREATE_SILENCE, lambda call: silences.create_silence(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.END_SILENCE, lambda call: silences.end_silence(call.facts, call.request, call.by(call.request.who))),
+    Rpc(
+        wire.REPORT_MAINTENANCE,
+        lambda call: silences.report_maintenance(call.facts, call.request, call.by(call.request.who)),
+    ),
     Rpc(wire.BACKTEST_POLICIES, lambda call: decisions.backtest_policies(call.facts)),
+    Rpc(wire.ADOPT_NODE, lambda call: reporting.adopt_node(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.LIST_REPORTING, lambda call: reporting.list_reporting(call.facts)),
 )

@@ -95,6 +95,7 @@ def node_row(facts: ApiSnapshot, n: int, incidents: Iterable[Incident], agent_ve
         incidents=[i.id for i in incidents],
         jobs=sorted({job_names[code] for code in codes[first:end] if code >= 0}),
         agent_version=agent_version,
+        maintenance=facts.pipeline.outbox.silences.held(facts.now_ms()).get(node.name, ""),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from dataclasses import replace
 
 import grpc
@@ -15,6 +16,7 @@ from drover_collector.api.snapshot import (
     bad_argument,
     not_found,
 )
+from drover_collector.notify.maintenance_events import planned_work, unusable
 from drover_collector.notify.maintenance_windows import PLACES, unknown_place
 from drover_collector.notify.silences import covers
 from drover_core.model.events import (
@@ -33,6 +35,8 @@ MOST_LISTED = 10_000
 MOST_ACTIVE = 1_000  # more of them hide a fleet
 MOST_VALUES = 1_000  # of one list
 LEAST_H = 1 / 60
+RESERVED = ("kubernetes", "file")  # sources that Drover reads itself
+ID_CHARS = 100
 PAST_MS = 60_000  # a clock may differ that much; a silence of the past mutes nothing
 AHEAD_MS = 90 * 86_400_000
 
@@ -98,6 +102,51 @@ def end_silence(facts: ApiSnapshot, request: pb.SilenceEnd, by: str) -> pb.Silen
         raise bad_argument(f"{request.id!r} begins {len(found)} ids; give more of it")
     ended = replace(found[0], until_ms=now_ms, from_ms=min(found[0].from_ms, now_ms), ended_by=by)
     return _take(facts, ended, "unsilence", by, why)
+
+
+def report_maintenance(facts: ApiSnapshot, request: pb.MaintenanceReport, by: str) -> pb.SilenceReply:
+    """Take planned work that somebody else reports; the same source and id change or end it.
+
+    A report that comes late counts from its receipt: it hides nothing of before.
+
+    Raises:
+        RefusalError: no usable time, an unknown node, too much of the fleet, or this collector does not notify.
+    """
+    _leading(facts)
+    why, now_ms, silences = _why(request.why), facts.now_ms(), facts.pipeline.outbox.silences
+    source, id_ = request.source, request.id
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", source) or source in RESERVED:
+        raise bad_argument(f"source {source[:80]!r}: 1 to 64 letters, digits, . - and _; not {' or '.join(RESERVED)}")
+    if not id_ or len(id_) > ID_CHARS:
+        raise bad_argument(f"id has {len(id_)} characters; from 1 to {ID_CHARS}, its source's name for the work")
+    before = next((s for s in silences.remembered(f"{source}:{id_}") if s.event == f"{source}:{id_}"), None)
+    if request.over:
+        if before is None or before.until_ms <= now_ms:
+            raise not_found(f"no work {id_[:80]!r} of {source} is under way or to come; `drover maintenance` lists it")
+        ended = replace(before, until_ms=now_ms, from_ms=min(before.from_ms, now_ms), ended_by=by)
+        return _take(facts, ended, "maintenance over", by, why)
+    begins_ms = max(request.from_ms, now_ms)
+    if before is not None and before.from_ms <= now_ms < before.until_ms:
+        begins_ms = before.from_ms  # it goes on
+    if not now_ms < request.until_ms or begins_ms > now_ms + AHEAD_MS:
+        raise bad_argument("it must end after now, and begin within 90 days")
+    nodes = tuple(dict.fromkeys(request.node))
+    if wrong := unusable(begins_ms, request.until_ms, len(nodes), why):
+        raise bad_argument(wrong)
+    if strange := unknown_place(facts.index.spec, {"node": nodes}):
+        raise not_found(f"no node {strange[1][:80]!r} in the fleet file")
+    made = replace(planned_work(source, id_, nodes, (begins_ms, request.until_ms), why, now_ms), by=f"{by} ({source})")
+    others = {
+        name for s in silences.known(now_ms)
+        if s.event and s.id != made.id and s.from_ms < made.until_ms and made.from_ms < s.until_ms for name in s.node
+    }  # fmt: skip
+    if (covered := len(others | set(nodes))) > silences.most:
+        raise RefusalError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"refused: with it {covered} nodes would be in planned work at a time; at most {silences.most} of"
+            f" {facts.index.node_count} may (maintenance_events.most_ratio)",
+        )
+    return _take(facts, made, "maintenance", by, why)
 
 
 def _take(facts: ApiSnapshot, silence: Silence, what: str, by: str, why: str) -> pb.SilenceReply:

@@ -6,7 +6,7 @@ Pure: no I/O; a clock is read for metrics only.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -48,6 +48,7 @@ class DetectorContext:
         history: past failures of each node, for risk.
         errors: detector -> what it raised, and how often.
         seconds: detector -> time spent in it. Metrics only.
+        maintained: node -> since when people work on it.
     """
 
     started_ms: int
@@ -55,6 +56,7 @@ class DetectorContext:
     history: Troubles = field(default_factory=Troubles)
     errors: dict[str, DetectorError] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    maintained: Mapping[str, int] = field(default_factory=dict)
 
 
 class DetectorRunner:
@@ -85,7 +87,7 @@ class DetectorRunner:
         context = self.context
         return Window(
             self.index, self.buckets.all(), fresh, events, context.started_ms, context.inventory, context.history,
-            self.report_interval,
+            self.report_interval, context.maintained,
         )  # fmt: skip
 
     def add_bucket(self, bucket: Bucket) -> None:

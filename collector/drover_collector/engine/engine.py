@@ -68,6 +68,7 @@ class Engine:
     Attributes:
         errors: detector -> what it raised, and how often.
         seconds: detector -> time spent in it. Metrics only.
+        context: what all detectors read.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class Engine:
         live: LiveFleet | None = None,
     ) -> None:
         self.index = index
-        self._context = DetectorContext(started_ms, Inventory(index), seconds={d.name: 0.0 for d in detectors})
-        self.errors, self.seconds = self._context.errors, self._context.seconds
-        self._runner = DetectorRunner(index, detectors, self._context)
+        self.context = DetectorContext(started_ms, Inventory(index), seconds={d.name: 0.0 for d in detectors})
+        self.errors, self.seconds = self.context.errors, self.context.seconds
+        self._runner = DetectorRunner(index, detectors, self.context)
         self._boots = Boots(index)
         self._warmup: DetectorWarmup | None = None
         self.decider = decider = Decider(index, policy, ceiling, live, self._back_ms)
@@ -98,11 +99,11 @@ class Engine:
     @property
     def started_ms(self) -> int:
         """When this engine began to watch. Before it nothing counts as silent."""
-        return self._context.started_ms
+        return self.context.started_ms
 
     @started_ms.setter
     def started_ms(self, at_ms: int) -> None:
-        self._context.started_ms = at_ms
+        self.context.started_ms = at_ms
 
     @property
     def incidents(self) -> dict[str, Incident]:
@@ -159,12 +160,12 @@ class Engine:
 
     def on_inventory(self, node: str, facts: Mapping[str, str], now_ms: int) -> None:
         """Take in a node's report of its hardware and settings. It is judged with the next bucket."""
-        self._context.inventory.update(node, facts, now_ms)
+        self.context.inventory.update(node, facts, now_ms)
 
     @property
     def inventory(self) -> Inventory:
         """What nodes reported of their hardware and settings. The engine's thread adds to it."""
-        return self._context.inventory
+        return self.context.inventory
 
     def on_verdicts(self, verdicts: Sequence[ProbeVerdict], now_ms: int) -> Outcome:
         """Judge probes: a failed one is a finding, a passed one clears the suspicions that it can refute."""
@@ -339,7 +340,7 @@ class Engine:
 
     def remember(self, incidents: Iterable[Incident], now_ms: int) -> None:
         """Take in what nodes went through in the last months, for the risk of each. Opens nothing."""
-        self._context.history.take(incidents, now_ms)
+        self.context.history.take(incidents, now_ms)
 
     def restore(
         self,
@@ -431,7 +432,7 @@ class Engine:
     def _settle(self, findings: Sequence[Finding], changed: list[str], now_ms: int, fresh: bool = False) -> Outcome:
         """Make incidents, decisions and health of findings. `changed`: ids of incidents that changed already."""
         changed += self._book.apply(findings, now_ms, closing=fresh, coverage_ms=self._runner.coverage_ms)
-        self._context.history.take(
+        self.context.history.take(
             (self._book.records[id_].incident for id_ in changed if id_ in self._book.records), now_ms
         )
         asked = [(record.incident, record.wanted) for record in self._book.open()]

@@ -26,7 +26,7 @@ ROOT: Mapping[IncidentKind, int] = {  # which kind explains the others seen on t
     IncidentKind.IDLE: 0,
     IncidentKind.SLOWDOWN: 0,
 }
-NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped"})
+NODE_GONE = frozenset({"silent", "never_came", "driver_hung", "driver_lost", "agent_stopped", "maintenance"})
 GPU_GONE = frozenset({"gpu_lost"})
 GONE_LATER_MS = 600_000  # as long as a failure explains what follows in its job: NCCL's watchdog ends that by then
 COMMON = "_common"  # end of the cause of what too many boards show at once (detectors/crowd.py)

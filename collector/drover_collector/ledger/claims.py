@@ -27,7 +27,7 @@ RESTARTED = re.compile(
 RESTART_MS = 1_800_000  # what has not worked by then is idle: the limit of the detector `idle`
 NO_FAULT = frozenset({IncidentKind.IDLE, IncidentKind.RISK, IncidentKind.DRIFT})
 # What keeps telemetry away. The job may be healthy, so this alone says nothing of its work.
-BLIND = frozenset({"silent", "never_came", "late", "no_telemetry", "agent_stopped"})
+BLIND = frozenset({"silent", "never_came", "late", "no_telemetry", "agent_stopped", "maintenance"})
 MEASURED = frozenset({IncidentKind.HANG, IncidentKind.STRAGGLER, IncidentKind.THERMAL})
 
 

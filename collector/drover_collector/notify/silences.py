@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
+from drover_collector.notify.maintenance_events import MaintenanceEventsConfig, admit
 from drover_collector.notify.maintenance_windows import MaintenanceConfig
 from drover_core.model.events import Incident, Member, Silence
 from drover_core.model.fleet import NodeSpec
@@ -23,15 +24,23 @@ class Silences:
 
     Args:
         nodes: the fleet's by name. windows: those of the settings.
+        events: how much of the fleet planned work that others report may cover.
     """
 
-    def __init__(self, nodes: Mapping[str, NodeSpec] | None = None, windows: Sequence[MaintenanceConfig] = ()) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, NodeSpec] | None = None,
+        windows: Sequence[MaintenanceConfig] = (),
+        events: MaintenanceEventsConfig | None = None,
+    ) -> None:
         self._nodes = nodes or {}
         self._windows = tuple(windows)
+        self._most = (events or MaintenanceEventsConfig()).most(len(self._nodes))
+        self._in_file: Mapping[str, Silence] = {}  # by id
         self._lock = threading.Lock()  # of `take`
         self._known: Mapping[str, Silence] = {}
-        self._held: tuple[list[Silence], dict[str, str]] = ([], {})  # newest answer of `held`
-        self._active: tuple[int, Mapping[str, Silence], list[Silence]] = (0, {}, [])  # newest answer of `active`
+        self._held: tuple[list[Silence], dict[str, str], dict[str, int]] = ([], {}, {})  # newest answers of `held`
+        self._active: tuple[int, object, list[Silence]] = (0, None, [])  # newest answer of `active`
 
     def load(self, silences: Iterable[Silence]) -> None:
         """Replace all known silences."""
@@ -43,39 +52,77 @@ class Silences:
             kept = {id_: s for id_, s in self._known.items() if s.until_ms > silence.made_ms - KEPT_MS}
             self._known = {**kept, silence.id: silence}
 
+    def set_file(self, silences: Iterable[Silence]) -> None:
+        """Replace the windows of the file of planned work. One that a person has ended stays ended."""
+        self._in_file = {silence.id: silence for silence in silences}
+
+    @property
+    def most(self) -> int:
+        """How many nodes planned work that others report may cover at once."""
+        return self._most
+
+    def remembered(self, event: str) -> list[Silence]:
+        """Return planned work whose `event` begins so, also what is over, while it is kept."""
+        return [silence for silence in self._known.values() if silence.event.startswith(event)]
+
+    def refused(self, now_ms: int) -> list[Silence]:
+        """Return planned work that others report and that does not count now: it would cover too much of the fleet."""
+        return admit(self._in_force(now_ms), self._most)[1]
+
     def known(self, now_ms: int) -> list[Silence]:
         """Return current and future silences and open windows, the first to end first."""
         open_now = [window.open_at(now_ms) for window in self._windows]
-        known = {silence.id: silence for silence in open_now if silence is not None} | dict(self._known)
+        windows = {silence.id: silence for silence in open_now if silence is not None}
+        known = windows | dict(self._in_file) | dict(self._known)
         left = [silence for silence in known.values() if silence.until_ms > now_ms]
         return sorted(left, key=lambda silence: (silence.until_ms, silence.id))
 
     def active(self, now_ms: int) -> list[Silence]:
         """Return the silences that are in force."""
         at_ms, known, found = self._active
-        if at_ms != now_ms or known is not self._known:  # asked for thousands of incidents at one time
-            known = self._known
-            found = [silence for silence in self.known(now_ms) if silence.from_ms <= now_ms]
-            self._active = now_ms, known, found
+        current = self._known, self._in_file
+        if at_ms != now_ms or known != current:  # asked for thousands of incidents at one time
+            found = admit(self._in_force(now_ms), self._most)[0]
+            self._active = now_ms, current, found
         return found
 
+    def _in_force(self, now_ms: int) -> list[Silence]:
+        return [silence for silence in self.known(now_ms) if silence.from_ms <= now_ms]
+
     def of(self, incident: Incident, now_ms: int) -> Silence | None:
-        """Return the silence that covers an incident longest; None: none does."""
-        if not self._known and not self._windows:
+        """Return the silence that covers an incident longest; None: none does.
+
+        Planned work that others report covers no incident of before it.
+        """
+        if not self._known and not self._windows and not self._in_file:
             return None
-        found = [silence for silence in self.active(now_ms) if covers(silence, incident, self._nodes)]
+        found = [
+            silence
+            for silence in self.active(now_ms)
+            if covers(silence, incident, self._nodes) and not (silence.event and incident.opened_ms < silence.from_ms)
+        ]
         return found[-1] if found else None
 
     def held(self, now_ms: int) -> Mapping[str, str]:
         """Return the nodes in maintenance, each with a sentence that says why."""
+        return self._hold(now_ms)[1]
+
+    def held_since(self, now_ms: int) -> Mapping[str, int]:
+        """Return the nodes in maintenance, each with the begin of its window."""
+        return self._hold(now_ms)[2]
+
+    def _hold(self, now_ms: int) -> tuple[list[Silence], dict[str, str], dict[str, int]]:
         holding = [silence for silence in self.active(now_ms) if silence.maintenance]
         if holding != self._held[0]:  # asked at each tick, for a large fleet
             found: dict[str, str] = {}
+            since: dict[str, int] = {}
             for silence in holding:
                 text = f"maintenance window: {describe_author(silence)}"
-                found |= {name: text for name in self._nodes if _has((name, None), silence, self._nodes)}
-            self._held = holding, found
-        return self._held[1]
+                for name in [name for name in self._nodes if _has((name, None), silence, self._nodes)]:
+                    found[name] = text
+                    since[name] = min(since.get(name, silence.from_ms), silence.from_ms)
+            self._held = holding, found, since
+        return self._held
 
 
 def covers(silence: Silence, incident: Incident, nodes: Mapping[str, NodeSpec]) -> bool:

@@ -575,7 +575,9 @@ class Pipeline:
 
     def _note_maintenance(self) -> None:
         """Set which nodes are in maintenance now: the engine has no clock."""
-        self.engine.decider.maintenance = self.outbox.silences.held(self.now_ms())
+        silences, now_ms = self.outbox.silences, self.now_ms()
+        self.engine.decider.maintenance = silences.held(now_ms)
+        self.engine.context.maintained = silences.held_since(now_ms)
 
     def _poll_policy(self) -> None:
         """Put a changed policy in force. A bad file is reported, and changes nothing."""

@@ -518,6 +518,7 @@ class Decider:
         else:
             doubtful = set()
         away = {node for node in dead | silent | closed if node in self.index.node_number}
+        maintained = {node for node in self.maintenance if node in self.index.node_number}
         codes = np.bincount(fold.node, minlength=len(health.HEALTHS)).tolist()
         healthy, unknown = (health.HEALTHS.index(h) for h in (Health.HEALTHY, Health.UNKNOWN))
         theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)
@@ -527,7 +528,7 @@ class Decider:
             self.out(said=said),
             codes[healthy] - theirs[healthy],
             known,
-            away,
+            away | maintained,  # nobody can use them; whether they are healthy is not known from that
             self.out(really=True),
             doubtful,
         )

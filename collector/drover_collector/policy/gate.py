@@ -54,6 +54,8 @@ def gate_verdicts(decider: Decider) -> dict[str, GateVerdict]:
         verdict = _of_decision(decision, node in out, key in decider.failed)
         if verdict is not None and _rank(verdict) > _rank(found.get(node, NOTHING_KNOWN)):
             found[node] = verdict
+    for node, text in decider.maintenance.items():  # it never refuses a job: to close the node is its planner's part
+        found.setdefault(node, GateVerdict(GateAnswer.PASS, text))
     return found
 
 

@@ -74,6 +74,8 @@ class ProbeOrderService:
 
     async def _turn(self) -> None:
         """End what is answered or overdue, then send what may be sent."""
+        if self.runtime.leading():
+            await asyncio.to_thread(self.orders.adopt_of_gates)
         held = await asyncio.to_thread(self.orders.snapshot)
         self.orders.forget_answers({one.order.id for one in held})
         answered = {one.order.id for one in held if one.order.id in self.orders.answered}

@@ -386,6 +386,7 @@ class Silence:
     incident: tuple[str, ...] = ()  # ids
     maintenance: bool = False  # a maintenance window: Drover does nothing to its nodes either
     ended_by: str = ""  # who ended it early
+    event: str = ""  # SOURCE:ID of planned work that others reported; incidents of before it are not silenced
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import streamlit as st
 
 from drover_core.model.events import Health, Severity
 from drover_dashboard import client
-from drover_dashboard.pages import incident_rows
+from drover_dashboard.pages import adoption, incident_rows
 from drover_dashboard.widgets import address, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.fleet_picture import canvas, metrics
@@ -47,8 +47,9 @@ def _asks(status: pb.Status) -> None:
     if status.unknown_nodes:
         names = ", ".join(status.unknown_nodes[:5])
         more = ", ..." if len(status.unknown_nodes) > 5 else ""
-        mend = "add them there or stop their agents"
+        mend = "adopt them, add them there or stop their agents"
         view.notice("strangers", "trouble", f"Reporting, but not in fleet.toml: {names}{more}; {mend}")
+        adoption.form(list(status.unknown_nodes))
     if status.newest_sample_ms and (quiet_ms := status.ts_ms - status.newest_sample_ms) > QUIET_MS:
         mend = "are the agents running, and do they reach the collector?"
         view.notice("quiet", "trouble", f"No telemetry for {fmt.duration(quiet_ms)}: {mend}")

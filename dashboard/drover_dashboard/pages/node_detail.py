@@ -178,7 +178,7 @@ def _head(row: pb.NodeRow, who: view.Viewer) -> Row:
     named = (("rack ", row.rack), ("leaf ", row.leaf), ("pool ", row.pool), ("", row.sku))
     place = " · ".join(name + value for name, value in named if value)
     more = f"{len(row.jobs)} jobs" if len(row.jobs) > SHOWN_JOBS else "" if row.jobs else "no job"
-    about = " · ".join(part for part in (who.localize(row.reason), seen, more) if part)
+    about = " · ".join(part for part in (who.localize(row.reason), row.maintenance, seen, more) if part)
     return Row((view.health_cell(row.health), Cell(row.name, sub=about, kind="strong"), Cell(place, sub=_agent(row))))
 
 

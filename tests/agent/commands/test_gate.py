@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from drover_agent.commands import gate
 from drover_agent.main import main
+from drover_agent.probes.exchange import read_ask
 
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 NOW_S = 100_000.0
@@ -167,3 +170,105 @@ def test_the_documented_prolog_refuses_by_the_gates_words_only(agent: str, code:
     lines = "\n".join(line[4:] for line in script.splitlines()).replace("/opt/drover/bin/drover-agent", str(program))
     done = subprocess.run(["/bin/sh", "-c", lines], env={}, capture_output=True, timeout=10, check=False)
     assert done.returncode == code
+
+
+@pytest.mark.parametrize(
+    ("shown", "age_s", "code", "says"),
+    [
+        ("State=IDLE", 600, 0, "pass: its last verdict is old"),
+        ("State=MIXED+DRAIN", 600, 1, "refused, as of 10 min ago"),
+        ("slurmctld is away", 600, 1, "refused, as of 10 min ago"),  # unknown is not in service
+        ("State=IDLE", 60, 1, "refused: drain"),  # fresh: the collector's word
+    ],
+)
+def test_an_old_refusal_yields_to_slurm_that_has_the_node_in_service(
+    shown: str, age_s: float, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """It was put back while its agent was away, and its health check would drain it again for an hour."""
+    script = tmp_path / "scontrol"
+    script.write_text(f"#!/bin/sh\necho \"$1\" >> {tmp_path}/calls\necho 'NodeName=n1 {shown} Comment=x'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    received_s = gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME) - age_s
+    path = refusal(tmp_path, verdict={**verdict("refuse"), "received_s": received_s})
+    assert main(["gate", "--drain", "--file", path]) == code
+    assert f"drover gate: {says}" in capfd.readouterr().out
+    assert ("update" in (tmp_path / "calls").read_text()) is (code == 1 and "DRAIN" not in shown)
+
+
+# ---- --deep
+
+
+def node_with_gpus(folder: Path) -> list[str]:
+    """Arguments for a machine whose driver has a GPU, and an agent that passes."""
+    (folder / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    for name in ("requests", "taken", "results"):
+        (folder / "probes" / name).mkdir(parents=True)
+    return [
+        "gate", "--deep", "--seconds=0.6", "--spool", str(folder), "--proc-root", str(folder / "proc"),
+        f"--file={folder}/gate.json",
+    ]  # fmt: skip
+
+
+def serve(folder: Path, *, answers: bool) -> threading.Thread:
+    """Be the probe service for one request."""
+
+    def take() -> None:
+        waiting, deadline_s = folder / "requests", time.monotonic() + 5
+        while time.monotonic() < deadline_s:
+            if found := list(waiting.glob("*.json")):
+                read_ask(found[0]).check()
+                taken = found[0].rename(folder / "taken" / found[0].name)
+                if answers:
+                    (folder / "results" / taken.name).write_text("{}")
+                    taken.unlink()
+                return
+            time.sleep(0.01)
+
+    made = threading.Thread(target=take)
+    made.start()
+    return made
+
+
+def test_without_a_gpu_the_deep_form_says_so_and_passes_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = node_with_gpus(tmp_path)
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").rmdir()
+    assert main(words) == 0
+    assert "drover gate: pass: not probed: no NVIDIA GPU here" in capfd.readouterr().out
+    assert list((tmp_path / "probes/requests").iterdir()) == []
+
+
+@pytest.mark.parametrize(("answers", "says"), [(True, "pass: probed: the result goes"), (False, "pass: probes still")])
+def test_the_deep_form_asks_the_probe_service_and_waits_no_longer_than_its_budget(
+    answers: bool, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words, served = node_with_gpus(tmp_path), serve(tmp_path / "probes", answers=answers)
+    assert main(words) == 0
+    served.join()
+    assert f"drover gate: {says}" in capfd.readouterr().out
+    assert len(list((tmp_path / "probes" / ("results" if answers else "taken")).glob("gate-*.json"))) == 1
+
+
+def test_nobody_takes_the_request_and_it_is_withdrawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(node_with_gpus(tmp_path)) == 0
+    assert "no probe service took the request within 0.6 s" in capfd.readouterr().out
+    assert list((tmp_path / "probes/requests").iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [["--seconds", "x"], ["--seconds", "-1"], ["--seconds", "nan"]])
+def test_whatever_is_wrong_with_the_deep_form_passes(
+    wrong: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*node_with_gpus(tmp_path), *wrong]) == 0
+    assert "pass: not probed: ValueError" in capfd.readouterr().out
+
+
+def test_a_refused_node_is_not_probed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = node_with_gpus(tmp_path)
+    refusal(tmp_path)
+    assert main(words) == 1
+    assert "probed" not in capfd.readouterr().out

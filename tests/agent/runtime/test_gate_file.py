@@ -63,6 +63,37 @@ def test_an_agent_that_starts_again_keeps_the_last_verdict_of_this_boot(tmp_path
     assert json.loads((tmp_path / "gate.json").read_text())["verdict"] is None
 
 
+def test_an_agent_that_starts_again_keeps_what_this_node_found_as_long_as_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads the same lines of the kernel log as backlog, and would not judge them again."""
+    gate = gate_file(tmp_path, unanswered="closed")
+    gate.take_verdict(pb.GateVerdict(answer="pass", mode="enforce"))
+    gate.note_event(event("79"))
+    gate.note_event(event("gpu_lost", EventKind.LIFECYCLE, 5))
+    gate_file(tmp_path, unanswered="closed").write()
+    assert faults(tmp_path) == ["XID 79 on GPU 3"], "a lost GPU is found again, or is back"
+    assert judge(read(str(tmp_path / "gate.json"))[0], boot_s() + FRESH_S + 1).refused
+    gate_file(tmp_path, "the next boot").write()
+    assert faults(tmp_path) == []
+    gate.write()
+    later = boot_s() + 3601
+    monkeypatch.setattr("drover_agent.runtime.gate_file.boot_s", lambda: later)
+    gate_file(tmp_path).write()
+    assert faults(tmp_path) == []
+
+
+def test_a_file_of_the_agent_before_this_version_is_read(tmp_path: Path) -> None:
+    gate = gate_file(tmp_path)
+    gate.note_event(event("79"))
+    found = json.loads((tmp_path / "gate.json").read_text())
+    for fault in found["faults"]:
+        del fault["end"]
+    (tmp_path / "gate.json").write_text(json.dumps(found))
+    gate_file(tmp_path).write()
+    assert faults(tmp_path) == ["XID 79 on GPU 3"]
+
+
 @pytest.mark.parametrize(
     ("happened", "fault"),
     [

@@ -103,12 +103,20 @@ def test_names_become_host_lists_that_expand_to_them(names: list[str], lists: li
     assert sorted(name for each in lists for name in expand(each)) == sorted(names)
 
 
+adopted: list[pb.AdoptRequest] = []  # what the collector was asked
+
+
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> list[pb.ReportingNode]:
     """What the collector answers."""
     rows = [FILED, STRANGER]
+    adopted.clear()
 
     class Stub(FleetStandIn):
+        def AdoptNode(self, request: pb.AdoptRequest) -> pb.AdoptReply:  # gRPC's name
+            adopted.append(request)
+            return pb.AdoptReply(detail="it is adopted")
+
         def ListReporting(self, request: pb.ReportingRequest) -> pb.ReportingList:  # gRPC's name
             return pb.ReportingList(nodes=rows)
 
@@ -217,3 +225,29 @@ def test_shared_gpus_are_counted_once() -> None:
     labels = {"nvidia.com/gpu.count": "4", "nvidia.com/gpu.replicas": "10"}
     node = {"metadata": {"name": "n", "labels": labels}, "status": {"capacity": {"nvidia.com/gpu": "40"}}}
     assert of_kubernetes(json.dumps({"items": [node]}))["n"].gpus == 4
+
+
+def test_a_node_is_adopted_by_one_command(fleet: list[pb.ReportingNode], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "adopt", "r01n02", "--rack", "r01", "--why", "new"]) == 0
+    assert main(["fleet", "adopt", "r01n02", "--gpus", "0", "--forget", "--why", "gone"]) == 0
+    first, second = adopted
+    assert (first.node, first.rack, first.why, first.HasField("gpus"), first.forget) == (
+        "r01n02",
+        "r01",
+        "new",
+        False,
+        False,
+    )
+    assert (second.gpus, second.HasField("gpus"), second.forget) == (0, True, True)
+    assert "it is adopted" in capsys.readouterr().out
+    assert main(["fleet", "adopt", "r01n02", "--gpus", "-1", "--why", "x"]) == 2
+
+
+def test_an_adopted_node_is_shown_until_the_file_has_it(
+    fleet: list[pb.ReportingNode], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet[:] = [
+        pb.ReportingNode(name="r01n02", in_file=True, gpus=8, gpus_reported=8, last_seen_ms=NOW_MS, adopted=True)
+    ]
+    assert main(["fleet", "diff"]) == 1
+    assert "adopted; add it to the fleet file" in capsys.readouterr().out

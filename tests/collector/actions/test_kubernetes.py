@@ -15,10 +15,12 @@ import yaml
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import FindingState
 from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Service
-from drover_collector.actions.kubernetes.actuator import KubernetesActuator
+from drover_collector.actions.kubernetes import api as kubernetes_api
+from drover_collector.actions.kubernetes.actuator import KubernetesActuator, kept_closed
 from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
+from drover_collector.pipeline.maintenance_events import marks_of
 from drover_core.model.events import Act
 from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
@@ -311,6 +313,24 @@ def test_nodes_that_others_have_cordoned_are_reported_by_one_question(cluster: C
     assert actuator.survey([fine, theirs]).closed == {theirs}
     cluster.merge(theirs, {"spec": {"unschedulable": None}})
     wait_until(lambda: actuator.survey(names).closed == {ours, silent}, "the uncordoned one is back")
+
+
+@pytest.mark.system
+def test_taints_and_conditions_of_others_are_read_page_by_page(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked, ours = cluster.add_node(taints=[FOREIGN]), cluster.add_node()
+    actuator = cluster.actuator()
+    actuator.do(*request(Act.DRAIN, ours))
+    monkeypatch.setattr(kubernetes_api, "PAGE", 1)
+    api = KubernetesApi(
+        KubernetesConfig(server=cluster.server.url, token_file=str(cluster.token_file), ca_file=str(cluster.server.ca))
+    )
+    found = list(api.nodes())
+    assert len({node["metadata"]["name"] for node in found}) == len(found) >= 2
+    closed = {FOREIGN["key"], "node.kubernetes.io/unschedulable"}
+    marks = marks_of(found, closed, {"Ready"}, kept_closed)
+    assert (marks[marked], ours in marks) == (["Ready", FOREIGN["key"]], False)
 
 
 @pytest.mark.system

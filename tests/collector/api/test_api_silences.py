@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -277,3 +278,74 @@ def test_stored_silences_come_back_in_their_newest_version(opened: Store, subjec
     }  # fmt: skip
     assert [s.id for s in opened.silences.newest(T0 + 2 * HOUR_MS)] == ["s2"]
     assert opened.silences.newest(T0)[-1].gpu == (3,)
+
+
+def report(subject: Fleet, *nodes: str, **more: Any) -> Silence:
+    hours = more.pop("hours", 2)
+    asked: dict[str, Any] = {
+        "until_ms": subject.now_ms + round(hours * HOUR_MS),
+        "why": "host",
+        "source": "aws",
+        "id": "i-1",
+    }
+    request = pb.MaintenanceReport(node=nodes, **(asked | more))
+    return from_json(Silence, api_silences.report_maintenance(subject.facts, request, "hook").silence_json)
+
+
+def test_reported_work_holds_its_node_is_changed_and_ended_by_its_source_and_survives_a_restart(
+    subject: Fleet, opened: Store
+) -> None:
+    before = subject.fault("n002")
+    made = report(subject, "n001", "n001")
+    assert (made.node, made.event, made.by, made.maintenance) == (("n001",), "aws:i-1", "hook (aws)", True)
+    fault = subject.fault("n001")
+    assert [(o, "hook (aws)" in why) for o, why in subject.decisions(fault)] == [("held", True)]
+    assert [outcome for outcome, _ in subject.decisions(before)] != ["held"]
+    again = report(subject, "n001", hours=3)
+    assert (again.id, again.from_ms, again.until_ms - again.from_ms > 2.5 * HOUR_MS) == (made.id, made.from_ms, True)
+    subject.stop()
+    other = Fleet(opened).start()
+    other.now_ms = subject.now_ms
+    assert sorted(other.pipeline.outbox.silences.held(other.now_ms)) == ["n001"]
+    other.now_ms += 1000
+    over = report(other, over=True)
+    assert (over.ended_by, dict(other.pipeline.outbox.silences.held(other.now_ms))) == ("hook", {})
+    assert [line.what for line in opened.audit.read(limit=1)] == ["maintenance over"]
+    other.stop()
+    subject.start()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "said"),
+    [
+        (["n001", "n002"], {}, "refused: with it 2 nodes would be in planned work at a time; at most 1 of 8 may"),
+        ([f"n{n:03d}" for n in range(8)], {}, "refused: with it 8 nodes"),
+        (["n099"], {}, "no node 'n099' in the fleet file"),
+        ([], {}, "it names 0 nodes"),
+        (["n001"], {"hours": 100}, "it lasts 100 hours"),
+        (["n001"], {"hours": -1}, "it must end after now"),
+        (["n001"], {"why": " "}, "why is empty"),
+        (["n001"], {"source": "kubernetes"}, "source 'kubernetes'"),
+        (["n001"], {"source": "a b"}, "source 'a b'"),
+        (["n001"], {"id": ""}, "id has 0 characters"),
+        ([], {"over": True, "id": "other"}, "no work 'other' of aws"),
+    ],
+)
+def test_reported_work_that_is_wrong_or_covers_too_much_is_refused(
+    subject: Fleet, nodes: list[str], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RefusalError, match=re.escape(said)):
+        report(subject, *nodes, **more)
+    assert subject.listed() == []
+
+
+def test_several_reports_together_cover_no_more_than_one(subject: Fleet) -> None:
+    report(subject, "n001")
+    with pytest.raises(RefusalError, match="with it 2 nodes"):
+        report(subject, "n002", id="i-2")
+    report(subject, "n002", id="i-2", from_ms=subject.now_ms + 2 * HOUR_MS, until_ms=subject.now_ms + 3 * HOUR_MS)
+
+
+def test_a_report_that_comes_late_hides_nothing_of_before(subject: Fleet) -> None:
+    made = report(subject, "n001", from_ms=subject.now_ms - 10 * HOUR_MS)
+    assert made.from_ms == subject.now_ms

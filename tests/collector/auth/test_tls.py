@@ -62,7 +62,17 @@ def test_who_may_what(fleet: Fleet, collector: Files) -> None:
 
 def test_a_viewer_gets_no_drain(fleet: Fleet, collector: Files) -> None:
     """Nor anything else that changes something; an agent does not even get to read."""
-    acting = ("ActOnNode", "ApproveDecision", "RejectDecision", "RequestProbe", "CreateSilence", "EndSilence", "Backup")
+    acting = (
+        "ActOnNode",
+        "ApproveDecision",
+        "RejectDecision",
+        "RequestProbe",
+        "CreateSilence",
+        "EndSilence",
+        "ReportMaintenance",
+        "AdoptNode",
+        "Backup",
+    )
 
     async def scenario() -> None:
         viewer, agent = fleet.issue("viewer", "ann"), fleet.issue("agent", "n0")

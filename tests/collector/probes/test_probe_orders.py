@@ -106,6 +106,23 @@ async def requested(agent: Agent) -> pb.ProbeRequest:
 
 
 @in_loop
+async def test_probes_that_a_node_ran_after_a_job_are_judged_although_nobody_asked(store: Store) -> None:
+    """At most one in half a minute for each node; others are kept as figures."""
+    async with bench(store) as at, at.collector.agent(hello()) as agent:
+        answer = Answers(agent)
+        await answer(figure("gate-1", 0, "sdc", 1, 1e6, ok=False, detail="bit 3"), closing("gate-1"))
+        await until(lambda: len(store.probes.orders.versions("gate-1")) > 0, "its order")
+        end = await at.ended("gate-1")
+        assert (end.state, end.by, end.why, end.node) == ("done", "gate", ProbeReason.IDLE, "n0")
+        assert [(v.gpu, v.passed) for v in at.verdicts if v.gpu is not None] == [(1, False)]
+        judged = len(at.verdicts)
+        await answer(closing("gate-2"), closing("other-3"))
+        await until(lambda: "other-3" not in at.desk.orders.answered and not at.desk.orders._of_gates, "they came")
+        assert [o.id for o in at.desk.orders.open_orders()] == []
+        assert len(at.verdicts) == judged
+
+
+@in_loop
 async def test_an_order_is_sent_answered_and_judged(store: Store) -> None:
     async with bench(store) as at, at.collector.agent(hello()) as agent:
         answer = Answers(agent)

@@ -62,6 +62,14 @@ class Client(Protocol):
     def evict(self, pod: Mapping[str, Any], version: str) -> bool: ...
 
 
+def kept_closed(node: object) -> bool:
+    """Return whether Drover itself keeps a node closed, by its taint or its cordon."""
+    if not isinstance(node, dict):
+        return False
+    annotations = (node.get("metadata") or {}).get("annotations") or {}
+    return _value(node, DRAIN) is not None or CORDON in annotations
+
+
 class KubernetesActuator(Scheduler):
     """
     Args:

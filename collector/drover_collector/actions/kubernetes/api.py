@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from drover_collector.actions.settings import KubernetesConfig
 MERGE, STRATEGIC = "application/merge-patch+json", "application/strategic-merge-patch+json"
 RIGHTS = "deploy/kubernetes/rights/rbac.yaml has the rights it needs"
 MANAGER = "drover"
+PAGE = 200  # whole nodes in one answer, some 10 kB each
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"  # as kubectl asks: columns instead of objects
 
 
@@ -60,6 +61,18 @@ class KubernetesApi:
             return {row["cells"][name]: row["cells"][state] for row in table.get("rows") or ()}
         except (KeyError, IndexError, TypeError, ValueError):
             raise ActError("this API server lists nodes in a way that Drover does not know") from None
+
+    def nodes(self) -> Iterator[dict[str, Any]]:
+        """Yield every node whole, page by page: for taints and conditions, which the table of `statuses` lacks."""
+        after = ""
+        while True:
+            more = {"_continue": after} if after else {}
+            status, body = self._ask("list_node", limit=PAGE, **more)
+            page = _good(status, body, "list the nodes")
+            yield from (node for node in page.get("items") or () if isinstance(node, dict))
+            after = str((page.get("metadata") or {}).get("continue") or "")
+            if not after:
+                return
 
     def may(self, verb: str, resource: str, subresource: str = "") -> bool:
         """Whether this token may do so, as the API server itself says (SelfSubjectAccessReview); changes nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class Window:
         inventory: what nodes have reported of their hardware and settings; None: not kept.
         troubles: node -> incident -> what was wrong in the last months; None: not kept.
         report_interval: how often each node reports; None: assume every bucket.
+        maintained: node -> since when people work on it. A replay knows of none.
     """
 
     index: FleetIndex
@@ -47,6 +48,7 @@ class Window:
     inventory: Inventory | None = None
     troubles: Mapping[str, Mapping[str, Trouble]] | None = None
     report_interval: ReportInterval | None = None
+    maintained: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def newest(self) -> Bucket:

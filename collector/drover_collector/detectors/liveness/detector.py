@@ -35,6 +35,7 @@ from drover_collector.detectors.liveness.texts import (
     node_late,
     node_silent,
     planned,
+    worked_on_silent,
 )
 from drover_collector.fleet.buckets import Bucket, Floats
 from drover_collector.fleet.index import FleetIndex
@@ -173,7 +174,7 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
         key = finding.scope, cause, node or _group_of(finding, index), finding.gpu
         s.open[key] = finding
         s.reopened.add(key)
-        if cause in ("silent", "late"):
+        if cause in ("silent", "late", "maintenance"):
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
                     s.seen_ms[n] = incident.since_ms
@@ -241,7 +242,7 @@ def _unproven(window: Window, s: LivenessState, key: Key, finding: Finding) -> b
     None of its GPUs has answered since; or it is of a former run, and none of its nodes has reported since.
     """
     index = window.index
-    if key in s.reopened and finding.gpu is None:
+    if key in s.reopened and finding.gpu is None and finding.cause != "maintenance":
         numbers = [index.node_number[name] for name, _ in finding.members if name in index.node_number]
         if numbers and not (s.seen_ms[numbers] >= window.newest.end_ms).any():
             return True
@@ -428,6 +429,20 @@ def _quiet_since_ms(window: Window, s: LivenessState) -> Times:
     return result
 
 
+def _maintained(window: Window, s: LivenessState) -> Bools:
+    """Return the nodes on which people work and that reported until they began, bool [N].
+
+    A node that fell silent before stays silent: that was not the work.
+    """
+    found = np.zeros(window.index.node_count, bool)
+    for name, since_ms in window.maintained.items():
+        n = window.index.node_number.get(name)
+        if n is not None and ("node", "silent", name, None) not in s.open:
+            seen_ms = max(int(s.seen_ms[n]), s.resumed_ms)
+            found[n] = s.seen_ms[n] == 0 or seen_ms >= since_ms - 2 * window.newest.length_ms
+    return found
+
+
 def _awaited(index: FleetIndex, s: LivenessState) -> Bools:
     """Return the nodes that should report, bool [N]."""
     awaited = (
@@ -443,8 +458,10 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     quiet_ms = np.where(reporting, 0, bucket.end_ms - _quiet_since_ms(window, s))
     present = reporting | (quiet_ms < window.spacing_ms(~reporting))
     silent = expected = quiet_ms >= np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
+    worked_on = np.zeros(index.node_count, bool)
     if silent.any():
-        expected = _awaited(index, s)
+        worked_on = silent & _maintained(window, s)
+        expected = _awaited(index, s) & ~worked_on
         silent = expected & silent
     # Judgement counts from the collector's return; the finding says when the node last reported.
     since = np.where(never, s.resumed_ms, _last_report_ms(window, s)) if silent.any() else s.seen_ms
@@ -453,6 +470,9 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
         n = index.node_number.get(name)
         if n is not None and quiet_ms[n] >= limit_ms[n]:
             yield planned(window, name, stopped_ms, now_ms)
+    for n in np.flatnonzero(worked_on).tolist():
+        if index.nodes[n].name not in s.planned.stopped_ms:
+            yield worked_on_silent(window, n, now_ms)
     was_mass = any(key[1] == "no_telemetry" for key in s.open)
     # One bucket without any node in time is no proof; a fleet is silent after the same time as a node.
     all_silent = s.reception.none_reporting and silent.sum() > MASS_SHARE * expected.sum()

@@ -27,6 +27,19 @@ def planned(window: Window, node: str, stopped_ms: int, now_ms: int) -> Finding:
     )  # fmt: skip
 
 
+def worked_on_silent(window: Window, n: int, now_ms: int) -> Finding:
+    """Return the finding for a node that fell silent while people work on it. It asks for nothing."""
+    node = window.index.nodes[n].name
+    since_ms = window.maintained[node]
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "maintenance", "node", node, None, ((node, None),), now_ms, since_ms,
+        Severity.INFO, 0.95, RecommendedAction.NONE,
+        f"Node {node} is not monitored: it does not report while people work on it.",
+        "Nothing, until the work is done. If it is still silent then, that is reported at once.",
+        (Evidence("no telemetry since planned work began", from_ms=since_ms),), job_of(window, node),
+    )  # fmt: skip
+
+
 def mass_silent(window: Window, silent: Bools, present: Bools, since_ms: int, now_ms: int) -> Finding:
     names = [window.index.nodes[n].name for n in np.flatnonzero(silent)]
     count = int(present.sum())

@@ -41,7 +41,7 @@ OWN = frozenset(
         IncidentKind.SDC, IncidentKind.STRAGGLER, IncidentKind.RISK,
     }
 )  # fmt: skip
-NO_FAULT = frozenset({"agent_stopped", "late", "no_telemetry", "clock"})
+NO_FAULT = frozenset({"agent_stopped", "maintenance", "late", "no_telemetry", "clock"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from drover_core.model.probe_figures import FIGURES, GROUP_FIGURES, LEVELS
 log = logging.getLogger(__name__)
 
 MAX_OPEN = 10_000  # orders
+GATE = "gate-"  # of the id of probes that a node ran after a job, unasked (`drover-agent gate --deep`)
+GATE_EVERY_MS = 30_000  # of a node's; others between are stored and not judged
 
 
 class OrderBook:
@@ -29,6 +31,8 @@ class OrderBook:
         self._lock = threading.Lock()
         self._open: dict[str, OpenOrder] | None = None  # None: not read yet
         self.answered: dict[str, None] = {}  # orders whose closing result is stored
+        self._of_gates: dict[str, str] = {}  # id -> node, of results that nobody asked for
+        self._gate_ms: dict[str, int] = {}  # node -> when such a result was last judged
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -118,7 +122,28 @@ class OrderBook:
     def take_results(self, results: Sequence[ProbeResult]) -> None:
         """Note the results that ingest has stored. Take no lock: the event loop calls this."""
         self.answered.update(dict.fromkeys(r.request for r in results if r.end))
+        for result in results:
+            if result.end and result.request.startswith(GATE) and len(self._of_gates) < MAX_OPEN:
+                self._of_gates[result.request] = result.node
         self._rouse()
+
+    def adopt_of_gates(self) -> None:
+        """Make orders of the probes that nodes ran after a job, so that they are judged like those asked for.
+
+        Raises:
+            StoreError: call again.
+        """
+        for id_, node in list(self._of_gates.items()):
+            now_ms = self._now_ms()
+            with self._lock:
+                due = now_ms - self._gate_ms.get(node, -GATE_EVERY_MS) >= GATE_EVERY_MS
+                if due and node in self._index.spec.by_name and id_ not in self._read():
+                    made = ProbeOrder(id_, node, (), "quick", (), ProbeReason.IDLE, "sent", now_ms, by="gate")
+                    self._store.probes.orders.write([made])
+                    self._read()[id_] = OpenOrder(made, now_ms, now_ms)
+                    self.answered[id_] = None
+                    self._gate_ms[node] = now_ms
+            self._of_gates.pop(id_, None)
 
     def snapshot(self) -> list[OpenOrder]:
         """Return the open orders; read again if other collectors may have changed them. Raises StoreError."""

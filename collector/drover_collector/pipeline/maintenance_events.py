@@ -1,0 +1,209 @@
+"""Watch what others report of planned work: a file, and taints and conditions of Kubernetes' nodes.
+
+Nothing here can extend a window: a file that cannot be read and an API server that does not answer leave those that are
+known, and each ends at its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+from pathlib import Path
+
+from drover_collector.actions.base import ActError
+from drover_collector.notify.maintenance_events import MaintenanceEventsConfig, planned_work, read_file
+from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.store import StoreError
+from drover_core.model.events import Audit, Silence
+from drover_core.settings import SettingsError
+from drover_core.times import iso
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+ASK_EVERY = 12  # looks, for one question to the API server: a minute
+SOURCE = "kubernetes"
+GONE = "kubernetes: the mark is gone"
+LIMIT = "its limit"
+DAY_MS = 86_400_000
+TROUBLE = "maintenance_events"
+
+Marks = Mapping[str, Sequence[str]]  # node -> taints and conditions that mean maintenance
+
+
+class MaintenanceEvents:
+    """Args:
+    marks: asks the API server; None: it is not to be asked. It may block, and raise ActError.
+    """
+
+    def __init__(
+        self, config: MaintenanceEventsConfig, pipeline: Pipeline, marks: Callable[[], Marks] | None = None
+    ) -> None:
+        self._config, self._pipeline, self._marks = config, pipeline, marks
+        self._stamp: tuple[int, int, int] | None = None
+        self._wrong: dict[str, str] = {}  # what is wrong, by source
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        look = 0
+        while True:
+            try:
+                self.look_at_file()
+                if self._marks is not None and self._pipeline.leading and look % ASK_EVERY == 0:
+                    await asyncio.to_thread(self.ask_kubernetes)
+                self._note()
+            except Exception as error:  # noqa: BLE001  # a defect must neither end this task nor go unseen
+                self._pipeline.ticks.failed(error, self._pipeline.now_ms())
+            look += 1
+            await asyncio.sleep(LOOK_S)
+
+    def look_at_file(self) -> None:
+        """Read the file if it has changed."""
+        if self._config.file is None:
+            return
+        path, silences = Path(self._config.file), self._pipeline.outbox.silences
+        try:
+            found = path.stat()
+        except OSError as error:
+            self._wrong["file"] = f"{path}: {error.strerror}; no window of it counts"
+            self._stamp = None
+            silences.set_file(())
+            return
+        stamp = found.st_mtime_ns, found.st_size, found.st_ino
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            windows, wrong = read_file(path, self._pipeline.index.spec.by_name, self._pipeline.now_ms())
+        except SettingsError as error:
+            self._wrong["file"] = f"{error}; the windows read before count until their end"
+            return
+        self._wrong["file"] = f"{path}: {wrong}; the other windows count" if wrong else ""
+        silences.set_file(windows)
+        log.info("%d windows of planned work in %s", len(windows), path)
+
+    def ask_kubernetes(self) -> None:
+        """Open and close windows by the marks on Kubernetes' nodes."""
+        assert self._marks is not None
+        pipeline, config = self._pipeline, self._config
+        try:
+            marks = self._marks()
+        except ActError as error:
+            self._wrong[SOURCE] = f"whether nodes are in maintenance by Kubernetes is not known: {error}"
+            return
+        now_ms = pipeline.now_ms()
+        known = pipeline.outbox.silences.remembered(f"{SOURCE}:")
+        mine = {node: keys for node, keys in marks.items() if node in pipeline.index.spec.by_name}
+        new, over = of_marks(mine, known, now_ms, round(config.taint_hours * 3_600_000))
+        room = max(0, pipeline.outbox.silences.most - len({n for s in known if s.until_ms > now_ms for n in s.node}))
+        left_out = sorted({node for silence in new[room:] for node in silence.node})
+        try:
+            for silence in [*over, *new[:room]]:
+                what = "maintenance over" if silence.ended_by else "maintenance"
+                detail = f"{silence.node[0]} until {iso(silence.until_ms)[:19]}Z ({silence.id})"
+                pipeline.take_silence(
+                    silence,
+                    Audit(f"{what} {silence.id} {now_ms}", now_ms, SOURCE, what, silence.node[0], silence.why, detail),
+                )
+        except StoreError as error:
+            self._wrong[SOURCE] = f"windows by Kubernetes cannot be stored: {error}"
+            return
+        late = sorted(n for s in known if is_marked(s, mine) and s.until_ms <= now_ms and s.ended_by != GONE
+                      for n in s.node)  # fmt: skip
+        texts = []
+        if left_out:
+            texts.append(
+                f"{len(left_out)} more nodes carry a mark of maintenance than may count"
+                f" (at most {pipeline.outbox.silences.most}), {left_out[0]} first"
+            )
+        if late:
+            texts.append(f"marked as in maintenance for longer than it counts: {', '.join(late[:5])}")
+        self._wrong[SOURCE] = "; ".join(texts)
+
+    def _note(self) -> None:
+        refused = self._pipeline.outbox.silences.refused(self._pipeline.now_ms())
+        nodes = {node for silence in refused for node in silence.node}
+        self._wrong["refused"] = (
+            f"{len(refused)} windows of {len(nodes)} nodes do not count: together with others they would cover more"
+            f" than {self._pipeline.outbox.silences.most} nodes (maintenance_events.most_ratio); {refused[0].event}"
+            " first"
+            if refused
+            else ""
+        )
+        wrong = [text for text in self._wrong.values() if text]
+        troubles = self._pipeline.ticks.troubles
+        if not wrong:
+            troubles.pop(TROUBLE, None)
+        elif troubles.get(TROUBLE) != (text := f"Planned work: {'; '.join(wrong)}."):
+            troubles[TROUBLE] = text
+            log.warning("%s", text)
+
+
+def of_marks(marks: Marks, known: Iterable[Silence], now_ms: int, limit_ms: int) -> tuple[list[Silence], list[Silence]]:
+    """Return the windows to open, and changed ones, for what marks there are now.
+
+    A mark opens one window, which ends when the mark goes, at its limit, or when a person ends it; while the mark
+    stays, none opens again.
+
+    Args:
+        known: windows of before, also those that are over.
+    """
+    newest: dict[str, Silence] = {}
+    for silence in sorted(known, key=lambda silence: silence.made_ms):
+        newest[_mark_of(silence)] = silence
+    there = {f"{node}/{key}": (node, key) for node, keys in marks.items() for key in keys}
+    new = [
+        planned_work(SOURCE, f"{mark}@{now_ms}", (node,), (now_ms, now_ms + limit_ms), f"it carries {key}", now_ms)
+        for mark, (node, key) in sorted(there.items())
+        if mark not in newest or newest[mark].ended_by == GONE
+    ]
+    changed = []
+    for mark, silence in newest.items():
+        if mark not in there:
+            if silence.ended_by != GONE:
+                changed.append(replace(silence, until_ms=min(silence.until_ms, now_ms), ended_by=GONE))
+        elif silence.ended_by != GONE and silence.until_ms < now_ms - DAY_MS:
+            # It is over, and must stay known: silences that are over are forgotten after some days.
+            changed.append(replace(silence, from_ms=now_ms, until_ms=now_ms, ended_by=silence.ended_by or LIMIT))
+    return new, changed
+
+
+def is_marked(silence: Silence, marks: Marks) -> bool:
+    """Return whether the mark of a window is still there."""
+    node, _, key = _mark_of(silence).partition("/")
+    return key in marks.get(node, ())
+
+
+def _mark_of(silence: Silence) -> str:
+    return silence.event.removeprefix(f"{SOURCE}:").rpartition("@")[0]
+
+
+def marks_of(
+    nodes: Iterable[Mapping[str, object]], taints: Set[str], conditions: Set[str], own: Callable[[object], bool]
+) -> dict[str, list[str]]:
+    """Return the marks of Kubernetes' nodes, as the API server sends them.
+
+    Args:
+        own: whether Drover itself keeps a node closed: its cordon is no maintenance.
+    """
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        name, keys = _name(node), _marks(node, taints, conditions)
+        if name and keys and not own(node):
+            found[name] = keys
+    return found
+
+
+def _name(node: Mapping[str, object]) -> str:
+    meta = node.get("metadata")
+    return str(meta.get("name") or "") if isinstance(meta, dict) else ""
+
+
+def _marks(node: Mapping[str, object], taints: Set[str], conditions: Set[str]) -> list[str]:
+    spec, status = node.get("spec"), node.get("status")
+    here = [t.get("key") for t in (spec.get("taints") or () if isinstance(spec, dict) else ()) if isinstance(t, dict)]
+    states = [c for c in (status.get("conditions") or () if isinstance(status, dict) else ()) if isinstance(c, dict)]
+    true = [c.get("type") for c in states if c.get("status") == "True"]
+    return sorted({str(key) for key in here if key in taints} | {str(kind) for kind in true if kind in conditions})

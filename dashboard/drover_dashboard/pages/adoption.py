@@ -1,0 +1,43 @@
+"""The form that takes a node into the fleet that reports and is not in the fleet file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import streamlit as st
+
+from drover_dashboard import client
+from drover_dashboard.pages import approval_form as answering
+from drover_dashboard.server import signin
+from drover_dashboard.widgets import view
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import ADOPT_NODE
+
+KEY = "adopt"
+SAID = "adopted"  # of the session: what was done
+
+
+def form(nodes: Sequence[str]) -> None:
+    """For operators: adopt one of these nodes. Until then it is watched, and nothing is done to it."""
+    if result := st.session_state.pop(SAID, None):
+        view.notice("adopted", "remark", result)
+    person = signin.person()
+    if person is None or not person.may_act:
+        return
+    with st.popover("Adopt a node", icon=":material/add_circle:", key=KEY):
+        st.text("It belongs to the fleet then: it is judged, and the policy applies to it.")
+        with st.form(f"{KEY}_form", border=False):
+            node = st.selectbox("Node", nodes, key=f"{KEY}_node")
+            places = [st.text_input(word, key=f"{KEY}_{word}", max_chars=100) for word in ("Rack", "Leaf", "Pool")]
+            name, why = answering.person_and_why(KEY, person)
+            sent = st.form_submit_button("Adopt it", type="primary", key=f"{KEY}_send")
+        if not sent or answering.lacks(KEY, name, why):
+            return
+        rack, leaf, pool = places
+        request = pb.AdoptRequest(node=node, rack=rack, leaf=leaf, pool=pool, why=why, who=name)
+        answer = client.fleet().act(ADOPT_NODE, request)
+        if answer.value is None:
+            view.trouble(KEY, answer.trouble, 0, view.viewer())
+            return
+        st.session_state[SAID] = f"{answer.value.detail}."
+        st.rerun()
