@@ -38,7 +38,7 @@ def annotations(facts: ApiSnapshot, wanted: Wanted, from_ms: int, to_ms: int) ->
 
 
 def _annotation(facts: ApiSnapshot, incident: Any, to_ms: int) -> dict[str, Any]:
-    url = f"{facts.config.console.url.rstrip('/')}/incident?id={quote(incident.id, safe='')}"
+    url = f"{facts.config.console.url.rstrip('/')}/incidents?id={quote(incident.id, safe='')}"
     tags = [incident.kind.value, incident.severity.value, incident.node or "", incident.job or ""]
     return {
         "id": incident.id,

@@ -165,8 +165,8 @@ def _stream_operation(schemas: Schemas) -> dict[str, Any]:
     schemas.record(Incident)
     text = (
         "Server-sent events: first the open incidents, then each that changes, in its newest version. An event"
-        " `incident` has an Incident as data. Last-Event-ID goes on behind an event; some may come again. An event `gap`"
-        " says that the id is older than what is kept."
+        " `incident` has an Incident as data. Last-Event-ID goes on behind an event; some may come again. An event"
+        " `gap` says that the id is older than what is kept."
     )
     last = _parameter("Last-Event-ID", "header", {"type": "string"}, False, "id of the last event that was received")
     stream = {"description": "A stream.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
