@@ -23,11 +23,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from testbed.fleet_served import served
-
 from drover_collector.api.service import FleetApi
 from drover_collector.rest import openapi, server
 from drover_collector.store import Store
+from testbed.fleet_served import served
 
 VALIDATE = """
 import json, sys
@@ -79,13 +78,13 @@ async def run(tools: Path, requests: int) -> int:
 
 def _count(answers: Counter[int]) -> None:
     """Count every answer, also those to what is no HTTP, where it is sent."""
-    send = server._Handler.send_response  # noqa: SLF001
+    send = server._Handler.send_response
 
     def counted(self: object, code: int, message: str | None = None) -> None:
         answers[code] += 1
         send(self, code, message)  # type: ignore[arg-type]
 
-    server._Handler.send_response = counted  # type: ignore[assignment, method-assign]  # noqa: SLF001
+    server._Handler.send_response = counted  # type: ignore[assignment, method-assign]
 
 
 def _fuzz(tools: Path, url: str, document: Path, seed: int) -> list[object]:
