@@ -130,20 +130,13 @@ def _union(kinds: list[str], quoted: bool) -> str:
 
 
 def generate() -> dict[str, str]:
-    """Return the text of each file by its name."""
+    """Return the text of each file by its name, not yet formatted."""
     document = openapi.document()
-    return {name: _formatted(name, text) for name, text in (("models.py", models(document)), ("api.py", api(document)))}
-
-
-def _formatted(name: str, text: str) -> str:
-    path = str(HERE / name)
-    for command in (["check", "--fix", "--quiet", "--exit-zero"], ["format", "--quiet"]):
-        text = subprocess.run(
-            ["ruff", *command, "--stdin-filename", path, "-"], input=text, capture_output=True, text=True, check=True
-        ).stdout
-    return text
+    return {"models.py": models(document), "api.py": api(document)}
 
 
 if __name__ == "__main__":
     for name, text in generate().items():
         (HERE / name).write_text(text, "utf-8")
+        subprocess.run(["ruff", "check", "--fix", "--quiet", "--exit-zero", HERE / name], check=True)
+        subprocess.run(["ruff", "format", "--quiet", HERE / name], check=True)

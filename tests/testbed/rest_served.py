@@ -65,6 +65,7 @@ def rest_served(store_url: str, tls: Contexts | None = None) -> Iterator[Rest]:
     stack = contextlib.AsyncExitStack()
     try:
         parts = asyncio.run_coroutine_threadsafe(stack.enter_async_context(served(store)), loop).result()
+        parts.pipeline.leading = True
         api = FleetApi(parts.facts)
         server = RestServer(api, parts.facts, ("127.0.0.1", 0), tls)
         yield Rest(server, parts)
