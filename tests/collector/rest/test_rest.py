@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import socket
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator
@@ -287,6 +289,26 @@ def test_streams_are_bounded_and_a_reader_that_leaves_frees_its_place(rest: Rest
     for response in held:
         response.close()
     opened(rest).close()
+
+
+# ---- the page of recipes
+
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/rest.md").read_text("utf-8")
+RECIPES = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+SAYS = ['"fleet":"small"', '"xid_79"', '"decisions":', "event: incident", '"name":"n3"', '"gpu_temp_c"', '"code":"79"',
+        '"hindrance":', '"why":"new firmware"', "this collector only observes"]  # fmt: skip
+
+
+def test_the_recipes_lead_where_they_say(rest: Rest) -> None:
+    assert len(RECIPES) == len(SAYS) == 10
+    paths = {"DROVER": f"{rest.url}/api/v1", "INCIDENT": rest.parts.incident.id[:6], "PATH": os.environ["PATH"]}
+    for recipe, says in zip(RECIPES, SAYS, strict=True):
+        stream = "incidents/stream" in recipe
+        options = {"CURL_OPTIONS": "--max-time 2" if stream else "--max-time 30"}
+        done = subprocess.run(["bash", "-c", recipe], env={**paths, **options}, capture_output=True, text=True)
+        assert done.returncode == (28 if stream else 0), recipe + done.stderr  # 28: it lasts until it is ended
+        assert says in done.stdout, recipe + done.stdout[:500]
 
 
 # ---- hostile
