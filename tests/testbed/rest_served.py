@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drover_collector.api.service import FleetApi
-from drover_collector.auth.tls import Contexts
 from drover_collector.rest.server import RestServer
 from drover_collector.store import Store
 from testbed.fleet_served import Served, served
@@ -32,6 +31,7 @@ class Answer:
 @dataclass
 class Rest:
     server: RestServer
+    api: FleetApi
     parts: Served
     key: int = field(default=0)
 
@@ -56,7 +56,7 @@ class Rest:
 
 
 @contextlib.contextmanager
-def rest_served(store_url: str, tls: Contexts | None = None) -> Iterator[Rest]:
+def rest_served(store_url: str) -> Iterator[Rest]:
     """Serve until the block ends."""
     store = Store.open(store_url)
     loop = asyncio.new_event_loop()
@@ -67,8 +67,8 @@ def rest_served(store_url: str, tls: Contexts | None = None) -> Iterator[Rest]:
         parts = asyncio.run_coroutine_threadsafe(stack.enter_async_context(served(store)), loop).result()
         parts.pipeline.leading = True
         api = FleetApi(parts.facts)
-        server = RestServer(api, parts.facts, ("127.0.0.1", 0), tls)
-        yield Rest(server, parts)
+        server = RestServer(api, parts.facts, ("127.0.0.1", 0))
+        yield Rest(server, api, parts)
         server.close()
         api.close()
     finally:

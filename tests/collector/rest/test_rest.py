@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import time
 import uuid
@@ -23,13 +25,16 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, FormatChecker
 
 from drover_collector.api.snapshot import RefusalError
+from drover_collector.auth.tls import ServerTls
 from drover_collector.rest import openapi, shapes
 from drover_collector.rest.answers import page_of
 from drover_collector.rest.idempotency import Acts
 from drover_collector.rest.problems import ProblemError
 from drover_collector.rest.requests import Cursor
 from drover_collector.rest.routes import ROOT, ROUTES, STREAM, Paging, Route
+from drover_collector.rest.server import RestServer
 from drover_proto import fleet_pb2 as pb
+from testbed.certificates import Files, Fleet
 from testbed.fleet_served import NOW, T0
 from testbed.rest_served import Rest, rest_served
 
@@ -289,6 +294,46 @@ def test_streams_are_bounded_and_a_reader_that_leaves_frees_its_place(rest: Rest
     for response in held:
         response.close()
     opened(rest).close()
+
+
+# ---- certificates
+
+
+def test_the_role_of_the_certificate_decides_and_a_person_is_named_by_it(rest: Rest, tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    ca, cert, key = fleet.issue("collector", "c1").paths
+    tls = ServerTls(ca, cert, key)
+    server = RestServer(rest.api, rest.parts.facts, ("127.0.0.1", 0), tls.context)
+
+    def ask(who: Files | None, verb: str, path: str) -> tuple[int, str]:
+        context = ssl.create_default_context(cafile=str(ca))
+        context.check_hostname = False
+        if who is not None:
+            context.load_cert_chain(who.paths[1], who.paths[2])
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=20, context=context)
+        with contextlib.closing(connection):
+            headers = {"content-type": "application/json", "idempotency-key": "tls", "host": "collector1"}
+            body = json.dumps({"act": "drain", "why": "dust", "force": True}) if verb == "POST" else None
+            connection.request(verb, f"{ROOT}{path}", body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    act = "POST", "/nodes/n2/actions"
+    try:
+        assert ask(fleet.issue("viewer", "vera"), "GET", "/status")[0] == 200
+        status, text = ask(fleet.issue("viewer", "vera"), *act)
+        assert status == 403 and "drover://viewer/vera" in text and "operator" in text
+        assert ask(fleet.issue("agent", "n1"), "GET", "/status")[0] == 403
+        assert ask(fleet.issue("agent", "n1"), "GET", "/incidents/stream")[0] == 403
+        assert ask(fleet.issue("agent", "n1"), "GET", "/openapi.json")[0] == 403
+        status, text = ask(fleet.issue("operator", "olga"), *act)
+        assert status == 403 and "admin" in text  # force is an admin's
+        assert ask(fleet.issue("admin", "ada"), *act)[0] == 409
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            ask(None, "GET", "/status")
+    finally:
+        server.close()
+    assert rest.get("/audit?subject=n2").json["audit"][0]["by"] == "ada"
 
 
 # ---- the page of recipes
