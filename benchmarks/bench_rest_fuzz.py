@@ -66,7 +66,10 @@ async def run(tools: Path, requests: int) -> int:
             while answers.total() < requests:
                 began_s = time.monotonic()
                 await _run("schemathesis", _fuzz(tools, url, document, seed), quiet=True)
-                print(f"seed {seed}: {answers.total()} requests, {time.monotonic() - began_s:.0f} s", flush=True)
+                print(
+                    f"seed {seed}: {answers.total()} requests, {time.monotonic() - began_s:.0f} s, {dict(answers)}",
+                    flush=True,
+                )
                 seed += 1
             rest.close()
             api.close()

@@ -1,4 +1,4 @@
-"""Incidents as annotations of Grafana's boards: a flat list, which its Infinity data source takes as it is.
+"""Incidents as annotations of Grafana's boards: a flat list in the form of its Infinity data source.
 
 Its annotations need the fields time, timeEnd, title, text and tags:
 https://grafana.com/docs/plugins/yesoreyeram-infinity-datasource/latest/query/ and

@@ -46,7 +46,7 @@ class Cursor:
             if isinstance(place, bool) or not isinstance(place, int) or not isinstance(key, str):
                 raise ValueError(text)
         except (ValueError, TypeError, binascii.Error, RecursionError):
-            raise bad_argument("cursor: give the next_cursor of a page, as it was sent") from None
+            raise bad_argument("cursor: give the next_cursor of a page unchanged") from None
         return cls(min(max(place, 0), most), key)
 
 

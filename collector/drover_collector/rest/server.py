@@ -1,7 +1,7 @@
 """Serve REST on a listener of its own, with the bounds of the metrics page's server: connections, their time, readers.
 
-Each request has a thread. It asks the Fleet API's worker threads, as gRPC does, so REST computes no more at a time than
-gRPC and holds nothing that ingest waits for. A request is answered and its connection closed.
+Each request has a thread. It asks the Fleet API's worker threads, as gRPC does, so REST computes at most as much at a
+time as gRPC, and holds nothing that ingest waits for. A request is answered and its connection closed.
 """
 
 from __future__ import annotations

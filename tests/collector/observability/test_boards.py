@@ -40,7 +40,7 @@ def walk(value: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("naming", GPUS)
-def test_every_name_and_label_is_on_the_page_as_it_is_set_up(naming: str) -> None:
+def test_every_name_and_label_is_on_the_page_with_its_usual_metrics(naming: str) -> None:
     names = {series.name for series in series_of(naming, FleetPageConfig().metrics)}
     labels = set(GpuIdentity("n0", 0, "GPU-1", "H100", "r0", "00:01").labels(naming, "train"))
     for query in queries(naming):
