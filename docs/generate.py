@@ -338,43 +338,45 @@ def rest() -> str:
 
 REST_RULES = """## Forms
 
-- A time is RFC 3339 in UTC with milliseconds: `2026-11-21T06:17:00.250Z`. A time that you send needs
-  a zone. A name that ends in `_ms` is a duration in milliseconds.
+- A time is RFC 3339 in UTC with milliseconds: `2026-11-21T06:17:00.250Z`. A time that you send
+  needs a zone. A name that ends in `_ms` is a duration in milliseconds.
 - A value that is not known, and a time that has not come, is `null`, never 0. Empty text is none.
 - Every field of the schema is in every answer.
-- **Pages.** A list has `limit` (default {page}, at most {most}) and `cursor`; `next_cursor` leads to
-  the next page and is null on the last. A page begins behind the last item of the one before it,
-  also when the list has changed meanwhile. Lists end at 10,000 items (jobs and leafs at 5,000, probe
-  orders at 1,000): narrow them by a filter or by time.
-- **Conditions.** Each GET has an `ETag`; with `If-None-Match` an answer that is the same is a 304.
-- **Errors** are `application/problem+json` (RFC 9457): `type` ends in a word for programs, `detail`
-  says what to do. 409: the state of the node, decision or silence is against it, or this collector
-  stands by. 429 and 503 have `Retry-After`.
-- **Acts** need `Content-Type: application/json` and a new `Idempotency-Key`. The same key with the
-  same request gives the first answer again for {kept} hours, also while the act goes on; with another
-  request it is a 422. What was refused may be sent again with its key. Keys are in the memory of one
-  collector: after its restart, look into `/actions` before you repeat an act.
+- **Pages.** A list has `limit` (default {page}, at most {most}) and `cursor`; `next_cursor` leads
+  to the next page and is null on the last. A page begins behind the last item of the one before
+  it, also when the list has changed meanwhile. Lists end at 10,000 items (jobs and leafs at
+  5,000, probe orders at 1,000): narrow them by a filter or by time.
+- **Conditions.** Each GET has an `ETag`; with `If-None-Match` an answer that is the same is a
+  304.
+- **Errors** are `application/problem+json` (RFC 9457): `type` ends in a word for programs,
+  `detail` says what to do. 409: the state of the node, decision or silence is against it, or this
+  collector stands by. 429 and 503 have `Retry-After`.
+- **Acts** need `Content-Type: application/json` and a new `Idempotency-Key`. The same key with
+  the same request gives the first answer again for {kept} hours, also while the act goes on; with
+  another request it is a 422. What was refused may be sent again with its key. Keys are in the
+  memory of one collector: after its restart, look into `/actions` before you repeat an act.
 - **The stream** begins with the open incidents, or behind `Last-Event-ID`. It sends the newest
-  version of each incident that changes, some twice: `id` and `version` identify them. An event `gap`
-  says that the id is older than 7 days. It ends after {hours} h; go on behind the last event.
+  version of each incident that changes, some twice: `id` and `version` identify them. An event
+  `gap` says that the id is older than 7 days. It ends after {hours} h; go on behind the last
+  event.
 
 ## Limits
 
 A body has {body} KiB. A certificate has {each} requests under way and {streams_each} streams; all
-together have {streams} streams. A request has 10 s to arrive, an answer 10 s for each piece that its
-reader takes; then the connection is closed. REST has as many connections as the metrics page, and
-the worker threads of the Fleet API: a slow reader holds a thread of its own and nothing else.
+together have {streams} streams. A request has 10 s to arrive, an answer 10 s for each piece that
+its reader takes; then the connection is closed. REST has as many connections as the metrics page,
+and the worker threads of the Fleet API: a slow reader holds a thread of its own and nothing else.
 
 ## What may change
 
 Within `/api/v1`:
 
 - A patch of the schema's version changes texts.
-- A minor one adds: addresses, parameters that may be left out, fields of answers, words of a field
-  such as `kind`, events of the stream. Clients must accept these.
+- A minor one adds: addresses, parameters that may be left out, fields of answers, words of a
+  field such as `kind`, events of the stream. Clients must accept these.
 - A field, parameter or address is not removed, renamed or given another type or meaning, and an
-  error does not get another status. That needs `/api/v2`; then `/api/v1` stays for two minor releases
-  of Drover.
+  error does not get another status. That needs `/api/v2`; then `/api/v1` stays for two minor
+  releases of Drover.
 - `drover_client` has a version of its own by the same rules. Its `SCHEMA_VERSION` says for which
   schema it was made. An older client works with a newer collector.
 
