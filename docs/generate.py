@@ -20,6 +20,12 @@ from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.forms import WATCHED
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
+from drover_collector.rest.idempotency import KEPT_S
+from drover_collector.rest.openapi import VERSION
+from drover_collector.rest.requests import PAGE, PAGE_MOST, offered
+from drover_collector.rest.routes import LEFT_OUT, ROOT, ROUTES
+from drover_collector.rest.server import BODY_BYTES, CALLS_EACH, STREAM_S, STREAMS_EACH, STREAMS_MOST
+from drover_collector.rest.shapes import public_name
 from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
 from drover_core.metrics.dcgm_names import LESS, NOT_GIVEN, ROWS
 from drover_core.model.events import KERNEL_CODES, LIFECYCLE_CODES, RANK_CODES, EventKind
@@ -317,6 +323,80 @@ def dcgm_names_page() -> str:
     )
 
 
+def rest() -> str:
+    lines: list[list[object]] = []
+    for route in ROUTES:
+        options = [f"`{public_name(each.name)}`" for each in offered(route)] + (
+            ["`limit`", "`cursor`"] if route.paging else []
+        )
+        roles = ", ".join(sorted(route.method.roles))
+        lines.append([route.verb, f"`{route.path}`", route.method.summary, ", ".join(options), roles])
+    lines.append(["GET", "`/incidents/stream`", "Incidents as they change (server-sent events).",
+                  "`min_severity`, `node`, `kind`", "admin, operator, viewer"])  # fmt: skip
+    lines.append(["GET", "`/annotations`", "Incidents of a time, as annotations of Grafana.",
+                  "`min_severity`, `node`, `kind`, `from`, `to`", "admin, operator, viewer"])  # fmt: skip
+    lines.append(["GET", "`/openapi.json`", "The OpenAPI 3.1 document.", "", "admin, operator, viewer"])
+    return "\n".join([
+        f"# REST\n\n{NOTE}\n"
+        + prose(
+            f"Addresses below `{ROOT}` at `rest.listen` ([how to use it](../how-to/rest.md)). The version of the "
+            f"schema is {VERSION}.",
+        ),
+        table(["verb", "address", "what", "parameters, or keys of the body", "roles"], lines),
+        "Not by REST:\n",
+        "\n".join(f"- {name}: {why}" for name, why in LEFT_OUT.items()) + "\n",
+        REST_RULES.format(page=PAGE, most=PAGE_MOST, body=BODY_BYTES // 1024, each=CALLS_EACH, streams=STREAMS_MOST,
+                          streams_each=STREAMS_EACH, hours=round(STREAM_S / 3600), kept=round(KEPT_S / 3600)),
+    ])  # fmt: skip
+
+
+REST_RULES = """## Forms
+
+- A time is RFC 3339 in UTC with milliseconds: `2026-11-21T06:17:00.250Z`. A time that you send
+  needs a zone. A name that ends in `_ms` is a duration in milliseconds.
+- A value that is not known, and a time that has not come, is `null`, never 0. Empty text is none.
+- Every field of the schema is in every answer.
+- **Pages.** A list has `limit` (default {page}, at most {most}) and `cursor`; `next_cursor` leads
+  to the next page and is null on the last. A page begins behind the last item of the one before
+  it, also when the list has changed meanwhile. Lists end at 10,000 items (jobs and leafs at
+  5,000, probe orders at 1,000): narrow them by a filter or by time.
+- **Conditions.** Each GET has an `ETag`; with `If-None-Match` an answer that is the same is a
+  304.
+- **Errors** are `application/problem+json` (RFC 9457): `type` ends in a word for programs,
+  `detail` says what to do. 409: the state of the node, decision or silence is against it, or this
+  collector stands by. 429 and 503 have `Retry-After`.
+- **Acts** need `Content-Type: application/json` and a new `Idempotency-Key`. The same key with
+  the same request gives the first answer again for {kept} hours, also while the act goes on; with
+  another request it is a 422. What was refused may be sent again with its key. Keys are in the
+  memory of one collector: after its restart, look into `/actions` before you repeat an act.
+- **The stream** begins with the open incidents, or behind `Last-Event-ID`. It sends the newest
+  version of each incident that changes, some twice: `id` and `version` identify them. An event
+  `gap` says that the id is older than 7 days. It ends after {hours} h; go on behind the last
+  event.
+
+## Limits
+
+A body has {body} KiB. A certificate has {each} requests under way and {streams_each} streams; all
+together have {streams} streams. A request has 10 s to arrive, an answer 10 s for each piece that
+its reader takes; then the connection is closed. REST has as many connections as the metrics page,
+and the worker threads of the Fleet API: a slow reader holds a thread of its own and nothing else.
+
+## What may change
+
+Within `/api/v1`:
+
+- A patch of the schema's version changes texts.
+- A minor one adds: addresses, parameters that may be left out, fields of answers, words of a
+  field such as `kind`, events of the stream. Clients must accept these.
+- A field, parameter or address is not removed, renamed or given another type or meaning, and an
+  error does not get another status. That needs `/api/v2`; then `/api/v1` stays for two minor
+  releases of Drover.
+- `drover_client` has a version of its own by the same rules. Its `SCHEMA_VERSION` says for which
+  schema it was made. An older client works with a newer collector.
+
+Sentences (`summary`, `advice`, `detail`, `text`) are for people: they may change at any time.
+"""
+
 PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics,
     "settings.md": settings,
@@ -326,6 +406,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "probes.md": probes,
     "events.md": events,
     "fleet-api.md": fleet_api,
+    "rest.md": rest,
     "dcgm-names.md": dcgm_names_page,
 }
 

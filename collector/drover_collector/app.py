@@ -67,6 +67,7 @@ from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.process import memory, open_files
+from drover_collector.rest.server import RestServer
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import Event, ProbeVerdict
 from drover_core.model.fleet import FleetSpec
@@ -332,6 +333,10 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
             metrics = _metrics_server(config, facts, tls, detection.exports.pages(lambda: _newest(recent(facts))))
             stack.callback(metrics.close)
             addresses.append(f"metrics on {split_address(config.metrics.listen)[0]}:{metrics.port}")
+        if config.rest.listen:
+            rest = _rest_server(config, api, facts, tls)
+            stack.callback(rest.close)
+            addresses.append(f"REST on {split_address(config.rest.listen)[0]}:{rest.port}")
         detection.exports.start(lambda: _newest(recent(facts)) if pipeline.leading else None)
         stack.callback(detection.exports.close)
         stack.callback(api.close)
@@ -519,4 +524,15 @@ def _metrics_server(
         raise AddressError(
             f"metrics.listen: cannot serve on {config.metrics.listen}: {error.strerror or error};"
             " set metrics.listen to another address, or to nothing"
+        ) from None
+
+
+def _rest_server(config: CollectorConfig, api: FleetApi, facts: ApiSnapshot, tls: ServerTls | None) -> RestServer:
+    address = split_address(config.rest.listen)
+    try:
+        return RestServer(api, facts, address, None if tls is None else tls.context, open_files.scrapers())
+    except OSError as error:
+        raise AddressError(
+            f"rest.listen: cannot serve on {config.rest.listen}: {error.strerror or error};"
+            " set rest.listen to another address, or to nothing"
         ) from None

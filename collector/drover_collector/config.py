@@ -106,6 +106,13 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RestConfig:
+    listen: str = setting(
+        "", "address of the Fleet API as REST, HOST:PORT; empty: off", lambda v: _address(v) if v else None
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ConsoleConfig:
     url: str = setting("http://127.0.0.1:8501", "where people reach the console; messages link to it", http_url)
 
@@ -159,6 +166,7 @@ class CollectorConfig:
     detect: DetectConfig = field(default_factory=DetectConfig)
     probes: ProbesConfig = field(default_factory=ProbesConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    rest: RestConfig = field(default_factory=RestConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     cost: CostConfig = field(default_factory=CostConfig)
@@ -275,6 +283,7 @@ def _check_tls(config: CollectorConfig) -> None:
     if not missing:
         return
     listeners = {"ingest": config.ingest.listen, "api": config.api.listen, "metrics": config.metrics.listen}
+    listeners["rest"] = config.rest.listen
     for name, address in listeners.items():
         if address and not is_loopback(address):
             raise SettingsError(

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import grpc
@@ -15,6 +15,7 @@ from drover_collector.api.methods import METHODS, Call, Rpc
 from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.api.system import SystemWatch
 from drover_collector.auth import authorization
+from drover_collector.auth.identity import Identity, Role
 from drover_collector.store import StoreError
 from drover_proto.fleet_methods import BACKUP, EXPORT, SERVICE
 
@@ -52,6 +53,20 @@ class FleetApi:
         self._export_thread.shutdown(cancel_futures=True)
         self._facts.store.backups.stop()
         self._backup_threads.shutdown(cancel_futures=True)
+
+    def submit(self, rpc: Rpc[Any, Any], request: Any, caller: Identity | None) -> Future[Any]:
+        """Answer on the threads that answer gRPC. The caller is authorized already; None: there is no TLS.
+
+        Raises:
+            RuntimeError: it is closed.
+        """
+        call = Call(self._facts, self._system, request, caller, caller is None or caller.role is Role.ADMIN)
+
+        def answer() -> Any:
+            with self._facts.store.limited(rpc.method.limit_s):
+                return rpc.answer(call)
+
+        return (self._act_threads if rpc.method.acts else self._read_threads).submit(answer)
 
     def _handler(self, rpc: Rpc[Any, Any]) -> Any:
         method, serve = rpc.method, {EXPORT: self._export, BACKUP: self._backup}.get(rpc.method, self._answer)

@@ -67,7 +67,7 @@ class MetricsServer:
         Raises:
             OSError: the address cannot be listened on.
         """
-        self._server = _Server(address, type("Handler", (_Handler,), {"site": _Site(facts, pages)}), tls, most)
+        self._server = BoundedServer(address, type("Handler", (_Handler,), {"site": _Site(facts, pages)}), tls, most)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
@@ -84,13 +84,13 @@ class _Site:
         self.facts, self.pages, self.watch = facts, pages, StoreWatch(facts)
 
     def refusal(self, connection: socket.socket) -> str:
-        return self.facts.gate.refusal_of(_tls_of(connection), PAGE) if isinstance(connection, ssl.SSLSocket) else ""
+        return self.facts.gate.refusal_of(tls_of(connection), PAGE) if isinstance(connection, ssl.SSLSocket) else ""
 
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
     site: _Site
-    server: _Server
+    server: BoundedServer
 
     def do_GET(self) -> None:
         if why := self.site.refusal(self.connection):
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         except StoreError as error:  # a standby reads the store's buckets
             self.send_error(503, f"the store does not answer: {error}")
             return
-        if _takes_gzip(self.headers.get_all("accept-encoding", [])):
+        if takes_gzip(self.headers.get_all("accept-encoding", [])):
             self._begin({"content-encoding": "gzip", "content-length": str(made.size)})
             for piece in made.pieces:
                 self.wfile.write(piece)
@@ -132,12 +132,16 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug(format, *args)
 
 
-class _Server(ThreadingHTTPServer):
+class BoundedServer(ThreadingHTTPServer):
+    """Bounds connections and the time of each; also REST's."""
+
     daemon_threads = True
     allow_reuse_port = False
     request_queue_size = BACKLOG
 
-    def __init__(self, address: tuple[str, int], handler: type[_Handler], tls: Contexts | None, most: int) -> None:
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], tls: Contexts | None, most: int
+    ) -> None:
         self._tls, self._most = tls, most
         self._limit: ConnectionLimit[socket.socket] = ConnectionLimit()
         self._ends: dict[socket.socket, threading.Timer] = {}
@@ -171,9 +175,9 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._end_after(request, None)
 
-    def give_longer(self, request: socket.socket) -> None:
+    def give_longer(self, request: socket.socket, seconds: float = FLEET_S) -> None:
         """Let a request take FLEET_S: a page of a large fleet takes seconds to make and to send."""
-        self._end_after(request, FLEET_S)
+        self._end_after(request, seconds)
 
     def _end_after(self, request: socket.socket, seconds: float | None) -> None:
         """End a request after so long from now, instead of when it was to end. None: not any more."""
@@ -197,7 +201,7 @@ class _Server(ThreadingHTTPServer):
         log.debug("a request of %s", client_address, exc_info=True)
 
 
-def _takes_gzip(accepted: Sequence[str]) -> bool:
+def takes_gzip(accepted: Sequence[str]) -> bool:
     """Whether the Accept-Encoding headers (RFC 9110, 12.5.3) name gzip, and not with a weight of 0."""
     for part in ",".join(accepted).lower().split(","):
         coding, _, weight = part.replace(" ", "").partition(";q=")
@@ -212,7 +216,7 @@ def _cut(connection: socket.socket) -> None:
         socket.socket.shutdown(connection, socket.SHUT_RDWR)  # not TLS's own
 
 
-def _tls_of(connection: ssl.SSLSocket) -> dict[str, list[bytes]]:
+def tls_of(connection: ssl.SSLSocket) -> dict[str, list[bytes]]:
     """Return the peer's authentication as gRPC gives it."""
     der = connection.getpeercert(True) or b""
     names = [name.encode() for name in x509.parse(der).uris] if der else []

@@ -1,0 +1,38 @@
+"""Errors that the client raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+
+class DroverError(Exception):
+    """An answer that is an error, or no answer.
+
+    Attributes:
+        status: of HTTP; 0: there was no answer. code: a word for programs, such as `not-found`.
+        detail: what is wrong and what to do. retry_after_s: when to try again; None: it was not said.
+    """
+
+    def __init__(self, status: int, code: str, detail: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status} {code}: {detail}" if status else detail)
+        self.status, self.code, self.detail, self.retry_after_s = status, code, detail, retry_after_s
+
+
+def of_response(response: httpx.Response) -> DroverError:
+    try:
+        said: Any = response.json()
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or "detail" not in said:
+        return DroverError(response.status_code, "unknown", f"this is no answer of Drover: {response.text[:200]}")
+    after = response.headers.get("retry-after", "")
+    return DroverError(
+        response.status_code, str(said.get("type", "")).rpartition(":")[2], str(said["detail"]),
+        float(after) if after.isdigit() else None,
+    )  # fmt: skip
+
+
+def of_transport(error: httpx.HTTPError) -> DroverError:
+    return DroverError(0, "no-answer", f"Drover did not answer: {error or type(error).__name__}")
