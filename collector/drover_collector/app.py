@@ -63,6 +63,7 @@ from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.process import memory, open_files
+from drover_collector.scrape.feed import ScrapeFeed
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import Event, ProbeVerdict
 from drover_core.model.fleet import FleetSpec
@@ -170,6 +171,8 @@ class Detection:
             self._take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
         )
         self.ingest = IngestService(IngestContext(store, index, listeners))
+        (stream,) = self.ingest.methods().values()
+        self.scrape = ScrapeFeed(config.scrape, stream, self.pipeline.ticks.troubles)
         self.maintenance = Maintenance(
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
@@ -325,13 +328,15 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         stack.push_async_callback(people.stop, GRACE_S)
         stack.callback(front.close)
         stack.push_async_callback(ingest.close)
+        stack.push_async_callback(detection.scrape.close)
         stack.push_async_callback(agents.stop, GRACE_S)
         memory.settled()
         await agents.start()
         await people.start()
         await front.start(api_file)
         verdicts = GateSender(pipeline, ingest.streams)
-        for task in (gate.watch, detection.maintenance.run, switch.run, verdicts.run, *detection.probes.tasks):
+        tasks = gate.watch, detection.maintenance.run, detection.scrape.run, switch.run, verdicts.run
+        for task in (*tasks, *detection.probes.tasks):
             stack.callback(asyncio.ensure_future(task()).cancel)
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
