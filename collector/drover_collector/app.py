@@ -307,7 +307,12 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         agents_address = _listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         beats = HeartbeatStatus()
         parts = OptionalParts(
-            detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses
+            detection.probes.service,
+            beats,
+            detection.maintenance.expiring,
+            agents_address,
+            detection.exports.statuses,
+            detection.scrape.read_state,
         )
         facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls, parts)
         switch = DeadManSwitch(config.heartbeat, lambda: read_signals(facts), pipeline.ticks.troubles, beats)

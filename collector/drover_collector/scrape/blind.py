@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-BLIND = "scrape.blind."  # so begin the keys of a node's inventory
-EXPORTERS = "scrape.exporters"
+from drover_core.model.scraped import BLIND, EXPORTERS
+
 XID_EVENTS = "xid"  # stands for events among metrics
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -163,7 +163,10 @@ class ScrapeFeed:
         self._configs, self._handler, self._troubles = configs, handler, troubles
         self._nodes: dict[str, NodeFeed] = {}
         self.state = ScrapeState()
-        self.counts: Counter[str] = Counter()
+
+    def read_state(self) -> ScrapeState | None:
+        """Return what is read; None: no page is. From any thread."""
+        return self.state if self._configs else None
 
     async def run(self) -> None:
         while self._configs:

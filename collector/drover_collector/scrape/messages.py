@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drover_collector.scrape.blind import XID_EVENTS, inventory
+from drover_collector.scrape.blind import XID_EVENTS, blindness, inventory
 from drover_collector.scrape.mapping import Found, GpuId
 from drover_collector.scrape.tables import NAMES, Table, table
 from drover_core import VERSION
@@ -37,6 +37,10 @@ class NodeMessages:
         self._vendors: set[str] = set()
         self._seen: set[str] = set()
         self.hello = pb.AgentMessage()
+
+    def blind(self) -> dict[str, str]:
+        """Return detector -> what it cannot judge on this node; empty before a page was read."""
+        return blindness(self._seen, self._vendors) if self._titles else {}
 
     def add(self, ts_ms: int, found: Found, tables: list[Table], up: int, down: int) -> tuple[bool, bytes, list[bytes]]:
         """Return whether the Hello is new, the batch of one round of the node's pages, and records of its XIDs.

@@ -12,6 +12,7 @@ import ssl
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ MAX_OPEN = 256  # connections at a time
 REREAD_S = 5.0  # between looks at the files of targets
 STATE_S = 5.0
 FAILING, SELDOM = 3, 4  # after so many failures in a row a page is tried in one round of four: it may hang
+BLIND_MOST = 100  # sentences about detectors; nodes with the same pages share theirs
 NAMED = 20  # failing targets that are named
 MAX_BACKLOG = 16 << 20  # bytes that the collector has not taken: rounds are left out meanwhile
 
@@ -156,10 +158,10 @@ class Scraper:
         """Write counts and what fails, for the collector's troubles and metrics."""
         pages = [page for node in self._nodes.values() for page in node.pages.values()]
         failing = sorted((p for p in pages if p.failures >= FAILING), key=lambda p: (p.since_s, p.target.node))
-        usage = time.process_time()
+        blind = Counter(": ".join(entry) for node in self._nodes.values() for entry in node.messages.blind().items())
         state = {
             "nodes": len(self._nodes), "targets": len(pages), "failing": len(failing), "read": self._read,
-            "failed": self._failed, "left_out": self._left_out, "cpu_s": usage,
+            "failed": self._failed, "left_out": self._left_out, "blind": dict(blind.most_common(BLIND_MOST)),
             "troubles": [t for of in self._lists.values() for t in of.troubles.values()],
             "named": [[p.target.node, p.table.title, p.trouble] for p in failing[:NAMED]],
         }  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from drover_collector.scrape import frames
-from drover_collector.scrape.blind import BLIND, EXPORTERS
 from drover_collector.scrape.feed import NodeFeed, ScrapeFeed
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.messages import NodeMessages
@@ -19,6 +18,7 @@ from drover_collector.scrape.settings import ScrapeConfig
 from drover_collector.scrape.tables import table
 from drover_collector.store import Store
 from drover_core.metrics.catalog import Scope
+from drover_core.model.scraped import BLIND, EXPORTERS
 from testbed.fleets import T0, batch, hello
 from testbed.ingest import GOOD, LIVE, Collector
 from testbed.loop import in_loop
@@ -113,7 +113,7 @@ async def _exporter(page: str) -> AsyncIterator[int]:
 @in_loop
 async def test_the_process_reads_pages_and_says_which_it_cannot(store: Store) -> None:
     async with (
-        Collector(store, now_ms=time.time_ns() // 1_000_000, index=index_of()) as collector,
+        Collector(store, now_ms=time.time_ns() // 1_000_000) as collector,
         _exporter(DCGM) as port,
     ):
         (handler,) = collector.ingest.methods().values()
