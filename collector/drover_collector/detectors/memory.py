@@ -159,7 +159,7 @@ _TEXTS: Mapping[str, tuple[str, Severity, float, RecommendedAction, str, str]] =
         f"has replaced {REMAPPED_ROWS_WARN} HBM rows or more and is running out of spare rows",
         "Plan to replace the GPU. Give it no long job until then.",
     ),
-    # AMD's exporter judges by its own thresholds, by default of uncorrected errors: advice, no drain of ours.
+    # AMD's exporter judges by its own thresholds, by default of uncorrected errors: advice, never a drain.
     OF_AMD: (
         "exporter_unhealthy", Severity.WARNING, 0.8, RecommendedAction.ADVISE,
         "is unhealthy, says AMD's exporter",

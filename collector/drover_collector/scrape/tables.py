@@ -15,7 +15,7 @@ from typing import Any
 from drover_core.metrics.catalog import BY_NAME, Metric, Scope
 
 NAMES = ("dcgm", "amd", "node")
-# value: as it is, times scale; rate: growth per second; is_zero, is_active: 1 where it is 0, or 4; busy_share and
+# value: the number times scale; rate: growth per second; is_zero, is_active: 1 where it is 0, or 4; busy_share and
 # used_share: of node_exporter's CPU seconds and of a file system
 HOWS = ("value", "rate", "is_zero", "is_active", "busy_share", "used_share")
 JOINS = ("first", "sum", "max")

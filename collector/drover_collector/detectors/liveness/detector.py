@@ -109,7 +109,7 @@ class Reception:
     unread_ms: Times = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def note_pages(self, bucket: Bucket, reporting: Bools) -> None:
-        """Note which nodes' values come from exporters' pages, and of which of these a page was not read."""
+        """Note which nodes' values come from exporters' pages, and when one of their pages was not read."""
         if len(self.scraped) != len(reporting):
             self.scraped, self.unread_ms = np.zeros(len(reporting), bool), np.zeros(len(reporting), np.int64)
         up, down = (bucket.node.get(f"exporters_{state}") for state in ("up", "down"))
@@ -543,8 +543,8 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
     never = s.answered_ms == 0
     # From the node's return: an agent that starts reports the host some seconds before the driver answers.
     # Not while the page of its node's GPUs cannot be read: nothing is known then.
-    heard_ms = np.maximum(s.returned_ms, s.reception.unread_ms)[index.gpu_node]
-    since = np.maximum(np.maximum(s.answered_ms, s.resumed_ms), heard_ms)
+    known_ms = np.maximum(s.returned_ms, s.reception.unread_ms)[index.gpu_node]
+    since = np.maximum(np.maximum(s.answered_ms, s.resumed_ms), known_ms)
     limit_ms = np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
     missing = reporting[index.gpu_node] & (bucket.end_ms - since >= limit_ms)
     since = np.where(never, since, np.maximum(s.answered_ms, s.returned_ms[index.gpu_node]))  # for the finding

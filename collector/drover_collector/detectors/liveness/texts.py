@@ -141,7 +141,7 @@ def pages_silent(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: i
         Severity.WARNING, 0.5, RecommendedAction.ADVISE,
         f"The exporters of node {node} do not answer; whether the node is up is not known.",
         "Look at the node (ping, Slurm or Kubernetes). If it is up, restart its exporters, or check the network and"
-        " the list of targets. An agent on the node would tell both apart.",
+        " the list of targets. An agent on the node would show which.",
         (Evidence(text, from_ms=since_ms),), job_of(window, node),
     )  # fmt: skip
 
