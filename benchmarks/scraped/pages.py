@@ -22,7 +22,7 @@ import numpy as np
 
 from drover_collector.scrape.tables import Row, table
 from drover_core.metrics.catalog import Scope
-from drover_core.model.events import EventKind
+from drover_core.model.events import Event, EventKind
 from drover_simulator.faults import load_faults
 from drover_simulator.fleet import SimulatedFleet, build_fleet
 
@@ -50,9 +50,11 @@ class FleetPages:
         self._stepped_s = 0.0
         self._pages: dict[tuple[str, str], str] = {}
 
-    def step(self, seconds: float) -> None:
+    def step(self, seconds: float) -> list[Event]:
+        """Advance the fleet. Return the events since the last step, as its agents would report them."""
         self.fleet.step(seconds)
-        for event in self.fleet.take_events():
+        events = self.fleet.take_events()
+        for event in events:
             if event.kind is EventKind.XID and event.gpu is not None and event.code.isdecimal():
                 self._xids[event.node, event.gpu] = int(event.code)
         columns = self.fleet.node_columns()
@@ -67,6 +69,7 @@ class FleetPages:
         if self.fleet.now_s - self._stepped_s >= REFRESH_S:
             self._pages = {key: page for key, page in self._pages.items() if key[1] == "node"}
             self._stepped_s = self.fleet.now_s
+        return events
 
     def gpus(self, number: int, which: str) -> str:
         """Return dcgm-exporter's page of a node, with its default fields or all that the table knows."""

@@ -74,6 +74,9 @@ class PageMapper:
         self._counters: dict[tuple[str, str, Labels], float] = {}  # (entity, series, labels) -> value on the last page
         self._last_ms = 0
         self._xids: dict[int, int] = {}  # slot -> code on the last page
+        # Of the page at hand, by the labels' identity: the parser gives all samples of a GPU the same object.
+        self._keys: dict[int, Labels] = {}
+        self._gpus: dict[int, GpuId | None] = {}
 
     def read(self, text: str, now_ms: int) -> Found:
         """Return the values of a page that was read at `now_ms`.
@@ -90,6 +93,7 @@ class PageMapper:
             return current
 
         samples = parse(text, self._wanted, is_current)
+        self._keys, self._gpus = {}, {}
         found = Found()
         seen: dict[tuple[str, str, Labels], float] = {}
         joined: dict[tuple[Scope, object, str], tuple[Row, float]] = {}
@@ -116,7 +120,9 @@ class PageMapper:
     ) -> None:  # fmt: skip
         once: set[Labels] = set()
         for labels, value in samples.get(name, ()):
-            key = tuple(sorted(labels.items()))
+            key = self._keys.get(id(labels))
+            if key is None:
+                key = self._keys[id(labels)] = tuple(sorted(labels.items()))
             if key in once:
                 found.problems.add("series that stand there twice")
                 continue
@@ -151,6 +157,11 @@ class PageMapper:
                 return None
             found.links.setdefault(name, {})
             return name
+        if id(labels) not in self._gpus:
+            self._gpus[id(labels)] = self._gpu(labels, found)
+        return self._gpus[id(labels)]
+
+    def _gpu(self, labels: Mapping[str, str], found: Found) -> GpuId | None:
         gpu = None if self._table.gpu is None else gpu_of(self._table.gpu, labels)
         if gpu is None or (gpu not in found.gpus and len(found.gpus) >= MAX_GPUS):
             if gpu is not None:
