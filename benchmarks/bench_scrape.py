@@ -2,9 +2,10 @@
 
 One fleet with injected faults is judged three times: as agents report it, by pages of dcgm-exporter with its default
 fields and of node_exporter, and with all fields that the table knows (`scraped/replayed.py`: no clock, so a loaded
-machine changes no figure). `--cpu` measures the CPU of one node's pages. `--live` does the same in real time with three real collectors, agents and a real HTTP
-server (`scraped/pages.py`): it needs a quiet machine. `--cost` has a real collector scrape 1,000 nodes every 15 s, and
-measures CPU. Prints one JSON line, and writes docs/evidence/scraped.md (`--no-write`: not).
+machine changes no figure). `--cpu` measures the CPU of one node's pages. On a quiet machine: `--live` does the same in
+real time with three real collectors, agents and a real HTTP server (`scraped/pages.py`); `--cost` has a real collector
+scrape 1,000 nodes every 15 s, and measures CPU. Prints one JSON line, and writes docs/evidence/scraped.md
+(`--no-write`: not).
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def cost(nodes: int, seconds: float) -> dict[str, Any]:
 
 
 def page_cpu() -> dict[str, Any]:
-    """Return the CPU that the process spends on one node's pages: parsed, mapped, packed. Process time, no wall time."""
+    """Return the process time that one node's pages take: parsed, mapped, packed."""
     fleet = SimulatedFleet(build_fleet(4, SEED), SEED, [], 1_800_000_000_000)
     pages = FleetPages(fleet)
     pages.step(10.0)
@@ -234,7 +235,8 @@ def page_cpu() -> dict[str, Any]:
         passed.append(time.process_time() - began)
     middle = statistics.median(passed)
     return {
-        "ms": round(middle * 1000, 1), "bytes": [len(text) for text in texts], "cores_1000": round(middle * 1000 / 15, 2)
+        "ms": round(middle * 1000, 1), "bytes": [len(text) for text in texts],
+        "cores_1000": round(middle * 1000 / 15, 2),
     }  # fmt: skip
 
 
@@ -296,34 +298,42 @@ def page(data: dict[str, Any]) -> str:
     for which, title in RUNS.items():
         if found[which]["false"]:
             lines += [f"False warnings, {title}: {', '.join(found[which]['false'])}.", ""]
-    lines += ["A fault that only shows on the bus, in the kernel log or in a job's own steps has no page. A node that",
-              "is silent is reported without a drain: its exporters may be down alone.", "",
+    lines += ["What shows only in the kernel log or in a job's own steps stands on no page. A node that is silent",
+              "is reported without a drain: its exporters may be down alone.", "",
               "## Who is blind, as a node says it", "",
               "Of a node with the default fields, as its page and `drover node` show it:", "",
               "| entry | text |", "| --- | --- |"]  # fmt: skip
     lines += [f"| `{key}` | {text} |" for key, text in found["blind"].items()]
-    if spent := data.get("cpu"):
-        lines += [
-            "", "## CPU", "",
-            f"To parse, map and pack one node's pages of {spent['bytes'][0]:,} and {spent['bytes'][1]:,} bytes takes the"
-            f" process that reads", f"pages {spent['ms']} ms of CPU (median of 60): {spent['cores_1000']} of a core for"
-            " 1,000 nodes every 15 s, without the",
-            "network. It is a process of its own, so ingest's share is that of as many agents' messages. The",
-            "whole with 1,000 targets was not measured: no quiet machine was at hand.",
-        ]  # fmt: skip
-    if spent := data.get("cost"):
-        lines += [
-            "", "## Cost", "",
-            f"{spent['nodes']:,} nodes with {spent['pages']:,} pages, each read every {spent['interval_s']} s for"
-            f" {spent['seconds']} s:", "",
-            "| | |", "| --- | --- |",
-            f"| CPU of the process that reads pages | {spent['scrape_cores']} cores |",
-            f"| CPU of the collector, all of it | {spent['collector_cores']} cores |",
-            f"| values stored a second | {spent['values_per_s']:,} |",
-            f"| memory of the process that reads pages | {spent['scrape_mb']} MB |",
-            f"| load of the machine (2 cores) meanwhile | {spent['load']:.1f} |",
-        ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_cpu_part(data.get("cpu")), *_cost_part(data.get("cost"))]) + "\n"
+
+
+def _cpu_part(spent: dict[str, Any] | None) -> list[str]:
+    if spent is None:
+        return []
+    first, second = spent["bytes"]
+    return [
+        "", "## CPU", "",
+        f"One node's pages ({first:,} and {second:,} bytes) take {spent['ms']} ms of CPU to parse, map and pack (median of",
+        f"60). That is {spent['cores_1000']} of a core for 1,000 nodes every 15 s, without the network, in a process of",
+        "its own. A collector with 1,000 targets as a whole was not measured: no quiet machine was at",
+        "hand (`--cost` does it).",
+    ]  # fmt: skip
+
+
+def _cost_part(spent: dict[str, Any] | None) -> list[str]:
+    if spent is None:
+        return []
+    return [
+        "", "## Cost", "",
+        f"{spent['nodes']:,} nodes with {spent['pages']:,} pages, each read every {spent['interval_s']} s for"
+        f" {spent['seconds']} s:", "",
+        "| | |", "| --- | --- |",
+        f"| CPU of the process that reads pages | {spent['scrape_cores']} cores |",
+        f"| CPU of the collector, all of it | {spent['collector_cores']} cores |",
+        f"| values stored a second | {spent['values_per_s']:,} |",
+        f"| memory of the process that reads pages | {spent['scrape_mb']} MB |",
+        f"| load of the machine (2 cores) meanwhile | {spent['load']:.1f} |",
+    ]  # fmt: skip
 
 
 def _cell(row: dict[str, Any] | None) -> str:
