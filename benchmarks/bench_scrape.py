@@ -313,10 +313,10 @@ def _cpu_part(spent: dict[str, Any] | None) -> list[str]:
     first, second = spent["bytes"]
     return [
         "", "## CPU", "",
-        f"One node's pages ({first:,} and {second:,} bytes) take {spent['ms']} ms of CPU to parse, map and pack (median of",
-        f"60). That is {spent['cores_1000']} of a core for 1,000 nodes every 15 s, without the network, in a process of",
-        "its own. A collector with 1,000 targets as a whole was not measured: no quiet machine was at",
-        "hand (`--cost` does it).",
+        f"One node's pages ({first:,} and {second:,} bytes) take {spent['ms']} ms of CPU to parse, map and",
+        f"pack (median of 60). That is {spent['cores_1000']} of a core for 1,000 nodes every 15 s, without the",
+        "network, in a process of its own. A collector with 1,000 targets was not measured as a whole:",
+        "no quiet machine was at hand (`--cost` does it).",
     ]  # fmt: skip
 
 
