@@ -306,14 +306,7 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         api_file = f"{stack.enter_context(_socket_folder())}/api"
         agents_address = _listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         beats = HeartbeatStatus()
-        parts = OptionalParts(
-            detection.probes.service,
-            beats,
-            detection.maintenance.expiring,
-            agents_address,
-            detection.exports.statuses,
-            detection.scrape.read_state,
-        )
+        parts = _optional_parts(detection, beats, agents_address)
         facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls, parts)
         switch = DeadManSwitch(config.heartbeat, lambda: read_signals(facts), pipeline.ticks.troubles, beats)
         api = FleetApi(facts)
@@ -346,6 +339,13 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         judging = asyncio.create_task(detection.leadership.run())
         print(f"drover-collector is ready: {', '.join(addresses)}", flush=True)
         await _until_stopped(judging, stopping)
+
+
+def _optional_parts(detection: Detection, beats: HeartbeatStatus, agents_address: str) -> OptionalParts:
+    return OptionalParts(
+        detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses,
+        detection.scrape.read_state,
+    )  # fmt: skip
 
 
 def _newest(buckets: Sequence[Bucket]) -> Bucket | None:
