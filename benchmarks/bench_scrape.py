@@ -273,10 +273,11 @@ def page(data: dict[str, Any]) -> str:
     """Return the evidence page."""
     found = data["found"]
     head = " | ".join(RUNS.values())
+    happened = len(found["agents"]["faults"])
     lines = [
         "# Without the agent", "",
         "<!-- Written by benchmarks/bench_scrape.py. -->", "",
-        f"{NODES} simulated nodes of 8 GPUs, {len(found['agents']['faults'])} injected faults, judged by three engines: with the values,",
+        f"{NODES} simulated nodes of 8 GPUs, {happened} injected faults, judged by three engines: with the values,",
         "events and jobs that agents report, and by pages of dcgm-exporter and node_exporter that are read",
         "every 10 s. The pages are rendered as text, and parsed and mapped by the collector's own code:",
         "dcgm-exporter's with all fields that Drover's table knows, or with its default fields and two of",
