@@ -68,6 +68,7 @@ from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.process import memory, open_files
 from drover_collector.rest.server import RestServer
+from drover_collector.scrape.feed import ScrapeFeed
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import Event, ProbeVerdict
 from drover_core.model.fleet import FleetSpec
@@ -178,6 +179,8 @@ class Detection:
             self._take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
         )
         self.ingest = IngestService(IngestContext(store, index, listeners))
+        (stream,) = self.ingest.methods().values()
+        self.scrape = ScrapeFeed(config.scrape, stream, self.pipeline.ticks.troubles)
         self.maintenance = Maintenance(
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
@@ -187,7 +190,7 @@ class Detection:
         """Return what runs next to judging; run each until cancelled."""
         verdicts = GateSender(self.pipeline, self.ingest.streams)
         events = maintenance_events(config, self.pipeline)
-        return [self.maintenance.run, verdicts.run, events.run, *self.probes.tasks]
+        return [self.maintenance.run, self.scrape.run, verdicts.run, events.run, *self.probes.tasks]
 
     def _take_events(self, events: Sequence[Event]) -> None:
         self.pipeline.take_events(events)
@@ -318,9 +321,7 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         api_file = f"{stack.enter_context(_socket_folder())}/api"
         agents_address = _listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         beats = HeartbeatStatus()
-        parts = OptionalParts(
-            detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses
-        )
+        parts = _optional_parts(detection, beats, agents_address)
         facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls, parts)
         switch = DeadManSwitch(config.heartbeat, lambda: read_signals(facts), pipeline.ticks.troubles, beats)
         api = FleetApi(facts)
@@ -344,6 +345,7 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         stack.push_async_callback(people.stop, GRACE_S)
         stack.callback(front.close)
         stack.push_async_callback(ingest.close)
+        stack.push_async_callback(detection.scrape.close)
         stack.push_async_callback(agents.stop, GRACE_S)
         memory.settled()
         await agents.start()
@@ -363,6 +365,11 @@ def maintenance_events(config: CollectorConfig, pipeline: Pipeline) -> Maintenan
         return MaintenanceEvents(events, pipeline)
     api, taints, conditions = KubernetesApi(config.act.kubernetes), set(events.taints), set(events.conditions)
     return MaintenanceEvents(events, pipeline, lambda: marks_of(api.nodes(), taints, conditions, kept_closed))
+def _optional_parts(detection: Detection, beats: HeartbeatStatus, agents_address: str) -> OptionalParts:
+    return OptionalParts(
+        detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses,
+        detection.scrape.read_state,
+    )  # fmt: skip
 
 
 def _newest(buckets: Sequence[Bucket]) -> Bucket | None:

@@ -19,6 +19,7 @@ from drover_collector.notify.maintenance_windows import MaintenanceConfig, valid
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
 from drover_collector.policy.policy import PRESETS
 from drover_collector.probes.settings import ProbesConfig, validate_probes
+from drover_collector.scrape.settings import ScrapeConfig, validate_scrape
 from drover_core.settings import (
     SettingsError,
     between,
@@ -172,6 +173,9 @@ class CollectorConfig:
     cost: CostConfig = field(default_factory=CostConfig)
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
+    scrape: tuple[ScrapeConfig, ...] = setting(
+        (), "Pages of other exporters, for nodes without an agent; one table for each kind of page."
+    )
     webhooks: tuple[WebhookConfig, ...] = setting((), "The older form of [[notify.webhook]], with the same keys.")
     maintenance: tuple[MaintenanceConfig, ...] = setting(
         (), "Weekly windows without notifications about some nodes, and without actions on them."
@@ -210,6 +214,7 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     validate_windows(config.maintenance)
     validate_events(config.maintenance_events, config.act.kubernetes.enabled or bool(config.act.kubernetes.server))
     validate_export(config.export)
+    validate_scrape(config.scrape)
     if config.export.page.names and not config.metrics.listen:
         raise SettingsError("export.page.names: the pages are served at metrics.listen; set it")
 

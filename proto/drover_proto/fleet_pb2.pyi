@@ -3966,6 +3966,7 @@ class System(_message.Message):
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
     CPU_CORES_FIELD_NUMBER: _builtins.int
     AGENTS_ADDRESS_FIELD_NUMBER: _builtins.int
+    SCRAPING_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ts_ms: _builtins.int
     started_ms: _builtins.int
@@ -3991,6 +3992,10 @@ class System(_message.Message):
     def troubles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as in Status"""
 
+    @_builtins.property
+    def scraping(self) -> Global___ScrapingState:
+        """absent: no page of another exporter is read"""
+
     def __init__(
         self,
         *,
@@ -4007,14 +4012,79 @@ class System(_message.Message):
         resident_bytes: _builtins.int = ...,
         cpu_cores: _builtins.float = ...,
         agents_address: _builtins.str = ...,
+        scraping: Global___ScrapingState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "detection", b"detection", "ingest", b"ingest", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "detection", b"detection", "ingest", b"ingest", "scraping", b"scraping", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "scraping", b"scraping", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___System: _TypeAlias = System  # noqa: Y015
+
+@_typing.final
+class ScrapingState(_message.Message):
+    """Nodes without an agent, whose exporters' pages are read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class BlindEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NODES_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
+    FAILING_FIELD_NUMBER: _builtins.int
+    WITH_AGENT_FIELD_NUMBER: _builtins.int
+    FAILING_PAGES_FIELD_NUMBER: _builtins.int
+    BLIND_FIELD_NUMBER: _builtins.int
+    nodes: _builtins.int
+    pages: _builtins.int
+    failing: _builtins.int
+    """pages that cannot be read now"""
+    with_agent: _builtins.int
+    """nodes whose agent is connected, so that their pages are not used"""
+    @_builtins.property
+    def failing_pages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """"NODE, EXPORTER: why", those that fail longest first; at most 20"""
+
+    @_builtins.property
+    def blind(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """"DETECTOR: what it cannot judge, and why" -> nodes"""
+
+    def __init__(
+        self,
+        *,
+        nodes: _builtins.int = ...,
+        pages: _builtins.int = ...,
+        failing: _builtins.int = ...,
+        with_agent: _builtins.int = ...,
+        failing_pages: _abc.Iterable[_builtins.str] | None = ...,
+        blind: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blind", b"blind", "failing", b"failing", "failing_pages", b"failing_pages", "nodes", b"nodes", "pages", b"pages", "with_agent", b"with_agent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScrapingState: _TypeAlias = ScrapingState  # noqa: Y015
 
 @_typing.final
 class AgentsState(_message.Message):

@@ -28,13 +28,13 @@ from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.http_page import Page, PageError
 from drover_agent.sources.kmsg.lines import normal_pci
 from drover_agent.sources.listeners import user_listening
-from drover_agent.sources.prometheus_text import ExpositionError, Sample, parse
 from drover_core.metrics.catalog import (
     Absent,
     Metric,
     Scope,
     of_scope,
 )
+from drover_core.metrics.prometheus_text import ExpositionError, Sample, parse
 from drover_core.model.kinds import EventKind
 from drover_core.xid.codes import lookup
 

@@ -11,6 +11,7 @@ from drover_cli.output import ago, message_json, plain, print_json, print_table,
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import Health
 from drover_core.model.reports import job_label
+from drover_core.model.scraped import blind_of, origin_of
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
@@ -47,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
     )
     if row.maintenance:
         say(plain(row.maintenance))
+    if origin := origin_of(detail.inventory, row.agent_version):
+        say(plain(origin))
+        for detector, text in blind_of(detail.inventory).items():
+            say(plain(f"  blind: {detector}: {text}"))
     if not detail.gpus:
         why = detail.inventory.get("no_gpu_reason", "")
         print(plain(f"no GPU: {why}") if why else "no GPU is known on this node")

@@ -37,6 +37,7 @@ def findings(status: pb.Status, system: pb.System) -> list[Finding]:
         *detection(system),
         *agents(system),
         *agent_versions(system),
+        *scraping(system),
         *lag(system),
         *store(system),
         *notifiers(system),
@@ -126,6 +127,29 @@ def agent_versions(system: pb.System) -> list[Finding]:
         return [ok("agent versions", f"all run {plain(known[0])}{rest}")]
     if silent and not known:
         return [unknown("agent versions", f"not known of {silent} nodes", "those that report send it: see agents")]
+    return found
+
+
+def scraping(system: pb.System) -> list[Finding]:
+    """Of nodes without an agent: whose pages fail, and which detectors are blind."""
+    if not system.HasField("scraping"):
+        return []
+    state = system.scraping
+    head = f"{state.pages} pages of {state.nodes} nodes without an agent are read"
+    found = [ok("scrape", head)] if state.pages and not state.failing else []
+    if not state.pages:
+        found.append(unknown("scrape", "no page of an exporter has been read yet", "ask again in a minute"))
+    if state.failing:
+        named = "; ".join(plain(text) for text in state.failing_pages[:NAMED])
+        more = f"; and {state.failing - NAMED} more" if state.failing > NAMED else ""
+        text = f"{state.failing} of {state.pages} pages cannot be read, so their nodes are unknown: {named}{more}"
+        found.append(warn("scrape", text, "curl the page from this machine; is the exporter up, and the list right?"))
+    if state.with_agent:
+        text = f"{state.with_agent} nodes have an agent, and are scraped too: the agent's values are used"
+        found.append(warn("scrape", text, "take them off the list of targets"))
+    for text, nodes in sorted(state.blind.items()):
+        remedy = "docs/how-to/without-agents.md; an agent on the node sees it"
+        found.append(unknown("blind", f"{nodes} nodes: {plain(text)}", remedy))
     return found
 
 

@@ -26,6 +26,7 @@ from drover_collector.ingest.stats import IngestStats
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.probes.service import ProbeOrderService
+from drover_collector.scrape.feed import ScrapeState
 from drover_collector.store import Store, StoreError, Totals
 from drover_core.model.events import (
     SEVERITY_ORDER,
@@ -99,6 +100,7 @@ class OptionalParts:
     Attributes:
         probes: orders probes. heartbeat: of the dead man's switch. expiry: of what is too old.
         agents_address: HOST:PORT on which agents are served.
+        scraping: returns what is read of nodes without an agent; None: nothing is.
         exports: returns the status of each exporter that sends, by its name.
     """
 
@@ -107,6 +109,7 @@ class OptionalParts:
     expiry: ClockGuardedExpiry | None = None
     agents_address: str = ""
     exports: Callable[[], Mapping[str, SendStatus]] = dict
+    scraping: Callable[[], ScrapeState | None] = lambda: None
 
 
 class ApiSnapshot:

@@ -63,7 +63,20 @@ def get_system(watch: SystemWatch) -> pb.System:
         resident_bytes=watch.resident_bytes(),
         cpu_cores=watch.cpu_cores(),
         agents_address=facts.parts.agents_address,
+        scraping=_scraping(facts),
     )
+
+
+def _scraping(facts: ApiSnapshot) -> pb.ScrapingState | None:
+    state = facts.parts.scraping()
+    if state is None:
+        return None
+    now = state.of_process
+    return pb.ScrapingState(
+        nodes=now.get("nodes", 0), pages=now.get("targets", 0), failing=now.get("failing", 0), with_agent=state.agents,
+        failing_pages=[f"{node}, {title}: {why}" for node, title, why in now.get("named", ())],
+        blind=now.get("blind", {}),
+    )  # fmt: skip
 
 
 def _troubles(facts: ApiSnapshot) -> list[str]:

@@ -55,7 +55,9 @@ CORRECTED = ("ecc_dram_corrected", "ecc_sram_corrected")
 STATES = (
     "row_remap_failed", "row_remap_pending", "sram_threshold_exceeded", "remapped_rows_uncorrected", "remap_banks_none",
 )  # fmt: skip
-JUDGED = (*STATES, *COUNTERS, *CORRECTED, "remapped_rows_corrected")
+# Of AMD's GPUs, by their exporter; absent elsewhere.
+OF_AMD, XGMI = "exporter_unhealthy", "xgmi_uncorrected"
+JUDGED = (*STATES, OF_AMD, *COUNTERS, XGMI, *CORRECTED, "remapped_rows_corrected")
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ def _resume(index: FleetIndex, s: MemoryState) -> None:
             if e.metric in JUDGED:
                 since = s.shared.since_ms.setdefault(e.metric, np.zeros(index.gpu_count, np.int64))
                 since[g] = e.from_ms if e.from_ms is not None else incident.since_ms
-            if e.metric in COUNTERS and e.value is not None and e.to_ms is not None:
+            if e.metric in (*COUNTERS, XGMI) and e.value is not None and e.to_ms is not None:
                 s.last.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.value
                 s.grown_ms.setdefault(e.metric, np.full(index.gpu_count, np.nan))[g] = e.to_ms
             elif e.metric == "remapped_rows_corrected" and e.to_ms is not None:
@@ -102,7 +104,7 @@ def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list
     if s.reopened:
         _resume(window.index, s)
     bucket, found = window.newest, []
-    for metric in STATES:
+    for metric in (*STATES, OF_AMD):
         values = bucket.gpu.get(metric)
         if values is None:
             continue
@@ -114,7 +116,7 @@ def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list
     found += _storms(window, s, now_ms)
     found += _bursts(window, s, now_ms)
     found += _piles(window, s, now_ms)
-    for metric in COUNTERS:
+    for metric in (*COUNTERS, XGMI):
         values = bucket.gpu.get(metric)
         if values is None:
             continue
@@ -127,7 +129,7 @@ def detect(window: Window, state: MemoryState | None, now_ms: int) -> tuple[list
         for g in np.flatnonzero(alone).tolist():
             since_ms = int(grown[g]) - bucket.length_ms  # start of the bucket in which it grew
             found.append(_growth_finding(window, g, metric, float(s.last[metric][g]), since_ms, now_ms))
-        found += _common(window, s, metric, "uncorrected_errors", now_ms)
+        found += _common(window, s, metric, "xgmi_errors" if metric == XGMI else "uncorrected_errors", now_ms)
     return found, s
 
 
@@ -156,6 +158,12 @@ _TEXTS: Mapping[str, tuple[str, Severity, float, RecommendedAction, str, str]] =
         "remaps_many", Severity.WARNING, 0.9, RecommendedAction.ADVISE,
         f"has replaced {REMAPPED_ROWS_WARN} HBM rows or more and is running out of spare rows",
         "Plan to replace the GPU. Give it no long job until then.",
+    ),
+    # AMD's exporter judges by its own thresholds, by default of uncorrected errors: advice, never a drain.
+    OF_AMD: (
+        "exporter_unhealthy", Severity.WARNING, 0.8, RecommendedAction.ADVISE,
+        "is unhealthy, says AMD's exporter",
+        "Look at its RAS errors (amd-smi ras, amd-smi metric --ecc). Give it no new long job until they are explained.",
     ),
     # NVIDIA GPU Memory Error Management: a remap fails where the bank has no spare row left.
     "remap_banks_none": (
@@ -288,7 +296,15 @@ def _piles(window: Window, s: MemoryState, now_ms: int) -> Iterator[Finding]:
 
 def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms: int, now_ms: int) -> Finding:
     node, gpu = window.index.member(g)
-    memory = "HBM" if "dram" in metric else "SRAM"
+    cause, kind, action = "uncorrected_errors", IncidentKind.MEMORY, RecommendedAction.PROBE
+    what = f"uncorrected {'HBM' if 'dram' in metric else 'SRAM'} error"
+    advice = (
+        "The program that used the memory has probably crashed. Run a memory test on the GPU before its next long job."
+    )
+    if metric == XGMI:
+        cause, kind, action = "xgmi_errors", IncidentKind.LINK, RecommendedAction.ADVISE
+        what = "uncorrected error of its XGMI links"
+        advice = "The job that used the link has probably crashed. Look at amd-smi xgmi; reseat or replace the GPU."
     evidence = Evidence(
         f"{BY_NAME[metric].label} has grown to {value:.0f}",
         metric,
@@ -298,10 +314,8 @@ def _growth_finding(window: Window, g: int, metric: str, value: float, grown_ms:
         to_ms=grown_ms + window.newest.length_ms,
     )
     return Finding(
-        NAME, IncidentKind.MEMORY, "uncorrected_errors", "gpu", node, gpu, ((node, gpu),), now_ms, grown_ms,
-        Severity.WARNING, 0.85, RecommendedAction.PROBE, f"{place(node, gpu)} has a new uncorrected {memory} error.",
-        "The program that used the memory has probably crashed. Run a memory test on the GPU before its next long job.",
-        (evidence,), window.job_of(g),
+        NAME, kind, cause, "gpu", node, gpu, ((node, gpu),), now_ms, grown_ms, Severity.WARNING, 0.85, action,
+        f"{place(node, gpu)} has a new {what}.", advice, (evidence,), window.job_of(g),
     )  # fmt: skip
 
 

@@ -37,7 +37,10 @@ class NodeOwnership:
         """
         owner = self._owners.get(node)
         if owner is not None and owner is not session:
-            self._replace(owner, node, spool, boot)
+            if owner.scraped != session.scraped and self._is_alive(owner):
+                self._prefer_agent(owner, session, node)
+            else:
+                self._replace(owner, node, spool, boot)
         session.node, session.spool, session.boot = node, spool, boot
         self._owners[node] = session
 
@@ -53,6 +56,21 @@ class NodeOwnership:
 
     def owners(self) -> list[Session]:
         return list(self._owners.values())
+
+    def _is_alive(self, owner: Session) -> bool:
+        return owner.closed is None and time.monotonic() - owner.last_message_s < self._context.limits.alive_s
+
+    def _prefer_agent(self, owner: Session, session: Session, node: str) -> None:
+        """Close the scrape's stream when the node's agent comes.
+
+        Raises:
+            StreamClosed: the scrape comes while the agent is there.
+        """
+        text = "%s has an agent, and its exporters are scraped too: the agent's values are used. Take it off the list."
+        self._context.logger.warning((node, "scraped"), text, node)
+        if session.scraped:
+            raise StreamClosed(grpc.StatusCode.ALREADY_EXISTS, f"node {node!r} has an agent")
+        owner.close(grpc.StatusCode.ALREADY_EXISTS, f"the agent of node {node!r} has come")
 
     def _replace(self, owner: Session, node: str, spool: str, boot: str) -> None:
         same_agent = owner.identity == (spool, boot)

@@ -241,6 +241,11 @@ class Session:
         """The agent's address as gRPC writes it: "ipv4:10.0.0.7:43210"."""
         return str(self.stream.call.peer())
 
+    @property
+    def scraped(self) -> bool:
+        """Whether the values are those of exporters' pages: the node's own agent outranks them."""
+        return bool(getattr(self.stream.call, "scraped", False))
+
     def metadata(self) -> Sequence[tuple[str, str]]:
         return self.stream.call.invocation_metadata() or ()
 

@@ -77,6 +77,9 @@ GPU_ROWS: tuple[Row, ...] = (
     (49, "recovery_action", "enum", "state", "B", 1, 0, 255, "recovery action", "what the driver asks for: none; reset; reboot; drain p2p; drain and reset", _n("FI_DEV_GET_GPU_RECOVERY_ACTION")),
     (50, "fabric_state", "enum", "state", "B", 1, 0, 255, "fabric state", "NVSwitch fabric registration", _n("nvmlDeviceGetGpuFabricInfoV", 1, "DCGM_FI_DEV_FABRIC_MANAGER_STATUS")),
     (51, "compute_processes", "count", "gauge", "H", 1, 0, 65535, "compute processes", "processes holding a CUDA context", _n("nvmlDeviceGetComputeRunningProcesses")),
+    (60, "xgmi_corrected", "count", "counter", "Q", 1, 0, COUNT, "XGMI errors corrected", "errors of the XGMI links that were corrected (AMD)", {"amd": ("gpu_ecc_correct_xgmi_wafl", 1.0)}),
+    (61, "xgmi_uncorrected", "count", "counter", "Q", 1, 0, COUNT, "XGMI errors uncorrected", "errors of the XGMI links that were not corrected (AMD)", {"amd": ("gpu_ecc_uncorrect_xgmi_wafl", 1.0)}),
+    (62, "exporter_unhealthy", "bool", "state", "B", 1, 0, 1, "exporter says unhealthy", "the exporter's own verdict on the GPU, where it gives one (AMD)", {"amd": ("gpu_health == 0", 1.0)}),
 )
 
 NODE_ROWS: tuple[Row, ...] = (
@@ -128,6 +131,8 @@ NODE_ROWS: tuple[Row, ...] = (
     (146, "source_kmsg_outcome", "enum", "state", "B", 1, 0, 255, "outcome of the kernel log", "whether the kernel log is read now: answered; failed", {"sampler": ("state of its reader", 1.0)}),
     (147, "source_rank_dumps_read_s", "s", "gauge", "I", 1e-4, 0, 1e5, "read of ranks' dumps", "longest reading in 10 s by source rank_dumps; one that has not returned: since it began", {"sampler": ("time of a reading", 1.0)}),
     (148, "source_rank_dumps_outcome", "enum", "state", "B", 1, 0, 255, "outcome of ranks' dumps", "worst outcome in 10 s of readings by source rank_dumps: answered; failed; overran its limit", {"sampler": ("outcome of a reading", 1.0)}),
+    (160, "exporters_up", "count", "state", "B", 1, 0, 255, "exporters that answer", "exporters of a node without an agent whose pages were read", {"scrape": ("pages read", 1.0)}),
+    (161, "exporters_down", "count", "state", "B", 1, 0, 255, "exporters that do not answer", "exporters of a node without an agent whose pages could not be read", {"scrape": ("pages not read", 1.0)}),
 )
 
 LINK_ROWS: tuple[Row, ...] = (

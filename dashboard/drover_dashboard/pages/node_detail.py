@@ -10,6 +10,7 @@ import streamlit as st
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Event, Health, from_json
+from drover_core.model.scraped import blind_of, origin_of
 from drover_dashboard import client
 from drover_dashboard.pages import incident_rows
 from drover_dashboard.pages.fabric_parts import bytes_per_s
@@ -168,6 +169,7 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
         "Coloured figures: difference from the median of the GPUs in the same job. Hatched: absent, with the reason."
         " The stroke before a GPU is its line in the charts. Click a GPU to compare it with its peers there."
     )
+    _blind(detail)
 
 
 def _head(row: pb.NodeRow, who: view.Viewer) -> Row:
@@ -188,6 +190,15 @@ def _job(key: str, job: str) -> Row:
 
 def _agent(row: pb.NodeRow) -> str:
     return f"agent {row.agent_version}" if row.agent_version else "agent unknown"
+
+
+def _blind(detail: pb.NodeDetail) -> None:
+    """Of a node without an agent: which detectors cannot judge it, and why."""
+    origin = origin_of(detail.inventory, detail.row.agent_version)
+    if origin:
+        blind = blind_of(detail.inventory).items()
+        rows = [Row((Cell(name, kind="strong"), Cell(text)), id=name) for name, text in blind]
+        table("blind", (Column(origin), Column("Blind: cannot be judged here", wrap=True)), rows, empty="")
 
 
 def _no_gpu(detail: pb.NodeDetail) -> str:

@@ -18,8 +18,8 @@ from drover_agent.page import server as page_server
 from drover_agent.page.server import PageServer
 from drover_agent.page.values import FRESH_MS, NewestValues
 from drover_agent.sources.base import Entity, NodeEvent, Reading
-from drover_agent.sources.prometheus_text import parse
 from drover_core.metrics.catalog import Absent, Scope
+from drover_core.metrics.prometheus_text import parse
 from drover_core.metrics.series import DCGM, DROVER, GPU_METRICS, series_of
 from drover_core.model.kinds import EventKind
 from drover_core.settings import SettingsError

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.http_page import LIMIT_S, Page, PageError
-from drover_agent.sources.prometheus_text import ExpositionError, Sample, parse
 from drover_agent.sources.workloads.inference_engines import (
     ENGINES,
     TOTALS,
@@ -25,6 +24,7 @@ from drover_agent.sources.workloads.inference_engines import (
     Series,
 )
 from drover_core.metrics.catalog import BY_NAME, Absent, Scope
+from drover_core.metrics.prometheus_text import ExpositionError, Sample, parse
 
 BUDGET_S = 2.5  # for all pages of one reading: below the sampler's limit of 3 s
 SIT_OUT = 3  # readings that a server sits out after one in which it did not answer: it would cost the others their time

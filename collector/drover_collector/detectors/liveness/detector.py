@@ -34,6 +34,7 @@ from drover_collector.detectors.liveness.texts import (
     node_cut_off,
     node_late,
     node_silent,
+    pages_silent,
     planned,
     worked_on_silent,
 )
@@ -97,12 +98,25 @@ class Reception:
         newest_end_ms: of its newest bucket. none_reporting: no node reported in that.
         has_node_rows: rows of nodes were seen, not only of their GPUs.
         gaps: (end, length, node) of silences that ended by themselves before a drain, oldest first.
+        scraped: bool [N], the node's newest values came from pages of exporters, not from an agent.
+        unread_ms: int64 [N], end of the newest bucket in which one of its pages was not read; 0: none.
     """
 
     newest_end_ms: int = 0
     none_reporting: bool = False
     has_node_rows: bool = False
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
+    scraped: Bools = field(default_factory=lambda: np.zeros(0, bool))
+    unread_ms: Times = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def note_pages(self, bucket: Bucket, reporting: Bools) -> None:
+        """Note which nodes' values come from exporters' pages, and when one of their pages was not read."""
+        if len(self.scraped) != len(reporting):
+            self.scraped, self.unread_ms = np.zeros(len(reporting), bool), np.zeros(len(reporting), np.int64)
+        up, down = (bucket.node.get(f"exporters_{state}") for state in ("up", "down"))
+        self.scraped[reporting] = False if up is None else ~np.isnan(up[reporting])
+        if down is not None:
+            self.unread_ms[down > 0] = bucket.end_ms
 
     def usual_gap_ms(self, now_ms: int, nodes: int) -> int:
         """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none."""
@@ -174,7 +188,7 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
         key = finding.scope, cause, node or _group_of(finding, index), finding.gpu
         s.open[key] = finding
         s.reopened.add(key)
-        if cause in ("silent", "late", "maintenance"):
+        if cause in ("silent", "late", "maintenance", "pages_silent"):
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
                     s.seen_ms[n] = incident.since_ms
@@ -328,6 +342,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     s.reception.newest_end_ms = bucket.end_ms
     s.reception.none_reporting = not reporting.any() and _most_overdue(window, s)
     s.reception.has_node_rows |= bool(bucket.node)
+    s.reception.note_pages(bucket, reporting)
     s.returned_ms[again] = bucket.start_ms
     s.seen_ms[reporting] = bucket.end_ms
     s.late_ms[[index.node_number[name] for name in bucket.late]] = bucket.end_ms
@@ -485,6 +500,9 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     if mass and index.node_count > 1:
         yield mass_silent(window, silent, present, int(since[silent].min()), now_ms)
         return
+    for n in np.flatnonzero(silent & s.reception.scraped).tolist():
+        yield pages_silent(window, n, int(since[n]), int(shown_ms[n]), now_ms)
+    silent = silent & ~s.reception.scraped
     late = silent & (bucket.end_ms - s.late_ms < limit_ms)
     late[[index.node_number[name] for name in s.clock_wrong if name in index.node_number]] = False  # a wrong clock
     silent = silent & ~late
@@ -544,7 +562,9 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
     limit_ms = window.silent_after_ms(quiet)[index.gpu_node]
     never = s.answered_ms == 0
     # From the node's return: an agent that starts reports the host some seconds before the driver answers.
-    since = np.maximum(np.maximum(s.answered_ms, s.resumed_ms), s.returned_ms[index.gpu_node])
+    # Not while the page of its node's GPUs cannot be read: nothing is known then.
+    known_ms = np.maximum(s.returned_ms, s.reception.unread_ms)[index.gpu_node]
+    since = np.maximum(np.maximum(s.answered_ms, s.resumed_ms), known_ms)
     limit_ms = np.where(never, np.maximum(limit_ms, NEVER_CAME_MS), limit_ms)
     missing = reporting[index.gpu_node] & (bucket.end_ms - since >= limit_ms)
     since = np.where(never, since, np.maximum(s.answered_ms, s.returned_ms[index.gpu_node]))  # for the finding

@@ -145,6 +145,20 @@ def driver_gone(window: Window, n: int, code: str, since_ms: int, now_ms: int) -
     )  # fmt: skip
 
 
+def pages_silent(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: int) -> Finding:
+    """Return the finding for a node without an agent whose exporters do not answer. It asks for no drain, ever."""
+    node = window.index.nodes[n].name
+    text = f"no page of its exporters was read for {duration(quiet_ms)}"
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "pages_silent", "node", node, None, ((node, None),), now_ms, since_ms,
+        Severity.WARNING, 0.5, RecommendedAction.ADVISE,
+        f"The exporters of node {node} do not answer; whether the node is up is not known.",
+        "Look at the node (ping, Slurm or Kubernetes). If it is up, restart its exporters, or check the network and"
+        " the list of targets. An agent on the node would show which.",
+        (Evidence(text, from_ms=since_ms),), job_of(window, node),
+    )  # fmt: skip
+
+
 def no_gpu_answers(window: Window, node: str, never: bool, since_ms: int, count: int, now_ms: int) -> Finding:
     cause = "driver_missing" if never else "driver_lost"
     what = "has sent no GPU telemetry yet" if never else f"no longer sends telemetry of any of its {count} GPUs"

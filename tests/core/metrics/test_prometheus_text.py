@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drover_agent.sources.prometheus_text import MAX_LINES, MAX_SAMPLES, ExpositionError, parse
+from drover_core.metrics.prometheus_text import MAX_LINES, MAX_SAMPLES, ExpositionError, parse
 
 WANTED = frozenset({"up", "vllm:tokens_total", "latency_seconds_bucket"})
 

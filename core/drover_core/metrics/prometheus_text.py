@@ -8,11 +8,15 @@ as far as their name, which is what makes it cheap: a page of dcgm-exporter or v
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 # Pages may come from anyone who can listen at the address, and each line or sample costs far more than its bytes.
 MAX_LINES = 200_000  # some ten times the largest page known
 MAX_SAMPLES = 20_000  # with wanted names; 64 GPUs with all of DCGM's fields are 4,000
+MAX_LINE = 16_384  # characters of a wanted line; dcgm-exporter's with pods and attributes have up to 600
+MAX_LABELS = 64  # of one sample
+MAX_VALUE = 4_096  # characters of one label's value
+STAMP_MS_FROM = 1e11  # a larger timestamp is in ms (text 0.0.4), a smaller one in seconds (OpenMetrics)
 
 Sample = tuple[Mapping[str, str], float]  # labels, value
 
@@ -26,8 +30,14 @@ class ExpositionError(ValueError):
     """A page that is no exposition, or a wanted line that cannot be understood; the message says where and why."""
 
 
-def parse(text: str, wanted: Container[str]) -> dict[str, list[Sample]]:
+def parse(
+    text: str, wanted: Container[str], is_current: Callable[[float], bool] | None = None
+) -> dict[str, list[Sample]]:
     """The samples whose name (with `_bucket`, `_sum`, `_total`) is in `wanted`, by name, in the page's order.
+
+    Args:
+        is_current: of the timestamp of a sample that has one, Unix seconds; False leaves the sample out. None: all
+            samples count, and timestamps mean nothing.
 
     Raises:
         ExpositionError: a wanted line is garbled, there are too many, or the page is HTML.
@@ -52,7 +62,11 @@ def parse(text: str, wanted: Container[str]) -> dict[str, list[Sample]]:
             raise ExpositionError(f"the page has more than {MAX_SAMPLES} samples of the wanted names")
         start = line.index(name) + len(name)
         try:
-            found.setdefault(name, []).append(_sample(line, start, known))
+            if len(line) > MAX_LINE:
+                raise ExpositionError(f"it has more than {MAX_LINE} characters")
+            labels, value, stamp = _sample(line, start, known)
+            if stamp is None or is_current is None or is_current(stamp):
+                found.setdefault(name, []).append((labels, value))
         except ExpositionError as error:
             raise ExpositionError(f"line {number}: {error}: {line[:120]!r}") from None
     return found
@@ -67,8 +81,11 @@ def _lines(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _sample(line: str, at: int, known: dict[str, Mapping[str, str]]) -> Sample:
-    """Labels and value of a line whose name ends at `at`; `known` holds labels that were read before, by their text."""
+def _sample(line: str, at: int, known: dict[str, Mapping[str, str]]) -> tuple[Mapping[str, str], float, float | None]:
+    """Return labels, value and timestamp (Unix seconds; None: it has none) of a line whose name ends at `at`.
+
+    `known` holds labels that were read before, by their text.
+    """
     while line[at : at + 1] in (" ", "\t"):
         at += 1
     labels: Mapping[str, str] = {}
@@ -89,13 +106,19 @@ def _sample(line: str, at: int, known: dict[str, Mapping[str, str]]) -> Sample:
     for field in fields:
         if not _NUMBER.fullmatch(field):
             raise ExpositionError(f"{field[:40]!r} is no number")
-    return labels, float(fields[0])
+    stamp = None
+    if len(fields) == 2:
+        stamp = float(fields[1])
+        stamp /= 1000 if abs(stamp) > STAMP_MS_FROM else 1
+    return labels, float(fields[0]), stamp
 
 
 def _labels(line: str, at: int, labels: dict[str, str]) -> int:
     """Read labels up to the closing brace; returns the place behind it."""
     while (match := _LABEL.match(line, at)) is not None:
         value = match[2]
+        if len(value) > MAX_VALUE or len(labels) >= MAX_LABELS:
+            raise ExpositionError(f"a label of more than {MAX_VALUE} characters, or more than {MAX_LABELS} labels")
         labels[match[1]] = _ESCAPE.sub(_unescape, value) if "\\" in value else value
         at = match.end()
         if line[at : at + 1] != ",":

@@ -1,0 +1,1 @@
+"""A simulated fleet as exporters' pages, served over HTTP."""

@@ -1,0 +1,213 @@
+"""Runs the process that reads pages, and gives what it found to ingest as one stream for each node.
+
+Ingest serves these streams as it serves agents': the same handshake, limits, checks and writes. A node's own agent
+wins: ingest refuses the node's scrape while that is connected, and the scrape asks again now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import grpc
+
+from drover_collector.grpc_h2 import Handler
+from drover_collector.scrape import frames
+from drover_collector.scrape.settings import ScrapeConfig
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 6  # messages of one node that ingest has not taken: a minute of rounds; the oldest go
+AGAIN_S = 60.0  # until a node whose agent is connected is tried again
+RETRY_S = 5.0  # after another refusal, and until the process is started again
+NAMED = 3
+
+
+@dataclass(slots=True)
+class ScrapeState:
+    """What the process reported last, and what the feed counts. Event loop only, but for reading."""
+
+    of_process: Mapping[str, Any] = field(default_factory=dict)
+    dropped: int = 0  # messages that ingest did not take in time
+    restarts: int = 0
+    agents: int = 0  # nodes whose agent is connected, so that their pages are not used
+
+    def trouble(self) -> str:
+        """Return a sentence for an operator; "" where all pages are read."""
+        now = self.of_process
+        if not now:
+            return ""
+        parts = [str(text) for text in now["troubles"]]
+        if now["failing"]:
+            named = "; ".join(f"{node}, {title}: {why}" for node, title, why in now["named"][:NAMED])
+            parts.append(
+                f"{now['failing']} of {now['targets']} pages of exporters cannot be read, so the state of these nodes"
+                f" is unknown, not bad: {named}"
+            )
+        return ". ".join(parts)
+
+
+class EndedError(Exception):
+    """Ingest has ended the stream."""
+
+
+class NodeCall:
+    """One node's stream, as ingest's handler sees a call of an agent."""
+
+    scraped = True
+    partial_bytes = 0
+
+    def __init__(self, first: bytes) -> None:
+        self.messages: deque[bytes] = deque([first])
+        self.on_message: Any = None
+        self.max_message_bytes = 0
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, message: bytes) -> int:
+        """Queue a message, or hand it over at once. Return how many older ones were dropped for it."""
+        if not self.messages and self.on_message is not None and self.on_message(message):
+            return 0
+        self.messages.append(message)
+        dropped = 0
+        while len(self.messages) > MAX_WAITING:
+            del self.messages[1 if len(self.messages) > 1 else 0]  # the first may be the Hello
+            dropped += 1
+        self._arrived.set()
+        return dropped
+
+    # ---- as grpc_h2's Call
+
+    async def read(self) -> Any:
+        while not self.messages:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self.messages.popleft()
+
+    def try_write(self, _message: bytes) -> bool:
+        return True  # Acks, Welcome and Backoff: nothing is kept that could be sent again
+
+    async def write(self, _message: bytes) -> None:
+        return
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        self.refusal = code, details
+        raise EndedError(details)
+
+    def peer(self) -> str:
+        return "scrape"
+
+    def auth_context(self) -> Mapping[str, Sequence[bytes]]:
+        return {}
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return ()
+
+
+class NodeFeed:
+    """The stream of one node, opened again when ingest has ended it."""
+
+    def __init__(self, node: str, handler: Handler) -> None:
+        self._node, self._handler = node, handler
+        self._hello = b""
+        self._call: NodeCall | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._next_s = 0.0
+        self.has_agent = False
+
+    def put(self, kind: bytes, message: bytes) -> int:
+        """Take a message. Return how many were dropped."""
+        if kind == frames.HELLO:
+            self._hello = message
+        if self._call is None:
+            if not self._hello or time.monotonic() < self._next_s:
+                return 0 if self.has_agent else 1
+            self._call = NodeCall(self._hello)
+            self._task = asyncio.create_task(self._serve(self._call))
+            return 0 if kind == frames.HELLO else self._call.put(message)
+        return self._call.put(message)
+
+    async def _serve(self, call: NodeCall) -> None:
+        try:
+            await self._handler(None, call)  # type: ignore[arg-type]  # it has what ingest uses of a call
+        except EndedError:
+            pass
+        except Exception:  # a defect must not end the feed of other nodes
+            log.exception("%s: the stream of scraped values failed", self._node)
+        finally:
+            code = call.refusal[0] if call.refusal is not None else None
+            self.has_agent = code is grpc.StatusCode.ALREADY_EXISTS
+            self._next_s = time.monotonic() + (AGAIN_S if self.has_agent else RETRY_S)
+            self._call = None
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+
+class ScrapeFeed:
+    """Run `run` until it is cancelled; then call `close`."""
+
+    def __init__(self, configs: Sequence[ScrapeConfig], handler: Handler, troubles: dict[str, str]) -> None:
+        """`troubles`: gets a sentence under "scrape" while pages cannot be read."""
+        self._configs, self._handler, self._troubles = configs, handler, troubles
+        self._nodes: dict[str, NodeFeed] = {}
+        self.state = ScrapeState()
+
+    def read_state(self) -> ScrapeState | None:
+        """Return what is read; None: no page is. From any thread."""
+        return self.state if self._configs else None
+
+    async def run(self) -> None:
+        while self._configs:
+            try:
+                await self._run_process()
+            except (asyncio.IncompleteReadError, ValueError, OSError) as error:
+                self.state.restarts += 1
+                log.error("the process that reads exporters' pages has ended (%s); it is started again", error)
+            self._troubles["scrape"] = "Exporters' pages are not read: their process has ended and is started again."
+            await asyncio.sleep(RETRY_S)
+
+    async def _run_process(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "drover_collector.scrape.process",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+        )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps([asdict(config) for config in self._configs]).encode() + b"\n")
+            await process.stdin.drain()
+            while True:
+                self._take(*await frames.read(process.stdout))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _take(self, kind: bytes, node: str, message: bytes) -> None:
+        if kind == frames.STATE:
+            self.state.of_process = json.loads(message)
+            self.state.agents = sum(feed.has_agent for feed in self._nodes.values())
+            if trouble := self.state.trouble():
+                self._troubles["scrape"] = f"{trouble}."
+            else:
+                self._troubles.pop("scrape", None)
+            return
+        feed = self._nodes.get(node)
+        if feed is None:
+            feed = self._nodes[node] = NodeFeed(node, self._handler)
+        self.state.dropped += feed.put(kind, message)
+
+    async def close(self) -> None:
+        for feed in self._nodes.values():
+            await feed.close()

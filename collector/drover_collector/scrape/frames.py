@@ -1,0 +1,28 @@
+"""What the process that reads pages writes to the collector: frames of a kind, a node and a message."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+_HEAD = struct.Struct(">cHI")
+HELLO, BATCH, RECORD, STATE = b"H", b"B", b"R", b"S"
+MAX_FRAME = 4 << 20
+
+
+def pack(kind: bytes, node: str, message: bytes) -> bytes:
+    name = node.encode()
+    return _HEAD.pack(kind, len(name), len(message)) + name + message
+
+
+async def read(reader: asyncio.StreamReader) -> tuple[bytes, str, bytes]:
+    """Return (kind, node, message).
+
+    Raises:
+        asyncio.IncompleteReadError: the process has ended. ValueError: it wrote no frame.
+    """
+    kind, name, size = _HEAD.unpack(await reader.readexactly(_HEAD.size))
+    if size > MAX_FRAME:
+        raise ValueError(f"a frame of {size} bytes")
+    node = (await reader.readexactly(name)).decode()
+    return kind, node, await reader.readexactly(size)

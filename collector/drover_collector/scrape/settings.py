@@ -1,0 +1,118 @@
+"""Settings of what is read of other exporters, one table for each kind of page. Off by default."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drover_collector.notify.settings import secret_text, word
+from drover_collector.scrape.tables import NAMES
+from drover_core.settings import SettingsError, between, one_of, required, setting
+
+MAX_TARGETS = 20_000  # of all tables together
+_TARGET = re.compile(r"(?:(?P<node>[^\s/=]{1,253})=)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One page. `node`: whose it is, as the fleet file names it."""
+
+    node: str
+    host: str
+    port: int
+
+
+def parse_target(text: str, node: str = "", short: bool = False) -> Target:
+    """Return the target of `HOST:PORT` or `NODE=HOST:PORT`.
+
+    Args:
+        node: whose page it is; "": NODE, else the host. short: of a host's name the part before the first dot.
+
+    Raises:
+        ValueError: another form.
+    """
+    match = _TARGET.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise ValueError(f"{text[:100]!r} must be HOST:PORT or NODE=HOST:PORT, such as n01=10.0.0.1:9400")
+    host = match["host"].strip("[]")
+    is_address = ":" in host or re.fullmatch(r"[0-9.]+", host) is not None
+    named = node or match["node"] or (host.partition(".")[0] if short and not is_address else host)
+    if not 0 < len(named) <= 253 or not named.isprintable() or set(named) & {"/", " "}:
+        raise ValueError(f"{named[:100]!r} cannot name a node")
+    return Target(named, host, int(match["port"]))
+
+
+def _targets(values: tuple[str, ...]) -> str | None:
+    for value in values:
+        try:
+            parse_target(value)
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _path(value: str) -> str | None:
+    good = value.startswith("/") and value.isascii() and value.isprintable() and " " not in value
+    return None if good else "must be a path, such as /metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeConfig:
+    name: str = required("a word for it, unique among these tables", word)
+    exporter: str = required("whose pages: dcgm (NVIDIA), amd (device-metrics-exporter) or node (node_exporter)",
+                             one_of(*NAMES))  # fmt: skip
+    targets: tuple[str, ...] = setting(
+        (), 'pages: HOST:PORT, or NODE=HOST:PORT where the fleet file names the node otherwise', _targets
+    )  # fmt: skip
+    file_sd: tuple[str, ...] = setting(
+        (), "JSON files of targets as Prometheus' file_sd_configs has them, read again when they change; a label"
+        " `node` names the node",
+    )  # fmt: skip
+    short_names: bool = setting(False, "a node is named as its host up to the first dot")
+    path: str = setting("/metrics", "of the pages", _path)
+    interval_s: float = setting(10.0, "how often each page is read; detectors judge every 10 s", between(5, 300))
+    timeout_s: float = setting(5.0, "limit for one page as a whole", between(0.5, 60))
+    tls: bool = setting(False, "pages are read over HTTPS")
+    ca_file: str | None = setting(None, "PEM file of the authority that signs their certificates; none: the system's")
+    token_file: str | None = setting(None, "file with a bearer token, not readable by everyone")
+
+
+def validate_scrape(configs: Sequence[ScrapeConfig]) -> None:
+    """Check what concerns several settings, and the files they name.
+
+    Raises:
+        SettingsError: KEY: what is wrong and what to do; no secret.
+    """
+    seen: set[str] = set()
+    for number, config in enumerate(configs):
+        key = f"scrape[{number}]"
+        if config.name in seen:
+            raise SettingsError(f"{key}.name: {config.name!r} is there twice; give each its own name")
+        seen.add(config.name)
+        if not config.targets and not config.file_sd:
+            raise SettingsError(f"{key}.targets: name targets, or files in file_sd")
+        for path in config.file_sd:
+            if not Path(path).is_file():
+                raise SettingsError(f"{key}.file_sd: {path}: no such file")
+        if config.ca_file is not None and not config.tls:
+            raise SettingsError(f"{key}.ca_file: pages are read without TLS; set tls = true")
+        if config.ca_file is not None and not Path(config.ca_file).is_file():
+            raise SettingsError(f"{key}.ca_file: {config.ca_file}: no such file")
+        if config.token_file is not None and not config.tls:
+            raise SettingsError(f"{key}.token_file: it would be sent in the clear; set tls = true")
+        headers(config, key)
+
+
+def headers(config: ScrapeConfig, key: str = "scrape") -> Mapping[str, str]:
+    """
+    Raises:
+        SettingsError: the token cannot be read.
+    """
+    if config.token_file is None:
+        return {}
+    text = secret_text(f"{key}.token_file", config.token_file)
+    if not text or not text.isascii() or not text.isprintable():
+        raise SettingsError(f"{key}.token_file: {config.token_file} must hold one line of ASCII")
+    return {"Authorization": f"Bearer {text}"}

@@ -1,0 +1,146 @@
+"""Values of pages enter by the same path as agents' values, and a node's own agent wins."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from drover_collector.scrape import frames
+from drover_collector.scrape.feed import NodeFeed, ScrapeFeed
+from drover_collector.scrape.mapping import PageMapper
+from drover_collector.scrape.messages import NodeMessages
+from drover_collector.scrape.settings import ScrapeConfig
+from drover_collector.scrape.tables import table
+from drover_collector.store import Store
+from drover_core.metrics.catalog import Scope
+from drover_core.model.scraped import BLIND, EXPORTERS
+from testbed.fleets import T0, batch, hello
+from testbed.ingest import GOOD, LIVE, Collector
+from testbed.loop import in_loop
+from testbed.waiting import until
+
+DCGM = (Path(__file__).parent / "pages/dcgm.txt").read_text("utf-8")
+
+
+def _feed(collector: Collector, node: str = "n0") -> NodeFeed:
+    (handler,) = collector.ingest.methods().values()
+    return NodeFeed(node, handler)
+
+
+def _put(feed: NodeFeed, messages: NodeMessages, page: str, mapper: PageMapper, ts_ms: int) -> int:
+    fresh, data, records = messages.add(ts_ms, mapper.read(page, ts_ms), [table("dcgm")], 1, 0)
+    dropped = 0
+    if fresh:
+        dropped += feed.put(frames.HELLO, messages.hello.SerializeToString())
+    for record in records:
+        dropped += feed.put(frames.RECORD, record)
+    return dropped + feed.put(frames.BATCH, data)
+
+
+@in_loop
+async def test_a_page_is_stored_as_an_agents_values_and_says_who_is_blind(store: Store) -> None:
+    async with Collector(store) as collector:
+        feed, messages, mapper = _feed(collector), NodeMessages("n0"), PageMapper(table("dcgm"))
+        assert _put(feed, messages, DCGM, mapper, T0) == 0
+        await until(lambda: collector.ingest.stats.rows == 3)  # two GPUs and the node
+        assert _put(feed, messages, DCGM.replace("} 31\n", "} 79\n"), mapper, T0 + 1000) == 0
+        await until(lambda: collector.ingest.stats.rows == 6 and collector.events)
+        newest = store.samples.latest_values("n0", T0 + 2000)
+        assert newest[Scope.GPU, 1, None]["power_w"] == (pytest.approx(688.1), T0 + 1000)
+        assert newest[Scope.NODE, None, None]["exporters_up"] == (1, T0 + 1000)
+        assert "ecc_dram_uncorrected" not in newest[Scope.GPU, 1, None]
+        (event,) = collector.events
+        assert (event.kind, event.code, event.gpu, event.backlog) == ("xid", "79", 1, False)
+        inventory = store.inventories.newest("n0")
+        assert inventory[EXPORTERS] == "dcgm-exporter"
+        assert "ecc_dram_uncorrected missing" in inventory[BLIND + "memory"]
+        assert "kernel log" in inventory[BLIND + "kernel"] and BLIND + "straggler" in inventory
+        assert not collector.ingest.stats.rejected_total
+        await feed.close()
+
+
+@in_loop
+async def test_an_agent_that_comes_takes_over_and_a_scrape_that_comes_is_turned_away(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Collector(store) as collector:
+        feed, messages, mapper = _feed(collector), NodeMessages("n0"), PageMapper(table("dcgm"))
+        _put(feed, messages, DCGM, mapper, T0)
+        await until(lambda: collector.ingest.stats.rows == 3)
+        async with collector.agent(hello()) as agent:  # not refused
+            await until(lambda: feed.has_agent)
+            await agent.send(batch=batch(1, GOOD))
+            await agent.until_held(LIVE, 1)
+            rows = collector.ingest.stats.rows
+            assert _put(feed, messages, DCGM, mapper, T0 + 1000) == 0  # not used, and no loss
+            feed._next_s = time.monotonic()
+            feed.has_agent = False
+            _put(feed, messages, DCGM, mapper, T0 + 1500)
+            await until(lambda: feed.has_agent)
+            assert collector.ingest.stats.rows == rows
+            await agent.send(batch=batch(2, GOOD))
+            await agent.until_held(LIVE, 2)
+        await until(lambda: collector.ingest.stream("n0") is None)
+        feed._next_s = time.monotonic()
+        _put(feed, messages, DCGM, mapper, T0 + 1900)
+        await until(
+            lambda: store.samples.latest_values("n0", T0 + 2000)[Scope.NODE, None, None]["exporters_up"][1] > T0
+        )
+        assert sum("its exporters are scraped too" in record.getMessage() for record in caplog.records) == 1
+        assert not collector.ingest.stats.notices()
+        await feed.close()
+
+
+@contextlib.asynccontextmanager
+async def _exporter(page: str) -> AsyncIterator[int]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + page.encode())
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@in_loop
+async def test_the_process_reads_pages_and_says_which_it_cannot(store: Store) -> None:
+    async with (
+        Collector(store, now_ms=time.time_ns() // 1_000_000) as collector,
+        _exporter(DCGM) as port,
+    ):
+        (handler,) = collector.ingest.methods().values()
+        troubles: dict[str, str] = {}
+        # By their names these nodes are read within the first second of the interval.
+        config = ScrapeConfig("gpus", "dcgm", (f"n08=127.0.0.1:{port}", "n11=127.0.0.1:1"), interval_s=5.0)
+        feed = ScrapeFeed([config], handler, troubles)
+        task = asyncio.create_task(feed.run())
+        try:
+            await until(lambda: collector.ingest.stats.rows == 3, limit_s=15)
+            assert set(collector.ingest.stats.last_seen) == {"n08"}  # the other is silent, not healthy
+            assert collector.ingest.stats.agent_versions["n08"].endswith("(scraped)")
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await feed.close()
+        assert not troubles
+
+
+def test_what_fails_is_a_sentence_for_the_operator() -> None:
+    feed = ScrapeFeed([], None, {})  # type: ignore[arg-type]  # no stream is opened
+    state = b'{"targets": 3, "failing": 1, "troubles": [], "named": [["n01", "dcgm-exporter", "it answers 404"]]}'
+    feed._take(frames.STATE, "", state)
+    assert feed._troubles == {
+        "scrape": "1 of 3 pages of exporters cannot be read, so the state of these nodes is unknown, not bad: n01,"
+        " dcgm-exporter: it answers 404."
+    }
+    feed._take(frames.STATE, "", b'{"targets": 3, "failing": 0, "troubles": [], "named": []}')
+    assert feed._troubles == {}

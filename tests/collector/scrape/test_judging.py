@@ -1,0 +1,165 @@
+"""A scraped fleet is judged with care: silence of pages drains nothing, and AMD's columns raise nothing of NVIDIA's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from drover_cli.doctor.finding import FindingState
+from drover_cli.doctor.running import scraping
+from drover_collector.detectors import DETECTORS
+from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.scrape.blind import XID_EVENTS, blindness
+from drover_collector.scrape.tables import NAMES, table
+from drover_core.metrics.catalog import Scope
+from drover_core.model.events import Finding, RecommendedAction
+from drover_core.model.scraped import blind_of, origin_of
+from drover_proto import fleet_pb2 as pb
+
+Columns = dict[str, np.ndarray]  # type: ignore[type-arg]
+DRAINS = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
+
+
+def _findings(
+    buckets: int, change: Callable[[int, Columns, Columns], None], silent: Callable[[int], list[int]] = lambda _: []
+) -> list[Finding]:
+    state, found = None, []
+    for window, now_ms in play(small_fleet(), buckets, change, silent):
+        new, state = liveness.detect(window, state, now_ms)
+        found += new
+    return found
+
+
+def _scraped(_number: int, _gpu: Columns, node: Columns) -> None:
+    node["exporters_up"], node["exporters_down"] = np.full(8, 2.0), np.zeros(8)
+
+
+def test_a_scraped_node_that_stops_answering_is_unknown_and_never_drained() -> None:
+    def stops(number: int, gpu: Columns, _node: Columns) -> None:
+        if number >= 8:  # its job stops with it, as if the node were dead
+            gpu["power_w"][:] = 100
+
+    def scraped(number: int, gpu: Columns, node: Columns) -> None:
+        stops(number, gpu, node)
+        _scraped(number, gpu, node)
+
+    found = _findings(45, scraped, lambda number: [2] if number >= 8 else [])  # six minutes
+    assert {(f.cause, f.node, f.action) for f in found} == {("pages_silent", "n02", RecommendedAction.ADVISE)}
+    by_agents = _findings(45, stops, lambda number: [2] if number >= 8 else [])
+    assert any(f.action in DRAINS for f in by_agents)  # the same silence of an agent
+
+
+def test_a_page_of_gpus_that_cannot_be_read_loses_no_gpu() -> None:
+    def without_page(number: int, gpu: Columns, node: Columns) -> None:
+        _scraped(number, gpu, node)
+        if 8 <= number < 30:  # node_exporter answers, dcgm-exporter does not
+            node["exporters_up"][2], node["exporters_down"][2] = 1.0, 1.0
+            for column in gpu.values():
+                column[16:24] = np.nan
+
+    assert _findings(40, without_page) == []
+
+
+def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
+    def without_gpu(number: int, gpu: Columns, node: Columns) -> None:
+        _scraped(number, gpu, node)
+        if number >= 8:
+            for column in gpu.values():
+                column[19] = np.nan
+
+    assert ("gpu_lost", "n02", 3) in {(f.cause, f.node, f.gpu) for f in _findings(24, without_gpu)}
+
+
+AMD = {m.name for m in table("amd").metrics()}
+
+
+def _as_amd(number: int, gpu: Columns, node: Columns) -> None:
+    """A healthy fleet as AMD's page gives it: its columns alone, at work."""
+    steady = np.random.default_rng(number).normal(0, 1, len(gpu["power_w"]))
+    for name in [name for name in gpu if name not in AMD]:
+        del gpu[name]
+    for name in AMD - gpu.keys():
+        gpu[name] = np.zeros(len(steady))
+    gpu["nvlink_tx_bytes_per_s"] = gpu["nvlink_rx_bytes_per_s"] = 1e11 + 1e9 * steady
+    gpu["energy_j"] = np.full(len(steady), 1e6 + 7000.0 * number)
+    node.clear()
+    _scraped(number, gpu, node)
+
+
+def _all_findings(buckets: int, change: Callable[[int, Columns, Columns], None], only: str = "") -> list[Finding]:
+    states: dict[str, object] = {}
+    found = []
+    for window, now_ms in play(small_fleet(), buckets, change):
+        for detector in (d for d in DETECTORS if only in ("", d.name)):
+            new, states[detector.name] = detector.detect(window, states.get(detector.name), now_ms)
+            found += new
+    return found
+
+
+def test_a_healthy_amd_fleet_raises_nothing() -> None:
+    assert _all_findings(24, _as_amd) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "cause"),
+    [
+        ("exporter_unhealthy", "memory", "exporter_unhealthy"),
+        ("xgmi_uncorrected", "link", "xgmi_errors"),
+        ("ecc_dram_uncorrected", "memory", "uncorrected_errors"),
+    ],
+)
+def test_what_amds_page_says_of_one_gpu_is_found_without_a_drain(metric: str, kind: str, cause: str) -> None:
+    def sick(number: int, gpu: Columns, node: Columns) -> None:
+        _as_amd(number, gpu, node)
+        gpu[metric][11] = float(number >= 6)
+
+    found = _all_findings(12, sick, "memory")
+    assert {(f.kind, f.cause, f.node, f.gpu) for f in found} == {(kind, cause, "n01", 3)}
+    assert not [f for f in found if f.action in DRAINS]
+
+
+# ---- who is blind
+
+
+def _gives(name: str) -> set[str]:
+    return {m.name for m in table(name).metrics()} | {XID_EVENTS for row in table(name).rows if row.event}
+
+
+def test_each_detector_that_lacks_something_says_so_and_why() -> None:
+    everything = set().union(*map(_gives, NAMES))
+    nvidia = blindness(_gives("dcgm") | _gives("node"), {"nvidia"})
+    assert "nvlink_active_links missing" in nvidia["links"] and "uncorrected HBM" not in nvidia.get("memory", "")
+    amd = blindness(_gives("amd") | _gives("node"), {"amd"})
+    assert amd["xid"] == "XIDs: NVIDIA's own, quiet on other GPUs"
+    assert "row remaps: NVIDIA's own" in amd["memory"]
+    nothing = blindness(set(), {"nvidia"})
+    assert {"memory", "thermal", "straggler", "hang", "links", "xid", "kernel", "liveness"} <= nothing.keys()
+    assert "kernel log" in blindness(everything, {"nvidia"})["kernel"]  # whatever is collected
+
+
+def test_every_metric_of_a_table_has_a_column_of_its_scope() -> None:
+    assert all(m.scope in (Scope.GPU, Scope.NODE, Scope.LINK) for name in NAMES for m in table(name).metrics())
+
+
+def test_a_node_says_where_its_values_come_from_only_while_they_do() -> None:
+    inventory = {"scrape.exporters": "dcgm-exporter", "scrape.blind.xid": "XIDs: missing", "driver": "550"}
+    assert origin_of(inventory, "0.3.0 (scraped)") == "No agent: its values come from pages of dcgm-exporter."
+    assert origin_of(inventory, "0.3.0") == "" == origin_of({}, "0.3.0 (scraped)")
+    assert blind_of(inventory) == {"xid": "XIDs: missing"}
+
+
+def test_the_doctor_reports_pages_that_fail_and_detectors_that_are_blind() -> None:
+    assert scraping(pb.System()) == []
+    state = pb.ScrapingState(
+        nodes=3, pages=6, failing=1, failing_pages=["n01, dcgm-exporter: it answers 404"], blind={"xid: XIDs": 3}
+    )
+    warned, blind = scraping(pb.System(scraping=state))
+    assert warned.state is FindingState.WARN and "n01, dcgm-exporter: it answers 404" in warned.text
+    assert (blind.state, blind.text) == (FindingState.UNKNOWN, "3 nodes: xid: XIDs")
+    (healthy,) = scraping(pb.System(scraping=pb.ScrapingState(nodes=3, pages=6)))
+    assert healthy.state is FindingState.OK
+    (empty,) = scraping(pb.System(scraping=pb.ScrapingState()))
+    assert empty.state is FindingState.UNKNOWN
