@@ -78,7 +78,7 @@ def _measured(context: Context, name: str, names: tuple[str, ...], group: Group)
     share = context.seconds / PROBES[name].seconds[later]  # below 1 where the level would take too long
     seconds = {other: PROBES[other].seconds[later] * share for other in names}
     slots = [device.slot if cuda else None for device in context.devices][: len(devices)]
-    given = [(names, device, k, slots, group, seconds, context.seed) for k, device in enumerate(devices)]
+    given = [(device, k, slots, group, seconds, context.seed) for k, device in enumerate(devices)]
     patience_s = 2 * group.join_s + len(names) * (STILL_S + JOIN_S) + 3 * sum(seconds.values())
     try:
         found = first_answer(context, what, work, given, patience_s)
@@ -139,8 +139,7 @@ class Rank:
 
 
 def work(
-    names: tuple[str, ...], device: str, local: int, slots: list[int | None], group: Group, seconds: dict[str, float],
-    seed: int,
+    device: str, local: int, slots: list[int | None], group: Group, seconds: dict[str, float], seed: int
 ) -> list[dict[str, Any]] | None:  # fmt: skip
     """Be one process, the `local`-th of its node. The first one of each node answers, with the figures of all of them.
 
@@ -155,6 +154,7 @@ def work(
     meeting = begin(torch, dist, device, local, len(slots), group)
     signs = Signs(meeting.second_store(STORE_S), group.node * len(slots) + local, group.nodes * len(slots))
     rank = Rank(torch, dist, device, local, slots, group, signs, seed)
+    names = tuple(seconds)
     for number, name in enumerate(names):
         if why := _supervised(rank, lambda name=name: STAGES[name](rank, seconds[name])):  # type: ignore[misc]  # bound now
             _without(rank, names[number:], why)

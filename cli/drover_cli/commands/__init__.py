@@ -44,6 +44,7 @@ NAMES = (
     "report",
     "risk",
     "probe",
+    "validate",
     "drain",
     "isolate",
     "resume",
