@@ -39,13 +39,14 @@ from drover_core.model.pair_rounds import pair_rounds
 
 STILL_S = 30.0  # without a new step: a window is much shorter, and so is the start of NCCL
 STORE_S = 5.0  # an answer of the store that takes longer: the node that holds it is gone
-WINDOWS = 12  # of the time of a training step: a step's own jitter is averaged, minutes are seen
+WINDOWS = 8  # of the time of a training step: a step's own jitter is averaged, minutes are seen
 WARM_UP = 2  # steps
 ROUND_TRIPS = 21  # for the latency, the shortest of which counts: others waited for a processor
 LEAST_TRIPS, MOST_TRIPS = 4, 200
 BYTES, CPU_BYTES = 64 << 20, 256 << 10
 SOLO_LAYERS = 2
-SOLO_SHARE = 0.25  # of a window's time
+SOLO_SHARE, SOLO_LEAST_S = 0.25, 0.3  # of a window's time; longer than the periods in which processors are shared out
+SOLO_TRIES = 10
 TP_LAYERS = 4
 UNITS = {"pairs_group_latency": "us"}
 
@@ -328,10 +329,11 @@ def _fsdp(rank: Rank, seconds: float) -> None:
         alone()
     rank.synchronize()
     began = time.perf_counter()
-    alone()
+    for _ in range(SOLO_TRIES):
+        alone()
     rank.synchronize()
-    once = time.perf_counter() - began
-    count = int(rank.agreed(max(2, round(SOLO_SHARE * seconds / WINDOWS / once))))
+    once = (time.perf_counter() - began) / SOLO_TRIES
+    count = int(rank.agreed(max(2, round(max(SOLO_LEAST_S, SOLO_SHARE * seconds / WINDOWS) / once))))
     rates: list[float] = []
 
     def between() -> None:
