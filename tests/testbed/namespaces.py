@@ -157,7 +157,10 @@ def inside(node: str, *words: str, group: str = "") -> list[str]:
 
 
 class CpuLimit:
-    """A cgroup (version 1 or 2) whose processes have `set` of one processor; all they want until then."""
+    """A cgroup (version 1 or 2) whose processes have `set` of one processor, and of a fair share where others want it.
+
+    All they want until then.
+    """
 
     def __init__(self, name: str) -> None:
         self._v1 = (CGROUPS / "cpu/cpu.cfs_quota_us").exists()
@@ -169,15 +172,19 @@ class CpuLimit:
         quota = int(share * PERIOD_US)
         if self._v1:
             (self._folder / "cpu.cfs_quota_us").write_text(str(quota))
+            (self._folder / "cpu.shares").write_text(str(max(2, int(1024 * share))))
         else:
             (self._folder / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+            (self._folder / "cpu.weight").write_text(str(max(1, int(100 * share))))
 
     def lift(self) -> None:
         """Undo `set`."""
         if self._v1:
             (self._folder / "cpu.cfs_quota_us").write_text("-1")
+            (self._folder / "cpu.shares").write_text("1024")
         else:
             (self._folder / "cpu.max").write_text(f"max {PERIOD_US}")
+            (self._folder / "cpu.weight").write_text("100")
 
     def close(self) -> None:
         until = time.monotonic() + 10

@@ -112,7 +112,7 @@ def measure(
     import torch.distributed as dist
 
     rank, world = group.node * here + local, group.nodes * here
-    meeting = begin(torch, dist, device, local, here, group)
+    meeting = begin(device, local, here, group)
     figures: Figures = {}
     for name in names:
         size, times = _time(torch, dist, name.removesuffix(GROUP), device, world, seconds)
@@ -123,12 +123,17 @@ def measure(
     return figures if local == 0 else None
 
 
-def begin(torch: Any, dist: Any, device: str, local: int, here: int, group: Group) -> Meeting:
+def begin(device: str, local: int, here: int, group: Group, operation_s: float = JOIN_S) -> Meeting:
     """Meet the group's other processes and start torch's process group with them.
 
+    Args:
+        operation_s: an operation that takes longer fails.
     Raises:
         MissedError: a node of the group did not come.
     """
+    import torch
+    import torch.distributed as dist
+
     cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(device)
@@ -139,7 +144,7 @@ def begin(torch: Any, dist: Any, device: str, local: int, here: int, group: Grou
     meeting = Meeting(group, local, {"devices": here, "on": "GPUs" if cuda else "CPU"})
     dist.init_process_group(
         "nccl" if cuda else "gloo", store=meeting.join(), rank=group.node * here + local,
-        world_size=group.nodes * here, timeout=datetime.timedelta(seconds=JOIN_S),
+        world_size=group.nodes * here, timeout=datetime.timedelta(seconds=operation_s),
     )  # fmt: skip
     return meeting
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BEAT_S = 0.5
-LOOK_S = 3.0  # between two looks: six beats
+LOOK_S = 5.0  # between two looks: ten beats
 LEAVE_S = 10.0  # for the others to have looked, before the first process takes the store away
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from drover_agent.probes import PROBES, Level
 from drover_agent.probes.base import Context, Group, Result
-from drover_agent.probes.collectives import JOIN_S, begin
+from drover_agent.probes.collectives import begin
 from drover_agent.probes.ranks import MissedError, RankError, first_answer
 from drover_agent.probes.rendezvous import Meeting
 from drover_agent.probes.signs import Odd, Signs
@@ -37,11 +37,12 @@ from drover_agent.probes.timing import variation
 from drover_agent.probes.train_step import CPU, GPU, Shape, _model
 from drover_core.model.pair_rounds import pair_rounds
 
-STILL_S = 30.0  # without a new step: a window is much shorter, and so is the start of NCCL
+STILL_S = 60.0  # without a new step: a window is much shorter, and so is the start of NCCL
+OPERATION_S = 180.0  # of torch's own limit, which names nobody: later than ours
 STORE_S = 5.0  # an answer of the store that takes longer: the node that holds it is gone
 WINDOWS = 8  # of the time of a training step: a step's own jitter is averaged, minutes are seen
 WARM_UP = 2  # steps
-ROUND_TRIPS = 21  # for the latency, the shortest of which counts: others waited for a processor
+ROUND_TRIPS = 101  # for the latency, the shortest of which counts: others waited for a processor
 LEAST_TRIPS, MOST_TRIPS = 4, 200
 BYTES, CPU_BYTES = 64 << 20, 256 << 10
 SOLO_LAYERS = 2
@@ -80,7 +81,7 @@ def _measured(context: Context, name: str, names: tuple[str, ...], group: Group)
     seconds = {other: PROBES[other].seconds[later] * share for other in names}
     slots = [device.slot if cuda else None for device in context.devices][: len(devices)]
     given = [(device, k, slots, group, seconds, context.seed) for k, device in enumerate(devices)]
-    patience_s = 2 * group.join_s + len(names) * (STILL_S + JOIN_S) + 3 * sum(seconds.values())
+    patience_s = 2 * group.join_s + len(names) * (STILL_S + OPERATION_S) + 3 * sum(seconds.values())
     try:
         found = first_answer(context, what, work, given, patience_s)
     except MissedError as missed:
@@ -152,7 +153,8 @@ def work(
 
     if not device.startswith("cuda"):
         torch.set_num_threads(1)  # nodes of one machine would take each other's processors
-    meeting = begin(torch, dist, device, local, len(slots), group)
+    _import_all()
+    meeting = begin(device, local, len(slots), group, OPERATION_S)
     signs = Signs(meeting.second_store(STORE_S), group.node * len(slots) + local, group.nodes * len(slots))
     rank = Rank(torch, dist, device, local, slots, group, signs, seed)
     names = tuple(seconds)
@@ -163,6 +165,13 @@ def work(
     found = _of_node(rank, meeting)
     signs.leave()
     return found
+
+
+def _import_all() -> None:
+    """Import what the stages use, so that the nodes wait for it before they meet, and in no step."""
+    import torch.distributed.device_mesh
+    import torch.distributed.fsdp
+    import torch.distributed.tensor.parallel  # noqa: F401  # for the stages
 
 
 def _supervised(rank: Rank, stage: Callable[[], None]) -> Odd | None:
@@ -265,7 +274,8 @@ def _pair(rank: Rank, partner: int, size: int, seconds: float) -> tuple[float, f
     (dist.send if leads else dist.recv)(said, other)
     trips = int(said[0].item())
     times = [trip(large) for _ in range(trips)]
-    figures = [shortest / 2 * 1e6, size / (statistics.median(times) / 2) / 1e9, variation(times), trips]
+    usual = statistics.median(times) if rank.cuda else min(times)  # processors of a CPU are shared with others
+    figures = [shortest / 2 * 1e6, size / (usual / 2) / 1e9, variation(times), trips]
     said.copy_(torch.tensor(figures, dtype=torch.float64))
     (dist.send if leads else dist.recv)(said, other)
     latency_us, gbs, spread, _ = said.tolist()

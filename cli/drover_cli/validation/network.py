@@ -16,11 +16,13 @@ from drover_cli.validation.model import Finding, Mark, Row
 from drover_core.model.events import ProbeResult
 
 STAGE = "network"
+CPU = "cpu"  # ProbeResult.device where no NVIDIA driver is
 BANDWIDTH, LATENCY = "pairs_group", "pairs_group_latency"
 LEAST = 3  # pairs of a kind: of two nobody knows which is the odd one
-# By how much worse than the reference a pair may be: a tenth of the bandwidth (half the links of a node cost more); the
-# shortest of 21 round trips varies little, so that half as long again is another way.
+# By how much worse than the reference a pair may be: a tenth of the bandwidth (half the links of a node cost more); half
+# as long again for the latency, since the shortest of a hundred round trips varies little.
 MATERIAL = {BANDWIDTH: 0.10, LATENCY: 0.5}
+CPU_MATERIAL = {BANDWIDTH: 2.0, LATENCY: 4.0}  # CPUs are shared with whatever else runs: only much worse is named
 ERRORS = 4.0  # standard errors of a pair's median: of 1,000 healthy pairs, less than 1 is further off
 SPREADS = 2.0  # times what the fast quarter spans
 MOST_OF_PORT = 2 / 3
@@ -105,7 +107,8 @@ def _kinds(pairs: Iterable[Pair], leaf: Mapping[str, str]) -> dict[tuple[str, bo
         centre = _fast_quarter(values)
         wide = max(values) / centre - 1
         error = statistics.median(1.25 * (p.result.spread or 0.0) / max(p.result.repeats, 1) ** 0.5 for p in same)
-        tolerance = max(MATERIAL[figure], SPREADS * wide, ERRORS * error)
+        material = CPU_MATERIAL if any(p.result.device == CPU for p in same) else MATERIAL
+        tolerance = max(material[figure], SPREADS * wide, ERRORS * error)
         found[figure, across] = _Kind(1 / centre if figure == LATENCY else centre, tolerance, len(same))
     return found
 

@@ -1,4 +1,4 @@
-"""Who stands still, by the signs of life in the group's store: real stores over loopback, a process each as a thread."""
+"""Who stands still, by the signs of life in a group's store: a real store over loopback, a thread for each process."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def test_a_gpu_older_than_blackwell_has_no_fp4_and_the_call_has_the_shapes_that_
     device = SimpleNamespace(name="meta", is_cuda=True)  # shapes and types are checked, nothing is computed
     for capability in ((9, 0), (8, 9)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        with pytest.raises(gemm.UnsupportedError, match="^unsupported: fp4 needs"):
+        with pytest.raises(gemm.UnsupportedError, match=r"^unsupported: fp4 needs"):
             gemm.product(torch, device, "fp4", 256, 1)  # type: ignore[arg-type]  # has what it asks of one
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (10, 0))
     found = gemm.product(torch, device, "fp4", 256, 1)()  # type: ignore[arg-type]  # as above
     assert (found.shape, found.dtype) == ((256, 256), torch.bfloat16)
     monkeypatch.delattr(torch, "float4_e2m1fn_x2")
-    with pytest.raises(gemm.UnsupportedError, match="^unsupported: torch "):
+    with pytest.raises(gemm.UnsupportedError, match=r"^unsupported: torch "):
         gemm.product(torch, device, "fp4", 256, 1)  # type: ignore[arg-type]  # as above
