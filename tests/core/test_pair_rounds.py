@@ -23,7 +23,7 @@ def test_nobody_is_in_two_pairs_of_a_round_and_all_meet_or_log2_of_them(members:
     else:
         assert len(rounds) == (members - 1).bit_length()
         partners = [sum(member in pair for pair in pairs_) for member in range(members)]
-        assert min(partners) >= len(rounds) - 1, "fewer could not tell a port from a link"
+        assert min(partners) >= len(rounds) - 1, "fewer could not distinguish a port from a link"
 
 
 def test_a_member_alone_has_no_pairs() -> None:

@@ -103,7 +103,7 @@ def _product_fp4(torch: Any, device: Device, size: int, seed: int) -> Callable[[
     """nvfp4: two e2m1 values a byte, an e4m3 scale for each 16 of them, scales swizzled as Blackwell's cores read them.
 
     As pytorch's own tests call it (test/test_scaled_matmul_cuda.py: capability 10.0 or newer) and as
-    torch/testing/_internal tells formats apart: round_up(rows, 128) x round_up(size / 16, 4) scales, SWIZZLE_32_4_4.
+    torch/testing/_internal distinguishes formats: round_up(rows, 128) x round_up(size / 16, 4) scales, SWIZZLE_32_4_4.
     All bytes are drawn, all scales are 1: their order then does not matter.
 
     Raises:

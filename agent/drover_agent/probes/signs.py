@@ -72,8 +72,11 @@ class Signs:
             return Odd(silent, f"no sign of life for {LOOK_S:g} s")
         steps = {rank: step for rank, (_, step, _) in living.items()}
         behind = tuple(rank for rank, step in steps.items() if step < max(steps.values()))
-        if behind and len(behind) <= self._world // 2:
+        if len(behind) == 1:
             return Odd(behind, f"still in {living[behind[0]][2]} when the others waited for it")
+        if behind:  # of two that are in one step, one may wait for the other
+            who = ", ".join(map(str, behind))
+            return Odd((), f"ranks {who} are still in {living[behind[0]][2]}: one of them, or the way between them")
         return Odd((), "all wait for each other: the network between them, or a step too long for its limit")
 
     def leave(self) -> None:
@@ -87,6 +90,19 @@ class Signs:
                         break
                 time.sleep(BEAT_S / 5)
         self._over.set()
+
+    def hand_over(self, text: str) -> None:
+        """Leave a text for the first process of this node."""
+        with contextlib.suppress(RuntimeError):  # then it is missing there
+            self._set(f"text/{self._rank}", text)
+
+    def handed_over(self, rank: int) -> str:
+        """Return the text of another process; "": it does not come."""
+        try:
+            with self._lock:
+                return str(self._store.get(f"text/{rank}").decode())
+        except RuntimeError:
+            return ""
 
     def _set(self, key: str, value: str) -> None:
         with self._lock:

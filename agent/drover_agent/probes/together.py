@@ -6,8 +6,8 @@ of each node, over NCCL, or gloo between CPUs. Each node gives the figures of it
     pairs_group, pairs_group_latency   GB/s and us between device K here and device K of node `peer`, half of a round
                                        trip; rounds in which no port is in two pairs (`pair_rounds`)
     fsdp_group, fsdp_group_slowest     tokens/s of each device over windows of the time: median, and the slowest window
-    fsdp_group_solo                    the same of this device alone, without the network, between these windows: it
-                                       tells a slow device from a slow network
+    fsdp_group_solo                    the same of this device alone, without the network, between these windows: so
+                                       that a slow device is distinguished from a slow network
     tp_group, tp_group_slowest         tokens/s of all devices, with each layer split over them (Megatron's columns
                                        and rows: torch.distributed.tensor.parallel)
 
@@ -30,8 +30,7 @@ from typing import Any
 from drover_agent.probes import PROBES, Level
 from drover_agent.probes.base import Context, Group, Result
 from drover_agent.probes.collectives import begin
-from drover_agent.probes.ranks import MissedError, RankError, first_answer
-from drover_agent.probes.rendezvous import Meeting
+from drover_agent.probes.ranks import DiedError, MissedError, RankError, first_answer
 from drover_agent.probes.signs import Odd, Signs
 from drover_agent.probes.timing import variation
 from drover_agent.probes.train_step import CPU, GPU, Shape, _model
@@ -39,10 +38,10 @@ from drover_core.model.pair_rounds import pair_rounds
 
 STILL_S = 60.0  # without a new step: a window is much shorter, and so is the start of NCCL
 OPERATION_S = 180.0  # of torch's own limit, which names nobody: later than ours
-STORE_S = 5.0  # an answer of the store that takes longer: the node that holds it is gone
+STORE_S = 20.0  # an answer of the store that takes longer: the node that holds it is gone
 WINDOWS = 8  # of the time of a training step: a step's own jitter is averaged, minutes are seen
 WARM_UP = 2  # steps
-ROUND_TRIPS = 101  # for the latency, the shortest of which counts: others waited for a processor
+ROUND_TRIPS = 101  # for the latency; the shortest counts: others waited for a processor
 LEAST_TRIPS, MOST_TRIPS = 4, 200
 BYTES, CPU_BYTES = 64 << 20, 256 << 10
 SOLO_LAYERS = 2
@@ -86,8 +85,10 @@ def _measured(context: Context, name: str, names: tuple[str, ...], group: Group)
         found = first_answer(context, what, work, given, patience_s)
     except MissedError as missed:
         return [], Odd((), str(missed))
-    except RankError as failed:
-        return [], Odd((group.node,), f"{group.name(group.node)}: {failed}")
+    except DiedError as died:
+        return [], Odd((group.node,), f"{group.name(group.node)}: {died}")
+    except RankError as failed:  # perhaps of another node's doing
+        return [], Odd((), f"{group.name(group.node)}: {failed}")
     return [Result(**one) for one in found], Odd((), "it gave no figure")
 
 
@@ -162,7 +163,7 @@ def work(
         if why := _supervised(rank, lambda name=name: STAGES[name](rank, seconds[name])):  # type: ignore[misc]  # bound now
             _without(rank, names[number:], why)
             break
-    found = _of_node(rank, meeting)
+    found = _of_node(rank)
     signs.leave()
     return found
 
@@ -206,23 +207,21 @@ def _without(rank: Rank, names: tuple[str, ...], odd: Odd) -> None:
         rank.results.append(Result(name, None, None, PROBES[name].unit, f"not run: {names[0]} failed before it"))
 
 
-def _of_node(rank: Rank, meeting: Meeting) -> list[dict[str, Any]] | None:
+def _of_node(rank: Rank) -> list[dict[str, Any]] | None:
     """Return the results of all processes of this node, on its first one; None on the others.
 
     Of a figure of the whole group, and of why there is none, the first process's are enough.
     """
     mine = [dataclasses.asdict(result) for result in rank.results]
-    store = meeting.second_store(STORE_S)
     if rank.local:
-        store.set(f"results/{rank.rank}", json.dumps(mine))
+        rank.signs.hand_over(json.dumps(mine))
         return None
     found = mine
     for other in range(rank.rank + 1, rank.rank + rank.here):
-        try:
-            more = json.loads(store.get(f"results/{other}"))
-        except RuntimeError:  # it does not answer any more: its own figures are missing
-            continue
-        found += [result for result in more if result["gpu"] is not None and result["value"] is not None]
+        text = rank.signs.handed_over(other)
+        if text:  # else it no longer answers: its own figures are missing
+            more = json.loads(text)
+            found += [result for result in more if result["gpu"] is not None and result["value"] is not None]
     return found
 
 

@@ -19,8 +19,8 @@ STAGE = "network"
 CPU = "cpu"  # ProbeResult.device where no NVIDIA driver is
 BANDWIDTH, LATENCY = "pairs_group", "pairs_group_latency"
 LEAST = 3  # pairs of a kind: of two nobody knows which is the odd one
-# By how much worse than the reference a pair may be: a tenth of the bandwidth (half the links of a node cost more); half
-# as long again for the latency, since the shortest of a hundred round trips varies little.
+# By how much worse than the reference a pair may be: a tenth of the bandwidth (half the links of a node cost more); of
+# the latency half as much again, since the shortest of a hundred round trips varies little.
 MATERIAL = {BANDWIDTH: 0.10, LATENCY: 0.5}
 CPU_MATERIAL = {BANDWIDTH: 2.0, LATENCY: 4.0}  # CPUs are shared with whatever else runs: only much worse is named
 ERRORS = 4.0  # standard errors of a pair's median: of 1,000 healthy pairs, less than 1 is further off
@@ -70,7 +70,7 @@ def judge_pairs(
 ) -> tuple[list[Row], list[Finding]]:
     """
     Args:
-        slow_nodes: known to be slow by themselves: what their pairs lack in bandwidth is put down to that.
+        slow_nodes: known to be slow by themselves: what their pairs lack in bandwidth is attributed to that.
     """
     kinds = _kinds(pairs, leaf)
     rows, bad = [], []

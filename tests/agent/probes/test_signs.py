@@ -35,7 +35,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Signs]]:
 def test_one_that_gives_no_sign_is_named(group: list[Signs]) -> None:
     for one in group:
         one.at("window 1")
-    group[2]._over.set()  # as a stopped process: its thread beats no more
+    group[2]._over.set()  # as a stopped process: its thread no longer beats
     odd = group[0].odd()
     assert odd.ranks == (2,)
     assert "no sign of life" in odd.why

@@ -102,7 +102,7 @@ def test_a_port_or_a_way_is_named_and_nothing_else(change: Change, about: str) -
         assert (named(judgement), judgement.mark) == ([about], Mark.FAILED), judgement.findings
 
 
-def test_a_device_slow_by_itself_is_named_and_its_pairs_are_put_down_to_it() -> None:
+def test_a_device_slow_by_itself_is_named_and_its_pairs_are_attributed_to_it() -> None:
     def slow(result: ProbeResult, pair: tuple[str, str]) -> float:
         mine = result.probe == "fsdp_group_solo" and result.node == "n4" and result.gpu == 1
         paired = result.probe == "pairs_group" and "n4" in pair
