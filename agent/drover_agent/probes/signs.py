@@ -31,11 +31,11 @@ class Signs:
     """Of one process. `at` from the thread that measures; all else from the one that watches.
 
     Args:
-        store: torch's, over a connection that nothing else uses.
+        store: torch's, over a connection that nothing else uses. here: processes of each node.
     """
 
-    def __init__(self, store: Any, rank: int, world: int) -> None:
-        self._store, self._rank, self._world = store, rank, world
+    def __init__(self, store: Any, rank: int, world: int, here: int = 1) -> None:
+        self._store, self._rank, self._world, self._here = store, rank, world, here
         self._place: tuple[int, str] = (0, "its start")
         self._moved_s = time.monotonic()
         self._over = threading.Event()
@@ -72,9 +72,9 @@ class Signs:
             return Odd(silent, f"no sign of life for {LOOK_S:g} s")
         steps = {rank: step for rank, (_, step, _) in living.items()}
         behind = tuple(rank for rank, step in steps.items() if step < max(steps.values()))
-        if len(behind) == 1:
+        if len({rank // self._here for rank in behind}) == 1:
             return Odd(behind, f"still in {living[behind[0]][2]} when the others waited for it")
-        if behind:  # of two that are in one step, one may wait for the other
+        if behind:  # of two nodes that are in one step, one may wait for the other
             who = ", ".join(map(str, behind))
             return Odd((), f"ranks {who} are still in {living[behind[0]][2]}: one of them, or the way between them")
         return Odd((), "all wait for each other: the network between them, or a step too long for its limit")

@@ -156,7 +156,8 @@ def work(
         torch.set_num_threads(1)  # nodes of one machine would take each other's processors
     _import_all()
     meeting = begin(device, local, len(slots), group, OPERATION_S)
-    signs = Signs(meeting.second_store(STORE_S), group.node * len(slots) + local, group.nodes * len(slots))
+    here = len(slots)
+    signs = Signs(meeting.second_store(STORE_S), group.node * here + local, group.nodes * here, here)
     rank = Rank(torch, dist, device, local, slots, group, signs, seed)
     names = tuple(seconds)
     for number, name in enumerate(names):
