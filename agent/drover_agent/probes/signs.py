@@ -16,7 +16,7 @@ from typing import Any
 
 BEAT_S = 0.5
 LOOK_S = 5.0  # between two looks: ten beats
-LEAVE_S = 10.0  # for the others to have looked, before the first process takes the store away
+LEAVE_S = 30.0  # for the others to have looked, before the first process takes the store away
 
 
 @dataclass(frozen=True, slots=True)

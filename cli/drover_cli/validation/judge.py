@@ -76,14 +76,23 @@ def _of_order(answer: Answer) -> list[Finding]:
 
 
 def _stood_still(together: Sequence[Answer]) -> list[Finding]:
-    """Name the nodes that others saw standing still, once each; and why a stage gave no figure where nobody is."""
+    """Name the nodes that others saw standing still, once each; and why a stage gave no figure where nobody is.
+
+    A node that lives and names another, or nobody, is only a doubt: perhaps it had left earlier.
+    """
+    own: dict[tuple[str, str], set[str]] = {}
+    for answer in together:
+        for r in answer.figures:
+            if r.value is None:
+                said = own.setdefault((answer.order.node, r.probe), set())
+                said.add(answer.order.members[r.peer] if r.peer is not None else "")
     found: dict[tuple[str, str], Finding] = {}
     for answer in together:
         for result in answer.figures:
             if result.value is not None:
                 continue
             node = answer.order.members[result.peer] if result.peer is not None else ""
-            mark = Mark.FAILED if node else Mark.UNKNOWN
+            mark = Mark.FAILED if node and node in own.get((node, result.probe), {node}) else Mark.UNKNOWN
             about = node or "all nodes"
             found.setdefault(
                 (result.probe, about), Finding("together", about, mark, f"{result.probe}: {result.detail}")

@@ -70,7 +70,7 @@ def judge_pairs(
 ) -> tuple[list[Row], list[Finding]]:
     """
     Args:
-        slow_nodes: known to be slow by themselves: what their pairs lack in bandwidth is attributed to that.
+        slow_nodes: known to be slow by themselves: what is wrong with their pairs is attributed to that.
     """
     kinds = _kinds(pairs, leaf)
     rows, bad = [], []
@@ -130,16 +130,18 @@ def _named(
     pairs: Sequence[Pair], bad: Sequence[Pair], kinds: Mapping[tuple[str, bool], _Kind], leaf: Mapping[str, str],
     slow_nodes: set[str],
 ) -> list[Finding]:  # fmt: skip
-    left = [p for p in bad if not (p.figure == BANDWIDTH and {p.a[0], p.b[0]} & slow_nodes)]
+    left = [p for p in bad if not {p.a[0], p.b[0]} & slow_nodes]
     found = []
+    known: set[Port] = set()
     for figure in MATERIAL:
-        mine = [p for p in left if p.figure == figure]
+        mine = [p for p in left if p.figure == figure and not {p.a, p.b} & known]
         all_ = [p for p in pairs if p.figure == figure]
         ports: dict[Port, list[Pair]] = {}
         while port := _worst_port(all_, mine):
             ports[port] = [p for p in mine if port in (p.a, p.b)]
             mine = [p for p in mine if port not in (p.a, p.b)]
             all_ = [p for p in all_ if port not in (p.a, p.b)]
+        known |= ports.keys()
         for node in sorted({node for node, _ in ports}):
             found.append(_port_finding(node, {p: ports[p] for p in ports if p[0] == node}, kinds, leaf))
         for pair in mine:

@@ -144,7 +144,11 @@ def test_a_node_that_stood_still_is_named_once_and_a_network_that_nobody_stopped
             of_node.append(none)
         return gone
 
-    assert named(judged(without(5))) == ["n5"]
+    assert named(judged({**without(5), "n5": results(1)["n5"]})) == ["n5"], "it gave no word"
+    assert named(judged(without(5))) == ["n5"], "it says so itself"
+    away = without(0)
+    away |= {"n0": without(5)["n0"], "n5": results(1)["n5"]}
+    assert named(judged(away)) == ["n5"], "n0 lives: it names another"
     nobody = judged(without(None))
     assert (named(nobody), nobody.mark) == ([], Mark.UNKNOWN)
     assert len([f for f in nobody.findings if f.about == "all nodes"]) == 1
