@@ -14,7 +14,7 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from drover_agent.config import AgentConfig
-from drover_agent.probes import PROBES
+from drover_agent.probes import GROUP, PROBES
 from drover_agent.sources.facts import FACTS
 from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.forms import WATCHED
@@ -285,7 +285,7 @@ def probes() -> str:
     lines: list[list[object]] = [
         [
             f"`{p.name}`",
-            p.level.value if p.level else "of a group",
+            p.level.value if p.level else "of a group" if p.name.endswith(GROUP) else "by name",
             p.unit,
             p.better,
             f"{p.seconds[0]:g}, {p.seconds[1]:g}",

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, metavar="S", help="end after so many seconds; default: depends on the probes"
     )
     parser.add_argument("--folder", default="", help="where the disk's probes write; default: the temporary folder")
+    parser.add_argument("--shared", default="", help="a folder of storage that nodes share, for storage_*")
     parser.add_argument("--serve", metavar="FOLDER", help="run the agent's requests in FOLDER, then end")
     parser.add_argument("--hold", metavar="ID", help="be the scheduler's job that holds this node for a request")
 
@@ -83,7 +84,7 @@ def _serve(options: argparse.Namespace) -> int:
     from drover_agent.probes.service import Busy, Service
 
     logging.basicConfig(level="INFO", format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    service = Service(Path(options.serve), options.folder)
+    service = Service(Path(options.serve), options.folder, options.shared)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     try:
@@ -131,6 +132,7 @@ def _run_stoppable(
 ) -> tuple[Report, int]:
     """Run the probes; return the report, and the signal that ended them or 0."""
     request = plan.request_of(names, level, gpus, options.timeout, options.folder)
+    request = dataclasses.replace(request, shared=options.shared)
     if "soak" in names and gpus:
         found_c, why = inlet_c()
         _print_progress(f"inlet air has {found_c:g} degC" if found_c is not None else f"{why}: no thermal resistance")

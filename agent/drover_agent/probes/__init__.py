@@ -26,7 +26,8 @@ class Probe:
 
     Attributes:
         module: under `drover_agent.probes`; its `run(context, name)` yields `base.Result`; several rows may share one.
-        level: the first that has it; None: of several nodes together, which the collector alone can ask for.
+        level: the first that has it; None: asked for by name alone. Those over several nodes together (GROUP) only the
+            collector can ask for; those of shared storage need a folder (`--shared`).
         unit: of its values. better: higher, lower, or exact (a wrong answer is a fault, whatever its size).
         seconds: about how long it takes, for each device or pair or the node, at level quick and at the others.
         what: its physical meaning, one sentence.
@@ -59,6 +60,7 @@ _ROWS: tuple[Probe, ...] = (
     Probe("p2p", "p2p", _Q, "GB/s", "higher", (1, 4), "from one device to another one of the node"),
     Probe("sdc", "sdc", _Q, "products", "exact", (3, 30), "products that must be the same to the last bit"),
     Probe("allreduce", "collectives", _Q, "GB/s", "higher", (2, 5), "bus bandwidth of an all-reduce"),
+    Probe("gemm_fp4", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of nvfp4 matrices (Blackwell)"),
     Probe("gemm_fp64", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of fp64 matrices"),
     Probe("gemm_fp32", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of fp32 matrices, without tensor cores"),
     Probe("gemm_tf32", "gemm", _S, "TFLOP/s", "higher", (1, 5), "products of fp32 matrices, rounded to tf32"),
@@ -74,9 +76,14 @@ _ROWS: tuple[Probe, ...] = (
     Probe("train_step", "train_step", _S, "tokens/s", "higher", (5, 20), "a small transformer, sharded; exact loss"),
     Probe("memory_pattern", "memory_pattern", _D, "B", "exact", (30, 120), "patterns over most of the device's memory"),
     Probe("soak", "soak", _D, "degC/W", "lower", (60, 600), "thermal resistance at steady full load"),
+    Probe("storage_write", "disk", None, "GB/s", "higher", (2, 10), "sequential writes to shared storage, with fsync"),
+    Probe("storage_read", "disk", None, "GB/s", "higher", (2, 10), "sequential reads from shared storage"),
     Probe("allreduce_group", "collectives", None, "GB/s", "higher", (2, 5), "bus bandwidth of one over several nodes"),
     Probe("allgather_group", "collectives", None, "GB/s", "higher", (2, 5), "bus bandwidth of one over several nodes"),
     Probe("alltoall_group", "collectives", None, "GB/s", "higher", (2, 5), "bus bandwidth of one over several nodes"),
+    Probe("pairs_group", "together", None, "GB/s", "higher", (3, 20), "from a node to another one and back, in rounds"),
+    Probe("fsdp_group", "together", None, "tokens/s", "higher", (5, 120), "a transformer, sharded over all nodes"),
+    Probe("tp_group", "together", None, "tokens/s", "higher", (3, 40), "layers that are split over all nodes"),
 )
 
 PROBES: Mapping[str, Probe] = MappingProxyType({probe.name: probe for probe in _ROWS})

@@ -91,7 +91,7 @@ class Context:
         show_progress: takes one line of progress, such as "GPU 3: bf16 8192".
         stopping: whether to end at once; asked between two measurements, at least each half second where possible.
         seed: of random data; the same seed gives the same data on every device and in every run.
-        folder: where files may be written (disk), removed afterwards.
+        folder: where files may be written (disk), removed afterwards. shared: of storage that nodes share; "": none.
         inlet_c: temperature of the air or coolant that enters the node. group: of a collective over several nodes.
         names: all probes of the request: those of a group are measured at one meeting.
     """
@@ -104,6 +104,7 @@ class Context:
     stopping: Callable[[], bool]
     seed: int = 1
     folder: str = ""
+    shared: str = ""
     inlet_c: float | None = None
     group: Group | None = None
     names: tuple[str, ...] = ()

@@ -139,6 +139,7 @@ def _context(
         stopping=lambda: stop.requested,
         seed=request.get("seed", 1),
         folder=request["folder"],
+        shared=request.get("shared", ""),
         inlet_c=request.get("inlet_c"),
         group=Group(**group) if group else None,
         names=tuple(request["probes"]),

@@ -111,19 +111,8 @@ def measure(
     import torch
     import torch.distributed as dist
 
-    cuda = device.startswith("cuda")
     rank, world = group.node * here + local, group.nodes * here
-    if cuda:
-        torch.cuda.set_device(device)
-    if group.nodes > 1 and (interface := interface_to(group.address, group.port)):
-        # Else gloo takes what the host's name stands for, which may be loopback. What the site has set stays.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
-    meeting = Meeting(group, local, {"devices": here, "on": "GPUs" if cuda else "CPU"})
-    dist.init_process_group(
-        "nccl" if cuda else "gloo", store=meeting.join(), rank=rank, world_size=world,
-        timeout=datetime.timedelta(seconds=JOIN_S),
-    )  # fmt: skip
+    meeting = begin(device, local, here, group)
     figures: Figures = {}
     for name in names:
         size, times = _time(torch, dist, name.removesuffix(GROUP), device, world, seconds)
@@ -132,6 +121,32 @@ def measure(
     dist.destroy_process_group()
     meeting.leave(rank, world)
     return figures if local == 0 else None
+
+
+def begin(device: str, local: int, here: int, group: Group, operation_s: float = JOIN_S) -> Meeting:
+    """Meet the group's other processes and start torch's process group with them.
+
+    Args:
+        operation_s: an operation that takes longer fails.
+    Raises:
+        MissedError: a node of the group did not come.
+    """
+    import torch
+    import torch.distributed as dist
+
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(device)
+    if group.nodes > 1 and (interface := interface_to(group.address, group.port)):
+        # Else gloo takes what the host's name stands for, which may be loopback. What the site has set stays.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    meeting = Meeting(group, local, {"devices": here, "on": "GPUs" if cuda else "CPU"})
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", store=meeting.join(), rank=group.node * here + local,
+        world_size=group.nodes * here, timeout=datetime.timedelta(seconds=operation_s),
+    )  # fmt: skip
+    return meeting
 
 
 def _time(

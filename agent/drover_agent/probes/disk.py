@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import socket
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -27,22 +28,34 @@ SYNC_BLOCKS = 32  # between two syncs: no gigabytes in the page cache that one a
 
 
 def run(context: Context, name: str) -> Iterator[Result]:
-    """`name`: disk_write, disk_read or disk_random; each writes its own file in the context's folder."""
+    """`name`: disk_write, disk_read or disk_random, or storage_write or storage_read of the shared folder.
+
+    Each writes its own file. In the shared folder its name has the host's: what a killed run leaves there, the node's
+    next one writes over.
+    """
     unit = "operations/s" if name == "disk_random" else "GB/s"
-    folder = Path(context.folder or ".")
-    found = os.statvfs(folder)
+    shared = name.startswith("storage")
+    if shared and not context.shared:
+        yield Result(name, None, None, unit, "no folder of shared storage is set: `--shared` in drover-probe.service")
+        return
+    folder = Path((context.shared if shared else context.folder) or ".")
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        yield Result(name, None, None, unit, f"{folder}: {error.strerror}")
+        return
     room = int(found.f_bavail * found.f_frsize * SPARE_SHARE)
     wanted = BYTES if any(device.is_cuda for device in context.devices) else CPU_BYTES
     size = min(wanted, room) // BLOCK * BLOCK
     if size < BLOCK:
         yield Result(name, None, None, unit, f"too little free space in {folder}")
         return
-    path = folder / f"drover-{name}.bin"
+    path = folder / (f".drover-{name}-{socket.gethostname()}.bin" if shared else f"drover-{name}.bin")
     context.show_progress(f"{name}: {size >> 20} MiB in {folder}")
     try:
         size, written_s, parts = _write(context, path, size)
         value, how = size / written_s / 1e9, "with fsync"
-        if name != "disk_write":
+        if not name.endswith("_write"):
             value, how, parts = _read(context, path, size, at_random=name == "disk_random")
         yield Result(
             name, None, value, unit, f"{size >> 20} MiB, {how}", spread=variation(parts) if len(parts) > 1 else None,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from drover_agent.probes.base import Context, Device, Result
-from drover_agent.probes.timing import time_calls
+from drover_agent.probes.timing import random_bytes, time_calls
 
 UNIT = "TFLOP/s"
 # Large enough that every SM is busy for many waves (H100: 8192 gives what larger ones give); fp64 and fp32 without
@@ -22,7 +22,7 @@ DRAWN = 8  # matrices kept: two seeds of each of four sizes, under 1 GiB of the 
 
 
 def run(context: Context, name: str) -> Iterator[Result]:
-    """`name`: gemm_TYPE; fp64, fp32, tf32, bf16, fp16 or fp8 (e4m3, 32-bit accumulation)."""
+    """`name`: gemm_TYPE; fp64, fp32, tf32, bf16, fp16, fp8 (e4m3, 32-bit accumulation) or fp4 (nvfp4)."""
     kind = name.removeprefix("gemm_")
     for device in context.devices:
         size = SIZES.get(kind, SIZE) if device.is_cuda else CPU_SIZE
@@ -53,6 +53,8 @@ def product(torch: Any, device: Device, kind: str, size: int, seed: int) -> Call
         raise UnsupportedError("tf32 is a format of tensor cores; a CPU has none")
     if kind == "fp8":
         return _product_fp8(torch, device, size, seed)
+    if kind == "fp4":
+        return _product_fp4(torch, device, size, seed)
     types = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     a, b = (random(torch, device, (size, size), seed + k).to(getattr(torch, types[kind])) for k in range(2))
     out = torch.empty_like(a)
@@ -91,4 +93,41 @@ def _product_fp8(torch: Any, device: Device, size: int, seed: int) -> Callable[[
         multiply()
     except RuntimeError as error:
         raise UnsupportedError(f"fp8: {str(error).splitlines()[0]}") from None
+    return multiply
+
+
+FP4_BLOCK = 16  # values that share a scale
+
+
+def _product_fp4(torch: Any, device: Device, size: int, seed: int) -> Callable[[], Any]:
+    """nvfp4: two e2m1 values a byte, an e4m3 scale for each 16 of them, scales swizzled as Blackwell's cores read them.
+
+    As pytorch's own tests call it (test/test_scaled_matmul_cuda.py: capability 10.0 or newer) and as
+    torch/testing/_internal distinguishes formats: round_up(rows, 128) x round_up(size / 16, 4) scales, SWIZZLE_32_4_4.
+    All bytes are drawn, all scales are 1: their order then does not matter.
+
+    Raises:
+        UnsupportedError: the device, or this build of torch, does not have the type.
+    """
+    multiply_scaled = getattr(torch.nn.functional, "scaled_mm", None)
+    if not device.is_cuda or torch.cuda.get_device_capability(device.name) < (10, 0):
+        raise UnsupportedError("unsupported: fp4 needs tensor cores of compute capability 10.0 or newer")
+    if multiply_scaled is None or not hasattr(torch, "float4_e2m1fn_x2"):
+        raise UnsupportedError(f"unsupported: torch {torch.__version__} has no product of fp4 matrices")
+    kinds, swizzles = torch.nn.functional.ScalingType, torch.nn.functional.SwizzleType
+    a, b = (random_bytes(torch, size * size // 2, seed + k, device.name).view(size, size // 2) for k in range(2))
+    scales = torch.ones(-(-size // 128) * 128 * (-(-size // FP4_BLOCK // 4) * 4), device=device.name)
+    scales = scales.to(torch.float8_e4m3fn)
+    packed_a, packed_b = a.view(torch.float4_e2m1fn_x2), b.view(torch.float4_e2m1fn_x2).t()
+
+    def multiply() -> Any:
+        return multiply_scaled(
+            packed_a, packed_b, scales, kinds.BlockWise1x16, scales, kinds.BlockWise1x16,
+            swizzle_a=swizzles.SWIZZLE_32_4_4, swizzle_b=swizzles.SWIZZLE_32_4_4, output_dtype=torch.bfloat16,
+        )  # fmt: skip
+
+    try:
+        multiply()
+    except (RuntimeError, ValueError) as error:  # NotImplementedError is a RuntimeError
+        raise UnsupportedError(f"unsupported: fp4: {(str(error).splitlines() or [''])[0]}") from None
     return multiply

@@ -25,7 +25,7 @@ FIXED_S = {
     "gemm": PRODUCTS.least_s, "hbm": COPIES.least_s, "pcie": COPIES.least_s, "p2p": PAIRS.least_s, "sdc": SDC_S,
 }  # fmt: skip
 OF_THE_NODE = frozenset(
-    {"collectives", "disk", "host_memory", "soak", "train_step"}
+    {"collectives", "disk", "host_memory", "soak", "together", "train_step"}
 )  # modules that run once, not for each device
 NO_TORCH = "probes need torch on this node: pip install 'drover[probe]'"
 

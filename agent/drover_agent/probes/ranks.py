@@ -24,6 +24,10 @@ class RankError(RuntimeError):
     """One of them failed, or ended by itself, or they did not finish."""
 
 
+class DiedError(RankError):
+    """A process of this node ended by itself."""
+
+
 class MissedError(Exception):
     """They could not begin: a node of the group was not there, or is of another kind. No word against any of them."""
 
@@ -77,7 +81,7 @@ def _await(
         if dead := [k for k, rank in enumerate(ranks) if rank.exitcode not in (None, 0)]:
             if (answer := _received(answers)) is not None:  # it answered before it ended
                 break
-            raise RankError(f"process {dead[0]} of {len(ranks)} on this node ended by itself")
+            raise DiedError(f"process {dead[0]} of {len(ranks)} on this node ended by itself")
         if now_s > began + limit_s:
             raise RankError("they did not finish: one of them, or the way between them, hangs")
         time.sleep(0.05)

@@ -167,6 +167,20 @@ class Meeting:
             raise MissedError(why)
         return PrefixStore("ranks", self._store)
 
+    def second_store(self, answer_s: float) -> Any:
+        """Return the group's store over a connection of its own: the first one may be waiting in a collective.
+
+        Args:
+            answer_s: an operation that takes longer raises RuntimeError.
+        """
+        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not listed as exported
+
+        group = self._group
+        store = TCPStore(
+            group.address, group.port, None, False, datetime.timedelta(seconds=answer_s), wait_for_workers=False
+        )
+        return PrefixStore(f"drover/{group.key}/signs", store)
+
     def _decide(self, until: float) -> str:
         """Check, on the first node, that all have joined and are alike. Send all the reason why not; "" to begin."""
         keys = [f"node/{n}" for n in range(self._group.nodes)]

@@ -88,6 +88,7 @@ class Request:
     timeout_s: float = 300.0
     memory_bytes: int = 32 << 30  # NCCL's processes take 1 to 2 GB each
     folder: str = ""
+    shared: str = ""  # a folder of storage that nodes share; "": none
     inlet_c: float | None = None
     seed: int = 1
     scale: float = 1.0  # of each probe's length

@@ -37,11 +37,12 @@ class Service:
     """`stop` may be called from a signal handler or another thread.
 
     Args:
-        scratch: where the disk's probes write, "" for the temporary folder.
+        scratch: where the disk's probes write, "" for the temporary folder. shared: a folder of storage that nodes
+            share, "" for none.
     """
 
-    def __init__(self, folder: Path, scratch: str = "") -> None:
-        self._folder, self._scratch = ExchangeFolder(folder), scratch
+    def __init__(self, folder: Path, scratch: str = "", shared: str = "") -> None:
+        self._folder, self._scratch, self._shared = ExchangeFolder(folder), scratch, shared
         self._stop = threading.Event()
         self._runner: Runner | None = None
 
@@ -150,6 +151,7 @@ class Service:
             return refused(Outcome.EXPIRED, f"it waited for longer than its timeout of {limit_s:g} s")
         request = dataclasses.replace(
             plan.request_of(names, level, gpus, limit_s, self._scratch),
+            shared=self._shared,
             inlet_c=inlet_c()[0] if ask.inlet_c is None and gpus and "soak" in names else ask.inlet_c,
             group=dataclasses.asdict(ask.group) if ask.group else None,
         )

@@ -47,6 +47,7 @@ NAMES = (
     "report",
     "risk",
     "probe",
+    "validate",
     "drain",
     "isolate",
     "resume",

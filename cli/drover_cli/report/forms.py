@@ -28,12 +28,15 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def markdown(ledger: pb.Ledger) -> str:
-    page = make_page(ledger)
+    return page_markdown(make_page(ledger), LEGEND)
+
+
+def page_markdown(page: Page, legend: str) -> str:
     lines = [f"# {_marked(page.title)}", "", *(f"- {_marked(fact)}" for fact in page.facts), ""]
     for table in page.tables:
         lines += [f"## {table.title}", "", *_marked_table(table), ""]
         lines += [_marked(table.note), ""] if table.note else []
-    lines += ["## What is not known", "", *(f"- {_marked(doubt)}" for doubt in page.doubts), "", LEGEND]
+    lines += ["## What is not known", "", *(f"- {_marked(doubt)}" for doubt in page.doubts), "", legend]
     return "\n".join(lines) + "\n"
 
 
@@ -50,8 +53,11 @@ def _marked(text: str) -> str:
 
 
 def html_page(ledger: pb.Ledger) -> str:
+    return page_html(make_page(ledger), LEGEND)
+
+
+def page_html(page: Page, legend: str) -> str:
     """Return one file without scripts and without anything to load."""
-    page: Page = make_page(ledger)
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width">',
@@ -65,7 +71,7 @@ def html_page(ledger: pb.Ledger) -> str:
         parts += ["<tbody>", *(_line(table, row, "td") for row in table.rows), "</tbody></table>"]
         parts += [f"<p>{html.escape(table.note)}</p>"] if table.note else []
     parts += ["<h2>What is not known</h2><ul>", *(f"<li>{html.escape(doubt)}</li>" for doubt in page.doubts)]
-    return "\n".join([*parts, f"</ul><p>{html.escape(LEGEND)}</p></body></html>"]) + "\n"
+    return "\n".join([*parts, f"</ul><p>{html.escape(legend)}</p></body></html>"]) + "\n"
 
 
 def _line(table: Table, cells: Sequence[str], tag: str) -> str:

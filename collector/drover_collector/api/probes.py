@@ -31,7 +31,7 @@ from drover_core.model.events import (
     ProbeVerdict,
     to_json,
 )
-from drover_core.model.probe_figures import FIGURES, LEVELS, Better
+from drover_core.model.probe_figures import FIGURES, LEVELS, VALIDATION_FIGURES, Better
 from drover_proto import fleet_pb2 as pb
 
 KEPT_S = 15.0  # a judgement of the fleet is shared by all who look
@@ -43,7 +43,7 @@ ORDERS = 100
 MOST_GROUPS = 500  # asked for at once
 MOST_ORDERS = 1000
 WHY_CHARS = 500
-JUDGED = sum(figure.better in (Better.HIGHER, Better.LOWER) for figure in FIGURES.values())
+JUDGED = sum(f.better in (Better.HIGHER, Better.LOWER) and f.name not in VALIDATION_FIGURES for f in FIGURES.values())
 ORDERS_MS = 90 * DAY_MS
 
 

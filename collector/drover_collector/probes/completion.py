@@ -10,7 +10,7 @@ from drover_collector.probes.judging.group_orders import Judged, judge_groups
 from drover_collector.probes.judging.judge import judge_order
 from drover_collector.probes.judging.verdicts import DONE, failed, with_all
 from drover_collector.probes.scheduling.follow_ups import follow_ups
-from drover_collector.probes.scheduling.group_orders import TIMEOUT_S
+from drover_collector.probes.scheduling.group_orders import timeout_s
 from drover_collector.probes.scheduling.orders import OrderBook
 from drover_collector.store import OpenOrder, StoreError
 from drover_core.model.events import ProbeOrder, ProbeReason, ProbeVerdict
@@ -42,7 +42,7 @@ class OrderCompletion:
 
     def due_ms(self, order: ProbeOrder) -> float:
         """Return how long after its sending an order is overdue: it waits on the node, then runs."""
-        limit_s = TIMEOUT_S if order.group else LEVELS[order.level]
+        limit_s = timeout_s(order) if order.group else LEVELS[order.level]
         return (2 * limit_s + (GROUP_OVERDUE_S if order.group else OVERDUE_S)) * 1000
 
     def finish(self, held: OpenOrder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_core.model.probe_figures import FIGURES, Better
+from drover_core.model.probe_figures import FIGURES, VALIDATION_FIGURES, Better
 from drover_dashboard import client
 from drover_dashboard.pages import probes_parts as probe_parts
 from drover_dashboard.widgets import address, view
@@ -14,7 +14,9 @@ from drover_proto import fleet_pb2 as pb
 USUAL = "gemm_bf16"
 NO_NODE = "every node"
 REFRESH_S = 15
-JUDGED = [name for name, figure in FIGURES.items() if figure.better is not Better.NEITHER]
+JUDGED = [
+    name for name, figure in FIGURES.items() if figure.better is not Better.NEITHER and name not in VALIDATION_FIGURES
+]
 
 
 def choose() -> tuple[str, str]:

@@ -19,7 +19,7 @@ from drover_collector.probes.judging.rows import CPU
 from drover_collector.store import ProbeRow, Store
 from drover_collector.store.repositories.probes import NEWEST_DAYS
 from drover_core.model.events import ProbeOrder, ProbeResult, ProbeVerdict
-from drover_core.model.probe_figures import GROUP_FIGURES
+from drover_core.model.probe_figures import GROUP_FIGURES, VALIDATION_FIGURES
 
 FRESH_MS = 3_600_000  # groups that ran within this time show the same state of their nodes
 MOST_ORDERS = 2000  # that are looked at: the newest
@@ -150,6 +150,8 @@ def _verdict(
     probe = bad
     if one.on_cpu:
         text = f"{node}: not judged, CPUs were measured: no NVIDIA driver there; that says nothing of the fabric"
+    elif not runs and any(row.result.probe in VALIDATION_FIGURES for rows in one.rows.values() for row in rows):
+        text = f"{node}: measured for a validation, whose report judges its nodes against each other"
     elif not runs:
         why = next((f"{o.node}: {o.detail}" for o in one.orders if o.detail), "no figure came")
         text = f"{node}: not judged, {why}"

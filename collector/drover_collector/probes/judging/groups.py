@@ -32,7 +32,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pcie": ("sku", "driver", "pcie_gen", "pcie_width", "mig", "host", "form"),
         "p2p": ("sku", "driver", "nvlinks", "pcie_gen", "pcie_width", "mig", "form"),
         "allreduce": _LINKS, "allgather": _LINKS, "alltoall": _LINKS,
-        "host": ("host", "form"), "disk": ("host", "form"),
+        "host": ("host", "form"), "disk": ("host", "form"), "storage": ("host", "form"),
+        "pairs": _LINKS, "fsdp": (*_CORE, "nvlinks"), "tp": (*_CORE, "nvlinks"),
     }
 )  # fmt: skip
 
@@ -57,7 +58,8 @@ _USUAL: Mapping[str, Usual] = MappingProxyType(
         "gemm": Usual(0.02, 0.01), "hbm": Usual(0.007, 0.01), "train": Usual(0.02, 0.02), "launch": Usual(0.08, 0.10),
         "pcie": Usual(0.01, 0.01), "p2p": Usual(0.01, 0.02), "soak": Usual(0.06, 0.05), "allreduce": Usual(0.03, 0.05),
         "allgather": Usual(0.03, 0.05), "alltoall": Usual(0.03, 0.05), "host": Usual(0.05, 0.10),
-        "disk": Usual(0.10, 0.20),
+        "disk": Usual(0.10, 0.20), "storage": Usual(0.10, 0.20), "pairs": Usual(0.03, 0.05), "fsdp": Usual(0.02, 0.02),
+        "tp": Usual(0.02, 0.02),
     }
 )  # fmt: skip
 PRIOR = 6.0

@@ -9,7 +9,7 @@ from drover_collector.probes.judging.measurements import End, Measurement
 from drover_collector.store import ProbeRow
 from drover_collector.store.repositories.probes import Key
 from drover_core.model.events import ProbeResult
-from drover_core.model.probe_figures import FIGURES, GROUP_FIGURES
+from drover_core.model.probe_figures import FIGURES, GROUP_FIGURES, VALIDATION_FIGURES
 
 CPU = "cpu"  # ProbeResult.device where there is no NVIDIA driver: no figure of a GPU then
 _ENDS = {end.value: end for end in End}
@@ -55,7 +55,7 @@ def measurement(row: ProbeRow) -> Measurement | None:
     """None: a closing result that names no figure, one of a CPU or of several nodes together (`judging_groups`), or a
     figure that this version does not know."""
     result = row.result
-    if result.probe not in FIGURES or result.probe in GROUP_FIGURES or result.device == CPU:
+    if result.probe not in FIGURES or result.probe in (*GROUP_FIGURES, *VALIDATION_FIGURES) or result.device == CPU:
         return None
     end = _ENDS.get(result.end, End.UNSERVED) if result.end else End.DONE
     return Measurement(

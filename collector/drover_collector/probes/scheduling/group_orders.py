@@ -11,10 +11,11 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.store import OpenOrder
 from drover_core.model.events import ProbeOrder
-from drover_core.model.probe_figures import GROUP_FIGURES
+from drover_core.model.probe_figures import GROUP_FIGURES, VALIDATION_PROBES
 from drover_proto import telemetry_pb2 as pb
 
 TIMEOUT_S = 300  # of a group's request: seconds, plus the import of torch and the wait for each other
+TRAINING_TIMEOUT_S = 1200  # the same where it trains for minutes
 MOST_NODES = 256
 ADDRESS = "probe.address"  # in a node's inventory: where others reach it
 
@@ -40,8 +41,15 @@ def check_group(index: FleetIndex, nodes: Sequence[str], probes: Iterable[str]) 
     gpus = {index.spec.by_name[name].gpus for name in nodes}
     if len(gpus) > 1:
         raise ValueError(f"nodes of a group must have the same number of GPUs; these have {sorted(gpus)}")
-    if wrong := [name for name in probes if name not in GROUP_FIGURES]:
-        raise ValueError(f"{wrong[0]!r} is not a probe for groups; there are {', '.join(GROUP_FIGURES)}")
+    known = (*GROUP_FIGURES, *VALIDATION_PROBES)
+    if wrong := [name for name in probes if name not in known]:
+        raise ValueError(f"{wrong[0]!r} is not a probe for groups; there are {', '.join(known)}")
+
+
+def timeout_s(order: ProbeOrder) -> int:
+    """Return how long the request of a group's order may run on its node."""
+    trains = order.level != "quick" and any(name in VALIDATION_PROBES for name in order.probes)
+    return TRAINING_TIMEOUT_S if trains else TIMEOUT_S
 
 
 def groups_of(held: Iterable[OpenOrder]) -> dict[str, list[OpenOrder]]:
@@ -89,7 +97,7 @@ def group_turn(
 def request_of(order: ProbeOrder, join_s: float) -> pb.ProbeRequest:
     """Return the request for an order's node. The order has addresses and port."""
     return pb.ProbeRequest(
-        id=order.id, probes=order.probes, level=order.level, timeout_s=TIMEOUT_S, protection=order.protection,
+        id=order.id, probes=order.probes, level=order.level, timeout_s=timeout_s(order), protection=order.protection,
         group=pb.ProbeGroup(
             address=order.addresses[0], port=order.port, node=order.members.index(order.node),
             nodes=len(order.members), names=order.members, addresses=order.addresses, key=order.group, join_s=join_s,

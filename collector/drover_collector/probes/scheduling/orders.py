@@ -14,7 +14,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.probes.scheduling.group_orders import check_group
 from drover_collector.store import OpenOrder, Store
 from drover_core.model.events import ProbeOrder, ProbeReason, ProbeResult
-from drover_core.model.probe_figures import FIGURES, GROUP_FIGURES, LEVELS
+from drover_core.model.probe_figures import FIGURES, GROUP_FIGURES, LEVELS, VALIDATION_FIGURES
 
 log = logging.getLogger(__name__)
 
@@ -201,6 +201,8 @@ class OrderBook:
             raise ValueError(f"no level is called {level!r}; there are {', '.join(LEVELS)}")
         if unknown := [name for name in probes if name not in FIGURES or name.startswith("soak_")]:
             raise ValueError(f"no probe is called {unknown[0]!r}; docs/reference/probes.md lists them")
+        if validated := [name for name in probes if name in VALIDATION_FIGURES]:
+            raise ValueError(f"{validated[0]} needs several nodes: `drover validate NODE NODE`")
         if together := [name for name in probes if name in GROUP_FIGURES]:
             raise ValueError(f"{together[0]} needs several nodes: `drover probe --group NODE NODE`")
 
