@@ -24,9 +24,12 @@ class CheckpointReport:
 
 
 def to_message(report: CheckpointReport) -> str:
-    text = f"job {report.job} saved a checkpoint at step {report.step}"
-    found = {"v": 1, "job": report.job, "step": report.step, "text": text}
+    found = {"v": 1, "job": report.job, "step": report.step, "text": sentence(report)}
     return json.dumps(found, separators=(",", ":"))
+
+
+def sentence(report: CheckpointReport) -> str:
+    return f"job {report.job} saved a checkpoint at step {report.step}"
 
 
 def from_message(message: str) -> CheckpointReport:
