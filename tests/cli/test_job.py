@@ -22,6 +22,11 @@ LOSS = pb.JobLoss(
         pb.JobLossPart(blame="unknown", ms=HOUR_MS, summary="no incident explains it"),
     ],
     doubts=["Work repeated since the last checkpoint is not known."],
+    moves=[
+        pb.JobMove(job="t1", node="n7", asked_ms=1_800_000_000_000, answer="saved", text="job t1 saved itself",
+                   kept_ms=HOUR_MS // 2),
+        pb.JobMove(job="t1", node="n8", asked_ms=1_800_000_000_000, answer="none", text="it did not answer"),
+    ],
 )  # fmt: skip
 ROW = pb.JobRow(job="t\x1b1", gpus=16, nodes=2, since_ms=1_800_000_000_000, severity="warning", hurt="n1 is slow")
 

@@ -59,10 +59,10 @@ class Saving:
 
 def sentence(saving: Saving) -> str:
     """Return what came of it, for the operator; "": nothing was asked."""
-    return "; ".join(_of_job(each) for each in saving.jobs)
+    return "; ".join(sentence_of(each) for each in saving.jobs)
 
 
-def _of_job(save: JobSave) -> str:
+def sentence_of(save: JobSave) -> str:
     if not save.how:
         return f"job {save.job} was not asked to save itself: {save.why_not}"
     if save.step is not None:
