@@ -22,8 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import grpc
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -69,6 +72,14 @@ def where(slurm: Slurm, job: str) -> str:
     return found[1] if len(found) == 2 and found[0] == "RUNNING" else ""
 
 
+def answered(question: Callable[[], bool]) -> bool:
+    """Return its answer; False: the collector was too busy to answer in time."""
+    try:
+        return question()
+    except grpc.RpcError:
+        return False
+
+
 def submit(slurm: Slurm, folder: Path, socket: Path) -> str:
     script = folder / "job.sh"
     fields = {"ranks": RANKS, "python": sys.executable, "job": ROOT / "benchmarks/save_first_job.py"}
@@ -87,12 +98,14 @@ def move(slurm: Slurm, one: Acting, fake: FakeNvml, folder: Path, at_step: int, 
     args += ["--set", f"spool.dir={folder}/spool", "--set", "kmsg_accept_user_facility=true"]
     args += ["--set", f"steps_socket={socket}"]
     with running(folder, "drover_agent.main", *args, env={**os.environ, **fake.env()}):
-        wait_until(lambda: one.reports(node, 0), "the agent reports", SLOW_S)
+        wait_until(lambda: answered(lambda: one.reports(node, 0)), "the agent reports", SLOW_S)
         wait_until(lambda: any(each.get("step", 0) >= at_step for each in steps(folder)), "it trains", SLOW_S)
         began = time.monotonic()
         with Path("/dev/kmsg").open("w") as kernel_log:
             kernel_log.write(XID + "\n")
-        wait_until(lambda: [a for a in one.actions(node) if a.state == "done"], "the node is isolated", SLOW_S)
+        wait_until(
+            lambda: answered(lambda: any(a.state == "done" for a in one.actions(node))), "the node is isolated", SLOW_S
+        )
         closed_after_s = time.monotonic() - began
         try:
             wait_until(lambda: any(each["attempt"] > 0 for each in steps(folder)), "it has started again", SLOW_S)
@@ -104,7 +117,13 @@ def move(slurm: Slurm, one: Acting, fake: FakeNvml, folder: Path, at_step: int, 
     (action,) = one.actions(node)
     first = [each.get("step", 0) for each in steps(folder) if each["attempt"] == 0]
     again = next(each["begins_at"] for each in steps(folder) if each["attempt"] > 0)
-    made = Run(way, max(first), max(first) - again, closed_after_s, action.detail.replace(f"job {job}", "the job"))
+    made = Run(
+        way,
+        max(first),
+        max(first) - again,
+        closed_after_s,
+        action.detail.replace(f"job {job}", "the job").replace("requeued: " + job, "requeued: the job"),
+    )
     print(json.dumps(made.__dict__), flush=True)
     return made
 

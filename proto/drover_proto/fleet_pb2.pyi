@@ -3015,7 +3015,7 @@ Global___JobLoss: _TypeAlias = JobLoss  # noqa: Y015
 
 @_typing.final
 class JobPhase(_message.Message):
-    """A part of a job's time. Checkpoints are not among them: nothing reports them."""
+    """A part of a job's time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3026,7 +3026,7 @@ class JobPhase(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     SEVERITY_FIELD_NUMBER: _builtins.int
     lane: _builtins.str
-    """run, steps (it reported them), slow, fault, restart"""
+    """run, steps (it reported them), slow, fault, restart, checkpoint"""
     from_ms: _builtins.int
     to_ms: _builtins.int
     incident: _builtins.str

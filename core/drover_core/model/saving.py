@@ -58,7 +58,7 @@ class Saving:
 
 
 def sentence(saving: Saving) -> str:
-    """Return what came of it, for the operator; "": nothing was asked."""
+    """Return what the jobs answered, for the operator; "": there were none."""
     return "; ".join(sentence_of(each) for each in saving.jobs)
 
 

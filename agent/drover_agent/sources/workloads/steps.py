@@ -297,7 +297,7 @@ class StepsSource:
         with self._lock:
             workload = self._workloads.get(name)
             if workload is None or workload.uid != uid:
-                raise JunkError(f"a checkpoint of workload {name!r}, of which uid {uid} reports no steps")
+                raise JunkError(f"a checkpoint of workload {name!r}: uid {uid} reports no steps of it")
             workload.saved = report
 
     def _begin(self, report: Report, uid: int, now_s: float) -> _Workload:
