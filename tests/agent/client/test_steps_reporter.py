@@ -18,7 +18,7 @@ import pytest
 import drover_agent.client.training_steps
 from drover_agent.client.training_steps import RECONNECT_S, Reporter, transformer_flops
 from drover_agent.sources.base import Reading
-from drover_agent.sources.workloads.steps import MAX_DATAGRAM, SAVES_S, Report, read_report
+from drover_agent.sources.workloads.steps import MAX_DATAGRAM, SAVES_AHEAD, SAVES_S, Report, read_report
 from drover_core.jobs.checkpoint import CheckpointReport, from_message
 from drover_core.model.kinds import EventKind
 from drover_core.model.reports import event_text
@@ -74,11 +74,15 @@ def test_a_job_that_is_asked_saves_itself_and_says_so(listening: Listening, monk
     assert (event.kind, event.code, event.forgeable) == (EventKind.RANK, "checkpoint", True)
     assert from_message(event.message) == CheckpointReport("4242", 1)
     assert event_text(event.kind, event.message) == "job 4242 saved a checkpoint at step 1"
-    listening.after(lambda: reporter.saved(900))
-    assert listening.source.read(T).events == [], "the next one waits: anyone may send them"
+    steps = [
+        from_message(event.message).step
+        for number in range(SAVES_AHEAD + 3)
+        for event in listening.after(lambda number=number: reporter.saved(900 + number)).events  # type: ignore[misc]
+    ]
+    assert steps == [900 + number for number in range(SAVES_AHEAD - 1)], "of many in a row the newest waits"
     listening.ticks.now_s += SAVES_S
     [event] = listening.source.read(T).events
-    assert from_message(event.message).step == 900
+    assert from_message(event.message).step == 900 + SAVES_AHEAD + 2
 
 
 def test_a_checkpoint_of_another_users_workload_is_left_out(listening: Listening) -> None:

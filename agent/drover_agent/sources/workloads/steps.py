@@ -41,7 +41,7 @@ MAX_RANKS = 256  # of one workload on one node
 MAX_PROCESSES = 10_000_000  # of one workload in all
 SHORTEST_S = 1e-9
 STALE_S, STALE_STEPS = 60.0, 5.0  # a loop has stopped after so long, and so many of its steps, without a report
-SAVES_S = 10.0  # between two checkpoints of one workload that are reported
+SAVES_S, SAVES_AHEAD = 10.0, 6  # a report of a checkpoint costs a workload so many seconds; so many are free at first
 FRESH_S, FRESH_STEPS = 3.0, 2.0  # of a rank's last report, to count in the row of now
 RETRY_S = 60.0  # between attempts to make the socket, and looks whether it is still there
 
@@ -75,7 +75,7 @@ class _Workload:
     received_s: float = 0.0
     news: bool = False  # a report came since the last row
     saved: CheckpointReport | None = None  # its newest checkpoint, if that is not reported yet
-    next_save_s: float = -math.inf  # when the next one may be reported
+    saves_paid_s: float = -math.inf  # checkpoints that were reported are paid for up to here
 
     def stale(self, now_s: float) -> bool:
         slowest_s = max(report.step_time_s for _, report in self.ranks.values())
@@ -156,9 +156,10 @@ class StepsSource:
 
     @staticmethod
     def _add_checkpoint(reading: Reading, workload: _Workload, now_ms: int, now_s: float) -> None:
-        """Anyone may send them, so of many only the newest of some seconds is reported."""
-        if workload.saved is not None and now_s >= workload.next_save_s:
-            text, workload.saved, workload.next_save_s = to_message(workload.saved), None, now_s + SAVES_S
+        """At once, as a node may wait for it. Anyone may send them, so of many in a row only the newest is reported."""
+        paid_s = max(workload.saves_paid_s, now_s - SAVES_AHEAD * SAVES_S) + SAVES_S
+        if workload.saved is not None and paid_s <= now_s:
+            text, workload.saved, workload.saves_paid_s = to_message(workload.saved), None, paid_s
             reading.events.append(NodeEvent(now_ms, None, EventKind.RANK, CHECKPOINT, text, "steps", forgeable=True))
 
     def _add_row(self, reading: Reading, entity: Entity, workload: _Workload, now_s: float) -> None:
