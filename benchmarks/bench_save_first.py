@@ -182,6 +182,8 @@ def page(made: list[Run], seed: int) -> str:
         "| --- | --- | --- | --- | --- | --- |", *sums, "",
         "A job that is asked still repeats the steps between its checkpoint and its end: Drover looks for the",
         "answer every 2 s, the agent sends it about once a second, and Slurm takes a moment to end the job.", "",
+        "The interval between two checkpoints is short here, about 10 s, so that the answer takes a good part of",
+        "it. In training it is minutes to hours, and the answer takes as long.", "",
         "The last action said:", "", f"> {last}", "",
         "## Each move", "", *rows, "",
     ])  # fmt: skip
