@@ -164,9 +164,11 @@ def _show_loss(loss: pb.JobLoss) -> None:
 
 
 def _loss_json(loss: pb.JobLoss) -> dict[str, Any]:
-    found = {"parts": list(loss.parts), "phases": list(loss.phases), "moves": list(loss.moves)}
-    lists = {key: [message_json(each) for each in rows] for key, rows in found.items()}
-    return {**message_json(loss), "shares": message_json(loss.shares), **lists}
+    return {
+        **message_json(loss), "shares": message_json(loss.shares),
+        "parts": [message_json(each) for each in loss.parts], "phases": [message_json(each) for each in loss.phases],
+        "moves": [message_json(each) for each in loss.moves],
+    }  # fmt: skip
 
 
 def _floats(packed: bytes) -> list[float]:
