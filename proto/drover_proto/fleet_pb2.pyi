@@ -2966,6 +2966,7 @@ class JobLoss(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     DOUBTS_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     from_ms: _builtins.int
     to_ms: _builtins.int
     """what is known ends here: the newest rollup"""
@@ -2990,6 +2991,10 @@ class JobLoss(_message.Message):
     def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPhase]:
         """its time line"""
 
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMove]:
+        """from nodes that went out, the newest first"""
+
     def __init__(
         self,
         *,
@@ -3002,10 +3007,11 @@ class JobLoss(_message.Message):
         parts: _abc.Iterable[Global___JobLossPart] | None = ...,
         doubts: _abc.Iterable[_builtins.str] | None = ...,
         phases: _abc.Iterable[Global___JobPhase] | None = ...,
+        moves: _abc.Iterable[Global___JobMove] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubts", b"doubts", "from_ms", b"from_ms", "held_ms", b"held_ms", "lost_ms", b"lost_ms", "parts", b"parts", "phases", b"phases", "shares", b"shares", "slow_ms", b"slow_ms", "to_ms", b"to_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doubts", b"doubts", "from_ms", b"from_ms", "held_ms", b"held_ms", "lost_ms", b"lost_ms", "moves", b"moves", "parts", b"parts", "phases", b"phases", "shares", b"shares", "slow_ms", b"slow_ms", "to_ms", b"to_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3013,7 +3019,7 @@ Global___JobLoss: _TypeAlias = JobLoss  # noqa: Y015
 
 @_typing.final
 class JobPhase(_message.Message):
-    """A part of a job's time. Checkpoints are not among them: nothing reports them."""
+    """A part of a job's time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3024,7 +3030,7 @@ class JobPhase(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     SEVERITY_FIELD_NUMBER: _builtins.int
     lane: _builtins.str
-    """run, steps (it reported them), slow, fault, restart"""
+    """run, steps (it reported them), slow, fault, restart, checkpoint"""
     from_ms: _builtins.int
     to_ms: _builtins.int
     incident: _builtins.str
@@ -4999,6 +5005,7 @@ class Ledger(_message.Message):
     KWH_PRICE_FIELD_NUMBER: _builtins.int
     FLEET_ENERGY_FIELD_NUMBER: _builtins.int
     DOUBTS_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     from_ms: _builtins.int
     to_ms: _builtins.int
     """what is known ends here: the newest rollup"""
@@ -5055,6 +5062,10 @@ class Ledger(_message.Message):
     def doubts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what is not known, a sentence each"""
 
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMove]:
+        """jobs whose node went out, and that were to save themselves first; the newest first"""
+
     def __init__(
         self,
         *,
@@ -5078,10 +5089,11 @@ class Ledger(_message.Message):
         kwh_price: _builtins.float | None = ...,
         fleet_energy: Global___LedgerEnergy | None = ...,
         doubts: _abc.Iterable[_builtins.str] | None = ...,
+        moves: _abc.Iterable[Global___JobMove] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "fleet_energy", b"fleet_energy", "kwh_price", b"kwh_price", "other_jobs", b"other_jobs", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "availability", b"availability", "causes", b"causes", "currency", b"currency", "days", b"days", "doubts", b"doubts", "fleet_energy", b"fleet_energy", "from_ms", b"from_ms", "incidents", b"incidents", "jobs", b"jobs", "jobs_total", b"jobs_total", "kwh_price", b"kwh_price", "nodes", b"nodes", "nodes_total", b"nodes_total", "objective", b"objective", "other_jobs", b"other_jobs", "pools", b"pools", "repair", b"repair", "to_ms", b"to_ms", "total", b"total", "worst_nodes", b"worst_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "availability", b"availability", "causes", b"causes", "currency", b"currency", "days", b"days", "doubts", b"doubts", "fleet_energy", b"fleet_energy", "from_ms", b"from_ms", "incidents", b"incidents", "jobs", b"jobs", "jobs_total", b"jobs_total", "kwh_price", b"kwh_price", "moves", b"moves", "nodes", b"nodes", "nodes_total", b"nodes_total", "objective", b"objective", "other_jobs", b"other_jobs", "pools", b"pools", "repair", b"repair", "to_ms", b"to_ms", "total", b"total", "worst_nodes", b"worst_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kwh_price: _TypeAlias = _typing.Literal["kwh_price"]  # noqa: Y015
     _WhichOneofArgType__kwh_price: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price"]  # noqa: Y015
@@ -5093,6 +5105,56 @@ class Ledger(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__other_jobs) -> _WhichOneofReturnType__other_jobs | None: ...
 
 Global___Ledger: _TypeAlias = Ledger  # noqa: Y015
+
+@_typing.final
+class JobMove(_message.Message):
+    """A job whose node was taken out of service after it had time to save itself (`save_s` in the policy)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    ASKED_MS_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    STEPS_KEPT_FIELD_NUMBER: _builtins.int
+    KEPT_MS_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    node: _builtins.str
+    asked_ms: _builtins.int
+    answer: _builtins.str
+    """saved, left, none, not asked"""
+    text: _builtins.str
+    """a sentence"""
+    steps_kept: _builtins.int
+    """that it need not repeat, because it saved itself; absent: not known"""
+    kept_ms: _builtins.int
+    """the time of those, in GPU-milliseconds"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        node: _builtins.str = ...,
+        asked_ms: _builtins.int = ...,
+        answer: _builtins.str = ...,
+        text: _builtins.str = ...,
+        steps_kept: _builtins.int | None = ...,
+        kept_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kept_ms", b"_kept_ms", "_steps_kept", b"_steps_kept", "kept_ms", b"kept_ms", "steps_kept", b"steps_kept"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept_ms", b"_kept_ms", "_steps_kept", b"_steps_kept", "answer", b"answer", "asked_ms", b"asked_ms", "job", b"job", "kept_ms", b"kept_ms", "node", b"node", "steps_kept", b"steps_kept", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__kept_ms: _TypeAlias = _typing.Literal["kept_ms"]  # noqa: Y015
+    _WhichOneofArgType__kept_ms: _TypeAlias = _typing.Literal["_kept_ms", b"_kept_ms"]  # noqa: Y015
+    _WhichOneofReturnType__steps_kept: _TypeAlias = _typing.Literal["steps_kept"]  # noqa: Y015
+    _WhichOneofArgType__steps_kept: _TypeAlias = _typing.Literal["_steps_kept", b"_steps_kept"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_ms) -> _WhichOneofReturnType__kept_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__steps_kept) -> _WhichOneofReturnType__steps_kept | None: ...
+
+Global___JobMove: _TypeAlias = JobMove  # noqa: Y015
 
 @_typing.final
 class LedgerShares(_message.Message):

@@ -22,6 +22,11 @@ LOSS = pb.JobLoss(
         pb.JobLossPart(blame="unknown", ms=HOUR_MS, summary="no incident explains it"),
     ],
     doubts=["Work repeated since the last checkpoint is not known."],
+    moves=[
+        pb.JobMove(job="t1", node="n7", asked_ms=1_800_000_000_000, answer="saved", text="job t1 saved itself",
+                   kept_ms=HOUR_MS // 2),
+        pb.JobMove(job="t1", node="n8", asked_ms=1_800_000_000_000, answer="none", text="it did not answer"),
+    ],
 )  # fmt: skip
 ROW = pb.JobRow(job="t\x1b1", gpus=16, nodes=2, since_ms=1_800_000_000_000, severity="warning", hurt="n1 is slow")
 
@@ -102,8 +107,13 @@ def test_one_job_says_first_whether_it_is_healthy_and_then_whose_fault_the_loss_
     assert gpu == ["gpu", "n1", "GPU", "3", "2.00", "67%", "i1", "power", "cap"]
     (unknown,) = [line.split() for line in lines if line.startswith("  unknown")]
     assert unknown == ["unknown", "-", "1.00", "33%", "-", "no", "incident", "explains", "it"]
+    (saved,) = [line for line in lines if "n7" in line]
+    assert saved.endswith("before n7 went out: job t1 saved itself; 0.50 GPU-hours not repeated")
+    (silent,) = [line for line in lines if "n8" in line]
+    assert silent.endswith("it did not answer"), "unknown is not 0"
     assert main(["job", "t1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
+    assert [move["answer"] for move in answer["loss"]["moves"]] == ["saved", "none"]
     assert sum(part["ms"] for part in answer["loss"]["parts"]) == answer["loss"]["lost_ms"] == 3 * HOUR_MS
     assert answer["loss"]["shares"]["waiting_ms"] == 3 * HOUR_MS
     assert answer["sentence"].startswith("Job t")

@@ -65,13 +65,13 @@ class Acting(NamedTuple):
 
 
 @contextlib.contextmanager
-def acting(folder: Path, slurm: Slurm, store: str = "", settings: str = "") -> Iterator[Acting]:
+def acting(folder: Path, slurm: Slurm, store: str = "", settings: str = "", policy: str = POLICY) -> Iterator[Acting]:
     """One in enforce mode. `store`: its url; empty: embedded. `settings`: further tables of its file."""
     folder.mkdir(exist_ok=True)
     agents, api = (f"127.0.0.1:{free_port()}" for _ in range(2))
     nodes = "".join(f'[[nodes]]\nnames = "{node}"\nrack = "r1"\nsku = "H100-SXM"\ngpus = 8\n' for node in slurm.nodes)
     (folder / "fleet.toml").write_text(nodes)
-    (folder / "policy.toml").write_text(POLICY)
+    (folder / "policy.toml").write_text(policy)
     (folder / "collector.toml").write_text(
         f'fleet = "{folder}/fleet.toml"\n[store]\nurl = "{store or f"chdb://{folder}/store"}"\n'
         f'[ingest]\nlisten = "{agents}"\n[api]\nlisten = "{api}"\n[policy]\npath = "{folder}/policy.toml"\n'

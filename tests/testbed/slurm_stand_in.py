@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from drover_collector.actions.base import ActError, AwayError, LaterError
+from drover_collector.actions.slurm.save_signal import SaveSignal
 from drover_collector.actions.slurm.scontrol import SlurmNode
 
 
@@ -18,6 +19,7 @@ class SlurmStandIn:
         running: node -> jobs on it; kept: jobs that may not be requeued.
         effects: every change that was asked for, in order.
         away: slurmctld does not answer.
+        save_signals: job -> the signal that it names.
     """
 
     def __init__(self, *nodes: str) -> None:
@@ -27,6 +29,7 @@ class SlurmStandIn:
         self.effects: list[str] = []
         self.away = False
         self.requeues = True
+        self.save_signals: dict[str, SaveSignal] = {}
         for name in nodes:
             self.add(name)
 
@@ -82,6 +85,14 @@ class SlurmStandIn:
         self.effects.append(f"requeue {job}")
         self.running[node].remove(job)
         self._busy(node)
+
+    def save_signal(self, job: str) -> SaveSignal | None:
+        self._answer()
+        return self.save_signals.get(job)
+
+    def signal(self, job: str, signal: SaveSignal) -> None:
+        self._answer()
+        self.effects.append(f"signal {job} {signal.name}{' to its script' if signal.to_script else ''}")
 
     def _busy(self, node: str) -> None:
         held = self.held[node]

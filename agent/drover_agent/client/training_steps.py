@@ -9,7 +9,13 @@ Import this file or copy it: it needs only the standard library, and nothing of 
         train(batch)
         reporter.step()          # or reporter.step(step_time_s=...) if the loop measures its time itself
     ...
-    reporter.reset()             # after a pause that is not a step: evaluation, a checkpoint
+    reporter.reset()             # after a pause that is not a step, such as an evaluation
+    reporter.saved(step)         # a checkpoint is on disk; it resets too
+
+Drover may ask a job to save itself before it takes its node out of service, by a signal:
+
+    reporter.on_save(save)       # one process: `step` calls save() between two steps, then reports it
+    reporter.on_save()           # several ranks: let them agree on `reporter.save_asked`, save, then call `saved`
 
 Call it on every rank. `tokens_per_step` and `flops_per_step` are those of the whole job, over all its ranks. A call
 takes microseconds, never waits and never raises: about once a second it sends one datagram to a Unix socket without
@@ -30,6 +36,8 @@ Wire, version 1: one JSON object per datagram, at most 1,024 bytes, sent to $DRO
     flops        optional: floating-point operations of one step, over all ranks
     job          optional: the scheduler's name of the job
 
+or, of rank 0 alone, `saved` instead of step, steps and step_time_s: the number of steps in a checkpoint on disk.
+
 A reader skips keys that it does not know and refuses another version.
 """
 
@@ -39,8 +47,11 @@ import json
 import math
 import os
 import re
+import signal
 import socket
+from collections.abc import Callable
 from time import monotonic
+from types import FrameType
 
 SOCKET = "/run/drover/steps.sock"
 SEND_S = 1.0  # between two reports of one process
@@ -54,6 +65,7 @@ class Reporter:
 
     Attributes:
         unsent: reports that could not be sent when they were due.
+        save_asked: the job is asked to save itself, and has not since.
 
     Raises (at construction only):
         ValueError: the agent would refuse the name or a number.
@@ -82,6 +94,9 @@ class Reporter:
         if job := next((os.environ[key] for key in _JOB if os.environ.get(key)), ""):
             fields["job"] = job.encode("ascii", "replace").decode()[:128]  # escaped it may be too long
         self.unsent = 0
+        self.save_asked = False
+        self._save: Callable[[], object] | None = None
+        self._reports_saves = fields["rank"] == 0
         self._head = json.dumps(fields)[:-1]
         self._path = socket_path or os.environ.get("DROVER_STEPS_SOCKET") or SOCKET
         self._socket: socket.socket | None = None
@@ -93,6 +108,10 @@ class Reporter:
 
     def step(self, step_time_s: float | None = None) -> None:
         """Count a step. Its time is `step_time_s`, or the time since the last call; the first call only begins."""
+        if self.save_asked and self._save is not None:
+            self._save()
+            self.saved()
+            return
         now = monotonic()
         taken = step_time_s if step_time_s is not None else None if self._began is None else now - self._began
         self._began = now
@@ -112,9 +131,44 @@ class Reporter:
         """Begin the next step now: the time since the last one was not a step."""
         self._began = monotonic()
 
+    def on_save(self, save: Callable[[], object] | None = None, number: int = signal.SIGUSR1) -> None:
+        """Listen to a signal that asks the job to save itself: set `save_asked`.
+
+        Args:
+            save: writes a checkpoint; the next `step` calls it. Only for a job of one process: ranks may get the signal
+                at different steps. What it raises comes out of `step`.
+            number: the signal that the job names to its scheduler, as in `#SBATCH --signal=USR1@120`.
+        Raises:
+            ValueError: this is not the main thread.
+        """
+        before = signal.getsignal(number)
+
+        def asked(signum: int, frame: FrameType | None) -> None:
+            self.save_asked = True
+            if callable(before):
+                before(signum, frame)
+
+        self._save = save
+        signal.signal(number, asked)
+
+    def saved(self, step: int | None = None) -> None:
+        """Report that a checkpoint is on disk. Call it on every rank; rank 0 sends it.
+
+        Args:
+            step: steps of the training that are in it; None: those that this process has counted.
+        """
+        self.save_asked = False
+        self.reset()
+        if self._reports_saves:
+            number = self._steps if step is None else int(step)
+            self.unsent += not self._write(f'{self._head}, "saved": {number}}}', self._began or 0.0)
+
     def _send(self, now: float) -> bool:
         mean_s = float(self._pending_s / self._pending)  # repr of a numpy number is not a number
         text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, "step_time_s": {mean_s!r}}}'
+        return self._write(text, now)
+
+    def _write(self, text: str, now: float) -> bool:
         try:
             if self._pid != os.getpid():  # the first report, or the first one after a fork
                 self._pid, self._socket, self._next_connect = os.getpid(), None, 0.0

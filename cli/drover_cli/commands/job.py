@@ -156,13 +156,19 @@ def _show_loss(loss: pb.JobLoss) -> None:
             for part in loss.parts
         ]  # fmt: skip
         print_table(["  BLAME", "WHERE", "GPU-H", "SHARE", "INCIDENT", "CAUSE"], rows, right=frozenset({2, 3}))
+    for move in loss.moves:
+        kept = f"; {move.kept_ms / HOUR_MS:,.2f} GPU-hours not repeated" if move.HasField("kept_ms") else ""
+        say(f"  {when(move.asked_ms)}, before {move.node} went out: {move.text}{kept}", 4)
     for text in loss.doubts:
         say(f"  not known: {text}", 4)
 
 
 def _loss_json(loss: pb.JobLoss) -> dict[str, Any]:
-    parts, phases = ([message_json(each) for each in found] for found in (list(loss.parts), list(loss.phases)))
-    return {**message_json(loss), "shares": message_json(loss.shares), "parts": parts, "phases": phases}
+    return {
+        **message_json(loss), "shares": message_json(loss.shares),
+        "parts": [message_json(each) for each in loss.parts], "phases": [message_json(each) for each in loss.phases],
+        "moves": [message_json(each) for each in loss.moves],
+    }  # fmt: skip
 
 
 def _floats(packed: bytes) -> list[float]:

@@ -87,6 +87,7 @@ def csv_rows(ledger: pb.Ledger) -> str:
         ("other jobs", [ledger.other_jobs] if ledger.HasField("other_jobs") else []), ("node", ledger.nodes),
         ("cause", ledger.causes), ("incident", ledger.incidents), ("availability", ledger.availability),
         ("availability of a node", ledger.worst_nodes), ("repair", ledger.repair),
+        ("move", ledger.moves),
     ]  # fmt: skip
     rows = [{"table": name, **flat(message_values(row))} for name, messages in tables for row in messages]
     headers = list(dict.fromkeys(key for row in rows for key in row))

@@ -53,7 +53,7 @@ class Page:
 def make_page(ledger: pb.Ledger) -> Page:
     tables = [
         _shares(ledger), _days(ledger), _rows("Pools", "pool", ledger.pools, ledger), _causes(ledger),
-        _incidents(ledger), _repair(ledger), _availability(ledger), _jobs(ledger),
+        _incidents(ledger), _repair(ledger), _availability(ledger), _jobs(ledger), _moves(ledger),
     ]  # fmt: skip
     return Page(
         f"GPU report, {title(ledger.from_ms, ledger.to_ms)}", _facts(ledger), [t for t in tables if t.rows],
@@ -183,6 +183,21 @@ def _jobs(ledger: pb.Ledger) -> Table:
     more = ledger.jobs_total - len(rows)
     note = f"{more} more jobs are in the CSV and JSON forms, as far as --limit goes." if more > 0 else ""
     return Table("Jobs that lost most", ["job", "GPUs", "ETTR", "ended by faults", *HEADERS], rows, note=note)
+
+
+def _moves(ledger: pb.Ledger) -> Table:
+    rows = [
+        [plain(job_label(row.job)), plain(row.node), when(row.asked_ms), row.answer,
+         str(row.steps_kept) if row.HasField("steps_kept") else NONE,
+         f"{row.kept_ms / HOUR_MS:,.2f}" if row.HasField("kept_ms") else NONE]
+        for row in ledger.moves[:ROWS]
+    ]  # fmt: skip
+    kept = [row.kept_ms for row in ledger.moves if row.HasField("kept_ms")]
+    note = f"Together {sum(kept) / HOUR_MS:,.2f} GPU-hours need not be repeated." if kept else ""
+    unknown = sum(not row.HasField("kept_ms") for row in ledger.moves)
+    note += f" Of {unknown} it is not known." if unknown and rows else ""
+    headers = ["job", "node", "asked", "answer", "steps not repeated", "GPU-hours not repeated"]
+    return Table("Jobs that could save themselves before their node went", headers, rows, words=4, note=note.strip())
 
 
 def what(kind: str, cause: str) -> str:

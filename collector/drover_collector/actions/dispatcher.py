@@ -35,6 +35,7 @@ from drover_core.model.events import (
     ProbeVerdict,
     RecommendedAction,
 )
+from drover_core.model.saving import Saving
 
 log = logging.getLogger(__name__)
 
@@ -203,16 +204,18 @@ class ActionDispatcher:
     def begin(self, decision: Decision, why: str) -> None:
         """Store the intent of a decision to act, and queue it. Raises StoreError."""
         d = decision
-        self.intend(d.node, ACT_OF[d.wanted], d.id, d.incident_id, why, "drover", since_ms=d.ts_ms)
+        self.intend(d.node, ACT_OF[d.wanted], d.id, d.incident_id, why, "drover", since_ms=d.ts_ms, save_s=d.save_s)
 
     def intend(
-        self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0, forced: bool = False
-    ) -> Action:
+        self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0, forced: bool = False,
+        save_s: float = 0.0,
+    ) -> Action:  # fmt: skip
         """Store an intent and queue it, unless there is one already; return the action.
 
         Args:
             seed: makes the action's id: a decision's id, or what else makes it one of its kind.
             since_ms: when the seed was made. Only this process knows those of after its start.
+            save_s: how long its jobs have to save themselves first.
         Raises:
             StoreError: it could not be stored, or this collector is not the active one.
         """
@@ -230,7 +233,7 @@ class ActionDispatcher:
             decision = seed if incident and by == "drover" and act in ACT_OF.values() else ""
             made = Action(
                 id_, decision, incident, node, act, actuator, ActionState.INTENDED, self.context.now_ms(), by=by,
-                why=why, forced=forced,
+                why=why, forced=forced, saving=Saving(save_s) if save_s else None,
             )  # fmt: skip
             self.context.crash_test_hook("decided")
             if worker is None:

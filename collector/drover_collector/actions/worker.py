@@ -36,8 +36,11 @@ from drover_collector.actions.node_outage import (
 from drover_collector.actions.reconciler import SchedulerReconciler
 from drover_collector.actions.return_conditions import Lack, LackError
 from drover_collector.actions.return_to_service import NodeReturns
+from drover_collector.actions.saving import LOOK_S as SAVING_LOOK_S
+from drover_collector.actions.saving import JobSaver, SavingError
 from drover_collector.store import StoreError
 from drover_core.model.events import Act, Action, ActionState, Decision, Health, NodeOutage
+from drover_core.model.saving import sentence
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class Worker:
         self._away_until = 0.0
         self._away = 0
         self._reconciler = SchedulerReconciler(context, actuator, dispatcher.intend, returns.validate)
+        self._saver = JobSaver(context, actuator)
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
 
     def start(self) -> None:
@@ -235,6 +239,9 @@ class Worker:
         except StoreError as error:
             log.warning("%s %s waits: %s", job.action.action, job.action.node, error)
             job.due = time.monotonic() + STORE_WAIT_S
+        except SavingError as error:
+            self._note_answer()
+            self._wait_for_jobs(job, str(error))
         except LaterError as error:
             if isinstance(error, AwayError):
                 self._note_away(str(error))
@@ -273,12 +280,42 @@ class Worker:
             context.crash_test_hook("begun")
         self._refuse_conflict(job.action)
         self._wait_for_guard(job.action)
+        self._let_jobs_save(job)
 
         def check_lease() -> None:
             context.store.fence()
             job.touched = True
 
         return self.actuator.do(job.action, check_lease).detail
+
+    def _let_jobs_save(self, job: Job) -> None:
+        """Ask the node's jobs to save themselves before it goes, where the policy says so.
+
+        Raises:
+            SavingError: they still have time. ActError and its kinds, StoreError.
+        """
+        action = job.action
+        if action.saving is None or action.action not in CLOSINGS or action.forced or self._has_closed(action):
+            return
+        if not action.saving.asked_ms:
+            job.action = self._saver.prepare(action)
+            self._context.crash_test_hook("saving")
+            job.action = self._saver.ask(job.action)
+            self._context.crash_test_hook("asked")
+        job.action = self._saver.take_answers(job.action)
+        if why := self._saver.waits(job.action):
+            raise SavingError(why)
+
+    def _wait_for_jobs(self, job: Job, why: str) -> None:
+        """Look for the jobs' answers again soon. It counts as no try."""
+        self._put_behind(job, SAVING_LOOK_S)
+        if job.action.detail != why:
+            log.info("%s %s %s", job.action.action, job.action.node, why)
+            job.action = replace(job.action, detail=why)
+            try:
+                self._context.store.actions.write([job.action])
+            except StoreError as error:
+                log.warning("the store: %s", error)
 
     def _observed(self, node: str) -> NodeState | None:
         return self.actuator.observe_all([node]).get(node)
@@ -367,6 +404,8 @@ class Worker:
     def _finish(self, job: Job, state: ActionState, detail: str) -> None:
         """Store the outage, then the outcome: after a stop in between, the intent is found done."""
         context, action = self._context, job.action
+        if action.saving is not None and (said := sentence(action.saving)):
+            detail = f"{detail}; {said}"
         if state is ActionState.DONE:
             self._set_outage(action)
             context.crash_test_hook("moved")
@@ -454,7 +493,8 @@ class Worker:
         context, action = self._context, job.action
         job.tries += 1
         text = f"not yet, tried again: {why}"
-        if job.detail is None and context.now_ms() - action.ts_ms > context.config.give_up_s * 1000:
+        began_ms = action.ts_ms if action.saving is None else max(action.ts_ms, action.saving.until_ms)
+        if job.detail is None and context.now_ms() - began_ms > context.config.give_up_s * 1000:
             text = f"given up after {job.tries} tries: {why}"
             if known:
                 self._fail(job, text)
@@ -471,7 +511,10 @@ class Worker:
                 log.warning("the store: %s", error)
 
     def _put_off(self, job: Job) -> None:
-        job.due = time.monotonic() + WAITS_S[min(job.tries, len(WAITS_S)) - 1]
+        self._put_behind(job, WAITS_S[min(job.tries, len(WAITS_S)) - 1])
+
+    def _put_behind(self, job: Job, seconds: float) -> None:
+        job.due = time.monotonic() + seconds
         with self._changed:  # behind the others
             self._jobs.pop(job.action.id, None)
             self._jobs[job.action.id] = job

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from drover_collector.api.ledger import read_facts
+from drover_collector.api.moves import messages, moves_of
 from drover_collector.api.snapshot import DAY_MS, ApiSnapshot
 from drover_collector.ledger.blame import Blame, JobLoss, Part, job_loss
 from drover_collector.ledger.claims import RESTARTED
@@ -40,6 +41,7 @@ def add_loss(
         return
     made = facts.once(("loss", job, from_ms // HOUR_MS), KEPT_S, lambda: _make(facts, job, gpus, (from_ms, to_ms)))
     reply.loss.CopyFrom(_message(facts, made, {incident.id: incident for incident in incidents}))
+    reply.loss.moves.extend(messages(moves_of(facts, from_ms, to_ms, job), made.facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Made:
     loss: JobLoss | None
     phases: Sequence[Phase]
     late_ms: int
+    saves: bool = False  # it reported checkpoints
 
 
 def _make(facts: ApiSnapshot, job: str, gpus: Sequence[int], span: tuple[int, int]) -> Made:
@@ -66,7 +69,8 @@ def _make(facts: ApiSnapshot, job: str, gpus: Sequence[int], span: tuple[int, in
         incidents=[i for i in found.incidents if i.job in names or any(node in nodes for node, _ in i.members)],
     )
     loss = job_loss(facts.index, found, number, span[0], to_ms)
-    return Made(found, loss, job_phases(facts.index, found, number, span[0], to_ms), late_ms)
+    saves = any(each in kept for each, _ in found.checkpoints)
+    return Made(found, loss, job_phases(facts.index, found, number, span[0], to_ms), late_ms, saves)
 
 
 def _message(facts: ApiSnapshot, made: Made, known: dict[str, Incident]) -> pb.JobLoss:
@@ -90,7 +94,8 @@ def _message(facts: ApiSnapshot, made: Made, known: dict[str, Incident]) -> pb.J
     unknown_ms = loss.shares[Share.UNKNOWN]
     if unknown_ms:
         reply.doubts.append(f"Of {unknown_ms / HOUR_MS:,.2f} GPU-hours it is not known what they were used for.")
-    reply.doubts.append("Work repeated since the last checkpoint is not known, as nothing reports checkpoints.")
+    if not made.saves:
+        reply.doubts.append("Work repeated since the last checkpoint is not known: the job reports no checkpoints.")
     return reply
 
 

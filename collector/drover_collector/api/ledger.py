@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from drover_collector.api.moves import messages, moves_of
 from drover_collector.api.snapshot import DAY_MS, ApiSnapshot, RefusalError, bad_argument, not_found
 from drover_collector.ledger.account import Account, asked_energy, make_account
 from drover_collector.ledger.facts import Facts, LedgerIncident
@@ -16,14 +18,18 @@ from drover_collector.ledger.holds import of_changes, steps_of_jobs
 from drover_collector.ledger.message import HOUR_MS, Asked, Prices, make_message
 from drover_collector.ledger.spans import GpuSpans, Ints
 from drover_collector.ledger.telemetry import Buckets, EnergyMeter, find_activity, find_energy
+from drover_collector.store import Store
 from drover_collector.store.samples.usage import STEP_MS, UsageReader
+from drover_core.jobs.checkpoint import ReportError, from_message
 from drover_core.model.events import NoteKind
+from drover_core.model.kinds import CHECKPOINT, EventKind
 from drover_proto import fleet_pb2 as pb
 
 DAYS, MOST_DAYS = 7, 35  # of one report
 READ_DAYS = 400  # as long as incidents are looked back at elsewhere
 # Facts of this time before and after count too: a fault ends a job ten minutes later, a restart takes half an hour.
 MARGIN_MS = 3_600_000
+CHECKPOINTS = 50_000  # that are read for one report
 KEPT_S = 60.0
 WAIT_S = 20.0  # for another report
 LISTED, LISTED_MAX = 200, 5000
@@ -49,6 +55,7 @@ def get_ledger(facts: ApiSnapshot, request: pb.LedgerRequest) -> pb.Ledger:
         )
     if from_ms < now_ms - READ_DAYS * DAY_MS:
         raise bad_argument(f"from_ms {from_ms}: it is at most {READ_DAYS} days ago")
+    moves = moves_of(facts, from_ms, to_ms, request.job)
     made = facts.once(("ledger", from_ms, to_ms // STEP_MS), KEPT_S, lambda: _make(facts, from_ms, to_ms))
     job = None
     if request.job:
@@ -56,7 +63,9 @@ def get_ledger(facts: ApiSnapshot, request: pb.LedgerRequest) -> pb.Ledger:
             raise not_found(f"no job {request.job!r} held a GPU in this time")
         job = made.facts.jobs.index(request.job)
     asked = Asked(job, min(request.limit or LISTED, LISTED_MAX))
-    return make_message(facts.index, made.facts, made.account, prices(facts), asked, made.doubts)
+    reply = make_message(facts.index, made.facts, made.account, prices(facts), asked, made.doubts)
+    reply.moves.extend(messages(moves, made.facts))
+    return reply
 
 
 def prices(facts: ApiSnapshot) -> Prices:
@@ -111,8 +120,21 @@ def read_facts(
         changes.jobs, holds, until_ms, GpuSpans.join(activity).apart().merged().clipped(0, until_ms),
         [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
         steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
+        checkpoints=checkpoints_of(store, changes.jobs, read_ms),
     )  # fmt: skip
     return found, meter, to_ms, usage.late_ms(from_ms, to_ms)
+
+
+def checkpoints_of(store: Store, jobs: Sequence[str], since_ms: int) -> list[tuple[int, int]]:
+    """Return (job, ms) of the checkpoints that jobs reported; of very many the newest."""
+    number = {name: at for at, name in enumerate(jobs)}
+    found = []
+    for event in store.events.of_code(EventKind.RANK, CHECKPOINT, since_ms, limit=CHECKPOINTS):
+        with contextlib.suppress(ReportError):  # it stays in the store as it came
+            job = number.get(from_message(event.message).job)
+            if job is not None:
+                found.append((job, event.ts_ms))
+    return found
 
 
 def ledger_incident(row: Mapping[str, Any]) -> LedgerIncident:

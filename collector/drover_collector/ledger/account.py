@@ -12,6 +12,7 @@ from drover_collector.ledger.availability import find_service
 from drover_collector.ledger.claims import Attempt, JobHistory, find_ends, make_layers, restarts, works_after
 from drover_collector.ledger.facts import Facts
 from drover_collector.ledger.partition import DAY_MS, Ledger, cut_by_day, partition
+from drover_collector.ledger.repeats import find_repeats
 from drover_collector.ledger.spans import GpuSpans, Ints
 from drover_collector.ledger.telemetry import EnergyMeter
 
@@ -61,7 +62,7 @@ def make_account(index: FleetIndex, facts: Facts, energy: EnergyMeter, from_ms: 
     to_ms = max(from_ms, min(to_ms, facts.until_ms))
     history = JobHistory(index, facts)
     attempts = find_ends(facts, history)
-    layers = make_layers(facts, history, attempts)
+    layers = make_layers(facts, history, attempts, find_repeats(facts, history, attempts))
     ledger = partition(facts, layers, from_ms, to_ms)
     mj, known = _energy_of_rows(ledger, energy)
     interruptions, between = _interruptions(index, facts, history, attempts, from_ms, to_ms)

@@ -196,8 +196,10 @@ class _Layer:
         return Claims([claim for _, claim, _, _ in rows], GpuSpans.join(parts))
 
 
-def make_layers(facts: Facts, history: JobHistory, attempts: Sequence[Attempt]) -> Layers:
-    """Return all claims, by precedence."""
+def make_layers(
+    facts: Facts, history: JobHistory, attempts: Sequence[Attempt], repeats: Sequence[tuple[int, int, int]] = ()
+) -> Layers:
+    """Return all claims, by precedence. `repeats`: further ones of this form in `facts`."""
     ended, restarting, repeated = _Layer(), _Layer(), _Layer()
     for attempt in attempts:
         if attempt.incident >= 0:
@@ -211,7 +213,7 @@ def make_layers(facts: Facts, history: JobHistory, attempts: Sequence[Attempt]) 
     by_job: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_job[attempt.job].append(attempt)
-    for job, low, high in facts.repeats:
+    for job, low, high in [*facts.repeats, *repeats]:
         for attempt in by_job.get(job, ()):
             span = max(low, attempt.from_ms), min(high, attempt.to_ms)
             repeated.add((low, job), Claim(Share.REPEATED, PPM, low), attempt.gpus, span)
@@ -236,7 +238,7 @@ def restarts(facts: Facts, attempts: Sequence[Attempt]) -> list[Restart]:
     last: dict[str, Attempt] = {}
     for attempt in sorted(attempts, key=lambda each: (each.from_ms, each.job)):
         name = facts.jobs[attempt.job]
-        former = last.get(name) or _former(name, last)
+        former = last.get(name) or former_of(name, last)
         if former is not None and former.incident >= 0 and attempt.from_ms >= former.to_ms - DEATH_EARLY_MS:
             found.append(Restart(attempt, former.incident, attempt.from_ms, former))
         last[name] = attempt
@@ -252,7 +254,7 @@ def restarts(facts: Facts, attempts: Sequence[Attempt]) -> list[Restart]:
     return found
 
 
-def _former(name: str, last: Mapping[str, Attempt]) -> Attempt | None:
+def former_of(name: str, last: Mapping[str, Attempt]) -> Attempt | None:
     """Return the last attempt of the job that one of this name goes on with; None: it is no restart."""
     whole = RESTARTED.fullmatch(name)
     return last.get(whole[1]) if whole else None

@@ -100,7 +100,9 @@ class Facts:
         activity: what telemetry showed, without overlaps; the value is an `Activity`.
         steps: (job, from_ms, to_ms) in which a training loop of the job reported steps.
         outages: node -> its states, oldest first.
-        repeats: (job, from_ms, to_ms) in which a job repeated work since its last checkpoint; nothing reports it yet.
+        repeats: (job, from_ms, to_ms) in which a job repeated work since its last checkpoint, where that is known
+            otherwise than by `checkpoints`.
+        checkpoints: (job, ms) of checkpoints that jobs reported.
     """
 
     jobs: Sequence[str]
@@ -111,3 +113,4 @@ class Facts:
     steps: Sequence[tuple[int, int, int]] = ()
     outages: Mapping[str, Sequence[NodeOutage]] = field(default_factory=dict)
     repeats: Sequence[tuple[int, int, int]] = ()
+    checkpoints: Sequence[tuple[int, int]] = ()

@@ -352,7 +352,13 @@ def _doubts(facts: Facts, account: Account, reply: pb.Ledger) -> list[str]:
             f"{len(jobs & stepping)} of {len(jobs)} jobs report steps. Of the others a busy GPU counts as useful: a"
             " loop that spins without progress is useful here until a detector finds it."
         )
-        if not facts.repeats:
+        saving = {job for job, _ in facts.checkpoints} & jobs
+        if saving:
+            found.append(
+                f"{len(saving)} of {len(jobs)} jobs report checkpoints. What the others repeated is not known, and"
+                " counts as useful."
+            )
+        elif not facts.repeats:
             found.append(
                 "Work repeated since the last checkpoint is not known, as nothing reports checkpoints. It counts as"
                 " useful."

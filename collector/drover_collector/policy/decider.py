@@ -148,6 +148,8 @@ class Decider:
         verdict = self.policy.judge(incident, asked, place)
         mode = least_mode(verdict.mode, self.ceiling)
         dead = self._is_dead(incident)
+        if verdict.save_s and not self._can_save(incident, verdict):
+            verdict = replace(verdict, save_s=0.0)
         if dead is True or verdict.wanted not in DISRUPTIVE:
             return verdict if mode == verdict.mode else replace(verdict, mode=mode)
         if dead is False and incident.detectors == ALONE:
@@ -155,7 +157,13 @@ class Decider:
                 RecommendedAction.ADVISE, f"{verdict.rule}, at most advise: its scheduler reaches the node", mode
             )
         why = "its scheduler reaches the node" if dead is False else "no scheduler says whether the node runs"
-        return Verdict(verdict.wanted, f"{verdict.rule}, only after asking: {why}", least_mode(mode, "approve"))
+        rule = f"{verdict.rule}, only after asking: {why}"
+        return Verdict(verdict.wanted, rule, least_mode(mode, "approve"), verdict.save_s)
+
+    @staticmethod
+    def _can_save(incident: Incident, verdict: Verdict) -> bool:
+        """Return whether the node's jobs may still answer: a drain of a dead node cannot wait."""
+        return verdict.wanted in DISRUPTIVE and incident.cause not in DEAD and incident.cause != SILENT
 
     def _is_dead(self, incident: Incident) -> bool | None:
         """Return whether the node of an incident about silence is dead by its scheduler; None: unknown.
@@ -264,7 +272,7 @@ class Decider:
         elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
             # Of a question from before a restart the policy may have been lowered since.
             mode = least_mode(found.mode, self.ceiling, self.policy.most_mode)
-            verdict = Verdict(found.wanted, found.rule, mode)
+            verdict = Verdict(found.wanted, found.rule, mode, found.save_s)
             census = cache(lambda said: self.census(fold, incidents.values(), said))
             made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
@@ -550,6 +558,7 @@ class Decider:
         decision = Decision(
             hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
             verdict.mode, outcome, verdict.rule, reason, takes=not self._gone(incident), cause=cause,
+            save_s=verdict.save_s,
         )  # fmt: skip
         return self._keep(decision)
 

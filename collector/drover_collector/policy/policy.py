@@ -61,6 +61,11 @@ class Rule:
     pool: tuple[str, ...] = setting((), "pools of the fleet file")
     sku: tuple[str, ...] = setting((), "SKUs of the fleet file")
     min_confidence: float = setting(0.0, "at least this confidence", between(0, 1))
+    save_s: float = setting(
+        0.0,
+        "of drain and isolate: the node's jobs are asked to save themselves first, and have this long; 0: not asked",
+        between(0, 86_400),
+    )
 
     def matches(self, incident: Incident, place: NodeSpec | None) -> bool:
         return (
@@ -120,6 +125,7 @@ class Verdict:
     wanted: RecommendedAction
     rule: str
     mode: str
+    save_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +179,11 @@ class Policy:
             asked: what its detectors ask for.
             place: the node it is on, for what holds of some pools and SKUs only.
         """
-        wanted, name, mode = asked, DETECTOR, ""
+        wanted, name, mode, save_s = asked, DETECTOR, "", 0.0
         for number, rule in enumerate(self.rules, 1):
             if rule.matches(incident, place):
                 wanted, name, mode = RecommendedAction(rule.action), rule.name or f"rule {number}", rule.mode
+                save_s = rule.save_s
                 break
         override = next((o for o in self.overrides if place is not None and o.matches(place)), None)
         if override is not None and _stronger_than(wanted, RecommendedAction(override.at_most)):
@@ -188,7 +195,7 @@ class Policy:
             wanted, name = SLOWDOWN_MOST, f"{name}, not beyond {SLOWDOWN_MOST.value} for a job that is slow as a whole"
         there = override.mode if override is not None else ""
         mode = least_mode(mode, there) if mode and there else mode or there or self.mode
-        return Verdict(wanted, name, mode)
+        return Verdict(wanted, name, mode, save_s)
 
     @property
     def most_mode(self) -> str:

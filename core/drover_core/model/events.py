@@ -21,6 +21,7 @@ from drover_core.model.kinds import LIFECYCLE_CODES as LIFECYCLE_CODES
 from drover_core.model.kinds import RANK_CODES as RANK_CODES
 from drover_core.model.kinds import EventKind as EventKind
 from drover_core.model.kinds import Severity as Severity
+from drover_core.model.saving import Saving
 
 Member = tuple[str, int | None]  # (node, GPU slot or None for the node itself)
 
@@ -292,6 +293,7 @@ class Decision:
     reason: str
     takes: bool = True  # it takes its node out of service; False: the node was out already
     cause: DecisionCause = DecisionCause.NONE  # why it is held or has expired
+    save_s: float = 0.0  # how long its jobs have to save themselves first; 0: they are not asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +316,7 @@ class Action:
     forced: bool = False  # a person overrides the guard, and allows a reset where jobs may run
     running: bool = False  # its command was started, and is not known to have ended
     foreign: bool = False  # it failed because somebody else has the node out of service
+    saving: Saving | None = None  # its jobs are asked to save themselves first; None: they are not
 
 
 # Stages in which a node is out of service.

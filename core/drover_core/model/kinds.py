@@ -74,6 +74,10 @@ KERNEL_CODES: typing.Mapping[str, str] = types.MappingProxyType(
     }
 )
 
+CHECKPOINT = "checkpoint"  # one of RANK_CODES
 RANK_CODES: typing.Mapping[str, str] = types.MappingProxyType(
-    {"collective": "where a rank of a job stands in its collectives, by the flight recorder dump that it left"}
+    {
+        "collective": "where a rank of a job stands in its collectives, by the flight recorder dump that it left",
+        "checkpoint": "a job reported that a checkpoint is on disk",
+    }
 )

@@ -59,9 +59,12 @@ def event_text(kind: str, message: str) -> str:
     """Return what an event says to people: of one of a rank, the sentence in its JSON."""
     if kind != EventKind.RANK:
         return message
-    from drover_core.jobs.rank_report import text_of  # a rare kind
+    from drover_core.jobs import checkpoint, rank_report  # a rare kind
 
-    return text_of(message)
+    try:
+        return checkpoint.sentence(checkpoint.from_message(message))
+    except checkpoint.ReportError:
+        return rank_report.text_of(message)
 
 
 def event_report(event: Event) -> dict[str, Any]:

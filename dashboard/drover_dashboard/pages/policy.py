@@ -288,6 +288,8 @@ def _matches(rule: dict[str, Any]) -> str:
     ]
     if rule.get("min_confidence"):
         said.append(f"from {rule['min_confidence'] * 100:.0f} % sure")
+    if rule.get("save_s"):
+        said.append(f"its jobs have {rule['save_s']:.0f} s to save themselves")
     return "; ".join(said) or "everything"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,10 @@ import pytest
 import drover_agent.client.training_steps
 from drover_agent.client.training_steps import RECONNECT_S, Reporter, transformer_flops
 from drover_agent.sources.base import Reading
-from drover_agent.sources.workloads.steps import MAX_DATAGRAM, Report, read_report
+from drover_agent.sources.workloads.steps import MAX_DATAGRAM, SAVES_AHEAD, SAVES_S, Report, read_report
+from drover_core.jobs.checkpoint import CheckpointReport, from_message
+from drover_core.model.kinds import EventKind
+from drover_core.model.reports import event_text
 from testbed.steps_listening import Listening, T, Ticks, h100s, row
 from testbed.waiting import wait_until
 
@@ -50,6 +54,52 @@ def test_a_loop_is_one_row_with_its_own_values(path: Path) -> None:
     assert (entity.key, entity.link) == ("n1/pretrain", "pretrain")
     assert listening.source.read(T) == Reading(), "no news, no row"
     listening.source.close()
+
+
+def test_a_job_that_is_asked_saves_itself_and_says_so(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4242")
+    reporter = Reporter("pretrain", rank=0, socket_path=str(listening.path))
+    saves: list[int] = []
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        reporter.on_save(lambda: saves.append(1))
+        listening.after(lambda: reporter.step(step_time_s=0.5))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (reporter.save_asked, saves) == (True, [])
+        reading = listening.after(reporter.step)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (saves, reporter.save_asked) == ([1], False)
+    [event] = reading.events
+    assert (event.kind, event.code, event.forgeable) == (EventKind.RANK, "checkpoint", True)
+    assert from_message(event.message) == CheckpointReport("4242", 1)
+    assert event_text(event.kind, event.message) == "job 4242 saved a checkpoint at step 1"
+    steps = [
+        from_message(event.message).step
+        for number in range(SAVES_AHEAD + 3)
+        for event in listening.after(lambda number=number: reporter.saved(900 + number)).events  # type: ignore[misc]
+    ]
+    assert steps == [900 + number for number in range(SAVES_AHEAD - 1)], "of many in a row the newest waits"
+    listening.ticks.now_s += SAVES_S
+    [event] = listening.source.read(T).events
+    assert from_message(event.message).step == 900 + SAVES_AHEAD + 2
+
+
+def test_a_checkpoint_of_another_users_workload_is_left_out(listening: Listening) -> None:
+    listening.source.take(Report("pretrain", 0, 8, 0.5, None, None, "7"), uid=4321)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+        one.connect(str(listening.path))
+        reading = listening.after(lambda: one.send(b'{"v":1,"name":"pretrain","job":"7","saved":5}'))
+        assert reading.events == []
+        assert listening.source.junk == 1
+        listening.after(lambda: one.send(b'{"v":1,"name":"pretrain","saved":5}'))
+    assert listening.source.junk == 2, "a checkpoint of no job"
+
+
+def test_only_rank_0_reports_a_checkpoint(listening: Listening) -> None:
+    reporter = Reporter("pretrain", rank=3, socket_path=str(listening.path))
+    reporter.saved(5)
+    assert (reporter.unsent, listening.source.received) == (0, 0)
 
 
 def test_it_measures_the_time_between_calls(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:

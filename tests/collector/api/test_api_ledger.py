@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,17 @@ from drover_collector.api import ledger as api
 from drover_collector.config import CollectorConfig, CostConfig, SkuPrice
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.metrics.catalog import Scope
-from drover_core.model.events import Holding, Incident, IncidentKind, RecommendedAction, Severity
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Holding,
+    Incident,
+    IncidentKind,
+    RecommendedAction,
+    Severity,
+)
+from drover_core.model.saving import JobSave, Saving
 from drover_proto import fleet_pb2 as pb
 from testbed.collected import gpu_key, small_index, write_entities, write_ticks
 from testbed.fleet_served import NOW, T0, Served, served
@@ -189,6 +200,42 @@ def test_a_jobs_loss_is_that_of_the_ledger_with_its_evidence_and_one_sentence(st
     assert job_loss.sentence_of(reply) == (
         "Job train is hurt; it lost 0.089 of 0.79 GPU-hours (11.2%): 100% by n1 GPU 0; 0.36 GPU-hours are unknown."
     )
+
+
+def test_what_a_job_saved_before_its_node_went_stands_in_the_ledger(store: Store) -> None:
+    asked_ms = T0 + 400 * S
+    saved = JobSave(
+        "train", "signal USR1", answered_ms=asked_ms + 9 * S, step=460, step_before=400,
+        saved_ms=asked_ms + 7 * S, before_ms=asked_ms - 53 * S,
+    )  # fmt: skip
+    silent = JobSave("other", "signal USR1")
+    stays = replace(saved, job="stays")
+
+    def write(id_: str, act: Act, *jobs: JobSave, state: ActionState = ActionState.DONE) -> None:
+        done = Action(id_, "d", "i", "n1", act, "slurm", state, asked_ms + 10 * S, saving=Saving(60.0, asked_ms, jobs))
+        store.actions.write([done])
+
+    write("a1", Act.ISOLATE, saved, silent)
+    write("a2", Act.DRAIN, stays)
+    write("a3", Act.ISOLATE, saved, state=ActionState.FAILED)
+    moves = api.get_ledger(facts_of(store), pb.LedgerRequest(from_ms=T0, to_ms=END)).moves
+    rows = [
+        (
+            m.job,
+            m.answer,
+            m.steps_kept if m.HasField("steps_kept") else None,
+            m.kept_ms if m.HasField("kept_ms") else None,
+        )
+        for m in moves
+    ]
+    assert sorted(rows) == [  # what goes on where it is would have repeated nothing
+        ("other", "none", None, None), ("stays", "saved", None, None), ("train", "saved", 60, 60 * S * 4),
+    ]  # fmt: skip
+    detail = pb.JobDetail(row=pb.JobRow(job="train", since_ms=T0 + 60 * S))
+    job_loss.add_loss(facts_of(store), detail, "train", [0, 1, 2, 3], [])
+    assert [m.text for m in detail.loss.moves] == [
+        "job train saved itself at step 460, 60 steps after its last checkpoint"
+    ]
 
 
 def test_a_job_without_any_value_is_not_called_healthy(store: Store) -> None:

@@ -144,6 +144,30 @@ def test_repeated_work_counts_where_it_is_known() -> None:
     assert not any("checkpoint" in doubt for doubt in reply.doubts)
 
 
+@pytest.mark.parametrize(
+    ("saved_at", "repeated"),
+    [
+        ((), 0),
+        ((30,), 20),
+        ((5, 30), 20),
+        ((50,), 0),
+        ((55,), 0),
+        ((65,), 0),
+    ],
+)
+def test_work_after_the_last_checkpoint_is_repeated_once_the_job_works_again(
+    saved_at: Sequence[int], repeated: int
+) -> None:
+    """The fault begins at minute 50, and the run ends at 60."""
+    again = facts([incident()], ((0, 60, 0), (70, 110, 0)))
+    found = dataclasses.replace(again, checkpoints=[(0, at * MINUTE) for at in saved_at])
+    shares = minutes(found)
+    assert shares.pop("repeated", 0) == 4 * repeated
+    assert shares == {"useful": 360 - 4 * repeated, "lost": 10, "waiting": 30}
+    doubts = make_message(INDEX, found, account_of(found), PRICES, Asked()).doubts
+    assert any("1 of 1 jobs report checkpoints" in doubt for doubt in doubts) == bool(saved_at)
+
+
 def test_availability_counts_what_is_drained_silent_and_dark() -> None:
     """n1 is silent for 20 minutes, for 10 of them nobody reports, and drained for 30 later."""
     outages = [

@@ -25,10 +25,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from drover_agent.sources.base import Entity, Reading
+from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.workloads.peaks import bf16_peak_flops
+from drover_core.jobs.checkpoint import MAX_STEP, CheckpointReport, to_message
 from drover_core.metrics.catalog import BY_NAME, Absent, Scope
+from drover_core.model.kinds import CHECKPOINT, EventKind
 
 MAX_DATAGRAM = 1024
 MAX_PER_TICK = 1_000  # datagrams; 16 processes send one a second each
@@ -39,6 +41,7 @@ MAX_RANKS = 256  # of one workload on one node
 MAX_PROCESSES = 10_000_000  # of one workload in all
 SHORTEST_S = 1e-9
 STALE_S, STALE_STEPS = 60.0, 5.0  # a loop has stopped after so long, and so many of its steps, without a report
+SAVES_S, SAVES_AHEAD = 10.0, 6  # a report of a checkpoint costs a workload so many seconds; so many are free at first
 FRESH_S, FRESH_STEPS = 3.0, 2.0  # of a rank's last report, to count in the row of now
 RETRY_S = 60.0  # between attempts to make the socket, and looks whether it is still there
 
@@ -71,6 +74,8 @@ class _Workload:
     ranks: dict[int, tuple[float, Report]] = field(default_factory=dict)  # rank -> (when it came, its last report)
     received_s: float = 0.0
     news: bool = False  # a report came since the last row
+    saved: CheckpointReport | None = None  # its newest checkpoint, if that is not reported yet
+    saves_paid_s: float = -math.inf  # checkpoints that were reported are paid for up to here
 
     def stale(self, now_s: float) -> bool:
         slowest_s = max(report.step_time_s for _, report in self.ranks.values())
@@ -99,7 +104,7 @@ class StepsSource:
         self.received = 0  # datagrams
         self.junk = 0  # of them, those that were no report
 
-    def read(self, _: int) -> Reading:
+    def read(self, now_ms: int) -> Reading:
         now_s = self._clock()
         if self._socket is not None and now_s >= self._next_look_s:
             self._next_look_s = now_s + RETRY_S
@@ -112,6 +117,7 @@ class StepsSource:
         reading = Reading()
         with self._lock:
             for name, workload in list(self._workloads.items()):
+                self._add_checkpoint(reading, workload, now_ms, now_s)
                 entity = Entity(Scope.WORKLOAD, f"{self._node}/{name}", link=name)
                 if workload.stale(now_s):
                     del self._workloads[name]
@@ -147,6 +153,14 @@ class StepsSource:
             sock.close()
 
     # ---- what a reading gives
+
+    @staticmethod
+    def _add_checkpoint(reading: Reading, workload: _Workload, now_ms: int, now_s: float) -> None:
+        """At once, as a node may wait for it. Anyone may send them, so of many in a row only the newest is reported."""
+        paid_s = max(workload.saves_paid_s, now_s - SAVES_AHEAD * SAVES_S) + SAVES_S
+        if workload.saved is not None and paid_s <= now_s:
+            text, workload.saved, workload.saves_paid_s = to_message(workload.saved), None, paid_s
+            reading.events.append(NodeEvent(now_ms, None, EventKind.RANK, CHECKPOINT, text, "steps", forgeable=True))
 
     def _add_row(self, reading: Reading, entity: Entity, workload: _Workload, now_s: float) -> None:
         """The median over the ranks of this node that have just reported; of tokens and flops the first's, for they
@@ -248,7 +262,10 @@ class StepsSource:
             try:
                 if flags & socket.MSG_TRUNC:
                     raise JunkError(f"more than {MAX_DATAGRAM} bytes")
-                self.take(read_report(data), uid)
+                if (saved := read_saved(data)) is None:
+                    self.take(read_report(data), uid)
+                else:
+                    self.take_saved(*saved, uid)
             except JunkError as error:
                 self.junk += 1
                 self._log_once(f"a datagram of uid {uid} was left out: {error}")
@@ -271,6 +288,18 @@ class StepsSource:
                 raise JunkError(f"workload {report.name!r} has {MAX_RANKS} ranks on this node already")
             workload.ranks[report.rank] = now_s, report
             workload.received_s, workload.news = now_s, True
+
+    def take_saved(self, name: str, report: CheckpointReport, uid: int) -> None:
+        """Note that a checkpoint of a workload is on disk.
+
+        Raises:
+            JunkError: no workload of this user reports steps under this name.
+        """
+        with self._lock:
+            workload = self._workloads.get(name)
+            if workload is None or workload.uid != uid:
+                raise JunkError(f"a checkpoint of workload {name!r}: uid {uid} reports no steps of it")
+            workload.saved = report
 
     def _begin(self, report: Report, uid: int, now_s: float) -> _Workload:
         """
@@ -296,12 +325,41 @@ class StepsSource:
             _log.warning("%s", text)
 
 
+def read_saved(data: bytes) -> tuple[str, CheckpointReport] | None:
+    """Return the workload and the checkpoint of a datagram that reports one; None: it reports something else.
+
+    Raises:
+        JunkError: what is wrong with it.
+    """
+    if b'"saved"' not in data:
+        return None
+    found = _read(data)
+    step, job = _number(found, "saved", 0, MAX_STEP), _job(found)
+    if not job:
+        raise JunkError("a checkpoint of no job")
+    return str(found["name"]), CheckpointReport(job, int(step))
+
+
 def read_report(data: bytes) -> Report:
     """A datagram, checked.
 
     Raises:
         JunkError: what is wrong with it.
     """
+    found = _read(data)
+    return Report(
+        str(found["name"]),
+        int(_number(found, "rank", 0, MAX_PROCESSES)),
+        int(_number(found, "world_size", 1, MAX_PROCESSES)),
+        _number(found, "step_time_s", SHORTEST_S, BY_NAME["step_time_s"].high),
+        None if found.get("tokens") is None else _number(found, "tokens", 0, BY_NAME["tokens_per_step"].high),
+        None if found.get("flops") is None else _number(found, "flops", 0, BY_NAME["flops_per_step"].high),
+        _job(found),
+    )
+
+
+def _read(data: bytes) -> Mapping[str, Any]:
+    """Return the fields of a datagram with a usable name. Raises JunkError."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -311,16 +369,12 @@ def read_report(data: bytes) -> Report:
     name = found.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise JunkError("its name is none")
+    return found
+
+
+def _job(found: Mapping[str, Any]) -> str:
     job = found.get("job", "")
-    return Report(
-        name,
-        int(_number(found, "rank", 0, MAX_PROCESSES)),
-        int(_number(found, "world_size", 1, MAX_PROCESSES)),
-        _number(found, "step_time_s", SHORTEST_S, BY_NAME["step_time_s"].high),
-        None if found.get("tokens") is None else _number(found, "tokens", 0, BY_NAME["tokens_per_step"].high),
-        None if found.get("flops") is None else _number(found, "flops", 0, BY_NAME["flops_per_step"].high),
-        re.sub(r"[^!-~]", "", job)[:128] if isinstance(job, str) else "",
-    )
+    return re.sub(r"[^!-~]", "", job)[:128] if isinstance(job, str) else ""
 
 
 def _number(found: Mapping[str, Any], key: str, low: float, high: float) -> float:

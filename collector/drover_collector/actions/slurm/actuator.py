@@ -11,6 +11,7 @@ from typing import Protocol
 
 from drover_collector.actions.base import (
     ActError,
+    AwayError,
     CheckLease,
     ForeignError,
     LaterError,
@@ -22,15 +23,18 @@ from drover_collector.actions.base import (
     own_mark,
     reason_of,
 )
+from drover_collector.actions.slurm.save_signal import SaveSignal
 from drover_collector.actions.slurm.scontrol import SlurmNode
 from drover_collector.engine.node_state import Survey
 from drover_core.model.events import Action
+from drover_core.model.saving import JobSave
 
 AT_ONCE = 2_000  # names in one question: a command line is no longer than 128 KiB
 # Its answers to `scontrol requeue` of a job that was submitted so (slurm_errno.c, ESLURM_DISABLED), and of one that has
 # left the node since it was listed (ESLURM_JOB_PENDING, ESLURM_TRANSITION_STATE_NO_UPDATE, ESLURM_ALREADY_DONE, ...).
 NOT_REQUEUED = "disabled"
 GONE = ("pending execution", "already complet", "in transition", "invalid job id")
+NO_SIGNAL = "it names no signal (#SBATCH --signal=, or drover:signal= in its comment)"
 NOT_RESPONDING = "NOT_RESPONDING"
 NOT_ASKED = frozenset({"UNKNOWN", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "REBOOT_ISSUED"})
 # What Slurm itself writes when it sets a node DOWN (slurmctld's ping.c and node_mgr.c): it takes that back by itself.
@@ -59,6 +63,11 @@ class Client(Protocol):
 
     def requeue(self, job: str) -> None: ...
 
+    def save_signal(self, job: str) -> SaveSignal | None:
+        """Return the signal that a job says makes it save itself; None: it names none."""
+
+    def signal(self, job: str, signal: SaveSignal) -> None: ...
+
 
 class SlurmActuator(Scheduler):
     name = "slurm"
@@ -77,6 +86,32 @@ class SlurmActuator(Scheduler):
 
     def observe_all(self, nodes: Sequence[str]) -> Mapping[str, NodeState]:
         return {name: _state(node) for name, node in self._client.nodes(nodes).items()}
+
+    def find_saves(self, node: str) -> tuple[JobSave, ...]:
+        """Only a job that names a signal gets it: one that does not handle it would be killed."""
+        state = self._node(node)
+        dead = "DOWN" in state.states or NOT_RESPONDING in state.states
+        saves = []
+        for job in self._client.jobs(node):
+            if dead:
+                saves.append(JobSave(job, why_not="its node does not answer Slurm"))
+                continue
+            try:
+                found = self._client.save_signal(job)
+            except AwayError:
+                raise
+            except ActError as error:
+                saves.append(JobSave(job, why_not=str(error)))
+                continue
+            if found is None:
+                saves.append(JobSave(job, why_not=NO_SIGNAL))
+            else:
+                how = f"signal {found.name}{' to its batch script' if found.to_script else ''}"
+                saves.append(JobSave(job, how, signal=found.name, to_script=found.to_script))
+        return tuple(saves)
+
+    def ask_to_save(self, save: JobSave) -> None:
+        self._client.signal(save.job, SaveSignal(save.signal, save.to_script))
 
     def survey(self, nodes: Sequence[str]) -> Survey:
         closed: set[str] = set()

@@ -15,6 +15,7 @@ from pathlib import Path
 from drover_collector.actions.base import ActError, AwayError, LaterError
 from drover_collector.actions.run_program import Ran, run
 from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.slurm.save_signal import SaveSignal, of_comment, of_script
 
 _NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _REASON = re.compile(r" Reason=(.*?) \[([^][@]*)@[^][]*\]", re.DOTALL)
@@ -48,7 +49,8 @@ class Scontrol:
     def __init__(self, config: SlurmConfig) -> None:
         self._scontrol = config.scontrol
         path = Path(config.scontrol)
-        self._squeue = str(path.with_name("squeue")) if path.name != config.scontrol else "squeue"
+        near = path.name != config.scontrol
+        self._squeue, self._scancel = (str(path.with_name(n)) if near else n for n in ("squeue", "scancel"))
         self._timeout_s = config.timeout_s
         self._env = {"LC_ALL": "C"} | ({"SLURM_CONF": config.conf} if config.conf else {})
 
@@ -73,6 +75,22 @@ class Scontrol:
 
     def requeue(self, job: str) -> None:
         self._must(self._scontrol, "requeue", job)
+
+    def save_signal(self, job: str) -> SaveSignal | None:
+        """Return the signal in a job's comment, else that of its batch script; None: neither names one."""
+        shown = self._must(self._scontrol, "-o", "show", "job", job).out
+        if (found := of_comment(shown)) is not None:
+            return found
+        script = self._run(self._scontrol, "write", "batch_script", job, "-")
+        if script.status:
+            if "batch" in script.said.lower() or "script" in script.said.lower():  # salloc and srun have none
+                return None
+            raise failure(script.said)
+        return of_script(script.out)
+
+    def signal(self, job: str, signal: SaveSignal) -> None:
+        """See scancel(1): without --batch all steps get it, and the batch script does not."""
+        self._must(self._scancel, f"--signal={signal.name}", *(["--batch"] if signal.to_script else []), job)
 
     def _must(self, *words: str) -> Ran:
         ran = self._run(*words)

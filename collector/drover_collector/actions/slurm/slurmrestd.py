@@ -24,6 +24,7 @@ from urllib.parse import quote, urlsplit
 
 from drover_collector.actions.base import ActError, AwayError
 from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.slurm.save_signal import SaveSignal
 from drover_collector.actions.slurm.scontrol import SlurmNode, failure, states_of
 
 VERSIONS = tuple(f"v0.0.{number}" for number in range(46, 38, -1))  # newest first; each Slurm serves three or four
@@ -82,6 +83,12 @@ class Slurmrestd:
 
     def requeue(self, job: str) -> None:
         raise ActError(f"slurmrestd has no call that requeues a job; scontrol requeue {job}")
+
+    def save_signal(self, job: str) -> SaveSignal | None:  # noqa: ARG002  # the form of all clients
+        raise ActError("slurmrestd does not show the signal that its batch script names; use act.slurm.scontrol")
+
+    def signal(self, job: str, signal: SaveSignal) -> None:
+        raise ActError(f"no signal through slurmrestd; scancel --signal={signal.name} {job}")
 
     # ---- one call
 

@@ -22,6 +22,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_core.jobs.model import Fault
 from drover_core.jobs.rank_report import RankReport, ReportError, find_fault, read_message
 from drover_core.model.events import Event, EventKind
+from drover_core.model.kinds import CHECKPOINT
 
 SETTLE_MS = 5_000  # after the newest report: ranks write their dumps within seconds
 TOGETHER_MS = 120_000  # between the dumps of one hang; an older one is of another run
@@ -99,7 +100,9 @@ class RankReports:
 
     def take(self, window: Window, held: Mapping[str, Ints], now_ms: int) -> None:
         """Add the window's events. `held`: job -> numbers of its GPUs, also of jobs that ended minutes ago."""
-        new = [(now_ms, e) for e in window.events if e.kind is EventKind.RANK and not e.backlog]
+        new = [
+            (now_ms, e) for e in window.events if e.kind is EventKind.RANK and e.code != CHECKPOINT and not e.backlog
+        ]
         if not new and not self.pending and not self.jobs:
             return
         waiting, self.pending = [*self.pending, *new], []

@@ -66,6 +66,19 @@ class EventTable:
             parameters["id"] = last.id
         return self._events(where, "ts, id", limit, parameters)
 
+    def of_code(self, kind: str, code: str, since_ms: int, containing: str = "", limit: int = 10_000) -> list[Event]:
+        """Return the last `limit` events with this code received since then, in order of receipt.
+
+        Args:
+            containing: only those whose message has this text.
+        """
+        where = f"received >= {sql_timestamp(since_ms)} AND kind = {{kind:String}} AND code = {{code:String}}"
+        parameters = {"kind": str(kind), "code": code}
+        if containing:
+            where += " AND position(message, {text:String}) > 0"
+            parameters["text"] = containing
+        return self._events(where, "received DESC, id DESC", limit, parameters)[::-1]
+
     def received(self, node: str, since_ms: int, limit: int = 10_000) -> list[Event]:
         """Return events of a node received since then by this collector's clock, in order of receipt."""
         where = f"node = {{node:String}} AND received >= {sql_timestamp(since_ms)}"

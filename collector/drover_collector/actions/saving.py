@@ -1,0 +1,129 @@
+"""Before a node goes out: ask its jobs to save themselves, and wait for their answers.
+
+What was asked is stored with the action before the first job is asked. After a stop nothing is asked twice: a job may
+be in the middle of its checkpoint. The next start waits for what is left of the time, then the node goes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from drover_collector.actions.base import ActError, Actuator, LaterError
+from drover_collector.actions.context import ActionContext
+from drover_core.jobs.checkpoint import CheckpointReport, ReportError, from_message
+from drover_core.model.events import Action
+from drover_core.model.kinds import CHECKPOINT, EventKind
+from drover_core.model.saving import JobSave, Saving
+from drover_core.times import iso
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0  # between two looks for answers
+BEFORE_MS = 7 * 86_400_000  # how far back a job's last checkpoint is looked for
+
+
+class SavingError(LaterError):
+    """The node waits for its jobs. Nothing went wrong."""
+
+
+@runtime_checkable
+class Saver(Protocol):
+    """An actuator that can ask jobs to save themselves. All raise ActError and its kinds."""
+
+    def find_saves(self, node: str) -> tuple[JobSave, ...]:
+        """Return the jobs on a node, each with how it is asked, or why it is not. Changes nothing."""
+
+    def ask_to_save(self, save: JobSave) -> None:
+        """Ask one of them."""
+
+
+class JobSaver:
+    """Of one actuator, in its worker's thread."""
+
+    def __init__(self, context: ActionContext, actuator: Actuator) -> None:
+        self._context, self._actuator = context, actuator
+
+    def prepare(self, action: Action) -> Action:
+        """Find the jobs of the node, and store that they are asked. Raises ActError and its kinds, StoreError."""
+        saving = action.saving
+        if saving is None or not isinstance(self._actuator, Saver):
+            return action
+        jobs = tuple(self._with_last_checkpoint(each) for each in self._actuator.find_saves(action.node))
+        return self._store(action, replace(saving, asked_ms=max(1, self._context.now_ms()), jobs=jobs))
+
+    def ask(self, action: Action) -> Action:
+        """Ask the jobs, once: call this after `prepare`, and never again. Raises StoreError."""
+        if action.saving is None or not isinstance(self._actuator, Saver):
+            return action
+        return self._store(action, self._ask(self._actuator, action.saving))
+
+    def take_answers(self, action: Action) -> Action:
+        """Take in what the jobs have answered. Raises ActError and its kinds, StoreError."""
+        saving = action.saving
+        if saving is None or not any(each.open for each in saving.jobs):
+            return action
+        there = set(self._actuator.observe(action.node).jobs or ())
+        reports = self._reports(saving.asked_ms)
+        return self._store(
+            action, replace(saving, jobs=tuple(self._answer(each, reports, there) for each in saving.jobs))
+        )
+
+    def waits(self, action: Action) -> str:
+        """Return what the node waits for, as a sentence; "": nothing."""
+        saving, now_ms = action.saving, self._context.now_ms()
+        if saving is None or not saving.asked_ms <= now_ms < saving.until_ms:  # over too if the clock went back
+            return ""
+        jobs = ", ".join(each.job for each in saving.jobs if each.open)
+        return f"waits until {iso(saving.until_ms)} for jobs to save themselves: {jobs}" if jobs else ""
+
+    def _store(self, action: Action, saving: Saving) -> Action:
+        if saving == action.saving:
+            return action
+        action = replace(action, saving=saving)
+        self._context.store.actions.write([action])
+        return action
+
+    def _ask(self, actuator: Saver, saving: Saving) -> Saving:
+        asked = []
+        for save in saving.jobs:
+            if save.how:
+                self._context.store.fence()
+                try:
+                    actuator.ask_to_save(save)
+                    log.info("job %s is asked to save itself: %s", save.job, save.how)
+                except ActError as error:
+                    log.warning("job %s could not be asked to save itself: %s", save.job, error)
+                    save = replace(save, how="", why_not=str(error))
+            asked.append(save)
+        return replace(saving, jobs=tuple(asked))
+
+    def _answer(self, save: JobSave, reports: Sequence[tuple[int, CheckpointReport]], there: set[str]) -> JobSave:
+        if not save.open:
+            return save
+        saved = next(((at_ms, each) for at_ms, each in reversed(reports) if each.job == save.job), None)
+        if saved is None and save.job in there:
+            return save
+        save = replace(save, answered_ms=self._context.now_ms(), left=save.job not in there)
+        return save if saved is None else replace(save, saved_ms=saved[0], step=saved[1].step)
+
+    def _with_last_checkpoint(self, save: JobSave) -> JobSave:
+        reports = self._reports(self._context.now_ms() - BEFORE_MS, save.job) if save.how else []
+        return replace(save, before_ms=reports[-1][0], step_before=reports[-1][1].step) if reports else save
+
+    def _reports(self, since_ms: int, job: str = "") -> list[tuple[int, CheckpointReport]]:
+        """Return the checkpoints that jobs reported since then, each with its time, oldest first."""
+        containing = f'"job":{json.dumps(job)}' if job else ""
+        found = []
+        for event in self._context.store.events.of_code(EventKind.RANK, CHECKPOINT, since_ms, containing):
+            try:
+                report = from_message(event.message)
+            except ReportError as error:
+                log.info("%s: a report of a checkpoint is left out: %s", event.node, error)
+                continue
+            if not job or report.job == job:
+                found.append((event.ts_ms if event.received_ms is None else event.received_ms, report))
+        return found

@@ -1,0 +1,208 @@
+"""Checkpoint, then move: a node's jobs are asked to save themselves before it goes, once, and have a time to answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.slurm.save_signal import SaveSignal, of_comment, of_script
+from drover_collector.policy.decider import Decider
+from drover_collector.policy.policy import Rule
+from drover_collector.store import Store
+from drover_core.jobs.checkpoint import CheckpointReport, ReportError, from_message, to_message
+from drover_core.model.events import Act, Action, ActionState, Event, EventKind, RecommendedAction
+from testbed.deciding import decide, fleet, policy
+from testbed.deciding import incident as found_incident
+from testbed.desks import T0, Scene, decision, incident, scene_of
+from testbed.waiting import wait_until
+
+SAVE_S = 300.0
+ISOLATE = replace(decision(RecommendedAction.ISOLATE), save_s=SAVE_S)
+USR1 = SaveSignal("USR1")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drover_collector.actions.worker.SAVING_LOOK_S", 0.02)
+
+
+@pytest.fixture
+def scene(store: Store) -> Scene:
+    made = scene_of(store)
+    made.slurm.start("n1", "7", "8")
+    made.slurm.save_signals = {"7": USR1}
+    return made
+
+
+def begin(scene: Scene, desk: ActionDispatcher) -> None:
+    scene.store.decisions.write([ISOLATE])
+    desk.take([ISOLATE])
+
+
+def standing(scene: Scene) -> Action | None:
+    found = scene.store.actions.newest(node="n1")
+    return found[0] if found else None
+
+
+def waits(scene: Scene) -> bool:
+    action = standing(scene)
+    return action is not None and action.detail.startswith("waits until ")
+
+
+def checkpoint(scene: Scene, step: int, at_ms: int, job: str = "7") -> None:
+    text = to_message(CheckpointReport(job, step))
+    scene.store.events.write(
+        [Event(f"n1/{at_ms}/{job}", at_ms, "n1", None, EventKind.RANK, "checkpoint", text, "steps", received_ms=at_ms)]
+    )
+
+
+def test_the_job_is_asked_and_its_node_goes_when_it_has_saved(scene: Scene) -> None:
+    checkpoint(scene, 400, T0 - 60_000)
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits")
+        assert scene.slurm.effects == ["signal 7 USR1"], "nothing is closed yet"
+        checkpoint(scene, 999, T0 + 5_000, job="8")  # another job's answer is not this one's
+        scene.now_ms = T0 + 20_000
+        checkpoint(scene, 460, T0 + 10_000)
+        done = scene.wait(Act.ISOLATE)
+    assert done.state is ActionState.DONE
+    assert scene.slurm.effects[0] == "signal 7 USR1"
+    assert [e.partition(" reason")[0] for e in scene.slurm.effects[1:]] == ["n1 state=drain", "requeue 7", "requeue 8"]
+    assert "job 7 saved itself at step 460, 60 steps after its last checkpoint" in done.detail
+    assert "job 8 was not asked to save itself: it names no signal" in done.detail
+    assert done.saving is not None
+    saved = done.saving.jobs[0]
+    assert (saved.steps_kept, saved.kept_ms, saved.left) == (60, 70_000, False)
+
+
+def test_the_node_goes_when_the_time_is_over(scene: Scene) -> None:
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits")
+        scene.now_ms = T0 + round(SAVE_S * 1000)
+        done = scene.wait(Act.ISOLATE)
+    assert done.state is ActionState.DONE
+    assert "job 7 was asked to save itself (signal USR1) and did not answer in time" in done.detail
+    assert done.saving is not None
+    assert (done.saving.jobs[0].steps_kept, done.saving.jobs[0].kept_ms) == (None, None), "unknown is not zero"
+
+
+def test_a_job_that_leaves_the_node_has_answered(scene: Scene) -> None:
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits")
+        scene.slurm.running["n1"].remove("7")
+        done = scene.wait(Act.ISOLATE)
+    assert "job 7 left the node after it was asked" in done.detail
+    assert scene.slurm.effects.count("requeue 7") == 0
+
+
+def test_an_incident_that_ends_meanwhile_leaves_the_node_in_service(scene: Scene) -> None:
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits")
+        scene.incidents["inc1"] = incident(closed_ms=T0 + 1)
+        done = scene.wait(Act.ISOLATE)
+    assert (done.state, "its incident ended" in done.detail) == (ActionState.FAILED, True)
+    assert scene.slurm.effects == ["signal 7 USR1"]
+
+
+class CrashError(SystemExit):
+    """Ends the worker's thread as kill -9 would."""
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("at", "asked"), [("intended", 1), ("saving", 0), ("asked", 1), ("acted", 1), ("moved", 1)])
+def test_a_restart_at_any_step_asks_at_most_once_and_drains_once(scene: Scene, at: str, asked: int) -> None:
+    """Between `saving` and `asked` nobody knows whether the signal went out: it is not sent again."""
+    happened = False
+
+    def step(name: str) -> None:
+        nonlocal happened
+        if name == "asked" and at in ("acted", "moved"):
+            scene.slurm.running["n1"].remove("7")  # it answers
+        if name == at or happened:
+            happened = True
+            raise CrashError
+
+    with scene.desk(step=step) as desk:
+        try:
+            begin(scene, desk)
+        except CrashError:
+            assert at == "intended"
+        wait_until(lambda: happened, "it has crashed")
+    with scene.desk() as desk:
+        if at in ("intended", "saving", "asked"):
+            wait_until(lambda: waits(scene), "the next start waits for what is left of the time")
+            assert not [e for e in scene.slurm.effects if "drain" in e]
+            scene.now_ms = T0 + round(SAVE_S * 1000)
+        done = scene.wait(Act.ISOLATE)
+        desk.take([ISOLATE])  # and once more
+    assert done.state is ActionState.DONE
+    assert scene.slurm.effects.count("signal 7 USR1") == asked
+    assert len([e for e in scene.slurm.effects if "state=drain" in e]) == 1
+    assert len(scene.store.actions.newest(node="n1")) == 1
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for(scene: Scene) -> None:
+    held = scene.slurm.held["n1"]
+    scene.slurm.held["n1"] = replace(held, states=held.states | {"NOT_RESPONDING"})
+    with scene.desk() as desk:
+        begin(scene, desk)
+        done = scene.wait(Act.ISOLATE)
+    assert "signal 7 USR1" not in scene.slurm.effects
+    assert "its node does not answer Slurm" in done.detail
+
+
+def test_without_a_rule_nobody_is_asked(scene: Scene) -> None:
+    with scene.desk() as desk:
+        made = decision(RecommendedAction.ISOLATE)
+        desk.take([made])
+        done = scene.wait(Act.ISOLATE)
+    assert done.saving is None
+    assert "signal 7 USR1" not in scene.slurm.effects
+
+
+@pytest.mark.parametrize(
+    ("cause", "action", "save_s"),
+    [("xid_94", "isolate", 60.0), ("driver_hung", "isolate", 0.0), ("silent", "drain", 0.0), ("xid_94", "advise", 0.0)],
+)
+def test_the_rule_says_how_long_and_a_dead_node_cannot_wait(cause: str, action: str, save_s: float) -> None:
+    decider = Decider(fleet(8), policy(rules=(Rule(action, save_s=60.0),)), "enforce")
+    (made,), _ = decide(decider, [found_incident("n000", cause)], T0)
+    assert (made.wanted.value, made.outcome, made.save_s) == (action, "act", save_s)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("#!/bin/sh\n#SBATCH --signal=B:USR1@120\n", SaveSignal("USR1", to_script=True)),
+        ("#!/bin/sh\n\n#SBATCH -N 2 --signal SIGTERM@60 -t 10\n", SaveSignal("TERM")),
+        ("#!/bin/sh\n#SBATCH --signal=12\n", SaveSignal("USR2")),
+        ("#!/bin/sh\n#SBATCH --signal=RB:HUP@300\n", SaveSignal("HUP", to_script=True)),
+        ("#!/bin/sh\n#SBATCH --signal=R:USR1@300\n", USR1),
+        ("#!/bin/sh\n#SBATCH --signal=KILL@10\n", None),
+        ("#!/bin/sh\n#SBATCH --signal=64000\n", None),
+        ("#!/bin/sh\necho 1\n#SBATCH --signal=USR1\n", None),  # sbatch does not read it either
+        ("#!/bin/sh\n# sbatch --signal=USR1\n", None),
+    ],
+)
+def test_the_signal_of_a_batch_script(text: str, found: SaveSignal | None) -> None:
+    assert of_script(text) == found
+
+
+def test_the_signal_of_a_comment() -> None:
+    line = "JobId=12 JobName=drover:signal=TERM Partition=all Comment=a b drover:signal=B:USR2 StdErr=/x"
+    assert of_comment(line) == SaveSignal("USR2", to_script=True)
+    assert of_comment("JobId=12 JobName=drover:signal=TERM Partition=all") is None
+    assert SlurmConfig().scontrol == "scontrol"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"v":1}', '{"v":1,"job":"a b","step":1}', '{"v":1,"job":"7","step":true}'])
+def test_a_report_that_is_none(text: str) -> None:
+    with pytest.raises(ReportError):
+        from_message(text)
