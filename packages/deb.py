@@ -30,7 +30,7 @@ Comment: Dependencies lie below /{environment}, each with its own
  license in its *.dist-info folder; all are free software.
 
 Files: *
-Copyright: the authors of Drover
+Copyright: 2026 The authors of Drover
 License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
 """
@@ -77,7 +77,7 @@ def documents(package: Package, root: Path, version: str) -> None:
     overrides = root / "usr/share/lintian/overrides" / package.full
     overrides.parent.mkdir(parents=True)
     template = (HERE / "lintian-overrides").read_text()
-    overrides.write_text("".join(line for line in template.replace("PACKAGE", package.full).splitlines(keepends=True)))
+    overrides.write_text(template.replace("PACKAGE", package.full))
 
 
 def md5sums(root: Path) -> str:

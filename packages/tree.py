@@ -60,6 +60,11 @@ class Package:
         return f"drover-{self.name}"
 
     @property
+    def wheel(self) -> str:
+        """Name of Drover's own wheel in the bundle, as wheels spell it."""
+        return self.wanted.partition("[")[0].replace("-", "_")
+
+    @property
     def environment(self) -> Path:
         return Path("opt/drover/env") / self.name
 
@@ -173,7 +178,9 @@ def environment(package: Package, wheels: Path, root: Path, python: str) -> None
     site.mkdir(parents=True)
     command = [f"python{python}", "-m", "pip", "--isolated", "install", "--quiet", "--disable-pip-version-check"]
     command += ["--no-index", "--find-links", str(wheels), "--only-binary=:all:", "--no-compile", "--no-cache-dir"]
-    run([*command, "--root-user-action=ignore", "--target", str(site), package.wanted])
+    # Until 0.1 one wheel held all; a bundle of then still makes a package.
+    wanted = package.wanted if any(wheels.glob(f"{package.wheel}-*.whl")) else "drover"
+    run([*command, "--root-user-action=ignore", "--target", str(site), wanted])
     shutil.rmtree(site / "bin", ignore_errors=True)  # of dependencies; ours are written below, with their interpreter
     (base / "bin").mkdir()
     (base / "bin/python").symlink_to(f"/usr/bin/python{python}")
