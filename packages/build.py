@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`make packages`: drover-agent, drover-collector and drover-dashboard as .deb and .rpm, out of the bundles of `make dist`.
+"""`make packages`: drover-agent, drover-collector and drover-dashboard as .deb and .rpm, out of `make dist`'s bundles.
 
     dist/drover-agent_0.2.0+py3.11_amd64.deb    for Debian 12; --python 3.12: Ubuntu 24.04; 3.13: Debian 13
     dist/drover-agent-0.2.0-1.py311.x86_64.rpm  for distributions with a package python3.11

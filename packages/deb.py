@@ -55,8 +55,14 @@ def build(package: Package, root: Path, version: str, python: str, machine: str,
     size = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file() and not path.is_symlink())
     (control / "control").write_text(
         CONTROL.format(
-            name=package.full, version=full, machine=DEBIAN_MACHINES[machine], maintainer=MAINTAINER,
-            kib=size // 1024, python=python, summary=package.summary, description=_folded(package.description),
+            name=package.full,
+            version=full,
+            machine=DEBIAN_MACHINES[machine],
+            maintainer=MAINTAINER,
+            kib=size // 1024,
+            python=python,
+            summary=package.summary,
+            description=_folded(package.description),
         )  # fmt: skip
     )
     target = out / f"{package.full}_{full}_{DEBIAN_MACHINES[machine]}.deb"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -107,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
             if shutil.which(program) is None:
                 raise PackageError(f"{program} is not here; on Debian: apt-get install mmdebstrap buildah")
         with tempfile.TemporaryDirectory(prefix="drover-base-") as folder:
-            os.chmod(folder, 0o755)  # noqa: PTH101  # mmdebstrap changes its user
+            Path(folder).chmod(0o711)  # mmdebstrap may change its user
             debian = base(Path(folder), args.mirror)
         for package in wanted:
             packed = args.packages / f"{package.full}_{version_of(args.version, PYTHON)}_amd64.deb"

@@ -46,9 +46,16 @@ def build(package: Package, root: Path, version: str, python: str, machine: str,
         spec = Path(folder) / "drover.spec"
         spec.write_text(
             SPEC.format(
-                name=package.full, version=version, short=python.replace(".", ""), summary=package.summary,
-                python=python, description=package.description, root=root, files=files, scripts=scripts(package),
-            )  # fmt: skip
+                name=package.full,
+                version=version,
+                short=python.replace(".", ""),
+                summary=package.summary,
+                python=python,
+                description=package.description,
+                root=root,
+                files=files,
+                scripts=scripts(package),
+            )
         )
         options = ["--define", f"_topdir {folder}/top", "--target", f"{machine}-linux"]
         run(["rpmbuild", "-bb", "--quiet", *options, str(spec)])

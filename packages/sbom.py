@@ -63,7 +63,7 @@ def locked(text: str) -> dict[tuple[str, str], list[str]]:
 def _metadata(package: Package, packed: Path) -> list[str]:
     pattern = f"./{package.environment}/lib/*/site-packages/*.dist-info/METADATA"
     with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(packed)], stdout=subprocess.PIPE) as child:
-        command = ["tar", "-x", "-O", "--wildcards", pattern, "--to-command=cat; printf '\\0'"]
+        command = ["tar", "-x", "--wildcards", pattern, "--to-command=cat; printf '\\0'"]
         done = subprocess.run(command, stdin=child.stdout, capture_output=True, text=True, check=False)
     if done.returncode or child.returncode:
         raise PackageError(f"{packed} cannot be read; make it again with `make packages`")

@@ -1,10 +1,10 @@
 """What each package puts on a machine: the table of packages, and the file tree that dpkg and rpm then carry.
 
-    /opt/drover/env/NAME              a Python environment of that package alone, with bytecode, out of a bundle
-    /opt/drover/bin/PROGRAM           -> ../env/NAME/bin/PROGRAM: what units and people name, as with Ansible
-    /opt/drover/share/drover/systemd  the units, and the drop-ins that an operator may copy
-    /usr/lib/systemd/system           the units, the same files that Ansible links
-    /etc/drover                       settings: conffiles, every key with its default
+/opt/drover/env/NAME              a Python environment of that package alone, with bytecode, out of a bundle
+/opt/drover/bin/PROGRAM           -> ../env/NAME/bin/PROGRAM: what units and people name, as with Ansible
+/opt/drover/share/drover/systemd  the units, and the drop-ins that an operator may copy
+/usr/lib/systemd/system           the units, the same files that Ansible links
+/etc/drover                       settings: conffiles, every key with its default
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def compile_all(package: Package, root: Path, python: str) -> None:
 def _plain_modes(root: Path) -> None:
     for path in root.rglob("*"):
         if not path.is_symlink():
-            runs = path.is_dir() or path.parent.name == "bin" and path.parent.parent.parent.name == "env"
+            runs = path.is_dir() or (path.parent.name == "bin" and path.parent.parent.parent.name == "env")
             path.chmod(0o755 if runs else 0o644)
 
 
@@ -249,7 +249,8 @@ def _copy(source: Path, target: Path) -> None:
 def script(package: Package, kind: str, name: str) -> str:
     """Return a maintainer script: what is of this package, the functions of all, then the part of dpkg or rpm."""
     steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(package.first_steps, 1))
-    others = [other.full for other in PACKAGES if other.name != package.name]
+    rest = [other for other in PACKAGES if other.name != package.name]
+    others = [f"/{path}" for other in rest for path in (other.environment, SETTINGS / other.settings)]
     head = {
         "NAME": package.full,
         "SERVICE": package.service,
@@ -277,9 +278,7 @@ def run(command: list[str], more: dict[str, str] | None = None) -> str:
     """Run it with an environment in which nothing of this checkout's shows through."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
     epoch = {"SOURCE_DATE_EPOCH": str(epoch_s()), "TZ": "UTC", "LC_ALL": "C.UTF-8"}
-    found = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**kept, **epoch, **(more or {})}
-    )
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env={**kept, **epoch, **(more or {})})
     if found.returncode:
         raise PackageError(f"{' '.join(command[:5])} ... failed:\n{(found.stderr or found.stdout)[-2000:]}")
     return found.stdout

@@ -83,8 +83,8 @@ purge_all() {
     # shellcheck disable=SC2086  # patterns
     rm -rf $LEFTOVERS $DATA
     for unit in $UNITS; do rm -rf "/etc/systemd/system/$unit.d"; done
-    for other in $OTHERS; do
-        if dpkg-query --show "$other" >/dev/null 2>&1; then return; fi # also one that left its settings
+    for path in $OTHERS; do
+        if [ -e "$path" ]; then return; fi # of a package that is installed, or removed and not purged
     done
     rm -rf /etc/drover /var/lib/drover /run/drover
     rm -f /etc/udev/rules.d/70-drover.rules
