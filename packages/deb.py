@@ -63,7 +63,7 @@ def build(package: Package, root: Path, version: str, python: str, machine: str,
             python=python,
             summary=package.summary,
             description=_folded(package.description),
-        )  # fmt: skip
+        )
     )
     target = out / f"{package.full}_{full}_{DEBIAN_MACHINES[machine]}.deb"
     # xz takes five minutes for the collector on two cores. Debian 12 and Ubuntu 22.04 read zstd.

@@ -1,4 +1,4 @@
-"""A staged tree as an .rpm: a spec that packs it as it is, with the same scripts as the .deb."""
+"""A staged tree as an .rpm: a spec that packs it unchanged, with the same scripts as the .deb."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def _compare(machine: Machine, nodes: list[str], began_ms: int, until_ms: int) -
             return machine.samples(node, metric, since_ms, until_ms)
 
         not_read = unread(read, began_ms)
-        assert lost <= not_read, f"{node}: {gaps}, of which the agent did not read {not_read}"
+        assert lost <= not_read, f"{node}: {gaps}; the agent did not read {not_read}"
         kept, missing, never_read = kept + len(times), missing + lost, never_read + not_read
         if own:
             saw(f"{node}: away for its own restart {sum(b - a for a, b in own) / 1000:.1f} s")
