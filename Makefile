@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-unit lint audit format bench bench-detection bench-probes chaos dist docs proto test-rollout test-console lock clean
+.PHONY: help demo test test-unit lint audit format bench bench-detection bench-probes chaos dist packages images docs proto test-rollout test-console lock clean
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
@@ -79,6 +79,12 @@ chaos: $(VENV)/dev.stamp ## 49 faults and attacks under a running fleet, and wri
 
 dist: $(VENV)/dev.stamp ## wheel and offline bundles for nodes and the collector's machine, in dist/
 	@$(BIN)/python ansible/dist.py $(ARGS)
+
+packages: $(VENV)/dev.stamp ## .deb and .rpm of agent, collector and console, in dist/ (Debian: apt-get install rpm)
+	@$(BIN)/python packages/build.py $(ARGS)
+
+images: $(VENV)/dev.stamp ## their images out of the .debs, with bills of materials, in dist/images (mmdebstrap, buildah)
+	@$(BIN)/python packages/images.py $(ARGS)
 
 docs: $(VENV)/dev.stamp ## the site of docs/, in site/; fails on a broken link or anchor
 	@$(PIP) -e '.[docs]'

@@ -1,4 +1,4 @@
-"""Writes docs/evidence/rollout.md after a run of all that has passed; of any run test-artifacts/rollout.md."""
+"""Writes docs/evidence/rollout.md and packages.md after a run of all that has passed; of any run test-artifacts/."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not rollout_log.STEPS:
-        return
-    text = rollout_log.page()
     (ROOT / "test-artifacts").mkdir(exist_ok=True)
-    (ROOT / "test-artifacts/rollout.md").write_text(text)
-    there = {path.name for path in Path(__file__).parent.glob("test_*.py")}
-    whole = there == {item.path.name for item in session.items}
-    passed = all(step.outcome == "passed" for step in rollout_log.STEPS.values())
-    if whole and passed and not session.config.option.keyword and len(rollout_log.STEPS) == len(session.items):
-        (ROOT / "docs/evidence/rollout.md").write_text(text)
+    for name in {step.page for step in rollout_log.STEPS.values()}:
+        text = rollout_log.page(name)
+        (ROOT / f"test-artifacts/{name}.md").write_text(text)
+        there = {path.name for path in Path(__file__).parent.glob("test_*.py") if _page(path.name) == name}
+        items = [item for item in session.items if _page(item.path.name) == name]
+        steps = [step for step in rollout_log.STEPS.values() if step.page == name]
+        whole = there == {item.path.name for item in items} and len(steps) == len(items)
+        if whole and not session.config.option.keyword and all(step.outcome == "passed" for step in steps):
+            (ROOT / f"docs/evidence/{name}.md").write_text(text)
+
+
+def _page(file: str) -> str:
+    return "packages" if file == "test_packages.py" else "rollout"

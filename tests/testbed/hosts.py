@@ -39,11 +39,11 @@ class Host:
     key: Path
     known: Path
 
-    def ssh(self, *command: str, check: bool = True) -> str:
+    def ssh(self, *command: str, check: bool = True, timeout_s: float = 60) -> str:
         options = ["-i", str(self.key), "-p", str(self.port), "-o", f"UserKnownHostsFile={self.known}"]
         found = subprocess.run(
             ["ssh", *options, "-o", "BatchMode=yes", "root@127.0.0.1", *command],
-            capture_output=True, text=True, timeout=60, check=False,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
         )  # fmt: skip
         if check and found.returncode:
             raise RuntimeError(f"{self.name}: {' '.join(command)}: {found.stderr or found.stdout}")

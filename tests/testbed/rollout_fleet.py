@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,28 +76,12 @@ class Fleet:
                 for name in ("ca.pem", "operator/console.key", "operator/console.pem")
             )
         )
-        request = pb.SeriesRequest(
-            scope="node", targets=[pb.SeriesTarget(node=node)], metrics=[metric], from_ms=from_ms, to_ms=to_ms,
-            max_points=100_000,
-        )  # fmt: skip
         with grpc.secure_channel("localhost:7302", credentials) as channel:
-            reply = FleetStub(channel).QuerySeries(request, timeout=30)
-        if not reply.series:
-            return []
-        assert reply.step_ms <= 1000
-        values = np.frombuffer(reply.series[0].values, "<f4")
-        return [
-            (int(ts), float(value)) for ts, value in zip(np.frombuffer(reply.ts_ms, "<i8"), values, strict=True)
-            if not np.isnan(value)
-        ]  # fmt: skip
+            return samples(channel, node, metric, from_ms, to_ms)
 
     def unread(self, node: str, from_ms: int, to_ms: int) -> int:
         """Samples that the agent itself did not take: it got no CPU for a tick, or a reading failed."""
-        total = 0.0
-        for metric in ("agent_missed_ticks", "agent_read_failures"):
-            values = [value for _, value in self.samples(node, metric, from_ms - 60_000, to_ms)]
-            total += sum(max(0.0, b - a) if b >= a else b for a, b in itertools.pairwise(values))
-        return round(total)
+        return unread(lambda metric, since_ms: self.samples(node, metric, since_ms, to_ms), from_ms)
 
     def release(self, name: str, link: str = "current") -> str:
         """Version that a link of this host names."""
@@ -110,6 +95,32 @@ class Fleet:
             str(row["name"]) for row in self.drover("nodes")
             if row["agent_version"] == version and int(str(row["last_seen_ms"])) > since_ms
         }  # fmt: skip
+
+
+def samples(channel: grpc.Channel, node: str, metric: str, from_ms: int, to_ms: int) -> list[tuple[int, float]]:
+    """(time in ms, value) of a node's samples in the store, as they were taken."""
+    request = pb.SeriesRequest(
+        scope="node", targets=[pb.SeriesTarget(node=node)], metrics=[metric], from_ms=from_ms, to_ms=to_ms,
+        max_points=100_000,
+    )  # fmt: skip
+    reply = FleetStub(channel).QuerySeries(request, timeout=30)
+    if not reply.series:
+        return []
+    assert reply.step_ms <= 1000
+    values = np.frombuffer(reply.series[0].values, "<f4")
+    return [
+        (int(ts), float(value)) for ts, value in zip(np.frombuffer(reply.ts_ms, "<i8"), values, strict=True)
+        if not np.isnan(value)
+    ]  # fmt: skip
+
+
+def unread(read: Callable[[str, int], list[tuple[int, float]]], from_ms: int) -> int:
+    """Samples that an agent itself did not take; `read` gives those of a metric since a time."""
+    total = 0.0
+    for metric in ("agent_missed_ticks", "agent_read_failures"):
+        values = [value for _, value in read(metric, from_ms - 60_000)]
+        total += sum(max(0.0, b - a) if b >= a else b for a, b in itertools.pairwise(values))
+    return round(total)
 
 
 TLS = {"ca": "ca.pem", "cert": "console.pem", "key": "console.key"}

@@ -16,6 +16,7 @@ BEGAN_S = time.monotonic()
 
 @dataclass
 class Step:
+    page: str  # of docs/evidence
     outcome: str = "passed"
     seconds: float = 0.0
     seen: list[str] = field(default_factory=list)
@@ -31,34 +32,42 @@ def saw(text: str) -> None:
 
 
 def step_of(nodeid: str) -> Step:
-    return STEPS.setdefault(nodeid.rpartition("::")[2], Step())
+    page = "packages" if "test_packages.py" in nodeid else "rollout"
+    return STEPS.setdefault(nodeid.rpartition("::")[2], Step(page))
 
 
-def page() -> str:
-    passed = sum(step.outcome == "passed" for step in STEPS.values())
+def page(name: str) -> str:
+    """Return the text of docs/evidence/NAME.md: the steps of the files whose page it is."""
+    steps = {step: found for step, found in STEPS.items() if found.page == name}
+    passed = sum(step.outcome == "passed" for step in steps.values())
     minutes = (time.monotonic() - BEGAN_S) / 60
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
-    builds = "with bundles of a run before" if os.environ.get("DROVER_ROLLOUT_DIST") else "builds included"
+    built = {"rollout": "DROVER_ROLLOUT_DIST", "packages": "DROVER_PACKAGES"}[name]
+    builds = "with builds of a run before" if os.environ.get(built) else "builds included"
     lines = [
-        "# Rollout: the log of one run",
+        f"# {name.capitalize()}: the log of one run",
         "",
         "<!-- written by `make test-rollout`; what plays print: test-artifacts/rollout.log -->",
         "",
-        f"{time.strftime('%d %B %Y', time.gmtime())}, commit {_commit()}: {passed} of {len(STEPS)} steps passed in"
-        f" {minutes:.0f} minutes, {builds}. {machine}, ansible-core {version('ansible-core')}.",
+        f"{time.strftime('%d %B %Y', time.gmtime())}, commit {_commit()}: {passed} of {len(steps)} steps passed in"
+        f" {minutes:.0f} minutes, {builds}. {machine}{_ansible() if name == 'rollout' else ''}.",
         "",
         "| step | ended | s | seen |",
         "| --- | --- | --- | --- |",
     ]
-    for name, step in STEPS.items():
-        title = name.removeprefix("test_").replace("_", " ")
+    for test, step in steps.items():
+        title = test.removeprefix("test_").replace("_", " ")
         lines.append(f"| {title} | {step.outcome} | {step.seconds:.0f} | {'<br>'.join(step.seen).replace('|', ' ')} |")
     return "\n".join(lines) + "\n"
 
 
+def _ansible() -> str:
+    return f", ansible-core {version('ansible-core')}"
+
+
 def _commit() -> str:
     """Of what was installed."""
-    parts = ["ansible", "agent", "collector", "dashboard", "cli", "proto"]
+    parts = ["ansible", "packages", "agent", "collector", "dashboard", "cli", "proto"]
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", *parts)
     return _git("rev-parse", "--short", "HEAD") + (" with changes that are not committed" if changed else "")
 
