@@ -35,14 +35,14 @@ def tls(ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | b
     return context
 
 
-def query(params: Params) -> list[tuple[str, str]]:
+def query(params: Params) -> httpx.QueryParams:
     """Return parameters as text. None is left out."""
-    found = []
+    found: list[tuple[str, str | int | float | bool | None]] = []
     for name, value in params.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             if each is not None:
                 found.append((name, _text(each)))
-    return found
+    return httpx.QueryParams(found)
 
 
 def body(params: Params) -> dict[str, Any]:

@@ -365,6 +365,8 @@ def maintenance_events(config: CollectorConfig, pipeline: Pipeline) -> Maintenan
         return MaintenanceEvents(events, pipeline)
     api, taints, conditions = KubernetesApi(config.act.kubernetes), set(events.taints), set(events.conditions)
     return MaintenanceEvents(events, pipeline, lambda: marks_of(api.nodes(), taints, conditions, kept_closed))
+
+
 def _optional_parts(detection: Detection, beats: HeartbeatStatus, agents_address: str) -> OptionalParts:
     return OptionalParts(
         detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses,

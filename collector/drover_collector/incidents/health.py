@@ -31,7 +31,9 @@ from drover_core.model.events import (
 
 CONFIRMED_CONFIDENCE = 0.9  # as sure as a fatal XID or a failed remap is
 # They know no more than the silence.
-UNHEARD_CAUSES = frozenset({"silent", "never_came", "no_telemetry", "agent_stopped", "late", "maintenance", "pages_silent"})
+UNHEARD_CAUSES = frozenset(
+    {"silent", "never_came", "no_telemetry", "agent_stopped", "late", "maintenance", "pages_silent"}
+)
 
 Codes = npt.NDArray[np.int8]
 HEALTHS = tuple(Health)

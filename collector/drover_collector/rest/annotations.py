@@ -30,7 +30,7 @@ PROPERTIES = {
 }
 
 
-def annotations(facts: ApiSnapshot, wanted: Wanted, from_ms: int, to_ms: int) -> list[dict[str, Any]]:
+def annotated(facts: ApiSnapshot, wanted: Wanted, from_ms: int, to_ms: int) -> list[dict[str, Any]]:
     """Return the incidents that were open between two times, the newest first, at most MOST."""
     found = [i for i in facts.incidents(from_ms) if i.since_ms <= to_ms and wanted.has(i)]
     newest = sorted(found, key=lambda i: (-i.since_ms, i.id))[:MOST]

@@ -29,7 +29,7 @@ from drover_collector.auth.identity import Identity, Role, peer_of
 from drover_collector.auth.tls import Contexts
 from drover_collector.observability.metrics_server import REQUEST_S, BoundedServer, takes_gzip, tls_of
 from drover_collector.rest import requests, routes
-from drover_collector.rest.annotations import annotations
+from drover_collector.rest.annotations import annotated
 from drover_collector.rest.answers import gzipped, page_of, plain
 from drover_collector.rest.idempotency import Acts
 from drover_collector.rest.incident_stream import Wanted, last_id, stream
@@ -205,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         message = requests.from_query(route, given, path)
         if "limit" in message.DESCRIPTOR.fields_by_name:
             place = 0 if begin is None else begin.place
-            message.limit = paging.most if paging.whole else min(place + size + 1, paging.most)
+            setattr(message, "limit", paging.most if paging.whole else min(place + size + 1, paging.most))  # noqa: B010  # each such message has one
         reply = plain(self._wait(route, self._submit(route, message, caller)))
         return self._send(page_of(paging, reply, begin, size))
 
@@ -247,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == routes.DOCUMENT:
             return self._send_bytes(self.site.document, {"content-type": JSON_TYPE})
         names = ("min_severity", "node", "kind")
-        words = {name: requests.one(given, name) for name in names}
+        words: dict[str, Any] = {name: requests.one(given, name) for name in names}
         times = {} if path == routes.STREAM else {name: requests.time_of(given, name) for name in ("from", "to")}
         if given:
             raise ProblemError(
@@ -258,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = Wanted(**words)
             wanted.check(facts)
             to_ms = times["to"] or facts.now_ms()
-            return self._send(annotations(facts, wanted, times["from"] or to_ms - 86_400_000, to_ms))
+            return self._send(annotated(facts, wanted, times["from"] or to_ms - 86_400_000, to_ms))
         wanted = Wanted(**words, after_ms=last_id(self.headers.get("last-event-id", "")))
         wanted.check(facts)
         return self._stream(wanted)
@@ -288,7 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
             return False  # the next write finds it
         self.connection.setblocking(False)
         try:
-            return self.connection.recv(1, socket.MSG_PEEK) == b""
+            return bool(self.connection.recv(1, socket.MSG_PEEK) == b"")
         except BlockingIOError:
             return False
         finally:

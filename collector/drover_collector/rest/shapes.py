@@ -21,7 +21,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -125,7 +125,7 @@ def visible(kind: Descriptor) -> Iterator[FieldDescriptor]:
 
 def to_plain(message: Message) -> dict[str, Any]:
     """Return a message as what `json` writes."""
-    return {public_name(field.name): _field(message, field) for field in visible(message.DESCRIPTOR)}
+    return {public_name(field.name): _field(message, field) for field in visible(cast(Descriptor, message.DESCRIPTOR))}
 
 
 def _field(message: Message, field: FieldDescriptor) -> Any:
@@ -232,7 +232,10 @@ class Schemas:
             of: Schema = TIME if field.name in TIMES else real if "f" in packed else {"type": "integer"}
             return {"type": "array", "items": of}
         if _is_map(field):
-            return {"type": "object", "additionalProperties": self._of(field.message_type.fields_by_name["value"])}
+            return {
+                "type": "object",
+                "additionalProperties": self._of(cast(Descriptor, field.message_type).fields_by_name["value"]),
+            }
         return {"type": "array", "items": self._of(field)} if field.is_repeated else self._of(field)
 
     def _of(self, field: FieldDescriptor) -> Schema:

@@ -188,7 +188,8 @@ def _write(kind: bytes, node: str, message: bytes) -> None:
 def configs_of(data: list[Mapping[str, Any]]) -> list[ScrapeConfig]:
     """Return the settings that the collector sent as JSON."""
     lists = ("targets", "file_sd")
-    return [ScrapeConfig(**{k: tuple(v) if k in lists else v for k, v in entry.items()}) for entry in data]
+    known: list[dict[str, Any]] = [{k: tuple(v) if k in lists else v for k, v in entry.items()} for entry in data]
+    return [ScrapeConfig(**entry) for entry in known]
 
 
 async def _main() -> None:

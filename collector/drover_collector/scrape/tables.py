@@ -109,8 +109,10 @@ def parse_table(name: str, text: str) -> Table:
 
 
 def _labels(data: Mapping[str, Any]) -> GpuLabels:
-    texts = (tuple(data[key]) for key in ("slot", "uuid", "serial", "pci", "model", "skip_with"))
-    return GpuLabels(*texts, only=data.get("only", {}))
+    slot, uuid, serial, pci, model, skip = (
+        tuple(data[key]) for key in ("slot", "uuid", "serial", "pci", "model", "skip_with")
+    )
+    return GpuLabels(slot, uuid, serial, pci, model, skip, only=data.get("only", {}))
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> Row:

@@ -431,12 +431,16 @@ class HeatModel:
         of_rack, _ = group_medians(over_c, rack_of, self.layout.racks)
         hot_nodes, hot_racks = self.rise.hot_nodes, self.rise.hot_racks
         self.rise = replace(
-            self.rise, hot_nodes=hot_nodes & ~(over_c < OVER_HIGHEST_C), hot_racks=hot_racks & ~(of_rack < OVER_HIGHEST_C)
+            self.rise,
+            hot_nodes=hot_nodes & ~(over_c < OVER_HIGHEST_C),
+            hot_racks=hot_racks & ~(of_rack < OVER_HIGHEST_C),
         )
         wrong = self.nodes.suspect | tests.nodes.test.suspect | (self.racks.suspect | tests.racks.suspect)[rack_of]
         self._highest.learn(load, of_node, ~wrong)
 
-    def _judge_air(self, block: int, air_c: Floats, own_c: Floats, moved: Floats) -> tuple[Floats, Floats, Bools, Bools]:
+    def _judge_air(
+        self, block: int, air_c: Floats, own_c: Floats, moved: Floats
+    ) -> tuple[Floats, Floats, Bools, Bools]:
         """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""
         nodes = len(air_c)
         own, by_load = (group_medians(of, self.layout.node, nodes)[0] for of in (own_c, moved))
