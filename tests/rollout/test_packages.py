@@ -273,8 +273,11 @@ def test_removal_keeps_settings_and_data_and_a_purge_takes_them(machine: Machine
 def test_an_installation_by_hand_is_not_overwritten(machine: Machine) -> None:
     unit = machine.host.root / "etc/systemd/system/drover-agent.service"
     unit.write_text("[Service]\nExecStart=/bin/true\n")
-    with pytest.raises(RuntimeError, match="is of an installation by hand"):
-        machine.install(NEW, NAMES[0])
+    packed = next(machine.folder.glob(f"{NAMES[0]}_{NEW}+*.deb"))
+    shutil.copyfile(packed, machine.host.root / "root" / packed.name)
+    text = machine.host.ssh(*APT, "install", f"/root/{packed.name}", "2>&1", check=False, timeout_s=APT_S)
+    (machine.host.root / "root" / packed.name).unlink()
+    assert "is of an installation by hand" in text, text
+    assert not (machine.host.root / "opt/drover").exists()
     unit.unlink()
-    machine.apt("purge", NAMES[0])
     assert left(machine) == []
