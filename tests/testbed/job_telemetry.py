@@ -144,7 +144,9 @@ def figures(plan: Plan, seed: int) -> Floats:
     sends = np.diff(np.interp(np.arange(seconds + 1), np.append(0.0, ends), np.arange(len(ends) + 1.0)))
     busy = scale["busy"]
     columns = np.full((seconds, POWER + 1), np.nan)
-    clock = CLOCK_MHZ / np.where((np.arange(seconds) >= plan.slower_s) & (plan.slower == "clock"), 1 + plan.slower_by, 1)
+    clock = CLOCK_MHZ / np.where(
+        (np.arange(seconds) >= plan.slower_s) & (plan.slower == "clock"), 1 + plan.slower_by, 1
+    )
     columns[:, TENSOR] = plan.tensor * per_s * scale["tensor"] * busy
     columns[:, SM] = (0.85 * per_s + 0.1 * (1 - per_s)) * busy
     columns[:, DRAM] = plan.dram * per_s * scale["dram"] * busy

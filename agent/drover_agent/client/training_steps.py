@@ -10,6 +10,7 @@ Import this file or copy it: it needs only the standard library, and nothing of 
         reporter.step()          # or reporter.step(step_time_s=...) if the loop measures its time itself
     ...
     reporter.reset()             # after a pause that is not a step: evaluation, a checkpoint
+    reporter.checkpoint()        # when a checkpoint is complete, of all ranks: what follows would be repeated
 
 Call it on every rank. `tokens_per_step` and `flops_per_step` are those of the whole job, over all its ranks. A call
 takes microseconds, never waits and never raises: about once a second it sends one datagram to a Unix socket without
@@ -29,6 +30,7 @@ Wire, version 1: one JSON object per datagram, at most 1,024 bytes, sent to $DRO
     tokens       optional: tokens of one step, over all ranks
     flops        optional: floating-point operations of one step, over all ranks
     job          optional: the scheduler's name of the job
+    checkpoint_s optional: when the last complete checkpoint was made, in seconds since 1970 UTC
 
 A reader skips keys that it does not know and refuses another version.
 """
@@ -40,7 +42,7 @@ import math
 import os
 import re
 import socket
-from time import monotonic
+from time import monotonic, time
 
 SOCKET = "/run/drover/steps.sock"
 SEND_S = 1.0  # between two reports of one process
@@ -88,6 +90,7 @@ class Reporter:
         self._pid = 0
         self._steps = self._pending = 0  # so far; of those, not sent yet
         self._pending_s = 0.0
+        self._checkpoint = ""  # what reports say of the last one
         self._began: float | None = None  # when the present step began
         self._next_send = self._next_connect = 0.0
 
@@ -112,9 +115,14 @@ class Reporter:
         """Begin the next step now: the time since the last one was not a step."""
         self._began = monotonic()
 
+    def checkpoint(self) -> None:
+        """Note that a checkpoint of the whole job is complete now. The next step reports it; one rank is enough."""
+        self._checkpoint = f', "checkpoint_s": {time():.3f}'
+        self._next_send = 0.0
+
     def _send(self, now: float) -> bool:
         mean_s = float(self._pending_s / self._pending)  # repr of a numpy number is not a number
-        text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, "step_time_s": {mean_s!r}}}'
+        text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, "step_time_s": {mean_s!r}{self._checkpoint}}}'
         try:
             if self._pid != os.getpid():  # the first report, or the first one after a fork
                 self._pid, self._socket, self._next_connect = os.getpid(), None, 0.0

@@ -63,6 +63,7 @@ def _make(facts: ApiSnapshot, job: str, gpus: Sequence[int], span: tuple[int, in
     found = replace(
         found,
         holds=found.holds.where(np.isin(found.holds.value, kept)),
+        checkpoints=[each for each in found.checkpoints if each[0] in kept],
         incidents=[i for i in found.incidents if i.job in names or any(node in nodes for node, _ in i.members)],
     )
     loss = job_loss(facts.index, found, number, span[0], to_ms)
@@ -90,7 +91,8 @@ def _message(facts: ApiSnapshot, made: Made, known: dict[str, Incident]) -> pb.J
     unknown_ms = loss.shares[Share.UNKNOWN]
     if unknown_ms:
         reply.doubts.append(f"Of {unknown_ms / HOUR_MS:,.2f} GPU-hours it is not known what they were used for.")
-    reply.doubts.append("Work repeated since the last checkpoint is not known, as nothing reports checkpoints.")
+    if not found.checkpoints:
+        reply.doubts.append("Work repeated since the last checkpoint is not known, as its loop reports none.")
     return reply
 
 

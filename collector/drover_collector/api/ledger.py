@@ -107,10 +107,13 @@ def read_facts(
         buckets = Buckets(STEP_MS, piece.gpu, piece.start_ms, piece.rows, piece.busy, piece.energy_mj).in_order()
         activity.append(find_activity(buckets))
         meter.add(find_energy(buckets))
+    steps, saved = usage.steps(read_ms, until_ms)
+    checkpoints = steps_of_jobs(index, holds, [(node, at_ms, at_ms + 1) for node, at_ms in saved])
     found = Facts(
         changes.jobs, holds, until_ms, GpuSpans.join(activity).apart().merged().clipped(0, until_ms),
         [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
-        steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
+        steps_of_jobs(index, holds, steps), store.outages.histories(read_ms),
+        sorted({(job, at_ms) for job, at_ms, _ in checkpoints}),
     )  # fmt: skip
     return found, meter, to_ms, usage.late_ms(from_ms, to_ms)
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
+from drover_collector.ledger.checkpoints import find_repeated
 from drover_collector.ledger.claims import JobHistory, find_ends, is_fault, make_layers, open_spans, part_ppm
 from drover_collector.ledger.facts import PPM, Facts, LedgerIncident, Share
 from drover_collector.ledger.partition import Layers, Ledger, partition
@@ -115,7 +116,8 @@ class JobLoss:
 def job_loss(index: FleetIndex, facts: Facts, job: int, from_ms: int, to_ms: int) -> JobLoss:
     """Return what a job lost within [from_ms, to_ms), or up to where the facts reach. `job`: its number in `facts`."""
     history = JobHistory(index, facts)
-    layers = make_layers(facts, history, find_ends(facts, history))
+    attempts = find_ends(facts, history)
+    layers = make_layers(facts, history, attempts, find_repeated(facts, attempts))
     mine = replace(facts, holds=facts.holds.where(facts.holds.value == job))
     ledger = partition(mine, layers, from_ms, to_ms)
     shares = tuple(int(ms) for ms in ledger.ms.sum(axis=0))

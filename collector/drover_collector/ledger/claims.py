@@ -58,6 +58,15 @@ class Restart:
     former: Attempt | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The work that one attempt repeats after a fault. `spans`: when; None: the last checkpoint is not known."""
+
+    attempt: Attempt
+    incident: int
+    spans: Sequence[Span] | None
+
+
 def open_spans(incident: LedgerIncident, until_ms: int) -> list[Span]:
     return [(low, until_ms if high is None else high) for low, high in incident.spans if high is None or high > low]
 
@@ -196,8 +205,10 @@ class _Layer:
         return Claims([claim for _, claim, _, _ in rows], GpuSpans.join(parts))
 
 
-def make_layers(facts: Facts, history: JobHistory, attempts: Sequence[Attempt]) -> Layers:
-    """Return all claims, by precedence."""
+def make_layers(
+    facts: Facts, history: JobHistory, attempts: Sequence[Attempt], repeats: Sequence[Repeated] = ()
+) -> Layers:
+    """Return all claims, by precedence. `repeats`: of `find_repeated`."""
     ended, restarting, repeated = _Layer(), _Layer(), _Layer()
     for attempt in attempts:
         if attempt.incident >= 0:
@@ -211,10 +222,14 @@ def make_layers(facts: Facts, history: JobHistory, attempts: Sequence[Attempt]) 
     by_job: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_job[attempt.job].append(attempt)
-    for job, low, high in facts.repeats:
-        for attempt in by_job.get(job, ()):
-            span = max(low, attempt.from_ms), min(high, attempt.to_ms)
-            repeated.add((low, job), Claim(Share.REPEATED, PPM, low), attempt.gpus, span)
+    for again in repeats:
+        for low, high in again.spans or ():
+            repeated.add(
+                (low, again.attempt.job),
+                Claim(Share.REPEATED, PPM, low, again.incident),
+                again.attempt.gpus,
+                (low, high),
+            )
     measured, stops = _of_incidents(facts, history, by_job)
     return Layers(
         repeated.made(), ended.made(), measured.made(), stops.made(), restarting.made(), _stalls(facts, by_job)
@@ -240,6 +255,9 @@ def restarts(facts: Facts, attempts: Sequence[Attempt]) -> list[Restart]:
         if former is not None and former.incident >= 0 and attempt.from_ms >= former.to_ms - DEATH_EARLY_MS:
             found.append(Restart(attempt, former.incident, attempt.from_ms, former))
         last[name] = attempt
+        whole = RESTARTED.fullmatch(name)
+        if whole and whole[1] in last and attempt.from_ms >= last[whole[1]].to_ms - DEATH_EARLY_MS:
+            last[whole[1]] = attempt  # the next number goes on with this one
     by_name: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_name[facts.jobs[attempt.job]].append(attempt)

@@ -100,7 +100,7 @@ class Facts:
         activity: what telemetry showed, without overlaps; the value is an `Activity`.
         steps: (job, from_ms, to_ms) in which a training loop of the job reported steps.
         outages: node -> its states, oldest first.
-        repeats: (job, from_ms, to_ms) in which a job repeated work since its last checkpoint; nothing reports it yet.
+        checkpoints: (job, ms) at which a job's loop completed a checkpoint.
     """
 
     jobs: Sequence[str]
@@ -110,4 +110,4 @@ class Facts:
     incidents: Sequence[LedgerIncident] = ()
     steps: Sequence[tuple[int, int, int]] = ()
     outages: Mapping[str, Sequence[NodeOutage]] = field(default_factory=dict)
-    repeats: Sequence[tuple[int, int, int]] = ()
+    checkpoints: Sequence[tuple[int, int]] = ()

@@ -1,4 +1,4 @@
-"""The time line of a job: its runs, the time in which it reported steps, slow phases, faults, restarts."""
+"""The time line of a job: its runs, the time in which it reported steps, slow phases, faults, restarts, checkpoints."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Lane(StrEnum):
     SLOW = "slow"
     FAULT = "fault"
     RESTART = "restart"
+    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,9 @@ def _phases(index: FleetIndex, facts: Facts, job: int) -> Iterator[Phase]:
         yield Phase(Lane.RUN, attempt.from_ms, attempt.to_ms, attempt.incident, len(attempt.gpus))
     for low, high in stepping(facts).get(job, ()):
         yield Phase(Lane.STEPS, low, high)
+    for number, at_ms in facts.checkpoints:
+        if number == job:
+            yield Phase(Lane.CHECKPOINT, at_ms, at_ms + 1)
     for restart in restarts(facts, attempts):
         if restart.attempt.job == job:
             end_ms = min(restart.attempt.to_ms, restart.begin_ms + RESTART_MS)

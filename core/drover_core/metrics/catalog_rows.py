@@ -161,5 +161,6 @@ WORKLOAD_ROWS: tuple[Row, ...] = (
     (307, "tokens_per_step", "count", "gauge", "Q", 1, 0, 1e15, "tokens per step", "tokens trained on in one step", {"steps": ("tokens", 1.0)}),
     (308, "flops_per_step", "FLOP", "gauge", "d", 0, 0, 1e30, "operations per step", "floating-point operations of the model in one step", {"steps": ("flops", 1.0)}),
     (309, "mfu_ratio", "ratio", "gauge", "d", 0, 0, 1.5, "MFU", "model operations per second over the hardware's peak", {"derived": ("flops_per_step / step_time_s / peak", 1.0)}),
+    (310, "last_checkpoint_s", "s", "state", "d", 0, 0, 1e11, "last checkpoint", "when the job's last complete checkpoint was made, in seconds since 1970 UTC", {"steps": ("checkpoint_s", 1.0)}),
 )
 # fmt: on

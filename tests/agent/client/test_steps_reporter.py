@@ -77,6 +77,15 @@ def test_it_measures_the_time_between_calls(listening: Listening, monkeypatch: p
     assert reporter.unsent == 0
 
 
+def test_a_checkpoint_goes_along_with_each_later_report(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drover_agent.client.training_steps, "time", lambda: 1_800_000_000.1234)
+    reporter = Reporter("pretrain", socket_path=str(listening.path))
+    assert "last_checkpoint_s" not in row(listening.after(lambda: reporter.step(step_time_s=0.5)))
+    reporter.checkpoint()
+    seen = row(listening.after(lambda: reporter.step(step_time_s=0.5)))
+    assert seen["last_checkpoint_s"] == 1_800_000_000.123, "with the next step, however soon it comes"
+
+
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_left_out(listening: Listening, wrong: float) -> None:
     reporter = Reporter("pretrain", socket_path=str(listening.path))

@@ -27,6 +27,7 @@ from testbed.rolled import finish
 INDEX = small_index(2, 2)
 S = 1000
 END = T0 + 900 * S
+SAVED = T0 + 200 * S + 123  # a checkpoint
 WATTS = 700
 
 
@@ -45,7 +46,8 @@ def fill(store: Store) -> None:
     store.samples.write(SampleBatch.of_values(Scope.GPU, ids, ts, {"energy_j": joules}))
     loop = EntityRow(entity_id(Scope.WORKLOAD, "n0/pre"), Scope.WORKLOAD, "n0/pre", "n0", None, link="pre", first_ms=T0)
     store.entities.write([loop])
-    steps = {"step_time_s": np.full(len(ts) // 3, 2.0)}  # in the first 5 minutes
+    saved = np.where(ts < SAVED + 5 * S, np.nan, SAVED / S)[: len(ts) // 3]
+    steps = {"step_time_s": np.full(len(ts) // 3, 2.0), "last_checkpoint_s": saved}  # in the first 5 minutes
     store.samples.write(
         SampleBatch.of_values(Scope.WORKLOAD, np.full(len(ts) // 3, loop.entity_id), ts[: len(ts) // 3], steps)
     )
@@ -112,6 +114,11 @@ def test_rollups_holds_and_incidents_give_exact_shares(store: Store) -> None:
     # Three readings, each at the end of its 5 minutes: the first 5 are not known.
     assert (reply.fleet_energy.mj, reply.fleet_energy.known_ms) == (600 * WATTS * 1000, 600 * S)
     assert [row.name for row in reply.nodes] == ["n0", "n1"]  # 160 s were taken from each
+
+
+def test_checkpoints_are_known_to_the_millisecond(store: Store) -> None:
+    found, _, _, _ = api.read_facts(facts_of(store), T0, END)
+    assert [(found.jobs[job], at_ms) for job, at_ms in found.checkpoints] == [("train", SAVED)]
 
 
 def test_a_restart_of_the_collector_and_parts_of_the_span_change_nothing(opened: list[Store], url: str) -> None:

@@ -137,11 +137,37 @@ def test_a_job_that_reports_steps_is_useful_only_while_it_steps() -> None:
     assert minutes(found) == {"useful": 400, "unknown": 80}
 
 
-def test_repeated_work_counts_where_it_is_known() -> None:
-    found = dataclasses.replace(facts(), repeats=[(0, 10 * MINUTE, 20 * MINUTE)])
-    assert minutes(found) == {"useful": 200, "repeated": 40}
-    reply = make_message(INDEX, found, account_of(found), PRICES, Asked())
-    assert not any("checkpoint" in doubt for doubt in reply.doubts)
+def saved(*checkpoints: tuple[int, int], faults: Sequence[int] = (50,), runs: int = 2) -> Facts:
+    """Runs of 60 and 30 minutes and of 30 more, each ended by a fault `faults`, all of whose time reports steps."""
+    holds = [(0, 60, 0), (60, 90, 1), (90, 120, 2)][:runs]
+    ends = [
+        incident(id=f"i{at}", since_ms=at * MINUTE, closed_ms=at * MINUTE, job="train" if at < 61 else "train-r1")
+        for at in faults
+    ]
+    found = facts(
+        ends, holds, steps=[(job, low, high) for low, high, job in holds], jobs=("train", "train-r1", "train-r2")
+    )
+    return dataclasses.replace(found, checkpoints=[(job, at * MINUTE) for job, at in checkpoints])
+
+
+@pytest.mark.parametrize(
+    ("found", "repeated", "unsaved"),
+    [
+        (saved((0, 35), faults=(50,)), 15, 0),
+        (saved((0, 35), (0, 48), faults=(50,)), 2, 0),
+        (saved((0, 35), (1, 62), faults=(50,)), 15, 0),  # saving does not make the work new
+        (saved(), 0, 1),  # nothing reports checkpoints
+        (saved((1, 70)), 0, 1),  # the first run began before what is read, and may have saved then
+        (saved((0, 35), faults=(50, 85), runs=3), 15 + 25, 0),  # the second saved nothing: from minute 60 to 85 again
+        (saved((0, 35), (1, 80), faults=(50, 85), runs=3), 15 + 5, 0),
+    ],
+)
+def test_repeated_work_is_what_came_since_the_last_checkpoint(found: Facts, repeated: int, unsaved: int) -> None:
+    assert minutes(found).get("repeated", 0) == 4 * repeated
+    account = account_of(found)
+    assert account.unsaved == unsaved
+    reply = make_message(INDEX, found, account, PRICES, Asked())
+    assert any("repeated" in doubt for doubt in reply.doubts) == bool(unsaved)
 
 
 def test_availability_counts_what_is_drained_silent_and_dark() -> None:

@@ -42,7 +42,7 @@ STALE_S, STALE_STEPS = 60.0, 5.0  # a loop has stopped after so long, and so man
 FRESH_S, FRESH_STEPS = 3.0, 2.0  # of a rank's last report, to count in the row of now
 RETRY_S = 60.0  # between attempts to make the socket, and looks whether it is still there
 
-NAMES = ("step_time_s", "tokens_per_step", "flops_per_step", "mfu_ratio")
+NAMES = ("step_time_s", "tokens_per_step", "flops_per_step", "mfu_ratio", "last_checkpoint_s")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
@@ -63,6 +63,7 @@ class Report(NamedTuple):
     tokens: float | None
     flops: float | None
     job: str
+    checkpoint_s: float | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -167,6 +168,11 @@ class StepsSource:
                 absent[name] = Absent.UNSUPPORTED  # the loop does not report it
             else:
                 row[name] = value
+        saved = [r.checkpoint_s for _, r in workload.ranks.values() if r.checkpoint_s is not None]
+        if saved:
+            row["last_checkpoint_s"] = max(saved)
+        else:
+            absent["last_checkpoint_s"] = Absent.UNSUPPORTED  # the loop reports none, or has made none yet
         peak = self._peak()
         if flops is None or peak is None:
             absent["mfu_ratio"] = Absent.UNSUPPORTED
@@ -320,6 +326,9 @@ def read_report(data: bytes) -> Report:
         None if found.get("tokens") is None else _number(found, "tokens", 0, BY_NAME["tokens_per_step"].high),
         None if found.get("flops") is None else _number(found, "flops", 0, BY_NAME["flops_per_step"].high),
         re.sub(r"[^!-~]", "", job)[:128] if isinstance(job, str) else "",
+        None
+        if found.get("checkpoint_s") is None
+        else _number(found, "checkpoint_s", 0, BY_NAME["last_checkpoint_s"].high),
     )
 
 

@@ -61,7 +61,7 @@ def is_slower(usual: Floats, now: Floats, effect: float) -> bool:
     if not least * effect <= fell(usual, now, POWER) <= most * effect:
         return False
     compute, memory = compute_fell(usual, now), fell(usual, now, DRAM)
-    if abs(compute - memory) > max(SAME_MIX * effect, ROSE):
+    if abs(compute - memory) > min(max(SAME_MIX * effect, ROSE), 2 * ROSE):
         return False
     return all(-ROSE <= each <= 2 * effect for each in (compute, memory, fell(usual, now, SM)))
 

@@ -118,23 +118,37 @@ class UsageReader:
         upto_ms, _ = self._rollups.rolled_up(scope, "5m", (to_ms, to_ms))
         return max(from_ms, upto_ms, to_ms - 2 * FRESH_MS) // STEP_MS * STEP_MS
 
-    def steps(self, from_ms: int, to_ms: int) -> list[tuple[str, int, int]]:
-        """Return (node, from_ms, to_ms) in which a training loop reported steps, within 5-minute buckets."""
+    def steps(self, from_ms: int, to_ms: int) -> tuple[list[tuple[str, int, int]], list[tuple[str, int]]]:
+        """Return (node, from_ms, to_ms) in which a training loop reported steps, within 5-minute buckets.
+
+        And (node, ms) of the checkpoints that loops reported; of several within 5 minutes the last.
+        """
         spans: dict[str, list[Span]] = {}
+        checkpoints: set[tuple[str, int]] = set()
         tail_ms = self._tail_ms(Scope.WORKLOAD, from_ms, to_ms)
         for level, span in (("5m", (from_ms, tail_ms)), ("10s", (tail_ms, to_ms))):
             for folded in self._rows.folds(
-                Scope.WORKLOAD, _span(*span), STEP_MS, level=level, metrics=["step_time_s"]
+                Scope.WORKLOAD, _span(*span), STEP_MS, level=level, metrics=["step_time_s", "last_checkpoint_s"]
             ):  # fmt: skip
                 column = folded.columns.get("step_time_s")
                 if column is None:
                     continue
+                checkpoints |= self._checkpoints(folded)
                 kept = np.flatnonzero(column[1])
                 nodes, _ = self._registry.names(Scope.WORKLOAD, folded.ids[kept], folded.start_ms[kept])
                 for node, low in zip(nodes.tolist(), folded.start_ms[kept].tolist(), strict=True):
                     if node:
                         spans.setdefault(node, []).append((low, low + STEP_MS))
-        return [(node, *span) for node, each in sorted(spans.items()) for span in merged(each)]
+        return [(node, *span) for node, each in sorted(spans.items()) for span in merged(each)], sorted(checkpoints)
+
+    def _checkpoints(self, folded: Folded) -> set[tuple[str, int]]:
+        column = folded.columns.get("last_checkpoint_s")
+        if column is None:
+            return set()
+        kept = np.flatnonzero(column[1])
+        nodes, _ = self._registry.names(Scope.WORKLOAD, folded.ids[kept], folded.start_ms[kept])
+        at_ms = np.round(units("last_checkpoint_s", *column)[kept] * 1000).astype(np.int64)
+        return {(node, ms) for node, ms in zip(nodes.tolist(), at_ms.tolist(), strict=True) if node}
 
 
 def _span(low: int, high: int) -> list[Span]:
