@@ -19,7 +19,7 @@ from drover_collector.detectors.slowdown.work_rate import POWER
 Floats = npt.NDArray[np.float64]
 BUCKET_S = 10
 CLOCK_MHZ = 1755.0
-KINDS = ("network", "data", "clock")
+KINDS = ("network", "data", "clock")  # "kernels": an image whose kernels are slower, from the begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,42 +126,59 @@ def slowed(plan: Plan, at_s: float, by: float, why: str) -> Plan:
     kept = [
         other for other in plan.others
         if other.at_s + min(other.length_s, 1200) < at_s - 3000
-        or (other.kind in ("pause", "evaluation", "generation", "slower") and other.length_s < 1000 and other.at_s < end)
+        or (other.kind not in ("growth", "batch", "stage") and other.length_s < 1000 and other.at_s < end)
     ]  # fmt: skip
     return replace(plan, slower_s=at_s, slower_by=by, slower=why, hours=end / 3600, others=kept)
 
 
 def figures(plan: Plan, seed: int) -> Floats:
-    """Return the means over a job's GPUs and ports in each bucket, float64 [buckets, 7], in the order of `work_rate`."""
+    """Return the means over a job's GPUs and ports in each bucket, float64 [buckets, 7], as `work_rate` orders them."""
+    return telemetry(plan, seed)[0]
+
+
+def telemetry(plan: Plan, seed: int) -> tuple[Floats, Floats]:
+    """Return `figures`, and the time of a step that a loop would report in each bucket, NaN where no step ended."""
     rng = np.random.default_rng([6, seed])
     seconds = int(plan.hours * 3600) // BUCKET_S * BUCKET_S
-    scale = _scales(plan, np.arange(seconds, dtype=np.float64))
+    at = np.arange(seconds + 1)
+    scale = _scales(plan, at[:-1].astype(np.float64))
     ends, computes = _steps(plan, scale, seconds, rng)
     begins = np.append(0.0, ends[:-1])
     knots = np.column_stack([begins, begins + computes]).ravel()
     work = np.concatenate([[0.0], np.cumsum(np.column_stack([computes, np.zeros(len(ends))]).ravel())])[:-1]
-    per_s = np.diff(np.interp(np.arange(seconds + 1), knots, work))  # share of each second with compute
-    sends = np.diff(np.interp(np.arange(seconds + 1), np.append(0.0, ends), np.arange(len(ends) + 1.0)))
-    busy = scale["busy"]
-    columns = np.full((seconds, POWER + 1), np.nan)
-    clock = CLOCK_MHZ / np.where(
-        (np.arange(seconds) >= plan.slower_s) & (plan.slower == "clock"), 1 + plan.slower_by, 1
-    )
+    per_s = np.diff(np.interp(at, knots, work))  # share of each second with compute
+    sends = np.diff(np.interp(at, np.append(0.0, ends), np.arange(len(ends) + 1.0)))
+    found = _columns(plan, scale, per_s, sends)
+    noise = rng.normal(0, plan.mix, found.shape)
+    noise[:, CLOCK] *= 0.2
+    return found * np.exp(noise), _reported(ends, ends - begins, scale["busy"], seconds)
+
+
+def _columns(plan: Plan, scale: dict[str, Floats], per_s: Floats, sends: Floats) -> Floats:
+    busy, slow = scale["busy"], np.arange(len(per_s)) >= plan.slower_s
+    columns = np.full((len(per_s), POWER + 1), np.nan)
     columns[:, TENSOR] = plan.tensor * per_s * scale["tensor"] * busy
     columns[:, SM] = (0.85 * per_s + 0.1 * (1 - per_s)) * busy
     columns[:, DRAM] = plan.dram * per_s * scale["dram"] * busy
-    columns[:, UTIL] = busy * np.where(plan.slower == "data", per_s, 1.0)
-    columns[:, CLOCK] = clock
+    columns[:, UTIL] = busy * np.where(slow & (plan.slower == "data"), per_s, 1.0)
+    columns[:, CLOCK] = CLOCK_MHZ / np.where(slow & (plan.slower == "clock"), 1 + plan.slower_by, 1)
     columns[:, TRAFFIC] = plan.sent * plan.step_s * sends * scale["sent"] * busy
-    waits = 0.2 if plan.slower == "data" else plan.waits  # without a kernel a GPU takes less
-    exposed = np.where(np.arange(seconds) >= plan.slower_s, waits, plan.waits)
+    exposed = np.where(slow & (plan.slower == "data"), 0.2, plan.waits)  # without a kernel a GPU takes less
     columns[:, POWER] = 650 * (0.18 * (1 - busy) + busy * (per_s * scale["power"] + exposed * (1 - per_s)))
     buckets = columns.reshape(-1, BUCKET_S, POWER + 1)
-    found = np.sort(buckets, axis=1)[:, (BUCKET_S - 1) // 2]  # the lower median, as the collector takes it
+    found: Floats = np.sort(buckets, axis=1)[:, (BUCKET_S - 1) // 2]  # the lower median, as the collector takes it
     found[:, [TRAFFIC, POWER]] = buckets[:, :, [TRAFFIC, POWER]].mean(axis=1)  # both are counters
-    noise = rng.normal(0, plan.mix, found.shape)
-    noise[:, CLOCK] *= 0.2
-    return found * np.exp(noise)
+    return found
+
+
+def _reported(ends: Floats, taken: Floats, busy: Floats, seconds: int) -> Floats:
+    """Return the mean time of the steps that ended in each bucket of a job at work, float64 [buckets]."""
+    kept = ends < seconds
+    bucket = (ends[kept] // BUCKET_S).astype(np.int64)
+    count = np.bincount(bucket, minlength=seconds // BUCKET_S)
+    total = np.bincount(bucket, taken[kept], seconds // BUCKET_S)
+    works = busy.reshape(-1, BUCKET_S).min(axis=1) > 0
+    return np.where((count > 0) & works, total / np.maximum(count, 1), np.nan)
 
 
 def _scales(plan: Plan, at: Floats) -> dict[str, Floats]:
@@ -197,6 +214,9 @@ def _scales(plan: Plan, at: Floats) -> dict[str, Floats]:
                 found[key][there] *= factor
     found["time"] *= 1 + plan.warm * np.exp(-np.minimum((at - run) / 45, 50))
     found["time"][at >= plan.slower_s] *= 1 + plan.slower_by
+    if plan.slower == "kernels":  # as much tensor work in a longer time, more memory traffic, as without fusion
+        found["compute"][at >= plan.slower_s] *= 1 + plan.slower_by
+        found["tensor"][at >= plan.slower_s] /= 1 + plan.slower_by
     if plan.slower == "clock":  # as much memory traffic in a longer time
         found["compute"][at >= plan.slower_s] *= 1 + plan.slower_by
         found["dram"][at >= plan.slower_s] /= 1 + plan.slower_by

@@ -122,7 +122,8 @@ class Reporter:
 
     def _send(self, now: float) -> bool:
         mean_s = float(self._pending_s / self._pending)  # repr of a numpy number is not a number
-        text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, "step_time_s": {mean_s!r}{self._checkpoint}}}'
+        mean = f'"step_time_s": {mean_s!r}{self._checkpoint}'
+        text = f'{self._head}, "step": {self._steps}, "steps": {self._pending}, {mean}}}'
         try:
             if self._pid != os.getpid():  # the first report, or the first one after a fork
                 self._pid, self._socket, self._next_connect = os.getpid(), None, 0.0

@@ -47,7 +47,7 @@ OF_CAUSE = {
     **dict.fromkeys(NETWORK, Blame.NETWORK),
     "waits_for_host": Blame.STORAGE, "filesystem": Blame.STORAGE, "disk": Blame.STORAGE, "nvme": Blame.STORAGE,
     "host": Blame.HOST, "host_memory": Blame.HOST, "rack_capped": Blame.HOST, "inlet": Blame.HOST, "fan": Blame.HOST,
-    "clocks": Blame.JOB, "collective_mismatch": Blame.PROGRAM,
+    "clocks": Blame.JOB, "more_work": Blame.PROGRAM, "collective_mismatch": Blame.PROGRAM,
     # A rank that stops does so by its GPU or by its program; an incident of its hardware would have taken the time.
     "rank_stopped": Blame.UNKNOWN, "rank_missing": Blame.UNKNOWN, "standstill": Blame.UNKNOWN,
     "slower": Blame.UNKNOWN,

@@ -97,7 +97,11 @@ class Reading:
 
 
 def reading(window: Window, gpus: Ints, usual: Floats, now: Floats, effect: float) -> Reading:
-    """Return what explains that steps of a job on these GPUs take longer by `effect` (log), from the means before and now, float64 [6]."""
+    """Return what explains that the steps of a job on these GPUs take longer.
+
+    Args:
+        usual, now: the means before and now, float64 [6]. effect: log.
+    """
     facts = _facts(usual, now)
     racks = _capped_racks(window, gpus) if fell(usual, now, CLOCK) >= PART * effect / 2 else []
     count = f"{len(gpus)} GPUs"

@@ -4,8 +4,8 @@ A training step exchanges as many bytes however long it takes, so steps that tak
 What a port has sent is a counter, exact for any time; activities of GPUs are samples of single seconds whose median
 says little of a long step. Other work sends fewer bytes, too: longer sequences or a larger batch (GPUs draw as much
 power as before, or more), an evaluation (nearly none). So a job is slower only if its GPUs draw less power meanwhile,
-and tensor work and memory traffic fell alike, if their samples show it. Only jobs on two nodes at least that have been steady are judged: a server with fewer
-requests looks slower, too.
+and tensor work and memory traffic fell alike, as far as samples show it. Only jobs on two nodes at least that have been
+steady are judged: a server with fewer requests looks slower, too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ AFTER_RESTART = replace(ALONE, least=0.08, delta=0.06, least_ms=600_000)
 
 
 class Work(NamedTuple):
-    """What one job did in a bucket. `figures`: means of METRICS, bytes/s that a node sent and power of a GPU, float64 [7]."""
+    """What one job did in a bucket. `figures`: means of METRICS, bytes/s of a node and power of a GPU, float64 [7]."""
 
     nodes: int
     gpus: int
