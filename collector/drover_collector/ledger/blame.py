@@ -50,7 +50,7 @@ OF_CAUSE = {
     "clocks": Blame.JOB, "more_work": Blame.PROGRAM, "collective_mismatch": Blame.PROGRAM,
     # A rank that stops does so by its GPU or by its program; an incident of its hardware would have taken the time.
     "rank_stopped": Blame.UNKNOWN, "rank_missing": Blame.UNKNOWN, "standstill": Blame.UNKNOWN,
-    "slower": Blame.UNKNOWN,
+    "slower": Blame.UNKNOWN, "slow_from_start": Blame.UNKNOWN,
 }  # fmt: skip
 OF_HARDWARE = frozenset(
     {

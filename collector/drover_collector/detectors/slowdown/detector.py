@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -35,6 +35,7 @@ from drover_collector.detectors.slowdown.telemetry import (
     reading,
     stretched,
 )
+from drover_collector.detectors.slowdown.work_rate import WARM_MS as RATE_WARM_MS
 from drover_collector.detectors.slowdown.work_rate import Track as RateTrack
 from drover_collector.detectors.slowdown.work_rate import WorkRates
 from drover_collector.fleet.buckets import Floats
@@ -62,6 +63,8 @@ FORGET_MS = 86_400_000
 SAME_WORK = 0.005  # log: tokens and operations of two runs of one model
 ADOPT_MS = 1_800_000  # more work in a step is the new normal after so long
 MORE_WORK = "more_work"
+OF_PLACE = frozenset({"waits_alike", "waits_for_host", "slower"})
+BEGIN_MS = 120_000  # after the first minutes of a run: what is slow by then was so from its begin
 
 
 @dataclass(slots=True)
@@ -149,7 +152,8 @@ def _advance(window: Window, s: SlowdownState, steps: Steps, extra: Floats) -> N
     if track is not None:
         change = track.change
         now = np.array([one.extra for one in change.recent])
-        track.why = reading(window, steps.gpus, change.past.usual_extra(), medians(now), change.effect)
+        why = reading(window, steps.gpus, change.past.usual_extra(), medians(now), change.effect)
+        track.why = _of_run(why, track, change, WARM_MS)
 
 
 def _advance_rates(window: Window, s: SlowdownState) -> None:
@@ -159,7 +163,20 @@ def _advance_rates(window: Window, s: SlowdownState) -> None:
         usual, now = change.past.usual_extra(means), means(np.array([one.extra for one in change.recent]))
         if compute_fell(usual, now) < PART * change.effect:
             now[TENSOR] = math.nan  # samples of long steps do not show it, which is no sign of more work
-        track.why = reading(window, gpus, usual, now, change.effect)
+        why = reading(window, gpus, usual, now, change.effect)
+        track.why = _of_run(why, track, change, RATE_WARM_MS)
+
+
+def _of_run(why: Reading, track: Track | RateTrack, change: Change, warm_ms: int) -> Reading:
+    """Return what explains a slower job; of a run that was slow from its begin its image, settings or nodes may be.
+
+    Where ranks wait then tells of no fault there: the same waiting comes of an image without a library's plugin.
+    """
+    since_ms = change.open_since_ms
+    early = since_ms is not None and since_ms - track.begun_ms <= warm_ms + SETTLE_MS + BEGIN_MS
+    if track.since_restart is None or not early or why.cause not in OF_PLACE:
+        return why
+    return replace(why, cause="slow_from_start")
 
 
 def advance(s: SlowdownState, steps: Steps, extra: Floats, ts_ms: int) -> Track | None:
@@ -351,6 +368,7 @@ ADVICE = {
     "waits_for_host": "Look at the file system, the data loaders and the CPUs of the job's nodes.",
     "waits_alike": "Look at the switches between the job's nodes, and at what else uses them.",
     MORE_WORK: "Ask its owner whether sequences or batches became longer, or whether the image changed.",
+    "slow_from_start": "Compare the run's image, settings and nodes with those of the run before.",
     "slower": "Compare what changed at that time: image, file system, switches, other jobs on the same leaf.",
     "tokens_slower": "Look at the server's GPUs and its newest configuration.",
     "ttft_slower": "Look at the lengths of the prompts, then at the server's GPUs.",
