@@ -1,6 +1,6 @@
 """Slow jobs by what slowed them, and jobs whose loops report nothing: what is found, how fast, and what is blamed.
 
-    nice python benchmarks/bench_slowdown_causes.py [--runs 24] [--weeks 30] [--jobs 100] [--no-write]
+    nice python benchmarks/bench_slowdown_causes.py --rows FILE [--runs 24] [--weeks 30] [--jobs 100] [--page]
 
 Jobs are drawn by tests/testbed/job_telemetry.py, which makes what each GPU and port shows from the steps. Each job of a
 kind is played to the whole detector, on 64 GPUs in two racks, once with a loop that reports and once without. Jobs
@@ -40,7 +40,7 @@ from testbed.job_telemetry import BUCKET_S, KINDS, Other, Plan, figures, scoring
 PAGE = ROOT / "docs/evidence/slowdown-causes.md"
 SIZES = (0.05, 0.10, 0.20)
 NODES, PORTS, RACK = 8, 2, 4
-AT_S, LENGTH_S, PAUSE_S = 5400.0, 1800.0, 300.0
+AT_S, LENGTH_S, PAUSE_S = 4200.0, 1800.0, 300.0
 LAG_S = 7
 FIRST = {"tuning": 3_000, "scoring": 5_000}
 DRAWS: dict[str, Callable[[int, float], Plan]] = {"tuning": tuning, "scoring": scoring}
@@ -126,8 +126,10 @@ def plans(run: Run, why: str) -> tuple[list[Plan], bool]:
     base = scoring(run.seed, (AT_S + LENGTH_S) / 3600 + 1)
     image = why in ("kernels", "image network")
     if why == "rack":  # its GPUs compute more slowly, and the others wait for them
-        return [slowed(base, AT_S, run.size, "network"), slowed(base, AT_S, run.size, "clock")], False
+        both = (slowed(base, AT_S, run.size, each) for each in ("network", "clock"))
+        return [replace(plan, hours=(AT_S + LENGTH_S) / 3600) for plan in both], False
     plan = slowed(base, AT_S + (PAUSE_S if image else 0), run.size, "network" if why == "image network" else why)
+    plan = replace(plan, hours=(AT_S + LENGTH_S) / 3600)
     if image:
         plan = replace(plan, others=[*plan.others, Other("pause", AT_S, PAUSE_S)])
     return [plan, plan], image
@@ -148,37 +150,41 @@ def alone(plan: Plan, seed: int) -> list[float]:
     return found
 
 
-def false_alarms(task: tuple[str, int]) -> int:
-    name, seed = task
-    return len(alone(DRAWS[name](seed, HOURS), seed))
+Task = tuple[str, Any]
 
 
-def delay_alone(task: tuple[str, int, float, str]) -> float | None:
-    name, seed, by, why = task
+def done(task: Task) -> dict[str, Any]:
+    """Return what one task found, as a row."""
+    what, given = task
+    if what == "cause":
+        return {"what": what, **played(Run(*given))}
+    name, seed = given[:2]
+    if what == "healthy":
+        return {"what": what, "draw": name, "false": len(alone(DRAWS[name](seed, HOURS), seed))}
+    by, why = given[2:]
     at_s = 7200.0 + (seed * 37) % 1500
     found = alone(slowed(DRAWS[name](seed, 4.0), at_s, by, why), seed)
-    return next((at - at_s for at in found if at > at_s + 30), None)
+    delay_s = next((at - at_s for at in found if at > at_s + 30), None)
+    return {"what": what, "draw": name, "size": by, "delay_s": delay_s}
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Return all results."""
-    jobs = math.ceil(args.weeks * WEEK_HOURS / HOURS)
-    runs = [
-        Run(kind, size, 40_000 + n, reports)
-        for kind in CAUSES for size in SIZES for n in range(args.runs // len(SIZES)) for reports in (True, False)
-    ]  # fmt: skip
-    with multiprocessing.Pool(args.processes) as pool:
-        found: dict[str, Any] = {"causes": pool.map(played, runs, chunksize=4), "false": {}, "alone": {}}
-        for name in DRAWS:
-            first = FIRST[name]
-            false = pool.map(false_alarms, [(name, seed) for seed in range(first, first + jobs)], chunksize=4)
-            found["false"][name] = {"weeks": jobs * HOURS / WEEK_HOURS, "false": sum(false)}
-            found["alone"][name] = []
-            for by in SIZES:
-                tasks = [(name, first + n, by, KINDS[n % len(KINDS)]) for n in range(args.jobs)]
-                delays = [d for d in pool.map(delay_alone, tasks, chunksize=4) if d is not None]
-                found["alone"][name].append({"size": by, "jobs": args.jobs, "delays": delays})
-    return found
+def tasks(args: argparse.Namespace) -> list[Task]:
+    """Return all tasks, those of each kind spread over the whole."""
+    found: list[tuple[float, Task]] = []
+    many = args.runs // len(SIZES)
+    for n in range(many):
+        found += [
+            (n / many, ("cause", (kind, size, 40_000 + n, reports)))
+            for kind in CAUSES for size in SIZES for reports in (True, False)
+        ]  # fmt: skip
+    healthy = math.ceil(args.weeks * WEEK_HOURS / HOURS)
+    for name in DRAWS:
+        found += [(n / healthy, ("healthy", (name, FIRST[name] + n))) for n in range(healthy)]
+        found += [
+            (n / args.jobs, ("slow", (name, FIRST[name] + n, by, KINDS[n % len(KINDS)])))
+            for n in range(args.jobs) for by in SIZES
+        ]  # fmt: skip
+    return [task for _, task in sorted(found, key=lambda each: each[0])]
 
 
 ABOUT = (
@@ -203,27 +209,36 @@ BY_CAUSE = (
 )
 
 
-def page(found: dict[str, Any], runs: int, commit: str) -> str:
+def page(found: Sequence[dict[str, Any]], commit: str) -> str:
+    causes = [row for row in found if row["what"] == "cause"]
+    runs = min(Counter((row["kind"], row["reports"]) for row in causes).values(), default=0)
+    weeks, false = ({name: 0.0 for name in DRAWS} for _ in range(2))
+    for row in found:
+        if row["what"] == "healthy":
+            weeks[row["draw"]] += HOURS / WEEK_HOURS
+            false[row["draw"]] += row["false"]
     lines = [
         "# Slowdown: causes, and jobs whose loops report nothing", "", _wrapped(ABOUT.format(commit=commit)), "",
         "## From telemetry alone", "", _wrapped(ALONE), "",
         "| jobs | job-weeks | false warnings | a job-week | goal |", "| --- | --- | --- | --- | --- |",
         *(
-            f"| {name} | {each['weeks']:.1f} | {each['false']} | {each['false'] / each['weeks']:.3f} | 0.1 |"
-            for name, each in found["false"].items()
+            f"| {name} | {weeks[name]:.1f} | {false[name]:.0f} | {false[name] / max(weeks[name], 1e-9):.3f} | 0.1 |"
+            for name in DRAWS
         ), "",
         "| jobs | slower by | found | median | p95 |", "| --- | --- | --- | --- | --- |",
-        *(
-            f"| {name} | {row['size']:.0%} | {len(row['delays']) / row['jobs']:.2f} of {row['jobs']} |"
-            f" {_times(row['delays'])} |"
-            for name, rows in found["alone"].items() for row in rows
-        ), "",
+        *(_slow(found, name, by) for name in DRAWS for by in SIZES), "",
         "## By cause", "", _wrapped(BY_CAUSE.format(runs=runs)), "",
         "| kind | loop | found | 5 % | 10 % | 20 % | median | p95 | blame right | said | false |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_row(found["causes"], kind, reports) for kind in CAUSES for reports in (True, False)), "",
+        *(_row(causes, kind, reports) for kind in CAUSES for reports in (True, False)), "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _slow(found: Sequence[dict[str, Any]], name: str, by: float) -> str:
+    mine = [row for row in found if row["what"] == "slow" and (row["draw"], row["size"]) == (name, by)]
+    delays = [row["delay_s"] for row in mine if row["delay_s"] is not None]
+    return f"| {name} | {by:.0%} | {len(delays)} of {len(mine)} | {_times(delays)} |"
 
 
 def _row(rows: Sequence[dict[str, Any]], kind: str, reports: bool) -> str:
@@ -258,13 +273,16 @@ def main() -> None:
     parser.add_argument("--weeks", type=float, default=30.0, help="of healthy jobs without a loop, of each draw")
     parser.add_argument("--jobs", type=int, default=99, help="without a loop that get slower, of each draw and size")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--no-write", action="store_true", help="leave the page unchanged")
+    parser.add_argument("--rows", type=Path, required=True, help="a file to which each result is appended as it comes")
+    parser.add_argument("--page", action="store_true", help="write the page of the rows that are there, and end")
     args = parser.parse_args()
+    if not args.page:
+        with multiprocessing.Pool(args.processes) as pool, args.rows.open("a", encoding="utf-8") as file:
+            for row in pool.imap_unordered(done, tasks(args)):
+                print(json.dumps(row), file=file, flush=True)
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    found = measure(args)
-    print(json.dumps(found))
-    if not args.no_write:
-        PAGE.write_text(page(found, args.runs, head.stdout.strip()), "utf-8")
+    rows = [json.loads(line) for line in args.rows.read_text("utf-8").splitlines()]
+    PAGE.write_text(page(rows, head.stdout.strip()), "utf-8")
 
 
 if __name__ == "__main__":
