@@ -212,7 +212,7 @@ BY_CAUSE = (
 def page(found: Sequence[dict[str, Any]], commit: str) -> str:
     causes = [row for row in found if row["what"] == "cause"]
     runs = min(Counter((row["kind"], row["reports"]) for row in causes).values(), default=0)
-    weeks, false = ({name: 0.0 for name in DRAWS} for _ in range(2))
+    weeks, false = (dict.fromkeys(DRAWS, 0.0) for _ in range(2))
     for row in found:
         if row["what"] == "healthy":
             weeks[row["draw"]] += HOURS / WEEK_HOURS
