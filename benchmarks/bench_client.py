@@ -36,9 +36,9 @@ GOAL = 0.001
 ABOUT = (
     "Written by `benchmarks/bench_client.py`, at {commit}, on {cores} cores whose load was {load:.1f}. A loop calls"
     " `reporter.step()` after each step of 10 ms and `reporter.checkpoint()` after each 1,000. The cost of a step is"
-    " the mean time in these calls, without that of reading the clock; its share is that of 10 ms. A step that only waits"
-    " leaves nothing of the reporter in the core's caches, which on a loaded machine others fill; one that works runs"
-    " Python for 1 ms before the call, as a loop does that launches kernels. The goal is at most 0.1 % of the step's"
+    " the mean time in these calls, without that of reading the clock; its share is that of 10 ms. A step that only"
+    " waits leaves nothing of the reporter in the core's caches, which on a loaded machine others fill; one that works"
+    " runs Python for 1 ms before the call, as a loop does that launches kernels. The goal is at most 0.1 % of the step's"
     " time."
 )
 

@@ -39,7 +39,7 @@ class Account:
         energy_mj, energy_known_ms: int64 [U], of the rows of `ledger`.
         fleet_energy: (mJ, ms for which it is known) of all GPUs, held or not.
         service: int64 [G, SERVICES].
-        unsaved: restarts after a fault of which it is not known when the last checkpoint was.
+        unsaved: restarts after a fault whose last checkpoint is not known.
         between_ms: job -> GPU time from the end of an attempt by a fault to the next.
     """
 

@@ -170,7 +170,7 @@ def _advance_rates(window: Window, s: SlowdownState) -> None:
 def _of_run(why: Reading, track: Track | RateTrack, change: Change, warm_ms: int) -> Reading:
     """Return what explains a slower job; of a run that was slow from its begin its image, settings or nodes may be.
 
-    Where ranks wait then tells of no fault there: the same waiting comes of an image without a library's plugin.
+    Where ranks wait is no proof of a fault there: an image without a library's plugin makes them wait, too.
     """
     since_ms = change.open_since_ms
     early = since_ms is not None and since_ms - track.begun_ms <= warm_ms + SETTLE_MS + BEGIN_MS

@@ -228,7 +228,7 @@ class WorkRates:
 
     @staticmethod
     def _whole_nodes(window: Window) -> Ints:
-        """Return the job of each node of which one job alone holds GPUs, int64 [N]; -1 elsewhere.
+        """Return the job of each node whose GPUs one job alone holds, int64 [N]; -1 elsewhere.
 
         Nodes on which a loop or a server reports are left out: their jobs are judged by that.
         """
