@@ -38,8 +38,8 @@ ABOUT = (
     " `reporter.step()` after each step of 10 ms and `reporter.checkpoint()` after each 1,000. The cost of a step is"
     " the mean time in these calls, without that of reading the clock; its share is that of 10 ms. A step that only"
     " waits leaves nothing of the reporter in the core's caches, which on a loaded machine others fill; one that works"
-    " runs Python for 1 ms before the call, as a loop does that launches kernels. The goal is at most 0.1 % of the step's"
-    " time."
+    " runs Python for 1 ms before the call, as a loop does that launches kernels. The goal is at most 0.1 % of the"
+    " time of a step."
 )
 
 
