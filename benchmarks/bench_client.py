@@ -39,7 +39,7 @@ ABOUT = (
     " the mean time in these calls, without that of reading the clock; its share is that of 10 ms. A step that only"
     " waits leaves nothing of the reporter in the core's caches, which on a loaded machine others fill; one that works"
     " runs Python for 1 ms before the call, as a loop does that launches kernels. The goal is at most 0.1 % of the"
-    " time of a step, in CPU. The wall's clock also counts what other processes take of the core, in a call as while"
+    " time of a step. The wall's clock also counts what other processes take of the core, in a call as while"
     " the clock is read: on a loaded machine its figures may be too large, or below 0."
 )
 
