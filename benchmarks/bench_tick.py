@@ -82,9 +82,9 @@ def bucket(
     gpu_rows = rows[index.gpu_node]
     for column in gpu.values():
         column[gpu_rows == 0] = np.nan
-    return Bucket(
-        START_MS + number * BUCKET_MS, BUCKET_MS, gpu, node, gpu_rows, rows, held[0], held[1], port_columns(index)
-    )  # fmt: skip
+    links = port_columns(index)
+    links["tx_bytes"] = np.full(len(index.ports), number * 4e10)
+    return Bucket(START_MS + number * BUCKET_MS, BUCKET_MS, gpu, node, gpu_rows, rows, held[0], held[1], links)
 
 
 def send_inventories(engine: Engine, index: FleetIndex) -> float:

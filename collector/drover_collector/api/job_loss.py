@@ -52,7 +52,6 @@ class Made:
     loss: JobLoss | None
     phases: Sequence[Phase]
     late_ms: int
-    saves: bool = False  # it reported checkpoints
 
 
 def _make(facts: ApiSnapshot, job: str, gpus: Sequence[int], span: tuple[int, int]) -> Made:
@@ -66,11 +65,11 @@ def _make(facts: ApiSnapshot, job: str, gpus: Sequence[int], span: tuple[int, in
     found = replace(
         found,
         holds=found.holds.where(np.isin(found.holds.value, kept)),
+        checkpoints=[each for each in found.checkpoints if each[0] in kept],
         incidents=[i for i in found.incidents if i.job in names or any(node in nodes for node, _ in i.members)],
     )
     loss = job_loss(facts.index, found, number, span[0], to_ms)
-    saves = any(each in kept for each, _ in found.checkpoints)
-    return Made(found, loss, job_phases(facts.index, found, number, span[0], to_ms), late_ms, saves)
+    return Made(found, loss, job_phases(facts.index, found, number, span[0], to_ms), late_ms)
 
 
 def _message(facts: ApiSnapshot, made: Made, known: dict[str, Incident]) -> pb.JobLoss:
@@ -94,7 +93,7 @@ def _message(facts: ApiSnapshot, made: Made, known: dict[str, Incident]) -> pb.J
     unknown_ms = loss.shares[Share.UNKNOWN]
     if unknown_ms:
         reply.doubts.append(f"Of {unknown_ms / HOUR_MS:,.2f} GPU-hours it is not known what they were used for.")
-    if not made.saves:
+    if not found.checkpoints:
         reply.doubts.append("Work repeated since the last checkpoint is not known: the job reports no checkpoints.")
     return reply
 

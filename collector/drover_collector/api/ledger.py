@@ -116,25 +116,27 @@ def read_facts(
         buckets = Buckets(STEP_MS, piece.gpu, piece.start_ms, piece.rows, piece.busy, piece.energy_mj).in_order()
         activity.append(find_activity(buckets))
         meter.add(find_energy(buckets))
+    checkpoints, checkpoints_from_ms = checkpoints_of(store, changes.jobs, read_ms)
     found = Facts(
         changes.jobs, holds, until_ms, GpuSpans.join(activity).apart().merged().clipped(0, until_ms),
         [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
         steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
-        checkpoints=checkpoints_of(store, changes.jobs, read_ms),
+        checkpoints, checkpoints_from_ms,
     )  # fmt: skip
     return found, meter, to_ms, usage.late_ms(from_ms, to_ms)
 
 
-def checkpoints_of(store: Store, jobs: Sequence[str], since_ms: int) -> list[tuple[int, int]]:
-    """Return (job, ms) of the checkpoints that jobs reported; of very many the newest."""
+def checkpoints_of(store: Store, jobs: Sequence[str], since_ms: int) -> tuple[list[tuple[int, int]], int]:
+    """Return (job, ms) of checkpoints that jobs reported, of very many the newest, and from when on these are all."""
     number = {name: at for at, name in enumerate(jobs)}
     found = []
-    for event in store.events.of_code(EventKind.RANK, CHECKPOINT, since_ms, limit=CHECKPOINTS):
+    events = store.events.of_code(EventKind.RANK, CHECKPOINT, since_ms, limit=CHECKPOINTS)
+    for event in events:
         with contextlib.suppress(ReportError):  # it stays in the store as it came
             job = number.get(from_message(event.message).job)
             if job is not None:
                 found.append((job, event.ts_ms))
-    return found
+    return found, since_ms if len(events) < CHECKPOINTS else events[0].ts_ms
 
 
 def ledger_incident(row: Mapping[str, Any]) -> LedgerIncident:

@@ -9,10 +9,10 @@ import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ledger.availability import find_service
+from drover_collector.ledger.checkpoints import find_repeated
 from drover_collector.ledger.claims import Attempt, JobHistory, find_ends, make_layers, restarts, works_after
 from drover_collector.ledger.facts import Facts
 from drover_collector.ledger.partition import DAY_MS, Ledger, cut_by_day, partition
-from drover_collector.ledger.repeats import find_repeats
 from drover_collector.ledger.spans import GpuSpans, Ints
 from drover_collector.ledger.telemetry import EnergyMeter
 
@@ -39,6 +39,7 @@ class Account:
         energy_mj, energy_known_ms: int64 [U], of the rows of `ledger`.
         fleet_energy: (mJ, ms for which it is known) of all GPUs, held or not.
         service: int64 [G, SERVICES].
+        unsaved: restarts after a fault whose last checkpoint is not known.
         between_ms: job -> GPU time from the end of an attempt by a fault to the next.
     """
 
@@ -51,6 +52,7 @@ class Account:
     service: Ints
     interruptions: Sequence[Interruption]
     between_ms: dict[int, int]
+    unsaved: int = 0
 
 
 def make_account(index: FleetIndex, facts: Facts, energy: EnergyMeter, from_ms: int, to_ms: int) -> Account:
@@ -62,13 +64,15 @@ def make_account(index: FleetIndex, facts: Facts, energy: EnergyMeter, from_ms: 
     to_ms = max(from_ms, min(to_ms, facts.until_ms))
     history = JobHistory(index, facts)
     attempts = find_ends(facts, history)
-    layers = make_layers(facts, history, attempts, find_repeats(facts, history, attempts))
+    repeats = find_repeated(facts, attempts)
+    layers = make_layers(facts, history, attempts, repeats)
     ledger = partition(facts, layers, from_ms, to_ms)
     mj, known = _energy_of_rows(ledger, energy)
     interruptions, between = _interruptions(index, facts, history, attempts, from_ms, to_ms)
     return Account(
         from_ms, to_ms, ledger, mj, known, (energy.fleet_mj, energy.fleet_known_ms),
         find_service(index, facts, layers.stops, from_ms, to_ms), interruptions, between,
+        sum(each.spans is None for each in repeats),
     )  # fmt: skip
 
 

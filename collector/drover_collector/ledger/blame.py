@@ -15,10 +15,10 @@ from enum import StrEnum
 import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
+from drover_collector.ledger.checkpoints import find_repeated
 from drover_collector.ledger.claims import JobHistory, find_ends, is_fault, make_layers, open_spans, part_ppm
 from drover_collector.ledger.facts import PPM, Facts, LedgerIncident, Share
 from drover_collector.ledger.partition import Layers, Ledger, partition
-from drover_collector.ledger.repeats import find_repeats
 from drover_collector.ledger.spans import NONE
 from drover_core.model.events import IncidentKind
 from drover_core.xid.codes import lookup
@@ -47,10 +47,10 @@ OF_CAUSE = {
     **dict.fromkeys(NETWORK, Blame.NETWORK),
     "waits_for_host": Blame.STORAGE, "filesystem": Blame.STORAGE, "disk": Blame.STORAGE, "nvme": Blame.STORAGE,
     "host": Blame.HOST, "host_memory": Blame.HOST, "rack_capped": Blame.HOST, "inlet": Blame.HOST, "fan": Blame.HOST,
-    "clocks": Blame.JOB, "collective_mismatch": Blame.PROGRAM,
+    "clocks": Blame.JOB, "more_work": Blame.PROGRAM, "collective_mismatch": Blame.PROGRAM,
     # A rank that stops does so by its GPU or by its program; an incident of its hardware would have taken the time.
     "rank_stopped": Blame.UNKNOWN, "rank_missing": Blame.UNKNOWN, "standstill": Blame.UNKNOWN,
-    "slower": Blame.UNKNOWN,
+    "slower": Blame.UNKNOWN, "slow_from_start": Blame.UNKNOWN,
 }  # fmt: skip
 OF_HARDWARE = frozenset(
     {
@@ -117,7 +117,7 @@ def job_loss(index: FleetIndex, facts: Facts, job: int, from_ms: int, to_ms: int
     """Return what a job lost within [from_ms, to_ms), or up to where the facts reach. `job`: its number in `facts`."""
     history = JobHistory(index, facts)
     attempts = find_ends(facts, history)
-    layers = make_layers(facts, history, attempts, find_repeats(facts, history, attempts))
+    layers = make_layers(facts, history, attempts, find_repeated(facts, attempts))
     mine = replace(facts, holds=facts.holds.where(facts.holds.value == job))
     ledger = partition(mine, layers, from_ms, to_ms)
     shares = tuple(int(ms) for ms in ledger.ms.sum(axis=0))

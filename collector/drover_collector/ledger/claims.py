@@ -58,6 +58,15 @@ class Restart:
     former: Attempt | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """The work that one attempt repeats after a fault. `spans`: when; None: the last checkpoint is not known."""
+
+    attempt: Attempt
+    incident: int
+    spans: Sequence[Span] | None
+
+
 def open_spans(incident: LedgerIncident, until_ms: int) -> list[Span]:
     return [(low, until_ms if high is None else high) for low, high in incident.spans if high is None or high > low]
 
@@ -197,9 +206,9 @@ class _Layer:
 
 
 def make_layers(
-    facts: Facts, history: JobHistory, attempts: Sequence[Attempt], repeats: Sequence[tuple[int, int, int]] = ()
+    facts: Facts, history: JobHistory, attempts: Sequence[Attempt], repeats: Sequence[Repeated] = ()
 ) -> Layers:
-    """Return all claims, by precedence. `repeats`: further ones of this form in `facts`."""
+    """Return all claims, by precedence. `repeats`: of `find_repeated`."""
     ended, restarting, repeated = _Layer(), _Layer(), _Layer()
     for attempt in attempts:
         if attempt.incident >= 0:
@@ -213,10 +222,14 @@ def make_layers(
     by_job: dict[int, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_job[attempt.job].append(attempt)
-    for job, low, high in [*facts.repeats, *repeats]:
-        for attempt in by_job.get(job, ()):
-            span = max(low, attempt.from_ms), min(high, attempt.to_ms)
-            repeated.add((low, job), Claim(Share.REPEATED, PPM, low), attempt.gpus, span)
+    for again in repeats:
+        for low, high in again.spans or ():
+            repeated.add(
+                (low, again.attempt.job),
+                Claim(Share.REPEATED, PPM, low, again.incident),
+                again.attempt.gpus,
+                (low, high),
+            )
     measured, stops = _of_incidents(facts, history, by_job)
     return Layers(
         repeated.made(), ended.made(), measured.made(), stops.made(), restarting.made(), _stalls(facts, by_job)
@@ -238,10 +251,13 @@ def restarts(facts: Facts, attempts: Sequence[Attempt]) -> list[Restart]:
     last: dict[str, Attempt] = {}
     for attempt in sorted(attempts, key=lambda each: (each.from_ms, each.job)):
         name = facts.jobs[attempt.job]
-        former = last.get(name) or former_of(name, last)
+        former = last.get(name) or _former(name, last)
         if former is not None and former.incident >= 0 and attempt.from_ms >= former.to_ms - DEATH_EARLY_MS:
             found.append(Restart(attempt, former.incident, attempt.from_ms, former))
         last[name] = attempt
+        whole = RESTARTED.fullmatch(name)
+        if whole and whole[1] in last and attempt.from_ms >= last[whole[1]].to_ms - DEATH_EARLY_MS:
+            last[whole[1]] = attempt  # the next number goes on with this one
     by_name: dict[str, list[Attempt]] = defaultdict(list)
     for attempt in attempts:
         by_name[facts.jobs[attempt.job]].append(attempt)
@@ -254,7 +270,7 @@ def restarts(facts: Facts, attempts: Sequence[Attempt]) -> list[Restart]:
     return found
 
 
-def former_of(name: str, last: Mapping[str, Attempt]) -> Attempt | None:
+def _former(name: str, last: Mapping[str, Attempt]) -> Attempt | None:
     """Return the last attempt of the job that one of this name goes on with; None: it is no restart."""
     whole = RESTARTED.fullmatch(name)
     return last.get(whole[1]) if whole else None

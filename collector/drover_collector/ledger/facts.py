@@ -100,9 +100,8 @@ class Facts:
         activity: what telemetry showed, without overlaps; the value is an `Activity`.
         steps: (job, from_ms, to_ms) in which a training loop of the job reported steps.
         outages: node -> its states, oldest first.
-        repeats: (job, from_ms, to_ms) in which a job repeated work since its last checkpoint, where that is known
-            otherwise than by `checkpoints`.
-        checkpoints: (job, ms) of checkpoints that jobs reported.
+        checkpoints: (job, ms) at which a job reported that a checkpoint is on disk.
+        checkpoints_from_ms: there may be further ones before this.
     """
 
     jobs: Sequence[str]
@@ -112,5 +111,5 @@ class Facts:
     incidents: Sequence[LedgerIncident] = ()
     steps: Sequence[tuple[int, int, int]] = ()
     outages: Mapping[str, Sequence[NodeOutage]] = field(default_factory=dict)
-    repeats: Sequence[tuple[int, int, int]] = ()
     checkpoints: Sequence[tuple[int, int]] = ()
+    checkpoints_from_ms: int = 0

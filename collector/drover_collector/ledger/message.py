@@ -352,17 +352,14 @@ def _doubts(facts: Facts, account: Account, reply: pb.Ledger) -> list[str]:
             f"{len(jobs & stepping)} of {len(jobs)} jobs report steps. Of the others a busy GPU counts as useful: a"
             " loop that spins without progress is useful here until a detector finds it."
         )
-        saving = {job for job, _ in facts.checkpoints} & jobs
-        if saving:
+        if not facts.checkpoints:
             found.append(
-                f"{len(saving)} of {len(jobs)} jobs report checkpoints. What the others repeated is not known, and"
-                " counts as useful."
+                "Work repeated since the last checkpoint is not known, as no loop reports checkpoints"
+                " (reporter.saved). It counts as useful."
             )
-        elif not facts.repeats:
-            found.append(
-                "Work repeated since the last checkpoint is not known, as nothing reports checkpoints. It counts as"
-                " useful."
-            )
+        elif account.unsaved:
+            of = "1 restart" if account.unsaved == 1 else f"{account.unsaved} restarts"
+            found.append(f"What {of} repeated is not known: no checkpoint before is. It counts as useful.")
         found.append("Users and teams are not known: nodes report only the name of a job.")
     open_cost = [
         i for i in facts.incidents

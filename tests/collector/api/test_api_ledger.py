@@ -18,17 +18,20 @@ from drover_collector.api import job_loss
 from drover_collector.api import ledger as api
 from drover_collector.config import CollectorConfig, CostConfig, SkuPrice
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
+from drover_core.jobs.checkpoint import CheckpointReport, to_message
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import (
     Act,
     Action,
     ActionState,
+    Event,
     Holding,
     Incident,
     IncidentKind,
     RecommendedAction,
     Severity,
 )
+from drover_core.model.kinds import CHECKPOINT, EventKind
 from drover_core.model.saving import JobSave, Saving
 from drover_proto import fleet_pb2 as pb
 from testbed.collected import gpu_key, small_index, write_entities, write_ticks
@@ -38,6 +41,7 @@ from testbed.rolled import finish
 INDEX = small_index(2, 2)
 S = 1000
 END = T0 + 900 * S
+SAVED = T0 + 200 * S + 123  # a checkpoint
 WATTS = 700
 
 
@@ -123,6 +127,27 @@ def test_rollups_holds_and_incidents_give_exact_shares(store: Store) -> None:
     # Three readings, each at the end of its 5 minutes: the first 5 are not known.
     assert (reply.fleet_energy.mj, reply.fleet_energy.known_ms) == (600 * WATTS * 1000, 600 * S)
     assert [row.name for row in reply.nodes] == ["n0", "n1"]  # 160 s were taken from each
+
+
+def test_checkpoints_are_known_to_the_millisecond_and_of_very_many_the_newest(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported = [("train", SAVED), ("nobody's", SAVED + 1), ("train", SAVED + 9 * S)]
+    store.events.write(
+        Event(f"n0/{at_ms}", at_ms, "n0", None, EventKind.RANK, CHECKPOINT, to_message(CheckpointReport(job, 7)),
+              "steps", received_ms=at_ms)
+        for job, at_ms in reported
+    )  # fmt: skip
+    found, _, _, _ = api.read_facts(facts_of(store), T0, END)
+    assert [(found.jobs[job], at_ms) for job, at_ms in found.checkpoints] == [
+        ("train", SAVED),
+        ("train", SAVED + 9 * S),
+    ]
+    assert found.checkpoints_from_ms < T0
+    monkeypatch.setattr(api, "CHECKPOINTS", 2)
+    found, _, _, _ = api.read_facts(facts_of(store), T0, END)
+    assert [at_ms for _, at_ms in found.checkpoints] == [SAVED + 9 * S]
+    assert found.checkpoints_from_ms == SAVED + 1
 
 
 def test_a_restart_of_the_collector_and_parts_of_the_span_change_nothing(opened: list[Store], url: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drover_collector.ledger.blame import TAKEN, Blame, blame_of, job_loss
 from drover_collector.ledger.facts import Activity, Facts, LedgerIncident, Share
 from drover_collector.ledger.partition import partition
-from drover_collector.ledger.spans import NONE, GpuSpans
+from drover_collector.ledger.spans import GpuSpans
 
 from .test_sums import END, FEW, INDEX, JOBS, facts, layers_of, times
 
@@ -72,10 +72,15 @@ def test_a_job_that_is_slower_than_its_past_lost_a_part_of_its_useful_time_once(
     assert loss.shares[Share.USEFUL] == loss.held_ms, "the ledger itself counts it as useful"
 
 
-def test_what_no_incident_explains_is_unknown() -> None:
-    found = replace(worked(), repeats=[(0, 5 * MIN, 7 * MIN)])
-    (part,) = job_loss(INDEX, found, 0, 0, 60 * MIN).parts
-    assert (part.blame, part.incident, part.ms) == (Blame.UNKNOWN, NONE, 4 * 2 * MIN)
+def test_work_that_is_repeated_is_the_fault_that_made_it_so() -> None:
+    rows = [(gpu, low * MIN, high * MIN, job) for gpu in range(4) for low, high, job in ((0, 30, 0), (30, 60, 1))]
+    fell = incident("xid", "xid_79", [("n0", 1)], severity="critical", since_ms=30 * MIN, closed_ms=30 * MIN)
+    found = replace(
+        worked(fell), jobs=["train", "train-r1"], holds=GpuSpans.of(rows), checkpoints=[(0, 20 * MIN)],
+        steps=[(0, 0, 30 * MIN), (1, 30 * MIN, 60 * MIN)],
+    )  # fmt: skip
+    (part,) = job_loss(INDEX, found, 1, 0, 60 * MIN).parts
+    assert (part.blame, part.incident, part.ms) == (Blame.GPU, 0, 4 * 10 * MIN)
 
 
 @pytest.mark.parametrize(

@@ -137,35 +137,72 @@ def test_a_job_that_reports_steps_is_useful_only_while_it_steps() -> None:
     assert minutes(found) == {"useful": 400, "unknown": 80}
 
 
-def test_repeated_work_counts_where_it_is_known() -> None:
-    found = dataclasses.replace(facts(), repeats=[(0, 10 * MINUTE, 20 * MINUTE)])
-    assert minutes(found) == {"useful": 200, "repeated": 40}
-    reply = make_message(INDEX, found, account_of(found), PRICES, Asked())
-    assert not any("checkpoint" in doubt for doubt in reply.doubts)
+def saved(*checkpoints: tuple[int, int], faults: Sequence[int] = (50,), runs: int = 2) -> Facts:
+    """Runs of 60 and 30 minutes and of 30 more, each ended by a fault `faults`, all of whose time reports steps."""
+    holds = [(0, 60, 0), (60, 90, 1), (90, 120, 2)][:runs]
+    ends = [
+        incident(id=f"i{at}", since_ms=at * MINUTE, closed_ms=at * MINUTE, job="train" if at < 61 else "train-r1")
+        for at in faults
+    ]
+    found = facts(
+        ends, holds, steps=[(job, low, high) for low, high, job in holds], jobs=("train", "train-r1", "train-r2")
+    )
+    return dataclasses.replace(found, checkpoints=[(job, at * MINUTE) for job, at in checkpoints])
 
 
 @pytest.mark.parametrize(
-    ("saved_at", "repeated"),
+    ("found", "repeated", "unsaved"),
     [
-        ((), 0),
-        ((30,), 20),
-        ((5, 30), 20),
-        ((50,), 0),
-        ((55,), 0),
-        ((65,), 0),
+        (saved((0, 35), faults=(50,)), 15, 0),
+        (saved((0, 35), (0, 48), faults=(50,)), 2, 0),
+        (saved((0, 35), (1, 62), faults=(50,)), 15, 0),  # saving does not make the work new
+        (saved(), 0, 1),  # nothing reports checkpoints
+        (saved((1, 70)), 0, 1),  # the first run began before what is read, and may have saved then
+        (saved((0, 35), faults=(50, 85), runs=3), 15 + 25, 0),  # the second saved nothing: from minute 60 to 85 again
+        (saved((0, 35), (1, 80), faults=(50, 85), runs=3), 15 + 5, 0),
+    ],
+)
+def test_repeated_work_is_what_came_since_the_last_checkpoint(found: Facts, repeated: int, unsaved: int) -> None:
+    assert minutes(found).get("repeated", 0) == 4 * repeated
+    account = account_of(found)
+    assert account.unsaved == unsaved
+    reply = make_message(INDEX, found, account, PRICES, Asked())
+    assert any("repeated" in doubt for doubt in reply.doubts) == bool(unsaved)
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "repeated", "known"),
+    [
+        ((), 0, False),
+        ((30,), 20, True),
+        ((5, 30), 20, True),
+        ((50,), 0, True),
+        ((55,), 0, True),
+        ((65,), 0, False),  # of neither run
     ],
 )
 def test_work_after_the_last_checkpoint_is_repeated_once_the_job_works_again(
-    saved_at: Sequence[int], repeated: int
+    saved_at: Sequence[int], repeated: int, known: bool
 ) -> None:
     """The fault begins at minute 50, and the run ends at 60."""
-    again = facts([incident()], ((0, 60, 0), (70, 110, 0)))
+    again = facts([incident()], ((0, 60, 0), (70, 110, 0)), steps=((0, 0, 50), (0, 70, 110)))
     found = dataclasses.replace(again, checkpoints=[(0, at * MINUTE) for at in saved_at])
     shares = minutes(found)
     assert shares.pop("repeated", 0) == 4 * repeated
     assert shares == {"useful": 360 - 4 * repeated, "lost": 10, "waiting": 30}
     doubts = make_message(INDEX, found, account_of(found), PRICES, Asked()).doubts
-    assert any("1 of 1 jobs report checkpoints" in doubt for doubt in doubts) == bool(saved_at)
+    assert any("repeated is not known" in doubt for doubt in doubts) == (saved_at != () and not known)
+    assert any("no loop reports checkpoints" in doubt for doubt in doubts) == (saved_at == ())
+
+
+@pytest.mark.parametrize(("from_minute", "repeated", "unsaved"), [(60, 15 + 25, 0), (61, 15, 1)])
+def test_a_run_that_may_have_saved_before_what_is_read_owes_what_nobody_knows(
+    from_minute: int, repeated: int, unsaved: int
+) -> None:
+    found = saved((0, 35), faults=(50, 85), runs=3)
+    found = dataclasses.replace(found, checkpoints_from_ms=from_minute * MINUTE)
+    assert minutes(found).get("repeated", 0) == 4 * repeated
+    assert account_of(found).unsaved == unsaved
 
 
 def test_availability_counts_what_is_drained_silent_and_dark() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from drover_collector.ledger import partition as partitioning
 from drover_collector.ledger.account import asked_energy, make_account
+from drover_collector.ledger.checkpoints import find_repeated
 from drover_collector.ledger.claims import JobHistory, find_ends, make_layers
 from drover_collector.ledger.facts import PPM, SHARES, Activity, Claim, Claims, Facts, LedgerIncident, Share
 from drover_collector.ledger.holds import of_changes
@@ -72,13 +73,15 @@ def facts(draw: st.DrawFn) -> Facts:
     return Facts(
         JOBS, draw(holds()), END, draw(spans(activities)).apart(),
         draw(st.lists(incidents(), max_size=4, unique_by=lambda i: i.id)), draw(job_times),
-        {"n1": [NodeOutage("n1", Health.REPAIR, draw(times), "i", "a fan")]}, draw(job_times),
+        {"n1": [NodeOutage("n1", Health.REPAIR, draw(times), "i", "a fan")]},
+        draw(st.lists(st.tuples(st.integers(0, len(JOBS) - 1), times), max_size=3)),
     )  # fmt: skip
 
 
 def layers_of(found: Facts) -> Layers:
     history = JobHistory(INDEX, found)
-    return make_layers(found, history, find_ends(found, history))
+    attempts = find_ends(found, history)
+    return make_layers(found, history, attempts, find_repeated(found, attempts))
 
 
 def rows_of(each: GpuSpans) -> list[tuple[int, int, int, int]]:

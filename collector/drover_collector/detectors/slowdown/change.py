@@ -65,12 +65,18 @@ class Limits:
         least_ms: how long it lasts at least.
         stretched: of the other figures, usual and now, and the effect: whether they show the same work in more time.
             Without it, a large change must last longer, as an evaluation looks like that.
+        must_stretch: a change without it is none, however long it lasts.
+        figures: of observations, float64 [N, M], the other figures that `stretched` compares, float64 [M].
+        steady: most deviation of a series that is judged, log.
     """
 
     least: float = 0.028
     delta: float = 0.03
     least_ms: int = 100_000
     stretched: Callable[[Floats, Floats, float], bool] | None = None
+    must_stretch: bool = False
+    figures: Callable[[Floats], Floats] = field(default_factory=lambda: medians)
+    steady: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,13 @@ def medians(values: Floats) -> Floats:
     return np.array([middle(column) if len(column) else np.nan for column in found])
 
 
+def means(values: Floats) -> Floats:
+    """Return the mean of each column without NaN, float64 [M]; NaN where nothing is known."""
+    known = ~np.isnan(values)
+    number = known.sum(axis=0)
+    return np.where(number > 0, np.where(known, values, 0.0).sum(axis=0) / np.maximum(number, 1), np.nan)
+
+
 class Past:
     """The newest PAST normal observations: their costs and what else was read, in order of time."""
 
@@ -108,11 +121,11 @@ class Past:
         """float64 [count]."""
         return np.roll(self._costs, -self._at)[:PAST] if self._count == PAST else self._costs[: self._count]
 
-    def usual_extra(self) -> Floats:
-        """Return the median of each of the other figures, NaN where none is known."""
+    def usual_extra(self, figures: Callable[[Floats], Floats] = medians) -> Floats:
+        """Return the median of each of the other figures (or what `figures` makes of them), NaN where none is known."""
         if self._extra is None or not self._count:
             return np.zeros(0)
-        return medians(self._extra[: self._count].astype(np.float64))
+        return figures(self._extra[: self._count].astype(np.float64))
 
     def append(self, seen: Observation) -> None:
         if self._extra is None:
@@ -279,7 +292,9 @@ class Change:
         if min(self._newest_median(), self._newest_median(STILL)) < ENDS * effect or not self._is_rare(effect, apart):
             return False
         needed = limits.least_ms
-        if effect > LARGE and not self._is_stretched(limits, effect):
+        if limits.must_stretch and (self.sigma > limits.steady or not self._is_stretched(limits, effect)):
+            return False
+        if effect > LARGE and not limits.must_stretch and not self._is_stretched(limits, effect):
             needed = max(needed, OTHER_WORK_MS if effect > OTHER_WORK else LARGE_MS)
         for length, size in self.excursions:
             if 0.5 < effect / size < 2.0:
@@ -326,8 +341,8 @@ class Change:
     def _is_stretched(self, limits: Limits, effect: float) -> bool:
         if limits.stretched is None:
             return False
-        now = medians(np.array([one.extra for one in self.pending[-RECENT:]]))
-        return limits.stretched(self.past.usual_extra(), now, effect)
+        now = limits.figures(np.array([one.extra for one in self.pending[-RECENT:]]))
+        return limits.stretched(self.past.usual_extra(limits.figures), now, effect)
 
     def _effect(self) -> float:
         return middle(np.array([one.cost for one in self.pending])) - self.usual

@@ -3,7 +3,8 @@
 A bad switch, a slow file system, a wrong image or a capped rack slows all GPUs of a job alike: no GPU stands out among
 its peers. So a job is compared with its own past, and with earlier runs of the same name: the time for one operation,
 else one token, else one step, for steps of the same shape on as many GPUs (`series`, `change`). What its GPUs and ports
-show says what may be behind it (`telemetry`). Inference services are judged at like load (`services`).
+show says what may be behind it (`telemetry`). Inference services are judged at like load (`services`). Of a job on
+several nodes whose loop reports nothing, what its GPUs and ports do in a second is compared (`work_rate`).
 
 Nothing here asks for an action: a slow job is no proof against any node. If a straggler, a hot rack or a bad port on
 the job's nodes explains it, the incident book adds this to that incident.
@@ -13,18 +14,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
 
 from drover_collector.detectors._lib.texts import job_named
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.slowdown.change import LEARN, Change, Limits, Observation, medians
+from drover_collector.detectors.slowdown.change import LEARN, Change, Limits, Observation, means, medians
 from drover_collector.detectors.slowdown.examples import EXAMPLES as EXAMPLES
 from drover_collector.detectors.slowdown.series import Shape, Steps, steps_of
 from drover_collector.detectors.slowdown.services import SPEED, Service, Services
-from drover_collector.detectors.slowdown.telemetry import PortNodes, Reading, extras, reading, stretched
+from drover_collector.detectors.slowdown.telemetry import (
+    PART,
+    TENSOR,
+    PortNodes,
+    Reading,
+    compute_fell,
+    extras,
+    reading,
+    stretched,
+)
+from drover_collector.detectors.slowdown.work_rate import WARM_MS as RATE_WARM_MS
+from drover_collector.detectors.slowdown.work_rate import Track as RateTrack
+from drover_collector.detectors.slowdown.work_rate import WorkRates
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Evidence, Finding, Incident, IncidentKind, RecommendedAction, Severity
@@ -50,6 +63,8 @@ FORGET_MS = 86_400_000
 SAME_WORK = 0.005  # log: tokens and operations of two runs of one model
 ADOPT_MS = 1_800_000  # more work in a step is the new normal after so long
 MORE_WORK = "more_work"
+OF_PLACE = frozenset({"waits_alike", "waits_for_host", "slower"})
+BEGIN_MS = 120_000  # after the first minutes of a run: what is slow by then was so from its begin
 
 
 @dataclass(slots=True)
@@ -82,13 +97,14 @@ class Track:
 class SlowdownState:
     """
     Attributes:
-        tracks: by `Steps.key`. services: of inference.
+        tracks: by `Steps.key`. services: of inference. rates: of jobs whose loops report nothing.
         above_ms: (objective, whose) -> since when it is not met, and the last time it was looked at.
         reopened: incidents that were open when the collector started.
     """
 
     tracks: dict[tuple[str, str, int], Track] = field(default_factory=dict)
     services: Services = field(default_factory=Services)
+    rates: WorkRates = field(default_factory=WorkRates)
     ports: PortNodes = field(default_factory=lambda: PortNodes(np.zeros(0, np.int64)))
     above_ms: dict[tuple[ObjectiveSpec, str], tuple[int, int]] = field(default_factory=dict)
     reopened: list[Incident] = field(default_factory=list)
@@ -103,7 +119,10 @@ def could_not_judge(window: Window) -> list[str]:
     """Return what this detector lacks, a sentence each."""
     if len(window.newest.work):
         return []
-    return ["slower jobs: no training loop or inference server reports its work (docs/how-to/workloads.md)"]
+    lacks = ["slower jobs: no training loop or inference server reports its work (docs/how-to/workloads.md)"]
+    if not {"energy_j", "power_w"} & set(window.newest.gpu) or "tx_bytes" not in window.newest.link:
+        lacks.append("slower jobs whose loops report nothing: the data lacks power or what ports send")
+    return lacks
 
 
 def detect(window: Window, state: SlowdownState | None, now_ms: int) -> tuple[list[Finding], SlowdownState]:
@@ -112,15 +131,17 @@ def detect(window: Window, state: SlowdownState | None, now_ms: int) -> tuple[li
     if not window.fresh:
         return [], s
     work, ts_ms = window.newest.work, window.newest.end_ms
+    _advance_rates(window, s)
+    findings = [f for key, track in s.rates.tracks.items() if (f := _does_less(window, key, track, now_ms)) is not None]
     if not len(work) and not s.tracks and not s.services.named:
-        return [], s
+        return findings, s
     found = list(steps_of(window))
     for steps, extra in zip(found, extras(window, found, s.ports), strict=True):
         _advance(window, s, steps, extra)
     s.services.advance(work, ts_ms)
     if len(s.tracks) > MAX_TRACKS or ts_ms % 600_000 == 0:
         _forget(s, ts_ms)
-    findings = [f for track in s.tracks.values() if (f := _slower(window, track, now_ms)) is not None]
+    findings += [f for track in s.tracks.values() if (f := _slower(window, track, now_ms)) is not None]
     findings += [f for name, service in s.services.named.items() for f in _services(window, name, service, now_ms)]
     return [*findings, *_objectives(window, s, found, now_ms)], s
 
@@ -131,7 +152,31 @@ def _advance(window: Window, s: SlowdownState, steps: Steps, extra: Floats) -> N
     if track is not None:
         change = track.change
         now = np.array([one.extra for one in change.recent])
-        track.why = reading(window, steps, change.past.usual_extra(), medians(now), change.effect)
+        why = reading(window, steps.gpus, change.past.usual_extra(), medians(now), change.effect)
+        track.why = _of_run(why, track, change, WARM_MS)
+
+
+def _advance_rates(window: Window, s: SlowdownState) -> None:
+    """Add what jobs whose loops report nothing did in the newest bucket."""
+    for _, gpus, track in s.rates.advance(window, s.reopened):
+        change = track.change
+        usual, now = change.past.usual_extra(means), means(np.array([one.extra for one in change.recent]))
+        if compute_fell(usual, now) < PART * change.effect:
+            now[TENSOR] = math.nan  # samples of long steps do not show it, which is no sign of more work
+        why = reading(window, gpus, usual, now, change.effect)
+        track.why = _of_run(why, track, change, RATE_WARM_MS)
+
+
+def _of_run(why: Reading, track: Track | RateTrack, change: Change, warm_ms: int) -> Reading:
+    """Return what explains a slower job; of a run that was slow from its begin its image, settings or nodes may be.
+
+    Where ranks wait is no proof of a fault there: an image without a library's plugin makes them wait, too.
+    """
+    since_ms = change.open_since_ms
+    early = since_ms is not None and since_ms - track.begun_ms <= warm_ms + SETTLE_MS + BEGIN_MS
+    if track.since_restart is None or not early or why.cause not in OF_PLACE:
+        return why
+    return replace(why, cause="slow_from_start")
 
 
 def advance(s: SlowdownState, steps: Steps, extra: Floats, ts_ms: int) -> Track | None:
@@ -280,12 +325,50 @@ def _slower(window: Window, track: Track, now_ms: int) -> Finding | None:
     )  # fmt: skip
 
 
+def _does_less(window: Window, key: tuple[str, int], track: RateTrack, now_ms: int) -> Finding | None:
+    """Return the finding of a job whose loop reports nothing and that does less in a second than before."""
+    change, (name, gpus) = track.change, key
+    since_ms = change.open_since_ms
+    if since_ms is None or window.newest.end_ms - track.seen_ms > LATE_MS or not change.recent:
+        return None
+    share = math.exp(float(np.median([one.cost for one in change.recent])) - change.usual) - 1
+    why = track.why or Reading("slower", "", ())
+    mine = np.flatnonzero(window.newest.jobs == window.newest.job_names.index(name))
+    nodes = np.unique(window.index.gpu_node[mine]).tolist()
+    job = job_named(name)
+    less = share / (1 + share)
+    return Finding(
+        NAME, IncidentKind.SLOWDOWN, why.cause, "job", None, None,
+        tuple((window.index.nodes[n].name, None) for n in nodes), now_ms,
+        min(since_ms - window.newest.length_ms, now_ms), Severity.WARNING if track.shown else Severity.INFO, 0.5,
+        RecommendedAction.NONE,
+        f"{job[0].upper()}{job[1:]} is probably {share:.0%} slower since {_clock(since_ms)}: its ports send"
+        f" {less:.0%} less in a second, and its GPUs do less, too.",
+        ADVICE[why.cause],
+        (
+            Evidence(
+                f"The ports of its nodes send {less:.1%} less than in its past, and its GPUs draw less power: the same"
+                " work in more time. No training loop of the job reports its steps.", key="slowdown rate",
+            ),
+            *((Evidence(why.text, key="slowdown why"),) if why.text else ()),
+            *why.facts,
+        ),
+        name,
+        lost_gpus=gpus * less,
+        snapshot={
+            "work_rate": [name, gpus], "usual": change.usual, "sigma": change.sigma, "effect": change.effect,
+            "since": since_ms, "why": why.text,
+        },
+    )  # fmt: skip
+
+
 ADVICE = {
     "rack_capped": "Look at the rack's power budget and the power limits of its nodes (drover explain has the values).",
     "clocks": "Look for what changed for the whole job: a power cap, the room's temperature, application clocks.",
     "waits_for_host": "Look at the file system, the data loaders and the CPUs of the job's nodes.",
     "waits_alike": "Look at the switches between the job's nodes, and at what else uses them.",
     MORE_WORK: "Ask its owner whether sequences or batches became longer, or whether the image changed.",
+    "slow_from_start": "Compare the run's image, settings and nodes with those of the run before.",
     "slower": "Compare what changed at that time: image, file system, switches, other jobs on the same leaf.",
     "tokens_slower": "Look at the server's GPUs and its newest configuration.",
     "ttft_slower": "Look at the lengths of the prompts, then at the server's GPUs.",

@@ -96,11 +96,15 @@ class Reading:
     facts: tuple[Evidence, ...]
 
 
-def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: float) -> Reading:
-    """Return what explains that steps take longer by `effect` (log), from the means before and now, float64 [6]."""
+def reading(window: Window, gpus: Ints, usual: Floats, now: Floats, effect: float) -> Reading:
+    """Return what explains that the steps of a job on these GPUs take longer.
+
+    Args:
+        usual, now: the means before and now, float64 [6]. effect: log.
+    """
     facts = _facts(usual, now)
-    racks = _capped_racks(window, steps) if _fell(usual, now, CLOCK) >= PART * effect / 2 else []
-    count = f"{len(steps.gpus)} GPUs"
+    racks = _capped_racks(window, gpus) if fell(usual, now, CLOCK) >= PART * effect / 2 else []
+    count = f"{len(gpus)} GPUs"
     if racks:
         names = listing([f"rack {name}" for name, _, _ in racks])
         text = "; ".join(f"{name} at {clock:.0f} MHz, the others at {rest:.0f}" for name, clock, rest in racks)
@@ -117,7 +121,7 @@ def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: fl
             " report, an evaluation, or other kernels (another image or precision).",
             facts,
         )
-    if _fell(usual, now, CLOCK) >= PART * effect:
+    if fell(usual, now, CLOCK) >= PART * effect:
         text = f"The clocks of all {count} fell alike: a power cap, heat or a setting of the whole job."
         return Reading("clocks", text, facts)
     if usual[UTIL] - now[UTIL] >= max(IDLE_RISE, PART * (1 - math.exp(-effect))):
@@ -126,7 +130,7 @@ def reading(window: Window, steps: Steps, usual: Floats, now: Floats, effect: fl
             f"All {count} run no kernel for more of the time: they wait for data, storage or the host.",
             facts,
         )
-    if max(_fell(usual, now, TENSOR), _fell(usual, now, SM)) >= PART * effect:
+    if max(fell(usual, now, TENSOR), fell(usual, now, SM)) >= PART * effect:
         return Reading(
             "waits_alike",
             f"All {count} wait alike, in kernels, and no GPU stands out: most likely in collectives on the"
@@ -142,17 +146,22 @@ def stretched(usual: Floats, now: Floats, effect: float) -> bool:
 
     A step that is slower does the same work in more time. An evaluation does other work: it exchanges no gradients.
     """
-    fell = [
-        _fell(usual, now, TENSOR) + _fell(usual, now, CLOCK) if _fell(usual, now, TENSOR) else 0.0,
-        _fell(usual, now, DRAM),
-        _fell(usual, now, TRAFFIC),
+    changes = [
+        compute_fell(usual, now) if fell(usual, now, TENSOR) else 0.0,
+        fell(usual, now, DRAM),
+        fell(usual, now, TRAFFIC),
     ]
-    known = [value for value in fell if value]
+    known = [value for value in changes if value]
     off = max(SAME_MIX * effect, SAME_MIX_LEAST)
     return len(known) >= SAME_MIX_FIGURES and all(abs(value - effect) <= off for value in known)
 
 
-def _fell(usual: Floats, now: Floats, at: int) -> float:
+def compute_fell(usual: Floats, now: Floats) -> float:
+    """Return by how much tensor work for each second fell, log: active cycles = activity x clock."""
+    return fell(usual, now, TENSOR) + fell(usual, now, CLOCK)
+
+
+def fell(usual: Floats, now: Floats, at: int) -> float:
     """Return by how much a figure fell, log; 0 where it is not known."""
     if len(usual) <= at or len(now) <= at or not (usual[at] > 0 and now[at] > 0):
         return 0.0
@@ -163,17 +172,17 @@ def more_work(usual: Floats, now: Floats, effect: float) -> float:
     """Return by how much the tensor work of a step grew, log: active cycles = activity x clock x time."""
     if len(usual) <= CLOCK or not (usual[TENSOR] >= LEAST_TENSOR and now[TENSOR] > 0):
         return 0.0
-    return effect - _fell(usual, now, TENSOR) - _fell(usual, now, CLOCK)
+    return effect - compute_fell(usual, now)
 
 
-def _capped_racks(window: Window, steps: Steps) -> list[tuple[str, float, float]]:
+def _capped_racks(window: Window, gpus: Ints) -> list[tuple[str, float, float]]:
     """Return (rack, its median clock, that of the job's other racks) of racks whose GPUs all run below the others."""
     clock = window.newest.gpu.get("sm_clock_mhz")
     if clock is None:
         return []
     index = window.index
-    values = clock[steps.gpus]
-    racks = index.rack[index.gpu_node[steps.gpus]]
+    values = clock[gpus]
+    racks = index.rack[index.gpu_node[gpus]]
     there = ~np.isnan(values)
     codes = np.unique(racks[there])
     if len(codes) < 2:
