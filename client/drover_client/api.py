@@ -260,6 +260,38 @@ class Drover(Transport):
         """What every held GPU-hour was used for, and availability."""
         return cast("models.Ledger", self._get("/api/v1/ledger", {"from": from_, "to": to, "job": job, "limit": limit}))
 
+    def report_maintenance(
+        self,
+        *,
+        why: str,
+        source: str,
+        id: str,
+        node: Sequence[str] | None = None,
+        from_: datetime | str | None = None,
+        until: datetime | str | None = None,
+        over: bool | None = None,
+        who: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.SilenceReply:
+        """Report planned work on nodes, change it or end it."""
+        return cast(
+            "models.SilenceReply",
+            self._post(
+                "/api/v1/maintenance",
+                {
+                    "node": node,
+                    "from": from_,
+                    "until": until,
+                    "why": why,
+                    "source": source,
+                    "id": id,
+                    "over": over,
+                    "who": who,
+                },
+                idempotency_key,
+            ),
+        )
+
     def list_nodes(
         self,
         *,
@@ -325,6 +357,39 @@ class Drover(Transport):
             self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
                 {"act": act, "why": why, "force": force, "who": who},
+            ),
+        )
+
+    def adopt_node(
+        self,
+        node: str,
+        *,
+        why: str,
+        rack: str | None = None,
+        leaf: str | None = None,
+        pool: str | None = None,
+        sku: str | None = None,
+        gpus: int | None = None,
+        who: str | None = None,
+        forget: bool | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.AdoptReply:
+        """Take a node that reports into the fleet."""
+        return cast(
+            "models.AdoptReply",
+            self._post(
+                f"/api/v1/nodes/{quote(node, safe='')}/adoption",
+                {
+                    "rack": rack,
+                    "leaf": leaf,
+                    "pool": pool,
+                    "sku": sku,
+                    "gpus": gpus,
+                    "why": why,
+                    "who": who,
+                    "forget": forget,
+                },
+                idempotency_key,
             ),
         )
 
@@ -796,6 +861,38 @@ class AsyncDrover(AsyncTransport):
             "models.Ledger", await self._get("/api/v1/ledger", {"from": from_, "to": to, "job": job, "limit": limit})
         )
 
+    async def report_maintenance(
+        self,
+        *,
+        why: str,
+        source: str,
+        id: str,
+        node: Sequence[str] | None = None,
+        from_: datetime | str | None = None,
+        until: datetime | str | None = None,
+        over: bool | None = None,
+        who: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.SilenceReply:
+        """Report planned work on nodes, change it or end it."""
+        return cast(
+            "models.SilenceReply",
+            await self._post(
+                "/api/v1/maintenance",
+                {
+                    "node": node,
+                    "from": from_,
+                    "until": until,
+                    "why": why,
+                    "source": source,
+                    "id": id,
+                    "over": over,
+                    "who": who,
+                },
+                idempotency_key,
+            ),
+        )
+
     async def list_nodes(
         self,
         *,
@@ -863,6 +960,39 @@ class AsyncDrover(AsyncTransport):
             await self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
                 {"act": act, "why": why, "force": force, "who": who},
+            ),
+        )
+
+    async def adopt_node(
+        self,
+        node: str,
+        *,
+        why: str,
+        rack: str | None = None,
+        leaf: str | None = None,
+        pool: str | None = None,
+        sku: str | None = None,
+        gpus: int | None = None,
+        who: str | None = None,
+        forget: bool | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.AdoptReply:
+        """Take a node that reports into the fleet."""
+        return cast(
+            "models.AdoptReply",
+            await self._post(
+                f"/api/v1/nodes/{quote(node, safe='')}/adoption",
+                {
+                    "rack": rack,
+                    "leaf": leaf,
+                    "pool": pool,
+                    "sku": sku,
+                    "gpus": gpus,
+                    "why": why,
+                    "who": who,
+                    "forget": forget,
+                },
+                idempotency_key,
             ),
         )
 

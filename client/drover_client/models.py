@@ -42,6 +42,7 @@ class Action(TypedDict):
     forced: bool
     running: bool
     foreign: bool
+    saving: Saving | None
 
 
 class ActionLine(TypedDict):
@@ -62,6 +63,10 @@ class ActionList(TypedDict):
     actions: list[ActionLine]
     duties: list[DutyLine]
     next_cursor: str | None
+
+
+class AdoptReply(TypedDict):
+    detail: str
 
 
 class AgentTrouble(TypedDict):
@@ -185,6 +190,7 @@ class Decision(TypedDict):
     reason: str
     takes: bool
     cause: str
+    save_s: float
 
 
 class DecisionList(TypedDict):
@@ -455,6 +461,7 @@ JobLoss = TypedDict(
         "parts": "list[JobLossPart]",
         "doubts": "list[str]",
         "phases": "list[JobPhase]",
+        "moves": "list[JobMove]",
     },
 )
 
@@ -477,6 +484,16 @@ class JobMetric(TypedDict):
     median: float | None
     p90: float | None
     known: int
+
+
+class JobMove(TypedDict):
+    job: str
+    node: str
+    asked: str | None
+    answer: str
+    text: str
+    steps_kept: int | None
+    kept_ms: int | None
 
 
 JobPhase = TypedDict(
@@ -502,6 +519,20 @@ class JobRow(TypedDict):
     tokens_per_s: float | None
     mfu_ratio: float | None
     died: JobDeath | None
+
+
+class JobSave(TypedDict):
+    job: str
+    how: str
+    signal: str
+    to_script: bool
+    why_not: str
+    answered: str | None
+    left: bool
+    step: int | None
+    step_before: int | None
+    saved: str | None
+    before: str | None
 
 
 class JobThere(TypedDict):
@@ -586,6 +617,7 @@ Ledger = TypedDict(
         "kwh_price": "float | None",
         "fleet_energy": "LedgerEnergy | None",
         "doubts": "list[str]",
+        "moves": "list[JobMove]",
     },
 )
 
@@ -719,6 +751,7 @@ class NodeRow(TypedDict):
     incidents: list[str]
     jobs: list[str]
     agent_version: str
+    maintenance: str
 
 
 class NodeToRepair(TypedDict):
@@ -1013,6 +1046,7 @@ class ReportingNode(TypedDict):
     model: str
     last_seen: str | None
     agent_version: str
+    adopted: bool
 
 
 class RiskList(TypedDict):
@@ -1042,6 +1076,21 @@ class RiskRow(TypedDict):
     node: str
     chance: float
     reasons: list[str]
+
+
+class Saving(TypedDict):
+    wait_s: float
+    asked: str | None
+    jobs: list[JobSave]
+
+
+class ScrapingState(TypedDict):
+    nodes: int
+    pages: int
+    failing: int
+    with_agent: int
+    failing_pages: list[str]
+    blind: dict[str, int]
 
 
 class Series(TypedDict):
@@ -1089,6 +1138,7 @@ Silence = TypedDict(
         "incident": "list[str]",
         "maintenance": bool,
         "ended_by": str,
+        "event": str,
     },
 )
 
@@ -1185,6 +1235,7 @@ class System(TypedDict):
     resident_bytes: int
     cpu_cores: float
     agents_address: str
+    scraping: ScrapingState | None
 
 
 class TableSize(TypedDict):

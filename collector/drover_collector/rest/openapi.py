@@ -23,6 +23,8 @@ REQUIRED = {  # what a method refuses to be without; fleet.proto does not say it
     "RejectDecision": ("why",),
     "CreateSilence": ("hours", "why"),
     "EndSilence": ("why",),
+    "ReportMaintenance": ("why", "source", "id"),
+    "AdoptNode": ("why",),
     "QuerySeries": ("scope", "targets", "metrics", "from", "to"),
     "ProbeHistory": ("node", "figure"),
 }

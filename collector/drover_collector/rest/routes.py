@@ -78,6 +78,7 @@ ROUTES = (
     Route(wire.GET_NODE, "GET", "/nodes/{node}", "nodes"),
     Route(wire.PREVIEW_ACT, "GET", "/nodes/{node}/actions/preview", "actions"),
     Route(wire.ACT_ON_NODE, "POST", "/nodes/{node}/actions", "actions"),
+    Route(wire.ADOPT_NODE, "POST", "/nodes/{node}/adoption", "nodes"),
     Route(wire.LIST_ACTIONS, "GET", "/actions", "actions", Paging("actions", ("id",), 10_000, whole=True)),
     Route(
         wire.LIST_INCIDENTS, "GET", "/incidents", "incidents", Paging("incidents", ("id",), 10_000, keyed="silences")
@@ -104,6 +105,7 @@ ROUTES = (
     Route(wire.LIST_SILENCES, "GET", "/silences", "silences", Paging("silences", ("id",), 10_000)),
     Route(wire.CREATE_SILENCE, "POST", "/silences", "silences"),
     Route(wire.END_SILENCE, "POST", "/silences/{id}/end", "silences"),
+    Route(wire.REPORT_MAINTENANCE, "POST", "/maintenance", "silences"),
 )
 
 

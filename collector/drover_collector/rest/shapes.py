@@ -34,14 +34,14 @@ from drover_core.times import iso
 Schema = dict[str, Any]
 
 DURATIONS = frozenset({
-    "between_ms", "held_ms", "idle_ms", "in_ms", "known_ms", "lost_ms", "ms", "out_ms", "recovery_ms", "repeated_ms",
-    "restarting_ms", "silent_ms", "slow_ms", "step_ms", "unknown_ms", "useful_ms", "waiting_ms",
+    "between_ms", "held_ms", "idle_ms", "in_ms", "kept_ms", "known_ms", "lost_ms", "ms", "out_ms", "recovery_ms",
+    "repeated_ms", "restarting_ms", "silent_ms", "slow_ms", "step_ms", "unknown_ms", "useful_ms", "waiting_ms",
 })  # fmt: skip
 TIMES = frozenset({
-    "asked_ms", "certificate_ends_ms", "closed_ms", "counted_from_ms", "drift_since_ms", "ended_ms", "from_ms",
-    "health_from_ms", "health_to_ms", "judged_ms", "last_seen_ms", "made_ms", "newest_ms", "newest_sample_ms",
-    "newest_tick_ms", "oldest_ms", "opened_ms", "received_ms", "since_ms", "started_ms", "to_ms", "ts_ms", "until_ms",
-    "updated_ms",
+    "answered_ms", "asked_ms", "before_ms", "certificate_ends_ms", "closed_ms", "counted_from_ms", "drift_since_ms",
+    "ended_ms", "from_ms", "health_from_ms", "health_to_ms", "judged_ms", "last_seen_ms", "made_ms", "newest_ms",
+    "newest_sample_ms", "newest_tick_ms", "oldest_ms", "opened_ms", "received_ms", "saved_ms", "since_ms",
+    "started_ms", "to_ms", "ts_ms", "until_ms", "updated_ms",
 })  # fmt: skip
 # Numbers that a message holds as bytes: message and field -> numpy's type.
 PACKED: Mapping[tuple[str, str], str] = {
