@@ -360,6 +360,39 @@ class Drover(Transport):
             ),
         )
 
+    def adopt_node(
+        self,
+        node: str,
+        *,
+        why: str,
+        rack: str | None = None,
+        leaf: str | None = None,
+        pool: str | None = None,
+        sku: str | None = None,
+        gpus: int | None = None,
+        who: str | None = None,
+        forget: bool | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.AdoptReply:
+        """Take a node that reports into the fleet."""
+        return cast(
+            "models.AdoptReply",
+            self._post(
+                f"/api/v1/nodes/{quote(node, safe='')}/adoption",
+                {
+                    "rack": rack,
+                    "leaf": leaf,
+                    "pool": pool,
+                    "sku": sku,
+                    "gpus": gpus,
+                    "why": why,
+                    "who": who,
+                    "forget": forget,
+                },
+                idempotency_key,
+            ),
+        )
+
     def get_picture(self, *, color_by: str | None = None) -> models.Picture:
         """One cell for each GPU: its health, or a metric's value."""
         return cast("models.Picture", self._get("/api/v1/picture", {"color_by": color_by}))
@@ -960,6 +993,39 @@ class AsyncDrover(AsyncTransport):
             await self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
                 {"act": act, "why": why, "force": force, "who": who},
+            ),
+        )
+
+    async def adopt_node(
+        self,
+        node: str,
+        *,
+        why: str,
+        rack: str | None = None,
+        leaf: str | None = None,
+        pool: str | None = None,
+        sku: str | None = None,
+        gpus: int | None = None,
+        who: str | None = None,
+        forget: bool | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.AdoptReply:
+        """Take a node that reports into the fleet."""
+        return cast(
+            "models.AdoptReply",
+            await self._post(
+                f"/api/v1/nodes/{quote(node, safe='')}/adoption",
+                {
+                    "rack": rack,
+                    "leaf": leaf,
+                    "pool": pool,
+                    "sku": sku,
+                    "gpus": gpus,
+                    "why": why,
+                    "who": who,
+                    "forget": forget,
+                },
+                idempotency_key,
             ),
         )
 

@@ -7,6 +7,7 @@ https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/annotate-vis
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 from urllib.parse import quote
 
@@ -45,7 +46,7 @@ def _annotation(facts: ApiSnapshot, incident: Any, to_ms: int) -> dict[str, Any]
         "time": time_text(incident.since_ms),
         "timeEnd": time_text(incident.closed_ms or to_ms),
         "title": incident.summary,
-        "text": f'{incident.advice} <a href="{url}">Open in Drover</a>',
+        "text": f'{escape(incident.advice)} <a href="{escape(url)}">Open in Drover</a>',
         "tags": ",".join(tag for tag in tags if tag),
         "url": url,
     }

@@ -25,7 +25,9 @@ def page_of(paging: Paging, reply: dict[str, Any], begin: Cursor | None, size: i
     start = 0
     if begin is not None:
         keys = [key_of(paging, item) for item in items]
-        start = keys.index(begin.key) + 1 if begin.key in keys else min(begin.place, len(items))
+        start = min(begin.place, len(items))
+        if begin.key in keys and keys[start - 1] != begin.key:  # two items may share a key: where it was counts first
+            start = keys.index(begin.key) + 1
     shown = items[start : start + size]
     more = len(items) > start + size
     cursor = str(Cursor(start + size, key_of(paging, shown[-1]))) if more and shown else None

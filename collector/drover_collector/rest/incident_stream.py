@@ -77,6 +77,8 @@ def stream(facts: ApiSnapshot, wanted: Wanted, wait: Callable[[float], bool]) ->
     sent: dict[str, int] = {}
     now_ms = facts.now_ms()
     begin_ms = None if wanted.after_ms is None else wanted.after_ms - OVERLAP_MS
+    if begin_ms is not None and begin_ms > now_ms:
+        begin_ms = None  # of a clock that was wrong: nothing would ever be newer
     if begin_ms is not None and begin_ms < now_ms - RECENT_MS:
         gap = json.dumps({"from": time_text(wanted.after_ms), "to": time_text(now_ms - RECENT_MS)})
         yield f"event: gap\ndata: {gap}\n\n".encode()

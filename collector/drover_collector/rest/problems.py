@@ -50,6 +50,16 @@ class ProblemError(Exception):
         return json.dumps(said).encode()
 
 
+def of_failed_act(error: BaseException) -> ProblemError:
+    """Return the answer to one who repeats an act that failed. No Retry-After: its key leads to the same end again."""
+    found = of_error(error)
+    return ProblemError(
+        found.status if found.status >= 500 else 409, "act-failed",
+        f"this act failed before: {found.detail}. It may have been done: look, and send it with a new Idempotency-Key"
+        " if it was not",
+    )  # fmt: skip
+
+
 def of_error(error: BaseException) -> ProblemError:
     """Return the answer to what a method raised. What is no refusal is logged."""
     if isinstance(error, ProblemError):

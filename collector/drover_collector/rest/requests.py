@@ -127,7 +127,7 @@ def from_body(route: Route, body: bytes, path: Mapping[str, str]) -> Message:
     """
     request = _of_path(route, path)
     try:
-        data = json.loads(body or b"{}")
+        data = json.loads(body or b"{}", object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise bad_argument(f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(data, dict):
@@ -145,6 +145,18 @@ def from_body(route: Route, body: bytes, path: Mapping[str, str]) -> Message:
         else:
             raise bad_argument(f"{name}: give a list")
     return request
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """
+    Raises:
+        RefusalError: a key is there twice; whoever looked at it before this may have read the other.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise bad_argument(f"{next(n for n in names if names.count(n) > 1)[:80]!r} is there twice; give it once")
+    return found
 
 
 def _of_path(route: Route, path: Mapping[str, str]) -> Message:

@@ -79,6 +79,7 @@ ROUTES = (
     Route(wire.GET_NODE, "GET", "/nodes/{node}", "nodes"),
     Route(wire.PREVIEW_ACT, "GET", "/nodes/{node}/actions/preview", "actions"),
     Route(wire.ACT_ON_NODE, "POST", "/nodes/{node}/actions", "actions"),
+    Route(wire.ADOPT_NODE, "POST", "/nodes/{node}/adoption", "nodes"),
     Route(wire.LIST_ACTIONS, "GET", "/actions", "actions", Paging("actions", ("id",), 10_000, whole=True)),
     Route(
         wire.LIST_INCIDENTS, "GET", "/incidents", "incidents", Paging("incidents", ("id",), 10_000, keyed="silences")

@@ -17,9 +17,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from http.server import BaseHTTPRequestHandler
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from drover_collector.api.methods import METHODS
 from drover_collector.api.service import FleetApi
@@ -27,14 +26,14 @@ from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.auth.authorization import PAGE
 from drover_collector.auth.identity import Identity, Role, peer_of
 from drover_collector.auth.tls import Contexts
-from drover_collector.observability.metrics_server import REQUEST_S, BoundedServer, takes_gzip, tls_of
+from drover_collector.observability.metrics_server import REQUEST_S, BoundedHandler, BoundedServer, takes_gzip, tls_of
 from drover_collector.rest import requests, routes
 from drover_collector.rest.annotations import annotated
 from drover_collector.rest.answers import gzipped, page_of, plain
 from drover_collector.rest.idempotency import Acts
 from drover_collector.rest.incident_stream import Wanted, last_id, stream
 from drover_collector.rest.openapi import document
-from drover_collector.rest.problems import CONTENT_TYPE, ProblemError, of_error
+from drover_collector.rest.problems import CONTENT_TYPE, ProblemError, of_error, of_failed_act
 from drover_collector.rest.routes import Route
 from drover_collector.store import StoreError
 
@@ -45,6 +44,7 @@ log = logging.getLogger(__name__)
 BODY_BYTES = 65_536  # as a request by gRPC
 CALLS_EACH = 8  # of one certificate at a time
 STREAMS_MOST, STREAMS_EACH = 16, 4
+READ_S = 8.0  # of what no method of the table reads
 STREAM_S = 3600.0  # then a client begins again behind its last event
 JSON_TYPE = "application/json"
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -114,14 +114,13 @@ class _Site:
                 self._under_way += Counter()  # without those of 0
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "drover", ""
-    timeout = REQUEST_S
     site: _Site
     server: BoundedServer
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # http.server's name
         self.close_connection = True
         try:
             self._answer()
@@ -131,7 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_problem(of_error(error))
 
     def _answer(self) -> None:
-        parts = urlsplit("http://x" + self.path if self.path.startswith("/") else self.path)
+        parts = self._target()
         body = self._body()
         self._check_host()
         if parts.path in (routes.STREAM, routes.ANNOTATIONS, routes.DOCUMENT):
@@ -153,15 +152,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     # ---- checks
 
+    def _target(self) -> SplitResult:
+        try:
+            return urlsplit("http://x" + self.path if self.path.startswith("/") else self.path)
+        except ValueError as error:
+            raise ProblemError(400, "invalid-argument", f"the address is none: {error}") from None
+
     def _body(self) -> bytes:
         if "transfer-encoding" in self.headers:
             raise ProblemError(411, "length-required", "send the body with Content-Length")
+        for name in ("content-length", "content-type", "host", "idempotency-key"):
+            if len(self.headers.get_all(name, [])) > 1:  # a proxy may read the other
+                raise ProblemError(400, "invalid-argument", f"the header {name} came twice; send it once")
         text = self.headers.get("content-length", "0")
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise ProblemError(400, "invalid-argument", "Content-Length is not a number of bytes")
         if int(text) > BODY_BYTES:
             raise ProblemError(413, "too-large", f"the body has more than {BODY_BYTES} bytes; send less")
-        return self.rfile.read(int(text))
+        body = self.rfile.read(int(text))
+        if len(body) < int(text):
+            raise ProblemError(400, "invalid-argument", f"the body ended after {len(body)} of {text} bytes")
+        return body
 
     def _check_host(self) -> None:
         """Without TLS and on loopback a page of a browser may reach this by a name of its own: refuse such names."""
@@ -217,7 +228,11 @@ class _Handler(BaseHTTPRequestHandler):
         asked = hashlib.sha256(f"{route.operation} ".encode() + message.SerializeToString(deterministic=True)).digest()
         key = self.headers.get("idempotency-key", "")
         future, again = self.site.acts.once(str(caller), key, asked, lambda: self._submit(route, message, caller))
-        answer = plain(self._wait(route, future, cancel=False))
+        try:
+            reply = self._wait(route, future, cancel=False)
+        except ProblemError as error:
+            raise (of_failed_act(error) if again and future.done() else error) from None
+        answer = plain(reply)
         self._send(answer, {"idempotency-replayed": "true"} if again else {})
 
     def _submit(self, route: Route, message: Any, caller: Identity | None) -> Future[Any]:
@@ -234,14 +249,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.give_longer(self.connection, limit_s + REQUEST_S)
         try:
             return future.result(limit_s)
-        except FutureTimeout:
-            if cancel:
-                future.cancel()
-                raise TimeoutError from None
-            raise ProblemError(
-                504, "deadline-exceeded", "the act goes on; repeat the request with the same Idempotency-Key to learn"
-                " its end",
-            ) from None  # fmt: skip
+        except Exception as error:  # noqa: BLE001  # also a TimeoutError, which is the method's and not the connection's
+            if isinstance(error, FutureTimeout) and not future.done() and not cancel:
+                raise ProblemError(
+                    504, "deadline-exceeded", "the act goes on; repeat the request with the same Idempotency-Key to"
+                    " learn its end",
+                ) from None  # fmt: skip
+            future.cancel()
+            raise of_error(error) from None
 
     def _serve_own(self, path: str, given: dict[str, list[str]]) -> None:
         if path == routes.DOCUMENT:
@@ -258,7 +273,10 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = Wanted(**words)
             wanted.check(facts)
             to_ms = times["to"] or facts.now_ms()
-            return self._send(annotated(facts, wanted, times["from"] or to_ms - 86_400_000, to_ms))
+            limits = self.site.turn("requests", self._authorize(PAGE), CALLS_EACH, 1000), facts.store.limited(READ_S)
+            with limits[0], limits[1]:
+                found = annotated(facts, wanted, times["from"] or to_ms - 86_400_000, to_ms)
+            return self._send(found)
         wanted = Wanted(**words, after_ms=last_id(self.headers.get("last-event-id", "")))
         wanted.check(facts)
         return self._stream(wanted)
@@ -273,8 +291,12 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 for piece in stream(self.site.facts, wanted, self._stopped):
                     self.wfile.write(piece)
+            except (ConnectionError, TimeoutError, ssl.SSLError):
+                raise  # the reader has left, or is too slow
             except (StoreError, RefusalError, ProblemError) as error:
                 log.warning("a stream of incidents ends: %s", error)  # its reader begins again behind its last event
+            except Exception:
+                log.exception("a stream of incidents failed")  # no other answer may follow in the midst of it
 
     def _stopped(self, seconds: float) -> bool:
         """Wait. Return True when the collector stops, the peer's certificate has ended, or the peer has left."""
