@@ -2,6 +2,9 @@
 
 booted_with_systemd() { [ -d /run/systemd/system ]; }
 
+# A unit that an administrator has masked is a link to /dev/null.
+is_by_hand() { [ -e "/etc/systemd/system/$1" ] && [ "$(readlink "/etc/systemd/system/$1")" != /dev/null ]; }
+
 # Another installation's files would be overwritten, or its units would hide those of the package.
 refuse_other_installations() {
     if [ -e /opt/drover/current ]; then
@@ -9,7 +12,7 @@ refuse_other_installations() {
         exit 1
     fi
     for unit in $UNITS; do
-        if [ -e "/etc/systemd/system/$unit" ] && [ "$(readlink "/etc/systemd/system/$unit")" != /dev/null ]; then
+        if is_by_hand "$unit"; then
             echo "$NAME: /etc/systemd/system/$unit is of an installation by hand: stop it and move it away first" >&2
             exit 1
         fi
@@ -78,16 +81,46 @@ remove_environment() {
     done
 }
 
+# Data may lie on a disk that is mounted there: its folder stays then, and the purge goes on.
+remove_all() { rm -rf "$@" || echo "$NAME: not all of $* could be removed; look there" >&2; }
+
+# A package that was removed and not purged: Drover may have been installed another way since, with the same folders.
+is_installed_otherwise() {
+    if [ -e /opt/drover/current ]; then return 0; fi
+    for unit in $UNITS; do
+        if is_by_hand "$unit"; then return 0; fi
+    done
+    return 1
+}
+
+# The account may be a person's, or of a directory server: only one that systemd-sysusers makes is removed.
+remove_user() {
+    if grep -q '^drover:[^:]*:[0-9]\{1,3\}:' /etc/passwd; then
+        userdel drover || echo "$NAME: the user drover could not be removed" >&2
+    fi
+    if grep -q '^drover:[^:]*:[0-9]\{1,3\}:' /etc/group && ! grep -q '^drover:' /etc/passwd; then
+        groupdel drover || echo "$NAME: the group drover could not be removed" >&2
+    fi
+}
+
 # Settings that dpkg does not know, certificates, data; with the last of the packages also what they share.
 purge_all() {
+    if is_installed_otherwise; then
+        echo "$NAME: Drover is installed here in another way now; its settings and data stay" >&2
+        return
+    fi
     # shellcheck disable=SC2086  # patterns
-    rm -rf $LEFTOVERS $DATA
-    for unit in $UNITS; do rm -rf "/etc/systemd/system/$unit.d"; done
+    remove_all $LEFTOVERS $DATA
+    for unit in $UNITS; do remove_all "/etc/systemd/system/$unit.d"; done
     for path in $OTHERS; do
         if [ -e "$path" ]; then return; fi # of a package that is installed, or removed and not purged
     done
-    rm -rf /etc/drover /var/lib/drover /run/drover
+    keys=$(find /etc/drover /var/lib/drover -name ca.key 2>/dev/null || true)
+    if [ -n "$keys" ]; then # without it no certificate of the fleet can be renewed, on other machines too
+        echo "$NAME: an authority's key stays, and its folder: $keys" >&2
+        return
+    fi
+    remove_all /etc/drover /var/lib/drover /run/drover
     rm -f /etc/udev/rules.d/70-drover.rules
-    if getent passwd drover >/dev/null; then userdel drover; fi
-    if getent group drover >/dev/null; then groupdel drover; fi
+    remove_user
 }

@@ -109,3 +109,68 @@ def test_a_bill_of_materials_takes_hashes_from_the_lock(monkeypatch: pytest.Monk
     found = sbom.locked((ROOT / "ansible/locks/agent-x86_64.txt").read_text())
     assert {"grpcio", "protobuf", "psutil", "nvidia-ml-py"} <= {name for name, _ in found}
     assert all(hashes for hashes in found.values())
+
+
+class Purge:
+    """The agent's purge with all its folders below another root, and accounts of a file."""
+
+    def __init__(self, root: Path, text: str) -> None:
+        self.root = root
+        for top in ("/etc/", "/var/", "/opt/", "/run/"):
+            text = text.replace(top, f"{root}{top}")
+        self._script = root / "postrm"
+        self._script.write_text(text)
+        for name in ("userdel", "groupdel"):
+            self._program(name, f'echo {name} >> "{root}/accounts"')
+        for name in ("etc/drover/agent.toml", "etc/drover/mine.txt", "var/lib/drover/agent/spool/1", "etc/group"):
+            self.add(name)
+        self.add("etc/passwd", "drover:x:997:997::/var/lib/drover:/usr/sbin/nologin\n")
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.root / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def add(self, name: str, text: str = "x\n") -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def has(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def run(self) -> None:
+        environment = {"PATH": f"{self.root}/bin:/usr/bin:/bin"}
+        subprocess.run(["sh", str(self._script), "purge"], check=True, env=environment)
+
+
+@pytest.fixture
+def purge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Purge:
+    tree = module("tree", monkeypatch)
+    return Purge(tmp_path, tree.script(tree.PACKAGES[0], "deb", "postrm"))
+
+
+def test_a_purge_of_the_last_package_removes_settings_data_and_the_user(purge: Purge) -> None:
+    purge.run()
+    assert not purge.has("etc/drover") and not purge.has("var/lib/drover")
+    assert (purge.root / "accounts").read_text() == "userdel\n"
+
+
+@pytest.mark.parametrize("other", ["opt/drover/current", "etc/systemd/system/drover-agent.service"])
+def test_a_purge_leaves_an_installation_of_another_way_alone(purge: Purge, other: str) -> None:
+    """The package was removed, Ansible installed Drover since, and `apt-get purge` cleans up what was left."""
+    purge.add(other)
+    purge.run()
+    assert purge.has("etc/drover/agent.toml") and purge.has("var/lib/drover/agent/spool/1")
+    assert not purge.has("accounts")
+
+
+def test_a_purge_leaves_the_authoritys_key_and_other_accounts_alone(purge: Purge) -> None:
+    purge.add("etc/drover/pki/ca.key")
+    purge.run()
+    assert purge.has("etc/drover/pki/ca.key") and not purge.has("var/lib/drover/agent")
+    (purge.root / "etc/drover/pki/ca.key").unlink()
+    purge.add("etc/passwd", "drover:x:1004:1004:Anna Drover:/home/drover:/bin/bash\n")
+    purge.run()
+    assert not purge.has("etc/drover") and not purge.has("accounts")

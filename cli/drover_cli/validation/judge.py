@@ -9,8 +9,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from drover_cli.validation.model import Answer, Finding, Judgement, Mark, Member, Row
-from drover_cli.validation.network import CPU, judge_pairs, pairs_of
+from drover_cli.validation.network import BANDWIDTH, CPU, LATENCY, judge_pairs, pairs_of
 from drover_core.model.events import ProbeResult
+from drover_core.model.pair_rounds import pair_rounds
 
 SOLO = "fsdp_group_solo"
 TRAINING = ("fsdp_group", "tp_group")
@@ -51,7 +52,7 @@ def judge(
         )
         training_rows, unsteady = _training(figures, reference or {})
         rows += [*pair_rows, *training_rows, *solo_rows]
-        findings += [*found, *unsteady, *_stood_still(together)]
+        findings += [*found, *unsteady, *_stood_still(together), *_missing(together, figures)]
     left_out = tuple(not_run)
     mark = _mark(answers, rows, findings, complete=not left_out)
     return Judgement(rows, findings, mark, _doubts(answers, rows, left_out))
@@ -98,6 +99,40 @@ def _stood_still(together: Sequence[Answer]) -> list[Finding]:
                 (result.probe, about), Finding("together", about, mark, f"{result.probe}: {result.detail}")
             )
     return list(found.values())
+
+
+def _missing(together: Sequence[Answer], figures: Sequence[ProbeResult]) -> list[Finding]:
+    """Return a doubt for each figure that nodes, devices or pairs should have given and did not: no pass then.
+
+    Where an order did not end well, or gives the reason itself, there is a finding already.
+    """
+    members = together[0].order.members
+    if any(f.value is None for f in figures) or any(a.late or a.order.state != "done" for a in together):
+        return []
+    has = {(f.node, f.gpu, f.probe) for f in figures}
+    slots: dict[str, set[int | None]] = {}
+    for f in figures:
+        if f.probe in (SOLO, BANDWIDTH, LATENCY):
+            slots.setdefault(f.node, set()).add(f.gpu)
+    lacking: dict[str, list[str]] = {}
+    for answer in together:
+        node, asked = answer.order.node, answer.order.probes or (BANDWIDTH, *TRAINING)
+        for probe in asked:
+            whole = [(None, name) for name in (probe, f"{probe}_slowest")] if probe in TRAINING else []
+            of_each = [SOLO] if probe == TRAINING[0] else [BANDWIDTH, LATENCY] if probe == BANDWIDTH else []
+            devices = sorted(slots.get(node, {None}), key=str)
+            for gpu, name in [*whole, *((gpu, name) for name in of_each for gpu in devices)]:
+                if (node, gpu, name) not in has:
+                    lacking.setdefault(name, []).append(node if gpu is None else f"{node} GPU {gpu}")
+    met = {frozenset((f.node, members[f.peer])) for f in figures if f.probe == BANDWIDTH and f.peer is not None}
+    if BANDWIDTH not in lacking and met:
+        wanted = {frozenset((members[a], members[b])) for pairs in pair_rounds(len(members)) for a, b in pairs}
+        left = sorted(" - ".join(sorted(pair)) for pair in wanted - met)
+        lacking |= {BANDWIDTH: left} if left else {}
+    return [
+        Finding("together", "all nodes", Mark.UNKNOWN, f"{name}: no figure of {', '.join(of[:5])} ({len(of)} in all)")
+        for name, of in lacking.items()
+    ]
 
 
 def _solo(figures: Sequence[ProbeResult]) -> tuple[list[Row], list[Finding]]:

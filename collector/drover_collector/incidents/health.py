@@ -32,7 +32,16 @@ from drover_core.model.events import (
 CONFIRMED_CONFIDENCE = 0.9  # as sure as a fatal XID or a failed remap is
 # They know no more than the silence.
 UNHEARD_CAUSES = frozenset(
-    {"silent", "never_came", "no_telemetry", "agent_stopped", "late", "maintenance", "pages_silent"}
+    {
+        "silent",
+        "never_came",
+        "no_telemetry",
+        "agent_stopped",
+        "late",
+        "maintenance",
+        "pages_silent",
+        "pages_without_gpus",
+    }
 )
 
 Codes = npt.NDArray[np.int8]

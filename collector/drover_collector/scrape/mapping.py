@@ -22,6 +22,12 @@ IDLE_MODES = frozenset({"idle", "iowait"})
 ACTIVE = 4.0  # InfiniBand's state ACTIVE (kernel: enum ib_port_state)
 SIZE_OF = {"node_filesystem_avail_bytes": "node_filesystem_size_bytes"}
 Labels = tuple[tuple[str, str], ...]
+# Of one page: values of counters, values by metric, and XIDs.
+Taken = tuple[
+    dict[tuple[str, str, Labels], float],
+    dict[tuple[Scope, object, str], tuple[Row, float]],
+    "dict[GpuId, set[int]]",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +79,10 @@ class PageMapper:
         self._wanted = frozenset({*self._rows, *(SIZE_OF[name] for name in self._rows if name in SIZE_OF)})
         self._counters: dict[tuple[str, str, Labels], float] = {}  # (entity, series, labels) -> value on the last page
         self._last_ms = 0
-        self._xids: dict[int, int] = {}  # slot -> code on the last page
+        self._xids: dict[str, set[int]] = {}  # GPU's key -> codes on the last page that named it; slots may change
         # Of the page at hand, by the labels' identity: the parser gives all samples of a GPU the same object.
         self._keys: dict[int, Labels] = {}
-        self._gpus: dict[int, GpuId | None] = {}
+        self._gpus: dict[tuple[int, bool], GpuId | None] = {}
 
     def read(self, text: str, now_ms: int) -> Found:
         """Return the values of a page that was read at `now_ms`.
@@ -97,8 +103,10 @@ class PageMapper:
         found = Found()
         seen: dict[tuple[str, str, Labels], float] = {}
         joined: dict[tuple[Scope, object, str], tuple[Row, float]] = {}
+        codes: dict[GpuId, set[int]] = {}
         for name, rows in self._rows.items():
-            self._take_series(name, rows, samples, found, seen, joined)
+            self._take_series(name, rows, samples, found, (seen, joined, codes))
+        self._take_xids(codes, found)
         for (scope, entity, metric), (row, value) in joined.items():
             self._put(found, scope, entity, metric, row, value)
         self._shares(samples, found, seen, now_ms)
@@ -115,9 +123,9 @@ class PageMapper:
     # ---- samples
 
     def _take_series(
-        self, name: str, rows: Sequence[Row], samples: Mapping[str, list[Sample]], found: Found,
-        seen: dict[tuple[str, str, Labels], float], joined: dict[tuple[Scope, object, str], tuple[Row, float]],
-    ) -> None:  # fmt: skip
+        self, name: str, rows: Sequence[Row], samples: Mapping[str, list[Sample]], found: Found, into: Taken
+    ) -> None:
+        seen, joined, codes = into
         once: set[Labels] = set()
         for labels, value in samples.get(name, ()):
             key = self._keys.get(id(labels))
@@ -136,7 +144,8 @@ class PageMapper:
                 if entity is None:
                     continue
                 if row.metric is None:
-                    self._take_xid(entity, value, found)
+                    if isinstance(entity, GpuId) and 0 <= value < 2**16:
+                        codes.setdefault(entity, set()).add(int(value))
                 elif row.how in ("rate", "busy_share"):
                     seen[_place(entity), name, key] = value
                 elif row.how != "used_share" and (not row.states or value in row.states):
@@ -157,12 +166,13 @@ class PageMapper:
                 return None
             found.links.setdefault(name, {})
             return name
-        if id(labels) not in self._gpus:
-            self._gpus[id(labels)] = self._gpu(labels, found)
-        return self._gpus[id(labels)]
+        at = id(labels), row.whole
+        if at not in self._gpus:
+            self._gpus[at] = self._gpu(labels, found, row.whole)
+        return self._gpus[at]
 
-    def _gpu(self, labels: Mapping[str, str], found: Found) -> GpuId | None:
-        gpu = None if self._table.gpu is None else gpu_of(self._table.gpu, labels)
+    def _gpu(self, labels: Mapping[str, str], found: Found, whole: bool) -> GpuId | None:
+        gpu = None if self._table.gpu is None else gpu_of(self._table.gpu, labels, whole)
         if gpu is None or (gpu not in found.gpus and len(found.gpus) >= MAX_GPUS):
             if gpu is not None:
                 found.problems.add(f"more than {MAX_GPUS} GPUs")
@@ -173,14 +183,13 @@ class PageMapper:
         found.gpus.setdefault(gpu, {})
         return gpu
 
-    def _take_xid(self, entity: object, value: float, found: Found) -> None:
-        assert isinstance(entity, GpuId)
-        if not 0 <= value < 2**16:
-            return
-        code, before = int(value), self._xids.get(entity.slot)
-        self._xids[entity.slot] = code
-        if before is not None and code not in (0, before):
-            found.xids.append((entity.slot, code))
+    def _take_xids(self, codes: Mapping[GpuId, set[int]], found: Found) -> None:
+        """Report codes that are new since the last page that named the GPU."""
+        for gpu, now in codes.items():
+            before = self._xids.get(gpu.key)
+            self._xids[gpu.key] = now
+            if before is not None:
+                found.xids += [(gpu.slot, code) for code in sorted(now - before - {0})]
 
     # ---- values
 
@@ -268,9 +277,13 @@ def clipped(metric: Metric, value: float) -> float | None:
     return value if metric.low <= value <= metric.high else None
 
 
-def gpu_of(names: GpuLabels, labels: Mapping[str, str]) -> GpuId | None:
-    """Return the GPU that a sample is of; None: it is of something else, or its labels cannot name a GPU."""
-    if any(labels.get(name) for name in names.skip_with):
+def gpu_of(names: GpuLabels, labels: Mapping[str, str], whole: bool = False) -> GpuId | None:
+    """Return the GPU that a sample is of; None: it is of something else, or its labels cannot name a GPU.
+
+    Args:
+        whole: a sample of a part of the GPU has the whole one's value, so it counts as the GPU's.
+    """
+    if any(labels.get(name) for name in names.skip_with if not (whole and name in names.parts)):
         return None
     if any(labels.get(name, value) != value for name, value in names.only.items()):
         return None

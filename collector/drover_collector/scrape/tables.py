@@ -39,6 +39,7 @@ class Row:
     states: tuple[float, ...] = ()  # the only values with the catalog's meaning; none: all
     event: str = ""
     doubt: str = ""
+    whole: bool = False  # samples of a part of a GPU have the whole GPU's value
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(_fits(labels.get(name, ""), values) for name, values in self.labels.items())
@@ -59,6 +60,7 @@ class GpuLabels:
     model: tuple[str, ...]
     skip_with: tuple[str, ...]  # samples with one of these are of something else, such as a part of a GPU
     only: Mapping[str, str]  # label -> its value, where the label is there
+    parts: tuple[str, ...] = ()  # those of skip_with that name a part of a GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def _labels(data: Mapping[str, Any]) -> GpuLabels:
     slot, uuid, serial, pci, model, skip = (
         tuple(data[key]) for key in ("slot", "uuid", "serial", "pci", "model", "skip_with")
     )
-    return GpuLabels(slot, uuid, serial, pci, model, skip, only=data.get("only", {}))
+    return GpuLabels(slot, uuid, serial, pci, model, skip, data.get("only", {}), tuple(data.get("parts", ())))
 
 
 def _row(name: str, entry: Mapping[str, Any]) -> Row:
@@ -128,4 +130,5 @@ def _row(name: str, entry: Mapping[str, Any]) -> Row:
         entry["series"], metric, entry["source"], float(entry.get("scale", 1.0)), entry.get("how", "value"),
         entry.get("join", "first"), {k: tuple(v) for k, v in entry.get("labels", {}).items()},
         tuple(map(float, entry.get("states", ()))), entry.get("event", ""), entry.get("doubt", ""),
+        bool(entry.get("whole")),
     )  # fmt: skip

@@ -175,3 +175,29 @@ def test_what_the_collector_failed_fails_the_validation() -> None:
     )
     judgement = judge([*found[:-1], bad], MEMBERS)
     assert (named(judgement), judgement.mark) == (["n7 GPU 3"], Mark.FAILED)
+
+
+Left = Callable[[str, ProbeResult], bool]
+NOT_MEASURED: dict[str, Left] = {
+    "nothing": lambda _n, _r: True,
+    "no training": lambda _n, r: r.probe.startswith(("fsdp", "tp")),
+    "no tensor parallel": lambda _n, r: r.probe.startswith("tp"),
+    "no pairs": lambda _n, r: r.probe.startswith("pairs"),
+    "a node without pairs": lambda n, r: r.probe.startswith("pairs") and (n == "n3" or r.peer == 3),
+    "a GPU without pairs": lambda n, r: r.probe.startswith("pairs") and n == "n3" and r.gpu == 1,
+    "one pair of nodes": lambda n, r: r.peer is not None and {n, NODES[r.peer]} == {"n1", "n6"},
+    "a GPU alone": lambda n, r: r.probe == "fsdp_group_solo" and n == "n3" and r.gpu == 1,
+}
+
+
+@pytest.mark.parametrize("what", NOT_MEASURED)
+def test_what_was_asked_for_and_gave_no_figure_is_no_pass(what: str) -> None:
+    """An order that ends well proves nothing of what it did not measure."""
+    left = NOT_MEASURED[what]
+    found = [
+        replace(a, results=[r for r in a.results if not left(a.order.node, r)]) if a.order.group else a
+        for a in answers(results(1))
+    ]
+    judgement = judge(found, MEMBERS)
+    assert judgement.mark is Mark.UNKNOWN and any("no figure of" in f.text for f in judgement.findings)
+    assert named(judgement) == []

@@ -100,6 +100,12 @@ class Fleet:
         for peer in {*range(len(order.members))} - {mine}:
             value = 20.0 if {mine, peer} == {0, 2} else 45.0
             found.append(replace(base, id=f"{peer}", probe="pairs_group", gpu=0, value=value, unit="GB/s", peer=peer))
+            found.append(
+                replace(base, id=f"l{peer}", probe="pairs_group_latency", gpu=0, value=9, unit="us", peer=peer)
+            )
+        found.append(replace(base, id="solo", probe="fsdp_group_solo", gpu=0, value=9000.0, unit="tokens/s"))
+        for name in ("fsdp_group", "fsdp_group_slowest", "tp_group", "tp_group_slowest"):
+            found.append(replace(base, id=name, probe=name, value=5000.0, unit="tokens/s"))
         return [*found, end]
 
 

@@ -12,6 +12,7 @@ from drover_cli.doctor.running import scraping
 from drover_collector.detectors import DETECTORS
 from drover_collector.detectors._lib.examples import play, small_fleet
 from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.incidents.incident import opened
 from drover_collector.scrape.blind import XID_EVENTS, blindness
 from drover_collector.scrape.tables import NAMES, table
 from drover_core.metrics.catalog import Scope
@@ -48,8 +49,50 @@ def test_a_scraped_node_that_stops_answering_is_unknown_and_never_drained() -> N
 
     found = _findings(45, scraped, lambda number: [2] if number >= 8 else [])  # six minutes
     assert {(f.cause, f.node, f.action) for f in found} == {("pages_silent", "n02", RecommendedAction.ADVISE)}
+    assert found[0].ts_ms - found[0].since_ms < 60_000  # its job stopped with it
     by_agents = _findings(45, stops, lambda number: [2] if number >= 8 else [])
     assert any(f.action in DRAINS for f in by_agents)  # the same silence of an agent
+
+
+@pytest.mark.parametrize(("buckets_away", "reported"), [(13, False), (20, True)])
+def test_pages_that_fail_for_two_minutes_are_waited_for(buckets_away: int, reported: bool) -> None:
+    """An exporter that restarts, or a network that blinks, is waited for as an agent is."""
+
+    def without_jobs(number: int, gpu: Columns, node: Columns) -> None:
+        del gpu["power_w"]  # nothing says whether the job goes on
+        _scraped(number, gpu, node)
+
+    found = _findings(40, without_jobs, lambda number: [2] if 8 <= number < 8 + buckets_away else [])
+    assert {f.cause for f in found} == ({"pages_silent"} if reported else set())
+
+
+def test_a_node_whose_pages_were_silent_before_a_restart_is_not_drained_after_it() -> None:
+    played = list(play(small_fleet(), 90, _scraped, lambda number: [2] if number >= 8 else []))
+    state, found, book = None, [], []
+    for window, now_ms in played[:40]:
+        new, state = liveness.detect(window, state, now_ms)
+        book = [f for f in new if not f.cleared]
+    (open_,) = (f for f in book if f.cause == "pages_silent")
+    window = played[40][0]
+    state = liveness.restored(
+        [opened(open_, ("node", "n02", None), open_.ts_ms).incident], window.index, window.newest.start_ms
+    )
+    for window, now_ms in played[40:]:
+        new, state = liveness.detect(window, state, now_ms)
+        found += new
+    assert {(f.cause, f.action) for f in found} == {("pages_silent", RecommendedAction.ADVISE)}
+
+
+def test_a_target_of_gpus_that_is_taken_off_the_list_drains_nobody() -> None:
+    def only_host(number: int, gpu: Columns, node: Columns) -> None:
+        _scraped(number, gpu, node)
+        if number >= 8:  # node_exporter goes on; no page of GPUs fails: none is asked for
+            node["exporters_up"][2] = 1.0
+            for column in gpu.values():
+                column[16:24] = np.nan
+
+    found = _findings(40, only_host)
+    assert {(f.cause, f.node, f.action) for f in found} == {("pages_without_gpus", "n02", RecommendedAction.ADVISE)}
 
 
 def test_a_page_of_gpus_that_cannot_be_read_loses_no_gpu() -> None:
@@ -70,7 +113,9 @@ def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
             for column in gpu.values():
                 column[19] = np.nan
 
-    assert ("gpu_lost", "n02", 3) in {(f.cause, f.node, f.gpu) for f in _findings(24, without_gpu)}
+    found = _findings(24, without_gpu)
+    assert ("gpu_lost", "n02", 3) in {(f.cause, f.node, f.gpu) for f in found}
+    assert not [f for f in found if f.action in DRAINS]  # the exporter may be set to leave it out
 
 
 AMD = {m.name for m in table("amd").metrics()}

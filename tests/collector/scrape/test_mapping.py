@@ -52,6 +52,45 @@ def test_an_xid_is_reported_when_the_code_changes_and_not_when_it_stays() -> Non
     assert [mapper.read(text, NOW_MS + n).xids for n, text in enumerate((page, fresh, fresh))] == [[], [(1, 79)], []]
 
 
+def _xid_page(*samples: tuple[int, str, int]) -> str:
+    lines = [f'DCGM_FI_DEV_XID_ERRORS{{gpu="{slot}",UUID="{uuid}"}} {code}' for slot, uuid, code in samples]
+    lines += [f'DCGM_FI_DEV_GPU_TEMP{{gpu="{slot}",UUID="{uuid}"}} 40' for slot, uuid, _ in samples]
+    return "\n".join(lines)
+
+
+def test_a_code_stays_with_its_gpu_when_slots_change() -> None:
+    """A GPU is gone after a reboot and the others move up: an old code is no new one of its neighbour."""
+    mapper = PageMapper(table("dcgm"))
+    assert mapper.read(_xid_page((0, "a", 0), (1, "b", 0), (2, "c", 79)), NOW_MS).xids == []
+    assert mapper.read(_xid_page((0, "a", 0), (1, "c", 79)), NOW_MS + 1).xids == []
+    assert mapper.read(_xid_page((0, "a", 31), (1, "c", 79)), NOW_MS + 2).xids == [(0, 31)]
+    assert mapper.read(_xid_page((0, "new", 48), (1, "c", 79)), NOW_MS + 3).xids == []  # not seen to come
+
+
+def test_two_codes_of_one_gpu_on_a_page_are_new_once() -> None:
+    page = _one("300") + "".join(
+        f'DCGM_FI_DEV_XID_ERRORS{{gpu="0",UUID="GPU-a",err_code="{code}"}} {code}\n' for code in (31, 79)
+    )
+    mapper = PageMapper(table("dcgm"))
+    first = _one("300") + 'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="GPU-a"} 0\n'
+    assert [mapper.read(text, NOW_MS + n).xids for n, text in enumerate((first, page, page))] == [
+        [], [(0, 31), (0, 79)], []
+    ]  # fmt: skip
+
+
+def test_a_gpu_in_mig_mode_is_there_by_what_its_instances_share() -> None:
+    page = _one("300") + "".join(
+        f'{name}{{gpu="1",UUID="GPU-b",GPU_I_PROFILE="3g.40gb",GPU_I_ID="{part}"}} {value}\n'
+        for part in (1, 2)
+        for name, value in (("DCGM_FI_DEV_GPU_TEMP", 41), ("DCGM_FI_DEV_POWER_USAGE", 200), ("DCGM_FI_DEV_FB_USED", 9))
+    )
+    assert _of(_read("dcgm", page), 1) == {"gpu_temp_c": 41, "power_w": 200}  # memory is the instance's own
+
+
+def test_memory_of_amds_page_is_in_mib() -> None:
+    assert _of(_read("amd"), 0)["framebuffer_total_bytes"] == 196592 * 2**20
+
+
 def test_a_page_of_amds_exporter_has_nothing_that_means_another_thing_here() -> None:
     again = _page("amd").replace("3539423344\n", "3539424344\n")
     found = _read("amd", _page("amd"), again)

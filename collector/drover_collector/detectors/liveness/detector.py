@@ -34,7 +34,9 @@ from drover_collector.detectors.liveness.texts import (
     node_cut_off,
     node_late,
     node_silent,
+    page_without_gpu,
     pages_silent,
+    pages_without_gpus,
     planned,
     worked_on_silent,
 )
@@ -84,7 +86,9 @@ GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than thi
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers has a value of one of these
 LOST = ("gpu_lost", "driver_hung", "driver_missing", "driver_released")
 EXPLAIN_SILENCE = ("driver_hung", "driver_missing", "driver_released")  # reports that explain silence of all GPUs
-OF_GPUS = frozenset({"gpu_lost", "gpu_missing", "driver_lost", "driver_missing"})  # end when one of the GPUs answers
+OF_GPUS = frozenset(
+    {"gpu_lost", "gpu_missing", "driver_lost", "driver_missing", "pages_without_gpus"}
+)  # end when one of the GPUs answers
 ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU lost: its report "gpu_back" was lost
 Times = npt.NDArray[np.int64]
 Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
@@ -111,8 +115,6 @@ class Reception:
 
     def note_pages(self, bucket: Bucket, reporting: Bools) -> None:
         """Note which nodes' values come from exporters' pages, and when one of their pages was not read."""
-        if len(self.scraped) != len(reporting):
-            self.scraped, self.unread_ms = np.zeros(len(reporting), bool), np.zeros(len(reporting), np.int64)
         up, down = (bucket.node.get(f"exporters_{state}") for state in ("up", "down"))
         self.scraped[reporting] = False if up is None else ~np.isnan(up[reporting])
         if down is not None:
@@ -188,6 +190,8 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
         key = finding.scope, cause, node or _group_of(finding, index), finding.gpu
         s.open[key] = finding
         s.reopened.add(key)
+        if cause == "pages_silent" and node is not None and node in index.node_number:
+            s.reception.scraped[index.node_number[node]] = True  # else its silence would count as an agent's
         if cause in ("silent", "late", "maintenance", "pages_silent"):
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
@@ -211,7 +215,8 @@ def _fresh(index: FleetIndex, started_ms: int) -> LivenessState:
     seen, late, returned = (np.zeros(index.node_count, np.int64) for _ in range(3))
     answered, partial = np.zeros(index.gpu_count, np.int64), PartialReports.of(index.gpu_count)
     peers = PeersOfSilent.of(index.gpu_count)
-    return LivenessState(seen, answered, late, returned, started_ms, started_ms + COMING_MS, partial, peers)
+    reception = Reception(scraped=np.zeros(index.node_count, bool), unread_ms=np.zeros(index.node_count, np.int64))
+    return LivenessState(seen, answered, late, returned, started_ms, started_ms + COMING_MS, partial, peers, reception)
 
 
 def detect(window: Window, state: LivenessState | None, now_ms: int) -> tuple[list[Finding], LivenessState]:
@@ -500,9 +505,8 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     if mass and index.node_count > 1:
         yield mass_silent(window, silent, present, int(since[silent].min()), now_ms)
         return
-    for n in np.flatnonzero(silent & s.reception.scraped).tolist():
-        yield pages_silent(window, n, int(since[n]), int(shown_ms[n]), now_ms)
-    silent = silent & ~s.reception.scraped
+    pages = silent & s.reception.scraped
+    silent = silent & ~pages
     late = silent & (bucket.end_ms - s.late_ms < limit_ms)
     late[[index.node_number[name] for name in s.clock_wrong if name in index.node_number]] = False  # a wrong clock
     silent = silent & ~late
@@ -518,7 +522,7 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
     quiet = Quiet(never, quiet_ms, limit_ms, since)
-    yield from _single_nodes(window, s, np.flatnonzero(silent), quiet, now_ms)
+    yield from _single_nodes(window, s, np.flatnonzero(silent | pages), quiet, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,10 +544,14 @@ def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet,
         name = index.nodes[n].name
         progress = s.peers.progress(window, n, shares)
         never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms, ALONE_MS[progress])
-        if not (never or enough or ("node", "silent", name, None) in s.open):
+        scraped = bool(s.reception.scraped[n])
+        if not (never or enough or ("node", "pages_silent" if scraped else "silent", name, None) in s.open):
             continue
         since_ms, wrong = int(quiet.since_ms[n]), name in s.clock_wrong
         shown_ms = bucket.end_ms - since_ms
+        if scraped:
+            yield pages_silent(window, n, since_ms, shown_ms, now_ms, progress is Progress.GOES_ON)
+            continue
         if progress is Progress.GOES_ON and not never and not wrong:
             yield node_cut_off(window, n, since_ms, shown_ms, now_ms)
             continue
@@ -574,15 +582,18 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
         node = index.nodes[n].name
         if any((node, None, code) in s.reported for code in EXPLAIN_SILENCE):
             continue
+        scraped = bool(s.reception.scraped[n])
         if len(gone) == end - first and len(gone) > 1:
-            yield no_gpu_answers(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
+            say = pages_without_gpus if scraped else no_gpu_answers
+            yield say(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
             continue
         for g in gone:
             # Rows that fall just past a bucket's edge are no missed ones: count those of its neighbours.
             missed = end - first == 1 or never[g] or s.partial.unanswered[g] >= MISSED
             if missed and (node, g - first, "gpu_lost") not in s.reported:
                 long = bool(bucket.end_ms - since[g] >= GPU_DRAIN_MS)
-                yield gpu_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms, long)
+                say_gone = page_without_gpu if scraped else gpu_gone
+                yield say_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms, long)
 
 
 def _reported(window: Window, s: LivenessState, now_ms: int) -> Iterator[Finding]:

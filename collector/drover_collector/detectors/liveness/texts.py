@@ -145,17 +145,50 @@ def driver_gone(window: Window, n: int, code: str, since_ms: int, now_ms: int) -
     )  # fmt: skip
 
 
-def pages_silent(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: int) -> Finding:
+def pages_silent(window: Window, n: int, since_ms: int, quiet_ms: int, now_ms: int, goes_on: bool) -> Finding:
     """Return the finding for a node without an agent whose exporters do not answer. It asks for no drain, ever."""
     node = window.index.nodes[n].name
-    text = f"no page of its exporters was read for {duration(quiet_ms)}"
+    facts = [f"no page of its exporters was read for {duration(quiet_ms)}"]
+    if goes_on:
+        facts.append("the other nodes of its job draw as much power as before")
     return Finding(
         NAME, IncidentKind.LIVENESS, "pages_silent", "node", node, None, ((node, None),), now_ms, since_ms,
         Severity.WARNING, 0.5, RecommendedAction.ADVISE,
         f"The exporters of node {node} do not answer; whether the node is up is not known.",
         "Look at the node (ping, Slurm or Kubernetes). If it is up, restart its exporters, or check the network and"
         " the list of targets. An agent on the node would show which.",
-        (Evidence(text, from_ms=since_ms),), job_of(window, node),
+        tuple(Evidence(text, from_ms=since_ms) for text in facts), job_of(window, node),
+        snapshot={"goes_on": goes_on},
+    )  # fmt: skip
+
+
+def pages_without_gpus(window: Window, node: str, never: bool, since_ms: int, count: int, now_ms: int) -> Finding:
+    """Return the finding for a node whose pages are read and have no GPU. It asks for no drain: see below."""
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "pages_without_gpus", "node", node, None, ((node, None),), now_ms, since_ms,
+        Severity.WARNING, 0.5, RecommendedAction.ADVISE,
+        f"The pages of node {node} have {'had no' if never else 'no longer'} values of its {count} GPUs; whether these"
+        " work is not known.",
+        "Check that the exporter of its GPUs is among the targets and collects temperature, power and clocks. Then"
+        " look at the driver (nvidia-smi or amd-smi, kernel log).",
+        (Evidence(f"values of 0 of {count} GPUs", from_ms=since_ms),), job_of(window, node),
+    )  # fmt: skip
+
+
+def page_without_gpu(
+    window: Window, node: str, gpu: int, never: bool, since_ms: int, now_ms: int, sure: bool
+) -> Finding:
+    """Return the finding for a GPU that a page lacks. It asks for no drain: an exporter may be set to leave it out."""
+    what = "is in fleet.toml and was never on its node's page" if never else "is no longer on its node's page"
+    g = window.index.gpu(node, gpu)
+    return Finding(
+        NAME, IncidentKind.LIVENESS, "gpu_missing" if never else "gpu_lost", "gpu", node, gpu, ((node, gpu),), now_ms,
+        since_ms, Severity.CRITICAL if sure and not never else Severity.WARNING, 0.7, RecommendedAction.ADVISE,
+        f"{place(node, gpu)} {what}; the others are.",
+        "Look at the GPU with nvidia-smi or amd-smi, and at the exporter's choice of devices. If the GPU does not"
+        " answer, drain the node and reboot it.",
+        (Evidence("no values of this GPU while its neighbours have some", from_ms=since_ms),),
+        window.job_of(g) if g is not None else None, lost_gpus=1.0,
     )  # fmt: skip
 
 
