@@ -487,39 +487,6 @@ class Drover(Transport):
         for item in self._pages("/api/v1/reporting", {"limit": 1000}, "nodes"):
             yield cast("models.ReportingNode", item)
 
-    def adopt_node(
-        self,
-        node: str,
-        *,
-        why: str,
-        rack: str | None = None,
-        leaf: str | None = None,
-        pool: str | None = None,
-        sku: str | None = None,
-        gpus: int | None = None,
-        who: str | None = None,
-        forget: bool | None = None,
-        idempotency_key: str | None = None,
-    ) -> models.AdoptReply:
-        """Take a node that reports into the fleet."""
-        return cast(
-            "models.AdoptReply",
-            self._post(
-                f"/api/v1/reporting/{quote(node, safe='')}/adopt",
-                {
-                    "rack": rack,
-                    "leaf": leaf,
-                    "pool": pool,
-                    "sku": sku,
-                    "gpus": gpus,
-                    "why": why,
-                    "who": who,
-                    "forget": forget,
-                },
-                idempotency_key,
-            ),
-        )
-
     def list_risk(self, *, limit: int | None = None, cursor: str | None = None) -> models.RiskList:
         """Nodes by their chance of failing soon."""
         return cast("models.RiskList", self._get("/api/v1/risk", {"limit": limit, "cursor": cursor}))
@@ -1122,39 +1089,6 @@ class AsyncDrover(AsyncTransport):
         """What the fleet file says of each node, and what its agent reports; also nodes that are not in the file. All pages, an item at a time."""
         async for item in self._pages("/api/v1/reporting", {"limit": 1000}, "nodes"):
             yield cast("models.ReportingNode", item)
-
-    async def adopt_node(
-        self,
-        node: str,
-        *,
-        why: str,
-        rack: str | None = None,
-        leaf: str | None = None,
-        pool: str | None = None,
-        sku: str | None = None,
-        gpus: int | None = None,
-        who: str | None = None,
-        forget: bool | None = None,
-        idempotency_key: str | None = None,
-    ) -> models.AdoptReply:
-        """Take a node that reports into the fleet."""
-        return cast(
-            "models.AdoptReply",
-            await self._post(
-                f"/api/v1/reporting/{quote(node, safe='')}/adopt",
-                {
-                    "rack": rack,
-                    "leaf": leaf,
-                    "pool": pool,
-                    "sku": sku,
-                    "gpus": gpus,
-                    "why": why,
-                    "who": who,
-                    "forget": forget,
-                },
-                idempotency_key,
-            ),
-        )
 
     async def list_risk(self, *, limit: int | None = None, cursor: str | None = None) -> models.RiskList:
         """Nodes by their chance of failing soon."""

@@ -98,7 +98,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     def parse_request(self) -> bool:
         whole = self.rfile
-        self.rfile = cast(Any, _Head(whole))
+        self.rfile = cast(Any, _Head(cast(BinaryIO, whole)))
         try:
             return super().parse_request()
         finally:

@@ -471,6 +471,17 @@ def _awaited(index: FleetIndex, s: LivenessState) -> Bools:
     return np.fromiter(awaited, bool, index.node_count)
 
 
+def _explained(window: Window, s: LivenessState, quiet: Bools, worked_on: Bools, now_ms: int) -> Iterator[Finding]:
+    """Report silences whose reason is known: a planned stop of an agent, maintenance."""
+    for name, stopped_ms in s.planned.stopped_ms.items():
+        n = window.index.node_number.get(name)
+        if n is not None and quiet[n]:
+            yield planned(window, name, stopped_ms, now_ms)
+    for n in np.flatnonzero(worked_on).tolist():
+        if window.index.nodes[n].name not in s.planned.stopped_ms:
+            yield worked_on_silent(window, n, now_ms)
+
+
 def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:
     index, bucket = window.index, window.newest
     limit_ms = window.silent_after_ms(~reporting)
@@ -486,13 +497,7 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     # Judgement counts from the collector's return; the finding says when the node last reported.
     since = np.where(never, s.resumed_ms, _last_report_ms(window, s)) if silent.any() else s.seen_ms
     shown_ms = bucket.end_ms - since
-    for name, stopped_ms in s.planned.stopped_ms.items():
-        n = index.node_number.get(name)
-        if n is not None and quiet_ms[n] >= limit_ms[n]:
-            yield planned(window, name, stopped_ms, now_ms)
-    for n in np.flatnonzero(worked_on).tolist():
-        if index.nodes[n].name not in s.planned.stopped_ms:
-            yield worked_on_silent(window, n, now_ms)
+    yield from _explained(window, s, quiet_ms >= limit_ms, worked_on, now_ms)
     was_mass = any(key[1] == "no_telemetry" for key in s.open)
     # One bucket without any node in time is no proof; a fleet is silent after the same time as a node.
     all_silent = s.reception.none_reporting and silent.sum() > MASS_SHARE * expected.sum()
