@@ -111,7 +111,7 @@ def test_together_with_the_agents_own_it_gives_every_node_metric(node: Path) -> 
     elsewhere = {
         metric.name
         for metric in of_scope(Scope.NODE)
-        if metric.sources.keys() & {"uplink", "spool", "sampler", *POLLED.keys() - {"host"}}
+        if metric.sources.keys() & {"uplink", "spool", "sampler", "scrape", *POLLED.keys() - {"host"}}
     }
     assert found | elsewhere == {metric.name for metric in of_scope(Scope.NODE)}
     assert not found & elsewhere

@@ -15,7 +15,7 @@ from drover_core.model.fleet import FleetSpec, NodeSpec
 def test_hosts_without_gpus_are_watched() -> None:
     engine = Engine(FleetIndex(FleetSpec((NodeSpec("a", gpus=0), NodeSpec("b", gpus=0)))), Policy.load(), 0)
     none = np.zeros(0, np.int32)
-    for tick in range(16):
+    for tick in range(22):
         rows = np.array([10, 10 if tick < 4 else 0], np.int32)
         values = np.where(rows > 0, 1.0, np.nan)
         bucket = Bucket(tick * BUCKET_MS, BUCKET_MS, {}, {"load1": values}, none, rows, none)

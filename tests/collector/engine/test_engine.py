@@ -156,7 +156,7 @@ def test_after_a_restart_no_second_alarm_and_the_old_one_can_end() -> None:
 
 
 def test_the_demo_faults_each_give_one_incident_and_no_other() -> None:
-    recording = record(1400, 2.5, lambda spec: demo_faults(spec, 1400), nodes=32)
+    recording = record(1400, 4.0, lambda spec: demo_faults(spec, 1400), nodes=32)
     found = [i for i in newest(ran(recording)).values() if i.severity is not Severity.INFO]
     assert {(i.node, i.gpu) for i in found} == {(label.node, label.gpu) for label in recording.labels}
     assert len(found) == len(recording.labels) == 5

@@ -136,7 +136,7 @@ def listeners(config: Any, at: str = "") -> dict[str, str]:
 
 def test_nothing_listens_on_other_than_loopback_unless_set() -> None:
     found = listeners(CollectorConfig())
-    assert set(found) == {"ingest.listen", "api.listen", "metrics.listen"}
+    assert set(found) == {"ingest.listen", "api.listen", "metrics.listen", "rest.listen"}
     assert all(address == "" or is_loopback(address) for address in found.values())
     assert console_options().parse_args([]).address == "127.0.0.1"
 
