@@ -176,5 +176,5 @@ def test_a_damaged_verdict_refuses_no_job_later_and_stops_no_agent(key: str, val
     found["faults"] = [] if key else [{"at_s": 10**400, "text": "x"}]
     path.write_text(json.dumps(found))
     gate_file(tmp_path).write()
-    later = boot_s() + 10**6 if value == 10**6 else boot_s()
+    later = 10**6 + 1 if value == 10**6 else boot_s()
     assert judge(read(str(path))[0], later).refused is (key == "text"), "only what nobody can take for something else"

@@ -197,6 +197,26 @@ def test_a_job_on_two_nodes_that_go_at_once_is_asked_once_and_its_answer_counts_
     assert len([e for e in scene.slurm.effects if "state=drain" in e]) == 2
 
 
+def test_a_report_from_a_node_without_the_job_is_no_answer(scene: Scene) -> None:
+    """Any process can name any job: the first rank's node is the job's own, another user's is not."""
+    scene.slurm.start("n2", "9")
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits")
+        text = to_message(CheckpointReport("7", 300))
+        for node in ("n2", "unknown"):
+            at_ms = T0 + 1
+            scene.store.events.write(
+                [Event(f"f {node}", at_ms, node, None, EventKind.RANK, "checkpoint", text, "steps", received_ms=at_ms)]
+            )
+        scene.now_ms = T0 + 10_000
+        time.sleep(0.3)  # some looks
+        assert waits(scene)
+        scene.slurm.start("n2", "7")
+        done = scene.wait(Act.ISOLATE)
+    assert "job 7 saved itself at step 300" in done.detail
+
+
 def test_a_question_that_slurm_did_not_answer_may_have_reached_the_job(scene: Scene) -> None:
     signal = scene.slurm.signal
 

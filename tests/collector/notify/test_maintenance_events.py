@@ -185,6 +185,7 @@ def test_a_changed_file_is_read_and_a_bad_one_leaves_what_is_known_until_its_end
     assert not subject.silences.held(subject.now + 24 * HOUR_MS)
     path.unlink()
     subject.look()
+    subject.look()
     assert not subject.silences.held(subject.now)
 
 
