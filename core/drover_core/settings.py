@@ -66,17 +66,27 @@ def load(kind: type[T], path: Path | None, overrides: dict[str, Any] | None = No
     Raises:
         SettingsError: missing file, invalid TOML, unknown key, wrong type or value; with the line.
     """
-    data: dict[str, Any] = {}
     text = ""
-    name = str(path) if path else "settings"
     if path is not None:
         try:
             text = path.read_text("utf-8")
-            data = tomllib.loads(text)
         except OSError as error:
             raise SettingsError(f"{path}: {error.strerror}; check the path given with --config") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise SettingsError(f"{path}: not valid TOML: {error}") from None
+    return load_text(kind, text, str(path) if path else "settings", overrides)
+
+
+def load_text(kind: type[T], text: str, name: str, overrides: dict[str, Any] | None = None) -> T:
+    """Return what `load` returns for a file of this text. `name`: of the file, for errors.
+
+    Raises:
+        SettingsError
+    """
+    try:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and tables in tables
+        raise SettingsError(f"{name}: not valid TOML: {error}") from None
     for dotted, value in (overrides or {}).items():
         table = data
         *parents, last = dotted.split(".")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,21 +56,19 @@ class GateFile:
     def _left(self) -> tuple[dict[str, object] | None, list[tuple[float, str, str]]]:
         """Return what an agent that ended had received and seen since this boot: the collector may be away now."""
         try:
-            if self._path.exists() and not self._path.is_file():  # to read a FIFO would wait for a writer
-                raise ValueError("it is not a regular file")
-            found = json.loads(self._path.read_bytes()[:MAX_BYTES])
+            found = json.loads(_own_content(self._path))
             same = all(found[key] == self._head[key] for key in ("format", "node", "boot"))
             if not same:
                 return None, []
-            verdict = dict(found["verdict"]) if found["verdict"] else None
             now_s, limit_s = boot_s(), float(str(self._head["age_s"]))
+            verdict = _verdict(found["verdict"], now_s) if found["verdict"] else None
             faults = [(float(f["at_s"]), str(f.get("end", "")), str(f["text"])[:MAX_TEXT]) for f in found["faults"]]
             # What ends by itself, such as a lost GPU, this agent finds again if it still holds.
             kept = [f for f in faults if 0 <= now_s - f[0] <= limit_s and f[1].partition(" ")[0] == ""]
             return verdict, kept[-MAX_FAULTS:]
         except FileNotFoundError:
             return None, []
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             _log.warning("gate.file: %s is not read: %s; it is written again", self._path, error)
             return None, []
 
@@ -113,6 +113,33 @@ class GateFile:
             self._trouble = trouble
         else:
             self._trouble = ""
+
+
+def _own_content(path: Path) -> bytes:
+    """Return what an agent wrote. What others wrote must not become the word of this one.
+
+    Raises:
+        OSError, ValueError
+    """
+    # Without O_NONBLOCK, to open a FIFO waits for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("it is not a regular file")
+        if about.st_uid not in (0, os.geteuid()) or about.st_mode & stat.S_IWOTH:
+            raise ValueError("another user may have written it")
+        return file.read(MAX_BYTES)
+
+
+def _verdict(found: dict[str, object], now_s: float) -> dict[str, object] | None:
+    """Return a verdict of before this start; None: it is of a time that has not come.
+
+    Raises:
+        TypeError, ValueError, KeyError, OverflowError: it is not of the written form.
+    """
+    texts = {key: str(found[key])[:MAX_TEXT] for key in ("answer", "text", "incident", "mode")}
+    received_s = float(str(found["received_s"]))
+    return {"received_s": received_s, **texts} if 0 <= received_s <= now_s else None
 
 
 def _fault(event: NodeEvent) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 import grpc
 
 from drover_collector.api.snapshot import ApiSnapshot, RefusalError, bad_argument, not_found
-from drover_collector.pipeline.adopted_nodes import adopted, line
+from drover_collector.pipeline.adopted_nodes import adopted, line, next_ms
 from drover_core.model.fleet import MOST_GPUS, NodeSpec, is_node_name
 from drover_proto import fleet_pb2 as pb
 
@@ -58,7 +58,7 @@ def adopt_node(facts: ApiSnapshot, request: pb.AdoptRequest, by: str) -> pb.Adop
         raise bad_argument(f"say why, in 1 to {WHY_CHARS} characters")
     if not is_node_name(name):
         raise bad_argument(f"{name[:80]!r} is no name that a node can have")
-    known, now_ms = adopted(facts.store), facts.now_ms()
+    known, now_ms = adopted(facts.store), next_ms(facts.store, name, facts.now_ms())
     if request.forget:
         if name not in known:
             raise not_found(f"{name} is not adopted; what stands in the fleet file is removed there")

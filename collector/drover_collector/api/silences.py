@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from dataclasses import replace
 
 import grpc
@@ -16,7 +15,7 @@ from drover_collector.api.snapshot import (
     bad_argument,
     not_found,
 )
-from drover_collector.notify.maintenance_events import planned_work, unusable
+from drover_collector.notify.maintenance_events import planned_work, unusable, wrong_id, wrong_source
 from drover_collector.notify.maintenance_windows import PLACES, unknown_place
 from drover_collector.notify.silences import covers
 from drover_core.model.events import (
@@ -35,8 +34,6 @@ MOST_LISTED = 10_000
 MOST_ACTIVE = 1_000  # more of them hide a fleet
 MOST_VALUES = 1_000  # of one list
 LEAST_H = 1 / 60
-RESERVED = ("kubernetes", "file")  # sources that Drover reads itself
-ID_CHARS = 100
 PAST_MS = 60_000  # a clock may differ that much; a silence of the past mutes nothing
 AHEAD_MS = 90 * 86_400_000
 
@@ -115,22 +112,27 @@ def report_maintenance(facts: ApiSnapshot, request: pb.MaintenanceReport, by: st
     _leading(facts)
     why, now_ms, silences = _why(request.why), facts.now_ms(), facts.pipeline.outbox.silences
     source, id_ = request.source, request.id
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", source) or source in RESERVED:
-        raise bad_argument(f"source {source[:80]!r}: 1 to 64 letters, digits, . - and _; not {' or '.join(RESERVED)}")
-    if not id_ or len(id_) > ID_CHARS:
-        raise bad_argument(f"id has {len(id_)} characters; from 1 to {ID_CHARS}, its source's name for the work")
+    if wrong := wrong_source(source):
+        raise bad_argument(f"source {source[:80]!r}: {wrong}")
+    if wrong := wrong_id(id_):
+        raise bad_argument(f"id {wrong}")
     before = next((s for s in silences.remembered(f"{source}:{id_}") if s.event == f"{source}:{id_}"), None)
     if request.over:
         if before is None or before.until_ms <= now_ms:
             raise not_found(f"no work {id_[:80]!r} of {source} is under way or to come; `drover maintenance` lists it")
         ended = replace(before, until_ms=now_ms, from_ms=min(before.from_ms, now_ms), ended_by=by)
         return _take(facts, ended, "maintenance over", by, why)
-    begins_ms = max(request.from_ms, now_ms)
+    begins_ms, nodes = max(request.from_ms, now_ms), tuple(dict.fromkeys(request.node))
     if before is not None and before.from_ms <= now_ms < before.until_ms:
+        if more := [name for name in nodes if name not in before.node]:
+            raise bad_argument(
+                f"{id_!r} is under way without {more[0][:80]!r}: report more nodes under an id of their own"
+            )
         begins_ms = before.from_ms  # it goes on
+    elif len(silences.known(now_ms)) >= MOST_ACTIVE:
+        raise bad_argument(f"{MOST_ACTIVE} silences are in force or to come; `drover silences` lists them")
     if not now_ms < request.until_ms or begins_ms > now_ms + AHEAD_MS:
         raise bad_argument("it must end after now, and begin within 90 days")
-    nodes = tuple(dict.fromkeys(request.node))
     if wrong := unusable(begins_ms, request.until_ms, len(nodes), why):
         raise bad_argument(wrong)
     if strange := unknown_place(facts.index.spec, {"node": nodes}):

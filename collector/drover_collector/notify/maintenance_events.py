@@ -13,8 +13,11 @@ Names of others' taints and conditions, to be set as one needs them:
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import stat
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drover_core import settings
@@ -26,6 +29,9 @@ MOST_HOURS = 72.0  # of one window, as of the weekly ones
 MOST_WINDOWS = 1_000
 MOST_NODES = 1_000  # of one window
 WHY_CHARS = 500
+ID_CHARS = 100
+FILE_BYTES = 1 << 20
+RESERVED = ("kubernetes", "file")  # sources that Drover reads itself
 PAST_MS = 7 * 86_400_000  # windows of the file that ended before are left out
 
 
@@ -66,14 +72,28 @@ def _instant(value: str) -> str | None:
     return None
 
 
+def wrong_source(source: str) -> str | None:
+    """Return what is wrong with the name of a source; None: nothing."""
+    if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", source) and source not in RESERVED:
+        return None
+    return f"1 to 64 letters, digits, . - and _; not {' or '.join(RESERVED)}"
+
+
+def wrong_id(id_: str) -> str | None:
+    """Return what is wrong with a source's name for the work; None: nothing."""
+    if not id_ or len(id_) > ID_CHARS:
+        return f"has {len(id_)} characters; from 1 to {ID_CHARS}, its source's name for the work"
+    return None if id_.isprintable() else "has characters that cannot be printed"
+
+
 @dataclass(frozen=True, slots=True)
 class _Window:
     node: tuple[str, ...] = required("names of nodes")
     start: str = required("when it begins", _instant)
     end: str = required("when it ends", _instant)
     why: str = required("what is done there")
-    source: str = setting("file", "who plans it")
-    id: str = setting("", "id of its source; none: made of the rest")
+    source: str = setting("file", "who plans it", lambda value: None if value == "file" else wrong_source(value))
+    id: str = setting("", "id of its source; none: made of the rest", lambda value: wrong_id(value) if value else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +111,7 @@ def read_file(path: Path, nodes: Collection[str], now_ms: int) -> tuple[list[Sil
     """
     found: list[Silence] = []
     wrong: list[str] = []
-    windows = settings.load(_File, path).window
+    windows = settings.load_text(_File, _text(path), str(path)).window
     if len(windows) > MOST_WINDOWS:
         raise SettingsError(f"{path}: {len(windows)} windows; at most {MOST_WINDOWS}")
     for number, window in enumerate(windows):
@@ -105,6 +125,44 @@ def read_file(path: Path, nodes: Collection[str], now_ms: int) -> tuple[list[Sil
             found.append(planned_work(window.source, window.id, known, (begin_ms, end_ms), window.why, begin_ms))
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return found, f"{wrong[0]}{more}" if wrong else ""
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, without waiting for one that is none: a pipe, a device.
+
+    Raises:
+        SettingsError
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SettingsError(f"{path}: it is not a regular file")
+            content = file.read(FILE_BYTES + 1)
+        if len(content) > FILE_BYTES:
+            raise SettingsError(f"{path}: it is larger than {FILE_BYTES >> 20} MiB")
+        return content.decode()
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
+
+
+def as_received(windows: Sequence[Silence], before: Sequence[Silence], received_ms: int, now_ms: int) -> list[Silence]:
+    """Return windows of a file that hide nothing of before they were received.
+
+    Args:
+        before: those received until now. One that is under way keeps its begin, unless it names more nodes.
+        received_ms: when the file was written, for those that are new.
+    """
+    known = {silence.id: silence for silence in before if silence.from_ms <= now_ms < silence.until_ms}
+    found = []
+    for silence in windows:
+        same = known.get(silence.id)
+        goes_on = same is not None and set(silence.node) <= set(same.node)
+        floor_ms = same.from_ms if same is not None and goes_on else received_ms
+        if (from_ms := max(silence.from_ms, floor_ms)) < silence.until_ms:
+            found.append(replace(silence, from_ms=from_ms))
+    return found
 
 
 def unusable(begin_ms: int, end_ms: int, nodes: int, why: str) -> str:

@@ -49,7 +49,8 @@ class Silences:
     def take(self, silence: Silence) -> None:
         """Add a silence, or a new version of one."""
         with self._lock:
-            kept = {id_: s for id_, s in self._known.items() if s.until_ms > silence.made_ms - KEPT_MS}
+            at_ms = min(silence.made_ms, silence.until_ms)  # about now: a file's window is made at its begin
+            kept = {id_: s for id_, s in self._known.items() if s.until_ms > at_ms - KEPT_MS}
             self._known = {**kept, silence.id: silence}
 
     def set_file(self, silences: Iterable[Silence]) -> None:

@@ -34,6 +34,16 @@ def adopted(store: Store) -> dict[str, NodeSpec]:
     return {name: from_json(NodeSpec, state) for name, state in newest.items() if state}
 
 
+def next_ms(store: Store, node: str, now_ms: int) -> int:
+    """Return the time of a node's next line: behind those it has, though the clock may have gone back since.
+
+    Raises:
+        StoreError
+    """
+    last = next(iter(store.audit.read(what=ADOPT, subject=node, limit=1)), None)
+    return now_ms if last is None else max(now_ms, last.ts_ms + 1)
+
+
 def with_adopted(spec: FleetSpec, nodes: Mapping[str, NodeSpec]) -> FleetSpec:
     """Return the fleet of the file with the adopted nodes behind, by name."""
     more = tuple(nodes[name] for name in sorted(nodes) if name not in spec.by_name)

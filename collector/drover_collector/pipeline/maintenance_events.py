@@ -13,7 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from drover_collector.actions.base import ActError
-from drover_collector.notify.maintenance_events import MaintenanceEventsConfig, planned_work, read_file
+from drover_collector.notify.maintenance_events import (
+    MaintenanceEventsConfig,
+    as_received,
+    planned_work,
+    read_file,
+)
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.store import StoreError
 from drover_core.model.events import Audit, Silence
@@ -25,6 +30,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 ASK_EVERY = 12  # looks, for one question to the API server: a minute
 SOURCE = "kubernetes"
+GONE_FILE = (0, 0, 0)
 GONE = "kubernetes: the mark is gone"
 LIMIT = "its limit"
 DAY_MS = 86_400_000
@@ -42,7 +48,9 @@ class MaintenanceEvents:
         self, config: MaintenanceEventsConfig, pipeline: Pipeline, marks: Callable[[], Marks] | None = None
     ) -> None:
         self._config, self._pipeline, self._marks = config, pipeline, marks
-        self._stamp: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None  # of the file as it was read; None: never
+        self._next: tuple[int, int, int] | None = None  # of the file as it was seen last
+        self._in_file: list[Silence] = []
         self._wrong: dict[str, str] = {}  # what is wrong, by source
 
     async def run(self) -> None:
@@ -60,27 +68,37 @@ class MaintenanceEvents:
             await asyncio.sleep(LOOK_S)
 
     def look_at_file(self) -> None:
-        """Read the file if it has changed."""
+        """Read the file if it has changed, once two looks find it the same: it may be half written."""
         if self._config.file is None:
             return
         path, silences = Path(self._config.file), self._pipeline.outbox.silences
         try:
             found = path.stat()
+            stamp, trouble, written_ms = (
+                (found.st_mtime_ns, found.st_size, found.st_ino),
+                "",
+                found.st_ctime_ns // 10**6,
+            )
         except OSError as error:
-            self._wrong["file"] = f"{path}: {error.strerror}; no window of it counts"
-            self._stamp = None
+            stamp, trouble, written_ms = GONE_FILE, error.strerror or str(error), 0
+        seen, self._next = self._next, stamp
+        if stamp == self._stamp or (self._stamp is not None and stamp != seen):
+            return
+        now_ms = self._pipeline.now_ms()
+        received_ms = now_ms if self._stamp is not None else min(now_ms, written_ms)
+        self._stamp = stamp
+        if trouble:
+            self._wrong["file"] = f"{path}: {trouble}; no window of it counts"
+            self._in_file = []
             silences.set_file(())
             return
-        stamp = found.st_mtime_ns, found.st_size, found.st_ino
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
         try:
-            windows, wrong = read_file(path, self._pipeline.index.spec.by_name, self._pipeline.now_ms())
+            windows, wrong = read_file(path, self._pipeline.index.spec.by_name, now_ms)
         except SettingsError as error:
             self._wrong["file"] = f"{error}; the windows read before count until their end"
             return
         self._wrong["file"] = f"{path}: {wrong}; the other windows count" if wrong else ""
+        self._in_file = windows = as_received(windows, self._in_file, received_ms, now_ms)
         silences.set_file(windows)
         log.info("%d windows of planned work in %s", len(windows), path)
 

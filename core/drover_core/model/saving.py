@@ -20,6 +20,7 @@ class JobSave:
     step_before: int | None = None  # of the last checkpoint before it was asked; None: nothing reported one
     saved_ms: int = 0  # when the checkpoint was on disk
     before_ms: int = 0  # when the last checkpoint before it was on disk
+    asked_ms: int = 0  # when it was asked already, for another of its nodes; 0: with the others of this node
 
     @property
     def open(self) -> bool:

@@ -146,3 +146,35 @@ def test_an_agent_does_not_wait_for_a_writer_of_a_fifo_in_the_files_place(tmp_pa
     os.mkfifo(tmp_path / "gate.json")
     gate_file(tmp_path).take_verdict(REFUSE)
     assert judge(read(str(tmp_path / "gate.json"))[0], boot_s()).refused
+
+
+def test_a_file_that_others_may_have_written_does_not_become_the_agents_word(tmp_path: Path) -> None:
+    """`/tmp` as its folder: somebody puts a refusal there, and this agent would write it again as its own."""
+    gate_file(tmp_path).take_verdict(REFUSE)
+    path = tmp_path / "gate.json"
+    path.chmod(0o666)
+    gate_file(tmp_path).write()
+    assert not judge(read(str(path))[0], boot_s()).refused
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("received_s", 10**6),
+        ("received_s", 10**400),
+        ("received_s", "x"),
+        ("text", None),
+        ("answer", ["refuse"]),
+        ("", 0),
+    ],
+)
+def test_a_damaged_verdict_refuses_no_job_later_and_stops_no_agent(key: str, value: object, tmp_path: Path) -> None:
+    gate_file(tmp_path).take_verdict(REFUSE)
+    path = tmp_path / "gate.json"
+    found = json.loads(path.read_text())
+    found["verdict"][key] = value
+    found["faults"] = [] if key else [{"at_s": 10**400, "text": "x"}]
+    path.write_text(json.dumps(found))
+    gate_file(tmp_path).write()
+    later = 10**6 + 1 if value == 10**6 else boot_s()
+    assert judge(read(str(path))[0], later).refused is (key == "text"), "only what nobody can take for something else"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
+from drover_collector.actions.base import AwayError
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import SlurmConfig
 from drover_collector.actions.slurm.save_signal import SaveSignal, of_comment, of_script
@@ -156,6 +158,79 @@ def test_a_node_that_does_not_answer_is_not_waited_for(scene: Scene) -> None:
         done = scene.wait(Act.ISOLATE)
     assert "signal 7 USR1" not in scene.slurm.effects
     assert "its node does not answer Slurm" in done.detail
+
+
+def test_an_old_checkpoint_that_arrives_late_is_no_answer(scene: Scene) -> None:
+    """The node was cut off, and its agent sends what it had spooled."""
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits")
+        text = to_message(CheckpointReport("7", 300))
+        late = Event("late", T0 - 600_000, "n1", None, EventKind.RANK, "checkpoint", text, "steps", received_ms=T0 + 1)
+        scene.store.events.write([late])
+        scene.now_ms = T0 + round(SAVE_S * 1000) - 1
+        time.sleep(0.3)  # some looks
+        assert waits(scene)
+        scene.now_ms += 1
+        done = scene.wait(Act.ISOLATE)
+    assert "did not answer in time" in done.detail
+
+
+def test_a_job_on_two_nodes_that_go_at_once_is_asked_once_and_its_answer_counts_for_both(scene: Scene) -> None:
+    scene.slurm.start("n2", "7")
+    scene.incidents["inc2"] = incident("inc2", node="n2")
+    second = replace(decision(RecommendedAction.ISOLATE, "n2", "d2", of="inc2"), save_s=SAVE_S)
+    scene.store.decisions.write([second])
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "the first waits")
+        scene.now_ms = T0 + 10_000
+        desk.take([second])
+        wait_until(
+            lambda: any(a.detail.startswith("waits") for a in scene.store.actions.newest(node="n2")), "both wait"
+        )
+        assert scene.slurm.effects == ["signal 7 USR1"]
+        checkpoint(scene, 460, T0 + 5_000)
+        scene.wait(Act.ISOLATE)
+        wait_until(lambda: scene.store.actions.newest(node="n2")[0].state is ActionState.DONE, "the other too")
+    assert scene.slurm.effects.count("signal 7 USR1") == 1
+    assert len([e for e in scene.slurm.effects if "state=drain" in e]) == 2
+
+
+def test_a_report_from_a_node_without_the_job_is_no_answer(scene: Scene) -> None:
+    """Any process can name any job: the first rank's node is the job's own, another user's is not."""
+    scene.slurm.start("n2", "9")
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits")
+        text = to_message(CheckpointReport("7", 300))
+        for node in ("n2", "unknown"):
+            at_ms = T0 + 1
+            scene.store.events.write(
+                [Event(f"f {node}", at_ms, node, None, EventKind.RANK, "checkpoint", text, "steps", received_ms=at_ms)]
+            )
+        scene.now_ms = T0 + 10_000
+        time.sleep(0.3)  # some looks
+        assert waits(scene)
+        scene.slurm.start("n2", "7")
+        done = scene.wait(Act.ISOLATE)
+    assert "job 7 saved itself at step 300" in done.detail
+
+
+def test_a_question_that_slurm_did_not_answer_may_have_reached_the_job(scene: Scene) -> None:
+    signal = scene.slurm.signal
+
+    def timed_out(job: str, which: SaveSignal) -> None:
+        signal(job, which)
+        raise AwayError("scontrol did not answer")
+
+    scene.slurm.signal = timed_out  # type: ignore[method-assign]
+    with scene.desk() as desk:
+        begin(scene, desk)
+        wait_until(lambda: waits(scene), "it waits all the same")
+        scene.now_ms = T0 + round(SAVE_S * 1000)
+        scene.wait(Act.ISOLATE)
+    assert scene.slurm.effects.count("signal 7 USR1") == 1
 
 
 def test_without_a_rule_nobody_is_asked(scene: Scene) -> None:

@@ -31,8 +31,9 @@ class Store:
     def write(self, lines: list[Audit]) -> None:
         self.lines += lines
 
-    def read(self, what: str, limit: int) -> list[Audit]:
-        return [line for line in reversed(self.lines) if line.what == what][:limit]
+    def read(self, what: str, limit: int, subject: str = "") -> list[Audit]:
+        found = [line for line in self.lines if line.what == what and subject in ("", line.subject)]
+        return sorted(found, key=lambda line: -line.ts_ms)[:limit]
 
     def gpus_of(self, node: str) -> list[Any]:
         return [SimpleNamespace(model="NVIDIA H100", gpu=slot) for slot in range(4)] if node == "n7" else []
@@ -122,3 +123,11 @@ def test_a_collector_starts_again_when_adoptions_have_changed_for_a_while(monkey
     assert asyncio.run(watched(FILED))
     assert stopped == [True]
     assert not asyncio.run(watched(with_adopted(FILED, adopted(store)))), "after its start it has what it wants"
+
+
+def test_a_clock_that_goes_back_keeps_no_node_that_is_given_up() -> None:
+    facts = Facts()
+    facts.ask()
+    facts.now -= 500
+    facts.ask(forget=True)
+    assert adopted(facts.store) == {}  # type: ignore[arg-type]

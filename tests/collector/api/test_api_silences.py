@@ -328,6 +328,7 @@ def test_reported_work_holds_its_node_is_changed_and_ended_by_its_source_and_sur
         (["n001"], {"source": "kubernetes"}, "source 'kubernetes'"),
         (["n001"], {"source": "a b"}, "source 'a b'"),
         (["n001"], {"id": ""}, "id has 0 characters"),
+        (["n001"], {"id": "i\x1b[2J"}, "cannot be printed"),
         ([], {"over": True, "id": "other"}, "no work 'other' of aws"),
     ],
 )
@@ -349,3 +350,20 @@ def test_several_reports_together_cover_no_more_than_one(subject: Fleet) -> None
 def test_a_report_that_comes_late_hides_nothing_of_before(subject: Fleet) -> None:
     made = report(subject, "n001", from_ms=subject.now_ms - 10 * HOUR_MS)
     assert made.from_ms == subject.now_ms
+
+
+def test_work_under_way_takes_in_no_node_that_was_sick_before(subject: Fleet) -> None:
+    report(subject, "n001")
+    subject.now_ms += HOUR_MS
+    with pytest.raises(RefusalError, match="under way without 'n002'"):
+        report(subject, "n002")
+    assert sorted(subject.pipeline.outbox.silences.held(subject.now_ms)) == ["n001"]
+
+
+def test_reports_are_counted(subject: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_silences, "MOST_ACTIVE", 2)
+    report(subject, "n001", id="a")
+    report(subject, "n001", id="b")
+    with pytest.raises(RefusalError, match="2 silences are in force"):
+        report(subject, "n001", id="c")
+    report(subject, "n001", id="b", hours=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from drover_collector.policy.gate import GateAnswer, gate_verdicts
 from drover_core.model.events import Audit, Incident, RecommendedAction, Severity, Silence
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_core.settings import SettingsError
+from drover_core.times import iso
 from testbed.deciding import OPEN, decide, fleet, incident, policy
 from testbed.outboxes import HOUR_MS, T0, fault, silence
 
@@ -173,13 +175,16 @@ def test_a_changed_file_is_read_and_a_bad_one_leaves_what_is_known_until_its_end
     )
     subject.now = 1_577_836_800_000  # its start
     subject.look()
+    subject.look()
     assert (sorted(subject.silences.held(subject.now)), subject.trouble) == (["n1"], "")
     path.write_text("broken")
+    subject.look()
     subject.look()
     assert sorted(subject.silences.held(subject.now)) == ["n1"]
     assert "count until their end" in subject.trouble
     assert not subject.silences.held(subject.now + 24 * HOUR_MS)
     path.unlink()
+    subject.look()
     subject.look()
     assert not subject.silences.held(subject.now)
 
@@ -349,3 +354,125 @@ def test_the_gate_passes_there_and_says_so() -> None:
     assert (verdict.answer, verdict.text) == (GateAnswer.PASS, "planned work")
     decide(subject, [incident("n001", wanted=RecommendedAction.DRAIN)], 1000)
     assert gate_verdicts(subject)["n001"].answer is GateAnswer.HELD
+
+
+# ---- what strangers tried
+
+
+def window_text(node: str, start: str, end: str, id_: str = "w1", **more: str) -> str:
+    rest = "".join(f'{key} = "{value}"\n' for key, value in more.items())
+    return f'[[window]]\nid = "{id_}"\nnode = ["{node}"]\nstart = "{start}"\nend = "{end}"\nwhy = "w"\n{rest}'
+
+
+DAY = window_text("n1", "2027-01-15T00:00:00Z", "2027-01-16T00:00:00Z")
+NOON = 1_800_014_400_000  # 2027-01-15T12:00:00Z
+
+
+def test_a_pipe_a_device_and_a_huge_file_do_not_stop_the_collector(tmp_path: Path) -> None:
+    pipe, large, device = tmp_path / "pipe", tmp_path / "large.toml", tmp_path / "device"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    device.symlink_to("/dev/zero")
+    for path, said in ((pipe, "not a regular file"), (large, "larger than 1 MiB"), (device, "not a regular file")):
+        with pytest.raises(SettingsError, match=said):
+            read_file(path, SPEC.by_name, T0)
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 100_000, "x = " + "9" * 5000, 'x = "\udcff"'])
+def test_hostile_toml_is_a_file_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "work.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(SettingsError, match="not valid TOML"):
+        read_file(path, SPEC.by_name, T0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"source": "kubernetes"}, {"source": "a:b"}, {"source": "a" * 65}, {"id_": "\\u001b[2J"}, {"id_": "i" * 101}],
+)
+def test_a_window_takes_no_other_sources_name_and_no_odd_one(tmp_path: Path, more: dict[str, str]) -> None:
+    path = tmp_path / "work.toml"
+    path.write_text(window_text("n1", "2027-01-15T00:00:00Z", "2027-01-16T00:00:00Z", **more))
+    with pytest.raises(SettingsError):
+        read_file(path, SPEC.by_name, T0)
+
+
+def test_a_half_written_or_vanished_file_changes_nothing_for_a_moment(tmp_path: Path) -> None:
+    path = tmp_path / "work.toml"
+    path.write_text(DAY)
+    subject = Watched(replace(HALF, file=str(path)))
+    subject.now = NOON
+    subject.look()
+    assert sorted(subject.silences.held(NOON)) == ["n1"]
+    path.write_text("")  # an editor or a script has begun to write it
+    subject.look()
+    assert sorted(subject.silences.held(NOON)) == ["n1"]
+    path.write_text(DAY + "# same\n")
+    subject.look()
+    path.unlink()
+    subject.look()
+    assert sorted(subject.silences.held(NOON)) == ["n1"]
+    subject.look()
+    assert not subject.silences.held(NOON), "it is gone, and not for a moment"
+
+
+def test_a_window_of_the_file_that_comes_late_hides_nothing_of_before_also_with_more_nodes(tmp_path: Path) -> None:
+    path = tmp_path / "work.toml"
+    path.write_text("")
+    subject = Watched(replace(HALF, file=str(path)))
+    subject.now = NOON
+    subject.look()
+    path.write_text(DAY)
+    subject.look()
+    subject.look()
+    assert subject.silences.held_since(NOON) == {"n1": NOON}
+    assert subject.silences.of(on("n1", NOON - 1), NOON + 1) is None
+    path.write_text(DAY.replace('["n1"]', '["n1", "n2"]'))
+    subject.now = NOON + 1000
+    subject.look()
+    subject.look()
+    assert subject.silences.of(on("n2", NOON + 500), NOON + 2000) is None, "n2 was sick before"
+    path.write_text(DAY.replace("16T00", "15T23"))
+    subject.now = NOON + 2000
+    subject.look()
+    subject.look()
+    assert subject.silences.of(on("n1", NOON + 1500), NOON + 2000) is not None, "a change of the end keeps the begin"
+
+
+def test_the_file_is_no_older_than_it_was_written_after_a_restart_too(tmp_path: Path) -> None:
+    path = tmp_path / "work.toml"
+    path.write_text(DAY)
+    written_ms = path.stat().st_ctime_ns // 1_000_000
+    subject = Watched(replace(HALF, file=str(path)))
+    path.write_text(window_text("n1", iso(written_ms - HOUR_MS), iso(written_ms + HOUR_MS)))
+    os.utime(path, (0, 0))  # a time that anyone can set
+    subject.now = written_ms + 60_000
+    subject.look()
+    assert subject.silences.held_since(subject.now)["n1"] >= written_ms
+
+
+def test_to_end_a_window_of_next_month_ends_no_other(tmp_path: Path) -> None:
+    subject = silences(silence(node=("n3",), maintenance=True))
+    later = work("n1", begin_ms=T0 + 30 * 24 * HOUR_MS)
+    subject.set_file([later])
+    assert "n3" in subject.held(T0)
+    subject.take(replace(later, from_ms=T0, until_ms=T0, ended_by="anna"))
+    assert "n3" in subject.held(T0), "a person's own window goes on"
+
+
+def test_a_rack_that_was_silent_before_the_work_stays_an_alarm_over_a_restart() -> None:
+    index = small_fleet(12)
+    rack = index.nodes[4].rack
+    names = tuple(node.name for node in index.nodes if node.rack == rack)
+    open_ = replace(
+        fault("i1"), kind=liveness.KIND, cause="silent", scope="rack", node=None, gpu=None,
+        members=tuple((name, None) for name in names), detectors=("liveness",), since_ms=START_MS - HOUR_MS,
+        severity=Severity.CRITICAL,
+    )  # fmt: skip
+    state: Any = liveness.restored([open_], index, START_MS)
+    found: list[Any] = []
+    quiet = [n for n, node in enumerate(index.nodes) if node.name in names]
+    for window, now_ms in play(index, 30, silent=lambda _: quiet):
+        found, state = liveness.detect(replace(window, maintained={names[0]: START_MS - 60_000}), state, now_ms)
+    assert [(f.cause, len(f.members)) for f in found if not f.cleared] == [("silent", len(names))]

@@ -90,6 +90,7 @@ OF_GPUS = frozenset(
     {"gpu_lost", "gpu_missing", "driver_lost", "driver_missing", "pages_without_gpus"}
 )  # end when one of the GPUs answers
 ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU lost: its report "gpu_back" was lost
+SILENT_BEFORE = ("silent", "late", "pages_silent")  # no planned work explains them once they are open
 Times = npt.NDArray[np.int64]
 Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
@@ -455,9 +456,11 @@ def _maintained(window: Window, s: LivenessState) -> Bools:
     A node that fell silent before stays silent: that was not the work.
     """
     found = np.zeros(window.index.node_count, bool)
+    # After a restart only what is open says so, also of a node that fell silent with its rack.
+    before = {node for key, f in s.open.items() if key[1] in SILENT_BEFORE for node, _ in f.members}
     for name, since_ms in window.maintained.items():
         n = window.index.node_number.get(name)
-        if n is not None and ("node", "silent", name, None) not in s.open:
+        if n is not None and name not in before:
             seen_ms = max(int(s.seen_ms[n]), s.resumed_ms)
             found[n] = s.seen_ms[n] == 0 or seen_ms >= since_ms - 2 * window.newest.length_ms
     return found
