@@ -139,8 +139,9 @@ def test_without_a_keyboard_it_says_what_to_give(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin", Path(os.devnull).open())
-    assert main(["top", "--collector", "127.0.0.1:1"]) == 2
+    with Path(os.devnull).open() as nobody:
+        monkeypatch.setattr("sys.stdin", nobody)
+        assert main(["top", "--collector", "127.0.0.1:1"]) == 2
     assert "--once" in capsys.readouterr().err
 
 
