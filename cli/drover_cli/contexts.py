@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 EACH_S = 5.0  # for an answer, where all clusters are asked: one that hangs must not hold up the others for long
 FILE, CLUSTER = "DROVER_CLUSTERS", "DROVER_CLUSTER"
+FILES = ("ca", "cert", "key")
 _CURRENT = re.compile(r"^current\s*=.*$", re.MULTILINE)
 
 
@@ -105,8 +106,11 @@ def _cluster(found: ClusterSettings, name: str | None) -> Cluster | None:
 def take(args: argparse.Namespace, cluster: Cluster) -> None:
     """Let `args` ask this cluster, with its own certificates or none: never with those of another."""
     args.cluster, args.collector = cluster.name, cluster.collector
-    if not any(getattr(args, f"{name}_given", False) for name in ("ca", "cert", "key")):
-        args.ca, args.cert, args.key = cluster.tls() or (None, None, None)
+    given = [name for name in FILES if getattr(args, f"{name}_given", False)]
+    own = (None, None, None) if given else cluster.tls() or (None, None, None)
+    for name, file in zip(FILES, own, strict=True):
+        if name not in given:  # what the environment names may be another cluster's
+            setattr(args, name, file)
 
 
 def before_act(args: argparse.Namespace, what: str) -> None:

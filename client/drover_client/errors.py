@@ -20,6 +20,18 @@ class DroverError(Exception):
         self.status, self.code, self.detail, self.retry_after_s = status, code, detail, retry_after_s
 
 
+def answer_of(response: httpx.Response) -> Any:
+    """Return the JSON of an answer.
+
+    Raises:
+        DroverError: it is none, such as the page of a proxy that asks people to sign in.
+    """
+    try:
+        return response.json()
+    except ValueError:
+        raise of_response(response) from None
+
+
 def of_response(response: httpx.Response) -> DroverError:
     try:
         said: Any = response.json()

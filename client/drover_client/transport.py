@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from drover_client.errors import DroverError, of_response, of_transport
+from drover_client.errors import DroverError, answer_of, of_response, of_transport
 from drover_client.stream import Parser, StreamEvent
 
 TRIES = 4
@@ -105,7 +105,7 @@ class Transport:
             try:
                 response = self._http.request(verb, path, **more)
                 if response.is_success:
-                    return response.json()
+                    return answer_of(response)
                 error = of_response(response)
             except httpx.TransportError as failed:
                 error = of_transport(failed)
@@ -195,7 +195,7 @@ class AsyncTransport:
             try:
                 response = await self._http.request(verb, path, **more)
                 if response.is_success:
-                    return response.json()
+                    return answer_of(response)
                 error = of_response(response)
             except httpx.TransportError as failed:
                 error = of_transport(failed)

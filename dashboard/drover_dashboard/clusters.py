@@ -45,6 +45,12 @@ class LastAnswers:
         answers = self.status.value is not None and (trouble is None or trouble.slow)
         return answers and abs(now_ms - self.status.as_of_ms) <= FRESH_MS
 
+    def incidents_fresh(self, now_ms: int) -> bool:
+        """Whether its list of open incidents is of now: a collector may answer one question and not another."""
+        trouble = self.incidents.trouble
+        answers = self.incidents.value is not None and (trouble is None or trouble.slow)
+        return self.fresh(now_ms) and answers and abs(now_ms - self.incidents.as_of_ms) <= FRESH_MS
+
 
 class ClusterWatch:
     """Asks one collector again and again, in a thread of its own."""

@@ -233,6 +233,17 @@ def test_the_certificates_of_one_cluster_never_go_to_another(file: Path, monkeyp
     assert (args.collector, args.ca, args.cert, args.key) == ("w:1", None, None, None)
 
 
+def test_files_that_are_named_are_not_completed_from_the_environment(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(file, "", {"west": "w:1"})
+    for name in (client.CA, client.CERT, client.KEY):
+        monkeypatch.setenv(name, "east.pem")
+    args = build_parser().parse_args(["status", "--cluster", "west", "--ca", "west-ca.pem"])
+    contexts.resolve(args)
+    assert (str(args.ca), args.cert, args.key) == ("west-ca.pem", None, None)
+
+
 def test_all_clusters_merged_the_worst_first_and_who_is_away_is_named(two, served, file: Path, capsys) -> None:
     addresses = {name: address for name, (_, address) in served.items()} | {"north": f"127.0.0.1:{free_port()}"}
     write(file, "", addresses)

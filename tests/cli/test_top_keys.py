@@ -8,6 +8,7 @@ import pty
 import sys
 import termios
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,6 +106,43 @@ def test_a_screen_fits_and_nothing_steers_the_terminal(view: str, width: int, he
         assert len(lines) <= height
         assert max(map(len, lines)) <= width
         assert "\x1b" not in "".join(lines)
+
+
+STEER = "\x1b[2J\x07\x9b31m\u202e"
+
+
+@pytest.mark.parametrize("view", ["nodes", "incidents", "jobs", "node"])
+def test_no_word_of_a_hostile_collector_steers_the_terminal_or_leaves_a_tiny_one(view: str) -> None:
+    gpu = pb.GpuDetail(health=STEER, reason=STEER, job=STEER, values=[pb.Value(metric="power_w", reason=STEER)])
+    row = pb.NodeRow(name=STEER, health=STEER, rack=STEER, reason=STEER, gpu_health=[STEER])
+    found = ListFacts(
+        pb.Status(fleet=STEER, mode=STEER), NOW, nodes=[row], jobs=[pb.JobRow(job=STEER, hurt=STEER)],
+        node=pb.NodeDetail(row=row, gpus=[gpu]), trouble=STEER,
+    )  # fmt: skip
+    for width, height in ((200, 24), (1, 1), (20, 2), (8, 3)):
+        lines = drawn(found, Look(view, node=STEER, contains=STEER), width, height)
+        assert len(lines) <= height and not set("\x1b\x07\x9b\u202e") & set("".join(lines))
+
+
+def test_what_was_not_answered_is_no_list_of_nothing() -> None:
+    fleet = Fleet()
+    source = top._Source(fleet)  # type: ignore[arg-type]
+    source.ask(Look("nodes"))
+    fleet.away = True
+    source.try_ask(Look("incidents"), None)  # type: ignore[arg-type]
+    out = io.StringIO()
+    Console(file=out, width=80, no_color=True).print(source.drawn(Look("incidents"), 80, 24))
+    assert "0 incidents" not in out.getvalue() and "not known" in out.getvalue()
+
+
+def test_without_a_keyboard_it_says_what_to_give(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with Path(os.devnull).open() as nobody:
+        monkeypatch.setattr("sys.stdin", nobody)
+        assert main(["top", "--collector", "127.0.0.1:1"]) == 2
+    assert "--once" in capsys.readouterr().err
 
 
 def test_the_chosen_row_is_on_the_screen_and_enter_opens_it() -> None:

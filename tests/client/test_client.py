@@ -82,6 +82,14 @@ def test_the_same_with_asyncio(rest: Rest) -> None:
     asyncio.run(use())
 
 
+def test_a_page_of_a_proxy_is_no_answer() -> None:
+    drover = Drover("http://x")
+    page = httpx.Response(200, text="<html>sign in</html>")
+    drover._http = httpx.Client(base_url="http://x", transport=httpx.MockTransport(lambda _: page))
+    with pytest.raises(DroverError, match="no answer of Drover: <html>"):
+        drover.get_status()
+
+
 def test_an_act_without_an_answer_is_sent_again_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
 

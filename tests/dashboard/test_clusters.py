@@ -197,6 +197,24 @@ def test_a_collector_that_hangs_holds_up_nobody_and_its_strip_turns_old(
     assert [strip["state"] for strip in strips["clusters"]] == ["fresh", "old"]
 
 
+OVERVIEW = """
+from drover_dashboard import clusters
+from drover_dashboard.pages import clusters_overview
+clusters_overview._incidents(clusters.shared())
+"""
+
+
+@pytest.mark.parametrize("kept", [None, pb.IncidentList()])
+def test_a_cluster_whose_incidents_are_not_of_now_has_no_empty_list(
+    both: tuple[Acting, Acting], monkeypatch: pytest.MonkeyPatch, kept: pb.IncidentList | None
+) -> None:
+    now = clusters.now_ms()
+    received = [LastAnswers("west", answer(now), Answer(kept, now if kept else 0, AWAY))]
+    monkeypatch.setattr(Clusters, "received", lambda _: received)
+    app = run(AppTest.from_string(OVERVIEW, default_timeout=20))
+    assert "west does not answer: what is open there now is not known" in said(app)
+
+
 # ---- pure
 
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         console = Console(width=size.columns if size else WIDTH, highlight=False, no_color=not tty)
         console.print(frame(_look(args), console.width, size.lines - 1 if size else HEIGHT))
         return 0
-    if not sys.stdout.isatty():
+    if not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise CliError("this is no terminal: give --once for one frame, or --json")
     return _live(args)
 
@@ -121,7 +121,7 @@ class _Source:
         if look.view == "fleet":
             self._facts, self._lists = self._fleet_facts(status, now_ms), None
             return
-        made = ListFacts(status, now_ms)
+        made = ListFacts(status, now_ms, of=(look.view, look.node))
         if look.view == "nodes":
             request = pb.ListNodesRequest(contains=look.contains, limit=ROWS, order=look.sorted_by())
             reply = self._fleet.call(methods.LIST_NODES, request)

@@ -25,7 +25,7 @@ OLD_MS = 30_000  # as of `drover node`: older than three ticks of the detectors 
 
 @dataclass(slots=True)
 class ListFacts:
-    """What one look at the collector gave for a list or a node."""
+    """What one look at the collector gave for a list or a node. `of`: which view, and whose; None: any."""
 
     status: pb.Status
     now_ms: int
@@ -35,6 +35,7 @@ class ListFacts:
     node: pb.NodeDetail | None = None
     total: int = 0
     trouble: str = field(default="")
+    of: tuple[str, str] | None = None
 
 
 def rows(facts: ListFacts, look: Look) -> Sequence[ListRow]:
@@ -68,17 +69,20 @@ def nodes_of(facts: ListFacts, look: Look) -> list[str]:
 def screen(facts: ListFacts, look: Look, width: int, height: int) -> Group:
     """At most `height` lines of `width` columns."""
     status = facts.status
-    head = f"{plain(status.fleet or 'fleet')}  {status.mode}  {look.view} {plain(look.node)}"
+    head = f"{plain(status.fleet or 'fleet')}  {plain(status.mode)}  {look.view} {plain(look.node)}"
     lines: list[RenderableType] = [_line(head, width, "bold")]
     if facts.trouble:
         lines.insert(0, _line(f"OLD {plain(facts.trouble)}", width, "bold white on red"))
-    if look.view == "node":
+    if facts.of not in (None, (look.view, look.node)):  # of the screen before this one: no list of nothing
+        lines.append(_line("not known: the collector has not answered this", width))
+    elif look.view == "node":
         lines += _node(facts, width)
     else:
         lines += _list(facts, look, width, height - len(lines) - 3)
     foot = f"filter: {plain(look.contains)}{'_' if look.typing else ''}" if look.typing or look.contains else ""
     kept = lines[: max(1, height - 2)]
-    return Group(*kept, _line(foot, width, "bold cyan"), _line(HELP, width, "dim"))
+    whole = [*kept, _line(foot, width, "bold cyan"), _line(HELP, width, "dim")]
+    return Group(*whole[: max(1, height)])
 
 
 def _line(text: str, width: int, style: str = "") -> Text:
@@ -122,7 +126,7 @@ def _cells(row: ListRow, facts: ListFacts) -> list[Text]:
     for word in row.gpu_health:
         signs.append(health_sign(_health(word)), style=health_style(_health(word)))
     return [
-        Text(plain(row.name)), Text(plain(row.rack)), Text(row.health, style=health_style(health)), signs,
+        Text(plain(row.name)), Text(plain(row.rack)), Text(plain(row.health), style=health_style(health)), signs,
         Text(plain(row.reason) or "-"),
     ]  # fmt: skip
 
@@ -154,12 +158,12 @@ def _gpu(gpu: pb.GpuDetail, now_ms: int) -> list[Text]:
     """A value that is absent or old is `-`, with its reason at the end: never a bar of zero."""
     values = {v.metric: v for v in gpu.values if v.present and now_ms - v.ts_ms <= OLD_MS}
     why = [plain(gpu.reason)] if gpu.reason and gpu.health != Health.HEALTHY else []
-    lacking = sorted({v.reason or "not reported" for v in gpu.values if not v.present and v.metric in _BARS})
+    lacking = sorted({plain(v.reason) or "not reported" for v in gpu.values if not v.present and v.metric in _BARS})
     if any(v.present and now_ms - v.ts_ms > OLD_MS for v in gpu.values):
         lacking.append("old values")
     health = _health(gpu.health)
     return [
-        Text(str(gpu.gpu)), Text(gpu.health, style=health_style(health)),
+        Text(str(gpu.gpu)), Text(plain(gpu.health), style=health_style(health)),
         _bar(values, "gpu_util_ratio", ""), _bar(values, "framebuffer_used_bytes", "framebuffer_total_bytes"),
         _bar(values, "power_w", "power_limit_w"), *(Text(_text(values, m)) for m in ("gpu_temp_c", "sm_clock_mhz")),
         Text(plain(gpu.job) or "-"), Text("; ".join([*why, *lacking]) or "-"),

@@ -67,7 +67,7 @@ def _incidents(found: Clusters) -> None:
     who = view.viewer()
     received, now_ms = found.received(), clusters.now_ms()
     answers = [one for one in received if one.incidents.value is not None]
-    old = {one.name for one in received if not one.fresh(now_ms)}
+    old = {one.name for one in received if not one.incidents_fresh(now_ms)}
     lists = {
         one.name: (incident_rows.parse(one.incidents.value), one.incidents.value.silences)
         for one in answers
@@ -135,7 +135,7 @@ def _search(found: Clusters) -> None:
     hits = [hit for of in answers.values() if of is not None for hit in of]
     lists = {one.name: one.incidents.value for one in found.received() if one.incidents.value is not None}
     hits += _of_incidents({name: incident_rows.parse(reply) for name, reply in lists.items()}, text, who)
-    unanswered = [name for name, of in answers.items() if of is None]
+    unanswered = [name for name, of in answers.items() if of is None or name not in lists]
     with view.place():
         if unanswered:
             view.notice("unsearched", "trouble", f"Not searched, no answer: {', '.join(unanswered)}.")
