@@ -1,12 +1,12 @@
-"""Three nodes as network namespaces measure together, one slowed and one link delayed: the report names both.
+"""Three nodes as network namespaces measure together, and one link is delayed: the report names it and nobody else.
 
-Real probe processes and torch's gloo through a real network stack. `benchmarks/bench_validate.py` does the same with
-four agents, their probe services, a collector and the command (docs/evidence/validate.md).
+Real probe processes and torch's gloo through a real network stack. `benchmarks/bench_validate.py` slows a node too,
+with four agents, their probe services, a collector and the command (docs/evidence/validate.md): on a machine that does
+other work, how slow a node is cannot be a test.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -21,28 +21,27 @@ from drover_cli.validation.judge import judge
 from drover_cli.validation.model import Answer, Mark, Member
 from drover_cli.validation.page import LEGEND, Validation, page
 from drover_core.model.events import ProbeOrder, ProbeReason, ProbeResult
-from testbed.namespaces import CpuLimit, can, inside, switched
+from testbed.namespaces import can, inside, switched
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
 
 PORT = 29_611
-PROBES = ("pairs_group", "fsdp_group")
+PROBES = ("pairs_group",)
 SCALE = 0.02  # of the seconds at quick; the least number of repeats takes longer
 
 
-def test_a_slowed_node_and_a_delayed_link_are_named_in_the_report(tmp_path: Path) -> None:
+def test_a_delayed_link_is_named_in_the_report(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="probes need torch: pip install 'drover[probe]'")
     if why := can():
         pytest.skip(why)
     nodes = tuple(f"dv{os.getpid()}n{number}" for number in range(3))
     addresses = {node: f"10.213.{os.getpid() % 200}.{number}" for number, node in enumerate(nodes, 1)}
-    with contextlib.closing(CpuLimit(nodes[2])) as limit, switched(addresses) as switch:
+    with switched(addresses) as switch:
         switch.delays[nodes[0], nodes[1]] = 0.02
-        switch.met[nodes[2], nodes[1]] = lambda: limit.set(0.1)  # they have met: torch is imported
 
         def measured(number: int) -> Report:
             group = Group(addresses[nodes[0]], PORT, number, 3, nodes, tuple(addresses.values()), "k", 90)
-            command = inside(nodes[number], *CHILD, group=limit.procs if number == 2 else "")
+            command = inside(nodes[number], *CHILD)
             request = Request(PROBES, scale=SCALE, folder=str(tmp_path), group=asdict(group))
             return Runner(request, command=command).run()
 
@@ -53,9 +52,9 @@ def test_a_slowed_node_and_a_delayed_link_are_named_in_the_report(tmp_path: Path
     members = [Member(node, "new", "l1", "drained", "1.0") for node in nodes]
     judged = judge(answers, members)
     named = {finding.about for finding in judged.findings if finding.mark is Mark.FAILED}
-    assert named == {nodes[2], f"{nodes[0]} - {nodes[1]}"}, judged.rows
+    assert named == {f"{nodes[0]} - {nodes[1]}"}, judged.rows
     assert judged.mark is Mark.FAILED
-    made = Validation(1, 2, "", "anna", "", "quick", ("network", "training"), {}, members, answers, judged)
+    made = Validation(1, 2, "", "anna", "", "quick", ("network",), {}, members, answers, judged)
     text = page_markdown(page(made), LEGEND)
     for about in named:
         assert f"| FAIL | {about} |" in text

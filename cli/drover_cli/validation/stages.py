@@ -18,6 +18,7 @@ from drover_proto import fleet_pb2 as pb
 STAGES = ("node", "storage", "network", "training")
 PROBES = {"storage": STORAGE_FIGURES, "network": ("pairs_group",), "training": ("fsdp_group", "tp_group")}
 POLL_S = 2.0
+SCRAPED = "(scraped)"  # in the version of what reports for a node without an agent (drover_core.model.scraped)
 SEEN_MS = 120_000  # a node that has sent nothing for this long does not report
 GRACE_S = 60.0  # for the last nodes of a group, once another one has ended
 LIMIT_FACTOR, LIMIT_EXTRA_S = 2.0, 900.0  # of a stage: its level's own limit, the wait for its turn, and for a job
@@ -60,6 +61,9 @@ def members(fleet: client.FleetClient, names: Sequence[str], *, burn_in: bool, n
     if held:
         jobs = ", ".join(f"{row.name} (job {row.jobs[0]})" for row in held[:5])
         raise RefusedError(f"a job runs on {jobs}: a validation loads its nodes fully; drain them, or name others")
+    paged = [row.name for row in chosen.values() if SCRAPED in row.agent_version]
+    if paged:
+        raise RefusedError(f"{', '.join(paged[:5])}: no agent is there, so nothing can run: its values are exporters'")
     away = [row.name for row in chosen.values() if now_ms - row.last_seen_ms > SEEN_MS]
     if away:
         raise RefusedError(
@@ -86,22 +90,26 @@ def _member(fleet: client.FleetClient, row: pb.NodeRow) -> Member:
 
 
 def run(fleet: client.FleetClient, plan: Plan, say: Say, poll_s: float = POLL_S) -> list[Answer]:
-    """Run all stages. Those over several nodes are one order, so that their processes start once."""
+    """Run all stages. Those over several nodes are one order, so that their processes start once.
+
+    Raises:
+        CliError: a stage needs two nodes; nothing has run then.
+    """
     answers: list[Answer] = []
+    together = [stage for stage in ("network", "training") if stage in plan.stages]
+    if together and len(plan.members) < LEAST_NODES:
+        raise CliError(f"{' and '.join(together)} need two nodes or more; --stages node storage validates one alone")
     for stage in ("node", "storage"):
         if stage in plan.stages:
             say(f"stage {stage}: {len(plan.members)} nodes, level {plan.level}")
             asked = {_ask_one(fleet, member.name, stage, plan): stage for member in plan.members}
             answers += _awaited(fleet, asked, plan, say, poll_s)
-    together = [stage for stage in ("network", "training") if stage in plan.stages]
-    if together and len(plan.members) >= LEAST_NODES:
+    if together:
         say(f"stage {' and '.join(together)}: {len(plan.members)} nodes together, level {plan.level}")
         probes = [name for stage in together for name in PROBES[stage]]
         ask = pb.ProbeAsk(group=[m.name for m in plan.members], level=plan.level, probes=probes, why=plan.why)
         asked = dict.fromkeys(fleet.call(methods.REQUEST_PROBE, ask).ids, together[0])
         answers += _awaited(fleet, asked, plan, say, poll_s)
-    elif together:
-        raise CliError(f"{' and '.join(together)} need two nodes or more; --stages node storage validates one alone")
     return answers
 
 

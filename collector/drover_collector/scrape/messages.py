@@ -36,6 +36,7 @@ class NodeMessages:
         self._titles: set[str] = set()
         self._vendors: set[str] = set()
         self._seen: set[str] = set()
+        self._seq = 0
         self.hello = pb.AgentMessage()
 
     def blind(self) -> dict[str, str]:
@@ -59,7 +60,10 @@ class NodeMessages:
         for link, values in found.links.items():
             self._row(ts_ms, Scope.LINK, link, values)
         blocks = [block for builder in self._builders.values() if (block := builder.take()) is not None]
-        batch = pb.AgentMessage(batch=pb.Batch(lane=pb.LIVE, seq=ts_ms, blocks=blocks))
+        # Sequences go on after a restart. They grow where the collector's clock is set back too: what is not above the
+        # last one is taken for stored.
+        self._seq = max(ts_ms, self._seq + 1)
+        batch = pb.AgentMessage(batch=pb.Batch(lane=pb.LIVE, seq=self._seq, blocks=blocks))
         records = [self._xid(ts_ms, number, *xid) for number, xid in enumerate(found.xids[:64])]
         fresh = known != (len(self._entities), len(self._seen), len(self._titles)) or not self.hello.HasField("hello")
         if fresh:
@@ -104,5 +108,4 @@ class NodeMessages:
             ts_ms=ts_ms, gpu=slot, kind="xid", code=str(code), message=f"{text} (by dcgm-exporter)",
             source="dcgm-exporter", count=1,
         )  # fmt: skip
-        # Sequences go on after a restart, and are as unique as the milliseconds of a round.
-        return pb.AgentMessage(record=pb.Record(seq=ts_ms * 64 + number, event=event)).SerializeToString()
+        return pb.AgentMessage(record=pb.Record(seq=self._seq * 64 + number, event=event)).SerializeToString()

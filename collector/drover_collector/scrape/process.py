@@ -14,6 +14,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from drover_core.metrics.prometheus_text import ExpositionError
 from drover_core.settings import SettingsError
 
 MAX_OPEN = 256  # connections at a time
+LOOKUPS = 64  # of names at a time: one whose server does not answer takes a thread for some ten seconds
 REREAD_S = 5.0  # between looks at the files of targets
 STATE_S = 5.0
 FAILING, SELDOM = 3, 4  # after so many failures in a row a page is tried in one round of four: it may hang
@@ -74,6 +76,7 @@ class Scraper:
         self._read = self._failed = self._left_out = 0
 
     async def run(self) -> None:
+        make_room_for_lookups()
         due_s = 0.0
         while True:
             if time.monotonic() >= due_s:
@@ -166,6 +169,11 @@ class Scraper:
             "named": [[p.target.node, p.table.title, p.trouble] for p in failing[:NAMED]],
         }  # fmt: skip
         _write(frames.STATE, "", json.dumps(state).encode())
+
+
+def make_room_for_lookups() -> None:
+    """Give the running loop more threads: of asyncio's own few, names without an answer would leave the others none."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(LOOKUPS))
 
 
 def _page(config: ScrapeConfig, target: Target) -> PageState:

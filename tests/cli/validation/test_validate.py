@@ -165,13 +165,16 @@ def test_a_node_that_holds_a_job_is_away_or_in_service_is_refused_and_nothing_is
     assert "a2 is in service" in refused("new", "--burn-in")
     fleet.rows[1].last_seen_ms = 1
     assert "a2: no agent reports" in refused("new")
+    fleet.rows[1].last_seen_ms, fleet.rows[1].agent_version = fleet.rows[0].last_seen_ms, "0.3 (scraped)"
+    assert "a2: no agent is there" in refused("new")
+    fleet.rows[1].agent_version = "0.3"
     fleet.rows[1].jobs.append("812")
     assert "a job runs on a2 (job 812)" in refused("new")
     assert main(["validate", "old"]) == 4
     assert main(["validate", "a1", "--output", "r.pdf"]) == 2
     assert main(["validate", "a1"]) == 2, "pairs need two nodes"
     assert "--stages node storage" in capsys.readouterr().err
-    assert [ask.node for ask in fleet.asked if ask.group] == []
+    assert fleet.asked == []
 
 
 def test_burn_in_is_deep_and_one_node_alone_can_have_it(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:

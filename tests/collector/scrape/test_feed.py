@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from drover_collector.scrape import frames
 from drover_collector.scrape.feed import NodeFeed, ScrapeFeed
+from drover_collector.scrape.fetch import FetchError, fetch
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.messages import NodeMessages
+from drover_collector.scrape.process import make_room_for_lookups
 from drover_collector.scrape.settings import ScrapeConfig
 from drover_collector.scrape.tables import table
 from drover_collector.store import Store
 from drover_core.metrics.catalog import Scope
 from drover_core.model.scraped import BLIND, EXPORTERS
+from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, batch, hello
 from testbed.ingest import GOOD, LIVE, Collector
 from testbed.loop import in_loop
@@ -144,3 +150,35 @@ def test_what_fails_is_a_sentence_for_the_operator() -> None:
     }
     feed._take(frames.STATE, "", b'{"targets": 3, "failing": 0, "troubles": [], "named": []}')
     assert feed._troubles == {}
+
+
+def test_sequences_grow_though_the_collectors_clock_is_set_back() -> None:
+    messages, mapper = NodeMessages("n0"), PageMapper(table("dcgm"))
+    page = 'DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-a"} 40\n'
+    seqs = []
+    for ts_ms in (T0, T0 + 10_000, T0 - 3_600_000, T0 - 3_590_000):
+        _, message, _ = messages.add(ts_ms, mapper.read(page, ts_ms), [table("dcgm")], 1, 0)
+        seqs.append(pb.AgentMessage.FromString(message).batch.seq)
+    assert seqs == sorted(set(seqs))
+
+
+@in_loop
+async def test_names_that_no_server_answers_do_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, real = threading.Event(), socket.getaddrinfo
+
+    def getaddrinfo(host: str, *more: Any, **options: Any) -> Any:
+        if host.endswith(".invalid"):
+            over.wait(10)
+            raise OSError("no answer")
+        return real("127.0.0.1", *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    async with _exporter('DCGM_FI_DEV_GPU_TEMP{gpu="0",UUID="GPU-a"} 40\n') as port:
+        make_room_for_lookups()
+        hanging = [asyncio.create_task(fetch(f"n{n}.invalid", 1, "/", None, {}, 3.0)) for n in range(48)]
+        try:
+            await asyncio.sleep(0)
+            assert await fetch("some.host", port, "/metrics", None, {}, 2.0)
+        finally:
+            over.set()
+            assert all(isinstance(one, FetchError) for one in await asyncio.gather(*hanging, return_exceptions=True))
