@@ -150,7 +150,7 @@ def from_body(route: Route, body: bytes, path: Mapping[str, str]) -> Message:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     Raises:
-        RefusalError: a key is there twice; a proxy before this may have read the other.
+        RefusalError: a key is there twice; what looked at it before may have read the other.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
