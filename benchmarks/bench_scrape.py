@@ -299,9 +299,9 @@ def page(data: dict[str, Any]) -> str:
     for which, title in RUNS.items():
         if found[which]["false"]:
             lines += [f"False warnings, {title}: {', '.join(found[which]['false'])}.", ""]
-    lines += ["What shows only in the kernel log or in a job's own steps stands on no page. A node that is silent is",
-              "reported without a drain, since its exporters may be down alone; and so is a GPU that a page lacks,",
-              "since an exporter may be set to leave it out.", "",
+    lines += ["What shows only in the kernel log or in a job's own steps stands on no page. A node that is silent",
+              "is reported without a drain, since its exporters may be down alone; and so is a GPU that a page",
+              "lacks, since an exporter may be set to leave it out.", "",
               "## Who is blind, as a node says it", "",
               "Of a node with the default fields, as its page and `drover node` show it:", "",
               "| entry | text |", "| --- | --- |"]  # fmt: skip

@@ -511,13 +511,11 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     if not silent.any() or (not mass and s.reception.none_reporting):
         return
     if mass and index.node_count > 1:
-        yield mass_silent(window, silent, present, int(since[silent].min()), now_ms)
-        return
-    pages = silent & s.reception.scraped
-    silent = silent & ~pages
+        return (yield mass_silent(window, silent, present, int(since[silent].min()), now_ms))
+    pages, silent = silent & s.reception.scraped, silent & ~s.reception.scraped
     late = silent & (bucket.end_ms - s.late_ms < limit_ms)
     late[[index.node_number[name] for name in s.clock_wrong if name in index.node_number]] = False  # a wrong clock
-    silent = silent & ~late
+    silent &= ~late
     for n in np.flatnonzero(late & (quiet_ms >= DRAIN_AFTER_MS)).tolist():
         yield node_late(window, n, int(since[n]), int(shown_ms[n]), now_ms)
     for scope, codes, names in (("rack", index.rack, index.racks), ("leaf", index.leaf, index.leafs)):
@@ -529,8 +527,8 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
-    quiet = Quiet(never, quiet_ms, limit_ms, since)
-    yield from _single_nodes(window, s, np.flatnonzero(silent | pages), quiet, now_ms)
+    alone = np.flatnonzero(silent | pages)  # a rack's exporters say nothing of the rack
+    yield from _single_nodes(window, s, alone, Quiet(never, quiet_ms, limit_ms, since), now_ms)
 
 
 @dataclass(frozen=True, slots=True)
