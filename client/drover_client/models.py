@@ -533,6 +533,7 @@ class JobSave(TypedDict):
     step_before: int | None
     saved: str | None
     before: str | None
+    asked: str | None
 
 
 class JobThere(TypedDict):

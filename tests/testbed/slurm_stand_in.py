@@ -79,12 +79,13 @@ class SlurmStandIn:
         self._answer()
         if job in self.kept:
             raise LaterError(f"Slurm: Requested operation is presently disabled for job {job}")
-        node = next((name for name, jobs in self.running.items() if job in jobs), None)
-        if node is None:
+        nodes = [name for name, jobs in self.running.items() if job in jobs]
+        if not nodes:
             raise ActError(f"Slurm: Job is pending execution for job {job}")
         self.effects.append(f"requeue {job}")
-        self.running[node].remove(job)
-        self._busy(node)
+        for node in nodes:
+            self.running[node].remove(job)
+            self._busy(node)
 
     def save_signal(self, job: str) -> SaveSignal | None:
         self._answer()

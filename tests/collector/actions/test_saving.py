@@ -180,11 +180,11 @@ def test_a_job_on_two_nodes_that_go_at_once_is_asked_once_and_its_answer_counts_
     scene.slurm.start("n2", "7")
     scene.incidents["inc2"] = incident("inc2", node="n2")
     second = replace(decision(RecommendedAction.ISOLATE, "n2", "d2", of="inc2"), save_s=SAVE_S)
-    scene.store.decisions.write([second])
     with scene.desk() as desk:
         begin(scene, desk)
         wait_until(lambda: waits(scene), "the first waits")
         scene.now_ms = T0 + 10_000
+        scene.store.decisions.write([second])
         desk.take([second])
         wait_until(
             lambda: any(a.detail.startswith("waits") for a in scene.store.actions.newest(node="n2")), "both wait"
