@@ -64,11 +64,11 @@ def test_rows_of_many_agents_become_one_batch() -> None:
     assert samples.samples == len(expected)
 
 
-METRICS = len(of_scope(Scope.GPU))
+GPU_METRICS = len(of_scope(Scope.GPU))
 ROW = st.tuples(
     st.integers(0, 9_999),
     st.integers(1, GPUS),
-    st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=METRICS, max_size=METRICS),
+    st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=GPU_METRICS, max_size=GPU_METRICS),
 )
 
 
