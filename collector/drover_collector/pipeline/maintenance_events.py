@@ -48,7 +48,7 @@ class MaintenanceEvents:
         self, config: MaintenanceEventsConfig, pipeline: Pipeline, marks: Callable[[], Marks] | None = None
     ) -> None:
         self._config, self._pipeline, self._marks = config, pipeline, marks
-        self._stamp: tuple[int, int, int] | None = None  # of the file as it was read; None: never
+        self._stamp: tuple[int, int, int] | None = None  # of the file when it was read last; None: never
         self._next: tuple[int, int, int] | None = None  # of the file as it was seen last
         self._in_file: list[Silence] = []
         self._wrong: dict[str, str] = {}  # what is wrong, by source
