@@ -40,7 +40,7 @@ import pynvml
 from gpu import common, recording, steps, xid
 
 from drover_agent.sources.nvml.source import NvmlSource
-from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.metrics.catalog import Scope, of_agents
 
 PARTS = ("once", "calls", "gpm", "recording", "steps", "xid")
 # Dense bf16 operations of one SM in one clock, by compute capability. The peaks of NVIDIA's data sheets over the number
@@ -70,7 +70,7 @@ def once(folder: Path) -> dict[str, Any]:
 
 def judge_once(seen: dict[str, Any]) -> dict[str, Any]:
     """Every GPU metric of the catalog, of every GPU, is there or absent for a reason that a reader gave."""
-    names = {metric.name for metric in of_scope(Scope.GPU)}
+    names = {metric.name for metric in of_agents(Scope.GPU)}
     gpus = [entity for entity in seen["entities"] if entity["scope"] == Scope.GPU and not entity["mig"]]
     silent = {e["key"]: sorted(n for n in names if n not in e["values"] and not e["absent"].get(n)) for e in gpus}
     absent = {f"{e['key']} {name}": why for e in gpus for name, why in e["absent"].items()}

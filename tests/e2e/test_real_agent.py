@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from drover_agent.client.training_steps import Reporter
-from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
+from drover_core.metrics.catalog import BY_NAME, Scope, of_agents
 from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
@@ -110,7 +110,7 @@ def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, ser
         for name, value in want.items():
             assert got[name] == pytest.approx(value, abs=BY_NAME[name].step / 2 + 1e-12), (gpu.gpu, name)
         assert gpu.serial and gpu.uuid and gpu.pci and gpu.model
-    assert {m.name for m in of_scope(Scope.GPU)} == names, "NVML and GPM give every GPU row of the catalog"
+    assert {m.name for m in of_agents(Scope.GPU)} == names, "NVML and GPM give every GPU row of an agent"
 
 
 CASE = Path(__file__).resolve().parents[1] / "cases/agent/infiniband/ndr"

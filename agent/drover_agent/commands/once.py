@@ -22,7 +22,7 @@ from drover_core.metrics.catalog import (
     Metric,
     Scope,
     describe,
-    of_scope,
+    of_agents,
 )
 from drover_core.times import iso
 
@@ -56,7 +56,7 @@ class Collected:
             entity = next((e for e in self.values if e.gpu == found.slot and e.scope is Scope.GPU and not e.mig), None)
             entity = entity or Entity(Scope.GPU, f"{self._node}/gpu{found.slot}", found.slot)
             self.values[entity] = {}
-            self.absent[entity] = {metric.name: Absent.TIMEOUT for metric in of_scope(Scope.GPU)}
+            self.absent[entity] = {metric.name: Absent.TIMEOUT for metric in of_agents(Scope.GPU)}
 
     def _take_reading(self, reading: Reading) -> None:
         for entity, values in reading.rows:
@@ -148,7 +148,7 @@ def _entity(collected: Collected, entity: Entity) -> dict[str, Any]:
     values = collected.values[entity]
     absent: dict[str, str] = {name: str(reason) for name, reason in collected.absent.get(entity, {}).items()}
     why = {name: WHY[reason] for name, reason in absent.items()}
-    for metric in of_scope(entity.scope):
+    for metric in of_agents(entity.scope):
         if metric.name not in values and metric.name not in absent:
             absent[metric.name], why[metric.name] = NOT_READ, why_not_read(entity, metric)
     found = {"scope": entity.scope, "key": entity.key, "gpu": entity.gpu, "mig": entity.mig, "link": entity.link}
@@ -247,7 +247,7 @@ def _table(scope: Scope, entities: Sequence[Report]) -> list[str]:
     title = _title(entities[0])
     rows: list[tuple[str, list[str]]] = []
     notes: list[str] = []
-    for metric in of_scope(scope):
+    for metric in of_agents(scope):
         cells = [_cell(metric, entity["values"].get(metric.name)) for entity in entities]
         if all(cell == ABSENT for cell in cells):
             continue
@@ -305,7 +305,7 @@ def _absences(entities: Sequence[Report]) -> list[str]:
             alike.setdefault(tuple(who), []).append(metric)
         for devices, names in alike.items():
             where = f"all {title}" if len(devices) == count[title] > 1 else ", ".join(devices)
-            everything = len(names) == len(of_scope(Scope(scope)))
+            everything = len(names) == len(of_agents(Scope(scope)))
             text = f"Absent, {reason} ({why}), {where}: " + ("everything" if everything else ", ".join(names))
             lines += textwrap.wrap(text, WIDE, subsequent_indent="  ", break_on_hyphens=False)
     return lines

@@ -148,6 +148,11 @@ def of_scope(scope: Scope) -> tuple[Metric, ...]:
     return tuple(m for m in METRICS if m.scope is scope)
 
 
+def of_agents(scope: Scope) -> tuple[Metric, ...]:
+    """Return the rows of one scope that an agent may read; the others come from pages of exporters only."""
+    return tuple(m for m in of_scope(scope) if not m.sources or m.sources.keys() - {"amd", "scrape"})
+
+
 # Bits of clock_event_reasons, as NVML's nvmlClocksEventReason* constants number them.
 CLOCK_EVENT_REASONS: Mapping[int, str] = MappingProxyType(
     {

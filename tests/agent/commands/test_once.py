@@ -22,7 +22,7 @@ from drover_agent.commands.read_all import SourceReading
 from drover_agent.config import AgentConfig
 from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_agent.sources.facts import JOBS_UNKNOWN
-from drover_core.metrics.catalog import Absent, Scope, of_scope
+from drover_core.metrics.catalog import Absent, Scope, of_agents
 from drover_core.model.events import EventKind
 from testbed.nvml import FakeNvml
 
@@ -53,7 +53,7 @@ def test_every_row_of_the_catalog_is_a_value_or_absent_in_words(fake_nvml: FakeN
     report = json.loads(done.stdout)
     assert {entity["gpu"] for entity in report["entities"] if entity["scope"] == "gpu"} == set(range(8))
     for entity in report["entities"]:
-        rows = {metric.name for metric in of_scope(Scope(entity["scope"]))}
+        rows = {metric.name for metric in of_agents(Scope(entity["scope"]))}
         assert entity["values"].keys() | entity["absent"].keys() == rows
         assert not entity["values"].keys() & entity["absent"].keys()
         assert set(entity["absent"].values()) <= {*map(str, Absent), NOT_READ}
