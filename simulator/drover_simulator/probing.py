@@ -26,6 +26,7 @@ _NVLINK = {"p2p": 0.80, "allreduce": 0.85, "allgather": 0.85, "alltoall": 0.75} 
 _LAUNCH = {"launch": 4.5, "launch_wait": 11.0}  # us
 _NODE = {"host_memory": 350.0, "disk_write": 3.0, "disk_read": 6.0, "disk_random": 400_000.0}
 _WRONG = {"sdc": "1 product differs", "memory_pattern": "1 word differs", "train_step": "the loss differs"}
+_UNSUPPORTED = "unsupported: no simulated board has it"
 _NEED_RESET = frozenset({("xid", "uncontained_ecc")})  # the driver creates no context on such a GPU
 _BAD_ROWS = frozenset({("memory", "row_remap_failure"), ("memory", "uncorrectable")})  # still in use
 REPEATS = 5
@@ -67,10 +68,12 @@ class Prober:
         for name in names:
             for gpu, peer, value, ok in self._figures(name, n, asked, rng):
                 measured = None if value is None else value * (1 + REPEAT_SD * float(rng.standard_normal()))
+                detail = _WRONG[name] if ok is False else _UNSUPPORTED if value is None else ""
+                once = ok is not None or value is None
                 result = replace(
                     base, id=f"{request.id}/{len(found)}", gpu=gpu, peer=peer, probe=name, value=measured, ok=ok,
-                    unit=PROBES[name].unit, repeats=1 if ok is not None else REPEATS,
-                    spread=None if ok is not None else REPEAT_SD, detail="" if ok is not False else _WRONG[name],
+                    unit=PROBES[name].unit, repeats=1 if once else REPEATS, spread=None if once else REPEAT_SD,
+                    detail=detail,
                 )  # fmt: skip
                 found.append(result)
         detail = "" if request.gpus else "; ".join(f"left out: GPU {slot}: {why}" for slot, why in why_not.items())
@@ -149,8 +152,10 @@ class Prober:
         elif name == "train_step":
             speed = 2e5 * float((clock * hw.speed[g]).min())  # sharded over all: as fast as the slowest
             yield (None if len(slots) > 1 else slots[0]), None, speed, not any(bad)
-        else:  # soak
+        elif name == "soak":
             yield from _each(slots, (hw.resistance * mod.resistance)[g].tolist())
+        else:  # such as FP4, which Hopper's tensor cores lack
+            yield from ((slot, None, None, None) for slot in slots)
 
 
 def _each(slots: list[int], values: list[float]) -> Iterator[Figure]:

@@ -123,3 +123,10 @@ def test_a_row_that_is_not_remapped_fails_the_memory_pattern(cause: str) -> None
     found = Prober(of, 1001).answer(NODE, pb.ProbeRequest(id="p2", level="deep"))
     assert {r.gpu: r.ok for r in found if r.probe == "memory_pattern"} == {g: g != 1 for g in range(8)}
     assert {r.gpu: r.ok for r in found if r.probe == "sdc"} == dict.fromkeys(range(8), True)
+
+
+def test_what_a_simulated_board_lacks_has_no_figure() -> None:
+    found = [each for each in answer(fleet(), probes=["gemm_fp4"]) if each.probe == "gemm_fp4"]
+    assert found
+    assert {(each.value, each.ok) for each in found} == {(None, None)}
+    assert all(each.detail.startswith("unsupported") for each in found)
