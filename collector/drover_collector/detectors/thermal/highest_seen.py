@@ -18,7 +18,7 @@ UP, DOWN = 0.4, 1 / 96  # share of the way to a block's rise: three blocks keep 
 
 
 class HighestSeen:
-    """The highest rise, degC over the inlet, that each node or GPU kept at each step of load; NaN where none was seen."""
+    """The highest rise, degC over the inlet, that each node or GPU kept at each step of load; NaN: none was seen."""
 
     def __init__(self, count: int) -> None:
         self._highest_c = np.full((count, LOADS), np.nan, np.float32)
