@@ -86,9 +86,9 @@ def _count(answers: Counter[int]) -> None:
 
     def counted(self: object, code: int, message: str | None = None) -> None:
         answers[code] += 1
-        send(self, code, message)  # type: ignore[arg-type]
+        send(self, code, message)  # type: ignore[arg-type]  # self is a handler
 
-    server._Handler.send_response = counted  # type: ignore[assignment, method-assign]
+    server._Handler.send_response = counted  # type: ignore[assignment, method-assign]  # counts, then sends
 
 
 def _fuzz(tools: Path, url: str, document: Path, seed: int) -> list[object]:

@@ -144,7 +144,7 @@ def measure(runs: int, seed: int) -> list[Run]:
                 policy = POLICY.replace('action = "drain"\n', f'action = "isolate"\n{rule}')
                 policy = policy.replace('kind = ["xid"]', 'kind = ["xid", "memory"]')
                 with acting(folder / way, slurm, policy=policy) as one:
-                    wait_until(lambda one=one: one.role() == "active", "it is active", SLOW_S)  # type: ignore[misc]
+                    wait_until(lambda one=one: one.role() == "active", "it is active", SLOW_S)  # type: ignore[misc]  # bound now
                     for number, at_step in enumerate(at_steps):
                         made.append(move(slurm, one, fake, folder / f"{way}-{number}", at_step, way))
     return made

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from drover_collector.fleet.buckets import Floats
 from drover_collector.scrape.tables import Row, table
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Event, EventKind
@@ -121,7 +122,7 @@ class FleetPages:
         return found
 
 
-def _there(row: Row, columns: Mapping[str, np.ndarray], at: int) -> float:  # type: ignore[type-arg]
+def _there(row: Row, columns: Mapping[str, Floats], at: int) -> float:
     """Return the value in the exporter's unit, NaN where there is none."""
     assert row.metric is not None
     column = columns.get(row.metric.name)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from drover_collector.engine.engine import LAG_MS, Engine
-from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.policy import Policy
 from drover_collector.scrape.mapping import Found, PageMapper
@@ -24,7 +24,7 @@ from drover_simulator.fleet import SimulatedFleet, build_fleet
 from scraped.pages import FleetPages
 
 START_MS = 1_800_000_000_000
-Columns = dict[str, np.ndarray]  # type: ignore[type-arg]
+Columns = dict[str, Floats]
 
 
 class Judge:

@@ -126,10 +126,10 @@ def test_no_word_of_a_hostile_collector_steers_the_terminal_or_leaves_a_tiny_one
 
 def test_what_was_not_answered_is_no_list_of_nothing() -> None:
     fleet = Fleet()
-    source = top._Source(fleet)  # type: ignore[arg-type]
+    source = top._Source(fleet)  # type: ignore[arg-type]  # a stand-in
     source.ask(Look("nodes"))
     fleet.away = True
-    source.try_ask(Look("incidents"), None)  # type: ignore[arg-type]
+    source.try_ask(Look("incidents"), None)  # type: ignore[arg-type]  # no screen is drawn
     out = io.StringIO()
     Console(file=out, width=80, no_color=True).print(source.drawn(Look("incidents"), 80, 24))
     assert "0 incidents" not in out.getvalue() and "not known" in out.getvalue()
@@ -153,7 +153,7 @@ def test_the_chosen_row_is_on_the_screen_and_enter_opens_it() -> None:
     assert "12,500 nodes, by trouble, first 50" in drawn(found, Look("nodes"))[1]
     assert nodes_of(found, Look("incidents")) == ["n2", "n1"], "the worst first"
     assert nodes_of(found, Look("incidents", order=1)) == ["n1", "n2"], "the newest first"
-    assert [job.job for job in rows(found, Look("jobs", order=1))] == ["b", "a"]  # type: ignore[union-attr]
+    assert [job.job for job in rows(found, Look("jobs", order=1))] == ["b", "a"]  # type: ignore[union-attr]  # rows of jobs
     assert len(rows(found, Look("jobs", contains="B"))) == 1
 
 
@@ -209,7 +209,7 @@ class Fleet(FleetStandIn):
 
 def test_the_layout_is_asked_for_once_and_only_what_is_shown() -> None:
     fleet = Fleet()
-    source = top._Source(fleet)  # type: ignore[arg-type]
+    source = top._Source(fleet)  # type: ignore[arg-type]  # a stand-in
     source.ask(Look())
     source.ask(Look())
     assert fleet.asked.count("GetLayout") == 1
@@ -217,7 +217,7 @@ def test_the_layout_is_asked_for_once_and_only_what_is_shown() -> None:
     source.ask(Look("nodes"))
     assert fleet.asked == ["GetStatus", "ListNodes"]
     fleet.away = True
-    source.try_ask(Look("nodes"), None)  # type: ignore[arg-type]
+    source.try_ask(Look("nodes"), None)  # type: ignore[arg-type]  # no screen is drawn
     assert source.nodes(Look("nodes")) == ["n7"], "the last one stays"
     out = io.StringIO()
     Console(file=out, width=80, no_color=True).print(source.drawn(Look("nodes"), 80, 24))

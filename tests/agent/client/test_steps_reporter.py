@@ -77,7 +77,7 @@ def test_a_job_that_is_asked_saves_itself_and_says_so(listening: Listening, monk
     steps = [
         from_message(event.message).step
         for number in range(SAVES_AHEAD + 3)
-        for event in listening.after(lambda number=number: reporter.saved(900 + number)).events  # type: ignore[misc]
+        for event in listening.after(lambda number=number: reporter.saved(900 + number)).events  # type: ignore[misc]  # bound now
     ]
     assert steps == [900 + number for number in range(SAVES_AHEAD - 1)], "of many in a row the newest waits"
     listening.ticks.now_s += SAVES_S

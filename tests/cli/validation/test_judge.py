@@ -62,7 +62,7 @@ def answers(found: dict[str, list[ProbeResult]]) -> list[Answer]:
 
 
 def judged(found: dict[str, list[ProbeResult]], **more: object) -> Judgement:
-    return judge(answers(found), [m for m in MEMBERS if m.name in found], **more)  # type: ignore[arg-type]
+    return judge(answers(found), [m for m in MEMBERS if m.name in found], **more)  # type: ignore[arg-type]  # of many types
 
 
 def named(judgement: Judgement) -> list[str]:

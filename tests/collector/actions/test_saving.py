@@ -224,7 +224,7 @@ def test_a_question_that_slurm_did_not_answer_may_have_reached_the_job(scene: Sc
         signal(job, which)
         raise AwayError("scontrol did not answer")
 
-    scene.slurm.signal = timed_out  # type: ignore[method-assign]
+    scene.slurm.signal = timed_out  # type: ignore[method-assign]  # a signal that times out
     with scene.desk() as desk:
         begin(scene, desk)
         wait_until(lambda: waits(scene), "it waits all the same")

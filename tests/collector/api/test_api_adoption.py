@@ -59,13 +59,13 @@ class Facts:
 def test_it_has_the_gpus_and_the_model_that_report_and_the_audit_says_who_adopted_it() -> None:
     facts = Facts()
     assert "n7 is adopted with 4 GPUs" in facts.ask(rack="r9")
-    assert adopted(facts.store) == {"n7": NodeSpec("n7", "r9", sku="H100", gpus=4)}  # type: ignore[arg-type]
+    assert adopted(facts.store) == {"n7": NodeSpec("n7", "r9", sku="H100", gpus=4)}  # type: ignore[arg-type]  # a stand-in
     (made,) = facts.store.lines
     assert (made.by, made.what, made.subject, made.why) == ("anna", "adopt", "n7", "new")
     facts.ask(rack="r8", gpus=8)
-    assert adopted(facts.store)["n7"] == NodeSpec("n7", "r8", sku="H100", gpus=8)  # type: ignore[arg-type]
+    assert adopted(facts.store)["n7"] == NodeSpec("n7", "r8", sku="H100", gpus=8)  # type: ignore[arg-type]  # a stand-in
     facts.ask(forget=True)
-    assert adopted(facts.store) == {}  # type: ignore[arg-type]
+    assert adopted(facts.store) == {}  # type: ignore[arg-type]  # a stand-in
 
 
 @pytest.mark.parametrize(
@@ -130,4 +130,4 @@ def test_a_clock_that_goes_back_keeps_no_node_that_is_given_up() -> None:
     facts.ask()
     facts.now -= 500
     facts.ask(forget=True)
-    assert adopted(facts.store) == {}  # type: ignore[arg-type]
+    assert adopted(facts.store) == {}  # type: ignore[arg-type]  # a stand-in

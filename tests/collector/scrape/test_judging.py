@@ -12,6 +12,7 @@ from drover_cli.doctor.running import scraping
 from drover_collector.detectors import DETECTORS
 from drover_collector.detectors._lib.examples import play, small_fleet
 from drover_collector.detectors.liveness import detector as liveness
+from drover_collector.fleet.buckets import Floats
 from drover_collector.incidents.incident import opened
 from drover_collector.scrape.blind import XID_EVENTS, blindness
 from drover_collector.scrape.tables import NAMES, table
@@ -20,7 +21,7 @@ from drover_core.model.events import Finding, RecommendedAction
 from drover_core.model.scraped import blind_of, origin_of
 from drover_proto import fleet_pb2 as pb
 
-Columns = dict[str, np.ndarray]  # type: ignore[type-arg]
+Columns = dict[str, Floats]
 DRAINS = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)
 
 

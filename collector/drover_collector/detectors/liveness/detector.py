@@ -511,7 +511,8 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
     if not silent.any() or (not mass and s.reception.none_reporting):
         return
     if mass and index.node_count > 1:
-        return (yield mass_silent(window, silent, present, int(since[silent].min()), now_ms))
+        yield mass_silent(window, silent, present, int(since[silent].min()), now_ms)
+        return
     pages, silent = silent & s.reception.scraped, silent & ~s.reception.scraped
     late = silent & (bucket.end_ms - s.late_ms < limit_ms)
     late[[index.node_number[name] for name in s.clock_wrong if name in index.node_number]] = False  # a wrong clock

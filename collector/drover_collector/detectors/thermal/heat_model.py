@@ -83,7 +83,6 @@ FANS_FOLLOW_C = 15.0
 NODE_SHARE, NODE_LEAST_C, UNREAD_NODE_C = 0.20, 5.0, 9.0  # the last where no inlet is read
 RACK_LEAST_C = 6.0
 OVER_HIGHEST_C = 2.5  # by which a node, or most of a rack, is warmer than it ever was at such a load
-NEW_SHARE = 0.4  # of a GPU's own rise must be above what it ever was: fans of its node slow down when others rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +258,8 @@ class Layout:
 
     Attributes:
         node: of each GPU, int64 [G]. rack_of: of each node, int64 [N]. racks: how many.
-        job: number of each node's job, int64 [N]; -1: none is known. board: of each node, int64 [N]; -1: unknown.
+        job: number of each node's job, int64 [N]; -1: none is known.
+        board: number of each node's kind of board and pool, int64 [N]: equal ones are cooled alike.
     """
 
     node: Ints
@@ -299,7 +299,7 @@ class HeatModel:
         self.by_peers = PeerTests(
             NodeMates(node), PeerShare(gpus, OF_GPUS), PeerShare(len(rack_of_node), OF_NODES), RiseTest(racks)
         )
-        self._highest, self._highest_of_gpus = HighestSeen(len(rack_of_node)), HighestSeen(gpus)
+        self._highest = HighestSeen(len(rack_of_node))
         self.rise = Rise.nothing(gpus, len(rack_of_node), racks)
 
     def since_ms(self, g: int) -> int:
@@ -387,7 +387,7 @@ class HeatModel:
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
         self.rise = Rise(warmer_c, own_c, hot, hot & False, node_c, rack_c, hot_nodes, hot_racks)
         self._judge_by_peers(block, rise_c, load * self._loads.scale_w, moved)
-        self._keep_new(rise_c, load, around)
+        self._keep_new(rise_c, around)
 
     def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, moved: Floats) -> None:
         """Judge GPUs and nodes by their peers, racks by their nodes, and add it to `rise`."""
@@ -424,23 +424,20 @@ class HeatModel:
             np.where(warm_rack & ~was.hot_racks, of_rack, was.rack_c), was.hot_nodes | warm, was.hot_racks | warm_rack,
         )  # fmt: skip
 
-    def _keep_new(self, rise_c: Floats, load: Floats, around: Floats) -> None:
-        """Drop from `rise` what was as warm before, at such a load and with nothing wrong; learn."""
+    def _keep_new(self, rise_c: Floats, around: Floats) -> None:
+        """Drop nodes and racks from `rise` that were as warm before, at such a load and with nothing wrong; learn."""
         nodes, rack_of, tests = len(self.layout.board), self.layout.rack_of, self.by_peers
-        of_node, around = (group_medians(of, self.layout.node, nodes)[0] for of in (rise_c, around))
-        over_c = self._highest.over_c(around, of_node)
-        known = self._highest_of_gpus.over_c(load, rise_c) < NEW_SHARE * self.rise.warmer_c
+        of_node, load = (group_medians(of, self.layout.node, nodes)[0] for of in (rise_c, around))
+        over_c = self._highest.over_c(load, of_node)
         of_rack, _ = group_medians(over_c, rack_of, self.layout.racks)
         hot_nodes, hot_racks = self.rise.hot_nodes, self.rise.hot_racks
         self.rise = replace(
             self.rise,
-            hot=self.rise.hot & (self.rise.by_peers | ~known),
             hot_nodes=hot_nodes & ~(over_c < OVER_HIGHEST_C),
             hot_racks=hot_racks & ~(of_rack < OVER_HIGHEST_C),
         )
         wrong = self.nodes.suspect | tests.nodes.test.suspect | (self.racks.suspect | tests.racks.suspect)[rack_of]
-        self._highest.learn(around, of_node, ~wrong)
-        self._highest_of_gpus.learn(load, rise_c, ~self.suspects)
+        self._highest.learn(load, of_node, ~wrong)
 
     def _judge_air(
         self, block: int, air_c: Floats, own_c: Floats, moved: Floats

@@ -1,4 +1,4 @@
-"""Remember how warm each node and each GPU has been at each load, so that what comes back is not called new.
+"""Remember how warm each node has been at each load, so that what comes back is not called new.
 
 Fans that a board sets to full for an hour cool a node by 15 degC; a room cools at night. When that ends, the node is
 warmer than just before, and no warmer than it was. So a node is badly cooled only if it is also warmer than the
@@ -18,7 +18,7 @@ UP, DOWN = 0.4, 1 / 96  # share of the way to a block's rise: three blocks keep 
 
 
 class HighestSeen:
-    """The highest rise, degC over the inlet, that each node or GPU kept at each step of load; NaN: none was seen."""
+    """The highest rise, degC over the inlet, that each node kept at each step of load; NaN: none was seen."""
 
     def __init__(self, count: int) -> None:
         self._highest_c = np.full((count, LOADS), np.nan, np.float32)
