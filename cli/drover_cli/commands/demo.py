@@ -39,6 +39,7 @@ from drover_proto import fleet_pb2 as pb
 
 HELP = "a simulated fleet with faults, the collector and the console, on this machine"
 READY_S = 90.0
+SUMMARY_S = 190.0  # a silent node, which comes as the first fault, is reported after 150 s
 CALL_S = 10.0
 
 
@@ -237,7 +238,7 @@ class _Demo:
             if trouble not in self.troubles:
                 self._line(f"trouble    {plain(trouble)}")
         self.troubles = list(status.troubles)
-        if not self.args.seconds and not self.guide_shown and time.monotonic() > self.started + 120:
+        if not self.args.seconds and not self.guide_shown and time.monotonic() > self.started + SUMMARY_S:
             self.guide_shown = True
             self._print_summary(self._result(fleet))
 

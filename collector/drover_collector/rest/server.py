@@ -218,7 +218,13 @@ class _Handler(BoundedHandler):
             place = 0 if begin is None else begin.place
             setattr(message, "limit", paging.most if paging.whole else min(place + size + 1, paging.most))  # noqa: B010  # each such message has one
         reply = plain(self._wait(route, self._submit(route, message, caller)))
-        return self._send(page_of(paging, reply, begin, size))
+        found = page_of(paging, reply, begin, size)
+        limit = getattr(message, "limit", paging.most)
+        if found["next_cursor"] is None and limit < paging.most and len(reply[paging.items]) >= limit:
+            # What is new in front since the page before has used up what was asked for beyond this page.
+            setattr(message, "limit", paging.most)  # noqa: B010  # as above
+            found = page_of(paging, plain(self._wait(route, self._submit(route, message, caller))), begin, size)
+        return self._send(found)
 
     def _act(self, route: Route, path: Mapping[str, str], body: bytes, caller: Identity | None) -> None:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()

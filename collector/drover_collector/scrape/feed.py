@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 6  # messages of one node that ingest has not taken: a minute of rounds; the oldest go
 AGAIN_S = 60.0  # until a node whose agent is connected is tried again
 RETRY_S = 5.0  # after another refusal, and until the process is started again
+SILENT_S = 60.0  # without a word of the process, until it is started again
 NAMED = 3
 
 
@@ -71,10 +72,11 @@ class NodeCall:
         self.max_message_bytes = 0
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self._arrived = asyncio.Event()
+        self._reading = False  # a reader waits: it has done with the message before
 
     def put(self, message: bytes) -> int:
         """Queue a message, or hand it over at once. Return how many older ones were dropped for it."""
-        if not self.messages and self.on_message is not None and self.on_message(message):
+        if self._reading and not self.messages and self.on_message is not None and self.on_message(message):
             return 0
         self.messages.append(message)
         dropped = 0
@@ -89,7 +91,11 @@ class NodeCall:
     async def read(self) -> Any:
         while not self.messages:
             self._arrived.clear()
-            await self._arrived.wait()
+            self._reading = True
+            try:
+                await self._arrived.wait()
+            finally:
+                self._reading = False
         return self.messages.popleft()
 
     def try_write(self, _message: bytes) -> bool:
@@ -133,6 +139,7 @@ class NodeFeed:
             self._call = NodeCall(self._hello)
             self._task = asyncio.create_task(self._serve(self._call))
             return 0 if kind == frames.HELLO else self._call.put(message)
+        self.has_agent = False  # ingest has not refused this stream
         return self._call.put(message)
 
     async def _serve(self, call: NodeCall) -> None:
@@ -173,8 +180,11 @@ class ScrapeFeed:
             try:
                 await self._run_process()
             except (asyncio.IncompleteReadError, ValueError, OSError) as error:
-                self.state.restarts += 1
                 log.error("the process that reads exporters' pages has ended (%s); it is started again", error)
+            except Exception:  # a defect must not end the pages of all nodes
+                log.exception("reading exporters' pages has failed; it is started again")
+            self.state.restarts += 1
+            self.state.of_process = {}  # what it said last is not of now
             self._troubles["scrape"] = "Exporters' pages are not read: their process has ended and is started again."
             await asyncio.sleep(RETRY_S)
 
@@ -188,7 +198,9 @@ class ScrapeFeed:
             process.stdin.write(json.dumps([asdict(config) for config in self._configs]).encode() + b"\n")
             await process.stdin.drain()
             while True:
-                self._take(*await frames.read(process.stdout))
+                async with asyncio.timeout(SILENT_S):  # it says how it is each few seconds
+                    frame = await frames.read(process.stdout)
+                self._take(*frame)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -39,7 +39,7 @@ async function poll(strips) {
     try {
       const asked = window.__drover_early?.strips;
       if (asked) window.__drover_early.strips = null;
-      const reply = await (asked || fetch(new URL("drover/clusters", document.baseURI), { cache: "no-store" }));
+      const reply = await (asked || fetch(new URL("drover/clusters", document.baseURI), { cache: "no-store", signal: AbortSignal.timeout(ALONE_MS / 2) }));
       if (!reply.ok) throw new Error(reply.status);
       strips.known = await reply.json();
       strips.receivedMs = Date.now();
@@ -93,7 +93,7 @@ function total(known, data, theme, alone) {
 function strip(strips, cluster, theme, nowMs, alone) {
   const { data } = strips;
   const fresh = cluster.state === "fresh" && !alone;
-  const line = element("a", `strip ${fresh ? SEVERITIES.find((severity) => cluster.incidents[severity]) || (cluster.notes.length ? "warning" : "well") : "away"}`);
+  const line = element("a", `strip ${fresh ? SEVERITIES.find((severity) => cluster.incidents[severity]) || (cluster.notes.length ? "warning" : cluster.health.unknown ? "plain" : "well") : "away"}`);
   line.dataset.cluster = cluster.name;
   line.href = new URL(`${data.page || "."}?${new URLSearchParams({ ...data.kept, cluster: cluster.name })}`, document.baseURI);
   const name = element("div");
