@@ -218,8 +218,11 @@ def _is_name(node: str) -> bool:
     return node.upper() != "ALL" and node.replace("-", "").replace("_", "").replace(".", "").isalnum()
 
 
+OUT_STATES = ("DRAIN", "DOWN", "FAIL", "UNKNOWN", "NOT_RESPONDING")  # sinfo(1); "*": it does not answer
+
+
 def _in_service(node: str) -> bool:
-    """Return whether Slurm itself says that this node is not drained. False where it does not answer."""
+    """Return whether Slurm itself says that this node takes jobs. False where it does not answer."""
     if not _is_name(node):
         return False
     try:
@@ -227,7 +230,7 @@ def _in_service(node: str) -> bool:
     except Exception:  # noqa: BLE001  # unknown is not in service: the last verdict stands
         return False
     state = shown.partition(" State=")[2].partition(" ")[0]
-    return bool(state) and "DRAIN" not in state
+    return bool(state) and not state.endswith("*") and not any(word in state for word in OUT_STATES)
 
 
 def _drain(answer: Answer, node: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 BEAT_S = 0.5
 LOOK_S = 5.0  # between two looks: ten beats
-LEAVE_S = 30.0  # for the others to have looked, before the first process takes the store away
+LEAVE_S = 90.0  # for the others to have looked, before the first process takes the store away
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ class Signs:
             after = self._read()
         except RuntimeError:
             return Odd((0,), "it holds the meeting point and does not answer")
-        living = {rank: sign for rank, sign in after.items() if sign is not None}
-        silent = tuple(r for r in range(self._world) if after[r] is None or after[r] == before[r])
+        left = {rank for rank in range(self._world) if self._has_left(rank)}
+        living = {rank: sign for rank, sign in after.items() if sign is not None and rank not in left}
+        silent = tuple(r for r in range(self._world) if r not in left and (after[r] is None or after[r] == before[r]))
         if silent:
             return Odd(silent, f"no sign of life for {LOOK_S:g} s")
         steps = {rank: step for rank, (_, step, _) in living.items()}
@@ -78,6 +79,11 @@ class Signs:
             who = ", ".join(map(str, behind))
             return Odd((), f"ranks {who} are still in {living[behind[0]][2]}: one of them, or the way between them")
         return Odd((), "all wait for each other: the network between them, or a step too long for its limit")
+
+    def _has_left(self, rank: int) -> bool:
+        """Return whether a process has finished: it gives no more signs, and is not odd."""
+        with self._lock:
+            return bool(self._store.check([f"left/{rank}"]))
 
     def leave(self) -> None:
         """Stop; the process that holds the store waits until the others have left, or are dead."""
@@ -116,7 +122,7 @@ class Signs:
             self._over.wait(BEAT_S)
 
     def _read(self) -> dict[int, tuple[int, int, str] | None]:
-        """Return rank -> (beats, step, what); None: it never gave one. One that has left beats once more each look."""
+        """Return rank -> (beats, step, what); None: it never gave one."""
         found: dict[int, tuple[int, int, str] | None] = {}
         for rank in range(self._world):
             with self._lock:

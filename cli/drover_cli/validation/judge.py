@@ -79,7 +79,8 @@ def _of_order(answer: Answer) -> list[Finding]:
 def _stood_still(together: Sequence[Answer]) -> list[Finding]:
     """Name the nodes that others saw standing still, once each; and why a stage gave no figure where nobody is.
 
-    A node that lives and names another, or nobody, is only a doubt: perhaps it had left earlier.
+    A node that lives and names another, or nobody, is only a doubt: perhaps it had left earlier. So is one that gave
+    a figure of its own.
     """
     own: dict[tuple[str, str], set[str]] = {}
     for answer in together:
@@ -87,13 +88,15 @@ def _stood_still(together: Sequence[Answer]) -> list[Finding]:
             if r.value is None:
                 said = own.setdefault((answer.order.node, r.probe), set())
                 said.add(answer.order.members[r.peer] if r.peer is not None else "")
+    gave = {(r.node, r.probe) for answer in together for r in answer.figures if r.value is not None}
     found: dict[tuple[str, str], Finding] = {}
     for answer in together:
         for result in answer.figures:
             if result.value is not None:
                 continue
             node = answer.order.members[result.peer] if result.peer is not None else ""
-            mark = Mark.FAILED if node and node in own.get((node, result.probe), {node}) else Mark.UNKNOWN
+            said = own.get((node, result.probe), set() if (node, result.probe) in gave else {node})
+            mark = Mark.FAILED if node and node in said else Mark.UNKNOWN
             about = node or "all nodes"
             found.setdefault(
                 (result.probe, about), Finding("together", about, mark, f"{result.probe}: {result.detail}")

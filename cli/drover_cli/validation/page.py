@@ -132,6 +132,8 @@ def reference_of(text: str, name: str, nodes: int, level: str) -> Reference:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
             raise CliError(f"{name}: its form is {data['schema']!r}, and this version reads {SCHEMA}")
+        if data["result"] == Mark.FAILED.value:
+            raise CliError(f"{name}: its result is {data['result']}; what failed proves nothing of others")
         if (len(data["nodes"]), data["level"]) != (nodes, level):
             raise CliError(
                 f"{name}: is of {len(data['nodes'])} nodes at level {data['level']};"

@@ -122,7 +122,11 @@ def read_file(path: Path, nodes: Collection[str], now_ms: int) -> tuple[list[Sil
         if problem := unusable(begin_ms, end_ms, len(window.node), window.why):
             wrong.append(f"window[{number}]: {problem}")
         elif known and end_ms > now_ms - PAST_MS:
-            found.append(planned_work(window.source, window.id, known, (begin_ms, end_ms), window.why, begin_ms))
+            made = planned_work(window.source, window.id, known, (begin_ms, end_ms), window.why, begin_ms)
+            if any(made.id == other.id for other in found):
+                wrong.append(f"window[{number}]: an earlier window has its source and id; give it an id of its own")
+            else:
+                found.append(made)
     more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return found, f"{wrong[0]}{more}" if wrong else ""
 

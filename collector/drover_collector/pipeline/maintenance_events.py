@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0
 ASK_EVERY = 12  # looks, for one question to the API server: a minute
 SOURCE = "kubernetes"
-GONE_FILE = (0, 0, 0)
+GONE_FILE = (0, 0, 0, 0)
 GONE = "kubernetes: the mark is gone"
 LIMIT = "its limit"
 DAY_MS = 86_400_000
@@ -48,8 +48,8 @@ class MaintenanceEvents:
         self, config: MaintenanceEventsConfig, pipeline: Pipeline, marks: Callable[[], Marks] | None = None
     ) -> None:
         self._config, self._pipeline, self._marks = config, pipeline, marks
-        self._stamp: tuple[int, int, int] | None = None  # of the file when it was read; None: never
-        self._next: tuple[int, int, int] | None = None  # of the file when it was seen last
+        self._stamp: tuple[int, int, int, int] | None = None  # of the file when it was read; None: never
+        self._next: tuple[int, int, int, int] | None = None  # of the file when it was seen last
         self._in_file: list[Silence] = []
         self._wrong: dict[str, str] = {}  # what is wrong, by source
 
@@ -75,12 +75,15 @@ class MaintenanceEvents:
         try:
             found = path.stat()
             stamp, trouble, written_ms = (
-                (found.st_mtime_ns, found.st_size, found.st_ino),
+                (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino),
                 "",
                 found.st_ctime_ns // 10**6,
             )
-        except OSError as error:
+        except FileNotFoundError as error:
             stamp, trouble, written_ms = GONE_FILE, error.strerror or str(error), 0
+        except OSError as error:
+            self._wrong["file"] = f"{path}: {error.strerror}; the windows read before count until their end"
+            return
         seen, self._next = self._next, stamp
         if stamp == self._stamp or (self._stamp is not None and stamp != seen):
             return

@@ -72,3 +72,11 @@ def test_a_gpu_older_than_blackwell_has_no_fp4_and_the_call_has_the_shapes_that_
     monkeypatch.delattr(torch, "float4_e2m1fn_x2")
     with pytest.raises(gemm.UnsupportedError, match=r"^unsupported: torch "):
         gemm.product(torch, device, "fp4", 256, 1)  # type: ignore[arg-type]  # as above
+
+
+def test_one_that_has_finished_and_left_is_not_odd(group: list[Signs]) -> None:
+    for one in group:
+        one.at("round 1 of pairs")
+    group[2].leave()
+    odd = group[0].odd()
+    assert 2 not in odd.ranks, odd.why

@@ -476,3 +476,12 @@ def test_a_rack_that_was_silent_before_the_work_stays_an_alarm_over_a_restart() 
     for window, now_ms in play(index, 30, silent=lambda _: quiet):
         found, state = liveness.detect(replace(window, maintained={names[0]: START_MS - 60_000}), state, now_ms)
     assert [(f.cause, len(f.members)) for f in found if not f.cleared] == [("silent", len(names))]
+
+
+def test_a_window_with_the_id_of_an_earlier_one_is_said_to_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "work.toml"
+    of = 'id = "x"\nstart = "2027-01-15T02:00:00Z"\nend = "2027-01-15T06:00:00Z"\nwhy = "board"\nsource = "aws"\n'
+    path.write_text(f'[[window]]\nnode = ["n1"]\n{of}[[window]]\nnode = ["n2"]\n{of}')
+    found, wrong = read_file(path, SPEC.by_name, T0)
+    assert [made.node for made in found] == [("n1",)]
+    assert "window[1]: an earlier window has its source and id" in wrong

@@ -331,6 +331,8 @@ def _does_less(window: Window, key: tuple[str, int], track: RateTrack, now_ms: i
     since_ms = change.open_since_ms
     if since_ms is None or window.newest.end_ms - track.seen_ms > LATE_MS or not change.recent:
         return None
+    if name not in window.newest.job_names:  # it has ended
+        return None
     share = math.exp(float(np.median([one.cost for one in change.recent])) - change.usual) - 1
     why = track.why or Reading("slower", "", ())
     mine = np.flatnonzero(window.newest.jobs == window.newest.job_names.index(name))
