@@ -149,7 +149,7 @@ def test_a_node_that_stood_still_is_named_once_and_a_network_that_nobody_stopped
     assert named(judged({**without(5), "n5": results(1)["n5"]})) == [], "it had its figure, and had left"
     assert named(judged(without(5))) == ["n5"], "it says so itself"
     away = without(0)
-    away |= {"n0": without(5)["n0"], "n5": results(1)["n5"]}
+    away |= {"n0": without(5)["n0"], "n5": pairs}
     assert named(judged(away)) == ["n5"], "n0 lives: it names another"
     nobody = judged(without(None))
     assert (named(nobody), nobody.mark) == ([], Mark.UNKNOWN)
