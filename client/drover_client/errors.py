@@ -6,6 +6,8 @@ from typing import Any
 
 import httpx
 
+OUTCOME_UNKNOWN = "outcome-unknown"
+
 
 class DroverError(Exception):
     """An answer that is an error, or no answer.
@@ -48,3 +50,14 @@ def of_response(response: httpx.Response) -> DroverError:
 
 def of_transport(error: httpx.HTTPError) -> DroverError:
     return DroverError(0, "no-answer", f"Drover did not answer: {error or type(error).__name__}")
+
+
+def of_act(error: httpx.HTTPError, key: str) -> DroverError:
+    """Return the error of an act: whether the collector may have received it makes the difference."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+        return of_transport(error)
+    return DroverError(
+        0, OUTCOME_UNKNOWN,
+        f"the connection broke after the act was sent ({error or type(error).__name__}): it may have been done. Look at"
+        f" the node's decisions first; idempotency_key={key!r} repeats it safely unless the collector has restarted",
+    )  # fmt: skip

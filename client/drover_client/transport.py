@@ -1,4 +1,7 @@
-"""Send requests, and repeat those that may be: reads, and acts with their idempotency key."""
+"""Send requests, and repeat those that may be: reads; and acts that the collector has not received or has put off.
+
+An act whose connection broke may have been done: a collector that has restarted since does not know its key any more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from drover_client.errors import DroverError, answer_of, of_response, of_transport
+from drover_client.errors import OUTCOME_UNKNOWN, DroverError, answer_of, of_act, of_response, of_transport
 from drover_client.stream import Parser, StreamEvent
 
 TRIES = 4
@@ -62,13 +65,18 @@ def _text(value: Any) -> str:
 
 def pause_s(error: DroverError, attempt: int) -> float | None:
     """Return how long to wait before the next try; None: do not try again."""
-    if error.status not in AGAIN or attempt + 1 >= TRIES:
+    if error.status not in AGAIN or error.code == OUTCOME_UNKNOWN or attempt + 1 >= TRIES:
         return None
     return min(error.retry_after_s if error.retry_after_s is not None else PAUSE_S * 2**attempt, PAUSE_MOST_S)
 
 
 def _act_headers(idempotency_key: str | None) -> dict[str, str]:
     return {"idempotency-key": idempotency_key or str(uuid.uuid4())}
+
+
+def _of_request(error: httpx.TransportError, more: Mapping[str, Any]) -> DroverError:
+    key = more.get("headers", {}).get("idempotency-key")
+    return of_transport(error) if key is None else of_act(error, key)
 
 
 class Transport:
@@ -108,7 +116,7 @@ class Transport:
                     return answer_of(response)
                 error = of_response(response)
             except httpx.TransportError as failed:
-                error = of_transport(failed)
+                error = _of_request(failed, more)
             wait_s = pause_s(error, attempt)
             if wait_s is None:
                 raise error
@@ -198,7 +206,7 @@ class AsyncTransport:
                     return answer_of(response)
                 error = of_response(response)
             except httpx.TransportError as failed:
-                error = of_transport(failed)
+                error = _of_request(failed, more)
             wait_s = pause_s(error, attempt)
             if wait_s is None:
                 raise error

@@ -111,8 +111,13 @@ class Clusters:
     def ask_all(self, question: Callable[[FleetClient], T], limit_s: float = FIND_S) -> dict[str, T | None]:
         """Put a question to all at once; None for those that did not answer within `limit_s`."""
         asked = {name: self._pool.submit(question, watch.client) for name, watch in self._watches.items()}
-        wait(asked.values(), limit_s)
-        return {name: _result(name, future) if future.done() else None for name, future in asked.items()}
+        _, late = wait(asked.values(), limit_s)
+        for future in late:
+            future.cancel()  # what has begun ends at its client's deadline
+        return {
+            name: _result(name, future) if future.done() and not future.cancelled() else None
+            for name, future in asked.items()
+        }
 
 
 def _result(name: str, future: Any) -> Any:
@@ -144,7 +149,7 @@ def clients(settings: ClusterSettings) -> list[FleetClient]:
 def strips(received: Sequence[LastAnswers], now_ms: int) -> dict[str, Any]:
     """Return a strip for each cluster and one of all, as assets/clusters.js draws them. Pure."""
     rows = [_strip(one, now_ms) for one in received]
-    return {"now_ms": now_ms, "fresh_ms": FRESH_MS, "clusters": rows, "total": _total(rows)}
+    return {"now_ms": now_ms, "clusters": rows, "total": _total(rows)}
 
 
 def _strip(received: LastAnswers, now_ms: int) -> dict[str, Any]:

@@ -90,20 +90,46 @@ def test_a_page_of_a_proxy_is_no_answer() -> None:
         drover.get_status()
 
 
-def test_an_act_without_an_answer_is_sent_again_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "broken", [httpx.ReadTimeout("silence"), httpx.ReadError("reset"), httpx.RemoteProtocolError("cut")]
+)
+def test_an_act_that_may_have_been_done_is_not_sent_again(
+    broken: httpx.TransportError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector that restarts forgets its keys, so it would act twice."""
     keys = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         keys.append(request.headers["idempotency-key"])
         if len(keys) == 1:
-            raise httpx.ReadTimeout("silence")
+            raise broken
+        return httpx.Response(200, json={"state": "done"})
+
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    drover = Drover("http://x")
+    drover._http = httpx.Client(base_url="http://x", transport=httpx.MockTransport(answer))
+    with pytest.raises(DroverError, match="it may have been done") as unknown:
+        drover.act_on_node("n1", act="drain", why="fan")
+    assert unknown.value.code == "outcome-unknown"
+    assert len(keys) == 1 and keys[0] in unknown.value.detail
+
+
+def test_an_act_that_was_put_off_or_never_sent_is_sent_again_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers["idempotency-key"])
+        if len(keys) == 1:
+            raise httpx.ConnectError("refused")
+        if len(keys) == 2:
+            return httpx.Response(503, json={"type": "urn:drover:unavailable", "detail": "not now"})
         return httpx.Response(200, json={"state": "done"})
 
     monkeypatch.setattr("time.sleep", lambda _: None)
     drover = Drover("http://x")
     drover._http = httpx.Client(base_url="http://x", transport=httpx.MockTransport(answer))
     assert drover.act_on_node("n1", act="drain", why="fan")["state"] == "done"
-    assert len(keys) == 2 and keys[0] == keys[1]
+    assert len(keys) == 3 and len(set(keys)) == 1
 
 
 def test_what_is_tried_again() -> None:

@@ -108,10 +108,12 @@ class Reporter:
 
     def step(self, step_time_s: float | None = None) -> None:
         """Count a step. Its time is `step_time_s`, or the time since the last call; the first call only begins."""
+        self._count(step_time_s)
         if self.save_asked and self._save is not None:
             self._save()
             self.saved()
-            return
+
+    def _count(self, step_time_s: float | None) -> None:
         now = monotonic()
         taken = step_time_s if step_time_s is not None else None if self._began is None else now - self._began
         self._began = now

@@ -75,7 +75,9 @@ def _write(context: Context, path: Path, size: int) -> tuple[int, float, list[fl
     block = os.urandom(BLOCK)
     began, count = time.perf_counter(), 0
     marks, sync = [began], max(1, min(SYNC_BLOCKS, size // BLOCK // 4))
-    with path.open("wb", buffering=0) as file:
+    # In a shared folder another user may have put a link there: what it points to must not be written over.
+    found = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    with os.fdopen(found, "wb", buffering=0) as file:
         # Three parts at least, however slow the disk is: one says nothing of the spread, and reading has one less.
         while count < size // BLOCK and (count < 3 * sync or time.perf_counter() - began < context.seconds):
             _raise_if_stopping(context)
@@ -120,9 +122,9 @@ def _read(context: Context, path: Path, size: int, *, at_random: bool) -> tuple[
 
 def _open(path: Path) -> tuple[int, str]:
     try:
-        return os.open(path, os.O_RDONLY | os.O_DIRECT), "direct"
+        return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_NOFOLLOW), "direct"
     except OSError:  # tmpfs and some network file systems
-        file = os.open(path, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
         return file, "pages dropped before"
 

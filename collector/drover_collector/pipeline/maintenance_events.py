@@ -118,10 +118,13 @@ class MaintenanceEvents:
         known = pipeline.outbox.silences.remembered(f"{SOURCE}:")
         mine = {node: keys for node, keys in marks.items() if node in pipeline.index.spec.by_name}
         new, over = of_marks(mine, known, now_ms, round(config.taint_hours * 3_600_000))
-        room = max(0, pipeline.outbox.silences.most - len({n for s in known if s.until_ms > now_ms for n in s.node}))
-        left_out = sorted({node for silence in new[room:] for node in silence.node})
+        covered = {n for s in known if s.until_ms > now_ms for n in s.node}
+        wanted = dict.fromkeys(node for silence in new for node in silence.node if node not in covered)
+        taken = covered | set(list(wanted)[: max(0, pipeline.outbox.silences.most - len(covered))])
+        counted = [silence for silence in new if taken.issuperset(silence.node)]
+        left_out = sorted(set(wanted) - taken)
         try:
-            for silence in [*over, *new[:room]]:
+            for silence in [*over, *counted]:
                 what = "maintenance over" if silence.ended_by else "maintenance"
                 detail = f"{silence.node[0]} until {iso(silence.until_ms)[:19]}Z ({silence.id})"
                 pipeline.take_silence(

@@ -17,6 +17,7 @@ from drover_collector.rest.shapes import record_plain, time_text
 from drover_core.model.events import SEVERITY_ORDER, Incident, IncidentKind, Severity
 
 POLL_S = 1.0
+READ_S = 8.0
 BEAT_S = 15.0  # a proxy closes a stream that is silent for a minute
 RETRY_MS = 3000
 OVERLAP_MS = 60_000  # a bucket is judged after later events, so changes do not come in the order of their times
@@ -104,7 +105,8 @@ def stream(facts: ApiSnapshot, wanted: Wanted, wait: Callable[[float], bool]) ->
 
 def _recent(facts: ApiSnapshot) -> list[Incident]:
     """Return open incidents and those of the last days. All streams share one reading."""
-    return facts.once("rest incidents", POLL_S / 2, lambda: facts.incidents(facts.now_ms() - RECENT_MS + 1000))
+    with facts.store.limited(READ_S):
+        return facts.once("rest incidents", POLL_S / 2, lambda: facts.incidents(facts.now_ms() - RECENT_MS + 1000))
 
 
 def _event(incident: Incident) -> bytes:

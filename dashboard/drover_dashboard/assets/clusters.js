@@ -1,5 +1,5 @@
 // A strip for each cluster: health, GPUs, open incidents, mode. It asks the console's own server what is known, which waits
-// for no collector. What is older than `fresh_ms` is grey and says of when it is; it is never drawn as if it were of now.
+// for no collector. What is old is grey and says of when it is; it is never drawn as if it were of now.
 import { clock, element, themeOf } from "./common.js";
 
 const made = new WeakMap();

@@ -72,8 +72,8 @@ def test_a_job_that_is_asked_saves_itself_and_says_so(listening: Listening, monk
     assert (saves, reporter.save_asked) == ([1], False)
     [event] = reading.events
     assert (event.kind, event.code, event.forgeable) == (EventKind.RANK, "checkpoint", True)
-    assert from_message(event.message) == CheckpointReport("4242", 1)
-    assert event_text(event.kind, event.message) == "job 4242 saved a checkpoint at step 1"
+    assert from_message(event.message) == CheckpointReport("4242", 2), "the step that was just done is in it"
+    assert event_text(event.kind, event.message) == "job 4242 saved a checkpoint at step 2"
     steps = [
         from_message(event.message).step
         for number in range(SAVES_AHEAD + 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -268,6 +269,16 @@ def test_a_disk_without_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(disk, "SPARE_SHARE", 0.0)
     (result,) = disk.run(context(tmp_path), "disk_write")
     assert (result.value, result.detail) == (None, f"too little free space in {tmp_path}")
+
+
+def test_a_link_in_the_shared_folder_is_not_written_through(tmp_path: Path) -> None:
+    victim, shared = tmp_path / "victim", tmp_path / "shared"
+    victim.write_text("keep")
+    shared.mkdir()
+    (shared / f".drover-storage_write-{socket.gethostname()}.bin").symlink_to(victim)
+    (result,) = disk.run(replace(context(tmp_path), shared=str(shared)), "storage_write")
+    assert result.value is None and "symbolic links" in result.detail
+    assert victim.read_text() == "keep"
 
 
 def test_a_slow_disk_is_measured_by_what_it_takes_in_time_and_the_probe_says_that_it_goes_on(

@@ -252,6 +252,15 @@ def test_a_fleet_full_of_taints_is_bounded_stored_no_further_and_shown() -> None
     assert "5 more nodes carry a mark of maintenance than may count (at most 5)" in subject.trouble
 
 
+def test_two_marks_of_one_node_take_one_place() -> None:
+    marks = {name: [TAINT, "Other"] for name in list(SPEC.by_name)[:5]}
+    subject = Watched(replace(HALF, taints=(TAINT, "Other")), marks)
+    subject.look()
+    assert {node for silence in subject.written for node in silence.node} == set(marks)
+    assert len(subject.written) == 10
+    assert not subject.trouble
+
+
 def test_an_api_server_that_is_away_extends_nothing() -> None:
     subject = Watched(replace(HALF, taints=(TAINT,), taint_hours=1.0), {"n1": [TAINT]})
     subject.look()
