@@ -206,6 +206,7 @@ class PipelineOptions:
         lag_ms, wake_s, spoke_ms: see `BucketTiming`.
         ceiling: the mode beyond which no policy goes, `[act] mode` of the settings.
         watch: of the policy's file. None: it has none.
+        unproven: see `LiveFleet`.
         boot_ms: see `StepClock`.
         lease: None: there is no other collector.
     """
@@ -216,6 +217,7 @@ class PipelineOptions:
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     boot_ms: Callable[[], int] | None = None
     watch: PolicyWatch | None = None
+    unproven: Callable[[str], bool] = lambda _: False
     lease: LeaderLease | None = None
     spoke_ms: Callable[[], Mapping[str, int]] = dict
 
@@ -247,6 +249,7 @@ class Pipeline:
         self.lease = options.lease or LeaderLease()
         self.in_force = PolicyInForce(policy, options.ceiling, options.watch or PolicyWatch(None))
         self.dispatcher: ActionDispatcher | None = None
+        self._live = LiveFleet(self._leaving, options.unproven)
         self.engine = self._engine(self.started_ms)
         self.leading = False
         self.ticks = Ticks()
@@ -563,7 +566,7 @@ class Pipeline:
         self.saving.put(Outcome(), (), [Audit(f"clock {at_ms}", at_ms, "drover", CLOCK, "", text, state=str(step_ms))])
 
     def _engine(self, started_ms: int) -> Engine:
-        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=LiveFleet(self._leaving))
+        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=self._live)
         if self.dispatcher is not None and self.dispatcher.surveys:
             engine.on_survey(UNANSWERED)
         return engine

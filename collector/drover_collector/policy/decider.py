@@ -64,9 +64,11 @@ class LiveFleet:
 
     Attributes:
         leaving: returns the nodes that are out or about to go out.
+        unproven: returns whether others than root could have written what is known of a node.
     """
 
     leaving: Callable[[], Set[str]] = frozenset
+    unproven: Callable[[str], bool] = lambda _: False
 
 
 class Decider:
@@ -447,7 +449,8 @@ class Decider:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
             until = iso(round(now_ms + policy.approval_expires_s * 1000))
-            outcome, text = "pending_approval", f"asks to {done}; expires at {until}"
+            why = " (a user of the node could have written its pages)" if self._unproven(node) else ""
+            outcome, text = "pending_approval", f"asks to {done}{why}; expires at {until}"
         if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
@@ -473,11 +476,19 @@ class Decider:
         return not out and self._steps.age_ms(now_ms, action.ts_ms) >= AGAIN_MS
 
     def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
-        """Return the mode for this node: Drover asks before it takes out a node that a person put back."""
+        """Return the mode for this node.
+
+        Drover asks before it takes out a node that a person put back, or whose values a user of it could have written.
+        """
+        if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and self._unproven(node):
+            return "approve"
         duty = self.pace.returned.get(node)
         if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
             return "approve" if self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS else verdict.mode
         return verdict.mode
+
+    def _unproven(self, node: str) -> bool:
+        return self._live is not None and self._live.unproven(node)
 
     def _held(
         self, incident: Incident, verdict: Verdict, asked: CensusOf, job_nodes: JobNodes, now_ms: int

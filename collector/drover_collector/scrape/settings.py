@@ -75,6 +75,11 @@ class ScrapeConfig:
     interval_s: float = setting(10.0, "how often each page is read; detectors judge every 10 s", between(5, 300))
     timeout_s: float = setting(5.0, "limit for one page as a whole", between(0.5, 60))
     tls: bool = setting(False, "pages are read over HTTPS")
+    ask_first: bool = setting(
+        True,
+        "pages without TLS: a person is asked before Drover takes such a node out, also in"
+        " enforce mode, because a user of the node could have written them",
+    )
     ca_file: str | None = setting(None, "PEM file of the authority that signs their certificates; none: the system's")
     token_file: str | None = setting(None, "file with a bearer token, not readable by everyone")
 

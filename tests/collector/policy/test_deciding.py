@@ -11,6 +11,7 @@ from drover_collector.policy.decider import (
     PERSON_MS,
     UNSEEN,
     Decider,
+    LiveFleet,
 )
 from drover_collector.policy.guard import GuardLimits
 from drover_collector.policy.policy import Rule
@@ -145,6 +146,19 @@ def test_what_a_person_put_back_goes_out_again_only_after_asking() -> None:
     later = decider()
     later.take_duties({"n001": NodeOutage("n001", Health.HEALTHY, 1000, "", "looks fine", by="anna")})
     assert [d.outcome for d in decide(later, [incident("n001")], 1000 + PERSON_MS)[0]] == ["act"]
+
+
+def test_a_node_whose_values_a_user_could_have_written_goes_out_only_after_asking() -> None:
+    written_by_users = {"n001"}
+    live = LiveFleet(unproven=lambda node: node in written_by_users)
+    subject = Decider(INDEX, policy("enforce"), "enforce", live)
+    found = [incident("n001"), incident("n005")]
+    asked, done = decide(subject, found, 1000)[0]
+    assert [(d.node, d.outcome) for d in (asked, done)] == [("n001", "pending_approval"), ("n005", "act")]
+    assert "could have written its pages" in asked.reason
+    assert decide(subject, found, 2000)[0] == [], "one question is enough"
+    written_by_users.clear()  # its agent has come
+    assert [(d.node, d.outcome) for d in decide(subject, found, 3000)[0] if d.outcome == "act"] == [("n001", "act")]
 
 
 def test_gpus_lost_on_nodes_in_repair_take_nothing_of_what_the_guard_allows() -> None:

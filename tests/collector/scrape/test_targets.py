@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from drover_collector.scrape.plain import PlainPages
 from drover_collector.scrape.settings import ScrapeConfig, Target, parse_target, validate_scrape
 from drover_collector.scrape.targets import TargetList, parse_file_sd
 from drover_core.settings import SettingsError
@@ -63,3 +64,16 @@ def test_settings_that_cannot_be_used_are_refused(config: ScrapeConfig, why: str
 def test_names_are_unique() -> None:
     with pytest.raises(SettingsError, match="twice"):
         validate_scrape([ScrapeConfig("a", "dcgm", ("n:1",)), ScrapeConfig("a", "node", ("n:2",))])
+
+
+def test_nodes_of_pages_without_tls_are_known_and_those_of_other_tables_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.json"
+    path.write_text('[{"targets": ["n03:9400"]}]')
+    tables = (
+        ScrapeConfig("plain", "dcgm", ("n01:9400",), (str(path),)),
+        ScrapeConfig("tls", "dcgm", ("n02:9400",), tls=True),
+        ScrapeConfig("ours alone", "node", ("n04:9100",), ask_first=False),
+    )
+    plain = PlainPages(tables)
+    assert [node for node in ("n01", "n02", "n03", "n04") if node in plain] == ["n01", "n03"]
+    assert "n01" not in PlainPages(())
