@@ -172,11 +172,14 @@ class PolicyInForce:
 
     Attributes:
         ceiling: the mode beyond which no policy goes.
+        unproven: see `LiveFleet`.
         audited: the policy that the audit shows, as `policy_diff.state_of` writes it.
     """
 
-    def __init__(self, policy: Policy, ceiling: str, watch: PolicyWatch) -> None:
-        self.policy, self.ceiling, self._watch = policy, ceiling, watch
+    def __init__(
+        self, policy: Policy, ceiling: str, watch: PolicyWatch, unproven: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self.policy, self.ceiling, self._watch, self.unproven = policy, ceiling, watch, unproven
         self.audited = policy_diff.state_of(policy, ceiling)
 
     @property
@@ -247,9 +250,8 @@ class Pipeline:
         self.lag_ms = store.dirty_ranges.lag_ms = options.lag_ms
         store.dirty_ranges.settle_ms = LATE_SETTLE_MS
         self.lease = options.lease or LeaderLease()
-        self.in_force = PolicyInForce(policy, options.ceiling, options.watch or PolicyWatch(None))
+        self.in_force = PolicyInForce(policy, options.ceiling, options.watch or PolicyWatch(None), options.unproven)
         self.dispatcher: ActionDispatcher | None = None
-        self._live = LiveFleet(self._leaving, options.unproven)
         self.engine = self._engine(self.started_ms)
         self.leading = False
         self.ticks = Ticks()
@@ -566,7 +568,8 @@ class Pipeline:
         self.saving.put(Outcome(), (), [Audit(f"clock {at_ms}", at_ms, "drover", CLOCK, "", text, state=str(step_ms))])
 
     def _engine(self, started_ms: int) -> Engine:
-        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=self._live)
+        live = LiveFleet(self._leaving, self.in_force.unproven)
+        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=live)
         if self.dispatcher is not None and self.dispatcher.surveys:
             engine.on_survey(UNANSWERED)
         return engine

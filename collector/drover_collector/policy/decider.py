@@ -448,9 +448,7 @@ class Decider:
         elif mode == "enforce" or approved is not None or verdict.wanted is RecommendedAction.PROBE:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
-            until = iso(round(now_ms + policy.approval_expires_s * 1000))
-            why = " (a user of the node could have written its pages)" if self._unproven(node) else ""
-            outcome, text = "pending_approval", f"asks to {done}{why}; expires at {until}"
+            outcome, text = "pending_approval", self._question(node, done, now_ms)
         if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
@@ -486,6 +484,11 @@ class Decider:
         if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
             return "approve" if self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS else verdict.mode
         return verdict.mode
+
+    def _question(self, node: str, done: str, now_ms: int) -> str:
+        until = iso(round(now_ms + self.policy.approval_expires_s * 1000))
+        why = " (a user of the node could have written its pages)" if self._unproven(node) else ""
+        return f"asks to {done}{why}; expires at {until}"
 
     def _unproven(self, node: str) -> bool:
         return self._live is not None and self._live.unproven(node)
