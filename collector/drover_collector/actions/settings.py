@@ -30,7 +30,10 @@ class SlurmConfig:
     slurmrestd: str | None = setting(
         None,
         "its REST API instead of scontrol, of Slurm 23.02 or newer: unix:/run/slurmrestd.sock or https://HOST:PORT"
-        " (http:// on this machine only); it cannot requeue jobs",
+        " (http:// on this machine only, or with plain_http); it cannot requeue jobs",
+    )
+    plain_http: bool = setting(
+        False, "slurmrestd may be http:// of another machine; whoever can listen on the way then gets the token"
     )
     token_file: str | None = setting(
         None, "token for slurmrestd (scontrol token), read for each call; none: a Unix socket knows who asks"
@@ -165,10 +168,11 @@ def _validate_slurmrestd(config: SlurmConfig, url: str) -> None:
     parts = urlsplit(url)
     if "@" in parts.netloc:  # errors name the address
         raise SettingsError("act.slurm.slurmrestd: no user and no password in the address: see act.slurm.token_file")
-    local = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost")
-    if not (url.startswith("unix:/") or (parts.hostname and (parts.scheme == "https" or local))):
+    plain = parts.scheme == "http" and (config.plain_http or parts.hostname in ("127.0.0.1", "::1", "localhost"))
+    if not (url.startswith("unix:/") or (parts.hostname and (parts.scheme == "https" or plain))):
         raise SettingsError(
-            f"act.slurm.slurmrestd: {url}: must be unix:/PATH, https://HOST:PORT, or http://127.0.0.1:PORT"
+            f"act.slurm.slurmrestd: {url}: must be unix:/PATH, https://HOST:PORT, or http://127.0.0.1:PORT; with"
+            " act.slurm.plain_http = true also http://HOST:PORT, but then the token can be read on the way"
         )
     if config.token_file is None and not url.startswith("unix:"):
         raise SettingsError("act.slurm.token_file: say where the token is; only a Unix socket does without")

@@ -460,7 +460,7 @@ CUSTOM = {"cert-manager.io/v1", "monitoring.coreos.com/v1"}  # their operators a
 def test_the_manifests_are_taken_by_a_real_api_server(cluster: Cluster, tmp_path: Path) -> None:
     """Server-side, so that a field it does not know is refused."""
     path = "/apis/apps/v1/namespaces/drover/statefulsets/drover-collector"
-    for folder in ("access", "overlays/clickhouse", "base", "overlays/lone-node", "overlays/fleet"):
+    for folder in ("access", "overlays/clickhouse", "base", "overlays/lone-node", "overlays/slurm", "overlays/fleet"):
         words = ["kubectl", "kustomize", str(DEPLOY / folder)]
         made = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
         assert made.returncode == 0, f"{folder}: {made.stderr}; kubectl must be 1.21 or newer"
@@ -474,6 +474,11 @@ def test_the_manifests_are_taken_by_a_real_api_server(cluster: Cluster, tmp_path
             (container,) = cluster.server.call("GET", path)["spec"]["template"]["spec"]["containers"]
             assert [each["name"] for each in container["env"]] == ["DROVER_CLICKHOUSE_PASSWORD"]
             cluster.server.call("DELETE", path)
+        if folder == "overlays/slurm":
+            spec = cluster.server.call("GET", path)["spec"]["template"]["spec"]
+            assert "drover-slurm-token" in [each.get("secret", {}).get("secretName") for each in spec["volumes"]]
+            assert "/etc/drover/slurm" in [each["mountPath"] for each in spec["containers"][0]["volumeMounts"]]
+            assert spec["automountServiceAccountToken"] is False, "it acts in Slurm alone"
     agents = cluster.server.call("GET", "/apis/apps/v1/namespaces/drover/daemonsets/drover-agent")
     assert agents["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/drover-agent:0.2.0"
     role = cluster.server.call("GET", f"{PATHS['ClusterRole']}/drover-collector")

@@ -4,6 +4,7 @@ that answers as none should."""
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -318,6 +319,16 @@ def test_settings(settings: dict[str, str], says: str) -> None:
     with pytest.raises(SettingsError, match=says) as caught:
         validate_act(ActConfig(mode="enforce", slurm=SlurmConfig(enabled=True, **settings)))  # type: ignore[arg-type]  # strings
     assert "secret" not in str(caught.value)
+
+
+def test_plain_http_to_another_machine_is_asked_for(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t")
+    url = "http://slurm-restapi.slurm:6820"
+    asked = SlurmConfig(enabled=True, slurmrestd=url, plain_http=True, token_file=str(token))
+    validate_act(ActConfig(mode="enforce", slurm=asked))
+    with pytest.raises(SettingsError, match=r"with act\.slurm\.plain_http = true also http://HOST:PORT"):
+        validate_act(ActConfig(mode="enforce", slurm=dataclasses.replace(asked, plain_http=False)))
 
 
 def test_certificates_that_cannot_be_read_are_said_and_waited_for(tmp_path: Path) -> None:
