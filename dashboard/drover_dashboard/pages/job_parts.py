@@ -31,7 +31,7 @@ BAD_SHARE = 0.1
 LIST_PX = 720
 
 COLUMNS = (
-    Column("State"), Column("Job", wrap=True), Column("GPUs", "right"), Column("Since"),
+    Column("State"), Column("Job", wrap=True), Column("Team"), Column("GPUs", "right"), Column("Since"),
     Column("Waits", "right", help="mean share of its GPUs' time that peers waited, since its open incidents began"),
     Column("GPU-hours waited", "right", help="by incidents of the last 7 days that name the job"),
 )  # fmt: skip
@@ -67,6 +67,7 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
     cells = (
         _state(job),
         Cell(job.job, sub=_about(job, who), kind="strong"),
+        _team(job),
         Cell(fmt.number(job.gpus), sub=fmt.several(job.nodes, "node")),
         Cell(who.clock(job.since_ms), sub=_span(job, who)),
         _waits(job),
@@ -80,6 +81,21 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
         Cell(fmt.number(job.tokens_per_s)) if job.HasField("tokens_per_s") else NONE,
         Cell(share(job.mfu_ratio)) if job.HasField("mfu_ratio") else NONE,
     )
+
+
+def _team(job: pb.JobRow) -> Cell:
+    owner = job.owner
+    if not owner.text:
+        return Cell("unknown", kind="absent", title="nothing on its nodes reports whose it is (docs/how-to/owners.md)")
+    return Cell(owner.team or "unknown", sub=owner.user, title=owner.text)
+
+
+def owner(job: pb.JobRow) -> str:
+    """Whose a job is, a sentence."""
+    if not job.owner.text:
+        return "Owner: unknown."
+    said = ", as its processes' environment says" if job.owner.said_by == "environment" else ""
+    return f"Owner: {job.owner.text}{said}."
 
 
 def reports(reply: pb.JobList) -> bool:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.workloads.owners import AGAIN_MS, CHANGED_MS, MAX_ENVIRONMENT, VARIABLES, OwnersSource
 from drover_core.jobs.owner import MAX_CHARS, JobOwner, from_message
 from drover_core.model.kinds import OWNER
-from testbed import slurm
 from testbed.job_processes import T, namespace, node, process, source, uuid
 from testbed.kubelet import pod, serving
-from testbed.waiting import wait_until
 
 SECRET = "AWS_SECRET_ACCESS_KEY=hunter2\0HOME=/root\0"
 SLURM = "SLURM_JOB_ID=7\0SLURM_JOB_ACCOUNT=vision\0SLURM_JOB_USER=alice\0SLURM_NODEID=0\0"

@@ -25,7 +25,18 @@ OWNER = JobOwner("7", user="alice", uid=1000, account="vision", project="llama",
 def test_a_message_says_what_is_known_and_nothing_else() -> None:
     text = to_message(OWNER)
     assert from_message(text) == OWNER
-    assert json.loads(text).keys() == {"v", "job", "by", "user", "uid", "account", "project", "array", "ray_job", "text"}
+    assert json.loads(text).keys() == {
+        "v",
+        "job",
+        "by",
+        "user",
+        "uid",
+        "account",
+        "project",
+        "array",
+        "ray_job",
+        "text",
+    }
     assert event_text("rank", text) == sentence(OWNER)
     assert sentence(OWNER) == (
         "owner of job 7: user alice, account vision, project llama, array task 5_2, Ray job 01000000"

@@ -44,7 +44,6 @@ from drover_collector.fleet.buckets import BUCKET_MS, GUESSED, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import BY_NAME
 from drover_core.model.events import (
-    EventKind,
     Evidence,
     Finding,
     Incident,

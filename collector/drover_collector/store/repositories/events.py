@@ -79,6 +79,19 @@ class EventTable:
             parameters["text"] = containing
         return self._events(where, "received DESC, id DESC", limit, parameters)[::-1]
 
+    def messages_of_code(self, kind: str, code: str, since_ms: int, limit: int) -> list[str]:
+        """Return the distinct messages with this code received since then, the one that came last at the end.
+
+        Of more than `limit` those that came last.
+        """
+        rows = self._clients.rows(
+            f"SELECT message FROM events WHERE received >= {sql_timestamp(since_ms)} AND kind = {{kind:String}}"
+            " AND code = {code:String} GROUP BY message"
+            f" ORDER BY max(received) DESC, message LIMIT {int(limit)}",
+            {"kind": str(kind), "code": code},
+        )
+        return [row["message"] for row in rows][::-1]
+
     def received(self, node: str, since_ms: int, limit: int = 10_000) -> list[Event]:
         """Return events of a node received since then by this collector's clock, in order of receipt."""
         where = f"node = {{node:String}} AND received >= {sql_timestamp(since_ms)}"
