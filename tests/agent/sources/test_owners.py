@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.workloads.owners import AGAIN_MS, CHANGED_MS, MAX_ENVIRONMENT, VARIABLES, OwnersSource
 from drover_core.jobs.owner import MAX_CHARS, JobOwner, from_message
 from drover_core.model.kinds import OWNER
+from testbed import slurm
 from testbed.job_processes import T, namespace, node, process, source, uuid
 from testbed.kubelet import pod, serving
+from testbed.waiting import wait_until
 
 SECRET = "AWS_SECRET_ACCESS_KEY=hunter2\0HOME=/root\0"
 SLURM = "SLURM_JOB_ID=7\0SLURM_JOB_ACCOUNT=vision\0SLURM_JOB_USER=alice\0SLURM_NODEID=0\0"
@@ -143,3 +147,30 @@ def test_jobs_hands_on_the_processes_of_slurm_and_of_pods(tmp_path: Path) -> Non
 def test_only_the_listed_variables_are_ever_kept() -> None:
     assert not [name for name in VARIABLES if not name.startswith(("SLURM_", "RAY_JOB_ID", "DROVER_PROJECT"))]
     assert not [name for name in VARIABLES if any(word in name for word in ("TOKEN", "KEY", "SECRET", "JWT", "PASS"))]
+
+
+@pytest.mark.system
+def test_a_real_slurm_says_whose_its_array_tasks_and_parts_are(tmp_path: Path) -> None:
+    def seen() -> dict[str, JobOwner]:
+        gpus = node(8)
+        source(gpus, Path("/proc")).read(T)
+        events = OwnersSource(Path("/proc"), gpus).read(T).events
+        return {owner.job: owner for owner in (from_message(event.message) for event in events)}
+
+    with slurm.running(tmp_path) as cluster:
+        array = cluster.submit("sleep 600", "--gres=gpu:1", "--array=4", "--account=vision")
+        # Parts that run nothing but the first one's script have no process by which they could be known.
+        script = tmp_path / "het.sh"
+        script.write_text(
+            "#!/bin/sh\n#SBATCH --gres=gpu:1 --account=speech\n#SBATCH hetjob\n#SBATCH --gres=gpu:1\n"
+            "srun --het-group=0,1 sleep 600\n"
+        )
+        leader = cluster.command("sbatch", "--parsable", f"--output={tmp_path}/%j.out", str(script)).strip()
+        parts = (leader, str(int(leader) + 1))
+        wait_until(lambda: seen().keys() >= {array, *parts}, "all jobs are seen", 60)
+        wait_until(lambda: seen()[parts[1]].het, "the second part's own process is seen", 20)
+        found = seen()
+    assert (found[array].user, found[array].uid, found[array].account) == ("root", 0, "vision")
+    assert found[array].array == f"{array}_4"
+    assert [found[part].het for part in parts] == [f"{leader}+0", f"{leader}+1"]
+    assert found[leader].account == "speech"
