@@ -45,23 +45,27 @@ def run(args: argparse.Namespace) -> int:
     if not reply.jobs:
         print("no job holds a GPU" if not args.ended else "no job holds a GPU, and none ended in the last 24 h")
         return 0
+    owned = any(row.owner.text for row in reply.jobs)
     print_table(
-        ["JOB", "TEAM", "USER", "GPUS", "NODES", "SINCE", "WAITS", "GPU-H WAITED", "STEP", "MFU", "WHAT HURTS IT"],
-        [_line(row) for row in reply.jobs],
-        right=frozenset({3, 4, 6, 7, 8, 9}),
-    )
+        [
+            "JOB", "GPUS", "NODES", "SINCE", "WAITS", "GPU-H WAITED", "STEP", "MFU",
+            *(["TEAM", "USER"] if owned else []), "WHAT HURTS IT",
+        ],
+        [_line(row, owned) for row in reply.jobs],
+        right=frozenset({1, 2, 4, 5, 6, 7}),
+    )  # fmt: skip
     if reply.total > len(reply.jobs):
         print(f"{len(reply.jobs)} of {reply.total} shown; --limit shows more")
     return 0
 
 
-def _line(row: pb.JobRow) -> list[object]:
+def _line(row: pb.JobRow, owned: bool) -> list[object]:
     hurt = _died(row) or row.hurt or (f"ended {when(row.ended_ms)}" if row.HasField("ended_ms") else NONE)
+    owner = [plain(row.owner.team) or UNKNOWN, plain(row.owner.user) or UNKNOWN] if owned else []
     return [
-        row.job, plain(row.owner.team) or UNKNOWN, plain(row.owner.user) or UNKNOWN, row.gpus, row.nodes,
-        when(row.since_ms), _optional(row, "waiting_share", "{:.0%}"),
+        row.job, row.gpus, row.nodes, when(row.since_ms), _optional(row, "waiting_share", "{:.0%}"),
         _optional(row, "gpu_hours_waited", "{:,.1f}"), _optional(row, "step_time_s", "{:.2f} s"),
-        _optional(row, "mfu_ratio", "{:.0%}"), hurt,
+        _optional(row, "mfu_ratio", "{:.0%}"), *owner, hurt,
     ]  # fmt: skip
 
 

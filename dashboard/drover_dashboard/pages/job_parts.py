@@ -31,7 +31,7 @@ BAD_SHARE = 0.1
 LIST_PX = 720
 
 COLUMNS = (
-    Column("State"), Column("Job", wrap=True), Column("Team"), Column("GPUs", "right"), Column("Since"),
+    Column("State"), Column("Job", wrap=True), Column("GPUs", "right"), Column("Since"),
     Column("Waits", "right", help="mean share of its GPUs' time that peers waited, since its open incidents began"),
     Column("GPU-hours waited", "right", help="by incidents of the last 7 days that name the job"),
 )  # fmt: skip
@@ -39,6 +39,7 @@ REPORTED = (
     Column("Step", "right", help="step time that its loop reports"), Column("Tokens/s", "right"),
     Column("MFU", "right", help="model operations per second over the hardware's peak"),
 )  # fmt: skip
+TEAM = Column("Team", help="whose it is, by its account or namespace, and its user")
 NO_STEPS = (
     "Step time, tokens per second and MFU: no job reports them. A training loop does with three lines of"
     " drover_agent.client.training_steps (docs/how-to/workloads.md)."
@@ -58,8 +59,14 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def rows(found: Sequence[pb.JobRow], who: view.Viewer, with_steps: bool = True) -> list[Row]:
-    return [Row(_cells(job, who, with_steps), id=job.job, href=view.href(view.JOB, job=job.job)) for job in found]
+def rows(found: Sequence[pb.JobRow], who: view.Viewer, with_steps: bool = True, with_owners: bool = False) -> list[Row]:
+    return [
+        Row(
+            (*_cells(job, who, with_steps), *((_team(job),) if with_owners else ())), id=job.job,
+            href=view.href(view.JOB, job=job.job),
+        )
+        for job in found
+    ]  # fmt: skip
 
 
 def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ...]:
@@ -67,7 +74,6 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
     cells = (
         _state(job),
         Cell(job.job, sub=_about(job, who), kind="strong"),
-        _team(job),
         Cell(fmt.number(job.gpus), sub=fmt.several(job.nodes, "node")),
         Cell(who.clock(job.since_ms), sub=_span(job, who)),
         _waits(job),
@@ -326,10 +332,11 @@ def show_dots(key: str, data: dict[str, Any]) -> str | None:
 
 def show_list(key: str, reply: pb.JobList, who: view.Viewer, empty: str) -> str | None:
     reported = reports(reply)
-    lines = rows(reply.jobs, who, reported)
+    owned = any(job.owner.text for job in reply.jobs)
+    lines = rows(reply.jobs, who, reported, owned)
     return table(
         key,
-        COLUMNS + REPORTED if reported else COLUMNS,
+        (*COLUMNS, *(REPORTED if reported else ()), *((TEAM,) if owned else ())),
         lines,
         empty=empty,
         link_column=1,

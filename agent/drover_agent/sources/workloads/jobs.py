@@ -117,7 +117,7 @@ class JobsSource:
         return jobs, clear
 
     def _set_jobs(self, pods: Mapping[int, Sequence[str]]) -> None:
-        """Say which processes are of which job. On a GPU that several pods share nobody says which one's they are."""
+        """Note the processes of each job. A GPU that several pods share shows none of theirs."""
         for gpu, names in pods.items():
             if len(names) == 1 and self._reported.get(gpu) == names[0]:
                 found = [process for process in self._gpus.pids().get(gpu, ()) if self._is_in_pod(process)]
