@@ -24,13 +24,14 @@ BEFORE_MS = 2 * DAY_MS  # owners of jobs that go on are reported once a day
 NAMED_BY = "name"  # of the pod
 
 
-def add_owners(facts: ApiSnapshot, rows: Iterable[pb.JobRow]) -> None:
+def add_owners(facts: ApiSnapshot, rows: Sequence[pb.JobRow]) -> None:
     """Fill in whose the jobs are, as far as that is known."""
+    jobs = tuple(sorted(row.job for row in rows))
 
     def read() -> Mapping[str, JobOwner]:
-        return read_owners(facts.store, facts.now_ms() - DAY_MS - BEFORE_MS)
+        return read_owners(facts.store, facts.now_ms() - DAY_MS - BEFORE_MS, jobs)
 
-    known = facts.once("owners", KEPT_S, read)
+    known = facts.once(("owners", jobs), KEPT_S, read)
     for row in rows:
         if (owner := _owner(known, row.job)) is not None:
             row.owner.CopyFrom(message(owner, facts.config.teams))
@@ -44,9 +45,11 @@ def teams_of(store: Store, teams: Sequence[TeamConfig], jobs: Sequence[str], sin
     return {job: team for job, team in named if team}
 
 
-def read_owners(store: Store, since_ms: int) -> dict[str, JobOwner]:
-    """Return the owners reported since then, by job."""
-    return merged(_parsed(store.events.messages_of_code(EventKind.RANK, OWNER, since_ms, MOST)))
+def read_owners(store: Store, since_ms: int, jobs: Sequence[str] | None = None) -> dict[str, JobOwner]:
+    """Return the owners reported since then, by job. `jobs`: of these; None: of all."""
+    if jobs is not None and not jobs:
+        return {}
+    return merged(_parsed(store.events.messages_of_code(EventKind.RANK, OWNER, since_ms, MOST, jobs)))
 
 
 def _parsed(messages: Iterable[str]) -> Iterator[JobOwner]:

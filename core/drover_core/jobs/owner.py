@@ -54,6 +54,8 @@ _TEXTS = tuple(each.name for each in fields(JobOwner) if each.name not in ("job"
 
 def clean(value: str) -> str:
     """Return a value that a user wrote without what does not print, and cut."""
+    if len(value) <= MAX_CHARS and value.isprintable():
+        return value.strip()
     return "".join(c for c in value[: 4 * MAX_CHARS] if c.isprintable()).strip()[:MAX_CHARS]
 
 

@@ -55,7 +55,7 @@ def test_once_then_when_it_changed_and_once_a_day(tmp_path: Path) -> None:
     assert [len(found.read(T + ms).events) for ms in (0, 10_000, AGAIN_MS - 1, AGAIN_MS)] == [1, 0, 0, 1]
     (tmp_path / "70/environ").write_text(SLURM.replace("vision", "speech"))
     at = T + AGAIN_MS
-    assert [len(found.read(at + ms).events) for ms in (10_000, CHANGED_MS)] == [0, 1]
+    assert [len(found.read(at + ms).events) for ms in (10_000, CHANGED_MS)] == [0, 1]  # it is read again by then
     gpus.set_jobs({})
     found.read(at)
     gpus.set_jobs({"7": (70,)})
@@ -99,9 +99,14 @@ def test_hostile_values_are_cut(tmp_path: Path) -> None:
     assert found.account == "a[31m" + "x" * (MAX_CHARS - 5)
     assert found.project == ""  # behind MAX_ENVIRONMENT
     assert MAX_ENVIRONMENT < 1_000_000
-    (tmp_path / "70/environ").write_text(SLURM.replace("vision", "") + "SLURM_ARRAY_JOB_ID=x\0SLURM_ARRAY_TASK_ID=1\0")
+    rank(tmp_path, 71, SLURM.replace("vision", "") + "SLURM_ARRAY_JOB_ID=x\0SLURM_ARRAY_TASK_ID=1\0")
+    gpus.set_jobs({"7": (71,)})
     found = of(gpus, tmp_path)
     assert found is not None and (found.account, found.array) == ("", "")
+    rank(tmp_path, 72, "NOT_SLURM_JOB_ID=7\0XSLURM_JOB_ACCOUNT=x\0" + SLURM + "SLURM_JOB_ACCOUNT=second\0")
+    gpus.set_jobs({"7": (72,)})
+    found = of(gpus, tmp_path)
+    assert found is not None and found.account == "vision"
 
 
 def test_the_parts_of_a_heterogeneous_job(tmp_path: Path) -> None:

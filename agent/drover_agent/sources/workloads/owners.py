@@ -27,6 +27,7 @@ CHANGED_MS = 600_000  # a job whose owner has changed is reported again no soone
 MAX_JOBS = 256
 MAX_PROCESSES = 32  # of a job, that are asked at each read
 MAX_ENVIRONMENT = 1 << 18
+MAX_VALUE = 1_024  # bytes, before it is cut
 MAX_TITLE = 200
 MAX_WORK = 4  # names of Ray's actors and tasks
 HET_GROUPS = 16
@@ -35,7 +36,7 @@ VARIABLES = frozenset({
     "SLURM_JOB_ID", "SLURM_JOB_ACCOUNT", "SLURM_JOB_USER", "SLURM_NODEID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID",
     "SLURM_HET_JOB_ID", "RAY_JOB_ID", "DROVER_PROJECT", *PARTS,
 })  # fmt: skip
-_NAMES = {name.encode(): name for name in VARIABLES}
+_KEYS = {name: b"\0" + name.encode() + b"=" for name in sorted(VARIABLES)}
 _RAY = re.compile(r"ray::([A-Za-z_][\w.<>\-]{0,100})")
 _USER = re.compile(r"^Uid:\s+(\d{1,10})", re.MULTILINE)  # of /proc/PID/status: proc(5)
 
@@ -58,13 +59,17 @@ class OwnersSource:
         self._proc, self._gpus, self._name_of = proc, gpus, name_of
         self._sent: dict[str, tuple[str, int]] = {}  # job -> (message, when it was sent)
         self._names: dict[int, str] = {}  # uid -> name
+        self._found: dict[int, tuple[dict[str, str], int]] = {}  # process -> (its variables, when they were read)
 
     def read(self, now_ms: int) -> Reading:
         reading = Reading()
         jobs = self._gpus.jobs()
         self._sent = {job: sent for job, sent in self._sent.items() if job in jobs}
-        for job in sorted(jobs)[:MAX_JOBS]:
-            owner = self._owner(job, jobs[job][:MAX_PROCESSES])
+        asked = {job: jobs[job][:MAX_PROCESSES] for job in sorted(jobs)[:MAX_JOBS]}
+        there = {process for processes in asked.values() for process in processes}
+        self._found = {p: kept for p, kept in self._found.items() if p in there and 0 <= now_ms - kept[1] < CHANGED_MS}
+        for job, processes in asked.items():
+            owner = self._owner(job, processes, now_ms)
             if owner is None:
                 continue
             text = to_message(owner)
@@ -77,9 +82,9 @@ class OwnersSource:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _owner(self, job: str, processes: Sequence[int]) -> JobOwner | None:
+    def _owner(self, job: str, processes: Sequence[int], now_ms: int) -> JobOwner | None:
         """Return whose a job is; None: nothing is known, or its first node reports it."""
-        found = [(process, self._variables(process)) for process in processes]
+        found = [(process, self._variables(process, now_ms)) for process in processes]
         own = [each for each in found if job in _ids(each[1])]
         slurm = own[0][1] if own else {}
         if "SLURM_HET_JOB_ID" not in slurm and slurm.get("SLURM_NODEID", "0") not in ("", "0"):
@@ -96,19 +101,24 @@ class OwnersSource:
         )  # fmt: skip
         return None if owner == JobOwner(job) else owner
 
-    def _variables(self, process: int) -> dict[str, str]:
+    def _variables(self, process: int, now_ms: int) -> dict[str, str]:
         """Return those of VARIABLES that a process has, the first of each name, as getenv(3) finds it."""
+        if process in self._found:
+            return self._found[process][0]
         try:
             descriptor = os.open(f"{self._proc}/{process}/environ", os.O_RDONLY | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
-                data = file.read(MAX_ENVIRONMENT)
+                data = b"\0" + file.read(MAX_ENVIRONMENT)
         except OSError:  # it has ended, or may not be read
             return {}
         found: dict[str, str] = {}
-        for item in data.split(b"\0"):
-            name, _, value = item.partition(b"=")
-            if (known := _NAMES.get(name)) is not None and known not in found:
-                found[known] = clean(value[:1024].decode("utf-8", "replace"))
+        for name, key in _KEYS.items():  # not split first: a hostile user can put 100,000 variables there
+            at = data.find(key)
+            if at >= 0:
+                begin = at + len(key)
+                found[name] = clean(data[begin : begin + MAX_VALUE].partition(b"\0")[0].decode("utf-8", "replace"))
+        if found:  # else it may be between fork and exec
+            self._found[process] = found, now_ms
         return found
 
     def _uid(self, process: int) -> int | None:
