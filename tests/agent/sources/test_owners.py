@@ -111,11 +111,12 @@ def test_hostile_values_are_cut(tmp_path: Path) -> None:
 
 def test_the_parts_of_a_heterogeneous_job(tmp_path: Path) -> None:
     gpus = node(1)
-    parts = "SLURM_JOB_ID=7\0SLURM_HET_JOB_ID=7\0SLURM_JOB_ID_HET_GROUP_0=7\0SLURM_JOB_ID_HET_GROUP_1=8\0"
-    rank(tmp_path, 70, parts + "SLURM_NODEID=1\0")
+    ids = "SLURM_JOB_ID=7\0SLURM_JOB_ID_HET_GROUP_0=7\0SLURM_JOB_ID_HET_GROUP_1=8\0SLURM_NODEID=1\0"
+    accounts = "SLURM_JOB_ACCOUNT=a\0SLURM_JOB_ACCOUNT_HET_GROUP_0=a\0SLURM_JOB_ACCOUNT_HET_GROUP_1=b\0"
+    rank(tmp_path, 70, ids + accounts)
     gpus.set_jobs({"8": (70,)})
     found = of(gpus, tmp_path)
-    assert found is not None and found.het == "7+1"
+    assert found is not None and (found.het, found.account) == ("7+1", "b")
 
 
 def test_ray_jobs_and_actors(tmp_path: Path) -> None:
@@ -162,20 +163,21 @@ def test_a_real_slurm_says_whose_its_array_tasks_and_parts_are(tmp_path: Path) -
         events = OwnersSource(Path("/proc"), gpus).read(T).events
         return {owner.job: owner for owner in (from_message(event.message) for event in events)}
 
-    with slurm.running(tmp_path) as cluster:
+    with slurm.running(tmp_path, ("gpu01", "gpu02")) as cluster:
         array = cluster.submit("sleep 600", "--gres=gpu:1", "--array=4", "--account=vision")
-        # Parts that run nothing but the first one's script have no process by which they could be known.
+        wait_until(lambda: array in seen(), "the array's task is seen", 20)
+        task = seen()[array]
+        cluster.command("scancel", array)
+        wait_until(lambda: array not in seen(), "the array's task has ended", 20)
+        # Both nodes are this machine: of the GPUs of the same numbers the second part has one more.
         script = tmp_path / "het.sh"
-        script.write_text(
-            "#!/bin/sh\n#SBATCH --gres=gpu:1 --account=speech\n#SBATCH hetjob\n#SBATCH --gres=gpu:1\n"
-            "srun --het-group=0,1 sleep 600\n"
-        )
+        lines = ("--gres=gpu:1 --account=speech", "hetjob", "--gres=gpu:2 --account=audio")
+        text = "".join(f"#SBATCH {line}\n" for line in lines)
+        script.write_text(f"#!/bin/sh\n{text}srun --het-group=0,1 sleep 600\n")
         leader = cluster.command("sbatch", "--parsable", f"--output={tmp_path}/%j.out", str(script)).strip()
-        parts = (leader, str(int(leader) + 1))
-        wait_until(lambda: seen().keys() >= {array, *parts}, "all jobs are seen", 60)
-        wait_until(lambda: seen()[parts[1]].het, "the second part's own process is seen", 20)
+        second = str(int(leader) + 1)
+        wait_until(lambda: seen().keys() >= {leader, second}, "both parts are seen", 40)
         found = seen()
-    assert (found[array].user, found[array].uid, found[array].account) == ("root", 0, "vision")
-    assert found[array].array == f"{array}_4"
-    assert [found[part].het for part in parts] == [f"{leader}+0", f"{leader}+1"]
-    assert found[leader].account == "speech"
+    assert (task.user, task.uid, task.account, task.array) == ("root", 0, "vision", f"{array}_4")
+    assert (found[leader].het, found[leader].account) == (f"{leader}+0", "speech")
+    assert (found[second].het, found[second].account) == (f"{leader}+1", "audio")

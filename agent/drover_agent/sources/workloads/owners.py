@@ -4,9 +4,10 @@ Environments hold secrets, so of each only the variables in `VARIABLES` are kept
 What they say their user may have written: it is cut, and marked forgeable. A job's own name is not among it: that comes
 from `jobs`. Reading another user's environment needs CAP_SYS_PTRACE; without it a job's user alone is known.
 
-Names of variables: sbatch(1), "output environment variables"; SLURM_HET_JOB_ID of src/common/env.c and
-src/slurmd/slurmd/req.c of Slurm. RAY_JOB_ID is set by src/ray/raylet/worker_pool.cc of Ray, all f (its nil) in a worker
-that was started before it got work; workers call themselves ray::ACTOR.METHOD or ray::TASK (seen with Ray 2.60).
+Names of variables: sbatch(1), "output environment variables". In each part of a heterogeneous job SLURM_JOB_ID is the
+leader's, and ..._HET_GROUP_N are those of part N (seen with Slurm 22.05). RAY_JOB_ID is set by
+src/ray/raylet/worker_pool.cc of Ray, all f (its nil) in a worker that was started before it got work; workers call
+themselves ray::ACTOR.METHOD or ray::TASK (seen with Ray 2.60).
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ MAX_TITLE = 200
 MAX_WORK = 4  # names of Ray's actors and tasks
 HET_GROUPS = 16
 PARTS = tuple(f"SLURM_JOB_ID_HET_GROUP_{number}" for number in range(HET_GROUPS))
+ACCOUNTS = tuple(f"SLURM_JOB_ACCOUNT_HET_GROUP_{number}" for number in range(HET_GROUPS))
 VARIABLES = frozenset({
     "SLURM_JOB_ID", "SLURM_JOB_ACCOUNT", "SLURM_JOB_USER", "SLURM_NODEID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID",
-    "SLURM_HET_JOB_ID", "RAY_JOB_ID", "DROVER_PROJECT", *PARTS,
+    "RAY_JOB_ID", "DROVER_PROJECT", *PARTS, *ACCOUNTS,
 })  # fmt: skip
 _KEYS = {name: b"\0" + name.encode() + b"=" for name in sorted(VARIABLES)}
 _RAY = re.compile(r"ray::([A-Za-z_][\w.<>\-]{0,100})")
@@ -87,16 +89,19 @@ class OwnersSource:
         found = [(process, self._variables(process, now_ms)) for process in processes]
         own = [each for each in found if job in _ids(each[1])]
         slurm = own[0][1] if own else {}
-        if "SLURM_HET_JOB_ID" not in slurm and slurm.get("SLURM_NODEID", "0") not in ("", "0"):
+        part = next((number for number, name in enumerate(PARTS) if slurm.get(name) == job), None)
+        if part is None and slurm.get("SLURM_NODEID", "0") not in ("", "0"):
             return None
         # Users of pods are the image's, and no persons.
         uid = self._uid((own or found)[0][0]) if found and "/" not in job else None
         ray = [(process, each["RAY_JOB_ID"]) for process, each in found if "RAY_JOB_ID" in each]
         work = sorted({name for process, _ in ray if (name := self._ray_work(process))})
         owner = JobOwner(
-            job, user=self._user(uid, slurm), uid=uid, account=slurm.get("SLURM_JOB_ACCOUNT", ""),
+            job, user=self._user(uid, slurm), uid=uid,
+            account=slurm.get("SLURM_JOB_ACCOUNT" if part is None else ACCOUNTS[part], ""),
             project=next((each["DROVER_PROJECT"] for _, each in found if "DROVER_PROJECT" in each), ""),
-            array=_array(slurm), het=_het(job, slurm), ray_job=next((id_ for _, id_ in ray if id_.strip("f")), ""),
+            array=_array(slurm), het="" if part is None else f"{slurm.get(PARTS[0], '')}+{part}",
+            ray_job=next((id_ for _, id_ in ray if id_.strip("f")), ""),
             ray_work=clean(", ".join(work[:MAX_WORK])),
         )  # fmt: skip
         return None if owner == JobOwner(job) else owner
@@ -155,19 +160,10 @@ class OwnersSource:
 
 
 def _ids(found: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the ids that Slurm gives a process' job: of a heterogeneous job those of all its parts."""
+    """Return the ids that Slurm gives the job of a process: of a heterogeneous job those of all its parts."""
     return tuple(found[name] for name in ("SLURM_JOB_ID", *PARTS) if name in found)
 
 
 def _array(slurm: Mapping[str, str]) -> str:
     job, task = slurm.get("SLURM_ARRAY_JOB_ID", ""), slurm.get("SLURM_ARRAY_TASK_ID", "")
     return f"{job}_{task}" if job.isdecimal() and task.isdecimal() else ""
-
-
-def _het(job: str, slurm: Mapping[str, str]) -> str:
-    """Return LEADER+OFFSET; without an offset where the environment does not list the parts."""
-    leader = slurm.get("SLURM_HET_JOB_ID", slurm.get(PARTS[0], ""))
-    if not leader.isdecimal():
-        return ""
-    offset = next((str(number) for number, name in enumerate(PARTS) if slurm.get(name) == job), "")
-    return f"{leader}+{offset}" if offset else leader
