@@ -90,6 +90,12 @@ def _jobs(config: AgentConfig, gpus: Gpus) -> Source:
     return JobsSource(Path(config.proc_root), gpus, config.kubelet_socket, config.kubernetes_resources)
 
 
+def _owners(config: AgentConfig, gpus: Gpus) -> Source:
+    from drover_agent.sources.workloads.owners import OwnersSource
+
+    return OwnersSource(Path(config.proc_root), gpus)
+
+
 def _rank_dumps(config: AgentConfig, gpus: Gpus) -> Source:
     if not config.rank_dumps:
         return Off("rank_dumps")
@@ -114,6 +120,7 @@ POLLED: dict[str, tuple[frozenset[str], Callable[[AgentConfig, Gpus], Source]]] 
     "inference": (frozenset({"auto", "nvml", "none"}), _inference),
     "steps": (frozenset({"auto", "nvml", "none"}), _steps),
     "jobs": (frozenset({"auto", "nvml"}), _jobs),
+    "owners": (frozenset({"auto", "nvml"}), _owners),
     "rank_dumps": (frozenset({"auto", "nvml", "none"}), _rank_dumps),
     "simulated": (frozenset({"simulated"}), _simulated),
 }

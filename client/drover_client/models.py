@@ -496,6 +496,20 @@ class JobMove(TypedDict):
     kept_ms: int | None
 
 
+class JobOwner(TypedDict):
+    user: str
+    account: str
+    team: str
+    project: str
+    array: str
+    het: str
+    controller: str
+    ray_job: str
+    ray_work: str
+    said_by: str
+    text: str
+
+
 JobPhase = TypedDict(
     "JobPhase", {"lane": str, "from": "str | None", "to": "str | None", "incident": str, "text": str, "severity": str}
 )
@@ -519,6 +533,7 @@ class JobRow(TypedDict):
     tokens_per_s: float | None
     mfu_ratio: float | None
     died: JobDeath | None
+    owner: JobOwner | None
 
 
 class JobSave(TypedDict):
@@ -619,6 +634,7 @@ Ledger = TypedDict(
         "fleet_energy": "LedgerEnergy | None",
         "doubts": "list[str]",
         "moves": "list[JobMove]",
+        "teams": "list[LedgerRow]",
     },
 )
 

@@ -57,6 +57,7 @@ from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
 from drover_collector.pipeline.maintenance_events import MaintenanceEvents, marks_of
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.pipeline.pod_owners import PodOwners
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probes.context import NodeAccess, ProbeRuntime, Stream
@@ -193,7 +194,10 @@ class Detection:
         """Return what runs next to judging; run each until cancelled."""
         verdicts = GateSender(self.pipeline, self.ingest.streams)
         events = maintenance_events(config, self.pipeline)
-        return [self.maintenance.run, self.scrape.run, verdicts.run, events.run, *self.probes.tasks]
+        tasks = [self.maintenance.run, self.scrape.run, verdicts.run, events.run, *self.probes.tasks]
+        if config.act.kubernetes.enabled:
+            tasks.append(PodOwners(self.pipeline, KubernetesApi(config.act.kubernetes)).run)
+        return tasks
 
     def _has_agent(self, node: str) -> bool:
         stream = self.ingest.stream(node)

@@ -153,6 +153,13 @@ class CostConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamConfig:
+    account: str = required("Slurm's account, or a namespace of Kubernetes; * matches any text")
+    team: str = setting("", "whose its jobs are; empty: the account's own name")
+    project: str = setting("", "what they work on; empty: what the job says")
+
+
+@dataclass(frozen=True, slots=True)
 class CollectorConfig:
     fleet: str = setting(
         DEFAULT_FLEET,
@@ -171,6 +178,7 @@ class CollectorConfig:
     export: ExportConfig = field(default_factory=ExportConfig)
     console: ConsoleConfig = field(default_factory=ConsoleConfig)
     cost: CostConfig = field(default_factory=CostConfig)
+    teams: tuple[TeamConfig, ...] = setting((), "Teams and projects by account or namespace; the first that matches.")
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     heartbeat: HeartbeatConfig = field(default_factory=HeartbeatConfig)
     scrape: tuple[ScrapeConfig, ...] = setting(

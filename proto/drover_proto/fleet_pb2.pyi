@@ -2712,6 +2712,7 @@ class JobRow(_message.Message):
     TOKENS_PER_S_FIELD_NUMBER: _builtins.int
     MFU_RATIO_FIELD_NUMBER: _builtins.int
     DIED_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     gpus: _builtins.int
     nodes: _builtins.int
@@ -2743,6 +2744,10 @@ class JobRow(_message.Message):
     def died(self) -> Global___JobDeath:
         """absent: it runs, or ended without an open incident that explains it"""
 
+    @_builtins.property
+    def owner(self) -> Global___JobOwner:
+        """absent: not known"""
+
     def __init__(
         self,
         *,
@@ -2763,10 +2768,11 @@ class JobRow(_message.Message):
         tokens_per_s: _builtins.float | None = ...,
         mfu_ratio: _builtins.float | None = ...,
         died: Global___JobDeath | None = ...,
+        owner: Global___JobOwner | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "died", b"died", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "mfu_ratio", b"mfu_ratio", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "died", b"died", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "mfu_ratio", b"mfu_ratio", "owner", b"owner", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "died", b"died", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus", b"gpus", "hurt", b"hurt", "incidents", b"incidents", "job", b"job", "mfu_ratio", b"mfu_ratio", "nodes", b"nodes", "pools", b"pools", "severity", b"severity", "since_ms", b"since_ms", "skus", b"skus", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms", "_gpu_hours_lost", b"_gpu_hours_lost", "_gpu_hours_waited", b"_gpu_hours_waited", "_mfu_ratio", b"_mfu_ratio", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "_waiting_share", b"_waiting_share", "died", b"died", "ended_ms", b"ended_ms", "gpu_hours_lost", b"gpu_hours_lost", "gpu_hours_waited", b"gpu_hours_waited", "gpus", b"gpus", "hurt", b"hurt", "incidents", b"incidents", "job", b"job", "mfu_ratio", b"mfu_ratio", "nodes", b"nodes", "owner", b"owner", "pools", b"pools", "severity", b"severity", "since_ms", b"since_ms", "skus", b"skus", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s", "waiting_share", b"waiting_share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ended_ms: _TypeAlias = _typing.Literal["ended_ms"]  # noqa: Y015
     _WhichOneofArgType__ended_ms: _TypeAlias = _typing.Literal["_ended_ms", b"_ended_ms"]  # noqa: Y015
@@ -2798,6 +2804,67 @@ class JobRow(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_share) -> _WhichOneofReturnType__waiting_share | None: ...
 
 Global___JobRow: _TypeAlias = JobRow  # noqa: Y015
+
+@_typing.final
+class JobOwner(_message.Message):
+    """Whose a job is. A text that is not known is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    ACCOUNT_FIELD_NUMBER: _builtins.int
+    TEAM_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    ARRAY_FIELD_NUMBER: _builtins.int
+    HET_FIELD_NUMBER: _builtins.int
+    CONTROLLER_FIELD_NUMBER: _builtins.int
+    RAY_JOB_FIELD_NUMBER: _builtins.int
+    RAY_WORK_FIELD_NUMBER: _builtins.int
+    SAID_BY_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    """name on the node, by the kernel's user id of its processes"""
+    account: _builtins.str
+    """Slurm's account, or the namespace of a pod"""
+    team: _builtins.str
+    """by the collector's settings (`teams`), else the account"""
+    project: _builtins.str
+    array: _builtins.str
+    """ARRAY_TASK of a Slurm job array"""
+    het: _builtins.str
+    """JOB+OFFSET of a part of a heterogeneous Slurm job"""
+    controller: _builtins.str
+    """KIND/NAME of what made the pod, by its owner references: JobSet/llama"""
+    ray_job: _builtins.str
+    """id of Ray's job"""
+    ray_work: _builtins.str
+    """actors and tasks of Ray that run"""
+    said_by: _builtins.str
+    """what account, project and the rest come from: environment of its processes, kubernetes, name"""
+    text: _builtins.str
+    """all of it, for people"""
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+        account: _builtins.str = ...,
+        team: _builtins.str = ...,
+        project: _builtins.str = ...,
+        array: _builtins.str = ...,
+        het: _builtins.str = ...,
+        controller: _builtins.str = ...,
+        ray_job: _builtins.str = ...,
+        ray_work: _builtins.str = ...,
+        said_by: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["account", b"account", "array", b"array", "controller", b"controller", "het", b"het", "project", b"project", "ray_job", b"ray_job", "ray_work", b"ray_work", "said_by", b"said_by", "team", b"team", "text", b"text", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobOwner: _TypeAlias = JobOwner  # noqa: Y015
 
 @_typing.final
 class JobDeath(_message.Message):
@@ -5006,6 +5073,7 @@ class Ledger(_message.Message):
     FLEET_ENERGY_FIELD_NUMBER: _builtins.int
     DOUBTS_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
+    TEAMS_FIELD_NUMBER: _builtins.int
     from_ms: _builtins.int
     to_ms: _builtins.int
     """what is known ends here: the newest rollup"""
@@ -5066,6 +5134,10 @@ class Ledger(_message.Message):
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobMove]:
         """jobs whose node went out, and that were to save themselves first; the newest first"""
 
+    @_builtins.property
+    def teams(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerRow]:
+        """by the jobs' owners; "" for jobs whose owner is not known; none where no owner is"""
+
     def __init__(
         self,
         *,
@@ -5090,10 +5162,11 @@ class Ledger(_message.Message):
         fleet_energy: Global___LedgerEnergy | None = ...,
         doubts: _abc.Iterable[_builtins.str] | None = ...,
         moves: _abc.Iterable[Global___JobMove] | None = ...,
+        teams: _abc.Iterable[Global___LedgerRow] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "fleet_energy", b"fleet_energy", "kwh_price", b"kwh_price", "other_jobs", b"other_jobs", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "availability", b"availability", "causes", b"causes", "currency", b"currency", "days", b"days", "doubts", b"doubts", "fleet_energy", b"fleet_energy", "from_ms", b"from_ms", "incidents", b"incidents", "jobs", b"jobs", "jobs_total", b"jobs_total", "kwh_price", b"kwh_price", "moves", b"moves", "nodes", b"nodes", "nodes_total", b"nodes_total", "objective", b"objective", "other_jobs", b"other_jobs", "pools", b"pools", "repair", b"repair", "to_ms", b"to_ms", "total", b"total", "worst_nodes", b"worst_nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price", "_other_jobs", b"_other_jobs", "availability", b"availability", "causes", b"causes", "currency", b"currency", "days", b"days", "doubts", b"doubts", "fleet_energy", b"fleet_energy", "from_ms", b"from_ms", "incidents", b"incidents", "jobs", b"jobs", "jobs_total", b"jobs_total", "kwh_price", b"kwh_price", "moves", b"moves", "nodes", b"nodes", "nodes_total", b"nodes_total", "objective", b"objective", "other_jobs", b"other_jobs", "pools", b"pools", "repair", b"repair", "teams", b"teams", "to_ms", b"to_ms", "total", b"total", "worst_nodes", b"worst_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kwh_price: _TypeAlias = _typing.Literal["kwh_price"]  # noqa: Y015
     _WhichOneofArgType__kwh_price: _TypeAlias = _typing.Literal["_kwh_price", b"_kwh_price"]  # noqa: Y015

@@ -65,6 +65,20 @@ def test_the_list(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert "none ended in the last 24 h" in capsys.readouterr().out
 
 
+def test_whose_a_job_is(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", "t1"]) == 0
+    assert "  owner unknown\n" in capsys.readouterr().out
+    mine = pb.JobOwner(team="vi\x1bsion", user="alice", said_by="environment", text="team vi\x1bsion, user alice")
+    ROW.owner.CopyFrom(mine)
+    try:
+        assert main(["job"]) == 0
+        assert capsys.readouterr().out.splitlines()[2].split()[9:12] == ["vi", "sion", "alice"]
+        assert main(["job", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["owner"]["user"] == "alice"
+    finally:
+        ROW.ClearField("owner")
+
+
 def test_the_list_as_json_has_null_for_what_is_not_known(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

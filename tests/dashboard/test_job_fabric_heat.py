@@ -218,6 +218,17 @@ def test_what_a_job_does_not_report_is_absent_and_no_zero() -> None:
     }  # fmt: skip
 
 
+def test_whose_a_job_is_stands_there_and_unknown_is_said() -> None:
+    mine = pb.JobOwner(team="perception", user="alice", text="team perception, user alice", said_by="environment")
+    (known, unknown) = job_parts.rows([job_row(owner=mine), job_row()], WHO, with_steps=False, with_owners=True)
+    assert (known.cells[-1].text, known.cells[-1].sub) == ("perception", "alice")
+    assert (unknown.cells[-1].text, unknown.cells[-1].kind) == ("unknown", "absent")
+    assert job_parts.owner(job_row()) == "Owner: unknown."
+    assert job_parts.owner(job_row(owner=mine)) == (
+        "Owner: team perception, user alice, as its processes' environment says."
+    )
+
+
 def test_the_share_that_waits_says_what_it_is_a_mean_of() -> None:
     """The sentence of the incident says how long peers wait in each step now; both stood there without a word."""
     shown = next(remark for label, _, remark in job_parts.tiles(job_detail(), WHO) if label == "Waits")

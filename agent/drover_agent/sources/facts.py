@@ -119,6 +119,14 @@ FACTS: Mapping[str, SourceFacts] = MappingProxyType(
             missing="no GPU, so nothing to hold",
             setting="`kubelet_socket`, `kubernetes_resources`",
         ),
+        "owners": SourceFacts(
+            what="events: whose each job is (user, account, project, array, Ray's job)",
+            reads="/proc: the user id, and a fixed list of variables, of processes of jobs that hold GPUs",
+            pace="10 s; sent when it is new, and once a day",
+            rights="CAP_SYS_PTRACE, to read variables of other users' processes; without it the user alone is known",
+            missing="no process of a job is seen on a GPU",
+            setting="none",
+        ),
         "rank_dumps": SourceFacts(
             what="events: where ranks of jobs stand in their collectives",
             reads="flight recorder dumps of PyTorch at the paths that are set; /proc, for the GPU of a rank",

@@ -24,6 +24,7 @@ class Gpus:
         self._entities: dict[tuple[int | None, str], Entity] = {}
         self._places: dict[tuple[int, int], Entity] = {}
         self._pids: dict[int, tuple[int, ...]] = {}
+        self._jobs: Mapping[str, tuple[int, ...]] = {}
 
     def set_entity(self, entity: Entity) -> None:
         """This is now the GPU of its slot, or the MIG instance of its name there."""
@@ -77,3 +78,11 @@ class Gpus:
     def pids(self) -> Mapping[int, tuple[int, ...]]:
         """Slot -> processes that hold it; a slot that could not be read is missing."""
         return self._pids
+
+    def set_jobs(self, jobs: Mapping[str, tuple[int, ...]]) -> None:
+        """These jobs hold GPUs, and these of their processes are known."""
+        self._jobs = jobs
+
+    def jobs(self) -> Mapping[str, tuple[int, ...]]:
+        """Job -> processes of it, also ones that are on no GPU; maybe none."""
+        return self._jobs

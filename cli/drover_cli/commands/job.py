@@ -21,7 +21,7 @@ from drover_proto import fleet_pb2 as pb
 HELP = "jobs, hurt ones first; of one: whether it is healthy, what it lost and by whose fault, its GPUs"
 SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has them, the farthest from the median first
 METRICS = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio")
-NONE = "-"
+NONE, UNKNOWN = "-", "unknown"
 HOUR_MS = 3_600_000
 
 
@@ -45,23 +45,35 @@ def run(args: argparse.Namespace) -> int:
     if not reply.jobs:
         print("no job holds a GPU" if not args.ended else "no job holds a GPU, and none ended in the last 24 h")
         return 0
+    owned = any(row.owner.text for row in reply.jobs)
     print_table(
-        ["JOB", "GPUS", "NODES", "SINCE", "WAITS", "GPU-H WAITED", "STEP", "MFU", "WHAT HURTS IT"],
-        [_line(row) for row in reply.jobs],
+        [
+            "JOB", "GPUS", "NODES", "SINCE", "WAITS", "GPU-H WAITED", "STEP", "MFU",
+            *(["TEAM", "USER"] if owned else []), "WHAT HURTS IT",
+        ],
+        [_line(row, owned) for row in reply.jobs],
         right=frozenset({1, 2, 4, 5, 6, 7}),
-    )
+    )  # fmt: skip
     if reply.total > len(reply.jobs):
         print(f"{len(reply.jobs)} of {reply.total} shown; --limit shows more")
     return 0
 
 
-def _line(row: pb.JobRow) -> list[object]:
+def _line(row: pb.JobRow, owned: bool) -> list[object]:
     hurt = _died(row) or row.hurt or (f"ended {when(row.ended_ms)}" if row.HasField("ended_ms") else NONE)
+    owner = [plain(row.owner.team) or UNKNOWN, plain(row.owner.user) or UNKNOWN] if owned else []
     return [
         row.job, row.gpus, row.nodes, when(row.since_ms), _optional(row, "waiting_share", "{:.0%}"),
         _optional(row, "gpu_hours_waited", "{:,.1f}"), _optional(row, "step_time_s", "{:.2f} s"),
-        _optional(row, "mfu_ratio", "{:.0%}"), hurt,
+        _optional(row, "mfu_ratio", "{:.0%}"), *owner, hurt,
     ]  # fmt: skip
+
+
+def _owner(row: pb.JobRow) -> str:
+    if not row.owner.text:
+        return "owner unknown"
+    said = " (said by its processes' environment)" if row.owner.said_by == "environment" else ""
+    return plain(f"owner: {row.owner.text}{said}")
 
 
 def _died(row: pb.JobRow) -> str:
@@ -87,6 +99,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         say(detail.sentence, 2)
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"{plain(job_label(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
+    say(f"  {_owner(row)}", 2)
     say(f"  {_died(row) or row.hurt or 'no open incident names it'}", 2)
     say(
         f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"

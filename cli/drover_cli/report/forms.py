@@ -83,7 +83,8 @@ def _line(table: Table, cells: Sequence[str], tag: str) -> str:
 def csv_rows(ledger: pb.Ledger) -> str:
     """Return every row of the ledger as a line, with exact milliseconds. A column that a row does not have is empty."""
     tables: list[tuple[str, Sequence[Message]]] = [
-        ("total", [ledger.total]), ("pool", ledger.pools), ("day", ledger.days), ("job", ledger.jobs),
+        ("total", [ledger.total]), ("pool", ledger.pools), ("team", ledger.teams), ("day", ledger.days),
+        ("job", ledger.jobs),
         ("other jobs", [ledger.other_jobs] if ledger.HasField("other_jobs") else []), ("node", ledger.nodes),
         ("cause", ledger.causes), ("incident", ledger.incidents), ("availability", ledger.availability),
         ("availability of a node", ledger.worst_nodes), ("repair", ledger.repair),

@@ -52,7 +52,8 @@ class Page:
 
 def make_page(ledger: pb.Ledger) -> Page:
     tables = [
-        _shares(ledger), _days(ledger), _rows("Pools", "pool", ledger.pools, ledger), _causes(ledger),
+        _shares(ledger), _days(ledger), _rows("Pools", "pool", ledger.pools, ledger), _teams(ledger),
+        _causes(ledger),
         _incidents(ledger), _repair(ledger), _availability(ledger), _jobs(ledger), _moves(ledger),
     ]  # fmt: skip
     return Page(
@@ -168,6 +169,16 @@ HEADERS = ("held", "goodput", "faults took", "cost of that", "idle", "unknown", 
 
 def _rows(name: str, kind: str, found: Sequence[pb.LedgerRow], ledger: pb.Ledger) -> Table:
     return Table(name, [kind, *HEADERS], [[plain(row.name) or "(none)", *_columns(row, ledger)] for row in found])
+
+
+def _teams(ledger: pb.Ledger) -> Table:
+    rows = [
+        [plain(row.name) or "unknown", percent(known(row, "ettr")), str(row.interruptions), *_columns(row, ledger)]
+        for row in ledger.teams[:ROWS]
+    ]
+    more = len(ledger.teams) - len(rows)
+    note = f"{more} more teams are in the CSV and JSON forms." if more > 0 else ""
+    return Table("Teams", ["team", "ETTR", "ended by faults", *HEADERS], rows, note=note)
 
 
 def _days(ledger: pb.Ledger) -> Table:

@@ -9,6 +9,7 @@ import numpy as np
 from drover_collector.api import fabric as api_fabric
 from drover_collector.api import job_loss
 from drover_collector.api import jobs as api_jobs
+from drover_collector.api.owners import add_owners
 from drover_collector.api.recent_buckets import (
     NOW,
     is_warning,
@@ -55,6 +56,7 @@ def get_job(facts: ApiSnapshot, request: pb.JobRequest) -> pb.JobDetail:
     else:
         gpus, row = list(job.gpus), api_jobs.row_of(facts, job)
         ts_ms, values = _now(facts)
+    add_owners(facts, [row])
     incidents = _incidents(facts, job.job, gpus, job.since_ms, isinstance(job, JobSpan))
     reply = pb.JobDetail(
         row=row, ts_ms=ts_ms if gpus else 0, incidents_json=[to_json(i) for i in incidents[:INCIDENTS_MAX]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from drover_collector.api.owners import add_owners
 from drover_collector.api.recent_buckets import is_warning
 from drover_collector.api.snapshot import (
     DAY_MS,
@@ -103,6 +104,7 @@ def list_jobs(facts: ApiSnapshot, request: pb.ListJobsRequest) -> pb.JobList:
     rows += hurt[: limit - len(rows)]
     rows += [_row(facts, job, named.get(job.job, ())) for job in well[: limit - len(rows)]]
     rows += [ended_row(span, named.get(span.job, ())) for span in past[: limit - len(rows)]]
+    add_owners(facts, rows)
     total, harmed = len(asked) + len(dead) + len(past), jobs_hurt(facts.open_incidents())
     return pb.JobList(jobs=rows, total=total, hurt=sum(request.contains in job for job in harmed))
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from drover_collector.api.moves import messages, moves_of
+from drover_collector.api.owners import teams_of
 from drover_collector.api.snapshot import DAY_MS, ApiSnapshot, RefusalError, bad_argument, not_found
 from drover_collector.ledger.account import Account, asked_energy, make_account
 from drover_collector.ledger.facts import Facts, LedgerIncident
@@ -121,7 +122,7 @@ def read_facts(
         changes.jobs, holds, until_ms, GpuSpans.join(activity).apart().merged().clipped(0, until_ms),
         [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
         steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
-        checkpoints, checkpoints_from_ms,
+        checkpoints, checkpoints_from_ms, teams_of(store, facts.config.teams, changes.jobs, read_ms),
     )  # fmt: skip
     return found, meter, to_ms, usage.late_ms(from_ms, to_ms)
 

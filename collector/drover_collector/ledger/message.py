@@ -58,6 +58,7 @@ def make_message(
         total=rows.total(""), kwh_price=prices.kwh,
     )  # fmt: skip
     reply.pools.extend(rows.pools())
+    reply.teams.extend(rows.teams())
     reply.days.extend(rows.days())
     jobs = _worst_first(rows.jobs())
     reply.jobs.extend(jobs[: asked.limit])
@@ -157,6 +158,20 @@ class _Rows:
         ends = Counter(code for each in self._ends for code in np.unique(pool[list(each.nodes)]).tolist())
         names = self._index.pools
         return [self.row(names[code], rows, interruptions=ends[code]) for code, rows in self._by(self.pool)]
+
+    def teams(self) -> list[pb.LedgerRow]:
+        """Return a row for each team, and one without a name for jobs whose owner is not known."""
+        names = sorted(set(self._facts.teams.values()))
+        if not names:
+            return []
+        place = {name: at + 1 for at, name in enumerate(names)}
+        team = np.array([place.get(self._facts.teams.get(job, ""), 0) for job in self._facts.jobs], np.int64)
+        found = []
+        for code, rows in self._by(team[self._job]):
+            jobs = set(np.flatnonzero(team == code).tolist())
+            ends = sum(each.attempt.job in jobs for each in self._ends)
+            found.append(self._of_jobs(names[code - 1] if code else "", rows, jobs, ends))
+        return _worst_first(found)
 
     def nodes(self) -> list[pb.LedgerRow]:
         ends = Counter(n for each in self._ends for n in each.nodes)
@@ -360,7 +375,13 @@ def _doubts(facts: Facts, account: Account, reply: pb.Ledger) -> list[str]:
         elif account.unsaved:
             of = "1 restart" if account.unsaved == 1 else f"{account.unsaved} restarts"
             found.append(f"What {of} repeated is not known: no checkpoint before is. It counts as useful.")
-        found.append("Users and teams are not known: nodes report only the name of a job.")
+        nobodys = jobs - {at for at, name in enumerate(facts.jobs) if name in facts.teams}
+        if nobodys:
+            held_ms = int(account.ledger.ms[np.isin(account.ledger.job, list(nobodys))].sum())
+            found.append(
+                f"Whose {len(nobodys)} of {len(jobs)} jobs are is not known: {held_ms / HOUR_MS:,.1f} GPU-hours"
+                " (docs/how-to/owners.md)."
+            )
     open_cost = [
         i for i in facts.incidents
         if i.lost_ms is None and i.waited_ms is None and i.severity != Severity.INFO

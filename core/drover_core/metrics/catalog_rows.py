@@ -131,6 +131,8 @@ NODE_ROWS: tuple[Row, ...] = (
     (146, "source_kmsg_outcome", "enum", "state", "B", 1, 0, 255, "outcome of the kernel log", "whether the kernel log is read now: answered; failed", {"sampler": ("state of its reader", 1.0)}),
     (147, "source_rank_dumps_read_s", "s", "gauge", "I", 1e-4, 0, 1e5, "read of ranks' dumps", "longest reading in 10 s by source rank_dumps; one that has not returned: since it began", {"sampler": ("time of a reading", 1.0)}),
     (148, "source_rank_dumps_outcome", "enum", "state", "B", 1, 0, 255, "outcome of ranks' dumps", "worst outcome in 10 s of readings by source rank_dumps: answered; failed; overran its limit", {"sampler": ("outcome of a reading", 1.0)}),
+    (149, "source_owners_read_s", "s", "gauge", "I", 1e-4, 0, 1e5, "read of owners of jobs", "longest reading in 10 s by source owners; one that has not returned: since it began", {"sampler": ("time of a reading", 1.0)}),
+    (150, "source_owners_outcome", "enum", "state", "B", 1, 0, 255, "outcome of owners of jobs", "worst outcome in 10 s of readings by source owners: answered; failed; overran its limit", {"sampler": ("outcome of a reading", 1.0)}),
     (160, "exporters_up", "count", "state", "B", 1, 0, 255, "exporters that answer", "exporters of a node without an agent whose pages were read", {"scrape": ("pages read", 1.0)}),
     (161, "exporters_down", "count", "state", "B", 1, 0, 255, "exporters that do not answer", "exporters of a node without an agent whose pages could not be read", {"scrape": ("pages not read", 1.0)}),
 )

@@ -75,9 +75,11 @@ KERNEL_CODES: typing.Mapping[str, str] = types.MappingProxyType(
 )
 
 CHECKPOINT = "checkpoint"  # one of RANK_CODES
+OWNER = "owner"  # another: drover_core.jobs.owner
 RANK_CODES: typing.Mapping[str, str] = types.MappingProxyType(
     {
         "collective": "where a rank of a job stands in its collectives, by the flight recorder dump that it left",
         "checkpoint": "a job reported that a checkpoint is on disk",
+        "owner": "whose a job is, by the environment of its processes or by Kubernetes",
     }
 )

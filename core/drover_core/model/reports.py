@@ -59,11 +59,15 @@ def event_text(kind: str, message: str) -> str:
     """Return what an event says to people: of one of a rank, the sentence in its JSON."""
     if kind != EventKind.RANK:
         return message
-    from drover_core.jobs import checkpoint, rank_report  # a rare kind
+    from drover_core.jobs import checkpoint, owner, rank_report  # a rare kind
 
     try:
         return checkpoint.sentence(checkpoint.from_message(message))
     except checkpoint.ReportError:
+        pass
+    try:
+        return owner.sentence(owner.from_message(message))
+    except owner.OwnerError:
         return rank_report.text_of(message)
 
 

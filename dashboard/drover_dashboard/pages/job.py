@@ -78,6 +78,8 @@ def now(name: str) -> None:
     detail = answer.value
     found = job_parts.incidents(detail)
     view.notice("what", "summary", _head(detail, who))
+    with view.place():
+        view.notice("owner", "remark", job_parts.owner(detail.row))
     view.numbers(job_parts.tiles(detail, who))
     with view.place():
         if slowest := job_parts.culprit(found, who):

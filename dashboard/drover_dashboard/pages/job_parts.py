@@ -39,6 +39,7 @@ REPORTED = (
     Column("Step", "right", help="step time that its loop reports"), Column("Tokens/s", "right"),
     Column("MFU", "right", help="model operations per second over the hardware's peak"),
 )  # fmt: skip
+TEAM = Column("Team", help="whose it is, by its account or namespace, and its user")
 NO_STEPS = (
     "Step time, tokens per second and MFU: no job reports them. A training loop does with three lines of"
     " drover_agent.client.training_steps (docs/how-to/workloads.md)."
@@ -58,8 +59,14 @@ def seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def rows(found: Sequence[pb.JobRow], who: view.Viewer, with_steps: bool = True) -> list[Row]:
-    return [Row(_cells(job, who, with_steps), id=job.job, href=view.href(view.JOB, job=job.job)) for job in found]
+def rows(found: Sequence[pb.JobRow], who: view.Viewer, with_steps: bool = True, with_owners: bool = False) -> list[Row]:
+    return [
+        Row(
+            (*_cells(job, who, with_steps), *((_team(job),) if with_owners else ())), id=job.job,
+            href=view.href(view.JOB, job=job.job),
+        )
+        for job in found
+    ]  # fmt: skip
 
 
 def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ...]:
@@ -80,6 +87,21 @@ def _cells(job: pb.JobRow, who: view.Viewer, with_steps: bool) -> tuple[Cell, ..
         Cell(fmt.number(job.tokens_per_s)) if job.HasField("tokens_per_s") else NONE,
         Cell(share(job.mfu_ratio)) if job.HasField("mfu_ratio") else NONE,
     )
+
+
+def _team(job: pb.JobRow) -> Cell:
+    owner = job.owner
+    if not owner.text:
+        return Cell("unknown", kind="absent", title="nothing on its nodes reports whose it is (docs/how-to/owners.md)")
+    return Cell(owner.team or "unknown", sub=owner.user, title=owner.text)
+
+
+def owner(job: pb.JobRow) -> str:
+    """Whose a job is, a sentence."""
+    if not job.owner.text:
+        return "Owner: unknown."
+    said = ", as its processes' environment says" if job.owner.said_by == "environment" else ""
+    return f"Owner: {job.owner.text}{said}."
 
 
 def reports(reply: pb.JobList) -> bool:
@@ -310,10 +332,11 @@ def show_dots(key: str, data: dict[str, Any]) -> str | None:
 
 def show_list(key: str, reply: pb.JobList, who: view.Viewer, empty: str) -> str | None:
     reported = reports(reply)
-    lines = rows(reply.jobs, who, reported)
+    owned = any(job.owner.text for job in reply.jobs)
+    lines = rows(reply.jobs, who, reported, owned)
     return table(
         key,
-        COLUMNS + REPORTED if reported else COLUMNS,
+        (*COLUMNS, *(REPORTED if reported else ()), *((TEAM,) if owned else ())),
         lines,
         empty=empty,
         link_column=1,

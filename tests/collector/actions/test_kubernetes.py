@@ -18,6 +18,7 @@ from drover_collector.actions.base import ActError, AwayError, ForeignError, Lat
 from drover_collector.actions.kubernetes import api as kubernetes_api
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator, kept_closed
 from drover_collector.actions.kubernetes.api import KubernetesApi
+from drover_collector.actions.kubernetes.controllers import Controllers
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
 from drover_collector.pipeline.maintenance_events import marks_of
@@ -168,6 +169,43 @@ def test_drain_and_resume_next_to_others_taints(cluster: Cluster) -> None:
     assert cluster.condition(node)["status"] == "True"
     assert actuator.observe(node).service is Service.IN
     assert "already" in actuator.do(*request(Act.RESUME, node)).detail
+
+
+@pytest.mark.system
+def test_what_made_a_pod_is_read_with_the_shipped_rights(cluster: Cluster) -> None:
+    """The chain of a LeaderWorkerSet's worker; the set itself is of a kind that this server does not have."""
+    sets, namespace = "/apis/apps/v1/namespaces/default/statefulsets", "/api/v1/namespaces/default"
+
+    def owned(kind: str, name: str, version: str = "apps/v1") -> list[dict[str, Any]]:
+        return [{"apiVersion": version, "kind": kind, "name": name, "uid": "u", "controller": True}]
+
+    def add_set(name: str, owner: list[dict[str, Any]]) -> None:
+        match = {"app": name}
+        template = {"metadata": {"labels": match}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+        spec = {"selector": {"matchLabels": match}, "serviceName": name, "template": template}
+        cluster.server.call("POST", sets, {"metadata": {"name": name, "ownerReferences": owner}, "spec": spec})
+
+    def add_pod(name: str, owner: list[dict[str, Any]]) -> dict[str, Any]:
+        made = pod(name, node)
+        del made["metadata"]["uid"]
+        made["metadata"]["ownerReferences"] = owner
+        return cluster.server.call("POST", f"{namespace}/pods", made)
+
+    node, actuator = cluster.add_node(), cluster.actuator()
+    add_set("vllm", owned("LeaderWorkerSet", "vllm", "leaderworkerset.x-k8s.io/v1"))
+    add_set("vllm-0", owned("Pod", "vllm-0", "v1"))
+    add_pod("vllm-0", owned("StatefulSet", "vllm"))
+    add_pod("vllm-0-1", owned("StatefulSet", "vllm-0"))
+    api = actuator._client
+    assert isinstance(api, KubernetesApi)
+    controllers = Controllers(api)
+    found = {each["metadata"]["name"]: controllers.of(each) for each in api.pods(node)}
+    assert (found, controllers.trouble) == (dict.fromkeys(("vllm-0", "vllm-0-1"), "LeaderWorkerSet/vllm"), "")
+    poor = cluster.actuator(cluster.account([{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]))._client
+    assert isinstance(poor, KubernetesApi)
+    controllers = Controllers(poor)
+    assert [controllers.of(each) for each in poor.pods(node)] == ["StatefulSet/vllm", "StatefulSet/vllm-0"]
+    assert "statefulsets" in controllers.trouble
 
 
 @pytest.mark.system

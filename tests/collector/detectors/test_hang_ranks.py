@@ -19,7 +19,7 @@ from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.policy import Policy
 from drover_core.jobs.rank_report import RankReport
-from drover_core.model.events import Event, Finding, IncidentKind, RecommendedAction, Severity
+from drover_core.model.events import Event, EventKind, Finding, IncidentKind, RecommendedAction, Severity
 from testbed.rank_events import rank_event, rank_events, report
 
 Columns = dict[str, np.ndarray]
@@ -212,7 +212,7 @@ def test_the_job_of_a_report_is_one_of_its_own_node() -> None:
 
 
 def test_what_is_no_report_changes_nothing() -> None:
-    broken = Event("x", SENT_MS, "n00", 0, hang.EventKind.RANK, "collective", "{", "rank_dumps", received_ms=SENT_MS)
+    broken = Event("x", SENT_MS, "n00", 0, EventKind.RANK, "collective", "{", "rank_dumps", received_ms=SENT_MS)
     assert run([broken]) == []
 
 

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from drover_agent.sources.base import Entity, Reading
@@ -52,6 +52,7 @@ class JobsSource:
         self._minors: tuple[tuple[Entity, ...], dict[int, int]] = (), {}
         self._trouble = ""
         self._good = 0  # reads in a row without a trouble
+        self._processes: dict[str, list[int]] = {}  # of jobs, as far as this reading came across them
 
     def read(self, now_ms: int) -> Reading:  # noqa: ARG002  # every source receives the time
         began = time.monotonic()
@@ -60,6 +61,7 @@ class JobsSource:
         if not gpus:
             return reading
         self._slurm.look()
+        self._processes = self._slurm.processes()
         trouble = [] if self._sees_all() else [HIDDEN]
         pods: dict[int, list[str]] | None = None
         asked = True
@@ -80,6 +82,7 @@ class JobsSource:
                 self._report_holder(reading, gpu, jobs[0])
             elif not jobs and ((certain and clear) or (reported and self._ended(reported, asked=asked))):
                 self._report_holder(reading, gpu, None)
+        self._set_jobs(pods or {})
         running = self._slurm.running
         self._stepped = {job for job in self._reported.values() if job and (job in running or job in self._stepped)}
         self._report([*trouble, self._slurm.trouble], reading)
@@ -109,8 +112,24 @@ class JobsSource:
             clear = clear and known
             if job is not None:
                 jobs.append(job)
+                self._processes.setdefault(job, []).append(process)
                 self._slurm.note(job, gpu)
         return jobs, clear
+
+    def _set_jobs(self, pods: Mapping[int, Sequence[str]]) -> None:
+        """Note the processes of each job. A GPU that several pods share shows none of theirs."""
+        for gpu, names in pods.items():
+            if len(names) == 1 and self._reported.get(gpu) == names[0]:
+                found = [process for process in self._gpus.pids().get(gpu, ()) if self._is_in_pod(process)]
+                self._processes.setdefault(names[0], []).extend(found)
+        held = set(filter(None, self._reported.values()))
+        self._gpus.set_jobs({job: tuple(dict.fromkeys(self._processes.get(job, ()))) for job in held})
+
+    def _is_in_pod(self, process: int) -> bool:
+        try:
+            return in_pod(_text(f"{self._proc}/{process}/cgroup"))
+        except OSError:  # it has ended
+            return False
 
     def _owner(self, process: int, *, in_pods: bool) -> tuple[str | None, bool]:
         """(the Slurm job of a process, whether that is known). Those of pods come from the kubelet's list."""

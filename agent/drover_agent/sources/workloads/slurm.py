@@ -56,6 +56,7 @@ class _Job:
     complete: bool = False  # no other GPU of this node is its own
     answered: set[int] = field(default_factory=set)  # step daemons whose processes gave their GPUs
     user: int | None = None  # whose it is, once a process was read
+    process: int | None = None  # the last whose environment gave its GPUs
 
 
 class SlurmJobs:
@@ -110,6 +111,10 @@ class SlurmJobs:
     def running(self) -> frozenset[str]:
         return frozenset(self._jobs)
 
+    def processes(self) -> dict[str, list[int]]:
+        """Return a process of each job, where one could be read."""
+        return {name: [job.process] for name, job in self._jobs.items() if job.process is not None}
+
     @property
     def complete(self) -> bool:
         """Whether no job here holds a GPU that is not known of."""
@@ -158,7 +163,7 @@ class SlurmJobs:
             job.given |= {slot for slot in slots if slot is not None}
             job.complete = job.complete or (of_job and None not in slots)
             job.answered.add(int(process))
-            job.user = self._user(child)
+            job.user, job.process = self._user(child), int(child)
             return True
         return False if denied else None
 

@@ -74,6 +74,11 @@ class KubernetesApi:
             if not after:
                 return
 
+    def read(self, path: str) -> dict[str, Any] | None:
+        """Return the object at a path of the API; None: there is none."""
+        status, body = self._ask("get", path=path)
+        return None if status == 404 else _good(status, body, f"read {path}")
+
     def may(self, verb: str, resource: str, subresource: str = "") -> bool:
         """Whether this token may do so, as the API server itself says (SelfSubjectAccessReview); changes nothing."""
         asked = {"verb": verb, "resource": resource, "subresource": subresource}
@@ -155,7 +160,7 @@ class KubernetesApi:
             self._connect()
         limit = self._config.timeout_s
         try:
-            own: Mapping[str, Any] = {"table": self._table, "review": self._review}
+            own: Mapping[str, Any] = {"table": self._table, "review": self._review, "get": self._get}
             ask = own[call] if call in own else getattr(self._core, call)
             answer = ask(**arguments, _preload_content=False, _request_timeout=(limit, limit))
             status, text = int(answer.status), answer.data
@@ -179,6 +184,14 @@ class KubernetesApi:
         query = [("includeObject", "None"), ("resourceVersion", "0")]
         request = client.param_serialize(
             "GET", path, query_params=query, header_params={"Accept": TABLE}, auth_settings=["BearerToken"]
+        )
+        return client.call_api(*request, _request_timeout=_request_timeout).response
+
+    def _get(self, path: str, _preload_content: bool, _request_timeout: tuple[float, float]) -> Any:
+        """A GET of one object of any kind."""
+        client = self._core.api_client
+        request = client.param_serialize(
+            "GET", path, header_params={"Accept": "application/json"}, auth_settings=["BearerToken"]
         )
         return client.call_api(*request, _request_timeout=_request_timeout).response
 

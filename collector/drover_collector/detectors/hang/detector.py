@@ -24,7 +24,7 @@ from drover_collector.detectors._lib.robust import Bools, Grouping
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
 from drover_collector.detectors.hang.rank_finding import rank_finding
-from drover_collector.detectors.hang.ranks import RankReports, job_goes_on
+from drover_collector.detectors.hang.ranks import RankReports, is_report, job_goes_on
 from drover_collector.detectors.hang.stops import (
     CHANNELS,
     FEW_SHARE,
@@ -44,7 +44,6 @@ from drover_collector.fleet.buckets import BUCKET_MS, GUESSED, Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import BY_NAME
 from drover_core.model.events import (
-    EventKind,
     Evidence,
     Finding,
     Incident,
@@ -137,7 +136,7 @@ def detect(window: Window, state: HangState | None, now_ms: int) -> tuple[list[F
     if len(s.active_ms) != window.index.gpu_count:
         s.active_ms, s.worked_ms, s.seen_ms = np.zeros((3, window.index.gpu_count), np.int64)
     if not window.fresh:
-        return list(_of_ranks(window, s, now_ms)) if any(e.kind is EventKind.RANK for e in window.events) else [], s
+        return list(_of_ranks(window, s, now_ms)) if any(map(is_report, window.events)) else [], s
     _resume(window.index, s)
     bucket = window.newest
     held, all_names, stops = s.stops.jobs(window)

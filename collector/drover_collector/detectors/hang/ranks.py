@@ -22,7 +22,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_core.jobs.model import Fault
 from drover_core.jobs.rank_report import RankReport, ReportError, find_fault, read_message
 from drover_core.model.events import Event, EventKind
-from drover_core.model.kinds import CHECKPOINT
+from drover_core.model.kinds import CHECKPOINT, OWNER
 
 SETTLE_MS = 5_000  # after the newest report: ranks write their dumps within seconds
 TOGETHER_MS = 120_000  # between the dumps of one hang; an older one is of another run
@@ -91,6 +91,11 @@ class Holders:
         return {(name := self._names[number]): self.held[name] for number in self._job[low:high].tolist()}
 
 
+def is_report(event: Event) -> bool:
+    """Return whether an event says where a rank stands in its collectives."""
+    return event.kind is EventKind.RANK and event.code not in (CHECKPOINT, OWNER)
+
+
 @dataclass(slots=True)
 class RankReports:
     """All jobs' reports, and those whose job is not known."""
@@ -100,9 +105,7 @@ class RankReports:
 
     def take(self, window: Window, held: Mapping[str, Ints], now_ms: int) -> None:
         """Add the window's events. `held`: job -> numbers of its GPUs, also of jobs that ended minutes ago."""
-        new = [
-            (now_ms, e) for e in window.events if e.kind is EventKind.RANK and e.code != CHECKPOINT and not e.backlog
-        ]
+        new = [(now_ms, e) for e in window.events if is_report(e) and not e.backlog]
         if not new and not self.pending and not self.jobs:
             return
         waiting, self.pending = [*self.pending, *new], []

@@ -7,7 +7,7 @@ from typing import Any
 
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.schema.tables import UNJUDGED_DAYS
-from drover_collector.store.sql import sql_ms, sql_time_range, sql_timestamp
+from drover_collector.store.sql import sql_ms, sql_string, sql_time_range, sql_timestamp
 from drover_collector.store.table_writer import Ms, TableWriter
 from drover_core.model.events import Event, from_dict
 
@@ -78,6 +78,25 @@ class EventTable:
             where += " AND position(message, {text:String}) > 0"
             parameters["text"] = containing
         return self._events(where, "received DESC, id DESC", limit, parameters)[::-1]
+
+    def messages_of_code(
+        self, kind: str, code: str, since_ms: int, limit: int, jobs: Sequence[str] | None = None
+    ) -> list[str]:
+        """Return the distinct messages with this code received since then, the one that came last at the end.
+
+        Args:
+            limit: of more those that came last. jobs: only JSON messages about these; None: all.
+        """
+        about = (
+            "" if jobs is None else f" AND JSONExtractString(message, 'job') IN ({', '.join(map(sql_string, jobs))})"
+        )
+        rows = self._clients.rows(
+            f"SELECT message FROM events WHERE received >= {sql_timestamp(since_ms)} AND kind = {{kind:String}}"
+            f" AND code = {{code:String}}{about} GROUP BY message"
+            f" ORDER BY max(received) DESC, message LIMIT {int(limit)}",
+            {"kind": str(kind), "code": code},
+        )
+        return [row["message"] for row in rows][::-1]
 
     def received(self, node: str, since_ms: int, limit: int = 10_000) -> list[Event]:
         """Return events of a node received since then by this collector's clock, in order of receipt."""
