@@ -3973,6 +3973,8 @@ class System(_message.Message):
     CPU_CORES_FIELD_NUMBER: _builtins.int
     AGENTS_ADDRESS_FIELD_NUMBER: _builtins.int
     SCRAPING_FIELD_NUMBER: _builtins.int
+    EXPORTERS_FIELD_NUMBER: _builtins.int
+    OPENS_TICKETS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ts_ms: _builtins.int
     started_ms: _builtins.int
@@ -3984,6 +3986,8 @@ class System(_message.Message):
     """over the last seconds; 0: not known yet"""
     agents_address: _builtins.str
     """"HOST:PORT" on which it listens for agents"""
+    opens_tickets: _builtins.bool
+    """for nodes in repair; absent: it only observes, or an older collector"""
     @_builtins.property
     def agents(self) -> Global___AgentsState: ...
     @_builtins.property
@@ -4002,6 +4006,10 @@ class System(_message.Message):
     def scraping(self) -> Global___ScrapingState:
         """absent: no page of another exporter is read"""
 
+    @_builtins.property
+    def exporters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExporterState]:
+        """what is sent to other systems"""
+
     def __init__(
         self,
         *,
@@ -4019,14 +4027,81 @@ class System(_message.Message):
         cpu_cores: _builtins.float = ...,
         agents_address: _builtins.str = ...,
         scraping: Global___ScrapingState | None = ...,
+        exporters: _abc.Iterable[Global___ExporterState] | None = ...,
+        opens_tickets: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "detection", b"detection", "ingest", b"ingest", "scraping", b"scraping", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "agents", b"agents", "detection", b"detection", "ingest", b"ingest", "opens_tickets", b"opens_tickets", "scraping", b"scraping", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "scraping", b"scraping", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "exporters", b"exporters", "ingest", b"ingest", "notifiers", b"notifiers", "opens_tickets", b"opens_tickets", "resident_bytes", b"resident_bytes", "scraping", b"scraping", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__opens_tickets: _TypeAlias = _typing.Literal["opens_tickets"]  # noqa: Y015
+    _WhichOneofArgType__opens_tickets: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__opens_tickets) -> _WhichOneofReturnType__opens_tickets | None: ...
 
 Global___System: _TypeAlias = System  # noqa: Y015
+
+@_typing.final
+class ExporterState(_message.Message):
+    """One queue of an exporter: what its receiver took, since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    OLDEST_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    TAKEN_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: _builtins.str
+    """remote_write, otlp_metrics, otlp_logs, syslog"""
+    sent: _builtins.int
+    """samples or lines"""
+    lost: _builtins.int
+    """dropped for want of room, or refused for good"""
+    failures: _builtins.int
+    """requests that failed and are tried again"""
+    trouble: _builtins.str
+    """why the newest request failed; empty: it did not"""
+    waiting: _builtins.int
+    oldest_s: _builtins.float
+    """age of the oldest that waits; absent: nothing waits"""
+    latency_s: _builtins.float
+    """from the time of the newest that was taken to when it was taken; absent: none was"""
+    taken_ms: _builtins.int
+    """time of the newest that was taken; 0: none was"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        sent: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        trouble: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        oldest_s: _builtins.float | None = ...,
+        latency_s: _builtins.float | None = ...,
+        taken_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_oldest_s", b"_oldest_s", "latency_s", b"latency_s", "oldest_s", b"oldest_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_oldest_s", b"_oldest_s", "failures", b"failures", "kind", b"kind", "latency_s", b"latency_s", "lost", b"lost", "name", b"name", "oldest_s", b"oldest_s", "sent", b"sent", "taken_ms", b"taken_ms", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__latency_s: _TypeAlias = _typing.Literal["latency_s"]  # noqa: Y015
+    _WhichOneofArgType__latency_s: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s"]  # noqa: Y015
+    _WhichOneofReturnType__oldest_s: _TypeAlias = _typing.Literal["oldest_s"]  # noqa: Y015
+    _WhichOneofArgType__oldest_s: _TypeAlias = _typing.Literal["_oldest_s", b"_oldest_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_s) -> _WhichOneofReturnType__latency_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_s) -> _WhichOneofReturnType__oldest_s | None: ...
+
+Global___ExporterState: _TypeAlias = ExporterState  # noqa: Y015
 
 @_typing.final
 class ScrapingState(_message.Message):

@@ -64,7 +64,30 @@ def get_system(watch: SystemWatch) -> pb.System:
         cpu_cores=watch.cpu_cores(),
         agents_address=facts.parts.agents_address,
         scraping=_scraping(facts),
+        exporters=_exporters(facts),
+        opens_tickets=_opens_tickets(facts),
     )
+
+
+def _exporters(facts: ApiSnapshot) -> list[pb.ExporterState]:
+    now_ms = facts.now_ms()
+    return [
+        pb.ExporterState(
+            name=name, kind=status.kind, sent=status.sent, lost=status.dropped + status.refused,
+            failures=status.failures, trouble=status.trouble, waiting=status.waiting,
+            oldest_s=max(0, now_ms - status.oldest_ms) / 1000 if status.waiting and status.oldest_ms else None,
+            latency_s=status.latency_s, taken_ms=status.taken_ms,
+        )
+        for name, status in dict(facts.parts.exports()).items()
+    ]  # fmt: skip
+
+
+def _opens_tickets(facts: ApiSnapshot) -> bool | None:
+    """Return whether a node in repair gets a ticket; None: this collector only observes."""
+    dispatcher = facts.pipeline.dispatcher
+    if dispatcher is None or dispatcher.context.config.mode == "observe":
+        return None
+    return dispatcher.opens_tickets
 
 
 def _scraping(facts: ApiSnapshot) -> pb.ScrapingState | None:
