@@ -4129,12 +4129,33 @@ class ScrapingState(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class UnusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODES_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     FAILING_FIELD_NUMBER: _builtins.int
     WITH_AGENT_FIELD_NUMBER: _builtins.int
     FAILING_PAGES_FIELD_NUMBER: _builtins.int
     BLIND_FIELD_NUMBER: _builtins.int
+    UNUSED_FIELD_NUMBER: _builtins.int
     nodes: _builtins.int
     pages: _builtins.int
     failing: _builtins.int
@@ -4149,6 +4170,10 @@ class ScrapingState(_message.Message):
     def blind(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """"DETECTOR: what it cannot judge, and why" -> nodes"""
 
+    @_builtins.property
+    def unused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """why what came by remote_write was not used -> samples, since the start"""
+
     def __init__(
         self,
         *,
@@ -4158,10 +4183,11 @@ class ScrapingState(_message.Message):
         with_agent: _builtins.int = ...,
         failing_pages: _abc.Iterable[_builtins.str] | None = ...,
         blind: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        unused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blind", b"blind", "failing", b"failing", "failing_pages", b"failing_pages", "nodes", b"nodes", "pages", b"pages", "with_agent", b"with_agent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blind", b"blind", "failing", b"failing", "failing_pages", b"failing_pages", "nodes", b"nodes", "pages", b"pages", "unused", b"unused", "with_agent", b"with_agent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

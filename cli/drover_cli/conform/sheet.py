@@ -231,7 +231,7 @@ def _delivered_nodes(evidence: Evidence) -> Found:
     if not status.nodes_expected:
         return Answer.NO, "the fleet has no node"
     pools = len(evidence.of(methods.GET_CAPACITY).pools)
-    return Answer.PARTLY, f"{status.nodes_expected} nodes, {status.gpus_expected} GPUs in {pools} pools; {NO_ACCOUNTS}"
+    return Answer.PARTLY, f"{status.nodes_expected} nodes, {status.gpus_expected} GPUs, pools: {pools}; {NO_ACCOUNTS}"
 
 
 def _healthy(evidence: Evidence) -> Found:

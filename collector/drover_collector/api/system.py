@@ -98,7 +98,7 @@ def _scraping(facts: ApiSnapshot) -> pb.ScrapingState | None:
     return pb.ScrapingState(
         nodes=now.get("nodes", 0), pages=now.get("targets", 0), failing=now.get("failing", 0), with_agent=state.agents,
         failing_pages=[f"{node}, {title}: {why}" for node, title, why in now.get("named", ())],
-        blind=now.get("blind", {}),
+        blind=now.get("blind", {}), unused=now.get("unused", {}),
     )  # fmt: skip
 
 
