@@ -2577,6 +2577,7 @@ class PolicyState(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     DUTIES_JSON_FIELD_NUMBER: _builtins.int
     MAY_ANSWER_FIELD_NUMBER: _builtins.int
+    OPENS_TICKETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: _builtins.str
     """of the policy"""
@@ -2588,6 +2589,8 @@ class PolicyState(_message.Message):
     trouble: _builtins.str
     """of the policy's file"""
     may_answer: _builtins.bool
+    opens_tickets: _builtins.bool
+    """for nodes in repair; absent: it only observes, or an older collector"""
     @_builtins.property
     def breaker_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """open mass events, drover_core.model.events.Incident"""
@@ -2623,12 +2626,15 @@ class PolicyState(_message.Message):
         trouble: _builtins.str = ...,
         duties_json: _abc.Iterable[_builtins.str] | None = ...,
         may_answer: _builtins.bool = ...,
+        opens_tickets: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "opens_tickets", b"opens_tickets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_json", b"breaker_json", "ceiling", b"ceiling", "duties_json", b"duties_json", "held_json", b"held_json", "may_answer", b"may_answer", "mode", b"mode", "name", b"name", "out", b"out", "pending_json", b"pending_json", "policy_json", b"policy_json", "taken_in_hour", b"taken_in_hour", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "breaker_json", b"breaker_json", "ceiling", b"ceiling", "duties_json", b"duties_json", "held_json", b"held_json", "may_answer", b"may_answer", "mode", b"mode", "name", b"name", "opens_tickets", b"opens_tickets", "out", b"out", "pending_json", b"pending_json", "policy_json", b"policy_json", "taken_in_hour", b"taken_in_hour", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__opens_tickets: _TypeAlias = _typing.Literal["opens_tickets"]  # noqa: Y015
+    _WhichOneofArgType__opens_tickets: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__opens_tickets) -> _WhichOneofReturnType__opens_tickets | None: ...
 
 Global___PolicyState: _TypeAlias = PolicyState  # noqa: Y015
 
@@ -3974,7 +3980,6 @@ class System(_message.Message):
     AGENTS_ADDRESS_FIELD_NUMBER: _builtins.int
     SCRAPING_FIELD_NUMBER: _builtins.int
     EXPORTERS_FIELD_NUMBER: _builtins.int
-    OPENS_TICKETS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ts_ms: _builtins.int
     started_ms: _builtins.int
@@ -3986,8 +3991,6 @@ class System(_message.Message):
     """over the last seconds; 0: not known yet"""
     agents_address: _builtins.str
     """"HOST:PORT" on which it listens for agents"""
-    opens_tickets: _builtins.bool
-    """for nodes in repair; absent: it only observes, or an older collector"""
     @_builtins.property
     def agents(self) -> Global___AgentsState: ...
     @_builtins.property
@@ -4028,15 +4031,12 @@ class System(_message.Message):
         agents_address: _builtins.str = ...,
         scraping: Global___ScrapingState | None = ...,
         exporters: _abc.Iterable[Global___ExporterState] | None = ...,
-        opens_tickets: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "agents", b"agents", "detection", b"detection", "ingest", b"ingest", "opens_tickets", b"opens_tickets", "scraping", b"scraping", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "detection", b"detection", "ingest", b"ingest", "scraping", b"scraping", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "exporters", b"exporters", "ingest", b"ingest", "notifiers", b"notifiers", "opens_tickets", b"opens_tickets", "resident_bytes", b"resident_bytes", "scraping", b"scraping", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "exporters", b"exporters", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "scraping", b"scraping", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__opens_tickets: _TypeAlias = _typing.Literal["opens_tickets"]  # noqa: Y015
-    _WhichOneofArgType__opens_tickets: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__opens_tickets) -> _WhichOneofReturnType__opens_tickets | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___System: _TypeAlias = System  # noqa: Y015
 

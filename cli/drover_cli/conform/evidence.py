@@ -41,6 +41,7 @@ def read(fleet: FleetClient) -> Evidence:
     status = fleet.call(methods.GET_STATUS, pb.StatusRequest())
     replies[methods.GET_STATUS.name], now_ms = status, status.ts_ms
     ask(methods.GET_SYSTEM, pb.SystemRequest())
+    ask(methods.GET_POLICY, pb.PolicyRequest())
     ask(methods.GET_CAPACITY, pb.CapacityRequest(from_ms=now_ms - DAY_MS, to_ms=now_ms))
     ask(methods.LIST_REPORTING, pb.ReportingRequest())
     ask(methods.LIST_SILENCES, pb.SilencesRequest(since_ms=now_ms - 30 * DAY_MS))

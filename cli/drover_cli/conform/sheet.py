@@ -153,10 +153,10 @@ def _reports_maintenance(evidence: Evidence) -> Found:
 
 
 def _replaces(evidence: Evidence) -> Found:
-    system = evidence.of(methods.GET_SYSTEM)
-    if not system.HasField("opens_tickets"):
+    policy = evidence.of(methods.GET_POLICY)
+    if not policy.HasField("opens_tickets"):
         return Answer.NO, "this collector only observes, so it opens no ticket"
-    if not system.opens_tickets:
+    if not policy.opens_tickets:
         return Answer.NO, "neither act.repair_command nor act.repair_webhook is set"
     return Answer.YES, "a node that fails validation gets a ticket, by the settings"
 

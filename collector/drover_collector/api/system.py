@@ -65,7 +65,6 @@ def get_system(watch: SystemWatch) -> pb.System:
         agents_address=facts.parts.agents_address,
         scraping=_scraping(facts),
         exporters=_exporters(facts),
-        opens_tickets=_opens_tickets(facts),
     )
 
 
@@ -80,14 +79,6 @@ def _exporters(facts: ApiSnapshot) -> list[pb.ExporterState]:
         )
         for name, status in dict(facts.parts.exports()).items()
     ]  # fmt: skip
-
-
-def _opens_tickets(facts: ApiSnapshot) -> bool | None:
-    """Return whether a node in repair gets a ticket; None: this collector only observes."""
-    dispatcher = facts.pipeline.dispatcher
-    if dispatcher is None or dispatcher.context.config.mode == "observe":
-        return None
-    return dispatcher.opens_tickets
 
 
 def _scraping(facts: ApiSnapshot) -> pb.ScrapingState | None:

@@ -75,6 +75,7 @@ class NodeCall:
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self._arrived = asyncio.Event()
         self._reading = False  # a reader waits: it has done with the message before
+        self._is_ended = False
 
     def put(self, message: bytes) -> int:
         """Queue a message, or hand it over at once. Return how many older ones were dropped for it."""
@@ -88,10 +89,17 @@ class NodeCall:
         self._arrived.set()
         return dropped
 
+    def end(self) -> None:
+        """End the stream when what is queued has been read."""
+        self._is_ended = True
+        self._arrived.set()
+
     # ---- as grpc_h2's Call
 
     async def read(self) -> Any:
         while not self.messages:
+            if self._is_ended:
+                return grpc.aio.EOF
             self._arrived.clear()
             self._reading = True
             try:
@@ -156,6 +164,11 @@ class NodeFeed:
             self.has_agent = code is grpc.StatusCode.ALREADY_EXISTS
             self._next_s = time.monotonic() + (AGAIN_S if self.has_agent else RETRY_S)
             self._call = None
+
+    def end(self) -> None:
+        """End the stream: the node is not read any more."""
+        if self._call is not None:
+            self._call.end()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -293,6 +306,10 @@ class ScrapeFeed:
             return
         if kind == frames.ANSWER:
             self._writes.answered(node, message)
+            return
+        if kind == frames.GONE:
+            if (gone := self._nodes.pop(node, None)) is not None:
+                gone.end()
             return
         feed = self._nodes.get(node)
         if feed is None:

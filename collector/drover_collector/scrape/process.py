@@ -24,7 +24,7 @@ from drover_collector.scrape.fetch import FetchError, fetch
 from drover_collector.scrape.mapping import Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
 from drover_collector.scrape.received import Received
-from drover_collector.scrape.settings import ScrapeConfig, Target, WriteInConfig, headers
+from drover_collector.scrape.settings import MAX_TARGETS, ScrapeConfig, Target, WriteInConfig, headers
 from drover_collector.scrape.tables import Table, table
 from drover_collector.scrape.targets import TargetList
 from drover_core.metrics.prometheus_text import ExpositionError
@@ -32,6 +32,7 @@ from drover_core.settings import SettingsError
 
 MAX_OPEN = 256  # connections at a time
 LOOKUPS = 64  # of names at a time: one whose server does not answer takes a thread for some ten seconds
+LEAVES_S = 60.0  # a node that is off the lists for so long is not read any more: a list may be written anew
 REREAD_S = 5.0  # between looks at the files of targets
 STATE_S = 5.0
 TICK_S = 1.0  # between looks at what came by remote_write
@@ -66,6 +67,10 @@ class NodeState:
     pages: dict[tuple[str, Target], PageState] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
+    @property
+    def interval_s(self) -> float:
+        return min(page.config.interval_s for page in self.pages.values())
+
 
 class Scraper:
     """Reads all pages of a node together, every interval, and writes what they gave. One event loop."""
@@ -76,6 +81,7 @@ class Scraper:
         self._lists = {config.name: TargetList(config) for config in configs}
         self._contexts = {c.name: ssl.create_default_context(cafile=c.ca_file) if c.tls else None for c in configs}
         self._nodes: dict[str, NodeState] = {}
+        self._leaving: dict[str, tuple[float, NodeMessages]] = {}  # taken off the lists: since when
         self._open = asyncio.Semaphore(MAX_OPEN)
         self._read = self._failed = self._left_out = 0
 
@@ -110,28 +116,43 @@ class Scraper:
     def _update(self) -> None:
         """Begin and end the tasks of nodes as the lists of targets say."""
         wanted: dict[str, dict[tuple[str, Target], ScrapeConfig]] = {}
+        room = MAX_TARGETS
         for config in self._configs:
-            for target in self._lists[config.name].current():
+            targets = self._lists[config.name].current(room)
+            room -= len(targets)
+            for target in targets:
                 wanted.setdefault(target.node, {})[config.name, target] = config
+        now_s = time.monotonic()
         for node in self._nodes.keys() - wanted.keys():
-            task = self._nodes.pop(node).task
-            if task is not None:
-                task.cancel()
+            state = self._nodes.pop(node)
+            if state.task is not None:
+                state.task.cancel()
+            self._leaving[node] = now_s, state.messages
+        for node in [node for node, (since_s, _) in self._leaving.items() if now_s - since_s >= LEAVES_S]:
+            self._write_gone(node, self._leaving.pop(node)[1])
         for node, pages in wanted.items():
-            state = self._nodes.get(node)
-            if state is None:
-                state = self._nodes[node] = NodeState(NodeMessages(node))
+            found = self._nodes.get(node)
+            if found is None:
+                _, messages = self._leaving.pop(node, (0.0, NodeMessages(node)))
+                found = self._nodes[node] = NodeState(messages)
+            state = found
             state.pages = {key: state.pages.get(key) or _page(config, key[1]) for key, config in pages.items()}
             if state.task is None or state.task.done():
                 state.task = asyncio.create_task(self._read_forever(node, state))
 
+    def _write_gone(self, node: str, messages: NodeMessages) -> None:
+        """Say that a node's pages are not read any more, so that its silence is not taken for its death."""
+        if self._received is not None and node in self._received.nodes:
+            return  # its values come by remote_write instead
+        _write(frames.RECORD, node, messages.stopped(time.time_ns() // 1_000_000))
+        _write(frames.GONE, node, b"")
+
     async def _read_forever(self, node: str, state: NodeState) -> None:
-        interval_s = min(page.config.interval_s for page in state.pages.values())
         # Nodes are spread over the interval by their names, the same after each start.
-        next_s = time.monotonic() + interval_s * (zlib.crc32(node.encode()) % 1000) / 1000
+        next_s = time.monotonic() + state.interval_s * (zlib.crc32(node.encode()) % 1000) / 1000
         while True:
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-            next_s = max(next_s + interval_s, time.monotonic())
+            next_s = max(next_s + state.interval_s, time.monotonic())
             if _backlog() > MAX_BACKLOG:
                 self._left_out += 1
                 continue

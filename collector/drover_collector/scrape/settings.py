@@ -91,7 +91,11 @@ class ScrapeConfig:
     )  # fmt: skip
     short_names: bool = setting(False, "a node is named as its host up to the first dot")
     path: str = setting("/metrics", "of the pages", _path)
-    interval_s: float = setting(10.0, "how often each page is read; detectors judge every 10 s", between(5, 300))
+    interval_s: float = setting(
+        10.0,
+        "how often pages are read: all of a node together, at the shortest of its tables; detectors judge every 10 s",
+        between(5, 300),
+    )
     timeout_s: float = setting(5.0, "limit for one page as a whole", between(0.5, 60))
     tls: bool = setting(False, "pages are read over HTTPS")
     ca_file: str | None = setting(None, "PEM file of the authority that signs their certificates; none: the system's")

@@ -41,7 +41,6 @@ INVENTORY = {
 
 def _system() -> pb.System:
     system = well()
-    system.opens_tickets = True
     for kind in ("otlp_metrics", "otlp_logs"):
         system.exporters.add(name=kind, kind=kind, sent=10, latency_s=3.0, taken_ms=NOW_MS - 20_000)
     return system
@@ -74,6 +73,7 @@ def best() -> Evidence:
     replies: dict[FleetMethod[Any, Any], Message] = {
         methods.GET_STATUS: pb.Status(nodes_expected=1, gpus_expected=1, gpus_by_health={"healthy": 1}, ts_ms=NOW_MS),
         methods.GET_SYSTEM: _system(),
+        methods.GET_POLICY: pb.PolicyState(opens_tickets=True),
         methods.GET_CAPACITY: pb.Capacity(judged_ms=NOW_MS, pools=[pb.PoolCapacity(pool="a", gpus=1, held=1)]),
         methods.LIST_REPORTING: pb.ReportingList(
             nodes=[pb.ReportingNode(name="n1", in_file=True, last_seen_ms=NOW_MS, adopted=True)]
@@ -159,8 +159,8 @@ TURNS: list[tuple[str, str, Answer, Break, Answer]] = [
     ("BFX01", "report a node or rack for maintenance", YES,
      _reply(methods.LIST_SILENCES, lambda r: r.ClearField("may_change")), UNKNOWN),
     ("BFX01", "ask for a replacement", YES,
-     _reply(methods.GET_SYSTEM, lambda s: setattr(s, "opens_tickets", False)), NO),
-    ("BFX01", "ask for a replacement", YES, _reply(methods.GET_SYSTEM, lambda s: s.ClearField("opens_tickets")), NO),
+     _reply(methods.GET_POLICY, lambda s: setattr(s, "opens_tickets", False)), NO),
+    ("BFX01", "ask for a replacement", YES, _reply(methods.GET_POLICY, lambda s: s.ClearField("opens_tickets")), NO),
     ("BFX02", "description of the fault", YES, _no_incidents(replace(_incident(), summary="")), NO),
     ("BFX02", "update date", YES, _no_incidents(replace(_incident(), updated_ms=0)), NO),
     ("BFX02", "close date", YES, _no_incidents(replace(_incident(), closed_ms=None)), UNKNOWN),

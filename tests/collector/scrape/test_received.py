@@ -130,16 +130,23 @@ def test_samples_of_one_scrape_in_several_requests_are_the_page_that_a_scrape_wo
     assert not received.left_out
 
 
-def test_a_new_xid_and_rates_need_two_pages_and_copies_of_prometheus_count_once() -> None:
-    received = _received()
-    for number, replica in enumerate(("a", "b", "a")):  # two copies that scrape one exporter, in turn
-        points = _points("node.txt", "node", T0 + number * 10_000, replica=replica)
-        bytes_ = {"node_infiniband_port_data_received_bytes_total": 1e9, "node_cpu_seconds_total": 5.0}
-        grown = [(labels, value + number * bytes_.get(labels["__name__"], 0.0), ts) for labels, value, ts in points]
-        received.take(_packed(grown), T0 + number * 10_000, number * 10.0)
-        (made,) = received.rounds(number * 10.0 + 3, {})
-    rates = [values["rx_bytes_per_s"] for values in made.found.links.values() if "rx_bytes_per_s" in values]
-    assert rates and set(rates) == {pytest.approx(1e8)}
+def test_rates_are_by_the_scrapes_own_times_and_copies_of_prometheus_count_once() -> None:
+    received, grows = _received(), {"node_disk_read_bytes_total", "node_network_receive_bytes_total"}
+    single = _received()
+    for number, replica in enumerate(("a", "b", "a", "b")):  # two copies that scrape one exporter, in turn
+        at_ms = T0 + number * 5000
+        points = [
+            (labels, value + number * 5e6 * (labels["__name__"] in grows), ts)
+            for labels, value, ts in _points("node.txt", "node", at_ms, replica=replica)
+        ]
+        received.take(_packed(points), at_ms + 4000 * (number % 2), number * 5.0)  # one of them is late
+        (made,) = received.rounds(number * 5.0 + 3, {})
+        if replica == "a":
+            single.take(_packed(points), at_ms, number * 5.0)
+            (alone,) = single.rounds(number * 5.0 + 3, {})
+    assert made.found.node["disk_read_bytes_per_s"] > 0
+    for name in ("disk_read_bytes_per_s", "net_rx_bytes_per_s"):
+        assert made.found.node[name] == pytest.approx(alone.found.node[name])
 
 
 def test_stale_and_old_samples_and_marks_of_an_end_are_no_values() -> None:
@@ -211,8 +218,6 @@ async def test_what_is_sent_is_stored_as_an_agents_values(store: Store) -> None:
             assert (await asyncio.to_thread(feed.writes.ask, b"no snappy"))[0] == 400
             await until(lambda: collector.ingest.stats.rows == 3, limit_s=15)  # two GPUs and the node
             assert collector.ingest.stats.agent_versions["n0"].endswith("(scraped)")
-            await until(lambda: feed.state.of_process["nodes"] == 1, limit_s=15)
-            assert feed.state.of_process["unused"] == {}
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
