@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from drover_cli.pki.authority import Authority, Issued
 
+ROLES = ("admin", "agent", "collector", "operator", "viewer", "writer")
 HELP = "an authority for mutual TLS: make it, issue, renew and revoke certificates"
 DENIED = "denied.txt"
 
@@ -31,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--json", action="store_true", help="one JSON list")
 
     issue = actions.add_parser("issue", help="issue a certificate", description="Issue certificates, each with a key.")
-    issue.add_argument(
-        "role", choices=("admin", "agent", "collector", "operator", "viewer", "writer"), help="what its owner may do"
-    )
+    issue.add_argument("role", choices=ROLES, help="what its owner may do")
     issue.add_argument("name", nargs="*", metavar="NAME", help="of the node, person, program or file")
     _dir(issue)
     issue.add_argument("--host", nargs="+", default=[], metavar="HOST", help="names and addresses of a collector")
