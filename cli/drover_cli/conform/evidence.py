@@ -16,7 +16,7 @@ from drover_proto.fleet_methods import FleetMethod
 DAY_MS = 86_400_000
 MOST_NODES = 10_000  # of one answer
 LOOKED_AT = 16  # nodes whose details are read
-REPORTS_MS = 120_000  # a node that was heard of within this time reports
+REPORTS_MS = 120_000  # a node that reported within this time reports now
 ACTS = ("drain", "reset", "reboot")
 
 
@@ -24,7 +24,7 @@ def read(fleet: FleetClient) -> Evidence:
     """Ask the collector. Ages are by its clock.
 
     Raises:
-        grpc.RpcError: it does not answer at all.
+        grpc.RpcError: it answers nothing.
     """
     replies: dict[str, Message] = {}
     unread: dict[str, str] = {}

@@ -362,7 +362,7 @@ ROWS: tuple[Row, ...] = (
             Part("report a node or rack for maintenance", _reports_maintenance),
             Part("cordon: no new jobs, running ones end", _can("drain")),
             Part("ask for a replacement", _replaces),
-            Part("NVLink is set up anew without the node", never("no act of Drover sets up NVLink partitions")),
+            Part("NVLink is set up again without the node", never("no act of Drover sets up NVLink partitions")),
         ),
     ),
     Row(

@@ -32,7 +32,9 @@ from drover_core.settings import SettingsError
 
 MAX_OPEN = 256  # connections at a time
 LOOKUPS = 64  # of names at a time: one whose server does not answer takes a thread for some ten seconds
-LEAVES_S = 60.0  # a node that is off the lists for so long is not read any more: a list may be written anew
+LEAVES_S = (
+    60.0  # a node that is off the lists for so long is not read any more: a list may be in the middle of a change
+)
 REREAD_S = 5.0  # between looks at the files of targets
 STATE_S = 5.0
 TICK_S = 1.0  # between looks at what came by remote_write

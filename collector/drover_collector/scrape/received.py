@@ -47,7 +47,7 @@ class Source:
 
     table: Table
     mapper: PageMapper
-    heard_s: float
+    newest_s: float
     pages: dict[int, Page] = field(default_factory=dict)  # by timestamp
     newest_ms: int = 0  # of the pages that were mapped
 
@@ -135,10 +135,10 @@ class Received:
     def silent(self, now_s: float) -> list[tuple[str, str, float]]:
         """Return (node, exporter, for how long) of sources without a page, the longest silent first."""
         found = [
-            (name, source.table.title, now_s - source.heard_s)
+            (name, source.table.title, now_s - source.newest_s)
             for name, node in self.nodes.items()
             for source in node.sources.values()
-            if now_s - source.heard_s >= SILENT_S
+            if now_s - source.newest_s >= SILENT_S
         ]
         return sorted(found, key=lambda entry: -entry[2])
 
@@ -194,7 +194,7 @@ class Received:
         if page.count >= MAX_SAMPLES:
             self.left_out[MANY] += 1
             return
-        page.count, page.last_s, source.heard_s = page.count + 1, self._now_s, self._now_s
+        page.count, page.last_s, source.newest_s = page.count + 1, self._now_s, self._now_s
         page.samples.setdefault(series.name, []).append((series.labels, value))
 
     # ---- rounds
@@ -203,7 +203,7 @@ class Received:
         ready = {key: stamps for key, source in node.sources.items() if (stamps := source.whole(now_s))}
         if not ready:
             return None
-        waiting = [key for key, s in node.sources.items() if key not in ready and now_s - s.heard_s < SILENT_S]
+        waiting = [key for key, s in node.sources.items() if key not in ready and now_s - s.newest_s < SILENT_S]
         first_s = min(node.sources[key].pages[stamps[0]].first_s for key, stamps in ready.items())
         if waiting and now_s - first_s < WAITS_S:
             return None
@@ -213,7 +213,7 @@ class Received:
             if (mapped := self._mapped(source, stamps)) is not None:
                 found.add(mapped)
                 tables.append(source.table)
-        old = [k for k, s in node.sources.items() if now_s - s.heard_s > FORGET_S]
+        old = [k for k, s in node.sources.items() if now_s - s.newest_s > FORGET_S]
         for key in old[: len(node.sources) - 1]:
             del node.sources[key]
             self._reader.forget()  # it knows series of this source

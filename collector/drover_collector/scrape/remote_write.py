@@ -71,7 +71,7 @@ class Reader(Generic[T]):
         self.unused = 0  # series of requests that were not used, since the start
 
     def forget(self) -> None:
-        """Ask anew what each series is taken for."""
+        """Ask again what each series is taken for."""
         self._known.clear()
 
     def read(self, plain: bytes) -> list[tuple[T, list[Point]]]:

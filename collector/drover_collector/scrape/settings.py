@@ -122,7 +122,7 @@ class WriteInConfig:
     )
     short_names: bool = setting(False, "a node is named as that label up to the first dot")
     drop_labels: tuple[str, ...] = setting(
-        ("replica", "prometheus_replica", "prometheus"), "labels that tell copies of one Prometheus apart: left out"
+        ("replica", "prometheus_replica", "prometheus"), "labels in which copies of one Prometheus differ: left out"
     )
 
 

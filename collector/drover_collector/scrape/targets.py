@@ -35,7 +35,7 @@ class TargetList:
         self.troubles.pop(name, None)
         if len(found) > most:
             self.troubles[name] = (
-                f"scrape {name}: {len(found)} targets, of which the first {most} are read; the others are not"
+                f"scrape {name}: {len(found)} targets; the first {most} are read, the others are not"
                 " monitored. Give them to another collector"
             )
         return list(found)[:most]

@@ -84,7 +84,7 @@ def test_another_form_is_refused_before_anything_is_read(
     assert not taker.bodies
 
 
-def test_so_many_at_a_time_and_no_more(rest: Rest, taker: Taker) -> None:
+def test_there_is_a_limit_of_requests_under_way(rest: Rest, taker: Taker) -> None:
     taker.go_on.clear()
     most = rest_server.WRITES_EACH
     threads = [threading.Thread(target=rest.ask, args=("POST", PATH, HEADERS, b"x")) for _ in range(most)]

@@ -236,7 +236,7 @@ async def test_a_node_that_is_taken_off_the_list_is_said_to_be_so_after_a_minute
 
     put('[{"targets": ["n0:1"]}]')
     now_s[0] += 30
-    put(both)  # it was a moment, as of a file that is written anew
+    put(both)  # it was a moment, as of a file that is written again
     put('[{"targets": ["n0:1"]}]')
     now_s[0] += 59
     scraper._update()

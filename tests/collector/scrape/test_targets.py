@@ -71,7 +71,7 @@ def test_targets_above_the_limit_are_said_and_not_cut_off_silently(monkeypatch: 
     targets = TargetList(ScrapeConfig("gpus", "dcgm", tuple(f"n{n}:9400" for n in range(5))))
     assert [target.node for target in targets.current()] == ["n0", "n1", "n2"]
     assert targets.troubles == {
-        "gpus": "scrape gpus: 5 targets, of which the first 3 are read; the others are not monitored. Give them to"
+        "gpus": "scrape gpus: 5 targets; the first 3 are read, the others are not monitored. Give them to"
         " another collector"
     }
     assert len(TargetList(ScrapeConfig("gpus", "dcgm", ("n0:9400",))).current(room=0)) == 0  # other tables have all
@@ -81,7 +81,7 @@ def test_targets_above_the_limit_are_said_and_not_cut_off_silently(monkeypatch: 
 
 
 def test_a_file_that_is_suddenly_empty_leaves_its_targets(tmp_path: Path) -> None:
-    """Whoever writes it may have failed: a whole fleet would be no longer watched, without a word."""
+    """The program that writes it may have failed: a whole fleet would be no longer watched, without a word."""
     path = tmp_path / "gpus.json"
     path.write_text("[]")
     targets = TargetList(ScrapeConfig("gpus", "dcgm", (), (str(path),)))
