@@ -106,6 +106,9 @@ class Scraper:
             return
         for made in self._received.rounds(time.monotonic(), self._nodes):
             self._write_round(made.node, made.messages, made.found, made.tables, made.down)
+        for node in self._received.forget(time.monotonic()):
+            if node not in self._nodes:
+                _write(frames.GONE, node, b"")
 
     def answer(self, body: bytes) -> tuple[int, str]:
         """Take a request of remote_write. Return the status of HTTP and a sentence."""
@@ -213,7 +216,8 @@ class Scraper:
         failing = sorted((p for p in pages if p.failures >= FAILING), key=lambda p: (p.since_s, p.target.node))
         of_nodes = [node.messages for node in self._nodes.values()]
         named = [[p.target.node, p.table.title, p.trouble] for p in failing]
-        sources, unused = 0, {}
+        sources, came = 0, 0
+        unused: dict[str, int] = {}
         if self._received is not None:
             got = self._received
             of_nodes += [node.messages for name, node in got.nodes.items() if name not in self._nodes]
@@ -222,10 +226,10 @@ class Scraper:
                 for node, title, for_s in got.silent(time.monotonic())
                 if node not in self._nodes
             ]
-            sources, unused = got.sources, dict(got.left_out)
+            sources, came, unused = got.sources, got.pages, dict(got.left_out)
         blind = Counter(": ".join(entry) for messages in of_nodes for entry in messages.blind().items())
         state = {
-            "nodes": len(of_nodes), "targets": len(pages) + sources, "failing": len(named), "read": self._read,
+            "nodes": len(of_nodes), "targets": len(pages) + sources, "failing": len(named), "read": self._read + came,
             "failed": self._failed, "left_out": self._left_out, "blind": dict(blind.most_common(BLIND_MOST)),
             "troubles": [t for of in self._lists.values() for t in of.troubles.values()],
             "named": named[:NAMED], "unused": unused,

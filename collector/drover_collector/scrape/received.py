@@ -22,7 +22,7 @@ from drover_core.metrics.prometheus_text import MAX_SAMPLES, ExpositionError, Sa
 QUIET_S, WHOLE_S = 2.0, 8.0  # a page is whole when nothing came for it for so long, or so long after its first sample
 WAITS_S = 15.0  # a page waits at most so long for those of the node's other exporters
 SILENT_S = 60.0  # a source without a page for so long is down, and no other waits for it
-FORGET_S = 3600.0  # one of several sources of a node
+FORGET_S = 3600.0  # a node of which nothing comes for so long is no longer named
 MAX_PAGES = 16  # of one source that wait; the oldest go
 MAX_SOURCES = 8  # of one node
 STALE, OLD, NAMELESS, MANY = (
@@ -132,6 +132,19 @@ class Received:
             if (made := self._round(name, node, now_s)) is not None:
                 yield made
 
+    def forget(self, now_s: float) -> list[str]:
+        """Forget nodes of which nothing has come for long, and return them. What is missing is judged elsewhere."""
+        over = [
+            name
+            for name, node in self.nodes.items()
+            if all(now_s - source.newest_s >= FORGET_S for source in node.sources.values())
+        ]
+        for name in over:
+            del self.nodes[name]
+        if over:
+            self._reader.forget()
+        return over
+
     def silent(self, now_s: float) -> list[tuple[str, str, float]]:
         """Return (node, exporter, for how long) of sources without a page, the longest silent first."""
         found = [
@@ -213,11 +226,15 @@ class Received:
             if (mapped := self._mapped(source, stamps)) is not None:
                 found.add(mapped)
                 tables.append(source.table)
-        old = [k for k, s in node.sources.items() if now_s - s.newest_s > FORGET_S]
-        for key in old[: len(node.sources) - 1]:
+        for key in self._replaced(node, now_s):
             del node.sources[key]
             self._reader.forget()  # it knows series of this source
         return Round(name, node.messages, found, tables, len(node.sources) - len(tables)) if tables else None
+
+    def _replaced(self, node: ReceivedNode, now_s: float) -> list[tuple[str, str]]:
+        """Return silent sources in whose place another has come, as of a pod with another address."""
+        living = {key[0] for key, source in node.sources.items() if now_s - source.newest_s < SILENT_S}
+        return [k for k, s in node.sources.items() if k[0] in living and now_s - s.newest_s >= SILENT_S]
 
     def _mapped(self, source: Source, stamps: list[int]) -> Found | None:
         """Return what the pages gave together, of each value the newest; None: nothing."""

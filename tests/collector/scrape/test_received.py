@@ -195,6 +195,23 @@ def test_a_label_names_the_node_and_what_has_none_or_is_scraped_is_said() -> Non
     assert not nameless.nodes
 
 
+def test_a_pod_with_another_address_takes_the_place_of_the_one_before_and_a_node_without_a_word_is_forgotten() -> None:
+    received = _received()
+    for number, address in enumerate(("10.0.0.1", "10.0.0.2")):
+        at_ms = T0 + number * 70_000
+        points = [({**labels, "node": "n0", "instance": f"{address}:9400"}, v, ts)
+                  for labels, v, ts in _points("dcgm.txt", "dcgm", at_ms)]  # fmt: skip
+        received.take(_packed(points), at_ms, number * 70.0)
+        (made,) = received.rounds(number * 70.0 + 3, {})
+        assert made.down == 0
+    assert received.sources == 1
+    assert not received.silent(120.0)
+    assert received.forget(3600.0) == []
+    assert received.forget(3671.0) == ["n0"]
+    received.take(_packed((labels, v, T0 + 3_700_000) for labels, v, _ in points), T0 + 3_700_000, 3700.0)
+    assert list(received.nodes) == ["n0"]  # and it comes back
+
+
 def test_it_needs_the_listener_of_rest() -> None:
     with pytest.raises(SettingsError, match=r"rest.remote_write.enabled: it is served at rest.listen"):
         validate(CollectorConfig(rest=RestConfig(remote_write=WriteInConfig(True))), {})
