@@ -185,7 +185,7 @@ class Writes:
         self._to: asyncio.StreamWriter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[tuple[int, str]]] = {}
-        self._next = 0
+        self._next = 0  # number of the newest request
 
     def ask(self, body: bytes) -> tuple[int, str]:
         """Have a request taken; from any other thread. Return the status of HTTP and a sentence."""
@@ -205,7 +205,8 @@ class Writes:
             return 503, "the process that takes it is busy, or starts again; send it again"
         self._next += 1
         number = str(self._next)
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
         self._to.write(frames.pack(frames.WRITE, number, body))
         try:
             return await answer
