@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from drover_cli.conform.answers import Answer, Evidence, Q, R, joined
 from drover_cli.conform.sheet import ROWS
 from drover_cli.main import main
+from drover_collector.exporters.sending import SendStatus
 from drover_collector.store import Store
 from drover_core.model.events import (
     Audit,
@@ -30,9 +31,10 @@ from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_methods import FleetMethod
 from testbed.doctor_system import NOW_MS, well
-from testbed.fleet_served import served
+from testbed.fleet_served import NOW, served
 
 YES, PARTLY, NO, UNKNOWN = Answer.YES, Answer.PARTLY, Answer.NO, Answer.UNKNOWN
+KINDS = ("otlp_metrics", "otlp_logs")
 INVENTORY = {
     "host.serial": "C1", "host.board_serial": "B1", "host.bios_version": "1.2", "nic.mlx5_0.guid": "g",
     "nic.mlx5_0.firmware": "28.1", "gpu0.vbios": "96.0",
@@ -41,7 +43,7 @@ INVENTORY = {
 
 def _system() -> pb.System:
     system = well()
-    for kind in ("otlp_metrics", "otlp_logs"):
+    for kind in KINDS:
         system.exporters.add(name=kind, kind=kind, sent=10, latency_s=3.0, taken_ms=NOW_MS - 20_000)
     return system
 
@@ -258,5 +260,12 @@ def test_the_command_asks_a_running_collector(store: Store, capsys: pytest.Captu
             assert "CAP03" in shown
             assert "CAP02" not in shown
             assert await asyncio.to_thread(main, ["conform", "BFX99", "--collector", address]) == 2
+            sent = {kind: SendStatus(kind, 5, taken_ms=NOW - 20_000, latency_s=2.0) for kind in KINDS}
+            there.facts.parts = replace(there.facts.parts, exports=lambda: sent)
+            assert await asyncio.to_thread(main, ["conform", "tel-delivery", "--collector", address]) == 0
+            assert "otlp_metrics: 5 taken, the newest 2.0 s after its time" in capsys.readouterr().out
+            sent["otlp_logs"].waiting, sent["otlp_logs"].oldest_ms = 1, NOW - 130_000
+            assert await asyncio.to_thread(main, ["conform", "tel-delivery", "--collector", address]) == 1
+            assert "what is due is 130 s old" in capsys.readouterr().out
 
     asyncio.run(run())
