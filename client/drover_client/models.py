@@ -276,6 +276,19 @@ Evidence = TypedDict(
 )
 
 
+class ExporterState(TypedDict):
+    name: str
+    kind: str
+    sent: int
+    lost: int
+    failures: int
+    trouble: str
+    waiting: int
+    oldest_s: float | None
+    latency_s: float | None
+    taken: str | None
+
+
 class Fabric(TypedDict):
     time: str | None
     counted_from: str | None
@@ -837,6 +850,7 @@ class PolicyState(TypedDict):
     trouble: str
     duties: list[NodeOutage]
     may_answer: bool
+    opens_tickets: bool | None
 
 
 class PoolCapacity(TypedDict):
@@ -1108,6 +1122,7 @@ class ScrapingState(TypedDict):
     with_agent: int
     failing_pages: list[str]
     blind: dict[str, int]
+    unused: dict[str, int]
 
 
 class Series(TypedDict):
@@ -1253,6 +1268,7 @@ class System(TypedDict):
     cpu_cores: float
     agents_address: str
     scraping: ScrapingState | None
+    exporters: list[ExporterState]
 
 
 class TableSize(TypedDict):

@@ -184,7 +184,7 @@ class Detection:
         )
         self.ingest = IngestService(IngestContext(store, index, listeners))
         (stream,) = self.ingest.methods().values()
-        self.scrape = ScrapeFeed(config.scrape, stream, self.pipeline.ticks.troubles)
+        self.scrape = ScrapeFeed(config.scrape, stream, self.pipeline.ticks.troubles, config.rest.remote_write)
         self.maintenance = Maintenance(
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
@@ -332,7 +332,7 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         api_file = f"{stack.enter_context(_socket_folder())}/api"
         agents_address = _listen_for_agents(agents, "ingest.listen", config.ingest.listen, tls)
         beats = HeartbeatStatus()
-        parts = _optional_parts(detection, beats, agents_address)
+        parts = _optional_parts(config, detection, beats, agents_address)
         facts = ApiSnapshot(pipeline, ingest.stats, config, gate, tls, parts)
         switch = DeadManSwitch(config.heartbeat, lambda: read_signals(facts), pipeline.ticks.troubles, beats)
         api = FleetApi(facts)
@@ -378,10 +378,12 @@ def maintenance_events(config: CollectorConfig, pipeline: Pipeline) -> Maintenan
     return MaintenanceEvents(events, pipeline, lambda: marks_of(api.nodes(), taints, conditions, kept_closed))
 
 
-def _optional_parts(detection: Detection, beats: HeartbeatStatus, agents_address: str) -> OptionalParts:
+def _optional_parts(
+    config: CollectorConfig, detection: Detection, beats: HeartbeatStatus, agents_address: str
+) -> OptionalParts:
     return OptionalParts(
         detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses,
-        detection.scrape.read_state,
+        detection.scrape.read_state, detection.scrape.writes.ask if config.rest.remote_write.enabled else None,
     )  # fmt: skip
 
 

@@ -2577,6 +2577,7 @@ class PolicyState(_message.Message):
     TROUBLE_FIELD_NUMBER: _builtins.int
     DUTIES_JSON_FIELD_NUMBER: _builtins.int
     MAY_ANSWER_FIELD_NUMBER: _builtins.int
+    OPENS_TICKETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: _builtins.str
     """of the policy"""
@@ -2588,6 +2589,8 @@ class PolicyState(_message.Message):
     trouble: _builtins.str
     """of the policy's file"""
     may_answer: _builtins.bool
+    opens_tickets: _builtins.bool
+    """for nodes in repair; absent: it only observes, or an older collector"""
     @_builtins.property
     def breaker_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """open mass events, drover_core.model.events.Incident"""
@@ -2623,12 +2626,15 @@ class PolicyState(_message.Message):
         trouble: _builtins.str = ...,
         duties_json: _abc.Iterable[_builtins.str] | None = ...,
         may_answer: _builtins.bool = ...,
+        opens_tickets: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "opens_tickets", b"opens_tickets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["breaker_json", b"breaker_json", "ceiling", b"ceiling", "duties_json", b"duties_json", "held_json", b"held_json", "may_answer", b"may_answer", "mode", b"mode", "name", b"name", "out", b"out", "pending_json", b"pending_json", "policy_json", b"policy_json", "taken_in_hour", b"taken_in_hour", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets", "breaker_json", b"breaker_json", "ceiling", b"ceiling", "duties_json", b"duties_json", "held_json", b"held_json", "may_answer", b"may_answer", "mode", b"mode", "name", b"name", "opens_tickets", b"opens_tickets", "out", b"out", "pending_json", b"pending_json", "policy_json", b"policy_json", "taken_in_hour", b"taken_in_hour", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__opens_tickets: _TypeAlias = _typing.Literal["opens_tickets"]  # noqa: Y015
+    _WhichOneofArgType__opens_tickets: _TypeAlias = _typing.Literal["_opens_tickets", b"_opens_tickets"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__opens_tickets) -> _WhichOneofReturnType__opens_tickets | None: ...
 
 Global___PolicyState: _TypeAlias = PolicyState  # noqa: Y015
 
@@ -4040,6 +4046,7 @@ class System(_message.Message):
     CPU_CORES_FIELD_NUMBER: _builtins.int
     AGENTS_ADDRESS_FIELD_NUMBER: _builtins.int
     SCRAPING_FIELD_NUMBER: _builtins.int
+    EXPORTERS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ts_ms: _builtins.int
     started_ms: _builtins.int
@@ -4069,6 +4076,10 @@ class System(_message.Message):
     def scraping(self) -> Global___ScrapingState:
         """absent: no page of another exporter is read"""
 
+    @_builtins.property
+    def exporters(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExporterState]:
+        """what is sent to other systems"""
+
     def __init__(
         self,
         *,
@@ -4086,14 +4097,78 @@ class System(_message.Message):
         cpu_cores: _builtins.float = ...,
         agents_address: _builtins.str = ...,
         scraping: Global___ScrapingState | None = ...,
+        exporters: _abc.Iterable[Global___ExporterState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "detection", b"detection", "ingest", b"ingest", "scraping", b"scraping", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "scraping", b"scraping", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agents", b"agents", "agents_address", b"agents_address", "certificate_ends_ms", b"certificate_ends_ms", "cpu_cores", b"cpu_cores", "detection", b"detection", "exporters", b"exporters", "ingest", b"ingest", "notifiers", b"notifiers", "resident_bytes", b"resident_bytes", "scraping", b"scraping", "started_ms", b"started_ms", "store", b"store", "troubles", b"troubles", "ts_ms", b"ts_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___System: _TypeAlias = System  # noqa: Y015
+
+@_typing.final
+class ExporterState(_message.Message):
+    """One queue of an exporter: what its receiver took, since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    OLDEST_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    TAKEN_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: _builtins.str
+    """remote_write, otlp_metrics, otlp_logs, syslog"""
+    sent: _builtins.int
+    """samples or lines"""
+    lost: _builtins.int
+    """dropped for want of room, or refused for good"""
+    failures: _builtins.int
+    """requests that failed and are tried again"""
+    trouble: _builtins.str
+    """why the newest request failed; empty: it did not"""
+    waiting: _builtins.int
+    oldest_s: _builtins.float
+    """age of the oldest that waits; absent: nothing waits"""
+    latency_s: _builtins.float
+    """from the time of the newest that was taken to when it was taken; absent: none was"""
+    taken_ms: _builtins.int
+    """time of the newest that was taken; 0: none was"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        sent: _builtins.int = ...,
+        lost: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        trouble: _builtins.str = ...,
+        waiting: _builtins.int = ...,
+        oldest_s: _builtins.float | None = ...,
+        latency_s: _builtins.float | None = ...,
+        taken_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_oldest_s", b"_oldest_s", "latency_s", b"latency_s", "oldest_s", b"oldest_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s", "_oldest_s", b"_oldest_s", "failures", b"failures", "kind", b"kind", "latency_s", b"latency_s", "lost", b"lost", "name", b"name", "oldest_s", b"oldest_s", "sent", b"sent", "taken_ms", b"taken_ms", "trouble", b"trouble", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__latency_s: _TypeAlias = _typing.Literal["latency_s"]  # noqa: Y015
+    _WhichOneofArgType__latency_s: _TypeAlias = _typing.Literal["_latency_s", b"_latency_s"]  # noqa: Y015
+    _WhichOneofReturnType__oldest_s: _TypeAlias = _typing.Literal["oldest_s"]  # noqa: Y015
+    _WhichOneofArgType__oldest_s: _TypeAlias = _typing.Literal["_oldest_s", b"_oldest_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__latency_s) -> _WhichOneofReturnType__latency_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oldest_s) -> _WhichOneofReturnType__oldest_s | None: ...
+
+Global___ExporterState: _TypeAlias = ExporterState  # noqa: Y015
 
 @_typing.final
 class ScrapingState(_message.Message):
@@ -4121,12 +4196,33 @@ class ScrapingState(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class UnusedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODES_FIELD_NUMBER: _builtins.int
     PAGES_FIELD_NUMBER: _builtins.int
     FAILING_FIELD_NUMBER: _builtins.int
     WITH_AGENT_FIELD_NUMBER: _builtins.int
     FAILING_PAGES_FIELD_NUMBER: _builtins.int
     BLIND_FIELD_NUMBER: _builtins.int
+    UNUSED_FIELD_NUMBER: _builtins.int
     nodes: _builtins.int
     pages: _builtins.int
     failing: _builtins.int
@@ -4141,6 +4237,10 @@ class ScrapingState(_message.Message):
     def blind(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """"DETECTOR: what it cannot judge, and why" -> nodes"""
 
+    @_builtins.property
+    def unused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """why what came by remote_write was not used -> samples, since the start"""
+
     def __init__(
         self,
         *,
@@ -4150,10 +4250,11 @@ class ScrapingState(_message.Message):
         with_agent: _builtins.int = ...,
         failing_pages: _abc.Iterable[_builtins.str] | None = ...,
         blind: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        unused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blind", b"blind", "failing", b"failing", "failing_pages", b"failing_pages", "nodes", b"nodes", "pages", b"pages", "with_agent", b"with_agent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blind", b"blind", "failing", b"failing", "failing_pages", b"failing_pages", "nodes", b"nodes", "pages", b"pages", "unused", b"unused", "with_agent", b"with_agent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

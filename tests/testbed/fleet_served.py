@@ -37,8 +37,11 @@ Check = Callable[["Served"], Awaitable[None]]
 
 
 class Served:
-    def __init__(self, stub: FleetStub, pipeline: Pipeline, facts: ApiSnapshot, store: Store) -> None:
+    def __init__(
+        self, stub: FleetStub, pipeline: Pipeline, facts: ApiSnapshot, store: Store, address: str = ""
+    ) -> None:
         self.stub = stub
+        self.address = address
         self.pipeline = pipeline
         self.facts = facts
         self.store = store
@@ -97,7 +100,7 @@ async def served(store: Store) -> AsyncIterator[Served]:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Served(FleetStub(channel), pipeline, facts, store)
+            yield Served(FleetStub(channel), pipeline, facts, store, f"127.0.0.1:{port}")
     finally:
         await server.stop(0)
         api.close()

@@ -45,6 +45,7 @@ NAMES = (
     "thermals",
     "capacity",
     "report",
+    "conform",
     "risk",
     "probe",
     "validate",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from drover_cli.pki.authority import Authority, Issued
 
+ROLES = ("admin", "agent", "collector", "operator", "viewer", "writer")
 HELP = "an authority for mutual TLS: make it, issue, renew and revoke certificates"
 DENIED = "denied.txt"
 
@@ -31,15 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     init.add_argument("--json", action="store_true", help="one JSON list")
 
     issue = actions.add_parser("issue", help="issue a certificate", description="Issue certificates, each with a key.")
-    issue.add_argument(
-        "role", choices=("admin", "agent", "collector", "operator", "viewer"), help="what its owner may do"
-    )
+    issue.add_argument("role", choices=ROLES, help="what its owner may do")
     issue.add_argument("name", nargs="*", metavar="NAME", help="of the node, person, program or file")
     _dir(issue)
     issue.add_argument("--host", nargs="+", default=[], metavar="HOST", help="names and addresses of a collector")
     issue.add_argument("--fleet", type=Path, metavar="FILE", help="agents: for every node of this fleet.toml")
     issue.add_argument("--out", type=Path, metavar="FILE", help="the certificate's file; its key goes next to it")
-    issue.add_argument("--days", type=count, help="default: agents, collectors, viewers 90; operators, admins 30")
+    issue.add_argument(
+        "--days", type=count, help="default: agents, collectors, viewers, writers 90; operators, admins 30"
+    )
     issue.add_argument("--force", action="store_true", help="replace files that are there")
     issue.add_argument("--json", action="store_true", help="one JSON list of what was issued")
 

@@ -44,10 +44,10 @@ from drover_cli.pki.parts import (
 
 SCHEME = "drover://"
 COLLECTOR = "collector"
-ROLES = ("admin", "agent", COLLECTOR, "operator", "viewer")
+ROLES = ("admin", "agent", COLLECTOR, "operator", "viewer", "writer")
 # An agent's key lies on a node that jobs run on, an operator's can act: neither should be of use for long after it was
 # copied. Renewing a month before the end leaves two months in which a failed roll-out is seen and mended.
-DAYS = {"admin": 30, "agent": 90, COLLECTOR: 90, "operator": 30, "viewer": 90}
+DAYS = {"admin": 30, "agent": 90, COLLECTOR: 90, "operator": 30, "viewer": 90, "writer": 90}
 CA_DAYS = 1825  # its key lies offline; all that it signed must be replaced with it
 MOST_DAYS = 825  # for others than the authority
 KEY_MODE, CERT_MODE = 0o600, 0o644

@@ -334,6 +334,11 @@ class ActionDispatcher:
         if action.state is ActionState.FAILED:
             self._report_failed([action])
 
+    @property
+    def opens_tickets(self) -> bool:
+        """Return whether a node that goes to repair gets a ticket."""
+        return self._own_actuator(Act.REPAIR) is not None
+
     def _own_actuator(self, act: Act) -> OperatorCommands | Ticket | None:
         """Return the command or webhook of the settings that does an act which no scheduler does."""
         return next((own for own in (self._commands, self._ticket) if own.knows(act)), None)

@@ -186,6 +186,7 @@ def get_policy(facts: ApiSnapshot, may: bool) -> pb.PolicyState:
         trouble=pipeline.ticks.troubles.get("policy", ""),
         duties_json=[to_json(d) for d in duties],
         may_answer=may,
+        opens_tickets=_opens_tickets(facts),
     )
 
 
@@ -255,3 +256,11 @@ def _backtest_row(found: Backtest, policy: Policy) -> pb.BacktestRow:
         times=len(found.outages), most_out=found.most_out, gpu_hours=found.gpu_hours,
         held=len({d.incident_id for d in found.held}), mass_events=found.mass_events,
     )  # fmt: skip
+
+
+def _opens_tickets(facts: ApiSnapshot) -> bool | None:
+    """Return whether a node in repair gets a ticket; None: this collector only observes."""
+    dispatcher = facts.pipeline.dispatcher
+    if dispatcher is None or dispatcher.context.config.mode == "observe":
+        return None
+    return dispatcher.opens_tickets

@@ -102,6 +102,8 @@ class OptionalParts:
         agents_address: HOST:PORT on which agents are served.
         scraping: returns what is read of nodes without an agent; None: nothing is.
         exports: returns the status of each exporter that sends, by its name.
+        take_write: takes a request of remote_write from another thread and returns the status of HTTP and a sentence;
+            None: no such requests are taken.
     """
 
     probes: ProbeOrderService | None = None
@@ -110,6 +112,7 @@ class OptionalParts:
     agents_address: str = ""
     exports: Callable[[], Mapping[str, SendStatus]] = dict
     scraping: Callable[[], ScrapeState | None] = lambda: None
+    take_write: Callable[[bytes], tuple[int, str]] | None = None
 
 
 class ApiSnapshot:

@@ -64,7 +64,21 @@ def get_system(watch: SystemWatch) -> pb.System:
         cpu_cores=watch.cpu_cores(),
         agents_address=facts.parts.agents_address,
         scraping=_scraping(facts),
+        exporters=_exporters(facts),
     )
+
+
+def _exporters(facts: ApiSnapshot) -> list[pb.ExporterState]:
+    now_ms = facts.now_ms()
+    return [
+        pb.ExporterState(
+            name=name, kind=status.kind, sent=status.sent, lost=status.dropped + status.refused,
+            failures=status.failures, trouble=status.trouble, waiting=status.waiting,
+            oldest_s=max(0, now_ms - status.oldest_ms) / 1000 if status.waiting and status.oldest_ms else None,
+            latency_s=status.latency_s, taken_ms=status.taken_ms,
+        )
+        for name, status in dict(facts.parts.exports()).items()
+    ]  # fmt: skip
 
 
 def _scraping(facts: ApiSnapshot) -> pb.ScrapingState | None:
@@ -75,7 +89,7 @@ def _scraping(facts: ApiSnapshot) -> pb.ScrapingState | None:
     return pb.ScrapingState(
         nodes=now.get("nodes", 0), pages=now.get("targets", 0), failing=now.get("failing", 0), with_agent=state.agents,
         failing_pages=[f"{node}, {title}: {why}" for node, title, why in now.get("named", ())],
-        blind=now.get("blind", {}),
+        blind=now.get("blind", {}), unused=now.get("unused", {}),
     )  # fmt: skip
 
 

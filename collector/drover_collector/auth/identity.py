@@ -22,6 +22,7 @@ class Role(StrEnum):
     AGENT = "agent"
     OPERATOR = "operator"
     VIEWER = "viewer"
+    WRITER = "writer"  # sends values of nodes without an agent, and reads nothing
 
 
 @dataclass(frozen=True, slots=True)

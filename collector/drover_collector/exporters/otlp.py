@@ -290,8 +290,12 @@ class Otlp:
             self._clients = {signal: kind(config, signal) for signal in config.signals}
         except OSError as error:
             raise SettingsError(f"{key}.ca_file: {config.ca_file}: {error}") from None
-        self.metrics: Sender[Snapshot] = Sender(f"{config.name}-metrics", config.spool_bytes, self._send_metrics)
-        self.logs: Sender[Record] = Sender(f"{config.name}-logs", config.spool_bytes, self._send_logs, LOGS_BATCH)
+        self.metrics: Sender[Snapshot] = Sender(
+            f"{config.name}-metrics", config.spool_bytes, self._send_metrics, kind="otlp_metrics"
+        )
+        self.logs: Sender[Record] = Sender(
+            f"{config.name}-logs", config.spool_bytes, self._send_logs, LOGS_BATCH, "otlp_logs"
+        )
 
     @property
     def senders(self) -> list[Sender[Snapshot] | Sender[Record]]:

@@ -234,7 +234,7 @@ class RemoteWrite:
         self._headers: Mapping[str, str] | None = None
         self._at: tuple[Snapshot | None, int] = (None, 0)  # what is under way, and the row to go on from
         self.interval_s = config.interval_s
-        self.sender: Sender[Snapshot] = Sender(config.name, config.spool_bytes, self._send)
+        self.sender: Sender[Snapshot] = Sender(config.name, config.spool_bytes, self._send, kind="remote_write")
 
     def take(self, bucket: Bucket, identities: Identities, xids: LastXids) -> None:
         for snapshot in self._snapshots.of(bucket, identities, xids):

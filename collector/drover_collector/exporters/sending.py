@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,13 +26,16 @@ STOP_S = 3.0  # for a request under way at a stop
 
 
 class Sized(Protocol):
-    """What waits. `size`: bytes it holds in memory; `count`: samples or lines in it."""
+    """What waits. `size`: bytes it holds in memory; `count`: samples or lines in it; `ts_ms`: what time it is of."""
 
     @property
     def size(self) -> int: ...
 
     @property
     def count(self) -> int: ...
+
+    @property
+    def ts_ms(self) -> int: ...
 
 
 T = TypeVar("T", bound=Sized)
@@ -44,8 +48,11 @@ class SendStatus:
     Attributes:
         sent: samples or lines that the receiver took. dropped: for want of room. refused: by the receiver, for good.
         failures: requests that failed and are tried again. trouble: why the newest request failed; "": it did not.
-        waiting, waiting_bytes: not sent yet.
+        waiting, waiting_bytes: not sent yet. oldest_ms: time of the oldest of these; 0: none waits.
+        taken_ms: time of the newest item that the receiver took; 0: none. latency_s: how late it was taken.
     """
+
+    kind: str = ""
 
     sent: int = 0
     dropped: int = 0
@@ -54,6 +61,9 @@ class SendStatus:
     trouble: str = ""
     waiting: int = 0
     waiting_bytes: int = 0
+    oldest_ms: int = 0
+    taken_ms: int = 0
+    latency_s: float | None = None
 
 
 class Sender(Generic[T]):
@@ -63,13 +73,14 @@ class Sender(Generic[T]):
         send: sends the next request of the first items that wait. Returns (its outcome, samples or lines in it, how
             many items are done with it). An item that takes several requests is done with its last. After a trouble
             that is not permanent it is called with the same first item.
-        most_bytes: of what waits. most_items: that `send` gets at once.
+        most_bytes: of what waits. most_items: that `send` gets at once. kind: of the exporter, for its status.
     """
 
     def __init__(
-        self, name: str, most_bytes: int, send: Callable[[Sequence[T]], tuple[Answer, int, int]], most_items: int = 1
-    ) -> None:
-        self.name, self.status = name, SendStatus()
+        self, name: str, most_bytes: int, send: Callable[[Sequence[T]], tuple[Answer, int, int]], most_items: int = 1,
+        kind: str = "",
+    ) -> None:  # fmt: skip
+        self.name, self.status = name, SendStatus(kind)
         self._most_bytes, self._most_items, self._send = most_bytes, most_items, send
         self._waiting: deque[T] = deque()  # the first may be under way
         self._part = 0  # of the first item: samples that are done
@@ -89,6 +100,7 @@ class Sender(Generic[T]):
             # The newest stays, also where it alone is larger: else a small bound would be an export of nothing.
             while status.waiting_bytes > self._most_bytes and len(self._waiting) > 1:
                 self._drop(self._waiting.popleft())
+            status.oldest_ms = self._waiting[0].ts_ms
             self._changed.notify_all()
 
     def start(self) -> None:
@@ -144,6 +156,9 @@ class Sender(Generic[T]):
         refused = 0 if not answer.trouble else min(answer.refused or count, count)
         status.refused += refused
         status.sent += count - refused
+        if not answer.trouble and done:
+            status.taken_ms = items[done - 1].ts_ms
+            status.latency_s = max(0.0, time.time() - status.taken_ms / 1000)
         self._settle(items, count, done)
         self._note(answer.trouble)
 
@@ -171,6 +186,7 @@ class Sender(Generic[T]):
                     self.status.waiting_bytes -= item.size
                     self._part = 0
                     self._waiting.popleft()
+            self.status.oldest_ms = self._waiting[0].ts_ms if self._waiting else 0
 
     def _note(self, trouble: str) -> None:
         """Log a trouble when it begins, changes and ends."""

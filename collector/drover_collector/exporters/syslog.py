@@ -83,7 +83,7 @@ class Syslog:
             except OSError as error:
                 raise SettingsError(f"{key}.ca_file: its files cannot be used: {error}") from None
         self._socket: socket.socket | None = None
-        self.sender: Sender[Record] = Sender(config.name, config.spool_bytes, self._send, BATCH)
+        self.sender: Sender[Record] = Sender(config.name, config.spool_bytes, self._send, BATCH, "syslog")
 
     def take(self, record: Record) -> None:
         if record.kind in KINDS:

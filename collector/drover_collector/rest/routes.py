@@ -18,6 +18,7 @@ ROOT = "/api/v1"
 STREAM = f"{ROOT}/incidents/stream"
 ANNOTATIONS = f"{ROOT}/annotations"
 DOCUMENT = f"{ROOT}/openapi.json"
+WRITES = "/api/v1/write"  # Prometheus remote_write, as other receivers of it have it
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -35,6 +35,7 @@ from drover_collector.rest.incident_stream import Wanted, last_id, stream
 from drover_collector.rest.openapi import document
 from drover_collector.rest.problems import CONTENT_TYPE, ProblemError, of_error, of_failed_act
 from drover_collector.rest.routes import Route
+from drover_collector.scrape.remote_write import MAX_BODY
 from drover_collector.store import StoreError
 
 Given = dict[str, list[str]]  # parameters of a query
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 BODY_BYTES = 65_536  # as a request by gRPC
 CALLS_EACH = 8  # of one certificate at a time
 STREAMS_MOST, STREAMS_EACH = 16, 4
+WRITES_MOST, WRITES_EACH = 16, 8  # requests of remote_write, of 4 MiB at most
 READ_S = 8.0  # of what no method of the table reads
 STREAM_S = 3600.0  # then a client begins again behind its last event
 JSON_TYPE = "application/json"
@@ -131,6 +133,8 @@ class _Handler(BoundedHandler):
 
     def _answer(self) -> None:
         parts = self._target()
+        if parts.path == routes.WRITES and self.site.facts.parts.take_write is not None:
+            return self._take_write(self.site.facts.parts.take_write)
         body = self._body()
         self._check_host()
         if parts.path in (routes.STREAM, routes.ANNOTATIONS, routes.DOCUMENT):
@@ -158,7 +162,24 @@ class _Handler(BoundedHandler):
         except ValueError as error:
             raise ProblemError(400, "invalid-argument", f"the address is none: {error}") from None
 
-    def _body(self) -> bytes:
+    def _take_write(self, take: Callable[[bytes], tuple[int, str]]) -> None:
+        """Take a request of remote_write 1.0. Who may send is asked before the body is read."""
+        self._check_host()
+        self._check_verb(["POST"])
+        caller = self._authorize(frozenset({Role.WRITER}))
+        kind = self.headers.get("content-type", "").replace(" ", "").lower()
+        if kind not in ("application/x-protobuf", "application/x-protobuf;proto=prometheus.writerequest"):
+            raise ProblemError(415, "unsupported-media-type", "send remote_write 1.0: application/x-protobuf")
+        if self.headers.get("content-encoding", "").strip().lower() != "snappy":
+            raise ProblemError(415, "unsupported-media-type", "send Content-Encoding: snappy")
+        with self.site.turn("writes", caller, WRITES_EACH, WRITES_MOST):
+            status, text = take(self._body(MAX_BODY))
+        if status == 204:
+            return self._begin(204, {})
+        again = {"retry-after": "5"} if status == 503 else {}
+        raise ProblemError(status, "unavailable" if again else "invalid-argument", text, again)
+
+    def _body(self, most: int = BODY_BYTES) -> bytes:
         if "transfer-encoding" in self.headers:
             raise ProblemError(411, "length-required", "send the body with Content-Length")
         for name in ("content-length", "content-type", "host", "idempotency-key"):
@@ -167,8 +188,8 @@ class _Handler(BoundedHandler):
         text = self.headers.get("content-length", "0")
         if not (text.isascii() and text.isdigit() and len(text) < 10):
             raise ProblemError(400, "invalid-argument", "Content-Length is not a number of bytes")
-        if int(text) > BODY_BYTES:
-            raise ProblemError(413, "too-large", f"the body has more than {BODY_BYTES} bytes; send less")
+        if int(text) > most:
+            raise ProblemError(413, "too-large", f"the body has more than {most} bytes; send less")
         body = self.rfile.read(int(text))
         if len(body) < int(text):
             raise ProblemError(400, "invalid-argument", f"the body ended after {len(body)} of {text} bytes")

@@ -21,7 +21,7 @@ import grpc
 
 from drover_collector.grpc_h2 import Handler
 from drover_collector.scrape import frames
-from drover_collector.scrape.settings import ScrapeConfig
+from drover_collector.scrape.settings import ScrapeConfig, WriteInConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ AGAIN_S = 60.0  # until a node whose agent is connected is tried again
 RETRY_S = 5.0  # after another refusal, and until the process is started again
 SILENT_S = 60.0  # without a word of the process, until it is started again
 NAMED = 3
+WRITE_S = 8.0  # for a request of remote_write
+MAX_UNTAKEN = 16 << 20  # bytes of such requests that the process has not read
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class NodeCall:
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self._arrived = asyncio.Event()
         self._reading = False  # a reader waits: it has done with the message before
+        self._is_ended = False
 
     def put(self, message: bytes) -> int:
         """Queue a message, or hand it over at once. Return how many older ones were dropped for it."""
@@ -86,10 +89,17 @@ class NodeCall:
         self._arrived.set()
         return dropped
 
+    def end(self) -> None:
+        """End the stream when what is queued has been read."""
+        self._is_ended = True
+        self._arrived.set()
+
     # ---- as grpc_h2's Call
 
     async def read(self) -> Any:
         while not self.messages:
+            if self._is_ended:
+                return grpc.aio.EOF
             self._arrived.clear()
             self._reading = True
             try:
@@ -155,6 +165,11 @@ class NodeFeed:
             self._next_s = time.monotonic() + (AGAIN_S if self.has_agent else RETRY_S)
             self._call = None
 
+    def end(self) -> None:
+        """End the stream: the node is not read any more."""
+        if self._call is not None:
+            self._call.end()
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -162,21 +177,93 @@ class NodeFeed:
                 await self._task
 
 
+class Writes:
+    """Requests of remote_write on their way to the process and back. Event loop only, but for `ask`."""
+
+    def __init__(self, config: WriteInConfig) -> None:
+        self.config = config
+        self._to: asyncio.StreamWriter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[str, asyncio.Future[tuple[int, str]]] = {}
+        self._next = 0  # number of the newest request
+
+    def ask(self, body: bytes) -> tuple[int, str]:
+        """Have a request taken; from any other thread. Return the status of HTTP and a sentence."""
+        loop = self._loop
+        if loop is None:
+            return 503, "the process that takes it is not there yet; send it again"
+        asked = asyncio.run_coroutine_threadsafe(self._ask(body), loop)
+        try:
+            status, text = asked.result(WRITE_S)
+        except TimeoutError:
+            asked.cancel()
+            return 503, f"it was not taken within {WRITE_S:g} s; send it again"
+        return status, text
+
+    async def _ask(self, body: bytes) -> tuple[int, str]:
+        if self._to is None or self._to.transport.get_write_buffer_size() > MAX_UNTAKEN:
+            return 503, "the process that takes it is busy, or starts again; send it again"
+        self._next += 1
+        number = str(self._next)
+        answer: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._to.write(frames.pack(frames.WRITE, number, body))
+        try:
+            return await answer
+        finally:
+            self._waiting.pop(number, None)
+
+    def begin(self, to: asyncio.StreamWriter) -> None:
+        self._to, self._loop = to, asyncio.get_running_loop()
+
+    def answered(self, number: str, message: bytes) -> None:
+        answer = self._waiting.get(number)
+        if answer is not None and not answer.done():
+            status, text = json.loads(message)
+            answer.set_result((int(status), str(text)))
+
+    def end(self) -> None:
+        """Say of all that wait that they are to be sent again."""
+        self._to = None
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_result((503, "the process that takes it has ended; send it again"))
+
+
 class ScrapeFeed:
     """Run `run` until it is cancelled; then call `close`."""
 
-    def __init__(self, configs: Sequence[ScrapeConfig], handler: Handler, troubles: dict[str, str]) -> None:
-        """`troubles`: gets a sentence under "scrape" while pages cannot be read."""
+    def __init__(
+        self,
+        configs: Sequence[ScrapeConfig],
+        handler: Handler,
+        troubles: dict[str, str],
+        remote_write: WriteInConfig = WriteInConfig(),  # noqa: B008  # frozen
+    ) -> None:
+        """
+        Args:
+            troubles: gets a sentence under "scrape" while pages cannot be read.
+            remote_write: how values that are sent are taken, in the same process.
+        """
         self._configs, self._handler, self._troubles = configs, handler, troubles
+        self._writes = Writes(remote_write)
         self._nodes: dict[str, NodeFeed] = {}
         self.state = ScrapeState()
 
     def read_state(self) -> ScrapeState | None:
         """Return what is read; None: no page is. From any thread."""
-        return self.state if self._configs else None
+        return self.state if self._is_used else None
+
+    @property
+    def _is_used(self) -> bool:
+        return bool(self._configs) or self._writes.config.enabled
+
+    @property
+    def writes(self) -> Writes:
+        return self._writes
 
     async def run(self) -> None:
-        while self._configs:
+        while self._is_used:
             try:
                 await self._run_process()
             except (asyncio.IncompleteReadError, ValueError, OSError) as error:
@@ -195,13 +282,16 @@ class ScrapeFeed:
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps([asdict(config) for config in self._configs]).encode() + b"\n")
+            settings = {"scrape": [asdict(c) for c in self._configs], "remote_write": asdict(self._writes.config)}
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
             await process.stdin.drain()
+            self._writes.begin(process.stdin)
             while True:
                 async with asyncio.timeout(SILENT_S):  # it says how it is each few seconds
                     frame = await frames.read(process.stdout)
                 self._take(*frame)
         finally:
+            self._writes.end()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -214,6 +304,13 @@ class ScrapeFeed:
                 self._troubles["scrape"] = f"{trouble}."
             else:
                 self._troubles.pop("scrape", None)
+            return
+        if kind == frames.ANSWER:
+            self._writes.answered(node, message)
+            return
+        if kind == frames.GONE:
+            if (gone := self._nodes.pop(node, None)) is not None:
+                gone.end()
             return
         feed = self._nodes.get(node)
         if feed is None:

@@ -1,4 +1,4 @@
-"""What the process that reads pages writes to the collector: frames of a kind, a node and a message."""
+"""What the process that reads pages and the collector write to each other: frames of a kind, a node and a message."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import struct
 
 _HEAD = struct.Struct(">cHI")
 HELLO, BATCH, RECORD, STATE = b"H", b"B", b"R", b"S"
+GONE = b"G"  # a node is not read any more
+WRITE, ANSWER = b"W", b"A"  # a request of remote_write to the process, and its answer; named by a number, not a node
 MAX_FRAME = 4 << 20
 
 

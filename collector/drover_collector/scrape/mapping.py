@@ -99,6 +99,21 @@ class PageMapper:
             return current
 
         samples = parse(text, self._wanted, is_current)
+        return self.map(samples, now_ms, stale)
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Return the names of series that are used."""
+        return self._wanted
+
+    def map(self, samples: Mapping[str, list[Sample]], now_ms: int, stale: int = 0) -> Found:
+        """Return the values of samples that were all read at `now_ms`. Those of one GPU may share one object of labels.
+
+        Args:
+            stale: samples that were left out, as their time was off.
+        Raises:
+            ExpositionError: there is none of the exporter's series.
+        """
         self._keys, self._gpus = {}, {}
         found = Found()
         seen: dict[tuple[str, str, Labels], float] = {}

@@ -7,6 +7,7 @@ from drover_collector.scrape.mapping import Found, GpuId
 from drover_collector.scrape.tables import NAMES, Table, table
 from drover_core import VERSION
 from drover_core.metrics.catalog import BY_NAME, Metric, Scope
+from drover_core.model.kinds import EventKind
 from drover_core.xid.codes import lookup
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import BlockBuilder, schema_message
@@ -69,6 +70,15 @@ class NodeMessages:
         if fresh:
             self.hello = self._hello(ts_ms)
         return fresh, batch.SerializeToString(), records
+
+    def stopped(self, ts_ms: int) -> bytes:
+        """Return the record that the node's pages are not read any more, as an agent says it that is stopped."""
+        self._seq = max(ts_ms, self._seq + 1)
+        event = pb.Event(
+            ts_ms=ts_ms, kind=EventKind.LIFECYCLE, code="agent_stopped", source="scrape", count=1,
+            message="taken off the list of targets: its pages are not read any more",
+        )  # fmt: skip
+        return pb.AgentMessage(record=pb.Record(seq=self._seq * 64, event=event)).SerializeToString()
 
     def _row(self, ts_ms: int, scope: Scope, entity: object, values: dict[str, float]) -> None:
         known = self._entities.get(entity)

@@ -7,6 +7,7 @@ holds up ingest: a page is fetched, checked, parsed and packed here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import sys
@@ -22,7 +23,8 @@ from drover_collector.scrape import frames
 from drover_collector.scrape.fetch import FetchError, fetch
 from drover_collector.scrape.mapping import Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
-from drover_collector.scrape.settings import ScrapeConfig, Target, headers
+from drover_collector.scrape.received import Received
+from drover_collector.scrape.settings import MAX_TARGETS, ScrapeConfig, Target, WriteInConfig, headers
 from drover_collector.scrape.tables import Table, table
 from drover_collector.scrape.targets import TargetList
 from drover_core.metrics.prometheus_text import ExpositionError
@@ -30,8 +32,12 @@ from drover_core.settings import SettingsError
 
 MAX_OPEN = 256  # connections at a time
 LOOKUPS = 64  # of names at a time: one whose server does not answer takes a thread for some ten seconds
+LEAVES_S = (
+    60.0  # a node that is off the lists for so long is not read any more: a list may be in the middle of a change
+)
 REREAD_S = 5.0  # between looks at the files of targets
 STATE_S = 5.0
+TICK_S = 1.0  # between looks at what came by remote_write
 FAILING, SELDOM = 3, 4  # after so many failures in a row a page is tried in one round of four: it may hang
 BLIND_MOST = 100  # sentences about detectors; nodes with the same pages share theirs
 NAMED = 20  # failing targets that are named
@@ -63,53 +69,95 @@ class NodeState:
     pages: dict[tuple[str, Target], PageState] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
+    @property
+    def interval_s(self) -> float:
+        return min(page.config.interval_s for page in self.pages.values())
+
 
 class Scraper:
     """Reads all pages of a node together, every interval, and writes what they gave. One event loop."""
 
-    def __init__(self, configs: list[ScrapeConfig]) -> None:
-        self._configs = configs
+    def __init__(self, configs: list[ScrapeConfig], received: Received | None = None) -> None:
+        """`received`: what is sent by remote_write; None: nothing is taken."""
+        self._configs, self._received = configs, received
         self._lists = {config.name: TargetList(config) for config in configs}
         self._contexts = {c.name: ssl.create_default_context(cafile=c.ca_file) if c.tls else None for c in configs}
         self._nodes: dict[str, NodeState] = {}
+        self._leaving: dict[str, tuple[float, NodeMessages]] = {}  # taken off the lists: since when
         self._open = asyncio.Semaphore(MAX_OPEN)
         self._read = self._failed = self._left_out = 0
 
     async def run(self) -> None:
         make_room_for_lookups()
-        due_s = 0.0
+        due_s = state_s = 0.0
         while True:
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + REREAD_S
                 self._update()
-            self._write_state()
-            await asyncio.sleep(STATE_S)
+            if time.monotonic() >= state_s:
+                state_s = time.monotonic() + STATE_S
+                self._write_state()
+            self._write_received()
+            await asyncio.sleep(STATE_S if self._received is None else TICK_S)
+
+    def _write_received(self) -> None:
+        """Write what came by remote_write and is whole."""
+        if self._received is None or _backlog() > MAX_BACKLOG:
+            return
+        for made in self._received.rounds(time.monotonic(), self._nodes):
+            self._write_round(made.node, made.messages, made.found, made.tables, made.down)
+        for node in self._received.forget(time.monotonic()):
+            if node not in self._nodes:
+                _write(frames.GONE, node, b"")
+
+    def answer(self, body: bytes) -> tuple[int, str]:
+        """Take a request of remote_write. Return the status of HTTP and a sentence."""
+        if self._received is None:
+            return 404, "remote_write is not taken here; set rest.remote_write.enabled"
+        if _backlog() > MAX_BACKLOG:
+            return 503, "the collector does not keep up; send it again"
+        return self._received.take(body, time.time_ns() // 1_000_000, time.monotonic())
 
     def _update(self) -> None:
         """Begin and end the tasks of nodes as the lists of targets say."""
         wanted: dict[str, dict[tuple[str, Target], ScrapeConfig]] = {}
+        room = MAX_TARGETS
         for config in self._configs:
-            for target in self._lists[config.name].current():
+            targets = self._lists[config.name].current(room)
+            room -= len(targets)
+            for target in targets:
                 wanted.setdefault(target.node, {})[config.name, target] = config
+        now_s = time.monotonic()
         for node in self._nodes.keys() - wanted.keys():
-            task = self._nodes.pop(node).task
-            if task is not None:
-                task.cancel()
+            state = self._nodes.pop(node)
+            if state.task is not None:
+                state.task.cancel()
+            self._leaving[node] = now_s, state.messages
+        for node in [node for node, (since_s, _) in self._leaving.items() if now_s - since_s >= LEAVES_S]:
+            self._write_gone(node, self._leaving.pop(node)[1])
         for node, pages in wanted.items():
-            state = self._nodes.get(node)
-            if state is None:
-                state = self._nodes[node] = NodeState(NodeMessages(node))
+            found = self._nodes.get(node)
+            if found is None:
+                _, messages = self._leaving.pop(node, (0.0, NodeMessages(node)))
+                found = self._nodes[node] = NodeState(messages)
+            state = found
             state.pages = {key: state.pages.get(key) or _page(config, key[1]) for key, config in pages.items()}
             if state.task is None or state.task.done():
                 state.task = asyncio.create_task(self._read_forever(node, state))
 
+    def _write_gone(self, node: str, messages: NodeMessages) -> None:
+        """Say that a node's pages are not read any more, so that its silence is not taken for its death."""
+        if self._received is not None and node in self._received.nodes:
+            return  # its values come by remote_write instead
+        _write(frames.RECORD, node, messages.stopped(time.time_ns() // 1_000_000))
+        _write(frames.GONE, node, b"")
+
     async def _read_forever(self, node: str, state: NodeState) -> None:
-        interval_s = min(page.config.interval_s for page in state.pages.values())
         # Nodes are spread over the interval by their names, the same after each start.
-        next_s = time.monotonic() + interval_s * (zlib.crc32(node.encode()) % 1000) / 1000
+        next_s = time.monotonic() + state.interval_s * (zlib.crc32(node.encode()) % 1000) / 1000
         while True:
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-            next_s = max(next_s + interval_s, time.monotonic())
+            next_s = max(next_s + state.interval_s, time.monotonic())
             if _backlog() > MAX_BACKLOG:
                 self._left_out += 1
                 continue
@@ -125,10 +173,15 @@ class Scraper:
                 tables.append(page.table)
         if not tables:
             return  # the node is silent: no row of its own could be taken for its health
+        self._write_round(node, state.messages, found, tables, len(pages) - len(tables))
+
+    def _write_round(
+        self, node: str, messages: NodeMessages, found: Found, tables: list[Table], down: int
+    ) -> None:  # fmt: skip
         now_ms = time.time_ns() // 1_000_000
-        fresh, batch, records = state.messages.add(now_ms, found, tables, len(tables), len(pages) - len(tables))
+        fresh, batch, records = messages.add(now_ms, found, tables, len(tables), down)
         if fresh:
-            _write(frames.HELLO, node, state.messages.hello.SerializeToString())
+            _write(frames.HELLO, node, messages.hello.SerializeToString())
         for record in records:
             _write(frames.RECORD, node, record)
         _write(frames.BATCH, node, batch)
@@ -161,12 +214,25 @@ class Scraper:
         """Write counts and what fails, for the collector's troubles and metrics."""
         pages = [page for node in self._nodes.values() for page in node.pages.values()]
         failing = sorted((p for p in pages if p.failures >= FAILING), key=lambda p: (p.since_s, p.target.node))
-        blind = Counter(": ".join(entry) for node in self._nodes.values() for entry in node.messages.blind().items())
+        of_nodes = [node.messages for node in self._nodes.values()]
+        named = [[p.target.node, p.table.title, p.trouble] for p in failing]
+        sources, came = 0, 0
+        unused: dict[str, int] = {}
+        if self._received is not None:
+            got = self._received
+            of_nodes += [node.messages for name, node in got.nodes.items() if name not in self._nodes]
+            named += [
+                [node, title, f"nothing has come by remote_write for {for_s:.0f} s"]
+                for node, title, for_s in got.silent(time.monotonic())
+                if node not in self._nodes
+            ]
+            sources, came, unused = got.sources, got.pages, dict(got.left_out)
+        blind = Counter(": ".join(entry) for messages in of_nodes for entry in messages.blind().items())
         state = {
-            "nodes": len(self._nodes), "targets": len(pages), "failing": len(failing), "read": self._read,
+            "nodes": len(of_nodes), "targets": len(pages) + sources, "failing": len(named), "read": self._read + came,
             "failed": self._failed, "left_out": self._left_out, "blind": dict(blind.most_common(BLIND_MOST)),
             "troubles": [t for of in self._lists.values() for t in of.troubles.values()],
-            "named": [[p.target.node, p.table.title, p.trouble] for p in failing[:NAMED]],
+            "named": named[:NAMED], "unused": unused,
         }  # fmt: skip
         _write(frames.STATE, "", json.dumps(state).encode())
 
@@ -200,6 +266,20 @@ def configs_of(data: list[Mapping[str, Any]]) -> list[ScrapeConfig]:
     return [ScrapeConfig(**entry) for entry in known]
 
 
+def _received(data: Mapping[str, Any]) -> Received | None:
+    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    config = WriteInConfig(**known)
+    return Received(config) if config.enabled else None
+
+
+async def _answer_requests(reader: asyncio.StreamReader, scraper: Scraper) -> None:
+    """Answer requests of remote_write until the collector stops."""
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        while True:
+            _, number, body = await frames.read(reader)
+            _write(frames.ANSWER, number, json.dumps(scraper.answer(body)).encode())
+
+
 async def _main() -> None:
     global _out
     loop = asyncio.get_running_loop()
@@ -207,9 +287,10 @@ async def _main() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout.buffer)
     _out = asyncio.StreamWriter(transport, protocol, None, loop)
-    configs = configs_of(json.loads(await reader.readline()))
-    scraping = asyncio.create_task(Scraper(configs).run())
-    ended = asyncio.create_task(reader.read())  # the collector has stopped
+    settings = json.loads(await reader.readline())
+    scraper = Scraper(configs_of(settings["scrape"]), _received(settings["remote_write"]))
+    scraping = asyncio.create_task(scraper.run())
+    ended = asyncio.create_task(_answer_requests(reader, scraper))  # the collector has stopped
     await asyncio.wait({scraping, ended}, return_when=asyncio.FIRST_COMPLETED)
     if scraping.done():
         scraping.result()

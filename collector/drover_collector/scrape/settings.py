@@ -37,11 +37,30 @@ def parse_target(text: str, node: str = "", short: bool = False) -> Target:
     if match is None or not 0 < int(match["port"]) < 65536:
         raise ValueError(f"{text[:100]!r} must be HOST:PORT or NODE=HOST:PORT, such as n01=10.0.0.1:9400")
     host = match["host"].strip("[]")
-    is_address = ":" in host or re.fullmatch(r"[0-9.]+", host) is not None
-    named = node or match["node"] or (host.partition(".")[0] if short and not is_address else host)
-    if not 0 < len(named) <= 253 or not named.isprintable() or set(named) & {"/", " "}:
+    named = node or match["node"] or _short(host, short)
+    if not _names_node(named):
         raise ValueError(f"{named[:100]!r} cannot name a node")
     return Target(named, host, int(match["port"]))
+
+
+def node_name(text: str, with_port: bool = False, short: bool = False) -> str:
+    """Return the node that a label names; "": none.
+
+    Args:
+        with_port: the label may be HOST:PORT, as `instance` is. short: as for `parse_target`.
+    """
+    match = _TARGET.fullmatch(text) if with_port else None
+    name = _short(text if match is None else match["host"].strip("[]"), short)
+    return name if _names_node(name) else ""
+
+
+def _short(host: str, short: bool) -> str:
+    is_address = ":" in host or re.fullmatch(r"[0-9.]+", host) is not None
+    return host.partition(".")[0] if short and not is_address else host
+
+
+def _names_node(name: str) -> bool:
+    return 0 < len(name) <= 253 and name.isprintable() and not set(name) & {"/", " "}
 
 
 def _targets(values: tuple[str, ...]) -> str | None:
@@ -72,7 +91,11 @@ class ScrapeConfig:
     )  # fmt: skip
     short_names: bool = setting(False, "a node is named as its host up to the first dot")
     path: str = setting("/metrics", "of the pages", _path)
-    interval_s: float = setting(10.0, "how often each page is read; detectors judge every 10 s", between(5, 300))
+    interval_s: float = setting(
+        10.0,
+        "how often pages are read: all of a node together, at the shortest of its tables; detectors judge every 10 s",
+        between(5, 300),
+    )
     timeout_s: float = setting(5.0, "limit for one page as a whole", between(0.5, 60))
     tls: bool = setting(False, "pages are read over HTTPS")
     ask_first: bool = setting(
@@ -82,6 +105,30 @@ class ScrapeConfig:
     )
     ca_file: str | None = setting(None, "PEM file of the authority that signs their certificates; none: the system's")
     token_file: str | None = setting(None, "file with a bearer token, not readable by everyone")
+
+
+def _tables(values: tuple[str, ...]) -> str | None:
+    wrong = next((value for value in values if value not in NAMES), None)
+    return f"{wrong!r} is not known; there are {', '.join(NAMES)}" if wrong is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteInConfig:
+    """How values of nodes are taken by remote_write. It is served where REST is."""
+
+    enabled: bool = setting(
+        False, "take Prometheus remote_write 1.0 at /api/v1/write of rest.listen, by certificates of the role writer"
+    )
+    exporters: tuple[str, ...] = setting(
+        NAMES, "whose series are used: dcgm, amd, node; series of others are left out", _tables
+    )
+    node_labels: tuple[str, ...] = setting(
+        ("node", "instance"), "the first of these labels that a series has names its node; of `instance` the host"
+    )
+    short_names: bool = setting(False, "a node is named as that label up to the first dot")
+    drop_labels: tuple[str, ...] = setting(
+        ("replica", "prometheus_replica", "prometheus"), "labels in which copies of one Prometheus differ: left out"
+    )
 
 
 def validate_scrape(configs: Sequence[ScrapeConfig]) -> None:

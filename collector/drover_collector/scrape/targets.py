@@ -18,9 +18,10 @@ class TargetList:
         self._config = config
         self._listed = [parse_target(text, short=config.short_names) for text in config.targets]
         self._read: dict[str, tuple[tuple[int, int, int], list[Target]]] = {}
-        self.troubles: dict[str, str] = {}  # file -> what is wrong
+        self.troubles: dict[str, str] = {}  # file, or name of the table -> what is wrong
 
-    def current(self) -> list[Target]:
+    def current(self, room: int | None = None) -> list[Target]:
+        """Return the targets now, at most `room` (None: MAX_TARGETS); `troubles` says what is left out."""
         found = dict.fromkeys(self._listed)
         for path in self._config.file_sd:
             try:
@@ -30,7 +31,14 @@ class TargetList:
                 why = error.strerror if isinstance(error, OSError) else str(error)
                 self.troubles[path] = f"{path}: {why}; its last targets stay"
                 found |= dict.fromkeys(self._read.get(path, ((0, 0, 0), []))[1])
-        return list(found)[:MAX_TARGETS]
+        name, most = self._config.name, MAX_TARGETS if room is None else room
+        self.troubles.pop(name, None)
+        if len(found) > most:
+            self.troubles[name] = (
+                f"scrape {name}: {len(found)} targets; the first {most} are read, the others are not"
+                " monitored. Give them to another collector"
+            )
+        return list(found)[:most]
 
     def _of_file(self, path: str) -> list[Target]:
         stat = Path(path).stat()
@@ -41,6 +49,8 @@ class TargetList:
         if stat.st_size > MAX_FILE_BYTES:
             raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
         targets = parse_file_sd(Path(path).read_text("utf-8"), self._config.short_names)
+        if not targets and known is not None and known[1]:
+            raise ValueError("it names no target any more; where that is meant, take it out of file_sd and restart")
         self._read[path] = stamp, targets
         return targets
 

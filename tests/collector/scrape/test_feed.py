@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import os
 import socket
 import threading
 import time
@@ -13,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from drover_collector.scrape import frames
+from drover_collector.scrape import frames, process
 from drover_collector.scrape.feed import NodeFeed, ScrapeFeed
 from drover_collector.scrape.fetch import FetchError, fetch
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.messages import NodeMessages
-from drover_collector.scrape.process import make_room_for_lookups
+from drover_collector.scrape.process import Scraper, make_room_for_lookups
 from drover_collector.scrape.settings import ScrapeConfig
 from drover_collector.scrape.tables import table
 from drover_collector.store import Store
@@ -182,3 +184,89 @@ async def test_names_that_no_server_answers_do_not_hold_up_the_others(monkeypatc
         finally:
             over.set()
             assert all(isinstance(one, FetchError) for one in await asyncio.gather(*hanging, return_exceptions=True))
+
+
+def _scraper(*configs: ScrapeConfig) -> Scraper:
+    return Scraper(list(configs))
+
+
+@in_loop
+async def test_pages_of_a_node_are_read_at_the_shortest_interval_of_its_tables_also_when_one_is_added(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "hosts.json"
+    path.write_text("[]")
+    scraper = _scraper(
+        ScrapeConfig("gpus", "dcgm", ("n0=127.0.0.1:1",), interval_s=60.0),
+        ScrapeConfig("hosts", "node", (), (str(path),), interval_s=10.0),
+    )
+    scraper._update()
+    node = scraper._nodes["n0"]
+    assert node.interval_s == 60
+    path.write_text('[{"targets": ["127.0.0.1:2"], "labels": {"node": "n0"}}]')
+    scraper._update()
+    assert scraper._nodes["n0"] is node
+    assert node.interval_s == 10
+    texts = {field.name: field.metadata["help"] for field in dataclasses.fields(ScrapeConfig)}
+    assert "of a node together" in texts["interval_s"]
+    assert node.task is not None
+    node.task.cancel()
+
+
+@in_loop
+async def test_a_node_that_is_taken_off_the_list_is_said_to_be_so_after_a_minute_and_not_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written: list[tuple[bytes, str, bytes]] = []
+    monkeypatch.setattr(process, "_write", lambda *frame: written.append(frame))
+    path, now_s = tmp_path / "gpus.json", [1000.0]
+    monkeypatch.setattr(process.time, "monotonic", lambda: now_s[0])
+    both = '[{"targets": ["n0:1", "n1:1"]}]'
+    path.write_text(both)
+    scraper = _scraper(ScrapeConfig("gpus", "dcgm", (), (str(path),)))
+    scraper._update()
+    tasks = [node.task for node in scraper._nodes.values()]
+    page = PageMapper(table("dcgm")).read(DCGM, T0)
+    scraper._write_round("n1", scraper._nodes["n1"].messages, page, [table("dcgm")], 0)
+
+    def put(text: str) -> None:
+        path.write_text(text)
+        os.utime(path, ns=(int(now_s[0]) + 1, 1))
+        scraper._update()
+
+    put('[{"targets": ["n0:1"]}]')
+    now_s[0] += 30
+    put(both)  # it was a moment, as of a file that is written again
+    put('[{"targets": ["n0:1"]}]')
+    now_s[0] += 59
+    scraper._update()
+    assert {kind for kind, _, _ in written} == {frames.HELLO, frames.BATCH}
+    now_s[0] += 2
+    scraper._update()
+    (kind, name, record), gone = written[-2:]
+    assert (kind, name, gone) == (frames.RECORD, "n1", (frames.GONE, "n1", b""))
+    event = pb.AgentMessage.FromString(record).record.event
+    assert (event.kind, event.code, event.source) == ("lifecycle", "agent_stopped", "scrape")
+    scraper._update()
+    assert written[-1] is gone  # once
+    for task in [*tasks, *(node.task for node in scraper._nodes.values())]:
+        assert task is not None
+        task.cancel()
+
+
+@in_loop
+async def test_the_stream_of_a_node_that_is_taken_off_the_list_ends_when_its_last_word_is_stored(store: Store) -> None:
+    async with Collector(store) as collector:
+        (handler,) = collector.ingest.methods().values()
+        feed, messages = ScrapeFeed([], handler, {}), NodeMessages("n0")
+        _, data, _ = messages.add(T0, PageMapper(table("dcgm")).read(DCGM, T0), [table("dcgm")], 1, 0)
+        feed._take(frames.HELLO, "n0", messages.hello.SerializeToString())
+        feed._take(frames.BATCH, "n0", data)
+        await until(lambda: collector.ingest.stats.rows == 3)
+        feed._take(frames.RECORD, "n0", messages.stopped(T0 + 1000))
+        feed._take(frames.GONE, "n0", b"")
+        await until(lambda: bool(collector.events))
+        assert [(event.kind, event.code) for event in collector.events] == [("lifecycle", "agent_stopped")]
+        await until(lambda: collector.ingest.stream("n0") is None)
+        assert not feed._nodes
+        await feed.close()

@@ -10,14 +10,14 @@ import pytest
 from drover_cli.doctor.finding import FindingState
 from drover_cli.doctor.running import scraping
 from drover_collector.detectors import DETECTORS
-from drover_collector.detectors._lib.examples import play, small_fleet
+from drover_collector.detectors._lib.examples import START_MS, play, small_fleet
 from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.fleet.buckets import Floats
 from drover_collector.incidents.incident import opened
 from drover_collector.scrape.blind import XID_EVENTS, blindness
 from drover_collector.scrape.tables import NAMES, table
 from drover_core.metrics.catalog import Scope
-from drover_core.model.events import Finding, RecommendedAction
+from drover_core.model.events import Event, EventKind, Finding, RecommendedAction, Severity
 from drover_core.model.scraped import blind_of, origin_of
 from drover_proto import fleet_pb2 as pb
 
@@ -53,6 +53,20 @@ def test_a_scraped_node_that_stops_answering_is_unknown_and_never_drained() -> N
     assert found[0].ts_ms - found[0].since_ms < 60_000  # its job stopped with it
     by_agents = _findings(45, stops, lambda number: [2] if number >= 8 else [])
     assert any(f.action in DRAINS for f in by_agents)  # the same silence of an agent
+
+
+def test_a_scraped_node_that_was_taken_off_the_list_is_not_monitored_and_not_silent() -> None:
+    def played(number: int, gpu: Columns, node: Columns) -> None:
+        del gpu["power_w"]
+        _scraped(number, gpu, node)
+
+    stop = Event("e1", START_MS + 90_000, "n02", None, EventKind.LIFECYCLE, "agent_stopped", "", source="scrape")
+    state, found = None, []
+    for window, now_ms in play(small_fleet(), 45, played, lambda n: [2] if n >= 8 else [], events={9: [stop]}):
+        new, state = liveness.detect(window, state, now_ms)
+        found += new
+    assert {(f.cause, f.node, f.severity) for f in found} == {("agent_stopped", "n02", Severity.INFO)}
+    assert {f.summary for f in found} == {"Node n02 is not monitored: it was taken off the list of exporters' pages."}
 
 
 @pytest.mark.parametrize(("buckets_away", "reported"), [(13, False), (20, True)])
@@ -209,3 +223,13 @@ def test_the_doctor_reports_pages_that_fail_and_detectors_that_are_blind() -> No
     assert healthy.state is FindingState.OK
     (empty,) = scraping(pb.System(scraping=pb.ScrapingState()))
     assert empty.state is FindingState.UNKNOWN
+
+
+def test_what_came_by_remote_write_and_was_not_used_is_a_finding() -> None:
+    state = pb.ScrapingState(nodes=1, pages=1, unused={"no label names the node": 7})
+    (found,) = [f for f in scraping(pb.System(scraping=state)) if f.name == "remote_write"]
+    assert (found.state, found.text) == (
+        FindingState.WARN, "7 samples were not used since the start: no label names the node"
+    )  # fmt: skip
+    state.ClearField("unused")
+    assert not [f for f in scraping(pb.System(scraping=state)) if f.name == "remote_write"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from drover_collector.scrape import targets as targets_module
 from drover_collector.scrape.plain import PlainPages
 from drover_collector.scrape.settings import ScrapeConfig, Target, parse_target, validate_scrape
 from drover_collector.scrape.targets import TargetList, parse_file_sd
@@ -77,3 +78,33 @@ def test_nodes_of_pages_without_tls_are_known_and_those_of_other_tables_are_not(
     plain = PlainPages(tables)
     assert [node for node in ("n01", "n02", "n03", "n04") if node in plain] == ["n01", "n03"]
     assert "n01" not in PlainPages(())
+
+
+def test_targets_above_the_limit_are_said_and_not_cut_off_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets_module, "MAX_TARGETS", 3)
+    targets = TargetList(ScrapeConfig("gpus", "dcgm", tuple(f"n{n}:9400" for n in range(5))))
+    assert [target.node for target in targets.current()] == ["n0", "n1", "n2"]
+    assert targets.troubles == {
+        "gpus": "scrape gpus: 5 targets; the first 3 are read, the others are not monitored. Give them to"
+        " another collector"
+    }
+    assert len(TargetList(ScrapeConfig("gpus", "dcgm", ("n0:9400",))).current(room=0)) == 0  # other tables have all
+    monkeypatch.setattr(targets_module, "MAX_TARGETS", 5)
+    assert len(targets.current()) == 5
+    assert not targets.troubles
+
+
+def test_a_file_that_is_suddenly_empty_leaves_its_targets(tmp_path: Path) -> None:
+    """The program that writes it may have failed: a whole fleet would be no longer watched, without a word."""
+    path = tmp_path / "gpus.json"
+    path.write_text("[]")
+    targets = TargetList(ScrapeConfig("gpus", "dcgm", (), (str(path),)))
+    assert targets.current() == []
+    assert not targets.troubles
+    path.write_text('[{"targets": ["n03:9400"]}]')
+    os.utime(path, ns=(1, 1))
+    assert len(targets.current()) == 1
+    path.write_text("[]")
+    os.utime(path, ns=(2, 2))
+    assert len(targets.current()) == 1
+    assert "names no target any more" in targets.troubles[str(path)]

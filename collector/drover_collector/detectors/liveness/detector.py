@@ -479,7 +479,7 @@ def _explained(window: Window, s: LivenessState, quiet: Bools, worked_on: Bools,
     for name, stopped_ms in s.planned.stopped_ms.items():
         n = window.index.node_number.get(name)
         if n is not None and quiet[n]:
-            yield planned(window, name, stopped_ms, now_ms)
+            yield planned(window, name, stopped_ms, now_ms, bool(s.reception.scraped[n]))
     for n in np.flatnonzero(worked_on).tolist():
         if window.index.nodes[n].name not in s.planned.stopped_ms:
             yield worked_on_silent(window, n, now_ms)

@@ -18,12 +18,19 @@ from drover_core.model.events import (
 NAME = "liveness"
 
 
-def planned(window: Window, node: str, stopped_ms: int, now_ms: int) -> Finding:
+def planned(window: Window, node: str, stopped_ms: int, now_ms: int, scraped: bool = False) -> Finding:
+    """Return the finding for a node that nobody reads, on purpose. `scraped`: it has no agent, but pages."""
+    why, advice, evidence = (
+        "its agent was stopped on purpose", "Start drover-agent again when the work on the node is done.",
+        "the agent reported that it was asked to stop",
+    ) if not scraped else (
+        "it was taken off the list of exporters' pages",
+        "Take it out of the fleet file too, or put its pages back on the list.", "no list of targets names it any more",
+    )  # fmt: skip
     return Finding(
         NAME, IncidentKind.LIVENESS, "agent_stopped", "node", node, None, ((node, None),), now_ms, stopped_ms,
-        Severity.INFO, 0.95, RecommendedAction.NONE, f"Node {node} is not monitored: its agent was stopped on purpose.",
-        "Start drover-agent again when the work on the node is done.",
-        (Evidence("the agent reported that it was asked to stop", from_ms=stopped_ms),), job_of(window, node),
+        Severity.INFO, 0.95, RecommendedAction.NONE, f"Node {node} is not monitored: {why}.", advice,
+        (Evidence(evidence, from_ms=stopped_ms),), job_of(window, node),
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""How far a running collector meets a sheet of requirements: NVIDIA's for AI clouds."""

@@ -1,0 +1,212 @@
+"""Read a request of Prometheus remote_write 1.0: snappy-compressed protobuf, checked before it is unpacked. Pure.
+
+The rules are those of https://prometheus.io/docs/specs/prw/remote_write_spec/, the messages those of
+prometheus/prometheus, prompb/remote.proto (WriteRequest) and prompb/types.proto. Snappy's block format begins with the
+size of what was packed (google/snappy, format_description.txt), so a request that would unpack to too much is refused
+unread. Protobuf's own objects would take a hundred bytes for each two of a hostile request, so it is read by hand; the
+labels of a series are the same bytes in each request, and are read once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from drover_core.metrics.prometheus_text import MAX_LABELS, MAX_VALUE
+
+MAX_BODY = 4 << 20  # bytes of a request as it comes; Prometheus sends 2,000 samples, some 100 kB
+MAX_PLAIN = 32 << 20  # bytes of it unpacked
+MAX_SERIES = 20_000  # of one request
+MAX_SAMPLES = 64  # of one series in one request
+MAX_LABEL_BYTES = 16_384  # of one series
+MAX_KNOWN = 300_000  # series whose labels are kept
+STALE_BITS = 0x7FF0000000000002  # value.StaleNaN of prometheus/prometheus, model/value/value.go
+T = TypeVar("T")
+_SAMPLE = struct.Struct("<Q")
+_DOUBLE = struct.Struct("<d")
+
+
+class WriteError(ValueError):
+    """A request that cannot be used, also not when it comes again; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`ended`: no value, but the mark that the series has ended."""
+
+    ts_ms: int
+    value: float
+    ended: bool = False
+
+
+def unpack(body: bytes) -> bytes:
+    """
+    Raises:
+        WriteError: too large, as it comes or unpacked, or no snappy.
+    """
+    import pyarrow  # 60 MB, which a collector that takes no remote_write does not need in this process
+
+    if len(body) > MAX_BODY:
+        raise WriteError(f"the request has more than {MAX_BODY} bytes")
+    size, _ = _varint(body, 0, min(len(body), 5))
+    if size > MAX_PLAIN:
+        raise WriteError(f"the request unpacks to {size} bytes; at most {MAX_PLAIN} may be")
+    try:
+        plain: bytes = pyarrow.decompress(body, decompressed_size=size, codec="snappy", asbytes=True) if size else b""
+    except (OSError, ValueError):
+        raise WriteError("the request is not snappy's block format") from None
+    if len(plain) != size:
+        raise WriteError("the request unpacks to another size than it says")
+    return plain
+
+
+class Reader(Generic[T]):
+    """Reads requests. `of_labels`: what a series is taken for by its labels; None: it is not used, and not kept."""
+
+    def __init__(self, of_labels: Callable[[dict[str, str]], T | None]) -> None:
+        self._of_labels = of_labels
+        self._known: dict[bytes, T | None] = {}
+        self.unused = 0  # series of requests that were not used, since the start
+
+    def forget(self) -> None:
+        """Ask again what each series is taken for."""
+        self._known.clear()
+
+    def read(self, plain: bytes) -> list[tuple[T, list[Point]]]:
+        """Return the used series of a request, with their points in its order.
+
+        Raises:
+            WriteError: it is no WriteRequest, or too much.
+        """
+        found: list[tuple[T, list[Point]]] = []
+        count, at, end = 0, 0, len(plain)
+        while at < end:
+            tag, at = _varint(plain, at, end)
+            if tag != 0x0A:  # metadata and what may come later
+                at = _skip(plain, at, end, tag)
+                continue
+            size, at = _varint(plain, at, end)
+            if at + size > end:
+                raise WriteError("the request is cut off")
+            count += 1
+            if count > MAX_SERIES:
+                raise WriteError(f"the request has more than {MAX_SERIES} series; set max_samples_per_send lower")
+            series, points = self._series(plain, at, at + size)
+            at += size
+            if series is not None:
+                found.append((series, points))
+        return found
+
+    def _series(self, plain: bytes, start: int, end: int) -> tuple[T | None, list[Point]]:
+        at = start
+        while at < end and plain[at] == 0x0A:
+            size, at = _varint(plain, at + 1, end)
+            at += size
+        if at > end or at - start > MAX_LABEL_BYTES:
+            raise WriteError(f"a series is cut off, or has more than {MAX_LABEL_BYTES} bytes of labels")
+        key = plain[start:at]
+        if key in self._known:
+            series = self._known[key]
+        else:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            series = self._known[key] = self._of_labels(labels_of(key))
+        if series is None:
+            self.unused += 1
+            return None, []
+        return series, _points(plain, at, end)
+
+
+def labels_of(data: bytes) -> dict[str, str]:
+    """
+    Raises:
+        WriteError: too many, too long, twice, no UTF-8, or without a name.
+    """
+    found: dict[str, str] = {}
+    at, end = 0, len(data)
+    while at < end:
+        size, at = _varint(data, at + 1, end)
+        texts, stop = {1: "", 2: ""}, at + size
+        while at < stop:
+            tag, at = _varint(data, at, stop)
+            if tag not in (0x0A, 0x12):
+                at = _skip(data, at, stop, tag)
+                continue
+            length, at = _varint(data, at, stop)
+            if at + length > stop:
+                raise WriteError("a label is cut off")
+            try:
+                texts[tag >> 3] = data[at : at + length].decode()
+            except UnicodeDecodeError:
+                raise WriteError("a label is not UTF-8") from None
+            at += length
+        name, value = texts[1], texts[2]
+        if not name or name in found or len(value) > MAX_VALUE or len(found) >= MAX_LABELS:
+            raise WriteError(f"a label has no name, comes twice or is too long, or a series has over {MAX_LABELS}")
+        found[name] = value
+    if not found.get("__name__"):
+        raise WriteError("a series has no __name__")
+    return found
+
+
+def _points(plain: bytes, at: int, end: int) -> list[Point]:
+    found: list[Point] = []
+    while at < end:
+        tag, at = _varint(plain, at, end)
+        if tag == 0x0A:
+            raise WriteError("a series has labels behind its samples")
+        if tag != 0x12:  # exemplars and histograms
+            at = _skip(plain, at, end, tag)
+            continue
+        size, at = _varint(plain, at, end)
+        if at + size > end or len(found) >= MAX_SAMPLES:
+            raise WriteError(f"a sample is cut off, or a series has more than {MAX_SAMPLES}")
+        found.append(_point(plain, at, at + size))
+        at += size
+    return found
+
+
+def _point(plain: bytes, at: int, end: int) -> Point:
+    bits, ts_ms = 0, 0
+    while at < end:
+        tag, at = _varint(plain, at, end)
+        if tag == 0x09 and at + 8 <= end:
+            (bits,) = _SAMPLE.unpack_from(plain, at)
+            at += 8
+        elif tag == 0x10:
+            ts_ms, at = _varint(plain, at, end)
+            ts_ms -= (ts_ms >> 63) << 64  # int64
+        else:
+            at = _skip(plain, at, end, tag)
+    (value,) = _DOUBLE.unpack(_SAMPLE.pack(bits))
+    return Point(ts_ms, value, bits == STALE_BITS)
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+    raise WriteError("a number is cut off")
+
+
+def _skip(data: bytes, at: int, end: int, tag: int) -> int:
+    kind = tag & 7
+    if kind == 0:
+        _, at = _varint(data, at, end)
+    elif kind == 2:
+        size, at = _varint(data, at, end)
+        at += size
+    elif kind in (1, 5):
+        at += 8 if kind == 1 else 4
+    else:
+        raise WriteError("it is no WriteRequest of remote_write 1.0")
+    if at > end:
+        raise WriteError("the request is cut off")
+    return at
