@@ -114,7 +114,7 @@ def test_a_page_names_files_that_are_there_each_once(app: Frontend, path: str) -
     assert ("fleet.js" in ours) == (path == "/")
     assert all((ASSETS / name).is_file() for name in ours)
     assert all((ROOT / name).is_file() for name in named if not name.startswith("drover/"))
-    for part in (*frontend.PARTS, *(("Metric", "Selectbox") if path == "/" else ())):
+    for part in (*frontend.PARTS, *(("Selectbox",) if path == "/" else ())):
         assert any(name.startswith(f"static/js/{part}.") for name in named), part
     original = (ROOT / "index.html").read_text()
     ours_there = r"    <style>.*?</style>\n    <script>\n//.*?</script>\n    <template .*?</template>\n"

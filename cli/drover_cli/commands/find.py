@@ -25,7 +25,8 @@ class Hit(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
     parser.set_defaults(takes_all=True, all_usual=True)
-    parser.add_argument("text", metavar="TEXT", help="part of a name, UUID, serial number or id, words of an incident, or `xid 79`")
+    what = "part of a name, UUID, serial number or id, words of an incident, or `xid 79`"
+    parser.add_argument("text", metavar="TEXT", help=what)
     parser.add_argument("--limit", type=count, default=20, help="of each cluster (default 20, at most 100)")
     parser.add_argument("--json", action="store_true", help="one JSON object per hit")
 

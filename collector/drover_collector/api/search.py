@@ -157,10 +157,17 @@ def _gpu_hit(facts: ApiSnapshot, node: str, gpu: int | None, name: str, row: Ent
         health, reason = facts.pipeline.engine.health_of(node, gpu)
         codes, names = facts.jobs()
         job = names[codes[number]] if codes[number] >= 0 else ""
-        parts += [f"{health}: {reason}" if reason else str(health), f"held by {job}" if job else ""]
+        since = "" if health is Health.HEALTHY else _since(facts, node, gpu)
+        parts += [f"{health}: {reason}" if reason else str(health), since, f"held by {job}" if job else ""]
     return pb.SearchHit(
         kind="gpu", name=name or where, detail=", ".join(filter(None, parts)), node=node, gpu=gpu, state=health
     )
+
+
+def _since(facts: ApiSnapshot, node: str, gpu: int | None) -> str:
+    """Since when the worst open incident of a GPU or its node is; "": none is open."""
+    worst = next((i for i in facts.open_by_node().get(node, ()) if {(node, gpu), (node, None)} & set(i.members)), None)
+    return f"since {iso(worst.since_ms)}" if worst is not None else ""
 
 
 def _jobs(facts: ApiSnapshot, text: str, limit: int) -> Iterator[Found]:

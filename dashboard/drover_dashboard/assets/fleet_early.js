@@ -10,9 +10,8 @@ const STYLE = `
 :host { position: absolute; z-index: 1; pointer-events: none; left: calc(1.6 * var(--rem)); right: calc(1.6 * var(--rem)); top: calc(var(--above) + 42px + 6.9 * var(--rem)); }
 :host(.several) { top: calc(var(--above) + 42px + 10 * var(--rem)); } /* below the name of the cluster */
 .fleet { width: calc(100% * 1.35 / 2.35 - var(--rem)); pointer-events: auto; background: var(--st-background-color); }
-:host { --above: calc(18.9 * var(--rem)); }
-@media (min-width: 1180px) { :host { --above: calc(17.45 * var(--rem)); } }
-@media (min-width: 1292px) { :host { --above: calc(9.25 * var(--rem)); } }`;
+:host { --above: calc(9.2 * var(--rem)); }
+@media (min-width: 1292px) { :host { --above: calc(7.7 * var(--rem)); } }`;
 
 export async function show(early) {
   if (!expected()) return;

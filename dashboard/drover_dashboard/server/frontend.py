@@ -57,8 +57,17 @@ OWN = "./drover/assets/"
 PARTS = ("Html", "BidiComponent")
 FIRST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "/": (
-        ("Selectbox", "Metric"),
-        ("fleet_early.js", "fleet.js", "fleet_keys.js", "fleet_layout.js", "fleet_pixels.js", "common.js", "table.js"),
+        ("Selectbox",),
+        (
+            "fleet_early.js",
+            "fleet.js",
+            "fleet_keys.js",
+            "fleet_layout.js",
+            "fleet_pixels.js",
+            "common.js",
+            "table.js",
+            "figures.js",
+        ),
     ),
 }
 STRIPS = ("clusters_early.js", "clusters.js", "common.js")  # of the page of all clusters

@@ -30,6 +30,9 @@ def against(store_root: Path) -> Iterator[Against]:
     store.close()
 
 
+ALL = ("node", "job", "gpu", "incident", "rack")
+
+
 def gpu(node: str, slot: int, uuid: str, serial: str = "") -> EntityRow:
     return EntityRow(hash((node, slot)) % 2**63, Scope.GPU, serial or uuid, node, slot, uuid=uuid, serial=serial)
 
@@ -74,7 +77,7 @@ def test_gpus_come_exact_then_prefix_then_any_part_each_once() -> None:
     [
         ({"node": 30}, 20, {"node": 20}, True),
         ({"node": 3, "job": 30}, 20, {"node": 3, "job": 17}, True),
-        ({"node": 30, "job": 30, "gpu": 30, "incident": 30, "rack": 30}, 20, dict.fromkeys(("node", "job", "gpu", "incident", "rack"), 4), True),
+        (dict.fromkeys(ALL, 30), 20, dict.fromkeys(ALL, 4), True),
         ({"node": 2, "rack": 1}, 20, {"node": 2, "rack": 1}, False),
     ],
 )  # fmt: skip
