@@ -107,7 +107,7 @@ function show(frame, data) {
   if (data.pending && waits.dataset.count !== String(data.pending)) {
     waits.dataset.count = data.pending;
     waits.replaceChildren(`${data.pending} `, element("span", "long", data.pending === 1 ? "decision " : "decisions "), data.pending === 1 ? "waits" : "wait");
-    waits.setAttribute("aria-label", `${data.pending} ${data.pending === 1 ? "decision waits" : "decisions wait"} for a person: approve or reject`);
+    waits.title = `${data.pending} ${data.pending === 1 ? "decision waits" : "decisions wait"} for a person: approve or reject`;
   }
   waits.href = at(data.cluster || !given.several ? `policy${scope}` : "");
   const trouble = part(".trouble");
