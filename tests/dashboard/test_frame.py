@@ -1,4 +1,4 @@
-"""The frame of every page: what it is told, where search leads, and both in a real browser."""
+"""The frame of every page: what it gets, where search leads, and both in a real browser."""
 
 from __future__ import annotations
 

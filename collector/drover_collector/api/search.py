@@ -93,7 +93,7 @@ def _nodes(facts: ApiSnapshot, text: str, limit: int) -> Iterator[Found]:
     for how, name, n in ranked[: limit + 1]:
         health, reason = facts.pipeline.engine.health_of(name)
         place = ", ".join(filter(None, [f"rack {nodes[n].rack}" if nodes[n].rack else "", nodes[n].pool, nodes[n].sku]))
-        detail = f"{health}{f': {reason}' if reason else ''}; {place}" if place else f"{health}: {reason}"
+        detail = "; ".join(filter(None, [f"{health}: {reason.rstrip('.')}" if reason else str(health), place]))
         yield how, pb.SearchHit(kind="node", name=name, detail=detail, node=name, state=health)
 
 
@@ -158,7 +158,7 @@ def _gpu_hit(facts: ApiSnapshot, node: str, gpu: int | None, name: str, row: Ent
         codes, names = facts.jobs()
         job = names[codes[number]] if codes[number] >= 0 else ""
         since = "" if health is Health.HEALTHY else _since(facts, node, gpu)
-        parts += [f"{health}: {reason}" if reason else str(health), since, f"held by {job}" if job else ""]
+        parts += [f"{health}: {reason.rstrip('.')}" if reason else str(health), since, f"held by {job}" if job else ""]
     return pb.SearchHit(
         kind="gpu", name=name or where, detail=", ".join(filter(None, parts)), node=node, gpu=gpu, state=health
     )

@@ -389,7 +389,7 @@ function showTip(picture, cell, x, y) {
   tip.style.top = `${y > root.clientHeight / 2 ? y - tip.offsetHeight - 10 : y + 14}px`;
 }
 
-// Why it is as it is, since when, and who holds it: asked of the collector for the one cell that is looked at.
+// Cause, since when, and who holds it: asked of the collector for the one cell that is looked at.
 function askAbout(picture, cell, x, y) {
   clearTimeout(picture.asking);
   picture.asking = setTimeout(async () => {

@@ -136,7 +136,7 @@ export function finder(frame, { at, asked, of, go, pages, kept }) {
     else return;
     event.preventDefault();
   });
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); }); // beside it
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); }); // next to it
   return {
     open: () => {
       if (dialog.open || frame.data?.signed_out) return;

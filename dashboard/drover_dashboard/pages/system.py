@@ -31,10 +31,10 @@ def show() -> None:
         view.heading("Agents and ingest")
         system_parts.agents(system, who)
         system_parts.ingest(system.ingest)
-        view.heading("Store")
+        view.heading("Storage")
         system_parts.store(system.store)
     with right:
-        view.heading("Detection")
+        view.heading("Judging")
         system_parts.detection(system, who)
         view.heading("Notifications")
         system_parts.notifiers(system.notifiers)
