@@ -378,11 +378,11 @@ function showTip(picture, cell, x, y) {
   const { frame, tip, root } = picture;
   tip.hidden = false;
   const health = frame.legend[frame.health[cell.index]] || UNKNOWN;
-  tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "", health === UNKNOWN ? "unknown: no data received" : health));
+  const known = picture.known?.cell === cell && Date.now() - picture.known.at < KNOWN_MS ? picture.known : null;
+  const said = known?.text || (health === UNKNOWN ? "unknown: no data received" : health);
+  tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "more", said));
   if (frame.metric) tip.append(element("div", "", `${frame.label}: ${valueText(frame, cell.index)}`));
   const group = cell.group && cell.group !== cell.rack ? ` · ${cell.group}` : "";
-  const known = picture.known?.cell === cell && Date.now() - picture.known.at < KNOWN_MS ? picture.known : null;
-  if (known?.text) tip.append(element("div", "more", known.text));
   if (!known) askAbout(picture, cell, x, y);
   tip.append(element("div", "faint", `${cell.rack}${group} · click to open`));
   tip.style.left = `${Math.min(x + 14, root.clientWidth - Math.max(200, tip.offsetWidth))}px`;

@@ -39,7 +39,8 @@ function mount() {
   document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(frame); });
   new MutationObserver(() => named(frame)).observe(document.head, { subtree: true, childList: true, characterData: true });
   named(frame);
-  poll(frame);
+  const picture = window.__drover_early?.frame; // the fleet's picture comes first
+  Promise.resolve(picture).catch(() => undefined).then(() => poll(frame));
 }
 
 // A link of the frame stays in the page unless a new tab is asked for.
@@ -168,19 +169,24 @@ function looked(frame) {
 
 function preferences(frame) {
   const field = (name) => frame.part(`#preferences [name=${name}]`);
-  const zones = field("zone");
-  for (const [value, text] of [["", `this browser's: ${kept.system}`], ["UTC", "UTC"], ...(Intl.supportedValuesOf?.("timeZone") || []).map((zone) => [zone, zone])]) {
-    zones.append(Object.assign(element("option", "", text), { value }));
-  }
+  frame.part("#preferences").addEventListener("beforetoggle", () => listZones(field("zone")), { once: true });
   frame.part("#preferences .name").hidden = !given.asks_name;
   for (const name of ["theme", "zone", "name"]) {
-    field(name).value = kept.read(name);
+    if (name !== "zone") field(name).value = kept.read(name);
     field(name).addEventListener("change", () => {
       kept.write(name, field(name).value.trim());
       if (name === "name") dispatchEvent(new CustomEvent("drover_name"));
       else location.reload(); // Streamlit reads both when it starts
     });
   }
+}
+
+// 400 of them: not before somebody looks.
+function listZones(field) {
+  for (const [value, text] of [["", `this browser's: ${kept.system}`], ["UTC", "UTC"], ...(Intl.supportedValuesOf?.("timeZone") || []).map((zone) => [zone, zone])]) {
+    field.append(Object.assign(element("option", "", text), { value }));
+  }
+  field.value = kept.read("zone");
 }
 
 function put(part, text) {
