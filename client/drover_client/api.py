@@ -496,6 +496,10 @@ class Drover(Transport):
         for item in self._pages("/api/v1/risk", {"limit": 1000}, "nodes"):
             yield cast("models.RiskRow", item)
 
+    def search(self, *, text: str | None = None, limit: int | None = None) -> models.SearchReply:
+        """Nodes, GPUs (by UUID or serial number), jobs, incidents, XIDs, racks and leaf switches that a text names."""
+        return cast("models.SearchReply", self._get("/api/v1/search", {"text": text, "limit": limit}))
+
     def query_series(
         self,
         *,
@@ -1098,6 +1102,10 @@ class AsyncDrover(AsyncTransport):
         """Nodes by their chance of failing soon. All pages, an item at a time."""
         async for item in self._pages("/api/v1/risk", {"limit": 1000}, "nodes"):
             yield cast("models.RiskRow", item)
+
+    async def search(self, *, text: str | None = None, limit: int | None = None) -> models.SearchReply:
+        """Nodes, GPUs (by UUID or serial number), jobs, incidents, XIDs, racks and leaf switches that a text names."""
+        return cast("models.SearchReply", await self._get("/api/v1/search", {"text": text, "limit": limit}))
 
     async def query_series(
         self,

@@ -1125,6 +1125,21 @@ class ScrapingState(TypedDict):
     unused: dict[str, int]
 
 
+class SearchHit(TypedDict):
+    kind: str
+    name: str
+    detail: str
+    node: str
+    gpu: int | None
+    incident: str
+    state: str
+
+
+class SearchReply(TypedDict):
+    hits: list[SearchHit]
+    more: bool
+
+
 class Series(TypedDict):
     node: str
     gpu: int | None

@@ -171,6 +171,12 @@ LIST_REPORTING = FleetMethod(
     "What the fleet file says of each node, and what its agent reports; also nodes that are not in the file.",
 )  # fmt: skip
 
+SEARCH = FleetMethod(
+    "Search", pb.SearchRequest, pb.SearchReply, READERS,
+    "Nodes, GPUs (by UUID or serial number), jobs, incidents, XIDs, racks and leaf switches that a text names.",
+    fresh_s=2.0,
+)  # fmt: skip
+
 METHODS: Mapping[str, FleetMethod[Any, Any]] = {
     each.name: each for each in list(globals().values()) if isinstance(each, FleetMethod)
 }

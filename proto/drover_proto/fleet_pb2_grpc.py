@@ -224,6 +224,11 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.ReportingRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.ReportingList.FromString,
                 _registered_method=True)
+        self.Search = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/Search',
+                request_serializer=drover__proto_dot_fleet__pb2.SearchRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SearchReply.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -466,6 +471,12 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Search(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -658,6 +669,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListReporting,
                     request_deserializer=drover__proto_dot_fleet__pb2.ReportingRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.ReportingList.SerializeToString,
+            ),
+            'Search': grpc.unary_unary_rpc_method_handler(
+                    servicer.Search,
+                    request_deserializer=drover__proto_dot_fleet__pb2.SearchRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SearchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1686,6 +1702,33 @@ class Fleet:
             '/drover.fleet.v1.Fleet/ListReporting',
             drover__proto_dot_fleet__pb2.ReportingRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.ReportingList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Search(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/Search',
+            drover__proto_dot_fleet__pb2.SearchRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.SearchReply.FromString,
             options,
             channel_credentials,
             insecure,

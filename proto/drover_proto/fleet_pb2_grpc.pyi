@@ -78,6 +78,7 @@ class FleetStub:
     AdoptNode: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AdoptRequest, _fleet_pb2.AdoptReply]
     """operators only"""
     ListReporting: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]
+    Search: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SearchRequest, _fleet_pb2.SearchReply]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -129,6 +130,7 @@ class FleetAsyncStub(FleetStub):
     AdoptNode: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AdoptRequest, _fleet_pb2.AdoptReply]  # type: ignore[assignment]
     """operators only"""
     ListReporting: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]  # type: ignore[assignment]
+    Search: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SearchRequest, _fleet_pb2.SearchReply]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -405,5 +407,12 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ReportingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ReportingList, _abc.Awaitable[_fleet_pb2.ReportingList]]: ...
+
+    @_abc_1.abstractmethod
+    def Search(
+        self,
+        request: _fleet_pb2.SearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SearchReply, _abc.Awaitable[_fleet_pb2.SearchReply]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

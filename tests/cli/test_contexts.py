@@ -37,8 +37,9 @@ class Collector(FleetServicer):
         fits = request.contains in "n1"
         return pb.NodeList(nodes=[pb.NodeRow(name="n1", health="healthy")] * fits, total=int(fits))
 
-    def ListJobs(self, request: Any, context: Any) -> pb.JobList:
-        return pb.JobList()
+    def Search(self, request: pb.SearchRequest, context: Any) -> pb.SearchReply:
+        hits = [pb.SearchHit(kind="node", name="n1"), pb.SearchHit(kind="incident", incident=f"{self.name}1")]
+        return pb.SearchReply(hits=hits * (request.text == "n1"))
 
     def ListIncidents(self, request: Any, context: Any) -> pb.IncidentList:
         one = Incident(

@@ -84,6 +84,17 @@ class Chosen(FleetServicer):
         nodes = [pb.RackNode(name=name, gpus=2) for name in ("n1", "n2")]
         return pb.Layout(version="v1", racks=[pb.Rack(name="r1", nodes=nodes)])
 
+    def Search(self, request: pb.SearchRequest, context: grpc.ServicerContext) -> pb.SearchReply:
+        self._called("search", context)
+        gpu = pb.SearchHit(kind="gpu", name="n2 GPU 1", node="n2", gpu=1, detail=f"confirmed: {HOSTILE}")
+        hits = [
+            pb.SearchHit(kind="node", name="n2", node="n2", detail=HOSTILE, state="confirmed"), gpu,
+            pb.SearchHit(kind="incident", name=f"lost for xid/xid_79 {HOSTILE}", incident="i1", state="critical"),
+            pb.SearchHit(kind="xid", name="XID 31", detail=HOSTILE), pb.SearchHit(kind="job", name=HOSTILE),
+            pb.SearchHit(kind="rack", name="r1"), pb.SearchHit(kind="a kind of a newer collector", name="x"),
+        ]  # fmt: skip
+        return pb.SearchReply(hits=[] if request.text == "nothing" else hits, more=True)
+
     def GetPicture(self, request: pb.PictureRequest, context: grpc.ServicerContext) -> pb.Picture:
         self._called(f"picture {request.color_by}", context)
         body = bytes([0, 0, 0, 2])

@@ -114,12 +114,15 @@ def test_a_page_names_files_that_are_there_each_once(app: Frontend, path: str) -
     assert ("fleet.js" in ours) == (path == "/")
     assert all((ASSETS / name).is_file() for name in ours)
     assert all((ROOT / name).is_file() for name in named if not name.startswith("drover/"))
-    for part in (*frontend.PARTS, *(("Metric", "Selectbox") if path == "/" else ())):
+    for part in (*frontend.PARTS, *(("Selectbox",) if path == "/" else ())):
         assert any(name.startswith(f"static/js/{part}.") for name in named), part
     original = (ROOT / "index.html").read_text()
     ours_there = r"    <style>.*?</style>\n    <script>\n//.*?</script>\n    <template .*?</template>\n"
-    without = re.sub(ours_there, "", body.decode(), count=1, flags=re.DOTALL)
-    steps = f"<script>\n{(ASSETS / 'steps.js').read_text()}</script>"
+    without = re.sub(ours_there, "", body.decode(), count=1, flags=re.DOTALL) if path == "/" else body.decode()
+    framed = r"    <style>.*?</style>\n    <script type=.application/json.*?</script>\n    <template .*?</template>\n"
+    without, frames = re.subn(rf"{framed}    <script type=.module. async.*?</script>", "", without, flags=re.DOTALL)
+    assert frames == 1, "the frame of every page"
+    steps = f"<script>\n{(ASSETS / 'preferences.js').read_text()}\n{(ASSETS / 'steps.js').read_text()}</script>"
     assert without.count(steps) == 1, "before anything that changes the address"
     assert without.index(steps) < without.index("<script type=" if path != "/" else frontend.HEAD_END)
     without = without.replace(steps, "")
@@ -139,7 +142,8 @@ def test_the_early_picture_has_what_the_component_gets(app: Frontend) -> None:
     assert data["entry"] == frontend.ENTRY.findall((ROOT / "index.html").read_text())[0]
     assert data["modules"][0].endswith("/fleet_early.js"), "it is asked for before all others"
     assert data["modules"][-1] == data["entry"]
-    kept = page[page.index("<template ") : page.index("</template>")]
+    begin = page.index('<template id="drover_fleet_early"')
+    kept = page[begin : page.index("</template>", begin)]
     assert (ASSETS / "fleet.html").read_text() in kept
     assert "</" not in page[page.index("const given") : page.index("</script>")], "nothing given ends the script"
     wanted = set(re.findall(r"--st-[a-z-]+", kept))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -33,12 +35,20 @@ def test_pages_run_and_hostile_text_stays_text(shared: FleetClient, page: str, q
     assert all("script" not in metric.label + str(metric.value) + str(metric.delta) for metric in app.metric)
 
 
-def test_the_fleet_page_shows_the_numbers_that_matter(shared: FleetClient) -> None:
+def test_the_fleet_page_shows_the_numbers_that_matter(shared: FleetClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[dict[str, Any]] = []
+
+    def component(name: str) -> Any:
+        return lambda **given: drawn.extend(given["data"].get("figures", [])) or SimpleNamespace(open=None)
+
+    monkeypatch.setattr("drover_dashboard.widgets.components.component", component)
     app = opened("fleet")
-    shown = {metric.label.split("] ")[-1]: metric.value for metric in app.metric}
-    assert shown["Healthy"] == "3"
-    assert shown["Confirmed"] == "1"
-    assert shown["Open incidents"] == "1"
+    shown = {figure["label"]: figure for figure in drawn}
+    assert [shown[name]["value"] for name in ("Healthy", "Confirmed", "Open incidents")] == ["3", "1", "1"]
+    assert [shown[name]["tone"] for name in ("Confirmed", "Suspect", "Unknown")] == ["bad", "calm", "unknown"], (
+        "a silent node"
+    )
+    assert shown["Confirmed"]["href"] == "incidents?severity=critical"
     texts = " ".join(text.value for text in app.text)
     assert "Drover only watches, nothing is drained" in texts
     assert "the store is slow" in texts

@@ -1,4 +1,4 @@
-"""`drover find TEXT`: nodes, jobs and open incidents with a text in their name or words, in all clusters."""
+"""`drover find TEXT`: what a text names, in all clusters: the search of the console."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import NamedTuple
 
 from drover_cli import client, contexts
 from drover_cli.arguments import count
-from drover_cli.output import print_json, print_table, where
+from drover_cli.output import print_json, print_table
 from drover_core.clusters import ALL
-from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
-HELP = "nodes, jobs and open incidents with this text in their name or words, in all clusters"
-OPEN = 1000  # incidents looked through
+HELP = "nodes, GPUs, jobs, incidents, XIDs, racks and leaf switches that a text names, in all clusters"
 
 
 class Hit(NamedTuple):
@@ -27,8 +25,9 @@ class Hit(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     client.add_arguments(parser)
     parser.set_defaults(takes_all=True, all_usual=True)
-    parser.add_argument("text", metavar="TEXT", help="part of a name of a node or job, or of an incident's words")
-    parser.add_argument("--limit", type=count, default=20, help="of each kind and cluster (default 20)")
+    what = "part of a name, UUID, serial number or id, words of an incident, or `xid 79`"
+    parser.add_argument("text", metavar="TEXT", help=what)
+    parser.add_argument("--limit", type=count, default=20, help="of each cluster (default 20, at most 100)")
     parser.add_argument("--json", action="store_true", help="one JSON object per hit")
 
 
@@ -53,18 +52,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _of(args: argparse.Namespace) -> list[Hit]:
     with client.connect(args) as fleet:
-        nodes = fleet.call(methods.LIST_NODES, pb.ListNodesRequest(contains=args.text, limit=args.limit)).nodes
-        jobs = fleet.call(methods.LIST_JOBS, pb.ListJobsRequest(contains=args.text, ended=True, limit=args.limit)).jobs
-        opened = fleet.call(methods.LIST_INCIDENTS, pb.ListIncidentsRequest(limit=OPEN)).incidents_json
-    name, wanted = args.cluster or "-", args.text.casefold()
-    hits = [
-        Hit(name, "node", node.name, f"{node.health}{f': {node.reason}' if node.reason else ''}") for node in nodes
-    ] + [Hit(name, "job", job.job, f"{job.gpus} GPUs on {job.nodes} nodes") for job in jobs]
-    incidents = [from_json(Incident, text) for text in opened]
-    fitting = [one for one in incidents if wanted in _words(one).casefold()][: args.limit]
-    return hits + [Hit(name, "incident", one.id, f"{one.severity}, {where(one)}: {one.summary}") for one in fitting]
-
-
-def _words(incident: Incident) -> str:
-    cause = incident.cause.replace("_", " ")
-    return f"{incident.id} {incident.summary} {cause} {incident.node or ''} {incident.job or ''}"
+        reply = fleet.call(methods.SEARCH, pb.SearchRequest(text=args.text, limit=args.limit))
+    name = args.cluster or "-"
+    return [
+        Hit(name, hit.kind, hit.incident, f"{hit.name}; {hit.detail}")
+        if hit.kind == "incident"
+        else Hit(name, hit.kind, hit.name, hit.detail)
+        for hit in reply.hits
+    ]

@@ -26,6 +26,7 @@ from drover_collector.api import (
     nodes,
     probes,
     reporting,
+    search,
     series,
     silences,
     store,
@@ -137,4 +138,5 @@ METHODS = _table(
     Rpc(wire.BACKTEST_POLICIES, lambda call: decisions.backtest_policies(call.facts)),
     Rpc(wire.ADOPT_NODE, lambda call: reporting.adopt_node(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.LIST_REPORTING, lambda call: reporting.list_reporting(call.facts)),
+    Rpc(wire.SEARCH, lambda call: search.search(call.facts, call.request)),
 )

@@ -75,6 +75,7 @@ ROUTES = (
     Route(wire.LIST_RISK, "GET", "/risk", "fleet", Paging("nodes", ("node",), 20_000)),
     Route(wire.GET_SYSTEM, "GET", "/system", "fleet"),
     Route(wire.LIST_REPORTING, "GET", "/reporting", "fleet", Paging("nodes", ("name",), 1_000_000, whole=True)),
+    Route(wire.SEARCH, "GET", "/search", "fleet"),
     Route(wire.LIST_NODES, "GET", "/nodes", "nodes", Paging("nodes", ("name",), 10_000)),
     Route(wire.GET_NODE, "GET", "/nodes/{node}", "nodes"),
     Route(wire.PREVIEW_ACT, "GET", "/nodes/{node}/actions/preview", "actions"),

@@ -1,6 +1,6 @@
 // Lines over time with uPlot: an absent value is a gap, the peers are a band, moments (onset, opened) are dashed uprights.
 import uPlot from "./uplot/uPlot.esm.js";
-import { element, themeOf } from "./common.js";
+import { element, themeOf, zone } from "./common.js";
 
 const charts = new WeakMap();
 
@@ -127,8 +127,8 @@ function readout(chart, plot, text) {
 // Clock times for spans of hours, days for spans of days.
 function tick(seconds, scale) {
   const at = new Date(seconds * 1000);
-  if (scale.max - scale.min > 2 * 86400) return at.toLocaleDateString([], { month: "short", day: "numeric" });
-  const parts = { hour: "2-digit", minute: "2-digit", hour12: false };
+  if (scale.max - scale.min > 2 * 86400) return at.toLocaleDateString([], { month: "short", day: "numeric", timeZone: zone() });
+  const parts = { hour: "2-digit", minute: "2-digit", hour12: false, timeZone: zone() };
   return at.toLocaleTimeString([], scale.max - scale.min < 300 ? { ...parts, second: "2-digit" } : parts);
 }
 
@@ -153,7 +153,7 @@ function range(head, low, high) {
 const number = (value, unit) =>
   `${value.toLocaleString([], { maximumFractionDigits: Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 1 ? 1 : 4 })} ${unit}`.trim();
 
-const moment = (seconds) => new Date(seconds * 1000).toLocaleString([], { hour12: false, month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const moment = (seconds) => new Date(seconds * 1000).toLocaleString([], { hour12: false, timeZone: zone(), month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
 function moments(plot, marks, theme) {
   const paint = plot.ctx;

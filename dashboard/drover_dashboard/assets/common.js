@@ -17,7 +17,10 @@ export function rgb(color) {
   return numbers.slice(0, 3).map(Number);
 }
 
-export const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour12: false });
+// The zone that the viewer chose (preferences.js); undefined: the browser's.
+export const zone = () => window.__drover_zone;
+
+export const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour12: false, timeZone: zone() });
 
 export function element(tag, className, text) {
   const made = document.createElement(tag);

@@ -8,6 +8,8 @@ const RAMP = [[0, 32, 76], [0, 66, 106], [86, 92, 108], [124, 123, 120], [165, 1
 const HEALTHY = "healthy";
 const UNKNOWN = "unknown";
 const JOBS_MS = 20_000; // how often the browser asks again which job holds what
+const ASK_MS = 120; // a pointer that only passes asks nothing
+const KNOWN_MS = 10_000;
 const EARLY_MS = 5_000; // a picture older than this is fetched again
 const pictures = new WeakMap();
 
@@ -55,6 +57,7 @@ export function unmount(parentElement) {
   picture.closed = true;
   picture.resized.disconnect();
   document.removeEventListener("visibilitychange", picture.woken);
+  removeEventListener("drover_health", picture.counted);
   pictures.delete(parentElement);
 }
 
@@ -76,7 +79,19 @@ function mount(parent) {
   picture.resized.observe(root);
   picture.woken = () => { if (!document.hidden) poll(picture); };
   document.addEventListener("visibilitychange", picture.woken);
+  picture.counted = (event) => recounted(picture, event.detail);
+  addEventListener("drover_health", picture.counted);
   return picture;
+}
+
+// The frame has newer counts (frame.js): a picture that still shows others is asked for again at once, so that no node
+// that fell silent looks healthy next to a count that says unknown. Where both come from one moment nothing is asked.
+function recounted(picture, { cluster, counts, tsMs }) {
+  const { frame, data } = picture;
+  if (!frame || !data || picture.trouble || (data.cluster || "") !== cluster || frame.ts_ms >= tsMs) return;
+  const mine = frame.legend.map(() => 0);
+  for (const code of frame.health) mine[code] += 1;
+  if (frame.legend.some((name, code) => mine[code] !== (counts[name] || 0))) poll(picture);
 }
 
 async function poll(picture) {
@@ -363,12 +378,31 @@ function showTip(picture, cell, x, y) {
   const { frame, tip, root } = picture;
   tip.hidden = false;
   const health = frame.legend[frame.health[cell.index]] || UNKNOWN;
-  tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "", health === UNKNOWN ? "unknown: no data received" : health));
+  const known = picture.known?.cell === cell && Date.now() - picture.known.at < KNOWN_MS ? picture.known : null;
+  const said = known?.text || (health === UNKNOWN ? "unknown: no data received" : health);
+  tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "more", said));
   if (frame.metric) tip.append(element("div", "", `${frame.label}: ${valueText(frame, cell.index)}`));
   const group = cell.group && cell.group !== cell.rack ? ` · ${cell.group}` : "";
+  if (!known) askAbout(picture, cell, x, y);
   tip.append(element("div", "faint", `${cell.rack}${group} · click to open`));
-  tip.style.left = `${Math.min(x + 14, root.clientWidth - 200)}px`;
+  tip.style.left = `${Math.min(x + 14, root.clientWidth - Math.max(200, tip.offsetWidth))}px`;
   tip.style.top = `${y > root.clientHeight / 2 ? y - tip.offsetHeight - 10 : y + 14}px`;
+}
+
+// Cause, since when, and who holds it: asked of the collector for the one cell that is looked at.
+function askAbout(picture, cell, x, y) {
+  clearTimeout(picture.asking);
+  picture.asking = setTimeout(async () => {
+    const { cluster } = picture.data, name = `${cell.node} GPU ${cell.gpu}`;
+    let text = "";
+    try {
+      const reply = await ask(`drover/search?text=${encodeURIComponent(`${cell.node}:${cell.gpu}`)}${within(cluster)}`);
+      const hit = (await reply.json()).hits.find((one) => one.kind === "gpu" && one.name === name);
+      text = hit ? hit.detail.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, (time) => clock(Date.parse(time))) : "";
+    } catch { /* the picture itself says what does not answer */ }
+    picture.known = { cell, text, at: Date.now() };
+    if (text && !picture.tip.hidden && picture.tip.firstChild?.textContent === name) showTip(picture, cell, x, y);
+  }, ASK_MS);
 }
 
 // Without exact values (a very large fleet) the colour's own step is shown, marked as about.

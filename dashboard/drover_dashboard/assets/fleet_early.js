@@ -7,12 +7,11 @@ const MOST_MS = 20_000; // of a page that does not come
 
 // What stands above it: the page's padding, the numbers (page.css keeps their room) and the lists to choose from.
 const STYLE = `
-:host { position: absolute; z-index: 1; pointer-events: none; left: calc(1.6 * var(--rem)); right: calc(1.6 * var(--rem)); top: calc(var(--above) + 7.7 * var(--rem)); }
-:host(.several) { top: calc(var(--above) + 7.7 * var(--rem) + 3.1 * var(--rem)); } /* below the name of the cluster */
+:host { position: absolute; z-index: 1; pointer-events: none; left: calc(1.6 * var(--rem)); right: calc(1.6 * var(--rem)); top: calc(var(--above) + 42px + 6.9 * var(--rem)); }
+:host(.several) { top: calc(var(--above) + 42px + 10 * var(--rem)); } /* below the name of the cluster */
 .fleet { width: calc(100% * 1.35 / 2.35 - var(--rem)); pointer-events: auto; background: var(--st-background-color); }
-:host { --above: calc(18.9 * var(--rem)); }
-@media (min-width: 1180px) { :host { --above: calc(17.45 * var(--rem)); } }
-@media (min-width: 1292px) { :host { --above: calc(9.25 * var(--rem)); } }`;
+:host { --above: calc(9.2 * var(--rem)); }
+@media (min-width: 1292px) { :host { --above: calc(7.7 * var(--rem)); } }`;
 
 export async function show(early) {
   if (!expected()) return;
@@ -21,7 +20,7 @@ export async function show(early) {
   while (!document.body) await new Promise((next) => { setTimeout(next); });
   const { data, rem, themes } = early.given;
   const host = document.createElement("div");
-  const theme = themes[matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"];
+  const theme = themes[window.__drover_preferences.dark() ? "dark" : "light"];
   for (const [name, value] of Object.entries({ ...theme, "--rem": `${rem}px` })) host.style.setProperty(name, value);
   host.style.height = `${data.height}px`;
   const shadow = host.attachShadow({ mode: "open" });
@@ -49,14 +48,10 @@ export async function show(early) {
   await new Promise((next) => { requestAnimationFrame(() => setTimeout(next)); }); // it is on the screen
 }
 
-// A desk's screen (a phone has the list first), Streamlit's usual frame, and the theme of the viewer's system.
+// A desk's screen (a phone has the list first), and Streamlit's usual frame.
 function expected() {
   const embedded = [...new URLSearchParams(location.search).keys()].some((name) => name.startsWith("embed"));
-  let chosen = false;
-  try {
-    chosen = Object.keys(localStorage).some((key) => key.startsWith("stActiveTheme") && localStorage[key] !== '"System"');
-  } catch { /* nothing is kept, so nothing was chosen */ }
-  return !embedded && !chosen && matchMedia("(min-width: 1100px)").matches;
+  return !embedded && matchMedia("(min-width: 1100px)").matches;
 }
 
 // The page's script has run, and there is no picture on it: who looks has to sign in first, or it failed.

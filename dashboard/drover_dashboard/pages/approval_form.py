@@ -12,11 +12,15 @@ from drover_dashboard import client
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
 from drover_dashboard.widgets import cluster_choice, view
+from drover_dashboard.widgets.components import component
 
 MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
 
+FROM_BROWSER = "name_from_browser"  # of the session: what it remembered
+
 TAKING = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)  # they take the node from its jobs
 JOBS = 3  # named in the form
+NAME_CHARS = 80
 
 
 def strongest_first(waiting: Sequence[Decision]) -> list[Decision]:
@@ -83,8 +87,18 @@ def person_and_why(key: str, person: Person) -> tuple[str, str]:
     if MY_NAME in st.session_state and f"who_{key}" not in st.session_state:
         st.session_state[f"who_{key}"] = st.session_state[MY_NAME]
     left, right = st.columns([1, 2])
-    who = left.text_input("Your name", key=f"who_{key}", max_chars=80)
+    who = left.text_input("Your name", key=f"who_{key}", max_chars=NAME_CHARS)
     return who, right.text_input("Why", key=f"why_{key}", max_chars=500)
+
+
+@st.fragment
+def remember_name() -> None:
+    """Carry the name between the forms and the browser, which remembers it; once on a page, where nobody signs in."""
+    known = st.session_state.get(MY_NAME, "")
+    shown = component("remembered")(key="remembered", data={"name": known}, on_name_change=lambda: None)
+    name = " ".join((shown.name or "").split())[:NAME_CHARS]
+    if name and name != st.session_state.get(FROM_BROWSER):
+        st.session_state[FROM_BROWSER] = st.session_state[MY_NAME] = name
 
 
 def lacks(key: str, who: str, why: str) -> bool:

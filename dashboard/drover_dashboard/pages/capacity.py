@@ -35,11 +35,15 @@ def now(days: float) -> None:
             view.notice("unjudged", "trouble", text)
     left, right = st.columns([1.15, 1], gap="medium")
     with left:
+        view.heading("Pools now")
         capacity_parts.pools(reply)
+        view.heading("What faults cost")
         capacity_parts.lost(reply, days)
     with right:
+        view.heading("Idle and free GPUs")
         capacity_parts.idle(reply, who)
         capacity_parts.leafs(reply)
+        view.heading("Inference services")
         capacity_parts.services(reply, who)
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
 import streamlit as st
 
 from drover_core.model.events import Health, Severity
@@ -9,6 +14,7 @@ from drover_dashboard import client
 from drover_dashboard.pages import adoption, incident_rows
 from drover_dashboard.widgets import address, view
 from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets.components import component
 from drover_dashboard.widgets.fleet_picture import canvas, metrics
 from drover_dashboard.widgets.grouping import GROUPS, USUAL
 from drover_proto import fleet_pb2 as pb
@@ -16,8 +22,35 @@ from drover_proto import fleet_pb2 as pb
 LIST_PX = 615
 SHOWN = 50  # open incidents; more is work for the Incidents page
 HEALTH = "health"
+LARGE = 6  # figures of health and incidents come first, and are larger
 NUMBERS_S = 2  # so soon a collector that fell silent is said to be
 QUIET_MS = 60_000  # agents send every 5 s, 30 s at most
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number of the fleet, and the page that says more. `tone`: how it looks while it, or what its context counts
+    (`also`), is not zero."""
+
+    label: str
+    value: int | str
+    context: str
+    tone: str
+    page: Path
+    params: Mapping[str, str] = field(default_factory=dict)
+    also: int = 0
+
+    def drawn(self, small: bool) -> dict[str, Any]:
+        """As assets/figures.js takes it."""
+        return {
+            "label": self.label,
+            "value": self.value if isinstance(self.value, str) else fmt.number(self.value),
+            "context": self.context,
+            "tone": (self.tone or "plain") if self.value or self.also else "calm",
+            "small": small,
+            "href": view.href(self.page, **self.params),
+            "page": self.label,
+        }
 
 
 @st.fragment(run_every=NUMBERS_S)
@@ -76,34 +109,31 @@ def _tiles(status: pb.Status) -> None:
     away = sum(health[h] for h in (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR))
     silent = status.nodes_expected - status.nodes_reporting
     expected = fmt.number(status.gpus_expected)
-    tiles: tuple[tuple[str, int | str, str], ...] = (
-        (
-            ":green[:material/check_circle:] Healthy",
-            health[Health.HEALTHY],
-            f"of {expected} GPUs",
-        ),
-        (":orange[:material/help:] Suspect", health[Health.SUSPECT], "watched"),
-        (":red[:material/error:] Confirmed", health[Health.CONFIRMED], "faulty"),
-        (
-            ":gray[:material/do_not_disturb_on:] Unknown",
-            health[Health.UNKNOWN],
-            f"silent nodes: {fmt.number(silent)}",
-        ),
-        (":blue[:material/logout:] Out of service", away, "draining to repair"),
-        (":red[:material/warning:] Open incidents", total, by_severity or "none"),
-        (
-            "GPU-hours lost",
-            fmt.hours(status.gpu_hours_lost),
-            f"24 h; waited {fmt.hours(status.gpu_hours_waited)}",
-        ),
-        ("Jobs hurt", status.jobs_hurt, "now"),
-        ("Fleet MFU", f"{100 * status.mfu_ratio:.0f} %" if status.HasField("mfu_ratio") else "-", _mfu(status)),
-        ("Held, idle", _idle_share(status), _idle_of(status)),
+    waited = f"24 h; waited {fmt.hours(status.gpu_hours_waited)}"
+    critical, lost = opened[Severity.CRITICAL], status.gpu_hours_lost
+    figures = (
+        Figure("Healthy", health[Health.HEALTHY], f"of {expected} GPUs", "healthy", view.CAPACITY),
+        Figure("Suspect", health[Health.SUSPECT], "watched", "suspect", view.INCIDENTS),
+        Figure("Confirmed", health[Health.CONFIRMED], "faulty", "bad", view.INCIDENTS, {"severity": "critical"}),
+        Figure("Unknown", health[Health.UNKNOWN], f"silent nodes: {fmt.number(silent)}", "unknown", view.SYSTEM,
+               also=silent),
+        Figure("Out of service", away, "draining to repair", "out", view.POLICY),
+        Figure("Open incidents", total, by_severity or "none", "bad" if critical else "suspect", view.INCIDENTS),
+        Figure("GPU-hours lost", fmt.hours(lost), waited, "suspect" if lost else "", view.CAPACITY),
+        Figure("Jobs hurt", status.jobs_hurt, "now", "bad", view.JOB),
+        Figure("Fleet MFU", f"{100 * status.mfu_ratio:.0f} %" if status.HasField("mfu_ratio") else "-", _mfu(status),
+               "", view.JOB),
+        Figure("Held, idle", _idle_share(status), _idle_of(status), "", view.CAPACITY),
+    )  # fmt: skip
+    shown = component("figures")(
+        key="fleet_figures",
+        data={"figures": [figure.drawn(small=number >= LARGE) for number, figure in enumerate(figures)]},
+        on_open_change=lambda: None,
+        height="content",
     )
-    shown = [
-        (label, value if isinstance(value, str) else fmt.number(value), context) for label, value, context in tiles
-    ]
-    view.tiles("fleet", shown)
+    if shown.open:
+        asked = next(figure for figure in figures if figure.label == shown.open)
+        st.switch_page(asked.page, query_params=dict(asked.params))
 
 
 def _mfu(status: pb.Status) -> str:

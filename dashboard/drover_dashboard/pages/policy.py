@@ -71,7 +71,7 @@ def show() -> None:
     # Before all else: somebody came here for it.
     person = signin.person()
     answers = state.may_answer and person is not None and person.may_act
-    st.subheader("Waits for a person")
+    view.heading("Waits for a person")
     with view.place():
         if answers and pending:  # each has a form below, which says all of it
             answering.ask(pending, about)
@@ -79,19 +79,19 @@ def show() -> None:
             _decisions("pending", "Wanted", pending, who, "Nothing waits for a person.", about=about)
             if state.may_answer:
                 answering.ask(pending, about)
-    st.subheader("Mode")
+    view.heading("Mode")
     _head(state)
     with view.place():
         enforced = _enforced(state, who)
     held = sorted((from_json(Decision, text) for text in state.held_json), key=lambda d: -d.ts_ms)
-    st.subheader("Held back, and what enforcing would have done")
+    view.heading("Held back, and what enforcing would have done")
     _held(held, who)
     with view.place():
         if enforced:
             _decisions("enforced", "Had it enforced", enforced, who, "", with_outcome=True)
     with view.place():
         backtest_parts.show(who)
-    st.subheader("Limits and rules")
+    view.heading("Limits and rules")
     left, right = st.columns(2, gap="medium")
     policy: dict[str, Any] = json.loads(state.policy_json or "{}")
     with left:

@@ -28,11 +28,15 @@ def show() -> None:
     system_parts.tiles(system, who)
     left, right = st.columns(2, gap="medium")
     with left:
+        view.heading("Agents and ingest")
         system_parts.agents(system, who)
         system_parts.ingest(system.ingest)
+        view.heading("Storage")
         system_parts.store(system.store)
     with right:
+        view.heading("Judging")
         system_parts.detection(system, who)
+        view.heading("Notifications")
         system_parts.notifiers(system.notifiers)
         silencing.listing(who)
 

@@ -9,7 +9,7 @@ import logging
 import streamlit as st
 
 from drover_dashboard import clusters
-from drover_dashboard.pages import clusters_overview
+from drover_dashboard.pages import approval_form, clusters_overview
 from drover_dashboard.server import code_reload as upgraded
 from drover_dashboard.server import signin
 from drover_dashboard.widgets import address, cluster_choice, view
@@ -60,3 +60,5 @@ if upgraded.replaced():
 else:
     page.run()
 signin.foot(who)
+if not who.name:
+    approval_form.remember_name()

@@ -1,5 +1,5 @@
-"""The console's web server: Streamlit with three routes of our own (assets, layout and picture of the
-fleet), behind `door.py` and `frontend.py`."""
+"""The console's web server: Streamlit with routes of our own (assets, layout and picture of the fleet, the frame of
+every page, search), behind `door.py` and `frontend.py`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from drover_dashboard import client, clusters
+from drover_dashboard.server import frame
 from drover_dashboard.server import streamlit_patches as streamlit_mends
 from drover_dashboard.server.frontend import Frontend
 from drover_dashboard.server.proxy_auth import TrustedProxyMiddleware
-from drover_dashboard.widgets import cluster_choice, view
+from drover_dashboard.widgets import cluster_choice, fleet_picture, view
 from drover_dashboard.widgets.components import ASSETS
-from drover_dashboard.widgets.fleet_picture import Frame, frame, metrics, trouble_line
+from drover_dashboard.widgets.fleet_picture import Frame, metrics, trouble_line
 from drover_dashboard.widgets.grouping import GROUPS, USUAL, grouped
 from drover_proto import fleet_pb2 as pb
 
@@ -40,6 +41,8 @@ def build() -> st.App:
         Route("/drover/layout", layout),
         Route("/drover/picture", picture),
         Route("/drover/clusters", strips),
+        Route("/drover/frame", frame.frame),
+        Route("/drover/search", frame.search),
     ]
     script = PACKAGE / "script" / "console.py"
     pages = ["/", *(f"/{page.stem}" for page in view.ALL_PAGES if page != view.FLEET)]
@@ -87,8 +90,8 @@ def layout(request: Request) -> Response:
     by = request.query_params.get("group", USUAL)
     if by not in GROUPS:
         return JSONResponse({"trouble": f"unknown group {json.dumps(by)}; choose one of {', '.join(GROUPS)}"}, 400)
-    if (fleet := _fleet(request)) is None:
-        return _no_cluster(request)
+    if (fleet := frame.fleet_of(request)) is None:
+        return frame.no_cluster(request)
     answer = fleet.layout(jobs=by == "job")
     if answer.value is None:
         return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no layout"}, 503)
@@ -97,19 +100,6 @@ def layout(request: Request) -> Response:
 
 # By cluster and group: the newest layout, gzip, which all open pages share.
 _layouts: dict[tuple[str, str], tuple[pb.Layout, bytes]] = {}
-
-
-def _fleet(request: Request) -> client.FleetClient | None:
-    """Return the client of the cluster that the request names; None: it names none of this console."""
-    found, name = clusters.shared(), request.query_params.get("cluster", "")
-    if found is None:
-        return client.fleet()
-    return found.client(name) if name in found.names() else None
-
-
-def _no_cluster(request: Request) -> Response:
-    name = request.query_params.get("cluster", "")
-    return JSONResponse({"trouble": f"no cluster {json.dumps(name)}: choose one on the page of all clusters"}, 400)
 
 
 def strips(_request: Request) -> Response:
@@ -147,9 +137,9 @@ def picture(request: Request) -> Response:
     color_by = request.query_params.get("color_by", "health")
     if color_by != "health" and color_by not in {metric.name for metric in metrics()}:
         return JSONResponse({"trouble": f"unknown metric {json.dumps(color_by)}; choose one of the list"}, 400)
-    if (fleet := _fleet(request)) is None:
-        return _no_cluster(request)
-    found = frame(fleet, color_by)
+    if (fleet := frame.fleet_of(request)) is None:
+        return frame.no_cluster(request)
+    found = fleet_picture.frame(fleet, color_by)
     if not isinstance(found, Frame):
         return JSONResponse({"trouble": trouble_line(found)}, 503)
     return _unpacked_if_asked(request, found.body, "application/octet-stream", found.header)

@@ -29,6 +29,7 @@ from starlette.responses import Response
 from streamlit import file_util
 
 from drover_dashboard.server import auth_settings as people
+from drover_dashboard.server import frame
 from drover_dashboard.server.proxy_auth import (
     App,
     Receive,
@@ -56,8 +57,17 @@ OWN = "./drover/assets/"
 PARTS = ("Html", "BidiComponent")
 FIRST: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "/": (
-        ("Selectbox", "Metric"),
-        ("fleet_early.js", "fleet.js", "fleet_keys.js", "fleet_layout.js", "fleet_pixels.js", "common.js", "table.js"),
+        ("Selectbox",),
+        (
+            "fleet_early.js",
+            "fleet.js",
+            "fleet_keys.js",
+            "fleet_layout.js",
+            "fleet_pixels.js",
+            "common.js",
+            "table.js",
+            "figures.js",
+        ),
     ),
 }
 STRIPS = ("clusters_early.js", "clusters.js", "common.js")  # of the page of all clusters
@@ -130,13 +140,14 @@ class Frontend:
             manifest = json.loads((self._root / "manifest.json").read_text("utf-8"))
             if page.count(HEAD_END) != 1 or page.count(HEAD_BEGIN) != 1:
                 raise ValueError("its head is another one")
-            steps = (ASSETS / "steps.js").read_text("utf-8")
+            scripts = "\n".join((ASSETS / name).read_text("utf-8") for name in ("preferences.js", "steps.js"))
+            frame = _frame()
             made = {}
             for path in pages:
                 parts, ours = FIRST.get(path, ((), OURS))
                 links = [*_chunks(manifest, (*PARTS, *parts)), *(f"{OWN}{name}" for name in ours)]
                 tags = "".join(f'<link rel="modulepreload" crossorigin href="{escape(link)}">\n    ' for link in links)
-                plain = page.replace(HEAD_BEGIN, f"{HEAD_BEGIN}\n    <script>\n{steps}</script>")
+                plain = page.replace(HEAD_BEGIN, f"{HEAD_BEGIN}\n    <script>\n{scripts}</script>\n    {frame}")
                 plain = plain.replace(HEAD_END, f"{tags}{HEAD_END}")
                 made[path] = plain.encode(), (_early(plain) if path == "/" else plain).encode()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -166,10 +177,21 @@ def _early(page: str) -> str:
     return MODULE.sub("", ENTRY.sub("", page)).replace(HEAD_BEGIN, head)
 
 
-def _template(name: str) -> str:
+def _frame() -> str:
+    """What the frame of every page (frame.js) is made of, and its script, which waits for none of Streamlit's."""
+    known = json.dumps(frame.given()).replace("<", "\\u003c")  # no end of the element
+    return (
+        f"<style>{(ASSETS / 'frame_room.css').read_text('utf-8')}</style>\n"
+        f'    <script type="application/json" id="drover_frame_given">{known}</script>\n'
+        f"    {_template('frame', 'drover_frame_parts')}\n"
+        f'    <script type="module" async crossorigin src="{OWN}frame.js"></script>'
+    )
+
+
+def _template(name: str, as_id: str = "") -> str:
     """What a script that draws early (fleet_early.js, clusters_early.js) puts on the page."""
     css, html = ((ASSETS / f"{name}.{kind}").read_text("utf-8") for kind in ("css", "html"))
-    return f'<template id="drover_{name}_early"><style>{css}</style>{html}</template>'
+    return f'<template id="{as_id or f"drover_{name}_early"}"><style>{css}</style>{html}</template>'
 
 
 def _chunks(manifest: dict[str, Any], parts: Iterable[str]) -> list[str]:

@@ -85,6 +85,11 @@ def notice(key: str, kind: str, text: str) -> None:
     st.container(key=f"{kind}_{key}").text(text)
 
 
+def heading(text: str) -> None:
+    """The name of a section, for eyes and for a reader of headings; the page's own is in its frame."""
+    st.header(fmt.plain(text), anchor=False)
+
+
 def tiles(key: str, shown: Sequence[tuple[str, str, str]]) -> None:
     """Numbers that matter: (label, value, what it is of); as many in a line as the screen has room for."""
     with st.container(horizontal=True, gap="small", key=f"tiles_{key}"):

@@ -144,6 +144,12 @@ class EntityRegistry:
         with self._lock:
             return list(self._places.values())
 
+    def gpus(self) -> list[EntityRow]:
+        """Return GPUs and their MIG instances, each at its newest place."""
+        with self._lock:
+            newest = [rows[-1] for rows in self._of_entity.values()]
+        return [row for row in newest if row.scope is Scope.GPU]
+
     def count(self, scope: Scope) -> int:
         """Return how many entities of a scope were ever seen."""
         with self._lock:
