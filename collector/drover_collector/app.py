@@ -70,7 +70,7 @@ from drover_collector.probes.settings import ProbesConfig
 from drover_collector.process import memory, open_files
 from drover_collector.rest.server import RestServer
 from drover_collector.scrape.feed import ScrapeFeed
-from drover_collector.scrape.plain import PlainPages
+from drover_collector.scrape.forgeable import ForgeablePages
 from drover_collector.store import Store, StoreError
 from drover_core.model.events import Event, ProbeVerdict
 from drover_core.model.fleet import FleetSpec
@@ -157,7 +157,7 @@ class Detection:
     def __init__(
         self, config: CollectorConfig, index: FleetIndex, store: Store, policy: Policy, leader: LeaderLease
     ) -> None:
-        plain = PlainPages(config.scrape)
+        forgeable = ForgeablePages(config.scrape, config.rest.remote_write)
         options = PipelineOptions(
             lag_ms=round(config.detect.lag_s * 1000),
             ceiling=config.act.mode,
@@ -165,7 +165,7 @@ class Detection:
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
             lease=leader,
             spoke_ms=lambda: self.ingest.stats.last_seen,
-            unproven=lambda node: node in plain and not self._has_agent(node),
+            unproven=lambda node: node in forgeable and node not in self.ingest.stats.by_agents,
         )
         self.pipeline = Pipeline(index, store, policy, _outbox(config, index.spec, store), options)
         actuators = make_actuators(config.act, index.spec)
@@ -198,10 +198,6 @@ class Detection:
         if config.act.kubernetes.enabled:
             tasks.append(PodOwners(self.pipeline, KubernetesApi(config.act.kubernetes)).run)
         return tasks
-
-    def _has_agent(self, node: str) -> bool:
-        stream = self.ingest.stream(node)
-        return stream is not None and not stream.scraped
 
     def _take_events(self, events: Sequence[Event]) -> None:
         self.pipeline.take_events(events)

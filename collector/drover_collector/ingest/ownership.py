@@ -43,6 +43,7 @@ class NodeOwnership:
                 self._replace(owner, node, spool, boot)
         session.node, session.spool, session.boot = node, spool, boot
         self._owners[node] = session
+        (self._context.stats.by_agents.discard if session.scraped else self._context.stats.by_agents.add)(node)
 
     def release(self, session: Session) -> bool:
         """Remove the session. Return True if its node has no owner now."""

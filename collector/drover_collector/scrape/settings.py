@@ -126,6 +126,9 @@ class WriteInConfig:
         ("node", "instance"), "the first of these labels that a series has names its node; of `instance` the host"
     )
     short_names: bool = setting(False, "a node is named as that label up to the first dot")
+    ask_first: bool = setting(
+        True, "a person is asked before Drover takes out a node that has no agent, also in enforce mode"
+    )
     drop_labels: tuple[str, ...] = setting(
         ("replica", "prometheus_replica", "prometheus"), "labels in which copies of one Prometheus differ: left out"
     )

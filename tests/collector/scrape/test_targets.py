@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from drover_collector.scrape import targets as targets_module
-from drover_collector.scrape.plain import PlainPages
-from drover_collector.scrape.settings import ScrapeConfig, Target, parse_target, validate_scrape
+from drover_collector.scrape.forgeable import ForgeablePages
+from drover_collector.scrape.settings import ScrapeConfig, Target, WriteInConfig, parse_target, validate_scrape
 from drover_collector.scrape.targets import TargetList, parse_file_sd
 from drover_core.settings import SettingsError
 
@@ -75,9 +75,11 @@ def test_nodes_of_pages_without_tls_are_known_and_those_of_other_tables_are_not(
         ScrapeConfig("tls", "dcgm", ("n02:9400",), tls=True),
         ScrapeConfig("ours alone", "node", ("n04:9100",), ask_first=False),
     )
-    plain = PlainPages(tables)
-    assert [node for node in ("n01", "n02", "n03", "n04") if node in plain] == ["n01", "n03"]
-    assert "n01" not in PlainPages(())
+    forgeable = ForgeablePages(tables, WriteInConfig())
+    assert [node for node in ("n01", "n02", "n03", "n04") if node in forgeable] == ["n01", "n03"]
+    assert "n01" not in ForgeablePages((), WriteInConfig())
+    assert "n09" in ForgeablePages(tables, WriteInConfig(enabled=True)), "a writer may speak for any node"
+    assert "n09" not in ForgeablePages(tables, WriteInConfig(enabled=True, ask_first=False))
 
 
 def test_targets_above_the_limit_are_said_and_not_cut_off_silently(monkeypatch: pytest.MonkeyPatch) -> None:
