@@ -282,7 +282,7 @@ def _protection(
         actuator_of, of_scheduler,
         SlurmHolds(holds) if holds.on else None,
         lambda node: not holds.pools or spec.by_name[node].pool in holds.pools,
-        holds, pipeline.store.fence, pipeline.now_ms,
+        holds, pipeline.store.fence, pipeline.now_ms, pipeline.isolated,
     )  # fmt: skip
 
 

@@ -73,9 +73,19 @@ def of_outages(outages: Iterable[NodeOutage]) -> list[IncidentUpdate]:
     return [
         IncidentUpdate(
             REPAIR, d.incident_id, f"{d.node}-{d.ts_ms}", d.ts_ms,
-            f"{d.node} failed its validation and stays out of service for repair: {d.reason}."
-            f" After the repair run: drover resume {d.node} --why TEXT. It is probed, and returns if it passes",
+            f"{_name(d)} failed its validation and stays out of service for repair: {d.reason}."
+            f" After the repair run: {resume_command(d)}. It is probed, and returns if it passes",
         )
         for d in outages
         if d.stage is Health.REPAIR and d.incident_id
     ]  # fmt: skip
+
+
+def _name(outage: NodeOutage) -> str:
+    return outage.node if outage.gpu is None else f"GPU {outage.gpu.slot} of {outage.node}"
+
+
+def resume_command(outage: NodeOutage) -> str:
+    """Return the command that puts a node, or a GPU of it, back."""
+    gpu = "" if outage.gpu is None else f" --gpu {outage.gpu.slot}"
+    return f"drover resume {outage.node}{gpu} --why TEXT"

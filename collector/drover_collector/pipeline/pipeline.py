@@ -351,6 +351,7 @@ class Pipeline:
         """Hand decisions to act to `dispatcher`, while this collector leads. Call it before `start`."""
         self.dispatcher = dispatcher
         dispatcher.context.outages.subscribe(self.take_outages)
+        dispatcher.context.gpus.subscribe(self.take_gpu_outages)
         if dispatcher.surveys:
             self.engine.on_survey(UNANSWERED)
         # First of all: what a drain needs must not wait for others that fail.
@@ -364,6 +365,14 @@ class Pipeline:
 
     def _leaving(self) -> Set[str]:
         return frozenset() if self.dispatcher is None else self.dispatcher.context.outages.out_or_leaving()
+
+    def isolated(self, node: str, gpus: Sequence[int]) -> bool:
+        """Return whether each of these GPUs of a node is out of service alone. From any thread."""
+        known = None if self.dispatcher is None else self.dispatcher.context.gpus
+        return known is not None and all(known.at(node, gpu) is not None for gpu in gpus)
+
+    def _gpu_hindrance(self, node: str) -> str:
+        return "" if self.dispatcher is None else self.dispatcher.context.actuators.gpu_hindrance(node)
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Judge events that ingest has stored, soon. From any thread; returns at once.
@@ -455,6 +464,16 @@ class Pipeline:
             known = self.engine.duties
             news = of_outages(outage for node, outage in outages.items() if known.get(node) != outage)
             self._guarded(lambda: self.engine.on_duties(outages, self.now_ms()), news=news)
+
+        self._judge.submit(take)
+
+    def take_gpu_outages(self, outages: Mapping[str, NodeOutage]) -> None:
+        """Judge changed outages of single GPUs: UUID -> its newest. From any thread; returns at once."""
+
+        def take() -> None:
+            known = self.engine.decider.gpus.outages
+            news = of_outages(outage for uuid, outage in outages.items() if known.get(uuid) != outage)
+            self._guarded(lambda: self.engine.on_gpu_outages(outages, self.now_ms()), news=news)
 
         self._judge.submit(take)
 
@@ -563,7 +582,8 @@ class Pipeline:
         self.saving.put(Outcome(), (), [Audit(f"clock {at_ms}", at_ms, "drover", CLOCK, "", text, state=str(step_ms))])
 
     def _engine(self, started_ms: int) -> Engine:
-        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=LiveFleet(self._leaving))
+        live = LiveFleet(self._leaving, self._gpu_hindrance)
+        engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=live)
         if self.dispatcher is not None and self.dispatcher.surveys:
             engine.on_survey(UNANSWERED)
         return engine
@@ -636,6 +656,7 @@ class Pipeline:
             if at_ms <= now_ms:
                 self.engine.on_clock_set(at_ms, step_ms)
         self.engine.begin(found.incidents, found.judged, found.decisions, found.duties, past.held)
+        self._guarded(functools.partial(self.engine.on_gpu_outages, found.gpu_outages, now_ms))
         waits = {e.id for e in found.unjudged if PROMPT_MS < now_ms - (e.received_ms or now_ms) <= HISTORY_MS}
         self._left = [e for e in found.unjudged if e.id in waits]
         self._events.resume([e for e in found.unjudged if e.id not in waits])

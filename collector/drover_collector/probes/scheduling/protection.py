@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,7 +57,8 @@ class Protection:
     Args:
         actuator_of: who has a node and may be asked; None: nobody. scheduled: whether the settings name a scheduler
             that has the node, though Drover may not act there. holds: None: Drover runs no jobs. may: raises StoreError
-            when this collector is not the active one any more; called before each job.
+            when this collector is not the active one any more; called before each job. isolated: whether all these GPUs
+            of a node are out of service alone: nothing new starts on them.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Protection:
         config: HoldConfig | None = None,
         may: Callable[[], object] = lambda: None,
         now_ms: Callable[[], int] = lambda: 0,
+        isolated: Callable[[str, Sequence[int]], bool] = lambda _node, _gpus: False,
     ) -> None:
+        self._isolated = isolated
         self._actuator_of, self._scheduled, self._holds, self._may = actuator_of, scheduled, holds, may
         self._ours, self._wait_ms, self._now_ms = held_by_us, (config or HoldConfig()).wait_s * 1000, now_ms
         self.needed = True  # by some node
@@ -107,6 +110,8 @@ class Protection:
 
     def stands(self, order: ProbeOrder) -> bool:
         """Whether one that was to be sent to a drained node may be sent (again) now. Of a job the node itself knows."""
+        if self._alone(order):
+            return True
         if order.protection != DRAINED or (actuator := self._actuator_of(order.node)) is None:
             return True
         try:
@@ -127,6 +132,8 @@ class Protection:
         Raises:
             StoreError.
         """
+        if self._alone(order):
+            return Given(DRAINED)
         service, person = Service.IN, order.why is ProbeReason.PERSON and not order.group
         if (actuator := self._actuator_of(order.node)) is not None:
             try:
@@ -152,6 +159,9 @@ class Protection:
         if order.why is ProbeReason.PERSON:
             return Given(HAND)
         return Given(never=f"not sent: {self.refused(order.node)}") if self._scheduler(order.node) else Given(NONE)
+
+    def _alone(self, order: ProbeOrder) -> bool:
+        return order.why in OF_DRAINED and bool(order.gpus) and self._isolated(order.node, order.gpus)
 
     def _scheduler(self, node: str) -> bool:
         return self._actuator_of(node) is not None or self._scheduled(node)
