@@ -199,6 +199,7 @@ class GpuReconciler:
             subject = f"{outage.node} GPU {gpu_ref(outage).slot}"
             id_ = f"move {gpu_ref(outage).uuid} {now_ms}"
             self._store.audit.write([Audit(id_, now_ms, ITSELF, "move isolation", subject, outage.reason, text)])
+            self._outages.write(replace(outage, ts_ms=now_ms, reason=text))
         if (after or outage).stage is Health.DRAINED:
             self._validate(after or outage)
 

@@ -102,6 +102,7 @@ class Facts:
         outages: node -> its states, oldest first.
         checkpoints: (job, ms) at which a job reported that a checkpoint is on disk.
         checkpoints_from_ms: there may be further ones before this.
+        gpu_outages: UUID -> states of a GPU that was out alone, oldest first.
     """
 
     jobs: Sequence[str]
@@ -113,3 +114,4 @@ class Facts:
     outages: Mapping[str, Sequence[NodeOutage]] = field(default_factory=dict)
     checkpoints: Sequence[tuple[int, int]] = ()
     checkpoints_from_ms: int = 0
+    gpu_outages: Mapping[str, Sequence[NodeOutage]] = field(default_factory=dict)

@@ -308,6 +308,11 @@ class Decision:
     save_s: float = 0.0  # how long its jobs have to save themselves first; 0: they are not asked
     gpu: GpuRef | None = None  # only this GPU goes, the node stays in service; None: the node
 
+    @property
+    def what(self) -> str:
+        """What is to be done, in words."""
+        return f"{self.wanted} {self.node}" if self.gpu is None else f"isolate GPU {self.gpu.slot} of {self.node}"
+
 
 @dataclass(frozen=True, slots=True)
 class Action:
