@@ -299,9 +299,11 @@ def test_the_rule_is_what_each_version_of_the_api_takes(version: str) -> None:
     actuator.do(replace(action_of(Act.ISOLATE_GPU), gpu=GpuRef(SLOT, SICK)), lambda: None)
     (rule,) = cluster.rules.values()
     assert rule["apiVersion"] == f"resource.k8s.io/{version}"
-    model = getattr(client, f"V{version[1:]}DeviceTaintRule".replace("Valpha", "Valpha"))
-    read = model.from_dict(rule).to_dict()
-    assert read["spec"] == {
+    spec = getattr(client, f"V{version[1:]}DeviceTaintRule").from_dict(rule).spec
+    assert (spec.device_selector.driver, spec.device_selector.pool) == ("gpu.nvidia.com", "n1")
+    assert spec.device_selector.device == "gpu-3"
+    assert (spec.taint.key, spec.taint.value, spec.taint.effect) == ("drover.dev/isolated", "inc1", "NoSchedule")
+    assert rule["spec"] == {
         "deviceSelector": {"driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-3"},
         "taint": {"key": "drover.dev/isolated", "value": "inc1", "effect": "NoSchedule"},
     }  # fmt: skip

@@ -134,7 +134,7 @@ class GpuOutageTable:
             "gpu_outages",
             list(zip(outages, self._writer.next_numbers(len(outages)), strict=True)),
             {
-                "gpu": lambda r: gpu_of(r[0]).uuid,
+                "uuid": lambda r: gpu_of(r[0]).uuid,
                 "node": lambda r: r[0].node,
                 "ts": lambda r: Ms(r[0].ts_ms),
                 "written_ns": lambda r: r[1],
@@ -144,26 +144,26 @@ class GpuOutageTable:
 
     def current(self) -> dict[str, NodeOutage]:
         """Return UUID -> its newest stage."""
-        found = self._clients.rows("SELECT gpu, argMax(json, written_ns) AS newest FROM gpu_outages GROUP BY gpu")
-        return {row["gpu"]: from_json(NodeOutage, row["newest"]) for row in found}
+        found = self._clients.rows("SELECT uuid, argMax(json, written_ns) AS newest FROM gpu_outages GROUP BY uuid")
+        return {row["uuid"]: from_json(NodeOutage, row["newest"]) for row in found}
 
     def history(self, uuid: str) -> list[NodeOutage]:
         """Return the stages of a GPU, oldest first."""
         found = self._clients.rows(
-            "SELECT json FROM gpu_outages FINAL WHERE gpu = {gpu:String} ORDER BY written_ns", {"gpu": uuid}
+            "SELECT json FROM gpu_outages FINAL WHERE uuid = {uuid:String} ORDER BY written_ns", {"uuid": uuid}
         )
         return [from_json(NodeOutage, row["json"]) for row in found]
 
     def histories(self, since_ms: int) -> dict[str, list[NodeOutage]]:
         """Return UUID -> its stage at `since_ms`, if it had one, and its stages since then, oldest first."""
         found = self._clients.rows(
-            f"SELECT gpu, json FROM gpu_outages FINAL WHERE ts >= {sql_timestamp(since_ms)} OR (gpu, written_ns) IN"
-            f" (SELECT gpu, max(written_ns) FROM gpu_outages WHERE ts < {sql_timestamp(since_ms)} GROUP BY gpu)"
-            " ORDER BY gpu, written_ns"
+            f"SELECT uuid, json FROM gpu_outages FINAL WHERE ts >= {sql_timestamp(since_ms)} OR (uuid, written_ns) IN"
+            f" (SELECT uuid, max(written_ns) FROM gpu_outages WHERE ts < {sql_timestamp(since_ms)} GROUP BY uuid)"
+            " ORDER BY uuid, written_ns"
         )
         histories: dict[str, list[NodeOutage]] = {}
         for row in found:
-            histories.setdefault(row["gpu"], []).append(from_json(NodeOutage, row["json"]))
+            histories.setdefault(row["uuid"], []).append(from_json(NodeOutage, row["json"]))
         return histories
 
 

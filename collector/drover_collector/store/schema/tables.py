@@ -284,9 +284,9 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "ReplacingMergeTree", "(node, written_ns)", settings=SYNCED,
         ),
         Table(
-            "gpu_outages",  # `gpu`: its UUID
-            (Column("gpu", "String"), node, Column("ts", TIME), Column("written_ns", "UInt64"), JSON),
-            "ReplacingMergeTree", "(gpu, written_ns)", settings=SYNCED,
+            "gpu_outages",
+            (Column("uuid", "String"), node, Column("ts", TIME), Column("written_ns", "UInt64"), JSON),
+            "ReplacingMergeTree", "(uuid, written_ns)", settings=SYNCED,
         ),
         Table(
             "probes",  # results; `key`: the configuration that a figure depends on, when it was measured
