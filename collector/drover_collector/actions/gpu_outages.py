@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 
 from drover_collector.actions.base import (
     HAND,
@@ -199,9 +200,15 @@ class GpuReconciler:
             subject = f"{outage.node} GPU {gpu_ref(outage).slot}"
             id_ = f"move {gpu_ref(outage).uuid} {now_ms}"
             self._store.audit.write([Audit(id_, now_ms, ITSELF, "move isolation", subject, outage.reason, text)])
-            self._outages.write(replace(outage, ts_ms=now_ms, reason=text))
+            reason = text if state.jobs is None else self._cause(outage)  # the former: nothing keeps it out now
+            self._outages.write(replace(outage, ts_ms=now_ms, reason=reason))
         if (after or outage).stage is Health.DRAINED:
             self._validate(after or outage)
+
+    def _cause(self, outage: NodeOutage) -> str:
+        """Return why a GPU went out. Raises StoreError."""
+        history = self._store.gpu_outages.history(gpu_ref(outage).uuid)
+        return ([*takewhile(is_out, reversed(history))] or [outage])[-1].reason
 
     def _mark_undone(self, outage: NodeOutage, why: str, now_ms: int) -> None:
         uuid = gpu_ref(outage).uuid

@@ -6,7 +6,7 @@ Kubernetes is in memory here; test_kubernetes.py has the same on a real API serv
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +34,7 @@ from drover_core.model.events import (
     ProbeVerdict,
     Withheld,
 )
-from testbed.desks import CONFIG, T0, Detected, Probes, action_of, decision, dispatcher_of, incident
+from testbed.desks import CONFIG, T0, Detected, action_of, decision, dispatcher_of, incident
 from testbed.gpu_devices import GpuCluster, claim_of, uuid_of
 from testbed.waiting import wait_until
 
@@ -52,13 +52,31 @@ def decided(id_: str = "d1", node: str = "n1", of: str = "inc1", gpu: GpuRef | N
 
 
 @dataclass
+class Asked:
+    """Stands for the service that orders probes."""
+
+    gpus: list[tuple[int, ...]] = field(default_factory=list)
+    refuses: str = ""
+
+    def ask(
+        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover",
+        gpus: Iterable[int] = (),
+    ) -> str:  # fmt: skip
+        assert (level, bool(incident_id), bool(why), bool(by)) == ("standard", True, True, True)
+        if self.refuses:
+            raise ValueError(self.refuses)
+        self.gpus.append(tuple(gpus))
+        return f"request-{node}"
+
+
+@dataclass
 class Scene:
     """What outlives a collector."""
 
     store: Store
     cluster: GpuCluster = field(default_factory=GpuCluster)
     incidents: dict[str, Incident] = field(default_factory=lambda: {"inc1": fault()})
-    probes: Probes = field(default_factory=Probes)
+    probes: Asked = field(default_factory=Asked)
     now_ms: int = T0
     boards: dict[int, str] = field(default_factory=lambda: {gpu: uuid_of(16 + gpu) for gpu in range(8)})
     silent: int | None = None  # a GPU that gives no values
@@ -156,7 +174,7 @@ def test_a_crash_at_any_step_leaves_one_isolation_and_one_return(scene: Scene) -
             assert stopped.wait(20)
         with scene.desk():
             wait_until(lambda: sick in scene.cluster.isolated, f"{at}: it is isolated")  # noqa: B023
-            scene.wait(Health.DRAINED if at in scene.probes.refuses else Health.VALIDATING, sick)
+            scene.wait(Health.VALIDATING, sick)
         acts = [a for a in scene.store.actions.newest() if a.incident_id == at and a.action is Act.ISOLATE_GPU]
         assert [a.state for a in acts] == [ActionState.DONE], at
     assert len(scene.cluster.rules) == 5
@@ -195,9 +213,11 @@ def test_after_a_boot_the_rule_follows_its_board_and_frees_the_one_that_has_its_
         assert scene.cluster.rules[RULE]["metadata"]["resourceVersion"] == kept
         names |= held | {"gpu-4": uuid_of(99)}  # the board was replaced
         wait_until(lambda: scene.cluster.isolated == [], "the new board is given out")
-        assert "another board now" in scene.wait(Health.DRAINED).reason
+        wait_until(lambda: "is another board now" in scene.wait(Health.DRAINED).reason, "it says so")
         names["gpu-7"] = SICK  # and it was put into another slot
         wait_until(lambda: scene.cluster.isolated == [SICK], "the rule has found its board")
+        cause = scene.store.gpu_outages.history(SICK)[0].reason
+        wait_until(lambda: scene.wait(Health.DRAINED).reason == cause, "it says again what it went out for")
     moves = [line.detail for line in scene.store.audit.read(what="move isolation")]
     assert len(moves) == 3
 
@@ -207,7 +227,7 @@ def test_another_board_in_its_slot_is_not_probed_for_it(scene: Scene) -> None:
     with scene.desk() as desk:
         scene.decide(desk)
         wait_until(lambda: (o := scene.outage()) is not None and "another board" in o.reason, "it waits for a person")
-        assert scene.probes.asked == []
+        assert scene.probes.gpus == []
         desk.resume_gpu("n1", SLOT, "it is gone", "anna", force=True)
         scene.wait(Health.HEALTHY)
     assert scene.cluster.isolated == []
@@ -252,7 +272,7 @@ def test_a_rule_that_the_store_does_not_know_waits_for_a_person(scene: Scene) ->
     with scene.desk():
         found = scene.wait(Health.DRAINED)
         assert "found isolated by Drover" in found.reason
-        assert scene.probes.asked == []
+        assert scene.probes.gpus == []
 
 
 REFUSED: dict[str, tuple[Callable[[GpuCluster], object], str]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ import yaml
 
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import FindingState
-from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Service
+from drover_collector.actions.base import ActError, AwayError, CheckLease, ForeignError, LaterError, Service
 from drover_collector.actions.kubernetes import api as kubernetes_api
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator, kept_closed
 from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
 from drover_collector.pipeline.maintenance_events import marks_of
-from drover_core.model.events import Act
+from drover_core.model.events import Act, Action, GpuRef
+from testbed.gpu_devices import claim_of, slice_of, uuid_of
 from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.waiting import wait_until
@@ -41,7 +42,17 @@ PATHS = {
 }
 BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
 PODS = "/api/v1/namespaces/default/pods"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 numbers = itertools.count(1)
+
+
+class CustomResources(KubernetesApi):
+    """The server of the tests has resource.k8s.io as custom resources, whose only field selectors are of names."""
+
+    def request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        return super().request(method, path, body, {k: v for k, v in (query or {}).items() if k != "fieldSelector"})
 
 
 @dataclass
@@ -70,7 +81,54 @@ class Cluster:
         config = KubernetesConfig(
             server=self.server.url, token_file=str(self.token_file), ca_file=str(self.server.ca), timeout_s=20
         )
-        return KubernetesActuator(KubernetesApi(config), config.gpu_resources)
+        return KubernetesActuator(CustomResources(config), config.gpu_resources)
+
+    def serve_devices(self) -> None:
+        """Serve what DeviceTaintRules need: this server is older than they are."""
+        for kind, scope in (
+            ("DeviceTaintRule", "Cluster"),
+            ("ResourceSlice", "Cluster"),
+            ("ResourceClaim", "Namespaced"),
+        ):
+            plural = f"{kind.lower()}s"
+            schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+            version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+            approved = {"api-approved.kubernetes.io": "unapproved, for tests"}
+            self.server.call(
+                "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+                {
+                    "metadata": {"name": f"{plural}.resource.k8s.io", "annotations": approved},
+                    "spec": {
+                        "group": "resource.k8s.io", "scope": scope, "versions": [version],
+                        "names": {"plural": plural, "kind": kind},
+                    },
+                },
+            )  # fmt: skip
+        names = {"devicetaintrules", "resourceslices", "resourceclaims"}
+
+        def served() -> bool:
+            try:
+                found = self.server.call("GET", "/apis/resource.k8s.io/v1").get("resources", ())
+            except AssertionError:
+                return False
+            return names <= {one["name"] for one in found}
+
+        wait_until(served, "the custom resources are served")
+
+    def offer(self, node: str, devices: Mapping[str, str]) -> None:
+        """List a node's devices, as its DRA driver does."""
+        made = slice_of(node, devices)
+        name = made["metadata"]["name"]
+        merge = {"Content-Type": "application/merge-patch+json"}
+        if any(one["metadata"]["name"] == name for one in self.server.call("GET", SLICES)["items"]):
+            self.server.call("PATCH", f"{SLICES}/{name}", {"spec": made["spec"]}, **merge)
+        else:
+            self.server.call("POST", SLICES, made)
+
+    def rules(self) -> dict[str, dict[str, str]]:
+        """UUID -> device, of the DeviceTaintRules."""
+        found = self.server.call("GET", "/apis/resource.k8s.io/v1/devicetaintrules")["items"]
+        return {one["metadata"]["annotations"]["drover.dev/uuid"]: one["spec"]["deviceSelector"] for one in found}
 
     def examined(self, account: str) -> list[tuple[FindingState, str]]:
         """What `drover doctor` says of a collector with this account."""
@@ -132,7 +190,51 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with kubernetes(folder) as server:
         for manifest in (each for file in RBAC for each in yaml.safe_load_all(file.read_text("utf-8"))):
             server.call("POST", PATHS[manifest["kind"]], manifest)
-        yield Cluster(server, folder)
+        made = Cluster(server, folder)
+        made.serve_devices()
+        yield made
+
+
+def of_gpu(act: Act, node: str, uuid: str, mark: str = MARK) -> tuple[Action, CheckLease]:
+    action, lease = request(act, node, mark)
+    return replace(action, gpu=GpuRef(3, uuid)), lease
+
+
+@pytest.mark.system
+def test_one_gpu_goes_follows_its_board_over_a_boot_and_comes_back(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(), cluster.actuator()
+    boards = {f"gpu-{slot}": uuid_of(1000 * next(numbers) + slot) for slot in range(8)}
+    sick = boards["gpu-3"]
+    cluster.offer(node, boards)
+    claim = claim_of(f"train-{node}", node, "gpu-3")
+    cluster.server.call("POST", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", claim)
+
+    done = actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick))
+    assert f"run on to their end: default/train-{node}" in done.detail
+    assert cluster.rules() == {sick: {"driver": "gpu.nvidia.com", "pool": node, "device": "gpu-3"}}
+    assert "already" in actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick)).detail
+    with pytest.raises(ForeignError, match=MARK):
+        actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick, "another"))
+    (state,) = actuator.isolated()
+    assert (state.uuid, state.node, state.slot, state.mark, state.fits) == (sick, node, 3, MARK, True)
+    assert state.jobs == (f"default/train-{node}",)
+    assert actuator.observe(node).service is Service.IN
+
+    cluster.offer(node, {**boards, "gpu-3": boards["gpu-4"], "gpu-4": sick})  # a boot has numbered them anew
+    (state,) = actuator.isolated()
+    assert (state.fits, state.jobs) == (False, ())
+    assert "moved" in actuator.mend(state, lambda: None)
+    assert cluster.rules()[sick]["device"] == "gpu-4"
+    cluster.offer(node, {**boards, "gpu-3": boards["gpu-4"], "gpu-4": uuid_of(999)})  # replaced
+    assert "given out again" in actuator.mend(actuator.isolated()[0], lambda: None)
+    assert cluster.rules()[sick]["device"] not in boards
+    assert actuator.isolated()[0].fits
+
+    with pytest.raises(ForeignError):
+        actuator.do(*of_gpu(Act.RETURN_GPU, node, sick, "another"))
+    actuator.do(*of_gpu(Act.RETURN_GPU, node, sick))
+    assert cluster.rules() == {}
+    assert "already" in actuator.do(*of_gpu(Act.RETURN_GPU, node, sick)).detail
 
 
 @pytest.mark.system
@@ -357,7 +459,16 @@ def exercised(cluster: Cluster, role: list[dict[str, Any]]) -> str:
     """Do all that the actuator does, with these rights; return what the API server refused."""
     node, refused = cluster.add_node(), ""
     name, actuator = cluster.run_pod(f"job-{node}", node), cluster.actuator(cluster.account(role))
+    board = uuid_of(1000 * next(numbers))
+    cluster.offer(node, {"gpu-0": board})
+
+    def moved() -> object:
+        cluster.offer(node, {"gpu-1": board})
+        return [actuator.mend(state, lambda: None) for state in actuator.isolated()]
+
     for step in (
+        lambda: actuator.do(*of_gpu(Act.ISOLATE_GPU, node, board)), moved,
+        lambda: actuator.do(*of_gpu(Act.RETURN_GPU, node, board)),
         lambda: actuator.survey([node]), lambda: actuator.observe(node), lambda: actuator.do(*request(Act.DRAIN, node)),
         lambda: actuator.do(*request(Act.ISOLATE, node)),
     ):  # fmt: skip
@@ -366,13 +477,15 @@ def exercised(cluster: Cluster, role: list[dict[str, Any]]) -> str:
         except ActError as error:
             refused += f"{error}\n"
     cluster.vanish(name)
+    for uuid in cluster.rules():
+        cluster.server.call("DELETE", f"/apis/resource.k8s.io/v1/devicetaintrules/drover-{uuid.lower()}")
     return "\n".join(line for line in refused.splitlines() if "cannot" in line)
 
 
 @pytest.mark.system
 def test_each_right_is_needed_and_all_together_suffice(cluster: Cluster) -> None:
     shipped = rights()
-    assert len(shipped) == 6
+    assert len(shipped) == 12
     assert exercised(cluster, shipped) == ""
     for right in shipped:
         (resource,), (verb,) = right["resources"], right["verbs"]
