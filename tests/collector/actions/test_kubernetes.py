@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
 from drover_collector.pipeline.maintenance_events import marks_of
 from drover_core.model.events import Act, Action, GpuRef
-from testbed.gpu_devices import claim_of, slice_of, uuid_of
+from testbed.gpu_devices import GpuCluster, behind, claim_of, uuid_of
 from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.waiting import wait_until
@@ -42,23 +42,14 @@ PATHS = {
 }
 BUDGETS = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets"
 PODS = "/api/v1/namespaces/default/pods"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 numbers = itertools.count(1)
-
-
-class CustomResources(KubernetesApi):
-    """The server of the tests has resource.k8s.io as custom resources, whose only field selectors are of names."""
-
-    def request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
-    ) -> tuple[int, dict[str, Any]]:
-        return super().request(method, path, body, {k: v for k, v in (query or {}).items() if k != "fieldSelector"})
 
 
 @dataclass
 class Cluster:
     server: KubernetesServer
     folder: Path
+    gpus: GpuCluster
 
     def account(self, role: list[dict[str, Any]]) -> str:
         """A service account with these rights alone."""
@@ -81,54 +72,7 @@ class Cluster:
         config = KubernetesConfig(
             server=self.server.url, token_file=str(self.token_file), ca_file=str(self.server.ca), timeout_s=20
         )
-        return KubernetesActuator(CustomResources(config), config.gpu_resources)
-
-    def serve_devices(self) -> None:
-        """Serve what DeviceTaintRules need: this server is older than they are."""
-        for kind, scope in (
-            ("DeviceTaintRule", "Cluster"),
-            ("ResourceSlice", "Cluster"),
-            ("ResourceClaim", "Namespaced"),
-        ):
-            plural = f"{kind.lower()}s"
-            schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-            version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-            approved = {"api-approved.kubernetes.io": "unapproved, for tests"}
-            self.server.call(
-                "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-                {
-                    "metadata": {"name": f"{plural}.resource.k8s.io", "annotations": approved},
-                    "spec": {
-                        "group": "resource.k8s.io", "scope": scope, "versions": [version],
-                        "names": {"plural": plural, "kind": kind},
-                    },
-                },
-            )  # fmt: skip
-        names = {"devicetaintrules", "resourceslices", "resourceclaims"}
-
-        def served() -> bool:
-            try:
-                found = self.server.call("GET", "/apis/resource.k8s.io/v1").get("resources", ())
-            except AssertionError:
-                return False
-            return names <= {one["name"] for one in found}
-
-        wait_until(served, "the custom resources are served")
-
-    def offer(self, node: str, devices: Mapping[str, str]) -> None:
-        """List a node's devices, as its DRA driver does."""
-        made = slice_of(node, devices)
-        name = made["metadata"]["name"]
-        merge = {"Content-Type": "application/merge-patch+json"}
-        if any(one["metadata"]["name"] == name for one in self.server.call("GET", SLICES)["items"]):
-            self.server.call("PATCH", f"{SLICES}/{name}", {"spec": made["spec"]}, **merge)
-        else:
-            self.server.call("POST", SLICES, made)
-
-    def rules(self) -> dict[str, dict[str, str]]:
-        """UUID -> device, of the DeviceTaintRules."""
-        found = self.server.call("GET", "/apis/resource.k8s.io/v1/devicetaintrules")["items"]
-        return {one["metadata"]["annotations"]["drover.dev/uuid"]: one["spec"]["deviceSelector"] for one in found}
+        return KubernetesActuator(KubernetesApi(config), config.gpu_resources)
 
     def examined(self, account: str) -> list[tuple[FindingState, str]]:
         """What `drover doctor` says of a collector with this account."""
@@ -190,9 +134,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with kubernetes(folder) as server:
         for manifest in (each for file in RBAC for each in yaml.safe_load_all(file.read_text("utf-8"))):
             server.call("POST", PATHS[manifest["kind"]], manifest)
-        made = Cluster(server, folder)
-        made.serve_devices()
-        yield made
+        gpus = GpuCluster()
+        with behind(server, gpus):
+            yield Cluster(server, folder, gpus)
 
 
 def of_gpu(act: Act, node: str, uuid: str, mark: str = MARK) -> tuple[Action, CheckLease]:
@@ -205,13 +149,12 @@ def test_one_gpu_goes_follows_its_board_over_a_boot_and_comes_back(cluster: Clus
     node, actuator = cluster.add_node(), cluster.actuator()
     boards = {f"gpu-{slot}": uuid_of(1000 * next(numbers) + slot) for slot in range(8)}
     sick = boards["gpu-3"]
-    cluster.offer(node, boards)
-    claim = claim_of(f"train-{node}", node, "gpu-3")
-    cluster.server.call("POST", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims", claim)
+    cluster.gpus.devices[node] = boards
+    cluster.gpus.claims["train"] = claim_of(f"train-{node}", node, "gpu-3")
 
     done = actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick))
     assert f"run on to their end: default/train-{node}" in done.detail
-    assert cluster.rules() == {sick: {"driver": "gpu.nvidia.com", "pool": node, "device": "gpu-3"}}
+    assert cluster.gpus.isolated == [sick]
     assert "already" in actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick)).detail
     with pytest.raises(ForeignError, match=MARK):
         actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick, "another"))
@@ -220,20 +163,20 @@ def test_one_gpu_goes_follows_its_board_over_a_boot_and_comes_back(cluster: Clus
     assert state.jobs == (f"default/train-{node}",)
     assert actuator.observe(node).service is Service.IN
 
-    cluster.offer(node, {**boards, "gpu-3": boards["gpu-4"], "gpu-4": sick})  # a boot has numbered them anew
+    cluster.gpus.devices[node] = {**boards, "gpu-3": boards["gpu-4"], "gpu-4": sick}  # a boot has numbered them anew
     (state,) = actuator.isolated()
     assert (state.fits, state.jobs) == (False, ())
     assert "moved" in actuator.mend(state, lambda: None)
-    assert cluster.rules()[sick]["device"] == "gpu-4"
-    cluster.offer(node, {**boards, "gpu-3": boards["gpu-4"], "gpu-4": uuid_of(999)})  # replaced
+    assert cluster.gpus.isolated == [sick]
+    cluster.gpus.devices[node] = {**boards, "gpu-3": boards["gpu-4"], "gpu-4": uuid_of(999)}  # replaced
     assert "given out again" in actuator.mend(actuator.isolated()[0], lambda: None)
-    assert cluster.rules()[sick]["device"] not in boards
+    assert cluster.gpus.isolated == []
     assert actuator.isolated()[0].fits
 
     with pytest.raises(ForeignError):
         actuator.do(*of_gpu(Act.RETURN_GPU, node, sick, "another"))
     actuator.do(*of_gpu(Act.RETURN_GPU, node, sick))
-    assert cluster.rules() == {}
+    assert cluster.gpus.rules == {}
     assert "already" in actuator.do(*of_gpu(Act.RETURN_GPU, node, sick)).detail
 
 
@@ -460,10 +403,10 @@ def exercised(cluster: Cluster, role: list[dict[str, Any]]) -> str:
     node, refused = cluster.add_node(), ""
     name, actuator = cluster.run_pod(f"job-{node}", node), cluster.actuator(cluster.account(role))
     board = uuid_of(1000 * next(numbers))
-    cluster.offer(node, {"gpu-0": board})
+    cluster.gpus.devices[node] = {"gpu-0": board}
 
     def moved() -> object:
-        cluster.offer(node, {"gpu-1": board})
+        cluster.gpus.devices[node] = {"gpu-1": board}
         return [actuator.mend(state, lambda: None) for state in actuator.isolated()]
 
     for step in (
@@ -477,8 +420,7 @@ def exercised(cluster: Cluster, role: list[dict[str, Any]]) -> str:
         except ActError as error:
             refused += f"{error}\n"
     cluster.vanish(name)
-    for uuid in cluster.rules():
-        cluster.server.call("DELETE", f"/apis/resource.k8s.io/v1/devicetaintrules/drover-{uuid.lower()}")
+    cluster.gpus.rules.clear()
     return "\n".join(line for line in refused.splitlines() if "cannot" in line)
 
 
