@@ -61,7 +61,7 @@ from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probes.context import NodeAccess, ProbeRuntime, Stream
 from drover_collector.probes.scheduling.group_orders import address_of
-from drover_collector.probes.scheduling.protection import Protection, Unprotected
+from drover_collector.probes.scheduling.protection import GpuProtection, Protection, Unprotected
 from drover_collector.probes.scheduling.requests import Asking, held_nodes
 from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
@@ -70,7 +70,7 @@ from drover_collector.process import memory, open_files
 from drover_collector.rest.server import RestServer
 from drover_collector.scrape.feed import ScrapeFeed
 from drover_collector.store import Store, StoreError
-from drover_core.model.events import Event, ProbeVerdict
+from drover_core.model.events import Event, NodeOutage, ProbeVerdict
 from drover_core.model.fleet import FleetSpec
 from drover_core.settings import SettingsError
 
@@ -278,11 +278,14 @@ def _protection(
     def of_scheduler(node: str) -> bool:
         return any(not its or spec.by_name[node].pool in its for its in pools.values())
 
-    return Protection(
-        actuator_of, of_scheduler,
+    def out(node: str, gpu: int) -> NodeOutage | None:
+        return None if pipeline.dispatcher is None else pipeline.dispatcher.context.gpus.at(node, gpu)
+
+    return GpuProtection(
+        out, actuator_of, of_scheduler,
         SlurmHolds(holds) if holds.on else None,
         lambda node: not holds.pools or spec.by_name[node].pool in holds.pools,
-        holds, pipeline.store.fence, pipeline.now_ms, pipeline.isolated,
+        holds, pipeline.store.fence, pipeline.now_ms,
     )  # fmt: skip
 
 

@@ -66,13 +66,13 @@ class GpuOutageStore:
 
     def load(self) -> None:
         """Read the stored outages. Raises StoreError."""
-        self.current = self._store.gpu_outages.current()
+        self.current = self._store.outages.gpus.current()
 
     def write(self, outage: NodeOutage) -> None:
         """Store the next stage of a GPU, then call the subscribers. Raises StoreError: nothing has changed."""
         gpu = gpu_ref(outage)
         with self.lock:
-            self._store.gpu_outages.write([outage])
+            self._store.outages.gpus.write([outage])
             self.current = {**self.current, gpu.uuid: outage}
         log.info("%s is %s (%s): %s", name_of(outage), outage.stage, own_mark(outage), outage.reason)
         for changed in self._subscribers:
@@ -207,7 +207,7 @@ class GpuReconciler:
 
     def _cause(self, outage: NodeOutage) -> str:
         """Return why a GPU went out. Raises StoreError."""
-        history = self._store.gpu_outages.history(gpu_ref(outage).uuid)
+        history = self._store.outages.gpus.history(gpu_ref(outage).uuid)
         return ([*takewhile(is_out, reversed(history))] or [outage])[-1].reason
 
     def _mark_undone(self, outage: NodeOutage, why: str, now_ms: int) -> None:

@@ -365,5 +365,5 @@ def missing_remedy(
 def _first_stage(store: Store, outage: NodeOutage) -> NodeOutage:
     """Return the first stage of the present outage of a node, or of a GPU. Raises StoreError."""
     gpu = outage.gpu
-    history = store.outages.history(outage.node) if gpu is None else store.gpu_outages.history(gpu.uuid)
+    history = store.outages.history(outage.node) if gpu is None else store.outages.gpus.history(gpu.uuid)
     return ([*takewhile(is_out, reversed(history))] or [outage])[-1]

@@ -164,7 +164,7 @@ def list_actions(facts: ApiSnapshot, request: pb.ActionsRequest) -> pb.ActionLis
     duties = [
         d for d in facts.store.outages.current().values() if (d.node == request.node if request.node else is_out(d))
     ]
-    alone = [o for o in facts.store.gpu_outages.current().values() if is_out(o) and request.node in ("", o.node)]
+    alone = [o for o in facts.store.outages.gpus.current().values() if is_out(o) and request.node in ("", o.node)]
     return pb.ActionList(
         actions=[_action(action) for action in actions], duties=[_duty(facts, duty) for duty in duties],
         gpus=[_gpu_outage(facts, outage) for outage in sorted(alone, key=lambda o: (o.node, o.ts_ms))],
@@ -240,7 +240,7 @@ def _duty(facts: ApiSnapshot, duty: NodeOutage) -> pb.DutyLine:
 
 def _gpu_outage(facts: ApiSnapshot, outage: NodeOutage) -> pb.DutyLine:
     gpu, now_ms = gpu_of(outage), facts.now_ms()
-    history = [o for o in facts.store.gpu_outages.history(gpu.uuid) if o.ts_ms >= now_ms - LOST_DAYS * DAY_MS]
+    history = [o for o in facts.store.outages.gpus.history(gpu.uuid) if o.ts_ms >= now_ms - LOST_DAYS * DAY_MS]
     return pb.DutyLine(
         node=outage.node, stage=outage.stage, ts_ms=outage.ts_ms, incident_id=outage.incident_id, reason=outage.reason,
         by=outage.by, returns=outage.returns, gpu_hours_lost=gpu_hours_lost(history or [outage], 1, now_ms),

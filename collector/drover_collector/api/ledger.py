@@ -121,7 +121,7 @@ def read_facts(
         changes.jobs, holds, until_ms, GpuSpans.join(activity).apart().merged().clipped(0, until_ms),
         [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
         steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
-        checkpoints, checkpoints_from_ms, store.gpu_outages.histories(read_ms),
+        checkpoints, checkpoints_from_ms, store.outages.gpus.histories(read_ms),
     )  # fmt: skip
     return found, meter, to_ms, usage.late_ms(from_ms, to_ms)
 

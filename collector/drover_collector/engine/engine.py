@@ -88,7 +88,7 @@ class Engine:
         self._boots = Boots(index)
         self._warmup: DetectorWarmup | None = None
         if live is not None:
-            live = replace(live, board=self.board_of)
+            live = replace(live, board=self._board_of)
         self.decider = decider = Decider(index, policy, ceiling, live, self._back_ms)
         self._book = IncidentBook(
             index,
@@ -170,7 +170,7 @@ class Engine:
         """What nodes reported of their hardware and settings. The engine's thread adds to it."""
         return self.context.inventory
 
-    def board_of(self, node: str, slot: int) -> Board | None:
+    def _board_of(self, node: str, slot: int) -> Board | None:
         """Return the board in a slot, as its node last reported it; None: it has not."""
         g = self.index.gpu(node, slot)
         found = None if g is None else self.context.inventory.boards.get(g)
@@ -184,46 +184,39 @@ class Engine:
             changed += self._book.close([id_], Note(now_ms, text, NoteKind.REFUTED, why=text))
         return self._settle(evidence.findings, changed, now_ms)
 
-    def on_duties(self, duties: Mapping[str, NodeOutage], now_ms: int) -> Outcome:
+    def on_duties(
+        self, duties: Mapping[str, NodeOutage], now_ms: int, gpus: Mapping[str, NodeOutage] | None = None
+    ) -> Outcome:
         """Take in outages: node -> its newest, of all nodes that have one.
 
-        A node that is back in service is well: the incidents that it went out for are over. Those that its validation
-        does not speak for stay open, and are decided again.
+        A node or GPU that is back in service is well: the incidents that it went out for are over. Those that its
+        validation does not speak for stay open, and are decided again.
+
+        Args:
+            gpus: UUID -> its newest, of GPUs that went out alone; None: as before.
         """
         new = self.decider.take_duties(duties)
+        alone = [] if gpus is None else self.decider.gpus.take_outages(gpus)
         changed: list[str] = []
         newer: list[str] = []
-        for outage in new:
-            why = f"{outage.node} is back in service: {outage.reason} (by {outage.by})"
+        for outage in (*new, *alone):
+            where = outage.node if outage.gpu is None else f"GPU {outage.gpu.slot} of {outage.node}"
+            why = f"{where} is back in service: {outage.reason} (by {outage.by})"
             over, since = self._over(outage)
             changed += self._book.close(over, closing(now_ms, why))
             newer += since
-            if outage.stage is Health.HEALTHY:
+            if outage.gpu is not None:
+                self.decider.pace.note_outage(outage)
+                self._forget_errors(over)
+            elif outage.stage is Health.HEALTHY:
                 note_return(self._runner, outage.node, now_ms)
                 self._forget_errors(over)
                 if self._warmup is not None:
                     self._warmup.returned(now_ms, outage.node)
         self.decider.forget([*changed, *newer])  # so that one that opens again, or is open, is decided again
-        return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
-
-    def on_gpu_outages(self, outages: Mapping[str, NodeOutage], now_ms: int) -> Outcome:
-        """Take in outages of single GPUs: UUID -> its newest.
-
-        A GPU that is back in service is well: the incidents that it went out for are over.
-        """
-        new = self.decider.gpus.take_outages(outages)
-        changed: list[str] = []
-        newer: list[str] = []
-        for outage in new:
-            self.decider.pace.note_outage(outage)
-            over, since = self._over(outage)
-            where = outage.node if outage.gpu is None else f"GPU {outage.gpu.slot} of {outage.node}"
-            why = f"{where} is back in service: {outage.reason} (by {outage.by})"
-            changed += self._book.close(over, closing(now_ms, why))
-            newer += since
-            self._forget_errors(over)
-        self.decider.forget([*changed, *newer])
-        return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
+        if not new and not alone:
+            return Outcome()
+        return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], [])
 
     def _forget_errors(self, over: Sequence[str]) -> None:
         """Drop the XID detector's errors of incidents that a return has ended. It reports again what still holds."""

@@ -135,16 +135,23 @@ def fold(
             n = int(index.gpu_node[g])
             node[n] = unknown_
             node_reasons.setdefault(n, (f"no telemetry of GPU {int(index.gpu_slot[g])}", ""))
-    for name, duty in (duties or {}).items():
+    found = HealthFold(node, gpu, node_reasons, gpu_reasons)
+    _take_out(index, found, duties or {})
+    return found
+
+
+def _take_out(index: FleetIndex, found: HealthFold, duties: Mapping[str, NodeOutage]) -> None:
+    """Show nodes that are out of service at their stages, with those of their GPUs that have no fault of their own."""
+    plain = (_CODE[Health.HEALTHY], _CODE[Health.UNKNOWN])
+    for name, duty in duties.items():
         n = index.node_number.get(name)
         if n is None or duty.stage not in OUT_STAGES:
             continue
         code, why = _CODE[duty.stage], (duty.reason, duty.incident_id)
-        node[n], node_reasons[n] = code, why
+        found.node[n], found.node_reasons[n] = code, why
         for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
-            if gpu[g] in (healthy, unknown_):
-                gpu[g], gpu_reasons[g] = code, why
-    return HealthFold(node, gpu, node_reasons, gpu_reasons)
+            if found.gpu[g] in plain:
+                found.gpu[g], found.gpu_reasons[g] = code, why
 
 
 def _alone(index: FleetIndex, isolated: Iterable[NodeOutage]) -> dict[int, NodeOutage]:

@@ -351,7 +351,7 @@ class Pipeline:
         """Hand decisions to act to `dispatcher`, while this collector leads. Call it before `start`."""
         self.dispatcher = dispatcher
         dispatcher.context.outages.subscribe(self.take_outages)
-        dispatcher.context.gpus.subscribe(self.take_gpu_outages)
+        dispatcher.context.gpus.subscribe(self._take_gpu_outages)
         if dispatcher.surveys:
             self.engine.on_survey(UNANSWERED)
         # First of all: what a drain needs must not wait for others that fail.
@@ -365,11 +365,6 @@ class Pipeline:
 
     def _leaving(self) -> Set[str]:
         return frozenset() if self.dispatcher is None else self.dispatcher.context.outages.out_or_leaving()
-
-    def isolated(self, node: str, gpus: Sequence[int]) -> bool:
-        """Return whether each of these GPUs of a node is out of service alone. From any thread."""
-        known = None if self.dispatcher is None else self.dispatcher.context.gpus
-        return known is not None and all(known.at(node, gpu) is not None for gpu in gpus)
 
     def _gpu_hindrance(self, node: str) -> str:
         return "" if self.dispatcher is None else self.dispatcher.context.actuators.gpu_hindrance(node)
@@ -467,13 +462,13 @@ class Pipeline:
 
         self._judge.submit(take)
 
-    def take_gpu_outages(self, outages: Mapping[str, NodeOutage]) -> None:
+    def _take_gpu_outages(self, outages: Mapping[str, NodeOutage]) -> None:
         """Judge changed outages of single GPUs: UUID -> its newest. From any thread; returns at once."""
 
         def take() -> None:
             known = self.engine.decider.gpus.outages
             news = of_outages(outage for uuid, outage in outages.items() if known.get(uuid) != outage)
-            self._guarded(lambda: self.engine.on_gpu_outages(outages, self.now_ms()), news=news)
+            self._guarded(lambda: self.engine.on_duties(self.engine.duties, self.now_ms(), outages), news=news)
 
         self._judge.submit(take)
 
@@ -656,7 +651,7 @@ class Pipeline:
             if at_ms <= now_ms:
                 self.engine.on_clock_set(at_ms, step_ms)
         self.engine.begin(found.incidents, found.judged, found.decisions, found.duties, past.held)
-        self._guarded(functools.partial(self.engine.on_gpu_outages, found.gpu_outages, now_ms))
+        self._guarded(functools.partial(self.engine.on_duties, self.engine.duties, now_ms, found.gpu_outages))
         waits = {e.id for e in found.unjudged if PROMPT_MS < now_ms - (e.received_ms or now_ms) <= HISTORY_MS}
         self._left = [e for e in found.unjudged if e.id in waits]
         self._events.resume([e for e in found.unjudged if e.id not in waits])

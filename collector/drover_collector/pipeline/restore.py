@@ -97,7 +97,7 @@ def history(store: Store, now_ms: int) -> History:
     decisions = store.decisions.of_incidents([i.id for i in incidents if i.closed_ms is None], since_ms)
     approvals = store.decisions.approvals(now_ms - RESTORED_MS)
     judged = sorted(events, key=lambda e: e.ts_ms)
-    outages, gpu_outages = store.outages.current(), store.gpu_outages.current()
+    outages, gpu_outages = store.outages.current(), store.outages.gpus.current()
     return History(incidents, judged, unjudged, decisions, approvals, outages, steps, gpu_outages)
 
 

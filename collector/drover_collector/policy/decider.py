@@ -489,13 +489,17 @@ class Decider:
         if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
-            for said in (True, False) if outcome == "act" else (True,):
-                if verdict.gpu is None:
-                    census(said).take(node)
-                else:
-                    census(said).take_gpu(node, share_of(self.index, node))
+            self._count(census(True), node, verdict)
+            if outcome == "act":
+                self._count(census(False), node, verdict)
         made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms, cause))
         return made
+
+    def _count(self, census: Census, node: str, verdict: Verdict) -> None:
+        if verdict.gpu is None:
+            census.take(node)
+        else:
+            census.take_gpu(node, share_of(self.index, node))
 
     def _again(self, key: Key, now_ms: int) -> bool:
         """Return whether a failed decision is due again.

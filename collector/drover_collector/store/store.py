@@ -15,7 +15,7 @@ from drover_collector.store.durability.sizes import StoreSizes
 from drover_collector.store.ha.cluster import KEY
 from drover_collector.store.ha.lease import FileLease, KeeperEpochs, Lease, TableEpochs
 from drover_collector.store.repositories.absences import AbsenceTable
-from drover_collector.store.repositories.actions import ActionTable, GpuOutageTable, OutageTable
+from drover_collector.store.repositories.actions import ActionTable, OutageTable
 from drover_collector.store.repositories.audit import AuditTable
 from drover_collector.store.repositories.decisions import DecisionTable
 from drover_collector.store.repositories.events import EventTable
@@ -84,7 +84,6 @@ class Store:
         self.decisions = DecisionTable(clients, writer)
         self.actions = ActionTable(clients, writer)
         self.outages = OutageTable(clients, writer)
-        self.gpu_outages = GpuOutageTable(clients, writer)
         self.probes = ProbeTables(clients, writer)
         self.outbox = OutboxTable(clients, writer)
         self.silences = SilenceTable(clients, writer)

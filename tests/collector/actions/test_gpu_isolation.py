@@ -17,7 +17,7 @@ from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator
 from drover_collector.actions.kubernetes.gpu_taints import GROUP
 from drover_collector.engine.node_state import NodeNow
-from drover_collector.probes.scheduling.protection import Protection
+from drover_collector.probes.scheduling.protection import GpuProtection
 from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
@@ -106,7 +106,7 @@ class Scene:
         desk.take(found)
 
     def outage(self, uuid: str = SICK) -> NodeOutage | None:
-        return self.store.gpu_outages.current().get(uuid)
+        return self.store.outages.gpus.current().get(uuid)
 
     def wait(self, stage: Health, uuid: str = SICK) -> NodeOutage:
         wait_until(lambda: (found := self.outage(uuid)) is not None and found.stage is stage, f"{uuid} is {stage}")
@@ -216,7 +216,7 @@ def test_after_a_boot_the_rule_follows_its_board_and_frees_the_one_that_has_its_
         wait_until(lambda: "is another board now" in scene.wait(Health.DRAINED).reason, "it says so")
         names["gpu-7"] = SICK  # and it was put into another slot
         wait_until(lambda: scene.cluster.isolated == [SICK], "the rule has found its board")
-        cause = scene.store.gpu_outages.history(SICK)[0].reason
+        cause = scene.store.outages.gpus.history(SICK)[0].reason
         wait_until(lambda: scene.wait(Health.DRAINED).reason == cause, "it says again what it went out for")
     moves = [line.detail for line in scene.store.audit.read(what="move isolation")]
     assert len(moves) == 3
@@ -349,8 +349,8 @@ def test_mig_devices_of_the_gpu_are_named(scene: Scene) -> None:
 def test_probes_of_an_isolated_gpu_need_no_drained_node() -> None:
     order = ProbeOrder("p1", "n1", (SLOT,), "standard", (), ProbeReason.VALIDATE, "asked", T0)
     actuator = KubernetesActuator(GpuCluster(), ("nvidia.com/",))  # type: ignore[arg-type]  # no evictions here
-    out = {("n1", (SLOT,))}
-    subject = Protection(lambda _: actuator, lambda _: True, isolated=lambda n, g: (n, tuple(g)) in out)
+    one = NodeOutage("n1", Health.DRAINED, T0, "inc1", "it", gpu=GpuRef(SLOT, SICK))
+    subject = GpuProtection(lambda _, gpu: one if gpu == SLOT else None, lambda _: actuator, lambda _: True)
     assert subject.of(order, busy=True).word == "drained"
     assert "not drained" in subject.of(replace(order, gpus=(4,)), busy=True).never
     assert "not drained" in subject.of(replace(order, gpus=()), busy=True).never

@@ -10,12 +10,12 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError, Service
 from drover_collector.probes.scheduling.slurm_holds import HoldJob
 from drover_collector.probes.settings import HoldConfig
-from drover_core.model.events import ProbeOrder, ProbeReason
+from drover_core.model.events import NodeOutage, ProbeOrder, ProbeReason
 from drover_core.model.probe_figures import LEVELS
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,7 @@ class Protection:
     Args:
         actuator_of: who has a node and may be asked; None: nobody. scheduled: whether the settings name a scheduler
             that has the node, though Drover may not act there. holds: None: Drover runs no jobs. may: raises StoreError
-            when this collector is not the active one any more; called before each job. isolated: whether all these GPUs
-            of a node are out of service alone: nothing new starts on them.
+            when this collector is not the active one any more; called before each job.
     """
 
     def __init__(
@@ -70,9 +69,7 @@ class Protection:
         config: HoldConfig | None = None,
         may: Callable[[], object] = lambda: None,
         now_ms: Callable[[], int] = lambda: 0,
-        isolated: Callable[[str, Sequence[int]], bool] = lambda _node, _gpus: False,
     ) -> None:
-        self._isolated = isolated
         self._actuator_of, self._scheduled, self._holds, self._may = actuator_of, scheduled, holds, may
         self._ours, self._wait_ms, self._now_ms = held_by_us, (config or HoldConfig()).wait_s * 1000, now_ms
         self.needed = True  # by some node
@@ -161,7 +158,12 @@ class Protection:
         return Given(never=f"not sent: {self.refused(order.node)}") if self._scheduler(order.node) else Given(NONE)
 
     def _alone(self, order: ProbeOrder) -> bool:
-        return order.why in OF_DRAINED and bool(order.gpus) and self._isolated(order.node, order.gpus)
+        """Return whether all GPUs of an order are out of service alone: nothing new starts on them."""
+        return order.why in OF_DRAINED and bool(order.gpus) and self.isolated(order.node, order.gpus)
+
+    def isolated(self, node: str, gpus: Sequence[int]) -> bool:  # noqa: ARG002
+        """Return whether each of these GPUs of a node is out of service alone."""
+        return False
 
     def _scheduler(self, node: str) -> bool:
         return self._actuator_of(node) is not None or self._scheduled(node)
@@ -203,6 +205,21 @@ class Protection:
             return Given(wait=text)
         self._asked[order.id] = now_ms
         return Given(wait="its job is submitted")
+
+
+class GpuProtection(Protection):
+    """Of a fleet in which single GPUs go out of service while their nodes stay.
+
+    Args:
+        out: returns the outage of the GPU in a node's slot that is out alone; None: it is not. Any thread may call it.
+    """
+
+    def __init__(self, out: Callable[[str, int], NodeOutage | None], *args: Any) -> None:
+        super().__init__(*args)
+        self._out = out
+
+    def isolated(self, node: str, gpus: Sequence[int]) -> bool:
+        return all(self._out(node, gpu) is not None for gpu in gpus)
 
 
 class Unprotected(Protection):

@@ -76,11 +76,16 @@ class ActionTable:
 
 
 class OutageTable:
-    """How each node went out of service and came back."""
+    """How each node went out of service and came back.
+
+    Attributes:
+        gpus: the same of single GPUs whose nodes stayed.
+    """
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
+        self.gpus = GpuOutageTable(clients, writer)
 
     def write(self, outages: Sequence[NodeOutage]) -> None:
         self._writer.insert(
