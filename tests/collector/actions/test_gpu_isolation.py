@@ -207,6 +207,7 @@ def test_after_a_boot_the_rule_follows_its_board_and_frees_the_one_that_has_its_
         wait_until(lambda: scene.cluster.isolated == [SICK], "the rule has followed")
         assert scene.cluster.rules[RULE]["spec"]["deviceSelector"]["device"] == "gpu-4"
         held = dict(names)
+        scene.now_ms += 1
         names.clear()  # the node boots: the driver lists nothing
         kept = scene.cluster.rules[RULE]["metadata"]["resourceVersion"]
         threading.Event().wait(0.2)
@@ -214,6 +215,7 @@ def test_after_a_boot_the_rule_follows_its_board_and_frees_the_one_that_has_its_
         names |= held | {"gpu-4": uuid_of(99)}  # the board was replaced
         wait_until(lambda: scene.cluster.isolated == [], "the new board is given out")
         wait_until(lambda: "is another board now" in scene.wait(Health.DRAINED).reason, "it says so")
+        scene.now_ms += 1
         names["gpu-7"] = SICK  # and it was put into another slot
         wait_until(lambda: scene.cluster.isolated == [SICK], "the rule has found its board")
         cause = scene.store.outages.gpus.history(SICK)[0].reason
@@ -276,7 +278,7 @@ def test_a_rule_that_the_store_does_not_know_waits_for_a_person(scene: Scene) ->
 
 
 REFUSED: dict[str, tuple[Callable[[GpuCluster], object], str]] = {
-    "old cluster": (lambda c: c.versions.clear(), "serves no DeviceTaintRule"),
+    "old cluster": (lambda c: setattr(c, "versions", {}), "serves no DeviceTaintRule"),
     "without rights": (lambda c: setattr(c, "refuses", frozenset({"devicetaintrules"})), "rbac.yaml"),
     "device plugin": (lambda c: c.allocatable.update({"nvidia.com/gpu": "8"}), "a device plugin hands out"),
     "not listed": (lambda c: c.devices["n1"].pop("gpu-3"), "no ResourceSlice of gpu.nvidia.com has a device"),
