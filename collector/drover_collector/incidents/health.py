@@ -125,7 +125,7 @@ def fold(
                         _worsen(gpu, gpu_reasons, g, code, why)
             elif (g_of := index.gpu(name, slot)) is not None:
                 _worsen(gpu, gpu_reasons, g_of, code, why)
-                if g_of not in alone:  # it is out of service, and takes its node along no more
+                if g_of not in alone:  # it is out of service, and no longer takes its node along
                     _worsen(node, node_reasons, n, code, why)
     _isolate(index, alone, (node, node_reasons), (gpu, gpu_reasons))
     if index.gpu_count:

@@ -1,6 +1,6 @@
 """One GPU out of service in Kubernetes: a DeviceTaintRule for the device that dynamic resource allocation has for it.
 
-    drover-gpu-UUID        the rule; its label says that it is Drover's, its annotations why, and of which node and slot
+    drover-gpu-UUID        the rule; its label says that it is Drover's, its annotations why, with node and slot
     drover.dev/isolated    key of its taint, NoSchedule, with the incident as value: no new claim gets the device, pods
                            that run keep it
 
@@ -185,7 +185,7 @@ class GpuTaints:
             return f"device {there.get('device')} is another board now ({wrong}) and is given out again"
         check_lease()
         self._move(rule, right)
-        return f"it is device {right.name} now, no more {there.get('device')}; the rule was moved"
+        return f"it is device {right.name} now, no longer {there.get('device')}; the rule was moved"
 
     # ---- parts
 
