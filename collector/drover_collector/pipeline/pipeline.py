@@ -358,10 +358,15 @@ class Pipeline:
         self.saving.takers.insert(0, lambda outcome: dispatcher.take(outcome.decisions, outcome.incidents))
 
     def _validating(self) -> Set[str]:
-        """Return the nodes under validation. Their findings may withhold the return, so every one of them is stored."""
+        """Return the nodes under validation, or with a GPU under it.
+
+        Their findings may withhold the return, so every one of them is stored.
+        """
         if self.dispatcher is None:
             return frozenset()
-        return {n for n, o in self.dispatcher.context.outages.current.items() if o.stage is Health.VALIDATING}
+        context = self.dispatcher.context
+        outages = (*context.outages.current.values(), *context.gpus.current.values())
+        return {outage.node for outage in outages if outage.stage is Health.VALIDATING}
 
     def _leaving(self) -> Set[str]:
         return frozenset() if self.dispatcher is None else self.dispatcher.context.outages.out_or_leaving()

@@ -163,7 +163,11 @@ def test_one_gpu_goes_follows_its_board_over_a_boot_and_comes_back(cluster: Clus
     assert state.jobs == (f"default/train-{node}",)
     assert actuator.observe(node).service is Service.IN
 
-    cluster.gpus.devices[node] = {**boards, "gpu-3": boards["gpu-4"], "gpu-4": sick}  # a boot has given them other numbers
+    cluster.gpus.devices[node] = {
+        **boards,
+        "gpu-3": boards["gpu-4"],
+        "gpu-4": sick,
+    }  # a boot numbered them otherwise
     (state,) = actuator.isolated()
     assert (state.fits, state.jobs) == (False, ())
     assert "moved" in actuator.mend(state, lambda: None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from drover_collector.engine.engine import Engine
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents import health
 from drover_collector.policy.decider import Decider, LiveFleet
@@ -221,3 +222,32 @@ def test_a_rule_that_would_stop_the_job_on_the_gpu_is_refused(tmp_path: Path, ru
     path.write_text(f'[[rules]]\ntake_out = "gpu"\n{rule}\n')
     with pytest.raises(SettingsError, match=says):
         Policy.load(path)
+
+
+def test_a_gpu_that_is_back_ends_what_it_went_out_for_and_nothing_else_of_its_node() -> None:
+    engine = Engine(INDEX, policy("enforce", rules=RULES), 0, ceiling="enforce", live=LiveFleet())
+    engine.on_inventory("n1", {"gpu3.uuid": uuid("n1", 3), "gpu5.uuid": uuid("n1", 5)}, 400)
+    both = [fault(), fault(slot=5)]
+    made = [only(decider(), one) for one in both]
+    engine.restore(both, (), (), made)
+    assert engine.decider.judge(both[0], RecommendedAction.DRAIN).gpu == GpuRef(3, uuid("n1", 3))
+    now = engine.now_of("n1")
+    assert now is not None
+    assert now.boards == {3: uuid("n1", 3), 5: uuid("n1", 5)}
+    out = {uuid("n1", slot): outage(slot) for slot in (3, 5)}
+    assert engine.on_duties({}, 2000, out).incidents == ()
+    assert engine.health_of("n1", 3)[0] is Health.DRAINED
+    back = out | {uuid("n1", 3): outage(3, Health.HEALTHY, 3000)}
+    ended = engine.on_duties({}, 3000, back).incidents
+    assert [(i.id, i.closed_ms) for i in ended] == [(both[0].id, 3000)]
+    assert "GPU 3 of n1 is back in service" in ended[0].timeline[-1].text
+    assert engine.health_of("n1")[1].startswith("GPU 5 isolated (drained), 7 in service")
+
+
+def test_the_board_of_a_slot_is_another_one_only_when_its_uuid_has_changed() -> None:
+    engine = Engine(INDEX, policy("enforce", rules=RULES), 0, ceiling="enforce", live=LiveFleet())
+    for at_ms, board in ((400, "GPU-a"), (500, ""), (600, "GPU-a"), (700, "GPU-b")):
+        engine.on_inventory("n1", {"gpu3.uuid": board}, at_ms)
+    board = engine.decider.gpus.choose(fault(at_ms=650), None, node_out=False)
+    assert board[0] is None
+    assert engine.decider.gpus.choose(fault(at_ms=701), None, node_out=False)[0] == GpuRef(3, "GPU-b")
