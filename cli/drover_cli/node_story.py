@@ -26,9 +26,9 @@ LISTED = 1000
 class Story:
     row: pb.NodeRow
     duties: tuple[pb.DutyLine, ...]
-    gpus: tuple[pb.DutyLine, ...]
     incidents: tuple[Incident, ...]
     moments: tuple[tuple[TimelineEntry, str], ...]  # oldest first, each with its incident's id or ""
+    gpus: tuple[pb.DutyLine, ...] = ()  # GPUs that are out of service alone
 
 
 def of_node(fleet: client.FleetClient, node: str, from_ms: int, to_ms: int) -> Story:
@@ -61,7 +61,7 @@ def of_node(fleet: client.FleetClient, node: str, from_ms: int, to_ms: int) -> S
     moments += [(_audit(from_json(Audit, text)), "") for text in lines]
     once = dict.fromkeys(m for m in moments if from_ms <= m[0].ts_ms < to_ms)  # an act is in the audit of both
     inside = sorted(once, key=lambda m: m[0].ts_ms)
-    return Story(row, tuple(done.duties), tuple(done.gpus), tuple(found), tuple(inside))
+    return Story(row, tuple(done.duties), tuple(found), tuple(inside), tuple(done.gpus))
 
 
 def _action(line: pb.ActionLine) -> TimelineEntry:
