@@ -89,8 +89,7 @@ def fold(
 ) -> HealthFold:
     """Return the health of all, from open `incidents`, which nodes and GPUs report (bool [N], [G]), and who is out.
 
-    Args:
-        isolated: outages of single GPUs.
+    `isolated`: outages of single GPUs.
     """
     healthy, unknown_ = _CODE[Health.HEALTHY], _CODE[Health.UNKNOWN]
     node = np.where(node_reports, healthy, unknown_).astype(np.int8)

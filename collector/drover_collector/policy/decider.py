@@ -452,8 +452,7 @@ class Decider:
         if approved is not None and self._steps.now_of(approved.ts_ms) > now_ms:  # the clock went back: as of now
             approved = self._approved[key] = replace(approved, ts_ms=now_ms)
         if approved is not None and (
-            approved.wanted is not verdict.wanted
-            or approved.gpu != verdict.gpu  # a yes to one GPU is none to its node
+            (approved.wanted, approved.gpu) != (verdict.wanted, verdict.gpu)  # a yes to one GPU is none to its node
             or self._steps.age_ms(now_ms, approved.ts_ms) >= policy.approval_expires_s * 1000
         ):
             approved = self._approved.pop(key) and None
@@ -475,8 +474,7 @@ class Decider:
             return []
         hold = self._held(incident, verdict, census, job_nodes, now_ms)
         cause = DecisionCause.NONE if hold is None else hold.cause
-        act = f"{verdict.wanted} {node}" if verdict.gpu is None else f"isolate {described(verdict.gpu, node)}"
-        done = f"{act} for {incident.kind.value}/{incident.cause}"
+        done = f"{_act(verdict, node)} for {incident.kind.value}/{incident.cause}"
         if hold is not None:
             outcome, text = "held", hold.text
         elif mode == "observe":
@@ -636,6 +634,10 @@ def _alike(a: DecisionCause, b: DecisionCause) -> bool:
     When that is over, the guard's own reason is given.
     """
     return all((a is cause) == (b is cause) for cause in (DecisionCause.MAINTENANCE, DecisionCause.UNKNOWN))
+
+
+def _act(verdict: Verdict, node: str) -> str:
+    return f"{verdict.wanted} {node}" if verdict.gpu is None else f"isolate {described(verdict.gpu, node)}"
 
 
 def _asks(last: Decision, verdict: Verdict, mode: str) -> bool:
