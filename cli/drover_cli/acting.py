@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, act: str) -> int:
             return _checked(
                 fleet.call(methods.PREVIEW_ACT, pb.ActRequest(node=args.node, act=act), DEADLINE_S), args, act
             )
-        request = pb.ActRequest(node=args.node, act=act, why=args.why, force=args.force)
+        request = pb.ActRequest(node=args.node, act=act, why=args.why, force=args.force, gpu=getattr(args, "gpu", None))
         reply = fleet.call(methods.ACT_ON_NODE, request, DEADLINE_S)
     if args.json:
         print_json({"node": args.node, "act": act, "id": reply.action_id, "state": reply.state, "detail": reply.detail})

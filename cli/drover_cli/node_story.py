@@ -28,6 +28,7 @@ class Story:
     duties: tuple[pb.DutyLine, ...]
     incidents: tuple[Incident, ...]
     moments: tuple[tuple[TimelineEntry, str], ...]  # oldest first, each with its incident's id or ""
+    gpus: tuple[pb.DutyLine, ...] = ()  # GPUs that are out of service alone
 
 
 def of_node(fleet: client.FleetClient, node: str, from_ms: int, to_ms: int) -> Story:
@@ -60,7 +61,7 @@ def of_node(fleet: client.FleetClient, node: str, from_ms: int, to_ms: int) -> S
     moments += [(_audit(from_json(Audit, text)), "") for text in lines]
     once = dict.fromkeys(m for m in moments if from_ms <= m[0].ts_ms < to_ms)  # an act is in the audit of both
     inside = sorted(once, key=lambda m: m[0].ts_ms)
-    return Story(row, tuple(done.duties), tuple(found), tuple(inside))
+    return Story(row, tuple(done.duties), tuple(found), tuple(inside), tuple(done.gpus))
 
 
 def _action(line: pb.ActionLine) -> TimelineEntry:
@@ -108,6 +109,8 @@ def show(story: Story, from_ms: int, to_ms: int, as_json: bool) -> int:
         stage = "in service" if duty.stage == "healthy" else f"out of service, {duty.stage}"
         say(f"  {stage} since {when(duty.ts_ms)}: {duty.reason}", 2)
     span = named(from_ms) if to_ms - from_ms == DAY_MS else f"{when(from_ms)} to {when(to_ms)}"
+    for gpu in story.gpus:
+        say(f"  GPU {gpu.gpu} ({gpu.uuid}) out alone, {gpu.stage} since {when(gpu.ts_ms)}: {gpu.reason}", 2)
     print(f"\n{span}")
     for moment, _ in story.moments:
         say(f"  {when(moment.ts_ms)}  {moment.source:<8}  {moment.text}", 6)
@@ -139,6 +142,19 @@ def _json(story: Story) -> dict[str, Any]:
                 "waits_for": d.waits_for or None,
             }
             for d in story.duties
+        ],
+        "gpus": [
+            {
+                "gpu": d.gpu,
+                "uuid": d.uuid,
+                "stage": d.stage,
+                "since": when(d.ts_ms),
+                "since_ms": d.ts_ms,
+                "reason": d.reason,
+                "by": d.by,
+                "waits_for": d.waits_for or None,
+            }
+            for d in story.gpus
         ],
         "life": [
             {"ts": when(m.ts_ms), "ts_ms": m.ts_ms, "source": m.source, "text": m.text, "incident": incident or None}

@@ -336,6 +336,7 @@ class Drover(Transport):
         why: str,
         force: bool | None = None,
         who: str | None = None,
+        gpu: int | None = None,
         idempotency_key: str | None = None,
     ) -> models.ActReply:
         """Drain, isolate, reset, reboot or resume a node."""
@@ -343,20 +344,27 @@ class Drover(Transport):
             "models.ActReply",
             self._post(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions",
-                {"act": act, "why": why, "force": force, "who": who},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
                 idempotency_key,
             ),
         )
 
     def preview_act(
-        self, node: str, *, act: str, why: str | None = None, force: bool | None = None, who: str | None = None
+        self,
+        node: str,
+        *,
+        act: str,
+        why: str | None = None,
+        force: bool | None = None,
+        who: str | None = None,
+        gpu: int | None = None,
     ) -> models.ActPreview:
         """What an action meets and what is against it; changes nothing."""
         return cast(
             "models.ActPreview",
             self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
-                {"act": act, "why": why, "force": force, "who": who},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
             ),
         )
 
@@ -943,6 +951,7 @@ class AsyncDrover(AsyncTransport):
         why: str,
         force: bool | None = None,
         who: str | None = None,
+        gpu: int | None = None,
         idempotency_key: str | None = None,
     ) -> models.ActReply:
         """Drain, isolate, reset, reboot or resume a node."""
@@ -950,20 +959,27 @@ class AsyncDrover(AsyncTransport):
             "models.ActReply",
             await self._post(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions",
-                {"act": act, "why": why, "force": force, "who": who},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
                 idempotency_key,
             ),
         )
 
     async def preview_act(
-        self, node: str, *, act: str, why: str | None = None, force: bool | None = None, who: str | None = None
+        self,
+        node: str,
+        *,
+        act: str,
+        why: str | None = None,
+        force: bool | None = None,
+        who: str | None = None,
+        gpu: int | None = None,
     ) -> models.ActPreview:
         """What an action meets and what is against it; changes nothing."""
         return cast(
             "models.ActPreview",
             await self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
-                {"act": act, "why": why, "force": force, "who": who},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
             ),
         )
 

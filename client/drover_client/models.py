@@ -43,6 +43,7 @@ class Action(TypedDict):
     running: bool
     foreign: bool
     saving: Saving | None
+    gpu: GpuRef | None
 
 
 class ActionLine(TypedDict):
@@ -62,6 +63,7 @@ class ActionLine(TypedDict):
 class ActionList(TypedDict):
     actions: list[ActionLine]
     duties: list[DutyLine]
+    gpus: list[DutyLine]
     next_cursor: str | None
 
 
@@ -137,6 +139,7 @@ class Availability(TypedDict):
     recovered: int
     recovery_ms: int | None
     pool: str
+    kept_ms: int
 
 
 class BacktestReply(TypedDict):
@@ -191,6 +194,7 @@ class Decision(TypedDict):
     takes: bool
     cause: str
     save_s: float
+    gpu: GpuRef | None
 
 
 class DecisionList(TypedDict):
@@ -235,6 +239,8 @@ class DutyLine(TypedDict):
     returns: int
     gpu_hours_lost: float
     waits_for: str
+    gpu: int | None
+    uuid: str
 
 
 class Event(TypedDict):
@@ -311,6 +317,13 @@ class GpuDetail(TypedDict):
     pci: str
     model: str
     values: list[Value]
+
+
+class GpuRef(TypedDict):
+    slot: int
+    uuid: str
+    refused: bool
+    order: str
 
 
 class HealthMoment(TypedDict):
@@ -766,6 +779,7 @@ class NodeOutage(TypedDict):
     withheld: str
     passed_before: bool
     incidents: list[str]
+    gpu: GpuRef | None
 
 
 class NodeRow(TypedDict):

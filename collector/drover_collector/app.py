@@ -62,7 +62,7 @@ from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probes.context import NodeAccess, ProbeRuntime, Stream
 from drover_collector.probes.scheduling.group_orders import address_of
-from drover_collector.probes.scheduling.protection import Protection, Unprotected
+from drover_collector.probes.scheduling.protection import GpuProtection, Protection, Unprotected
 from drover_collector.probes.scheduling.requests import Asking, held_nodes
 from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
@@ -72,7 +72,7 @@ from drover_collector.rest.server import RestServer
 from drover_collector.scrape.feed import ScrapeFeed
 from drover_collector.scrape.forgeable import ForgeablePages
 from drover_collector.store import Store, StoreError
-from drover_core.model.events import Event, ProbeVerdict
+from drover_core.model.events import Event, NodeOutage, ProbeVerdict
 from drover_core.model.fleet import FleetSpec
 from drover_core.settings import SettingsError
 
@@ -165,7 +165,7 @@ class Detection:
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
             lease=leader,
             spoke_ms=lambda: self.ingest.stats.last_seen,
-            unproven=lambda node: node in forgeable and node not in self.ingest.stats.by_agents,
+            unproven=lambda node: node in forgeable and not self.ingest.has_agent(node),
         )
         self.pipeline = Pipeline(index, store, policy, _outbox(config, index.spec, store), options)
         actuators = make_actuators(config.act, index.spec)
@@ -285,8 +285,11 @@ def _protection(
     def of_scheduler(node: str) -> bool:
         return any(not its or spec.by_name[node].pool in its for its in pools.values())
 
-    return Protection(
-        actuator_of, of_scheduler,
+    def out(node: str, gpu: int) -> NodeOutage | None:
+        return None if pipeline.dispatcher is None else pipeline.dispatcher.context.gpus.at(node, gpu)
+
+    return GpuProtection(
+        out, actuator_of, of_scheduler,
         SlurmHolds(holds) if holds.on else None,
         lambda node: not holds.pools or spec.by_name[node].pool in holds.pools,
         holds, pipeline.store.fence, pipeline.now_ms,

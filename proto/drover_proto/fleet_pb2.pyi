@@ -2181,6 +2181,7 @@ class ActRequest(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     FORCE_FIELD_NUMBER: _builtins.int
     WHO_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     act: _builtins.str
     """drain, isolate, resume, reset, reboot"""
@@ -2190,6 +2191,8 @@ class ActRequest(_message.Message):
     """drain: past the guard; resume: without validation"""
     who: _builtins.str
     """as in Answer"""
+    gpu: _builtins.int
+    """resume: the GPU in this slot, which is out of service alone; absent: the node"""
     def __init__(
         self,
         *,
@@ -2198,12 +2201,15 @@ class ActRequest(_message.Message):
         why: _builtins.str = ...,
         force: _builtins.bool = ...,
         who: _builtins.str = ...,
+        gpu: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "force", b"force", "node", b"node", "who", b"who", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "force", b"force", "gpu", b"gpu", "node", b"node", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
 
 Global___ActRequest: _TypeAlias = ActRequest  # noqa: Y015
 
@@ -2269,21 +2275,27 @@ class ActionList(_message.Message):
 
     ACTIONS_FIELD_NUMBER: _builtins.int
     DUTIES_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def actions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ActionLine]: ...
     @_builtins.property
     def duties(self) -> _containers.RepeatedCompositeFieldContainer[Global___DutyLine]:
         """of the node, or of all that are out"""
 
+    @_builtins.property
+    def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___DutyLine]:
+        """GPUs that are out of service alone, of the node or of all"""
+
     def __init__(
         self,
         *,
         actions: _abc.Iterable[Global___ActionLine] | None = ...,
         duties: _abc.Iterable[Global___DutyLine] | None = ...,
+        gpus: _abc.Iterable[Global___DutyLine] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "duties", b"duties"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions", b"actions", "duties", b"duties", "gpus", b"gpus"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2352,6 +2364,8 @@ class DutyLine(_message.Message):
     RETURNS_FIELD_NUMBER: _builtins.int
     GPU_HOURS_LOST_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     stage: _builtins.str
     """draining, drained, validating, repair; healthy: back in service"""
@@ -2365,6 +2379,10 @@ class DutyLine(_message.Message):
     """since its jobs were gone, of the last 90 days"""
     waits_for: _builtins.str
     """of a drained node: telemetry, finding, reset, reboot, person; empty: nothing"""
+    gpu: _builtins.int
+    """slot of a GPU that is out of service alone; absent: the node is"""
+    uuid: _builtins.str
+    """of this GPU"""
     def __init__(
         self,
         *,
@@ -2377,12 +2395,16 @@ class DutyLine(_message.Message):
         returns: _builtins.int = ...,
         gpu_hours_lost: _builtins.float = ...,
         waits_for: _builtins.str = ...,
+        gpu: _builtins.int | None = ...,
+        uuid: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpu_hours_lost", b"gpu_hours_lost", "incident_id", b"incident_id", "node", b"node", "reason", b"reason", "returns", b"returns", "stage", b"stage", "ts_ms", b"ts_ms", "waits_for", b"waits_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "by", b"by", "gpu", b"gpu", "gpu_hours_lost", b"gpu_hours_lost", "incident_id", b"incident_id", "node", b"node", "reason", b"reason", "returns", b"returns", "stage", b"stage", "ts_ms", b"ts_ms", "uuid", b"uuid", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
 
 Global___DutyLine: _TypeAlias = DutyLine  # noqa: Y015
 
@@ -5589,6 +5611,7 @@ class Availability(_message.Message):
     RECOVERED_FIELD_NUMBER: _builtins.int
     RECOVERY_MS_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
+    KEPT_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """of the pool or node; empty: the fleet"""
     gpus: _builtins.int
@@ -5613,6 +5636,8 @@ class Availability(_message.Message):
     """mean time until then, from the fault"""
     pool: _builtins.str
     """of a node"""
+    kept_ms: _builtins.int
+    """of `in_ms`: in service while another GPU of the node was out alone"""
     def __init__(
         self,
         *,
@@ -5629,10 +5654,11 @@ class Availability(_message.Message):
         recovered: _builtins.int = ...,
         recovery_ms: _builtins.int | None = ...,
         pool: _builtins.str = ...,
+        kept_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_available", b"_available", "_between_ms", b"_between_ms", "_recovery_ms", b"_recovery_ms", "available", b"available", "between_ms", b"between_ms", "recovery_ms", b"recovery_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available", b"_available", "_between_ms", b"_between_ms", "_recovery_ms", b"_recovery_ms", "available", b"available", "between_ms", b"between_ms", "gpus", b"gpus", "in_ms", b"in_ms", "interruptions", b"interruptions", "lost_ms", b"lost_ms", "name", b"name", "out_ms", b"out_ms", "pool", b"pool", "recovered", b"recovered", "recovery_ms", b"recovery_ms", "silent_ms", b"silent_ms", "unknown_ms", b"unknown_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_available", b"_available", "_between_ms", b"_between_ms", "_recovery_ms", b"_recovery_ms", "available", b"available", "between_ms", b"between_ms", "gpus", b"gpus", "in_ms", b"in_ms", "interruptions", b"interruptions", "kept_ms", b"kept_ms", "lost_ms", b"lost_ms", "name", b"name", "out_ms", b"out_ms", "pool", b"pool", "recovered", b"recovered", "recovery_ms", b"recovery_ms", "silent_ms", b"silent_ms", "unknown_ms", b"unknown_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__available: _TypeAlias = _typing.Literal["available"]  # noqa: Y015
     _WhichOneofArgType__available: _TypeAlias = _typing.Literal["_available", b"_available"]  # noqa: Y015

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -121,10 +121,13 @@ class Probes:
 
     asked: list[tuple[str, ProbeReason, str]] = field(default_factory=list)
     refuses: str = ""
+    gpus: list[tuple[int, ...]] = field(default_factory=list)  # of each call
 
     def ask(
-        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
-    ) -> str:
+        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover",
+        gpus: Iterable[int] = (),
+    ) -> str:  # fmt: skip
+        self.gpus.append(tuple(gpus))
         assert (level, incident_id) == ("standard", "inc1")
         if self.refuses:
             raise ValueError(self.refuses)

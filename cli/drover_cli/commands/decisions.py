@@ -49,8 +49,14 @@ def show(decisions: list[Decision]) -> None:
         print("no decisions")
         return
     rows = [
-        [d.id, when(d.ts_ms), d.outcome.replace("_", " "), d.wanted if d.node else "go on", d.node or "-",
+        [d.id, when(d.ts_ms), d.outcome.replace("_", " "), _wants(d), d.node or "-",
          d.incident_id, d.rule, d.reason]
         for d in decisions
     ]  # fmt: skip
     print_table(["ID", "WHEN", "STATE", "WANTS", "NODE", "INCIDENT", "RULE", "WHY"], rows)
+
+
+def _wants(decision: Decision) -> str:
+    if decision.gpu is not None:
+        return f"isolate GPU {decision.gpu.slot}"
+    return decision.wanted if decision.node else "go on"

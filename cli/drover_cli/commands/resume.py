@@ -6,11 +6,14 @@ import argparse
 
 from drover_cli import acting
 
-HELP = "put a node back in service that Drover took out: after its validation, or at once with --force"
+HELP = "put a node or GPU back in service that Drover took out: after its validation, or at once with --force"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     acting.add_arguments(parser, "at once, without validation")
+    parser.add_argument(
+        "--gpu", type=int, metavar="SLOT", help="only this GPU, which Drover isolated while its node works"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -120,6 +120,8 @@ def _service_facts(ledger: pb.Ledger, fleet: pb.Availability) -> list[str]:
         )
     else:
         found.append("Availability is not known: no GPU reported.")
+    if fleet.kept_ms:
+        found.append(f"Isolating single GPUs instead of their nodes kept {hours(fleet.kept_ms)} GPU-hours in service.")
     if fleet.interruptions:
         runs = "run" if fleet.interruptions == 1 else "runs"
         text = f"Faults ended {fleet.interruptions} {runs} of jobs"

@@ -15,6 +15,12 @@ from drover_collector.actions.slurm.scontrol import Scontrol
 from drover_collector.actions.slurm.slurmrestd import Slurmrestd
 from drover_core.model.fleet import FleetSpec
 
+# Why a scheduler cannot take out one GPU alone (docs/how-to/slurm.md).
+NO_SINGLE_GPU = {
+    "slurm": "Slurm cannot take one named GPU of a node out of service",
+    "command": "act.command has no call for one GPU",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Actuators:
@@ -22,11 +28,13 @@ class Actuators:
     Attributes:
         of: the actuator that has a node; None: no actuator has it, so nothing can be done to it.
         nodes: of the fleet, whose state is surveyed no matter who closed them.
+        gpu_hindrance: why the scheduler of a node cannot take out one GPU alone; "": it can. In observe mode too.
     """
 
     all: tuple[Actuator, ...] = ()
     of: Callable[[str], Actuator | None] = lambda _: None
     nodes: tuple[str, ...] = ()
+    gpu_hindrance: Callable[[str], str] = lambda _: ""
 
 
 def make_actuators(config: ActConfig, spec: FleetSpec) -> Actuators:
@@ -40,7 +48,12 @@ def make_actuators(config: ActConfig, spec: FleetSpec) -> Actuators:
             return None
         return next((a for a in made if not pools[a.name] or place.pool in pools[a.name]), None)
 
-    return Actuators(tuple(made), of, tuple(node.name for node in spec.nodes))
+    def gpu_hindrance(node: str) -> str:
+        place = spec.by_name.get(node)
+        named = [name for name, its in pools.items() if not its or (place is not None and place.pool in its)]
+        return NO_SINGLE_GPU.get(named[0], "") if named else ""
+
+    return Actuators(tuple(made), of, tuple(node.name for node in spec.nodes), gpu_hindrance)
 
 
 def _actuators(config: ActConfig) -> list[Actuator]:

@@ -4,6 +4,7 @@
       LaterError        not now: the node is not ready, or somebody changed the same thing; tried again
         AwayError       the scheduler does not answer: nothing can be done there now
       ForeignError      somebody else has taken the node out; nothing was changed
+      NotAloneError     its scheduler cannot take this GPU out without its node; nothing was changed
 
 What Drover closes carries its mark, `drover:MARK: text`, where the scheduler shows reasons; MARK is the incident's id,
 or `hand` when a person asked for it. Only what carries the mark of the order is ever opened again.
@@ -19,11 +20,12 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from drover_collector.engine.node_state import Survey
-from drover_core.model.events import Act, Action, NodeOutage
+from drover_core.model.events import Act, Action, GpuRef, NodeOutage
 
 CheckLease = Callable[[], object]  # raises StoreError when this collector is no longer the active one
 
 HAND = "hand"
+GPU_ACTS = frozenset({Act.ISOLATE_GPU, Act.RETURN_GPU})
 ACTS = frozenset({Act.ADVISE, Act.UNADVISE, Act.DRAIN, Act.ISOLATE, Act.RESUME})  # that schedulers know
 REASON_CHARS = 200  # of what schedulers show in a column
 _MARK = re.compile(r"drover:([A-Za-z0-9._-]+):")
@@ -43,6 +45,10 @@ class AwayError(LaterError):
 
 class ForeignError(ActError):
     """Somebody else has changed the node. Nothing was done."""
+
+
+class NotAloneError(ActError):
+    """The scheduler cannot take this GPU out without its node. Nothing was done."""
 
 
 class Service(StrEnum):
@@ -107,6 +113,38 @@ class Actuator(Protocol):
         """Look at a whole fleet with few questions, now and then. None: this actuator has no such question."""
 
 
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """A GPU that Drover's mark keeps out of service alone, as its scheduler sees it.
+
+    Attributes:
+        slot: as it was when it went out; None: not noted.
+        mark: of who took it out; None: it is in service.
+        reason: as written then.
+        jobs: that hold it; None: the scheduler does not know the GPU now.
+        fits: what keeps it out is about this GPU; False: `mend` has something to do.
+    """
+
+    uuid: str
+    node: str
+    slot: int | None = None
+    mark: str | None = None
+    reason: str = ""
+    jobs: tuple[str, ...] | None = None
+    fits: bool = True
+
+
+@runtime_checkable
+class GpuIsolator(Protocol):
+    """An actuator that can take out one GPU of a node."""
+
+    def isolated(self) -> Sequence[GpuState]:
+        """Return the GPUs that Drover keeps out of service alone, with jobs."""
+
+    def mend(self, state: GpuState, check_lease: CheckLease) -> str:
+        """Make what keeps a GPU out fit to where the GPU is now. Return what was changed; "": nothing was to do."""
+
+
 @runtime_checkable
 class Disowner(Protocol):
     """An actuator whose states may be `lifted`."""
@@ -165,6 +203,13 @@ def reason_of(action: Action) -> str:
     """Return the reason that a scheduler shows: one line of plain ASCII, as not every scheduler keeps anything else."""
     plain = " ".join(action.why.encode("ascii", "replace").decode().split())
     return f"drover:{own_mark(action)}: {plain}"[:REASON_CHARS].rstrip()
+
+
+def gpu_of(of: Action | NodeOutage) -> GpuRef:
+    """Return the GPU that an action or outage is about. Raises ActError: it is about a node."""
+    if of.gpu is None:
+        raise ActError("it names no GPU")
+    return of.gpu
 
 
 def mark_of(reason: str) -> str | None:

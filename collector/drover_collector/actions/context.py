@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from drover_collector.actions.actuators import Actuators
+from drover_collector.actions.gpu_outages import GpuOutageStore
 from drover_collector.actions.outage_store import OutageStore
 from drover_collector.actions.settings import ActConfig
 from drover_collector.engine.node_state import NodeNow, Survey
@@ -112,6 +113,7 @@ class ActionContext:
         look_s: seconds between two looks at the nodes that are out.
         crash_test_hook: called between the steps of an action with their names.
         troubles: what goes wrong, each a sentence, by subject.
+        gpus: single GPUs that are out of service while their nodes stay.
     """
 
     store: Store
@@ -125,6 +127,8 @@ class ActionContext:
     troubles: dict[str, str] = field(default_factory=dict)
     advices: Advices = field(default_factory=Advices)
     surveys: SchedulerSurveys = field(init=False)
+    gpus: GpuOutageStore = field(init=False)
 
     def __post_init__(self) -> None:
+        self.gpus = GpuOutageStore(self.store)
         self.surveys = SchedulerSurveys(self.actuators, self.detection)

@@ -20,6 +20,7 @@ from dataclasses import replace
 from drover_collector.actions.base import ActError, NodeState
 from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.context import ActionContext
+from drover_collector.actions.gpu_returns import GpuReturns, Returns
 from drover_collector.actions.node_outage import RESETS
 from drover_collector.actions.return_to_service import NodeReturns, Validator
 from drover_collector.actions.settings import MODES, TicketConfig
@@ -31,7 +32,9 @@ from drover_core.model.events import (
     Action,
     ActionState,
     Decision,
+    GpuRef,
     Incident,
+    NodeOutage,
     ProbeVerdict,
     RecommendedAction,
 )
@@ -44,6 +47,7 @@ ACT_OF = {
     RecommendedAction.DRAIN: Act.DRAIN,
     RecommendedAction.ISOLATE: Act.ISOLATE,
 }
+DECIDED = (*ACT_OF.values(), Act.ISOLATE_GPU)  # acts that follow from decisions
 ADVICES = (Act.ADVISE, Act.UNADVISE)
 MAX_DECISIONS = 10_000  # that wait for their intents to be stored
 MAX_MADE = 20_000  # actions in memory: a decision may be handed over again until all of its outcome is stored
@@ -65,7 +69,12 @@ class ActionDispatcher:
         # In observe mode no ticket is opened, and no setting of it may stop the collector.
         webhook = TicketConfig() if config.mode == "observe" else config.repair_webhook
         self._commands, self._ticket = OperatorCommands(config), Ticket(webhook)
-        self.returns = NodeReturns(context, self.intend, lambda: self._own_actuator(Act.REPAIR) is not None, validator)
+
+        def repairs() -> bool:
+            return self._own_actuator(Act.REPAIR) is not None
+
+        self.returns = NodeReturns(context, self.intend, repairs, validator)
+        self.gpu_returns = GpuReturns(context, self._intend_gpu, repairs, validator)
         self._lock = context.outages.lock  # one lock: an outage that is judged must be the newest when an act follows
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
@@ -89,6 +98,7 @@ class ActionDispatcher:
         if context.config.mode == "observe":
             return
         context.outages.load()
+        context.gpus.load()
         self._began_ms = context.now_ms()
         self._made.clear()
         context.advices.current.clear()
@@ -97,7 +107,8 @@ class ActionDispatcher:
         for action in context.store.actions.newest(acts=ADVICES):
             context.advices.note(action)
         actuators = (*context.actuators.all, self._commands, self._ticket)
-        workers = {a.name: Worker(context, a, self, self.returns) for a in actuators}
+        returns = Returns(self.returns, self.gpu_returns)
+        workers = {a.name: Worker(context, a, self, returns) for a in actuators}
         left = context.store.actions.intended()
         unbegun = self._unbegun_decisions(left, mode)
         with self._lock:
@@ -121,7 +132,7 @@ class ActionDispatcher:
         found = store.decisions.without_action(
             began_ms - UNBEGUN_MS
         )  # not of `decided`, which may be cut off at its limit
-        acted = store.actions.newest(acts=tuple(ACT_OF.values()), since_ms=began_ms - LOOKED_BACK_MS)
+        acted = store.actions.newest(acts=DECIDED, since_ms=began_ms - LOOKED_BACK_MS)
         self._report_failed([a for a in acted if a.state is ActionState.FAILED])
         incidents = self.context.detection.incidents
         open_ids = {id_ for id_, incident in incidents.items() if incident.closed_ms is None}
@@ -141,11 +152,11 @@ class ActionDispatcher:
         why = "not done: the collector was stopped before it was begun, and was away for too long"
         failed = []
         for d in decisions:
-            act, now_ms = ACT_OF[d.wanted], self.context.now_ms()
+            act, now_ms = act_of(d), self.context.now_ms()
             failed.append(
                 Action(
                     _id_of(d.id, d.node, act), d.id, d.incident_id, d.node, act, "", ActionState.FAILED, now_ms, why,
-                    why=d.reason,
+                    why=d.reason, gpu=d.gpu,
                 )
             )  # fmt: skip
             log.error("%s %s failed: %s", act, d.node, why)
@@ -198,28 +209,32 @@ class ActionDispatcher:
         for d in to_act:
             incident = fresh.get(d.incident_id) or known.get(d.incident_id)
             why = d.reason if incident is None else f"{incident.kind}/{incident.cause}: {incident.summary}"
-            worker = self._worker_of(d.node, ACT_OF[d.wanted], workers)
+            worker = self._worker_of(d.node, act_of(d), workers)
             (worker or workers[self._commands.name]).add_decision(d, why)
 
     def begin(self, decision: Decision, why: str) -> None:
         """Store the intent of a decision to act, and queue it. Raises StoreError."""
         d = decision
-        self.intend(d.node, ACT_OF[d.wanted], d.id, d.incident_id, why, "drover", since_ms=d.ts_ms, save_s=d.save_s)
+        self.intend(d.node, act_of(d), d.id, d.incident_id, why, "drover", since_ms=d.ts_ms, save_s=d.save_s, gpu=d.gpu)
+
+    def _intend_gpu(self, outage: NodeOutage, act: Act, seed: str, why: str, by: str) -> Action:
+        return self.intend(outage.node, act, seed, outage.incident_id, why, by, gpu=outage.gpu)
 
     def intend(
         self, node: str, act: Act, seed: str, incident: str, why: str, by: str, since_ms: int = 0, forced: bool = False,
-        save_s: float = 0.0,
+        save_s: float = 0.0, gpu: GpuRef | None = None,
     ) -> Action:  # fmt: skip
         """Store an intent and queue it, unless there is one already; return the action.
 
         Args:
             seed: makes the action's id: a decision's id, or what else makes it one of its kind.
             since_ms: when the seed was made. Only this process knows those of after its start.
-            save_s: how long its jobs have to save themselves first.
+            save_s: how long its jobs have to save themselves first. gpu: it is about this GPU of the node alone.
         Raises:
             StoreError: it could not be stored, or this collector is not the active one.
         """
         id_ = _id_of(seed, node, act)
+        gpu = None if act is Act.REPAIR else gpu  # a ticket is about the node, and changes no outage
         with self._lock:
             workers = self._workers
             if not workers:  # else it would be stored as one that nobody can do, and never be done
@@ -227,13 +242,16 @@ class ActionDispatcher:
             worker = self._worker_of(node, act, workers)
             if (found := self._find(id_, since_ms)) is not None:
                 return found
-            if worker is not None and (same := _alike(worker.waiting(), node, act, incident, by, forced)) is not None:
+            if (
+                worker is not None
+                and (same := _alike(worker.waiting(), (node, act, incident, gpu), by, forced)) is not None
+            ):
                 return same
             actuator = "" if worker is None else worker.actuator.name
-            decision = seed if incident and by == "drover" and act in ACT_OF.values() else ""
+            decision = seed if incident and by == "drover" and act in DECIDED else ""
             made = Action(
                 id_, decision, incident, node, act, actuator, ActionState.INTENDED, self.context.now_ms(), by=by,
-                why=why, forced=forced, saving=Saving(save_s) if save_s else None,
+                why=why, forced=forced, saving=Saving(save_s) if save_s else None, gpu=gpu,
             )  # fmt: skip
             self.context.crash_test_hook("decided")
             if worker is None:
@@ -271,10 +289,16 @@ class ActionDispatcher:
         self.check(node)
         return self.returns.resume(node, why, by, force)
 
+    def resume_gpu(self, node: str, slot: int, why: str, by: str, force: bool) -> tuple[Action | None, str]:
+        """Put a GPU back that is out alone; see `GpuReturns.resume`. Raises ActError, StoreError."""
+        self.check(node)
+        return self.gpu_returns.resume(node, slot, why, by, force)
+
     def on_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
         """Take the verdicts of validations. Raises StoreError: call again with the same ones."""
         if self.acting:
             self.returns.take_verdicts(verdicts)
+            self.gpu_returns.take_verdicts(verdicts)
 
     def check(self, node: str) -> None:
         """Raises ActError: this collector can do nothing to the node, whatever the guard says."""
@@ -370,17 +394,25 @@ def never_begun(decisions: Iterable[Decision], acted: Sequence[Action], open_ids
         key, at_ms = (a.node, a.incident_id, a.action), a.ts_ms
         until[key] = max(until.get(key, 0), float("inf") if a.state is ActionState.INTENDED else at_ms)
     wanted = [d for d in decisions if d.incident_id in open_ids and d.wanted in ACT_OF]
-    return [d for d in wanted if until.get((d.node, d.incident_id, ACT_OF[d.wanted]), 0) < d.ts_ms]
+    return [d for d in wanted if until.get((d.node, d.incident_id, act_of(d)), 0) < d.ts_ms]
 
 
-def _alike(waiting: Iterable[Action], node: str, act: Act, incident: str, by: str, forced: bool) -> Action | None:
-    """Return the waiting action that does the same for the same incident.
+def act_of(decision: Decision) -> Act:
+    """Return what carries out a decision to act."""
+    return ACT_OF[decision.wanted] if decision.gpu is None else Act.ISOLATE_GPU
+
+
+def _alike(
+    waiting: Iterable[Action], what: tuple[str, Act, str, GpuRef | None], by: str, forced: bool
+) -> Action | None:
+    """Return the waiting action that does the same for the same incident. `what`: node, act, incident, GPU.
 
     Not that of another incident or of a person: it is dropped if that incident ends before. And a return that a person
     wants at once is not Drover's own, which new evidence may withhold.
     """
-    same = [a for a in waiting if (a.node, a.action, a.incident_id) == (node, act, incident)]
-    return next((a for a in same if (act is not Act.RESUME or a.by == by) and a.forced >= forced), None)
+    returns = what[1] in (Act.RESUME, Act.RETURN_GPU)
+    same = [a for a in waiting if (a.node, a.action, a.incident_id, a.gpu) == what]
+    return next((a for a in same if (not returns or a.by == by) and a.forced >= forced), None)
 
 
 def _id_of(seed: str, node: str, act: Act) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from drover_collector.actions.base import ActError, Actuator, AwayError, Disowner, NodeState, own_mark
 from drover_collector.actions.context import ActionContext
+from drover_collector.actions.gpu_outages import GpuReconciler
 from drover_collector.actions.node_outage import (
     CLOSINGS,
     ITSELF,
@@ -31,13 +32,19 @@ class SchedulerReconciler:
     """Of one actuator, in its worker's thread. All methods raise ActError and its kinds, and StoreError.
 
     Args:
-        validate: orders the probes of a node whose jobs are gone.
+        validate: orders the probes of a node whose jobs are gone. validate_gpu: of a GPU that is out alone.
     Attributes:
         survey_first: all nodes must be surveyed before anything is done.
+        gpus: the same for single GPUs.
     """
 
     def __init__(
-        self, context: ActionContext, actuator: Actuator, intend: Intend, validate: Callable[[NodeOutage], None]
+        self,
+        context: ActionContext,
+        actuator: Actuator,
+        intend: Intend,
+        validate: Callable[[NodeOutage], None],
+        validate_gpu: Callable[[NodeOutage], None],
     ) -> None:
         self.survey_first = actuator.surveys
         self._context, self._actuator = context, actuator
@@ -45,12 +52,15 @@ class SchedulerReconciler:
         self._survey_at = 0.0  # when all nodes are surveyed again, time.monotonic
         self._survey: Survey | None = None  # the newest, until what it shows is taken up
         self._foreign: set[str] = set()  # closed, and not by Drover
+        self.gpus = GpuReconciler(
+            actuator, context.store, context.gpus, context.actuators.of, validate_gpu, context.troubles
+        )  # fmt: skip
 
     def reconcile(self, under_way: Set[str], answered: Callable[[], object], interrupted: Callable[[], bool]) -> bool:
         """Bring outages and advices up to date. False: it was interrupted, and goes on with the next call.
 
         Args:
-            under_way: nodes of actions that wait.
+            under_way: nodes of actions that wait, and UUIDs of their GPUs.
             answered: called when the scheduler has answered.
             interrupted: whether an action is due meanwhile: many nodes may be out, and a store be slow.
         """
@@ -64,6 +74,7 @@ class SchedulerReconciler:
                     self._update(outage, states)
                 if interrupted():
                     return False
+        self.gpus.reconcile(context.now_ms(), context.look_s, under_way)
         self._end_advices()
         return self._take_up_survey(under_way, interrupted)
 

@@ -8,7 +8,7 @@ of it follows from stored outages, incidents, events and findings, so a restart 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Protocol
@@ -42,6 +42,7 @@ from drover_collector.detectors.xid import detector as xid
 from drover_collector.engine.node_state import FRESH_MS
 from drover_collector.incidents.incident import was_absorbed
 from drover_collector.policy.guard import may_resume
+from drover_collector.store import Store
 from drover_core.model.events import (
     Act,
     Action,
@@ -84,8 +85,9 @@ class Validator(Protocol):
     """Orders probes: `probes.service.ProbeOrderService`."""
 
     def ask(
-        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover"
-    ) -> str: ...
+        self, node: str, why: ProbeReason, *, level: str = "quick", incident_id: str = "", by: str = "drover",
+        gpus: Iterable[int] = (),
+    ) -> str: ...  # fmt: skip
 
 
 class Intend(Protocol):
@@ -189,6 +191,8 @@ class NodeReturns:
     def take_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
         """Put back, or send to repair, the nodes that were validated. Raises StoreError: call again with the same."""
         outages, now_ms = self._context.outages, self._context.now_ms
+        of_gpus = self._context.gpus.orders()  # they say nothing of the node
+        verdicts = [v for v in verdicts if v.request not in of_gpus]
         for node in dict.fromkeys(v.node for v in verdicts if v.why in VALIDATIONS):
             with outages.lock:
                 outage = outages.current.get(node)
@@ -294,12 +298,7 @@ class NodeReturns:
     def _own_incidents(self, node: str) -> dict[str, Incident]:
         """Return incidents about the node that want it out, open or just closed, without those a person rejected."""
         own = [i for i in self._context.detection.incidents.values() if i.node == node and i.action in CLOSES]
-        return {i.id: i for i in own if not self._is_rejected(i)}
-
-    def _is_rejected(self, incident: Incident) -> bool:
-        """Return whether a person has decided that its node stays for it."""
-        decisions = self._context.store.decisions.of_incident(incident.id)
-        return bool(decisions) and decisions[-1].outcome == "rejected"
+        return {i.id: i for i in own if not is_rejected(self._context.store, i)}
 
     def _present_lack(self, outage: NodeOutage, since_ms: int | None = None) -> Lack | None:
         """Return which values or findings speak against a return now; None: none.
@@ -315,30 +314,56 @@ class NodeReturns:
 
     def _remedy_lack(self, outage: NodeOutage) -> Lack | None:
         """Return which boot or reset that a fault needs is missing; None: none. Raises StoreError."""
-        store, node, now_ms = self._context.store, outage.node, self._context.now_ms()
+        node = outage.node
         now = self._context.detection.node_now(node)
         if now is not None and (lack := asked_lack(now.asked)) is not None:
             return lack
-        own = self._own_incidents(node)
-        known = self._context.detection.incidents.get(outage.incident_id)
-        if known is None and outage.incident_id:
-            known = next(iter(store.incidents.history(outage.incident_id)[-1:]), None)
-        times = [i.since_ms for i in (*own.values(), *([] if known is None else [known]))]
-        first_ms = min([(self._stages(node) or [outage])[-1].ts_ms, *times])
-        faults = faults_of(store.events.received(node, max(now_ms - LOOKED_BACK_MS, first_ms - BEFORE_MS)))
-        if not faults:
-            return None
-        reset_ms: dict[int | None, int] = {}
+        return missing_remedy(self._context, outage, list(self._own_incidents(node).values()))
 
-        def note(gpu: int | None, at_ms: int) -> None:
-            reset_ms[gpu] = max(at_ms, reset_ms.get(gpu, 0))
 
-        for action in store.actions.newest(node=node, acts=tuple(sorted(RESETS)), since_ms=faults[0].at_ms):
-            if action.state is ActionState.DONE:
-                note(None, action.ts_ms)
-        for incident in own.values():  # its detector saw the GPU reset
-            if incident.closed_ms is not None and xid.NAME in incident.detectors and not was_absorbed(incident):
-                note(incident.gpu, incident.closed_ms)
-        for gpu, at_ms in ({} if now is None else now.reset_ms).items():
-            note(gpu, at_ms)
-        return remedy_lack(faults, store.inventories.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
+def is_rejected(store: Store, incident: Incident) -> bool:
+    """Return whether a person has decided that its node stays for an incident. Raises StoreError."""
+    decisions = store.decisions.of_incident(incident.id)
+    return bool(decisions) and decisions[-1].outcome == "rejected"
+
+
+def missing_remedy(
+    context: ActionContext, outage: NodeOutage, own: Sequence[Incident], slot: int | None = None
+) -> Lack | None:
+    """Return which boot or reset that a fault needs is missing; None: none. Raises StoreError.
+
+    Args:
+        own: incidents about what is out. slot: of a GPU that is out alone; None: the node.
+    """
+    store, node, now_ms = context.store, outage.node, context.now_ms()
+    now = context.detection.node_now(node)
+    known = context.detection.incidents.get(outage.incident_id)
+    if known is None and outage.incident_id:
+        known = next(iter(store.incidents.history(outage.incident_id)[-1:]), None)
+    times = [i.since_ms for i in (*own, *([] if known is None else [known]))]
+    first_ms = min([_first_stage(store, outage).ts_ms, *times])
+    events = store.events.received(node, max(now_ms - LOOKED_BACK_MS, first_ms - BEFORE_MS))
+    faults = faults_of(event for event in events if slot is None or event.gpu == slot)
+    if not faults:
+        return None
+    reset_ms: dict[int | None, int] = {}
+
+    def note(gpu: int | None, at_ms: int) -> None:
+        reset_ms[gpu] = max(at_ms, reset_ms.get(gpu, 0))
+
+    for action in store.actions.newest(node=node, acts=tuple(sorted(RESETS)), since_ms=faults[0].at_ms):
+        if action.state is ActionState.DONE:
+            note(None, action.ts_ms)
+    for incident in own:  # its detector saw the GPU reset
+        if incident.closed_ms is not None and xid.NAME in incident.detectors and not was_absorbed(incident):
+            note(incident.gpu, incident.closed_ms)
+    for gpu, at_ms in ({} if now is None else now.reset_ms).items():
+        note(gpu, at_ms)
+    return remedy_lack(faults, store.inventories.boots(node, faults[0].at_ms - BOOTS_MS), reset_ms)
+
+
+def _first_stage(store: Store, outage: NodeOutage) -> NodeOutage:
+    """Return the first stage of the present outage of a node, or of a GPU. Raises StoreError."""
+    gpu = outage.gpu
+    history = store.outages.history(outage.node) if gpu is None else store.outages.gpus.history(gpu.uuid)
+    return ([*takewhile(is_out, reversed(history))] or [outage])[-1]

@@ -16,12 +16,16 @@ from drover_collector.actions.base import (
     Actuator,
     AwayError,
     ForeignError,
+    GpuIsolator,
     LaterError,
     NodeState,
+    NotAloneError,
     Service,
     own_mark,
 )
 from drover_collector.actions.context import ActionContext
+from drover_collector.actions.gpu_outages import isolated
+from drover_collector.actions.gpu_returns import Returns
 from drover_collector.actions.node_outage import (
     CLOSINGS,
     IDLE,
@@ -35,7 +39,6 @@ from drover_collector.actions.node_outage import (
 )
 from drover_collector.actions.reconciler import SchedulerReconciler
 from drover_collector.actions.return_conditions import Lack, LackError
-from drover_collector.actions.return_to_service import NodeReturns
 from drover_collector.actions.saving import LOOK_S as SAVING_LOOK_S
 from drover_collector.actions.saving import JobSaver, SavingError
 from drover_collector.store import StoreError
@@ -48,7 +51,7 @@ WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and
 STORE_WAIT_S = 1.0
 ASK_S = 30.0  # for the answer of another actuator's thread, which may be at a slow command
 SURVEY_S = 15.0  # a node is closed on a survey of all nodes that is no older
-WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE})  # dropped when their incident has ended
+WANTED_STILL = frozenset({Act.ADVISE, Act.DRAIN, Act.ISOLATE, Act.ISOLATE_GPU})  # dropped when their incident has ended
 
 
 @dataclass(slots=True)
@@ -85,9 +88,7 @@ class Dispatcher(Protocol):
 class Worker:
     """Runs until asked to stop."""
 
-    def __init__(
-        self, context: ActionContext, actuator: Actuator, dispatcher: Dispatcher, returns: NodeReturns
-    ) -> None:
+    def __init__(self, context: ActionContext, actuator: Actuator, dispatcher: Dispatcher, returns: Returns) -> None:
         self.actuator = actuator
         self._context, self._dispatcher, self._returns = context, dispatcher, returns
         self._decisions: deque[tuple[Decision, str]] = deque()  # whose intents are not stored yet, and why
@@ -98,7 +99,9 @@ class Worker:
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
-        self._reconciler = SchedulerReconciler(context, actuator, dispatcher.intend, returns.validate)
+        self._reconciler = SchedulerReconciler(
+            context, actuator, dispatcher.intend, returns.nodes.validate, returns.gpus.validate
+        )
         self._saver = JobSaver(context, actuator)
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
 
@@ -248,6 +251,8 @@ class Worker:
             self._retry(job, str(error), known=self._find_closed(job))
         except ActError as error:
             job.lack = error.lack if isinstance(error, LackError) else None
+            if isinstance(error, NotAloneError) and job.action.gpu is not None:
+                job.action = replace(job.action, gpu=replace(job.action.gpu, refused=True))
             job.foreign = isinstance(error, ForeignError)
             if self._find_closed(job):
                 self._fail(job, str(error))
@@ -258,10 +263,8 @@ class Worker:
         """Carry it out. Raises ActError and its kinds, StoreError."""
         context, action = self._context, job.action
         context.store.fence()
-        if why := self._why_over(action):
-            state = self._observed(action.node)
-            if state is None or state.mark != own_mark(action):
-                raise ActError(f"not done: {why}")
+        if (why := self._why_over(action)) and not self._is_marked(action):
+            raise ActError(f"not done: {why}")
         if self._has_closed(action):
             state = self._observed(action.node)
             if state is not None and state.service is Service.IN:
@@ -317,6 +320,15 @@ class Worker:
             except StoreError as error:
                 log.warning("the store: %s", error)
 
+    def _is_marked(self, action: Action) -> bool:
+        """Return whether the scheduler shows what an action does: a stop may have come in between."""
+        if action.gpu is None:
+            state = self._observed(action.node)
+            return state is not None and state.mark == own_mark(action)
+        if not isinstance(self.actuator, GpuIsolator):
+            return False
+        return any(s.uuid == action.gpu.uuid and s.mark == own_mark(action) for s in self.actuator.isolated())
+
     def _observed(self, node: str) -> NodeState | None:
         return self.actuator.observe_all([node]).get(node)
 
@@ -334,8 +346,10 @@ class Worker:
         if action.action is Act.RESUME:
             if running := [a for a in others if a.action in RESETS and a.running]:
                 raise LaterError(f"its {running[0].action} runs")
-            if (lack := self._returns.why_withheld(action, others)) is not None:
+            if (lack := self._returns.nodes.why_withheld(action, others)) is not None:
                 raise LackError(lack)
+        elif action.action is Act.RETURN_GPU:
+            self._returns.gpus.check(action)
         elif action.action in RESETS:
             outage = self._outage_of(action)
             back = outage is not None and outage.stage not in IDLE and outage.ts_ms > action.ts_ms
@@ -349,7 +363,7 @@ class Worker:
         Raises:
             LaterError: it waits, and its node counts as leaving.
         """
-        if action.action not in CLOSINGS or action.forced or self._has_closed(action):
+        if action.action not in {*CLOSINGS, Act.ISOLATE_GPU} or action.forced or self._has_closed(action):
             return
         self._reconciler.survey(SURVEY_S)
         if why := self._context.detection.why_held(action, self._context.outages.leaving_after(action)):
@@ -411,9 +425,13 @@ class Worker:
             context.crash_test_hook("moved")
             if action.action is Act.RESUME:
                 self._drop_closings(action)  # before it is stored as done: after a stop in between both happen again
+        elif action.action is Act.RETURN_GPU:
+            self._returns.gpus.after_refusal(action, detail, job.lack)
+        elif action.action is Act.ISOLATE_GPU:
+            self._reconciler.gpus.look_once()  # the scheduler may have taken it without an answer
         elif action.action is Act.RESUME:
             outage = self._outage_of(action)
-            after = None if outage is None else self._returns.after_refusal(outage, detail, job.lack)
+            after = None if outage is None else self._returns.nodes.after_refusal(outage, detail, job.lack)
             if after is not None:
                 context.outages.write(after)
         ended = replace(
@@ -471,6 +489,9 @@ class Worker:
         """Set the outage of a node after an act that is done."""
         context, outages = self._context, self._context.outages
         outage, now_ms = self._outage_of(action), context.now_ms()
+        if action.gpu is not None:
+            self._set_gpu_outage(action, action.gpu.uuid, now_ms)
+            return
         if action.action in CLOSINGS and not is_out(outage):
             state = self._observed(action.node)
             found = None if state is None or not state.out else adopted(state, now_ms)
@@ -485,6 +506,17 @@ class Worker:
         elif action.action is Act.RESUME and outage is not None and is_out(outage):
             asked_ms = outage.asked_ms if action.by == ITSELF else 0
             outages.write(
+                moved(outage, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, passed_before=False)
+            )
+
+    def _set_gpu_outage(self, action: Action, uuid: str, now_ms: int) -> None:
+        gpus = self._context.gpus
+        outage = gpus.current.get(uuid)
+        if action.action is Act.ISOLATE_GPU and not is_out(outage):
+            gpus.write(isolated(action, outage, now_ms))
+        elif action.action is Act.RETURN_GPU and outage is not None and is_out(outage):
+            asked_ms = outage.asked_ms if action.by == ITSELF else 0
+            gpus.write(
                 moved(outage, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, passed_before=False)
             )
 
@@ -554,7 +586,8 @@ class Worker:
 
     def _reconcile(self) -> bool:
         """Return False if it was interrupted, because an action is due."""
-        nodes = {action.node for action in self.waiting()}
+        waiting = self.waiting()
+        nodes = {a.node for a in waiting if a.gpu is None} | {a.gpu.uuid for a in waiting if a.gpu is not None}
         try:
             self._context.store.fence()
             return self._reconciler.reconcile(nodes, self._note_answer, self._is_due)

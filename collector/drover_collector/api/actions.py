@@ -10,7 +10,7 @@ from itertools import takewhile
 import grpc
 import numpy as np
 
-from drover_collector.actions.base import ActError
+from drover_collector.actions.base import ActError, gpu_of
 from drover_collector.actions.dispatcher import OBSERVES, ActionDispatcher
 from drover_collector.actions.node_outage import IDLE, gpu_hours_lost, is_out
 from drover_collector.api.snapshot import (
@@ -67,8 +67,9 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
         _note_refused(facts, request, act, why, by, str(refusal))
         raise
     now_ms = facts.now_ms()
+    subject = f"{request.node} GPU {request.gpu}" if request.HasField("gpu") else request.node
     line = Audit(
-        f"{act} {request.node} {now_ms}", now_ms, by, act.value, request.node, why,
+        f"{act} {subject} {now_ms}", now_ms, by, act.value, subject, why,
         ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
     )  # fmt: skip
     facts.store.audit.write([line])
@@ -78,6 +79,8 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
 def _done(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
     if not why:
         raise bad_argument("say why: it stands in the record and in the scheduler's reason")
+    if request.HasField("gpu") and act is not Act.RESUME:
+        raise bad_argument(f"{act} takes a node; only resume takes a GPU")
     dispatcher = _dispatcher(facts)
     try:
         return (
@@ -161,9 +164,11 @@ def list_actions(facts: ApiSnapshot, request: pb.ActionsRequest) -> pb.ActionLis
     duties = [
         d for d in facts.store.outages.current().values() if (d.node == request.node if request.node else is_out(d))
     ]
+    alone = [o for o in facts.store.outages.gpus.current().values() if is_out(o) and request.node in ("", o.node)]
     return pb.ActionList(
-        actions=[_action(action) for action in actions], duties=[_duty(facts, duty) for duty in duties]
-    )
+        actions=[_action(action) for action in actions], duties=[_duty(facts, duty) for duty in duties],
+        gpus=[_gpu_outage(facts, outage) for outage in sorted(alone, key=lambda o: (o.node, o.ts_ms))],
+    )  # fmt: skip
 
 
 def _dispatcher(facts: ApiSnapshot) -> ActionDispatcher:
@@ -174,7 +179,10 @@ def _dispatcher(facts: ApiSnapshot) -> ActionDispatcher:
 
 
 def _resume(dispatcher: ActionDispatcher, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
-    action, said = dispatcher.resume(request.node, why, by, request.force)
+    if request.HasField("gpu"):
+        action, said = dispatcher.resume_gpu(request.node, request.gpu, why, by, request.force)
+    else:
+        action, said = dispatcher.resume(request.node, why, by, request.force)
     return pb.ActReply(detail=said) if action is None else _reply(dispatcher.wait(action, WAIT_S))
 
 
@@ -227,6 +235,16 @@ def _duty(facts: ApiSnapshot, duty: NodeOutage) -> pb.DutyLine:
     return pb.DutyLine(
         node=duty.node, stage=duty.stage, ts_ms=duty.ts_ms, incident_id=duty.incident_id, reason=duty.reason,
         by=duty.by, returns=duty.returns, gpu_hours_lost=lost, waits_for=duty.waits_for,
+    )  # fmt: skip
+
+
+def _gpu_outage(facts: ApiSnapshot, outage: NodeOutage) -> pb.DutyLine:
+    gpu, now_ms = gpu_of(outage), facts.now_ms()
+    history = [o for o in facts.store.outages.gpus.history(gpu.uuid) if o.ts_ms >= now_ms - LOST_DAYS * DAY_MS]
+    return pb.DutyLine(
+        node=outage.node, stage=outage.stage, ts_ms=outage.ts_ms, incident_id=outage.incident_id, reason=outage.reason,
+        by=outage.by, returns=outage.returns, gpu_hours_lost=gpu_hours_lost(history or [outage], 1, now_ms),
+        waits_for=outage.waits_for, gpu=gpu.slot, uuid=gpu.uuid,
     )  # fmt: skip
 
 

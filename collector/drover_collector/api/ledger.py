@@ -123,6 +123,7 @@ def read_facts(
         [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
         steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
         checkpoints, checkpoints_from_ms, teams_of(store, facts.config.teams, changes.jobs, read_ms),
+        store.outages.gpus.histories(read_ms),
     )  # fmt: skip
     return found, meter, to_ms, usage.late_ms(from_ms, to_ms)
 

@@ -33,6 +33,7 @@ from drover_collector.incidents.incident import closing
 from drover_collector.policy.circuit_breaker import of_guard
 from drover_collector.policy.decider import UNSEEN, Decider, LiveFleet, came_back
 from drover_collector.policy.guard import Census, hold
+from drover_collector.policy.one_gpu import Board, share_of
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import (
     OUT_STAGES,
@@ -86,6 +87,8 @@ class Engine:
         self._runner = DetectorRunner(index, detectors, self.context)
         self._boots = Boots(index)
         self._warmup: DetectorWarmup | None = None
+        if live is not None:
+            live = replace(live, board=self._board_of)
         self.decider = decider = Decider(index, policy, ceiling, live, self._back_ms)
         self._book = IncidentBook(
             index,
@@ -167,6 +170,12 @@ class Engine:
         """What nodes reported of their hardware and settings. The engine's thread adds to it."""
         return self.context.inventory
 
+    def _board_of(self, node: str, slot: int) -> Board | None:
+        """Return the board in a slot, as its node last reported it; None: it has not."""
+        g = self.index.gpu(node, slot)
+        found = None if g is None else self.context.inventory.boards.get(g)
+        return None if found is None else Board(*found)
+
     def on_verdicts(self, verdicts: Sequence[ProbeVerdict], now_ms: int) -> Outcome:
         """Judge probes: a failed one is a finding, a passed one clears the suspicions that it can refute."""
         evidence = proof.read(verdicts, (record.incident for record in self._book.open()), now_ms)
@@ -175,27 +184,39 @@ class Engine:
             changed += self._book.close([id_], Note(now_ms, text, NoteKind.REFUTED, why=text))
         return self._settle(evidence.findings, changed, now_ms)
 
-    def on_duties(self, duties: Mapping[str, NodeOutage], now_ms: int) -> Outcome:
+    def on_duties(
+        self, duties: Mapping[str, NodeOutage], now_ms: int, gpus: Mapping[str, NodeOutage] | None = None
+    ) -> Outcome:
         """Take in outages: node -> its newest, of all nodes that have one.
 
-        A node that is back in service is well: the incidents that it went out for are over. Those that its validation
-        does not speak for stay open, and are decided again.
+        A node or GPU that is back in service is well: the incidents that it went out for are over. Those that its
+        validation does not speak for stay open, and are decided again.
+
+        Args:
+            gpus: UUID -> its newest, of GPUs that went out alone; None: as before.
         """
         new = self.decider.take_duties(duties)
+        alone = [] if gpus is None else self.decider.gpus.take_outages(gpus)
         changed: list[str] = []
         newer: list[str] = []
-        for outage in new:
-            why = f"{outage.node} is back in service: {outage.reason} (by {outage.by})"
+        for outage in (*new, *alone):
+            where = outage.node if outage.gpu is None else f"GPU {outage.gpu.slot} of {outage.node}"
+            why = f"{where} is back in service: {outage.reason} (by {outage.by})"
             over, since = self._over(outage)
             changed += self._book.close(over, closing(now_ms, why))
             newer += since
-            if outage.stage is Health.HEALTHY:
+            if outage.gpu is not None:
+                self.decider.pace.note_outage(outage)
+                self._forget_errors(over)
+            elif outage.stage is Health.HEALTHY:
                 note_return(self._runner, outage.node, now_ms)
                 self._forget_errors(over)
                 if self._warmup is not None:
                     self._warmup.returned(now_ms, outage.node)
         self.decider.forget([*changed, *newer])  # so that one that opens again, or is open, is decided again
-        return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], []) if new else Outcome()
+        if not new and not alone:
+            return Outcome()
+        return self._moved(now_ms, [self._book.records[id_].incident for id_ in changed], [])
 
     def _forget_errors(self, over: Sequence[str]) -> None:
         """Drop the XID detector's errors of incidents that a return has ended. It reports again what still holds."""
@@ -212,7 +233,12 @@ class Engine:
         """
         if outage.stage is not Health.HEALTHY:
             return [], []
-        decided = {id_: d for (id_, node), d in self.decider.standing.items() if node == outage.node}
+        uuid = None if outage.gpu is None else outage.gpu.uuid
+        decided = {
+            id_: d
+            for (id_, node), d in self.decider.standing.items()
+            if node == outage.node and (None if d.gpu is None else d.gpu.uuid) == uuid
+        }
         ids = [outage.incident_id, *(id_ for id_, d in decided.items() if d.outcome == "act")]
         open_ = {record.incident.id: record.incident for record in self._book.open()}
         known = [
@@ -247,11 +273,19 @@ class Engine:
             return less
         if action.decision_id and record is not None and (back_ms := self._back_ms(record.incident)) is not None:
             return came_back(action.node, back_ms)
+        if action.gpu is not None:
+            return self._held_gpu(action)
         census, duties = self.census(), self.decider.duties
         for node in (action.node, *later):
             if (duty := duties.get(node)) is None or duty.stage not in OUT_STAGES:
                 census.give_back(node)
         return hold(action.node, self.jobs_on(action.node), census, self.policy.guard) or ""
+
+    def _held_gpu(self, action: Action) -> str:
+        """Return why the guard's caps would not let a GPU go out alone now; "": they would."""
+        census, share = self.census(), share_of(self.index, action.node)
+        census.give_back_gpu(action.node, share)  # its decision counts already
+        return hold(action.node, self.jobs_on(action.node), census, self.policy.guard, share) or ""
 
     def _back_ms(self, incident: Incident) -> int | None:
         """Return since when every member of an incident answers again after a reset or a boot.
@@ -308,10 +342,12 @@ class Engine:
         held = dict(errors.open) if isinstance(errors, xid_state.XidState) else {}
         resets = {gpu: one.back_ms for (name, gpu), one in held.items() if name == node and one.back_ms is not None}
         late_ms, asked = self._runner.late_ms(n), self._asked(first, end)
+        known = self.context.inventory.boards
+        boards = {slot: known[g][0] for slot, g in enumerate(range(first, end)) if g in known}
         if not isinstance(liveness_state, liveness.LivenessState):
-            return NodeNow(0, (0,) * (end - first), said, resets, late_ms, asked)
+            return NodeNow(0, (0,) * (end - first), said, resets, late_ms, asked, boards)
         answered = tuple(liveness_state.answered_ms[first:end].tolist())
-        return NodeNow(int(liveness_state.seen_ms[n]), answered, said, resets, late_ms, asked)
+        return NodeNow(int(liveness_state.seen_ms[n]), answered, said, resets, late_ms, asked, boards)
 
     def _asked(self, first: int, end: int) -> dict[int, int]:
         """Return what the drivers of a node's GPUs ask for, by their newest values: slot -> number, where not 0."""
@@ -471,4 +507,6 @@ class Engine:
 
     def _folded(self) -> health.HealthFold:
         incidents = [record.incident for record in self._book.open()]
-        return health.fold(self.index, incidents, *self._runner.reporting(), self.decider.duties)
+        decider = self.decider
+        isolated = decider.gpus.outages.values()
+        return health.fold(self.index, incidents, *self._runner.reporting(), decider.duties, isolated)

@@ -32,6 +32,7 @@ class NodeNow:
         said: open incident of the node -> detector that has not said "over" -> when it last said that it holds.
         reset_ms: GPU (None: the node) -> when telemetry proved that it was reset since its newest XID.
         asked: GPU -> what its driver asks for, as `catalog.RECOVERY_ACTIONS` numbers it; 0 is left out.
+        boards: slot -> UUID of the GPU there, as the node last reported it.
         late_ms: how long it may give no values and is not silent: agents may read it every 10 min.
     """
 
@@ -41,6 +42,7 @@ class NodeNow:
     reset_ms: Mapping[int | None, int] = field(default_factory=dict)
     late_ms: int = 0
     asked: Mapping[int, int] = field(default_factory=dict)
+    boards: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def fresh_ms(self) -> int:

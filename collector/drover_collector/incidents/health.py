@@ -85,13 +85,18 @@ def fold(
     node_reports: Bools,
     gpu_reports: Bools,
     duties: Mapping[str, NodeOutage] | None = None,
+    isolated: Iterable[NodeOutage] = (),
 ) -> HealthFold:
-    """Return the health of all, from open `incidents`, which nodes and GPUs report (bool [N], [G]), and who is out."""
+    """Return the health of all, from open `incidents`, which nodes and GPUs report (bool [N], [G]), and who is out.
+
+    `isolated`: outages of single GPUs.
+    """
     healthy, unknown_ = _CODE[Health.HEALTHY], _CODE[Health.UNKNOWN]
     node = np.where(node_reports, healthy, unknown_).astype(np.int8)
     gpu = np.where(gpu_reports, healthy, unknown_).astype(np.int8)
     node_reasons: dict[int, tuple[str, str]] = {}
     gpu_reasons: dict[int, tuple[str, str]] = {}
+    alone = _alone(index, isolated)
     for incident in sorted(incidents, key=lambda i: (i.opened_ms, i.id)):  # of two alike the first is the reason
         if incident.closed_ms is not None or incident.scope == "job":
             continue
@@ -119,7 +124,9 @@ def fold(
                         _worsen(gpu, gpu_reasons, g, code, why)
             elif (g_of := index.gpu(name, slot)) is not None:
                 _worsen(gpu, gpu_reasons, g_of, code, why)
-                _worsen(node, node_reasons, n, code, why)
+                if g_of not in alone:  # it is out of service, and no longer takes its node along
+                    _worsen(node, node_reasons, n, code, why)
+    _isolate(index, alone, (node, node_reasons), (gpu, gpu_reasons))
     if index.gpu_count:
         dumb = (gpu == unknown_) & (node[index.gpu_node] == healthy)  # the node talks, this GPU does not
         for g in np.flatnonzero(dumb).tolist():
@@ -127,16 +134,53 @@ def fold(
             n = int(index.gpu_node[g])
             node[n] = unknown_
             node_reasons.setdefault(n, (f"no telemetry of GPU {int(index.gpu_slot[g])}", ""))
-    for name, duty in (duties or {}).items():
+    found = HealthFold(node, gpu, node_reasons, gpu_reasons)
+    _take_out(index, found, duties or {})
+    return found
+
+
+def _take_out(index: FleetIndex, found: HealthFold, duties: Mapping[str, NodeOutage]) -> None:
+    """Show nodes that are out of service at their stages, with those of their GPUs that have no fault of their own."""
+    plain = (_CODE[Health.HEALTHY], _CODE[Health.UNKNOWN])
+    for name, duty in duties.items():
         n = index.node_number.get(name)
         if n is None or duty.stage not in OUT_STAGES:
             continue
         code, why = _CODE[duty.stage], (duty.reason, duty.incident_id)
-        node[n], node_reasons[n] = code, why
+        found.node[n], found.node_reasons[n] = code, why
         for g in range(int(index.first_gpu[n]), int(index.first_gpu[n + 1])):
-            if gpu[g] in (healthy, unknown_):
-                gpu[g], gpu_reasons[g] = code, why
-    return HealthFold(node, gpu, node_reasons, gpu_reasons)
+            if found.gpu[g] in plain:
+                found.gpu[g], found.gpu_reasons[g] = code, why
+
+
+def _alone(index: FleetIndex, isolated: Iterable[NodeOutage]) -> dict[int, NodeOutage]:
+    """Return the GPUs that are out of service alone: number -> outage."""
+    found = {}
+    for outage in isolated:
+        g = None if outage.gpu is None else index.gpu(outage.node, outage.gpu.slot)
+        if g is not None and outage.stage in OUT_STAGES:
+            found[g] = outage
+    return found
+
+
+def _isolate(
+    index: FleetIndex,
+    alone: Mapping[int, NodeOutage],
+    nodes: tuple[Codes, dict[int, tuple[str, str]]],
+    gpus: tuple[Codes, dict[int, tuple[str, str]]],
+) -> None:
+    """Show GPUs that are out alone at their stage, and their nodes as suspect at least: a part of them is missing."""
+    slots: dict[int, list[int]] = {}
+    for g, outage in alone.items():
+        gpus[0][g], gpus[1][g] = _CODE[outage.stage], (outage.reason, outage.incident_id)
+        slots.setdefault(int(index.gpu_node[g]), []).append(g)
+    for n, numbers in slots.items():
+        named = ", ".join(str(int(index.gpu_slot[g])) for g in sorted(numbers))
+        there = int(index.first_gpu[n + 1] - index.first_gpu[n])
+        first = alone[min(numbers)]
+        word = "GPU" if len(numbers) == 1 else "GPUs"
+        text = f"{word} {named} isolated ({first.stage}), {there - len(numbers)} in service: {first.reason}"
+        _worsen(*nodes, n, _CODE[Health.SUSPECT], (text, first.incident_id))
 
 
 def _worsen(codes: Codes, reasons: dict[int, tuple[str, str]], at: int, code: int, why: tuple[str, str]) -> None:

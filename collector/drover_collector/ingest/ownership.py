@@ -22,10 +22,15 @@ RECONNECT_WINDOW_S = 60.0
 
 
 class NodeOwnership:
-    """The stream that owns each node. Event loop only."""
+    """The stream that owns each node. Event loop only, but for reading `by_agents`.
+
+    Attributes:
+        by_agents: nodes whose newest stream was an agent's, not of pages.
+    """
 
     def __init__(self, context: IngestContext) -> None:
         self._context = context
+        self.by_agents: set[str] = set()
         self._owners: dict[str, Session] = {}
         self._reconnects: RecentlyUsed[str, tuple[float, int]] = RecentlyUsed(1_000)
 
@@ -43,7 +48,7 @@ class NodeOwnership:
                 self._replace(owner, node, spool, boot)
         session.node, session.spool, session.boot = node, spool, boot
         self._owners[node] = session
-        (self._context.stats.by_agents.discard if session.scraped else self._context.stats.by_agents.add)(node)
+        (self.by_agents.discard if session.scraped else self.by_agents.add)(node)
 
     def release(self, session: Session) -> bool:
         """Remove the session. Return True if its node has no owner now."""

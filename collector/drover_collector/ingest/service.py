@@ -78,6 +78,10 @@ class IngestService:
         """Return the stream that reports for a node, after its Welcome, to send requests on."""
         return self._handshakes.welcomed(node)
 
+    def has_agent(self, node: str) -> bool:
+        """Return whether a node's newest stream, which may have ended, was an agent's and not of pages. Any thread."""
+        return node in self._handshakes.nodes.by_agents
+
     def streams(self) -> list[Session]:
         """Return the streams of all agents that have their Welcome."""
         return self._handshakes.all_welcomed()

@@ -54,7 +54,6 @@ class IngestStats:
     skipped: Counter[str] = field(default_factory=Counter)  # unknown kind of message -> how many
     unknown_nodes: frozenset[str] = frozenset()  # that report but are not in the fleet file
     unknown_metrics: frozenset[str] = frozenset()  # not stored
-    by_agents: set[str] = field(default_factory=set)  # nodes whose newest stream was an agent's, not of pages
     last_seen: dict[str, int] = field(default_factory=dict)  # node -> when its newest message arrived, ms
     agent_versions: dict[str, str] = field(default_factory=dict)
     replaced: int = 0  # streams closed by a newer one of their node

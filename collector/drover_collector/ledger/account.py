@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.ledger.availability import find_service
+from drover_collector.ledger.availability import find_kept, find_service
 from drover_collector.ledger.checkpoints import find_repeated
 from drover_collector.ledger.claims import Attempt, JobHistory, find_ends, make_layers, restarts, works_after
 from drover_collector.ledger.facts import Facts
@@ -40,6 +40,7 @@ class Account:
         fleet_energy: (mJ, ms for which it is known) of all GPUs, held or not.
         service: int64 [G, SERVICES].
         unsaved: restarts after a fault whose last checkpoint is not known.
+        kept: int64 [G], time in service while another GPU of the node was out alone.
         between_ms: job -> GPU time from the end of an attempt by a fault to the next.
     """
 
@@ -53,6 +54,7 @@ class Account:
     interruptions: Sequence[Interruption]
     between_ms: dict[int, int]
     unsaved: int = 0
+    kept: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 def make_account(index: FleetIndex, facts: Facts, energy: EnergyMeter, from_ms: int, to_ms: int) -> Account:
@@ -72,7 +74,7 @@ def make_account(index: FleetIndex, facts: Facts, energy: EnergyMeter, from_ms: 
     return Account(
         from_ms, to_ms, ledger, mj, known, (energy.fleet_mj, energy.fleet_known_ms),
         find_service(index, facts, layers.stops, from_ms, to_ms), interruptions, between,
-        sum(each.spans is None for each in repeats),
+        sum(each.spans is None for each in repeats), find_kept(index, facts, layers.stops, from_ms, to_ms),
     )  # fmt: skip
 
 

@@ -103,6 +103,7 @@ class Facts:
         checkpoints: (job, ms) at which a job reported that a checkpoint is on disk.
         checkpoints_from_ms: there may be further ones before this.
         teams: job -> its team, of jobs whose owner is known.
+        gpu_outages: UUID -> states of a GPU that was out alone, oldest first.
     """
 
     jobs: Sequence[str]
@@ -115,3 +116,4 @@ class Facts:
     checkpoints: Sequence[tuple[int, int]] = ()
     checkpoints_from_ms: int = 0
     teams: Mapping[str, str] = field(default_factory=dict)
+    gpu_outages: Mapping[str, Sequence[NodeOutage]] = field(default_factory=dict)

@@ -304,6 +304,8 @@ class _Services:
             out_ms=int(ms[Service.OUT]), lost_ms=int(ms[Service.LOST]), silent_ms=int(ms[Service.SILENT]),
             unknown_ms=int(ms[Service.UNKNOWN]),
         )  # fmt: skip
+        if len(account.kept):
+            found.kept_ms = int(account.kept[nodes[index.gpu_node]].sum())
         known = int(ms.sum() - ms[Service.UNKNOWN])
         if known:
             found.available = int(ms[Service.IN]) / known

@@ -47,7 +47,7 @@ def of_decisions(decisions: Iterable[Decision]) -> list[IncidentUpdate]:
     """Return the updates of new or changed decisions."""
     found = []
     for d in decisions:
-        what = f"{d.wanted} {d.node}"
+        what = d.what
         if not d.node:
             continue
         if d.outcome == "pending_approval":
@@ -62,7 +62,7 @@ def of_decisions(decisions: Iterable[Decision]) -> list[IncidentUpdate]:
 def of_actions(actions: Iterable[Action]) -> list[IncidentUpdate]:
     """Return the updates of failed actions."""
     return [
-        IncidentUpdate(ACTION_FAILED, a.incident_id, a.id, a.ts_ms, f"{a.action} {a.node} failed: {a.detail}")
+        IncidentUpdate(ACTION_FAILED, a.incident_id, a.id, a.ts_ms, f"{_done(a)} failed: {a.detail}")
         for a in actions
         if a.state is ActionState.FAILED and a.incident_id
     ]
@@ -73,9 +73,25 @@ def of_outages(outages: Iterable[NodeOutage]) -> list[IncidentUpdate]:
     return [
         IncidentUpdate(
             REPAIR, d.incident_id, f"{d.node}-{d.ts_ms}", d.ts_ms,
-            f"{d.node} failed its validation and stays out of service for repair: {d.reason}."
-            f" After the repair run: drover resume {d.node} --why TEXT. It is probed, and returns if it passes",
+            f"{_name(d)} failed its validation and stays out of service for repair: {d.reason}."
+            f" After the repair run: {resume_command(d)}. It is probed, and returns if it passes",
         )
         for d in outages
         if d.stage is Health.REPAIR and d.incident_id
     ]  # fmt: skip
+
+
+def _name(outage: NodeOutage) -> str:
+    return outage.node if outage.gpu is None else f"GPU {outage.gpu.slot} of {outage.node}"
+
+
+def resume_command(outage: NodeOutage) -> str:
+    """Return the command that puts a node, or a GPU of it, back."""
+    gpu = "" if outage.gpu is None else f" --gpu {outage.gpu.slot}"
+    return f"drover resume {outage.node}{gpu} --why TEXT"
+
+
+def _done(action: Action) -> str:
+    if action.gpu is None:
+        return f"{action.action} {action.node}"
+    return f"{str(action.action).removesuffix('_gpu')} GPU {action.gpu.slot} of {action.node}"

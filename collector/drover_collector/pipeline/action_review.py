@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from drover_collector.actions.base import LaterError
 from drover_collector.engine.node_state import NodeNow, Survey
 from drover_collector.pipeline.pipeline import Pipeline
+from drover_collector.policy.decider import WANTED_OF
 from drover_collector.policy.policy import least_mode
 from drover_core.model.events import Action, Incident
 
@@ -55,7 +56,7 @@ class ActionReview:
             return less
         mode = least_mode(self._pipeline.policy.most_mode, self._pipeline.ceiling)
         found = self._pipeline.engine.decider.standing.get((action.incident_id, action.node))
-        if found is None or found.wanted.value != action.action.value:
+        if found is None or found.wanted is not WANTED_OF.get(action.action):
             return f"the policy's mode is {mode} since" if mode == "observe" else ""
         if found.outcome not in ("act", "approved"):  # the latter for a moment, while an answer is taken in
             return f"it is not decided so any more: {found.outcome}: {found.reason}"

@@ -356,19 +356,28 @@ class Pipeline:
         """Hand decisions to act to `dispatcher`, while this collector leads. Call it before `start`."""
         self.dispatcher = dispatcher
         dispatcher.context.outages.subscribe(self.take_outages)
+        dispatcher.context.gpus.subscribe(self._take_gpu_outages)
         if dispatcher.surveys:
             self.engine.on_survey(UNANSWERED)
         # First of all: what a drain needs must not wait for others that fail.
         self.saving.takers.insert(0, lambda outcome: dispatcher.take(outcome.decisions, outcome.incidents))
 
     def _validating(self) -> Set[str]:
-        """Return the nodes under validation. Their findings may withhold the return, so every one of them is stored."""
+        """Return the nodes under validation, or with a GPU under it.
+
+        Their findings may withhold the return, so every one of them is stored.
+        """
         if self.dispatcher is None:
             return frozenset()
-        return {n for n, o in self.dispatcher.context.outages.current.items() if o.stage is Health.VALIDATING}
+        context = self.dispatcher.context
+        outages = (*context.outages.current.values(), *context.gpus.current.values())
+        return {outage.node for outage in outages if outage.stage is Health.VALIDATING}
 
     def _leaving(self) -> Set[str]:
         return frozenset() if self.dispatcher is None else self.dispatcher.context.outages.out_or_leaving()
+
+    def _gpu_hindrance(self, node: str) -> str:
+        return "" if self.dispatcher is None else self.dispatcher.context.actuators.gpu_hindrance(node)
 
     def take_events(self, events: Sequence[Event]) -> None:
         """Judge events that ingest has stored, soon. From any thread; returns at once.
@@ -460,6 +469,16 @@ class Pipeline:
             known = self.engine.duties
             news = of_outages(outage for node, outage in outages.items() if known.get(node) != outage)
             self._guarded(lambda: self.engine.on_duties(outages, self.now_ms()), news=news)
+
+        self._judge.submit(take)
+
+    def _take_gpu_outages(self, outages: Mapping[str, NodeOutage]) -> None:
+        """Judge changed outages of single GPUs: UUID -> its newest. From any thread; returns at once."""
+
+        def take() -> None:
+            known = self.engine.decider.gpus.outages
+            news = of_outages(outage for uuid, outage in outages.items() if known.get(uuid) != outage)
+            self._guarded(lambda: self.engine.on_duties(self.engine.duties, self.now_ms(), outages), news=news)
 
         self._judge.submit(take)
 
@@ -568,7 +587,7 @@ class Pipeline:
         self.saving.put(Outcome(), (), [Audit(f"clock {at_ms}", at_ms, "drover", CLOCK, "", text, state=str(step_ms))])
 
     def _engine(self, started_ms: int) -> Engine:
-        live = LiveFleet(self._leaving, self.in_force.unproven)
+        live = LiveFleet(self._leaving, self._gpu_hindrance, unproven=self.in_force.unproven)
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=live)
         if self.dispatcher is not None and self.dispatcher.surveys:
             engine.on_survey(UNANSWERED)
@@ -642,6 +661,7 @@ class Pipeline:
             if at_ms <= now_ms:
                 self.engine.on_clock_set(at_ms, step_ms)
         self.engine.begin(found.incidents, found.judged, found.decisions, found.duties, past.held)
+        self._guarded(functools.partial(self.engine.on_duties, self.engine.duties, now_ms, found.gpu_outages))
         waits = {e.id for e in found.unjudged if PROMPT_MS < now_ms - (e.received_ms or now_ms) <= HISTORY_MS}
         self._left = [e for e in found.unjudged if e.id in waits]
         self._events.resume([e for e in found.unjudged if e.id not in waits])

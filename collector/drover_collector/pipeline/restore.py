@@ -68,7 +68,7 @@ class History:
     Attributes:
         incidents: open, or closed lately. judged: events, oldest first. unjudged: events that no collector has judged.
         decisions: of these incidents. approvals: of the last hour. duties: node -> its newest outage.
-        steps: of the clock, oldest first: when, by how many ms.
+        steps: of the clock, oldest first: when, by how many ms. gpu_outages: UUID -> its newest outage.
     """
 
     incidents: list[Incident]
@@ -78,6 +78,7 @@ class History:
     approvals: list[Approval] = field(default_factory=list)
     duties: dict[str, NodeOutage] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
+    gpu_outages: dict[str, NodeOutage] = field(default_factory=dict)
 
 
 def history(store: Store, now_ms: int) -> History:
@@ -96,7 +97,8 @@ def history(store: Store, now_ms: int) -> History:
     decisions = store.decisions.of_incidents([i.id for i in incidents if i.closed_ms is None], since_ms)
     approvals = store.decisions.approvals(now_ms - RESTORED_MS)
     judged = sorted(events, key=lambda e: e.ts_ms)
-    return History(incidents, judged, unjudged, decisions, approvals, store.outages.current(), steps)
+    outages, gpu_outages = store.outages.current(), store.outages.gpus.current()
+    return History(incidents, judged, unjudged, decisions, approvals, outages, steps, gpu_outages)
 
 
 def _number(text: str) -> int:

@@ -26,6 +26,7 @@ from drover_core.model.events import (
     RecommendedAction,
     stronger,
 )
+from drover_core.model.fleet import NodeSpec
 
 
 @dataclass(slots=True)
@@ -148,12 +149,18 @@ def _count(found: Backtest, taken: dict[str, Outage], decision: Decision, index:
         if outage is None:
             place = index.spec.by_name.get(decision.node)
             outage = taken[decision.node] = Outage(
-                decision.node, 0 if place is None else place.gpus, decision.wanted, decision.rule, decision.ts_ms, []
+                decision.node, _gpus_out(decision, place), decision.wanted, decision.rule, decision.ts_ms, []
             )
             found.outages.append(outage)
         outage.wanted = stronger(outage.wanted, decision.wanted)
         if decision.incident_id not in outage.incidents:
             outage.incidents.append(decision.incident_id)
+
+
+def _gpus_out(decision: Decision, place: NodeSpec | None) -> int:
+    if decision.gpu is not None:
+        return 1
+    return 0 if place is None else place.gpus
 
 
 def _return_nodes(taken: dict[str, Outage], open_: Mapping[str, Incident], now_ms: int) -> None:

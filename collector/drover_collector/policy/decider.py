@@ -28,15 +28,18 @@ from drover_collector.incidents import health
 from drover_collector.policy.circuit_breaker import Breaker
 from drover_collector.policy.guard import Census, Pace, hold
 from drover_collector.policy.guard_clock import ClockSteps
+from drover_collector.policy.one_gpu import Boards, SingleGpus, described, share_of
 from drover_collector.policy.policy import Policy, Verdict, least_mode
 from drover_core.model.events import (
     OUT_STAGES,
     WANTED_ORDER,
+    Act,
     Action,
     ActionState,
     Approval,
     Decision,
     DecisionCause,
+    GpuRef,
     Health,
     Incident,
     NodeOutage,
@@ -49,6 +52,12 @@ Key = tuple[str, str]  # (incident id, node)
 CensusOf = Callable[[bool], Census]  # the argument: whether what observe mode announced counts too
 
 DISRUPTIVE = frozenset({RecommendedAction.DRAIN, RecommendedAction.ISOLATE})
+WANTED_OF = {
+    Act.ADVISE: RecommendedAction.ADVISE,
+    Act.DRAIN: RecommendedAction.DRAIN,
+    Act.ISOLATE: RecommendedAction.ISOLATE,
+    Act.ISOLATE_GPU: RecommendedAction.DRAIN,
+}
 LAST = ("act", "would_act", "held")  # these follow an answer of the same time
 SILENT = "silent"  # cause of incidents whose nodes are dead, or cut off from us: their scheduler says which
 DEAD = frozenset({"driver_hung", "driver_lost"})  # causes of incidents whose nodes do no work
@@ -64,10 +73,14 @@ class LiveFleet:
 
     Attributes:
         leaving: returns the nodes that are out or about to go out.
+        hindrance: returns why the scheduler of a node cannot take out one GPU alone; "": it can.
+        board: returns the board in a node's slot. None: slots hold what they held.
         unproven: returns whether others than root could have written what is known of a node.
     """
 
     leaving: Callable[[], Set[str]] = frozenset
+    hindrance: Callable[[str], str] = lambda _: ""
+    board: Boards | None = None
     unproven: Callable[[str], bool] = lambda _: False
 
 
@@ -88,6 +101,7 @@ class Decider:
         answers: node -> whether its slurmd or kubelet answers its scheduler; a node that is missing: unknown.
         maintenance: nodes that people work on now, each with a sentence that says so: nothing is done to them.
         breaker: the guard's memory of mass events.
+        gpus: single GPUs that are out of service while their nodes stay.
     """
 
     def __init__(
@@ -108,6 +122,8 @@ class Decider:
         self.answers: Mapping[str, bool] = {}
         self.maintenance: Mapping[str, str] = {}
         self._live, self._back = live, back
+        known = live or LiveFleet()
+        self.gpus = SingleGpus(index, known.board, known.hindrance)
         self._steps = ClockSteps()  # of the clock
         self.breaker = Breaker(index, self._steps)
         self.pace = Pace(self._steps)
@@ -120,12 +136,22 @@ class Decider:
         about = (
             self.policy, self.ceiling, incident.kind, incident.cause, incident.scope, incident.severity,
             incident.confidence, incident.detectors, incident.node, incident.members, asked, self._is_dead(incident),
+            self._choose_gpu(incident),
         )  # fmt: skip
         before, verdict = self._verdicts.get(incident.id, (None, None))
         if verdict is None or before != about:  # seldom: each call judges an open incident twice
             verdict = self._judge(incident, asked)
             self._verdicts[incident.id] = about, verdict
         return verdict
+
+    def _choose_gpu(self, incident: Incident) -> tuple[GpuRef | None, str]:
+        """Return the GPU that goes alone where a rule wants that; None: the node goes, and why."""
+        if not self.policy.isolates:
+            return None, ""
+        node = incident.node or ""
+        duty = self.duties.get(node)
+        out = node in (self.away or ()) or (duty is not None and duty.stage in OUT_STAGES)
+        return self.gpus.choose(incident, self.standing.get((incident.id, node)), out)
 
     def why_less(self, action: Action) -> str:
         """Return why the policy's newest verdict asks for less than this; "": it does not. Any thread."""
@@ -138,7 +164,7 @@ class Decider:
         if less := _less(verdict, action):
             return less
         found = self.standing.get((action.incident_id, action.node))
-        if found is None or found.wanted.value != action.action.value:
+        if found is None or found.wanted is not WANTED_OF.get(action.action):
             return ""
         if least_mode(found.mode, verdict.mode) == found.mode:
             return ""
@@ -152,6 +178,10 @@ class Decider:
         dead = self._is_dead(incident)
         if verdict.save_s and not self._can_save(incident, verdict):
             verdict = replace(verdict, save_s=0.0)
+        if verdict.one_gpu:
+            gpu, why = self._choose_gpu(incident)
+            rule = verdict.rule if gpu is not None else f"{verdict.rule}, the node: {why}"
+            verdict = replace(verdict, gpu=gpu, rule=rule)
         if dead is True or verdict.wanted not in DISRUPTIVE:
             return verdict if mode == verdict.mode else replace(verdict, mode=mode)
         if dead is False and incident.detectors == ALONE:
@@ -187,7 +217,9 @@ class Decider:
         gone = {node for node, duty in self.duties.items() if duty.stage in OUT_STAGES}
         gone |= frozenset() if really or self._live is None else self._live.leaving()
         for key, decision in self.standing.items():
-            if decision.wanted in DISRUPTIVE and decision.outcome in outcomes and key not in self.failed:
+            if decision.gpu is None and decision.wanted in DISRUPTIVE and decision.outcome in outcomes:
+                if key in self.failed:
+                    continue
                 node = key[1]
                 duty = self.duties.get(node)
                 if duty is None or duty.ts_ms < decision.ts_ms:  # else its outage shows the result
@@ -274,7 +306,7 @@ class Decider:
         elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
             # Of a question from before a restart the policy may have been lowered since.
             mode = least_mode(found.mode, self.ceiling, self.policy.most_mode)
-            verdict = Verdict(found.wanted, found.rule, mode, found.save_s)
+            verdict = Verdict(found.wanted, found.rule, mode, found.save_s, found.gpu is not None, found.gpu)
             census = cache(lambda said: self.census(fold, incidents.values(), said))
             made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
@@ -292,7 +324,10 @@ class Decider:
         for action in actions:
             key = action.incident_id, action.node
             decision, before = self.standing.get(key), self.failed.get(key)
-            if decision is None or decision.outcome != "act" or decision.wanted.value != action.action.value:
+            self.gpus.note_failed(action)
+            if decision is None or decision.outcome != "act" or decision.wanted is not WANTED_OF.get(action.action):
+                continue
+            if (decision.gpu is None) != (action.gpu is None):
                 continue
             # An action may be for a later decision too, which wanted the same while it waited.
             mine = action.decision_id == decision.id or action.ts_ms >= decision.ts_ms
@@ -405,7 +440,8 @@ class Decider:
 
     def _unbegun(self, decision: Decision) -> bool:
         """Return whether its node has not gone out since."""
-        duty = self.duties.get(decision.node)
+        gpu = decision.gpu
+        duty = self.duties.get(decision.node) if gpu is None else self.gpus.outages.get(gpu.uuid)
         return duty is None or duty.ts_ms < decision.ts_ms
 
     def _decide(
@@ -418,13 +454,13 @@ class Decider:
         if approved is not None and self._steps.now_of(approved.ts_ms) > now_ms:  # the clock went back: as of now
             approved = self._approved[key] = replace(approved, ts_ms=now_ms)
         if approved is not None and (
-            approved.wanted is not verdict.wanted
+            (approved.wanted, approved.gpu) != (verdict.wanted, verdict.gpu)  # a yes to one GPU is none to its node
             or self._steps.age_ms(now_ms, approved.ts_ms) >= policy.approval_expires_s * 1000
         ):
             approved = self._approved.pop(key) and None
         mode = self._asking(node, verdict, now_ms)
         made: list[Decision] = []
-        same = last is not None and (last.wanted, last.rule, last.mode) == (verdict.wanted, verdict.rule, mode)
+        same = last is not None and _asks(last, verdict, mode)
         if last is not None and same:
             if last.outcome in ("act", "would_act") and not self._again(key, now_ms):
                 return []
@@ -440,7 +476,7 @@ class Decider:
             return []
         hold = self._held(incident, verdict, census, job_nodes, now_ms)
         cause = DecisionCause.NONE if hold is None else hold.cause
-        done = f"{verdict.wanted.value} {node} for {incident.kind.value}/{incident.cause}"
+        done = f"{_act(verdict, node)} for {incident.kind.value}/{incident.cause}"
         if hold is not None:
             outcome, text = "held", hold.text
         elif mode == "observe":
@@ -452,11 +488,17 @@ class Decider:
         if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
-            census(True).take(node)
+            self._count(census(True), node, verdict)
             if outcome == "act":
-                census(False).take(node)
+                self._count(census(False), node, verdict)
         made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms, cause))
         return made
+
+    def _count(self, census: Census, node: str, verdict: Verdict) -> None:
+        if verdict.gpu is None:
+            census.take(node)
+        else:
+            census.take_gpu(node, share_of(self.index, node))
 
     def _again(self, key: Key, now_ms: int) -> bool:
         """Return whether a failed decision is due again.
@@ -480,7 +522,7 @@ class Decider:
         """
         if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and self._unproven(node):
             return "approve"
-        duty = self.pace.returned.get(node)
+        duty = self.pace.returned.get(node if verdict.gpu is None else verdict.gpu.uuid)
         if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
             return "approve" if self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS else verdict.mode
         return verdict.mode
@@ -516,10 +558,11 @@ class Decider:
                 return None
             census.give_back(node)  # it waits and is not out: a real closing must pass the guard
         limits = self.policy.guard
+        share = None if verdict.gpu is None else share_of(self.index, node)
         why = (
             self.breaker.hold(node, now_ms, limits)
-            or hold(node, job_nodes(incident), census, limits)
-            or self.pace.hold(node, now_ms, limits, said)
+            or hold(node, job_nodes(incident), census, limits, share)
+            or self.pace.hold(node if verdict.gpu is None else verdict.gpu.uuid, now_ms, limits, said)
         )
         return None if why is None else Hold(DecisionCause.GUARD, why)
 
@@ -545,7 +588,7 @@ class Decider:
         healthy, unknown = (health.HEALTHS.index(h) for h in (Health.HEALTHY, Health.UNKNOWN))
         theirs = Counter(int(fold.node[self.index.node_number[node]]) for node in away)
         known = self.index.node_count - codes[unknown] + theirs[unknown]
-        return Census(
+        found = Census(
             self.index,
             self.out(said=said),
             codes[healthy] - theirs[healthy],
@@ -554,6 +597,9 @@ class Decider:
             self.out(really=True),
             doubtful,
         )
+        for node in self.gpus.out(self.standing.values(), lambda d: (d.incident_id, d.node) in self.failed, said):
+            found.take_gpu(node, share_of(self.index, node))
+        return found
 
     def _mode(self) -> str:
         return least_mode(self.policy.mode, self.ceiling)
@@ -572,7 +618,7 @@ class Decider:
         decision = Decision(
             hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
             verdict.mode, outcome, verdict.rule, reason, takes=not self._gone(incident), cause=cause,
-            save_s=verdict.save_s,
+            save_s=verdict.save_s, gpu=verdict.gpu,
         )  # fmt: skip
         return self._keep(decision)
 
@@ -604,8 +650,20 @@ def _alike(a: DecisionCause, b: DecisionCause) -> bool:
     return all((a is cause) == (b is cause) for cause in (DecisionCause.MAINTENANCE, DecisionCause.UNKNOWN))
 
 
+def _act(verdict: Verdict, node: str) -> str:
+    return f"{verdict.wanted} {node}" if verdict.gpu is None else f"isolate {described(verdict.gpu, node)}"
+
+
+def _asks(last: Decision, verdict: Verdict, mode: str) -> bool:
+    """Return whether a decision was for the same."""
+    same = (last.wanted, last.rule, last.mode) == (verdict.wanted, verdict.rule, mode)
+    return same and last.gpu == verdict.gpu
+
+
 def _less(verdict: Verdict, action: Action) -> str:
-    if _rank(verdict.wanted) >= _rank(RecommendedAction(action.action.value)):
+    if (gpu := action.gpu) is not None and (verdict.gpu is None or verdict.gpu.uuid != gpu.uuid):
+        return f"the policy does not want GPU {gpu.slot} out alone now ({verdict.rule})"
+    if _rank(verdict.wanted) >= _rank(WANTED_OF[action.action]):
         return ""
     return f"the policy wants {verdict.wanted} now, not {action.action} ({verdict.rule})"
 

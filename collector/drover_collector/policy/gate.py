@@ -49,7 +49,7 @@ def gate_verdicts(decider: Decider) -> dict[str, GateVerdict]:
     found = of_outages(decider.duties)
     for key, decision in decider.standing.items():
         node = key[1]
-        if not node or decision.wanted not in DISRUPTIVE:
+        if not node or decision.wanted not in DISRUPTIVE or decision.gpu is not None:  # its node stays in service
             continue
         verdict = _of_decision(decision, node in out, key in decider.failed)
         if verdict is not None and _rank(verdict) > _rank(found.get(node, NOTHING_KNOWN)):

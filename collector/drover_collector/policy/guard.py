@@ -101,6 +101,7 @@ class Census:
         self._sizes = {group: np.bincount(codes) for group, codes in self._codes.items() if len(codes)}
         self._ours: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
         self._all: dict[str, Counter[int]] = {group: Counter() for group in GROUPS}
+        self._isolated: dict[str, float] = {}  # node -> share of it that is out of service as single GPUs
         for node in self.away:
             self._count(self._all, node, 1)
         for node in out:
@@ -122,6 +123,30 @@ class Census:
         self._count(self._ours, node, -1)
         if node not in self.away:
             self._count(self._all, node, -1)
+
+    def take_gpu(self, node: str, share: float) -> None:
+        """Count a GPU that is out alone, as this share of its node."""
+        self._isolated[node] = min(1.0, self._isolated.get(node, 0.0) + share)
+
+    def give_back_gpu(self, node: str, share: float) -> None:
+        """It is not out after all."""
+        self._isolated[node] = max(0.0, self._isolated.get(node, 0.0) - share)
+
+    def isolated(self, nodes: Set[str], gone: Set[str], besides: str = "") -> float:
+        """Return how many nodes the single GPUs of `nodes` add up to, without nodes that are gone as a whole.
+
+        Args:
+            besides: a node that does not count: it goes as a whole.
+        """
+        return sum(share for node, share in self._isolated.items() if node in nodes - gone and node != besides)
+
+    def members(self, group: str, node: str) -> Set[str]:
+        """Return the nodes with single GPUs out that are in the same group as `node`."""
+        if group == "fleet":
+            return self._isolated.keys()
+        code, numbers = self._codes[group], self.index.node_number
+        mine = int(code[numbers[node]])
+        return {other for other in self._isolated if other in numbers and int(code[numbers[other]]) == mine}
 
     def gone(self, node: str) -> set[str]:
         """What counts for `node`: all others that are missing. One that is missing itself takes nothing more away; for
@@ -150,21 +175,27 @@ class Census:
             groups[group][int(self._codes[group][n])] += by
 
 
-def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardLimits) -> str | None:
+def hold(
+    node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardLimits, gpu_share: float | None = None
+) -> str | None:
     """Why `node` must not be taken out now, as a sentence; None when it may be.
 
     Args:
         jobs: those that may run on it, each with its nodes.
+        gpu_share: only a GPU of it goes, which is this share of it; None: the node.
     """
     if node in census.out:
         return None
     if node not in census.index.node_number:
         return f"{node} is not in the fleet file"
-    groups = census.counts(node)
-    groups += [("job", job, len(nodes & census.gone(node)), len(nodes)) for job, nodes in jobs.items() if node in nodes]
-    for group, name, out, count in groups:
+    gone = census.gone(node)
+    groups = [(g, name, out, count, census.members(g, node)) for g, name, out, count in census.counts(node)]
+    groups += [("job", job, len(nodes & gone), len(nodes), nodes) for job, nodes in jobs.items() if node in nodes]
+    more, besides = (1.0, node) if gpu_share is None else (gpu_share, "")
+    for group, name, whole, count, members in groups:
         most = limits.allowed(group, count)
-        if out + 1 > most:
+        out = whole + census.isolated(members, gone, besides) + more
+        if out > most + 1e-6:
             of = "the fleet" if group == "fleet" else f"{group} {name}"
             away = len(census.away - census.out)
             others = (
@@ -172,7 +203,7 @@ def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardL
                 if away and not census.is_missing(node)
                 else ""
             )
-            return f"{out + 1} of {count} nodes of {of} would be out (at most {most} may be{others})"
+            return f"{_number(out)} of {count} nodes of {of} would be out (at most {most} may be{others})"
     unwell = census.known - census.healthy
     if unwell > 1 and census.healthy < limits.min_healthy_ratio * census.known:
         return (
@@ -180,6 +211,10 @@ def hold(node: str, jobs: Mapping[str, Set[str]], census: Census, limits: GuardL
             f"(at least {limits.min_healthy_ratio:.0%} must be): a person should look first"
         )
     return None
+
+
+def _number(nodes: float) -> str:
+    return str(round(nodes)) if abs(nodes - round(nodes)) < 1e-6 else f"{nodes:.3f}".rstrip("0")
 
 
 def may_resume(node: str, duty: NodeOutage | None) -> str | None:
@@ -206,7 +241,7 @@ class Pace:
 
     def note_outage(self, outage: NodeOutage) -> None:
         if outage.stage is Health.HEALTHY:
-            self.returned[outage.node] = outage
+            self.returned[outage.node if outage.gpu is None else outage.gpu.uuid] = outage
 
     def within_hour(self, now_ms: int, said: bool = True) -> int:
         """Return how many nodes went out within the hour; `said`: with those that observe mode only announced."""
@@ -219,7 +254,11 @@ class Pace:
         return len({node for _, node in (self.taken if said else self.done)})
 
     def hold(self, node: str, now_ms: int, limits: GuardLimits, said: bool = False) -> str | None:
-        """Return why `node` must wait, as a sentence; None: it need not. `said`: as for `within_hour`."""
+        """Return why `node` must wait, as a sentence; None: it need not. `said`: as for `within_hour`.
+
+        Args:
+            node: or a GPU's UUID. A GPU that goes alone counts as a node here: this is the pace of what Drover does.
+        """
         if limits.per_hour and (count := self.within_hour(now_ms, said)) >= limits.per_hour:
             return f"{count} nodes went out within the last hour (at most {limits.per_hour} may)"
         outage = self.returned.get(node)

@@ -15,6 +15,7 @@ from drover_collector.policy.guard import GuardLimits
 from drover_core import settings
 from drover_core.model.events import (
     WANTED_ORDER,
+    GpuRef,
     Incident,
     IncidentKind,
     RecommendedAction,
@@ -65,6 +66,12 @@ class Rule:
         0.0,
         "of drain and isolate: the node's jobs are asked to save themselves first, and have this long; 0: not asked",
         between(0, 86_400),
+    )
+    take_out: str = setting(
+        "node",
+        "of drain: what goes out of service, the node, or the GPU of the incident alone where its scheduler can;"
+        " gpu or node",
+        one_of("node", "gpu"),
     )
 
     def matches(self, incident: Incident, place: NodeSpec | None) -> bool:
@@ -126,6 +133,8 @@ class Verdict:
     rule: str
     mode: str
     save_s: float = 0.0
+    one_gpu: bool = False  # the incident's GPU alone is to go, where that can be
+    gpu: GpuRef | None = None  # and it can: only this GPU goes; None: the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,7 @@ class Policy:
                 )
             path = Path(str(resources.files("drover_collector.policy") / "presets" / f"{preset}.toml"))
         file = settings.load(PolicyFile, path)
+        _check_take_out(file, path)
         if not path.read_text("utf-8").strip():
             raise SettingsError(f"{path}: is empty; a full disk or a copy that broke off leaves such files")
         return Policy(
@@ -179,11 +189,11 @@ class Policy:
             asked: what its detectors ask for.
             place: the node it is on, for what holds of some pools and SKUs only.
         """
-        wanted, name, mode, save_s = asked, DETECTOR, "", 0.0
+        wanted, name, mode, save_s, one_gpu = asked, DETECTOR, "", 0.0, False
         for number, rule in enumerate(self.rules, 1):
             if rule.matches(incident, place):
                 wanted, name, mode = RecommendedAction(rule.action), rule.name or f"rule {number}", rule.mode
-                save_s = rule.save_s
+                save_s, one_gpu = rule.save_s, rule.take_out == "gpu"
                 break
         override = next((o for o in self.overrides if place is not None and o.matches(place)), None)
         if override is not None and _stronger_than(wanted, RecommendedAction(override.at_most)):
@@ -195,13 +205,18 @@ class Policy:
             wanted, name = SLOWDOWN_MOST, f"{name}, not beyond {SLOWDOWN_MOST.value} for a job that is slow as a whole"
         there = override.mode if override is not None else ""
         mode = least_mode(mode, there) if mode and there else mode or there or self.mode
-        return Verdict(wanted, name, mode, save_s)
+        return Verdict(wanted, name, mode, save_s, one_gpu and wanted is RecommendedAction.DRAIN)
 
     @property
     def most_mode(self) -> str:
         """The mode in which the most is done that any part of this policy names."""
         parts = (self.mode, *(r.mode for r in self.rules), *(o.mode for o in self.overrides))
         return max((mode for mode in parts if mode), key=MODES.index)
+
+    @property
+    def isolates(self) -> bool:
+        """Whether any rule takes out a GPU alone."""
+        return any(rule.take_out == "gpu" for rule in self.rules)
 
     def never_decides(self) -> list[tuple[int, int]]:
         """(rule, the rule before it that leaves it nothing), counted from 0."""
@@ -212,6 +227,21 @@ class Policy:
                     found.append((later, earlier))
                     break
         return found
+
+
+def _check_take_out(file: PolicyFile, path: Path) -> None:
+    """Raises SettingsError: a rule takes out a GPU alone by something else than a drain, or asks jobs to save too."""
+    for number, rule in enumerate(file.rules):
+        if rule.take_out != "gpu":
+            continue
+        if rule.action != RecommendedAction.DRAIN:
+            raise SettingsError(
+                f'{path}: rules[{number}]: take_out = "gpu" needs action = "drain": the job on the GPU runs to its end'
+            )
+        if rule.save_s:
+            raise SettingsError(
+                f'{path}: rules[{number}]: take_out = "gpu" asks no job to save itself; leave save_s out'
+            )
 
 
 def least_mode(*modes: str) -> str:

@@ -24,6 +24,7 @@ FENCED = frozenset(
         "probe_verdicts",
         "actions",
         "duties",
+        "gpu_outages",
         "approvals",
         "audit",
         "silences",
@@ -33,6 +34,7 @@ FENCED = frozenset(
 _UNSIGNED = {
     ("entities", "entity_id"), ("lane_seqs", "seq"), ("outbox", "written_ns"), ("absent", "version"),
     ("probe_orders", "written_ns"), ("actions", "written_ns"), ("duties", "written_ns"),
+    ("gpu_outages", "written_ns"),
 }  # fmt: skip
 
 

@@ -121,6 +121,8 @@ class Act(StrEnum):
     RESET = "reset"
     REBOOT = "reboot"
     REPAIR = "repair"  # a ticket
+    ISOLATE_GPU = "isolate_gpu"  # one GPU goes out of service, its node stays
+    RETURN_GPU = "return_gpu"
 
 
 class ActionState(StrEnum):
@@ -279,6 +281,16 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuRef:
+    """One GPU that is taken out of service alone. Its UUID names it: after a boot its slot may hold another board."""
+
+    slot: int
+    uuid: str  # "": not known, of a recorded fleet
+    refused: bool = False  # its scheduler cannot take it out alone
+    order: str = ""  # id of the order for the probes that validate it
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What the policy made of a recommendation. Decisions that are held back are stored too."""
 
@@ -294,6 +306,12 @@ class Decision:
     takes: bool = True  # it takes its node out of service; False: the node was out already
     cause: DecisionCause = DecisionCause.NONE  # why it is held or has expired
     save_s: float = 0.0  # how long its jobs have to save themselves first; 0: they are not asked
+    gpu: GpuRef | None = None  # only this GPU goes, the node stays in service; None: the node
+
+    @property
+    def what(self) -> str:
+        """What is to be done, in words."""
+        return f"{self.wanted} {self.node}" if self.gpu is None else f"isolate GPU {self.gpu.slot} of {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +335,7 @@ class Action:
     running: bool = False  # its command was started, and is not known to have ended
     foreign: bool = False  # it failed because somebody else has the node out of service
     saving: Saving | None = None  # its jobs are asked to save themselves first; None: they are not
+    gpu: GpuRef | None = None  # of ISOLATE_GPU and RETURN_GPU
 
 
 # Stages in which a node is out of service.
@@ -325,7 +344,10 @@ OUT_STAGES = frozenset({Health.DRAINING, Health.DRAINED, Health.VALIDATING, Heal
 
 @dataclass(frozen=True, slots=True)
 class NodeOutage:
-    """The stage of a node that Drover took out of service. An append-only history; the newest of a node counts."""
+    """The stage of a node, or of one GPU of it, that Drover took out of service.
+
+    Append-only histories, of nodes and of GPUs; the newest of a node, or of a GPU by its UUID, counts.
+    """
 
     node: str
     stage: Health  # draining, drained, validating, repair; healthy: back in service
@@ -339,6 +361,7 @@ class NodeOutage:
     withheld: Withheld = Withheld.NO
     passed_before: bool = False  # its return was withheld in this outage although it had passed its probes
     incidents: tuple[str, ...] = ()  # ids of other incidents that keep it out of service
+    gpu: GpuRef | None = None  # only this GPU is out of service; None: the node
 
 
 @dataclass(frozen=True, slots=True)

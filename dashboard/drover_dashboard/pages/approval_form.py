@@ -61,7 +61,9 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
 
 def _before(decision: Decision) -> None:
     """What the act would meet, as the form of a person's own drain says it: who works there, and the guard's word."""
-    look = client.fleet().preview_drain(decision.node).value if decision.node and decision.wanted in TAKING else None
+    if not decision.node or decision.wanted not in TAKING or decision.gpu is not None:  # of a GPU its node works on
+        return
+    look = client.fleet().preview_drain(decision.node).value
     if look is None:
         return
     jobs = ", ".join(f"{job.job} ({job.gpus_here} of its {job.gpus} GPUs)" for job in look.jobs[:JOBS])
@@ -118,6 +120,6 @@ def _answer(decision: Decision, who: str, why: str, approved: bool) -> None:
         view.trouble(f"answer_{decision.id}", answer.trouble, 0, view.viewer())
         return
     said = "Approved" if approved else "Rejected"
-    wish = f"{decision.wanted} {decision.node}" if decision.node else "to go on with the mass event"
+    wish = decision.what if decision.node else "to go on with the mass event"
     st.session_state[client.scoped("answered")] = f"{said} by {' '.join(who.split())}: {cluster_choice.inside(wish)}."
     st.rerun()

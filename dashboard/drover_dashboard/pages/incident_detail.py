@@ -152,7 +152,7 @@ def _policy(decisions: Sequence[Decision], who: view.Viewer) -> str:
         return "Policy: no rule applies; Drover does nothing about it."
     newest = max(decisions, key=lambda decision: decision.ts_ms)
     outcome = fmt.OUTCOMES.get(newest.outcome, newest.outcome)
-    said = f"Policy, {newest.mode} mode: {newest.wanted} {newest.node}: {outcome}."
+    said = f"Policy, {newest.mode} mode: {newest.what}: {outcome}."
     rule = fmt.rule(newest.rule)
     said += f" Rule {rule}: " if rule == newest.rule else f" {fmt.capital(rule)}: "
     return said + who.localize(newest.reason)

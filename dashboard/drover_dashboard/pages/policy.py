@@ -140,7 +140,7 @@ def _decisions(
         Row(
             (
                 Cell(who.clock(d.ts_ms), kind="faint", sub=d.outcome.replace("_", " ") if with_outcome else ""),
-                Cell(f"{_wish(d.wanted)} {d.node}" if d.node else "go on with a mass event", sub=fmt.rule(d.rule)),
+                Cell(_wish_for(d) if d.node else "go on with a mass event", sub=fmt.rule(d.rule)),
                 _why(about.get(d.incident_id, ""), d.reason, who),
             ),
             id=d.incident_id,
@@ -155,6 +155,10 @@ def _decisions(
 def _wish(wanted: RecommendedAction) -> str:
     """What is to be done to the node whose name follows."""
     return {RecommendedAction.NONE: "resume", RecommendedAction.ADVISE: "advise against"}.get(wanted, str(wanted))
+
+
+def _wish_for(decision: Decision) -> str:
+    return f"{_wish(decision.wanted)} {decision.node}" if decision.gpu is None else decision.what
 
 
 def _why(wrong: str, reason: str, who: view.Viewer) -> Cell:
@@ -182,7 +186,10 @@ def _held(held: Sequence[Decision], who: view.Viewer) -> None:
         Row(
             (
                 Cell(who.clock(found[0].ts_ms), kind="faint"),
-                Cell(f"{_wish(wanted)} {_some([d.node for d in found])}", sub=fmt.rule(rule)),
+                Cell(
+                    _wish_for(found[0]) if len(found) == 1 else f"{_wish(wanted)} {_some([d.node for d in found])}",
+                    sub=fmt.rule(rule),
+                ),
                 Cell(who.localize(reason)),
             ),
             id=found[0].incident_id,

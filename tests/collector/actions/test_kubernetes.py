@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 
 from drover_cli.doctor import schedulers
 from drover_cli.doctor.finding import FindingState
-from drover_collector.actions.base import ActError, AwayError, ForeignError, LaterError, Service
+from drover_collector.actions.base import ActError, AwayError, CheckLease, ForeignError, LaterError, Service
 from drover_collector.actions.kubernetes import api as kubernetes_api
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator, kept_closed
 from drover_collector.actions.kubernetes.api import KubernetesApi
@@ -22,7 +22,8 @@ from drover_collector.actions.kubernetes.controllers import Controllers
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
 from drover_collector.pipeline.maintenance_events import marks_of
-from drover_core.model.events import Act
+from drover_core.model.events import Act, Action, GpuRef
+from testbed.gpu_devices import GpuCluster, behind, claim_of, uuid_of
 from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.waiting import wait_until
@@ -49,6 +50,7 @@ numbers = itertools.count(1)
 class Cluster:
     server: KubernetesServer
     folder: Path
+    gpus: GpuCluster
 
     def account(self, role: list[dict[str, Any]]) -> str:
         """A service account with these rights alone."""
@@ -133,7 +135,54 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with kubernetes(folder) as server:
         for manifest in (each for file in RBAC for each in yaml.safe_load_all(file.read_text("utf-8"))):
             server.call("POST", PATHS[manifest["kind"]], manifest)
-        yield Cluster(server, folder)
+        gpus = GpuCluster()
+        with behind(server, gpus):
+            yield Cluster(server, folder, gpus)
+
+
+def of_gpu(act: Act, node: str, uuid: str, mark: str = MARK) -> tuple[Action, CheckLease]:
+    action, lease = request(act, node, mark)
+    return replace(action, gpu=GpuRef(3, uuid)), lease
+
+
+@pytest.mark.system
+def test_one_gpu_goes_follows_its_board_over_a_boot_and_comes_back(cluster: Cluster) -> None:
+    node, actuator = cluster.add_node(), cluster.actuator()
+    boards = {f"gpu-{slot}": uuid_of(1000 * next(numbers) + slot) for slot in range(8)}
+    sick = boards["gpu-3"]
+    cluster.gpus.devices[node] = boards
+    cluster.gpus.claims["train"] = claim_of(f"train-{node}", node, "gpu-3")
+
+    done = actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick))
+    assert f"run on to their end: default/train-{node}" in done.detail
+    assert cluster.gpus.isolated == [sick]
+    assert "already" in actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick)).detail
+    with pytest.raises(ForeignError, match=MARK):
+        actuator.do(*of_gpu(Act.ISOLATE_GPU, node, sick, "another"))
+    (state,) = actuator.isolated()
+    assert (state.uuid, state.node, state.slot, state.mark, state.fits) == (sick, node, 3, MARK, True)
+    assert state.jobs == (f"default/train-{node}",)
+    assert actuator.observe(node).service is Service.IN
+
+    cluster.gpus.devices[node] = {
+        **boards,
+        "gpu-3": boards["gpu-4"],
+        "gpu-4": sick,
+    }  # a boot numbered them otherwise
+    (state,) = actuator.isolated()
+    assert (state.fits, state.jobs) == (False, ())
+    assert "moved" in actuator.mend(state, lambda: None)
+    assert cluster.gpus.isolated == [sick]
+    cluster.gpus.devices[node] = {**boards, "gpu-3": boards["gpu-4"], "gpu-4": uuid_of(999)}  # replaced
+    assert "given out again" in actuator.mend(actuator.isolated()[0], lambda: None)
+    assert cluster.gpus.isolated == []
+    assert actuator.isolated()[0].fits
+
+    with pytest.raises(ForeignError):
+        actuator.do(*of_gpu(Act.RETURN_GPU, node, sick, "another"))
+    actuator.do(*of_gpu(Act.RETURN_GPU, node, sick))
+    assert cluster.gpus.rules == {}
+    assert "already" in actuator.do(*of_gpu(Act.RETURN_GPU, node, sick)).detail
 
 
 @pytest.mark.system
@@ -395,7 +444,16 @@ def exercised(cluster: Cluster, role: list[dict[str, Any]]) -> str:
     """Do all that the actuator does, with these rights; return what the API server refused."""
     node, refused = cluster.add_node(), ""
     name, actuator = cluster.run_pod(f"job-{node}", node), cluster.actuator(cluster.account(role))
+    board = uuid_of(1000 * next(numbers))
+    cluster.gpus.devices[node] = {"gpu-0": board}
+
+    def moved() -> object:
+        cluster.gpus.devices[node] = {"gpu-1": board}
+        return [actuator.mend(state, lambda: None) for state in actuator.isolated()]
+
     for step in (
+        lambda: actuator.do(*of_gpu(Act.ISOLATE_GPU, node, board)), moved,
+        lambda: actuator.do(*of_gpu(Act.RETURN_GPU, node, board)),
         lambda: actuator.survey([node]), lambda: actuator.observe(node), lambda: actuator.do(*request(Act.DRAIN, node)),
         lambda: actuator.do(*request(Act.ISOLATE, node)),
     ):  # fmt: skip
@@ -404,13 +462,14 @@ def exercised(cluster: Cluster, role: list[dict[str, Any]]) -> str:
         except ActError as error:
             refused += f"{error}\n"
     cluster.vanish(name)
+    cluster.gpus.rules.clear()
     return "\n".join(line for line in refused.splitlines() if "cannot" in line)
 
 
 @pytest.mark.system
 def test_each_right_is_needed_and_all_together_suffice(cluster: Cluster) -> None:
     shipped = rights()
-    assert len(shipped) == 6
+    assert len(shipped) == 12
     assert exercised(cluster, shipped) == ""
     for right in shipped:
         (resource,), (verb,) = right["resources"], right["verbs"]

@@ -80,10 +80,10 @@ async def test_an_agent_that_comes_takes_over_and_a_scrape_that_comes_is_turned_
         feed, messages, mapper = _feed(collector), NodeMessages("n0"), PageMapper(table("dcgm"))
         _put(feed, messages, DCGM, mapper, T0)
         await until(lambda: collector.ingest.stats.rows == 3)
-        assert "n0" not in collector.ingest.stats.by_agents
+        assert not collector.ingest.has_agent("n0")
         async with collector.agent(hello()) as agent:  # not refused
             await until(lambda: feed.has_agent)
-            assert "n0" in collector.ingest.stats.by_agents
+            assert collector.ingest.has_agent("n0")
             await agent.send(batch=batch(1, GOOD))
             await agent.until_held(LIVE, 1)
             rows = collector.ingest.stats.rows
@@ -96,13 +96,13 @@ async def test_an_agent_that_comes_takes_over_and_a_scrape_that_comes_is_turned_
             await agent.send(batch=batch(2, GOOD))
             await agent.until_held(LIVE, 2)
         await until(lambda: collector.ingest.stream("n0") is None)
-        assert "n0" in collector.ingest.stats.by_agents, "what it said last is an agent's word"
+        assert collector.ingest.has_agent("n0"), "what it said last is an agent's word"
         feed._next_s = time.monotonic()
         _put(feed, messages, DCGM, mapper, T0 + 1900)
         await until(
             lambda: store.samples.latest_values("n0", T0 + 2000)[Scope.NODE, None, None]["exporters_up"][1] > T0
         )
-        assert "n0" not in collector.ingest.stats.by_agents
+        assert not collector.ingest.has_agent("n0")
         assert sum("its exporters are scraped too" in record.getMessage() for record in caplog.records) == 1
         assert not collector.ingest.stats.notices()
         await feed.close()

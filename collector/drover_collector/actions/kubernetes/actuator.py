@@ -19,10 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from drover_collector.actions.base import (
+    ACTS,
+    GPU_ACTS,
     ActError,
     AwayError,
     CheckLease,
     ForeignError,
+    GpuState,
     LaterError,
     NodeState,
     Result,
@@ -33,8 +36,9 @@ from drover_collector.actions.base import (
     reason_of,
 )
 from drover_collector.actions.kubernetes.api import MANAGER, ConflictError, HeldError
+from drover_collector.actions.kubernetes.gpu_taints import GpuTaints
 from drover_collector.engine.node_state import Survey
-from drover_core.model.events import Action
+from drover_core.model.events import Act, Action
 
 DRAIN, REASON, CORDON, ADVISE = (f"drover.dev/{name}" for name in ("drain", "reason", "cordon", "advise"))
 CONDITION = "DroverHealthy"
@@ -61,6 +65,10 @@ class Client(Protocol):
 
     def evict(self, pod: Mapping[str, Any], version: str) -> bool: ...
 
+    def request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]: ...
+
 
 def kept_closed(node: object) -> bool:
     """Return whether Drover itself keeps a node closed, by its taint or its cordon."""
@@ -78,10 +86,25 @@ class KubernetesActuator(Scheduler):
 
     name = "kubernetes"
     label = "Kubernetes"
+    acts = ACTS | GPU_ACTS
 
     def __init__(self, client: Client, gpu_resources: Sequence[str]) -> None:
         self._client = client
         self._gpu_resources = tuple(gpu_resources)
+        self._gpus = GpuTaints(client, self._gpu_resources)
+
+    def do(self, action: Action, check_lease: CheckLease) -> Result:
+        if action.action is Act.ISOLATE_GPU:
+            return self._gpus.isolate(action, check_lease)
+        if action.action is Act.RETURN_GPU:
+            return self._gpus.give_back(action, check_lease)
+        return super().do(action, check_lease)
+
+    def isolated(self) -> Sequence[GpuState]:
+        return self._gpus.isolated()
+
+    def mend(self, state: GpuState, check_lease: CheckLease) -> str:
+        return self._gpus.mend(state, check_lease)
 
     def before(self, node: str) -> str:  # noqa: ARG002  # an advice replaces nothing
         return ""

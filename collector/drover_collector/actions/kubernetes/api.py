@@ -45,7 +45,7 @@ class KubernetesApi:
     def node(self, name: str) -> dict[str, Any] | None:
         """None: there is none of this name."""
         status, body = self._ask("read_node", name=name)
-        return None if status == 404 else _good(status, body, f"read node {name}")
+        return None if status == 404 else good(status, body, f"read node {name}")
 
     def statuses(self) -> dict[str, str]:
         """Of every node what `kubectl get nodes` shows: Ready, NotReady or Unknown, with ",SchedulingDisabled".
@@ -54,7 +54,7 @@ class KubernetesApi:
         whole nodes of a large cluster weigh 100 MB. Of version 0: from the server's memory, not from etcd.
         """
         status, body = self._ask("table", path="/api/v1/nodes")
-        table = _good(status, body, "list the nodes")
+        table = good(status, body, "list the nodes")
         try:
             titles = [column["name"] for column in table["columnDefinitions"]]
             name, state = titles.index("Name"), titles.index("Status")
@@ -68,7 +68,7 @@ class KubernetesApi:
         while True:
             more = {"_continue": after} if after else {}
             status, body = self._ask("list_node", limit=PAGE, **more)
-            page = _good(status, body, "list the nodes")
+            page = good(status, body, "list the nodes")
             yield from (node for node in page.get("items") or () if isinstance(node, dict))
             after = str((page.get("metadata") or {}).get("continue") or "")
             if not after:
@@ -76,7 +76,7 @@ class KubernetesApi:
 
     def read(self, path: str) -> dict[str, Any] | None:
         """Return the object at a path of the API; None: there is none."""
-        status, body = self._ask("get", path=path)
+        status, body = self.request("GET", path)
         return None if status == 404 else _good(status, body, f"read {path}")
 
     def may(self, verb: str, resource: str, subresource: str = "") -> bool:
@@ -88,7 +88,7 @@ class KubernetesApi:
             "spec": {"resourceAttributes": asked},
         }
         status, answer = self._ask("review", body=body)
-        found = _good(status, answer, "ask for its own rights").get("status")
+        found = good(status, answer, "ask for its own rights").get("status")
         return isinstance(found, dict) and found.get("allowed") is True
 
     def patch_node(self, name: str, patch: Mapping[str, Any]) -> None:
@@ -96,7 +96,7 @@ class KubernetesApi:
         status, body = self._ask(
             "patch_node", name=name, body=dict(patch), field_manager=MANAGER, _content_type=MERGE
         )  # fmt: skip
-        _good(status, body, f"change node {name}")
+        good(status, body, f"change node {name}")
 
     def patch_conditions(self, name: str, condition: Mapping[str, str]) -> None:
         """Set one condition; others' stay, as the list is merged by their types."""
@@ -104,18 +104,18 @@ class KubernetesApi:
         status, body = self._ask(
             "patch_node_status", name=name, body=patch, field_manager=MANAGER, _content_type=STRATEGIC
         )
-        _good(status, body, f"set condition {condition['type']} of node {name}")
+        good(status, body, f"set condition {condition['type']} of node {name}")
 
     def pods(self, node: str) -> list[dict[str, Any]]:
         """Of a node, those that have not ended."""
         selector = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
         status, body = self._ask("list_pod_for_all_namespaces", field_selector=selector)
-        return list(_good(status, body, f"list the pods of node {node}").get("items") or ())
+        return list(good(status, body, f"list the pods of node {node}").get("items") or ())
 
     def eviction_version(self) -> str:
         """policy/v1 (from 1.22 on) or policy/v1beta1, whichever this server says it takes."""
         status, body = self._ask("get_api_resources")
-        found = _good(status, body, "list what the server knows").get("resources") or ()
+        found = good(status, body, "list what the server knows").get("resources") or ()
         for resource in found:
             if resource.get("name") == "pods/eviction":
                 return f"{resource.get('group') or 'policy'}/{resource.get('version') or 'v1beta1'}"
@@ -135,8 +135,14 @@ class KubernetesApi:
         if status == 429 or (status == 500 and "PodDisruptionBudget" in str(body.get("message"))):
             causes = [c["message"] for c in (body.get("details") or {}).get("causes") or () if c.get("message")]
             raise HeldError("; ".join(map(str, causes or [body.get("message") or "it does not say which"])))
-        _good(status, body, f"evict pod {namespace}/{name}")
+        good(status, body, f"evict pod {namespace}/{name}")
         return True
+
+    def request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Return status and body of a call of an API group that older clients and servers lack."""
+        return self._ask("request", method=method, path=path, body=body, query=query or {})
 
     # ---- one call
 
@@ -160,7 +166,7 @@ class KubernetesApi:
             self._connect()
         limit = self._config.timeout_s
         try:
-            own: Mapping[str, Any] = {"table": self._table, "review": self._review, "get": self._get}
+            own: Mapping[str, Any] = {"table": self._table, "review": self._review, "request": self._request}
             ask = own[call] if call in own else getattr(self._core, call)
             answer = ask(**arguments, _preload_content=False, _request_timeout=(limit, limit))
             status, text = int(answer.status), answer.data
@@ -187,12 +193,18 @@ class KubernetesApi:
         )
         return client.call_api(*request, _request_timeout=_request_timeout).response
 
-    def _get(self, path: str, _preload_content: bool, _request_timeout: tuple[float, float]) -> Any:
-        """A GET of one object of any kind."""
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str],
+        _preload_content: bool, _request_timeout: tuple[float, float],
+    ) -> Any:  # fmt: skip
         client = self._core.api_client
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = MERGE if method == "PATCH" else "application/json"
         request = client.param_serialize(
-            "GET", path, header_params={"Accept": "application/json"}, auth_settings=["BearerToken"]
-        )
+            method, path, query_params=list(query.items()), header_params=headers, body=body,
+            auth_settings=["BearerToken"],
+        )  # fmt: skip
         return client.call_api(*request, _request_timeout=_request_timeout).response
 
     def _review(self, **arguments: Any) -> Any:
@@ -232,7 +244,7 @@ def in_cluster(environment: Mapping[str, str]) -> str:
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
-def _good(status: int, body: dict[str, Any], what: str) -> dict[str, Any]:
+def good(status: int, body: dict[str, Any], what: str) -> dict[str, Any]:
     """The body of a success. Raises the error that the status stands for."""
     if 200 <= status < 300:
         return body

@@ -81,6 +81,7 @@ class Inventory:
         serves: node number -> network card -> slot of the nearest GPU on the PCI bus.
         cards: node number -> network cards in the node's newest report; no key if it names none.
         ports_version: grows with each change of `serves` or `cards`.
+        boards: number of a GPU -> its UUID, and when another one was there before; 0: none is known.
     """
 
     def __init__(self, index: FleetIndex) -> None:
@@ -95,6 +96,7 @@ class Inventory:
         self.serves: dict[int, Mapping[str, int]] = {}
         self.cards: dict[int, frozenset[str]] = {}
         self.ports_version = 0
+        self.boards: dict[int, tuple[str, int]] = {}
 
     def numbers(self, name: str) -> Floats:
         """Return an attribute of all GPUs as numbers, float64 [G]; NaN where none is reported, or no number."""
@@ -121,6 +123,9 @@ class Inventory:
         for name in dict.fromkeys(NODE_KEYS.values()):
             changed |= self.node[name].put(n, self._number(found.get(name, "")), now_ms)
         for slot, g in enumerate(range(int(self._index.first_gpu[n]), int(self._index.first_gpu[n + 1]))):
+            if uuid := facts.get(f"gpu{slot}.uuid", "").strip()[:MAX_VALUE]:
+                was, since_ms = self.boards.get(g, (uuid, 0))
+                self.boards[g] = uuid, since_ms if was == uuid else now_ms
             for key, name in GPU_KEYS.items():
                 changed |= self.gpu[name].put(g, self._number(facts.get(f"gpu{slot}.{key}", "")), now_ms)
         changed |= self._nics(n, facts, now_ms)

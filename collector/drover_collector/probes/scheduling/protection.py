@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError, Service
 from drover_collector.probes.scheduling.slurm_holds import HoldJob
 from drover_collector.probes.settings import HoldConfig
-from drover_core.model.events import ProbeOrder, ProbeReason
+from drover_core.model.events import NodeOutage, ProbeOrder, ProbeReason
 from drover_core.model.probe_figures import LEVELS
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,8 @@ class Protection:
 
     def stands(self, order: ProbeOrder) -> bool:
         """Whether one that was to be sent to a drained node may be sent (again) now. Of a job the node itself knows."""
+        if self._alone(order):
+            return True
         if order.protection != DRAINED or (actuator := self._actuator_of(order.node)) is None:
             return True
         try:
@@ -127,6 +129,8 @@ class Protection:
         Raises:
             StoreError.
         """
+        if self._alone(order):
+            return Given(DRAINED)
         service, person = Service.IN, order.why is ProbeReason.PERSON and not order.group
         if (actuator := self._actuator_of(order.node)) is not None:
             try:
@@ -152,6 +156,14 @@ class Protection:
         if order.why is ProbeReason.PERSON:
             return Given(HAND)
         return Given(never=f"not sent: {self.refused(order.node)}") if self._scheduler(order.node) else Given(NONE)
+
+    def _alone(self, order: ProbeOrder) -> bool:
+        """Return whether all GPUs of an order are out of service alone: nothing new starts on them."""
+        return order.why in OF_DRAINED and bool(order.gpus) and self.isolated(order.node, order.gpus)
+
+    def isolated(self, node: str, gpus: Sequence[int]) -> bool:  # noqa: ARG002
+        """Return whether each of these GPUs of a node is out of service alone."""
+        return False
 
     def _scheduler(self, node: str) -> bool:
         return self._actuator_of(node) is not None or self._scheduled(node)
@@ -193,6 +205,21 @@ class Protection:
             return Given(wait=text)
         self._asked[order.id] = now_ms
         return Given(wait="its job is submitted")
+
+
+class GpuProtection(Protection):
+    """Of a fleet in which single GPUs go out of service while their nodes stay.
+
+    Args:
+        out: returns the outage of the GPU in a node's slot that is out alone; None: it is not. Any thread may call it.
+    """
+
+    def __init__(self, out: Callable[[str, int], NodeOutage | None], *args: Any) -> None:
+        super().__init__(*args)
+        self._out = out
+
+    def isolated(self, node: str, gpus: Sequence[int]) -> bool:
+        return all(self._out(node, gpu) is not None for gpu in gpus)
 
 
 class Unprotected(Protection):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import sql_string, sql_timestamp
 from drover_collector.store.table_writer import Ms, TableWriter
-from drover_core.model.events import Act, Action, NodeOutage, from_json, to_json
+from drover_core.model.events import Act, Action, GpuRef, NodeOutage, from_json, to_json
 
 
 class ActionTable:
@@ -76,11 +76,16 @@ class ActionTable:
 
 
 class OutageTable:
-    """How each node went out of service and came back."""
+    """How each node went out of service and came back.
+
+    Attributes:
+        gpus: the same of single GPUs whose nodes stayed.
+    """
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
         self._clients = clients
         self._writer = writer
+        self.gpus = GpuOutageTable(clients, writer)
 
     def write(self, outages: Sequence[NodeOutage]) -> None:
         self._writer.insert(
@@ -119,3 +124,55 @@ class OutageTable:
         for row in found:
             histories.setdefault(row["node"], []).append(from_json(NodeOutage, row["json"]))
         return histories
+
+
+class GpuOutageTable:
+    """How single GPUs went out of service and came back, by UUID."""
+
+    def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self._clients = clients
+        self._writer = writer
+
+    def write(self, outages: Sequence[NodeOutage]) -> None:
+        """Write new stages of GPUs. Only the active collector may."""
+        self._writer.insert(
+            "gpu_outages",
+            list(zip(outages, self._writer.next_numbers(len(outages)), strict=True)),
+            {
+                "uuid": lambda r: gpu_of(r[0]).uuid,
+                "node": lambda r: r[0].node,
+                "ts": lambda r: Ms(r[0].ts_ms),
+                "written_ns": lambda r: r[1],
+                "json": lambda r: to_json(r[0]),
+            },
+        )
+
+    def current(self) -> dict[str, NodeOutage]:
+        """Return UUID -> its newest stage."""
+        found = self._clients.rows("SELECT uuid, argMax(json, written_ns) AS newest FROM gpu_outages GROUP BY uuid")
+        return {row["uuid"]: from_json(NodeOutage, row["newest"]) for row in found}
+
+    def history(self, uuid: str) -> list[NodeOutage]:
+        """Return the stages of a GPU, oldest first."""
+        found = self._clients.rows(
+            "SELECT json FROM gpu_outages FINAL WHERE uuid = {uuid:String} ORDER BY written_ns", {"uuid": uuid}
+        )
+        return [from_json(NodeOutage, row["json"]) for row in found]
+
+    def histories(self, since_ms: int) -> dict[str, list[NodeOutage]]:
+        """Return UUID -> its stage at `since_ms`, if it had one, and its stages since then, oldest first."""
+        found = self._clients.rows(
+            f"SELECT uuid, json FROM gpu_outages FINAL WHERE ts >= {sql_timestamp(since_ms)} OR (uuid, written_ns) IN"
+            f" (SELECT uuid, max(written_ns) FROM gpu_outages WHERE ts < {sql_timestamp(since_ms)} GROUP BY uuid)"
+            " ORDER BY uuid, written_ns"
+        )
+        histories: dict[str, list[NodeOutage]] = {}
+        for row in found:
+            histories.setdefault(row["uuid"], []).append(from_json(NodeOutage, row["json"]))
+        return histories
+
+
+def gpu_of(outage: NodeOutage) -> GpuRef:
+    """Return the GPU of a GPU's outage."""
+    assert outage.gpu is not None, "this is a node's outage"
+    return outage.gpu

@@ -14,7 +14,7 @@ from drover_collector.store.schema import codecs
 from drover_core.metrics.catalog import Metric, Scope, of_scope
 
 # Raise it with every change of the tables, except an added column; see `migrations`.
-VERSION = 6
+VERSION = 7
 SAMPLES_SETTINGS = (
     ("ttl_only_drop_parts", 1),
     (
@@ -282,6 +282,11 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             "duties",
             (node, Column("ts", TIME), Column("written_ns", "UInt64"), JSON),
             "ReplacingMergeTree", "(node, written_ns)", settings=SYNCED,
+        ),
+        Table(
+            "gpu_outages",
+            (Column("uuid", "String"), node, Column("ts", TIME), Column("written_ns", "UInt64"), JSON),
+            "ReplacingMergeTree", "(uuid, written_ns)", settings=SYNCED,
         ),
         Table(
             "probes",  # results; `key`: the configuration that a figure depends on, when it was measured

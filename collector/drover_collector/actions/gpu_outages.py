@@ -1,0 +1,232 @@
+"""Single GPUs that Drover keeps out of service while their nodes stay: stored outages, and how each goes on and back.
+
+draining     no new pod gets it; one may run on it
+drained      no pod holds it
+validating   probes run on it alone
+repair       its probes failed
+healthy      back in service, or no longer Drover's: `reason` says which
+
+A GPU is named by its UUID everywhere: after a boot its slot, and its scheduler's name for it, may be another board's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import replace
+from itertools import takewhile
+
+from drover_collector.actions.base import (
+    HAND,
+    Actuator,
+    GpuIsolator,
+    GpuState,
+    NotAloneError,
+    own_mark,
+)
+from drover_collector.actions.base import gpu_of as gpu_ref
+from drover_collector.actions.node_outage import ITSELF, SOMEBODY, is_out, moved
+from drover_collector.store import Store
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Audit,
+    GpuRef,
+    Health,
+    NodeOutage,
+    Withheld,
+)
+
+log = logging.getLogger(__name__)
+
+LOOKS = 3  # of a node's looks for one at its GPUs: each reads every claim of the cluster
+Outages = Mapping[str, NodeOutage]  # UUID -> its newest outage
+
+
+class GpuOutageStore:
+    """Any thread may use it. Reads never wait for the store.
+
+    Attributes:
+        current: UUID -> its newest outage, ended ones too. Replaced with each change, never changed in place.
+        lock: held while an outage is read, judged and set.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.current: Outages = {}
+        self.lock = threading.RLock()
+        self._store = store
+        self._subscribers: list[Callable[[Outages], None]] = []
+
+    def subscribe(self, changed: Callable[[Outages], None]) -> None:
+        """Call `changed` with the current outages after each change, in the thread that made it."""
+        self._subscribers.append(changed)
+
+    def load(self) -> None:
+        """Read the stored outages. Raises StoreError."""
+        self.current = self._store.outages.gpus.current()
+
+    def write(self, outage: NodeOutage) -> None:
+        """Store the next stage of a GPU, then call the subscribers. Raises StoreError: nothing has changed."""
+        gpu = gpu_ref(outage)
+        with self.lock:
+            self._store.outages.gpus.write([outage])
+            self.current = {**self.current, gpu.uuid: outage}
+        log.info("%s is %s (%s): %s", name_of(outage), outage.stage, own_mark(outage), outage.reason)
+        for changed in self._subscribers:
+            changed(self.current)
+
+    def out(self) -> list[NodeOutage]:
+        """Return the outages of the GPUs that are out of service now."""
+        return [outage for outage in self.current.values() if is_out(outage)]
+
+    def at(self, node: str, slot: int) -> NodeOutage | None:
+        """Return the outage of the GPU that went out of this slot, the newest; None: none is out."""
+        found = [o for o in self.out() if o.node == node and o.gpu is not None and o.gpu.slot == slot]
+        return max(found, key=lambda outage: outage.ts_ms, default=None)
+
+    def orders(self) -> frozenset[str]:
+        """Return the ids of the orders for probes that validate single GPUs: they say nothing of their nodes."""
+        return frozenset(o.gpu.order for o in self.current.values() if o.gpu is not None and o.gpu.order)
+
+
+def name_of(outage: NodeOutage) -> str:
+    """Return what to call what is out in a sentence."""
+    return outage.node if outage.gpu is None else f"GPU {outage.gpu.slot} of {outage.node}"
+
+
+def isolated(action: Action, before: NodeOutage | None, now_ms: int) -> NodeOutage:
+    """Return the first stage of a GPU that `action` has taken out."""
+    gpu = replace(gpu_ref(action), order="")
+    returns = 0 if before is None else before.returns + (before.stage is Health.HEALTHY)
+    return NodeOutage(action.node, Health.DRAINING, now_ms, action.incident_id, action.why, action.by, returns, gpu=gpu)
+
+
+def adopted(state: GpuState, now_ms: int) -> NodeOutage | None:
+    """Return the outage of a GPU that a mark of Drover keeps out and that is unknown here; None: it cannot be read."""
+    if not state.mark or not state.uuid or not state.node or state.slot is None:
+        return None
+    text = (
+        f"not validated: it was found isolated by Drover ({state.reason}), and this store knows nothing of it: lost, or"
+        f" set back? drover resume {state.node} --gpu {state.slot} --why ... has it probed and put back"
+    )
+    incident = "" if state.mark == HAND else state.mark
+    gpu = GpuRef(state.slot, state.uuid)
+    return NodeOutage(
+        state.node, Health.DRAINING, now_ms, incident, text, ITSELF, withheld=Withheld.REVIEW, gpu=gpu
+    )  # fmt: skip
+
+
+def seen(outage: NodeOutage, state: GpuState | None, now_ms: int) -> NodeOutage | None:
+    """Return what the scheduler's state of a GPU changes; None: nothing."""
+    if state is None:
+        text = "put back in service by somebody else"
+        return moved(outage, Health.HEALTHY, now_ms, text, by=SOMEBODY, asked_ms=0)
+    if state.mark != own_mark(outage):
+        text = f"taken over by {SOMEBODY}, who keeps it out: {state.reason or 'no reason given'}"
+        return moved(outage, Health.HEALTHY, now_ms, text, by=SOMEBODY, asked_ms=0)
+    if outage.stage is Health.DRAINING and state.jobs == ():
+        return replace(outage, stage=Health.DRAINED, ts_ms=now_ms)
+    return None
+
+
+class GpuReconciler:
+    """Compares the single GPUs that a scheduler keeps out with what is stored. Of one actuator, in its worker's thread.
+
+    Args:
+        of: the actuator that has a node.
+        validate: orders the probes of a GPU that no pod holds.
+        troubles: what goes wrong, each a sentence, by subject.
+    """
+
+    def __init__(
+        self,
+        actuator: Actuator,
+        store: Store,
+        outages: GpuOutageStore,
+        of: Callable[[str], Actuator | None],
+        validate: Callable[[NodeOutage], None],
+        troubles: dict[str, str],
+    ) -> None:
+        self._actuator, self._store, self._outages = actuator, store, outages
+        self._of, self._validate, self._troubles = of, validate, troubles
+        self._look_at = 0.0  # time.monotonic
+        self._look_once = True  # for what a lost store or a call without an answer has left
+
+    def look_once(self) -> None:
+        """Look at the next turn, though none of its GPUs is known to be out."""
+        self._look_once, self._look_at = True, 0.0
+
+    def reconcile(self, now_ms: int, every_s: float, under_way: Container[str]) -> None:
+        """Bring outages up to date.
+
+        Args:
+            under_way: UUIDs of actions that wait.
+        Raises:
+            ActError and its kinds, StoreError.
+        """
+        actuator, subject = self._actuator, f"{self._actuator.name} GPUs"
+        if not isinstance(actuator, GpuIsolator) or time.monotonic() < self._look_at:
+            return
+        out = [outage for outage in self._outages.out() if self._of(outage.node) is self._actuator]
+        if not out and not self._look_once:
+            return
+        self._look_at = time.monotonic() + LOOKS * every_s
+        try:
+            states = {state.uuid: state for state in actuator.isolated()}
+        except NotAloneError as error:
+            self._look_once = False
+            if out:  # else nothing of Drover's can be there
+                self._troubles[subject] = f"Whether {len(out)} isolated GPUs still are is not known: {error}."
+            return
+        self._troubles.pop(subject, None)
+        for outage in out:
+            if gpu_ref(outage).uuid not in under_way:
+                self._update(actuator, outage, states.get(gpu_ref(outage).uuid), now_ms)
+        known = {gpu_ref(outage).uuid for outage in out}
+        self._adopt([s for s in states.values() if s.uuid not in known and s.uuid not in under_way], now_ms)
+        self._look_once = False
+
+    def _update(self, actuator: GpuIsolator, outage: NodeOutage, state: GpuState | None, now_ms: int) -> None:
+        after = seen(outage, state, now_ms)
+        if after is not None:
+            if after.stage is Health.HEALTHY:
+                self._mark_undone(outage, after.reason, now_ms)
+            self._outages.write(after)
+        elif state is not None and not state.fits and (text := actuator.mend(state, self._store.fence)):
+            log.warning("%s: %s", name_of(outage), text)
+            subject = f"{outage.node} GPU {gpu_ref(outage).slot}"
+            id_ = f"move {gpu_ref(outage).uuid} {now_ms}"
+            self._store.audit.write([Audit(id_, now_ms, ITSELF, "move isolation", subject, outage.reason, text)])
+            reason = text if state.jobs is None else self._cause(outage)  # the former: nothing keeps it out now
+            self._outages.write(replace(outage, ts_ms=now_ms, reason=reason))
+        if (after or outage).stage is Health.DRAINED:
+            self._validate(after or outage)
+
+    def _cause(self, outage: NodeOutage) -> str:
+        """Return why a GPU went out. Raises StoreError."""
+        history = self._store.outages.gpus.history(gpu_ref(outage).uuid)
+        return ([*takewhile(is_out, reversed(history))] or [outage])[-1].reason
+
+    def _mark_undone(self, outage: NodeOutage, why: str, now_ms: int) -> None:
+        uuid = gpu_ref(outage).uuid
+        done = [
+            a
+            for a in self._store.actions.newest(node=outage.node, acts=(Act.ISOLATE_GPU,))
+            if a.state is ActionState.DONE and a.gpu is not None and a.gpu.uuid == uuid
+        ]
+        self._store.actions.write([replace(a, state=ActionState.UNDONE, detail=why, ts_ms=now_ms) for a in done[-1:]])
+
+    def _adopt(self, states: Iterable[GpuState], now_ms: int) -> None:
+        for state in states:
+            outage = adopted(state, now_ms)
+            if outage is None:
+                self._troubles[f"GPU {state.uuid}"] = (
+                    f"An isolation of Drover's cannot be read ({state.node or 'no node'}, {state.uuid or 'no UUID'});"
+                    " look at the DeviceTaintRules with label app.kubernetes.io/managed-by=drover."
+                )
+            else:
+                log.warning("%s: %s", name_of(outage), outage.reason)
+                self._outages.write(outage)
