@@ -14,7 +14,9 @@ import pytest
 import urllib3
 from starlette.requests import Request
 
+from drover_dashboard import clusters
 from drover_dashboard.client import FleetClient
+from drover_dashboard.clusters import Clusters
 from drover_dashboard.server import auth_settings as people
 from drover_dashboard.server import frame
 from drover_dashboard.server.auth_settings import SignIn
@@ -70,6 +72,19 @@ def test_each_hit_leads_to_the_page_that_shows_it(shared: FleetClient) -> None:
     assert [hit["exact"] for hit in found["hits"]][:2] == [True, False]
     assert "lost for XID 79" in found["hits"][2]["name"]
     assert found["more"] is True
+
+
+def test_the_page_of_all_clusters_finds_in_each_and_names_who_is_away(served: str, monkeypatch) -> None:
+    several = Clusters([FleetClient(served, cluster="west"), FleetClient("127.0.0.1:9", cluster="east")])
+    monkeypatch.setattr(clusters, "_shared", several)
+    found = answered(frame.search(asked("text=n2")))
+    assert "No answer from east" in found["trouble"]
+    (node, *_) = found["hits"]
+    assert node["href"] == "node?cluster=west&node=n2"
+    assert node["detail"].startswith("cluster west: ")
+    assert answered(frame.search(asked("text=wes")))["hits"][0]["href"] == "./?cluster=west"
+    assert answered(frame.frame(asked())) == {"cluster": "all clusters", "pending": 0}
+    assert frame.frame(asked("cluster=north")).status_code == 200, "as without one: the page asks which"
 
 
 @pytest.mark.parametrize(("way", "asks"), [(SignIn(), True), (SignIn(header="X-User"), False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -123,7 +124,7 @@ def search(request: Request) -> Response:
 def _in_all(several: clusters.Clusters, text: str) -> dict[str, Any]:
     """Clusters of that name, then what each of them found; one that does not answer in time is named."""
     names = [name for name in several.names() if text.casefold() in name.casefold()]
-    hits = [{"kind": "cluster", "name": name, "href": view.href(view.FLEET, cluster=name)} for name in names]
+    hits = [{"kind": "cluster", "name": name, "href": f"./?{urlencode({'cluster': name})}"} for name in names]
     answers = several.ask_all(lambda fleet: fleet.ask(SEARCH, pb.SearchRequest(text=text, limit=IN_EACH)).value)
     for name, reply in answers.items():
         for hit in reply.hits if reply is not None else ():
