@@ -22,7 +22,7 @@ from drover_core.metrics.prometheus_text import MAX_SAMPLES, ExpositionError, Sa
 QUIET_S, WHOLE_S = 2.0, 8.0  # a page is whole when nothing came for it for so long, or so long after its first sample
 WAITS_S = 15.0  # a page waits at most so long for those of the node's other exporters
 SILENT_S = 60.0  # a source without a page for so long is down, and no other waits for it
-FORGET_S = 3600.0  # a node of which nothing comes for so long is no longer named
+FORGET_S = 3600.0  # a node that is silent for so long is no longer named
 MAX_PAGES = 16  # of one source that wait; the oldest go
 MAX_SOURCES = 8  # of one node
 STALE, OLD, NAMELESS, MANY = (
@@ -133,7 +133,7 @@ class Received:
                 yield made
 
     def forget(self, now_s: float) -> list[str]:
-        """Forget nodes of which nothing has come for long, and return them. What is missing is judged elsewhere."""
+        """Forget nodes that were silent for long, and return them. What is missing is judged elsewhere."""
         over = [
             name
             for name, node in self.nodes.items()
