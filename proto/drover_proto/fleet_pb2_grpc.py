@@ -224,6 +224,16 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.ReportingRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.ReportingList.FromString,
                 _registered_method=True)
+        self.NoteIncident = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/NoteIncident',
+                request_serializer=drover__proto_dot_fleet__pb2.IncidentNoteAsk.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.IncidentNoteReply.FromString,
+                _registered_method=True)
+        self.ListSimilar = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListSimilar',
+                request_serializer=drover__proto_dot_fleet__pb2.SimilarRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SimilarList.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -466,6 +476,19 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteIncident(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSimilar(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -658,6 +681,16 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListReporting,
                     request_deserializer=drover__proto_dot_fleet__pb2.ReportingRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.ReportingList.SerializeToString,
+            ),
+            'NoteIncident': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteIncident,
+                    request_deserializer=drover__proto_dot_fleet__pb2.IncidentNoteAsk.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.IncidentNoteReply.SerializeToString,
+            ),
+            'ListSimilar': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSimilar,
+                    request_deserializer=drover__proto_dot_fleet__pb2.SimilarRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SimilarList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1686,6 +1719,60 @@ class Fleet:
             '/drover.fleet.v1.Fleet/ListReporting',
             drover__proto_dot_fleet__pb2.ReportingRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.ReportingList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteIncident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/NoteIncident',
+            drover__proto_dot_fleet__pb2.IncidentNoteAsk.SerializeToString,
+            drover__proto_dot_fleet__pb2.IncidentNoteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSimilar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListSimilar',
+            drover__proto_dot_fleet__pb2.SimilarRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.SimilarList.FromString,
             options,
             channel_credentials,
             insecure,

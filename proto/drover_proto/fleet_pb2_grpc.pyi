@@ -78,6 +78,9 @@ class FleetStub:
     AdoptNode: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.AdoptRequest, _fleet_pb2.AdoptReply]
     """operators only"""
     ListReporting: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]
+    NoteIncident: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.IncidentNoteAsk, _fleet_pb2.IncidentNoteReply]
+    """operators only"""
+    ListSimilar: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SimilarRequest, _fleet_pb2.SimilarList]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -129,6 +132,9 @@ class FleetAsyncStub(FleetStub):
     AdoptNode: _aio.UnaryUnaryMultiCallable[_fleet_pb2.AdoptRequest, _fleet_pb2.AdoptReply]  # type: ignore[assignment]
     """operators only"""
     ListReporting: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]  # type: ignore[assignment]
+    NoteIncident: _aio.UnaryUnaryMultiCallable[_fleet_pb2.IncidentNoteAsk, _fleet_pb2.IncidentNoteReply]  # type: ignore[assignment]
+    """operators only"""
+    ListSimilar: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SimilarRequest, _fleet_pb2.SimilarList]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -405,5 +411,20 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ReportingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ReportingList, _abc.Awaitable[_fleet_pb2.ReportingList]]: ...
+
+    @_abc_1.abstractmethod
+    def NoteIncident(
+        self,
+        request: _fleet_pb2.IncidentNoteAsk,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.IncidentNoteReply, _abc.Awaitable[_fleet_pb2.IncidentNoteReply]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def ListSimilar(
+        self,
+        request: _fleet_pb2.SimilarRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SimilarList, _abc.Awaitable[_fleet_pb2.SimilarList]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
