@@ -44,9 +44,6 @@ def mark(note: pb.SilenceNote | None, who: view.Viewer) -> Mark | None:
 def button(incident: Incident, note: pb.SilenceNote | None) -> None:
     """For operators, while the incident is open: silence it, or end its silence."""
     _close()
-    of, done = st.session_state.get(client.scoped(DONE), ("", ""))
-    if done and of == incident.id:
-        view.notice("silenced", "remark", done)
     person = signin.person()
     if incident.closed_ms is not None or person is None or not person.may_act:
         return
@@ -71,6 +68,13 @@ def button(incident: Incident, note: pb.SilenceNote | None) -> None:
             sent = st.form_submit_button("Silence it", type="primary", key=client.scoped("silence_send"))
         if sent and not answering.lacks(MAKE, name, why):
             _silence(incident, HOURS[lasts], name, why)
+
+
+def done(incident: Incident) -> None:
+    """What was done last, for as long as this incident is looked at."""
+    of, text = st.session_state.get(client.scoped(DONE), ("", ""))
+    if text and of == incident.id:
+        view.notice("silenced", "remark", text)
 
 
 def _silence(incident: Incident, hours: float, name: str, why: str) -> None:

@@ -1,0 +1,188 @@
+"""Who handles an incident: acknowledge it, hand it over, note what is known. Each note is kept with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urljoin
+
+import streamlit as st
+
+from drover_core.model.events import Audit, Incident
+from drover_core.model.incident_notes import OUTCOME_WORDS, IncidentOutcome, NoteAct
+from drover_dashboard import client
+from drover_dashboard.pages import approval_form as answering
+from drover_dashboard.server import signin
+from drover_dashboard.server.auth_settings import Person
+from drover_dashboard.widgets import format as fmt
+from drover_dashboard.widgets import view
+from drover_dashboard.widgets.table import Cell, Column, Mark, Row, table
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import NOTE_INCIDENT
+
+CLOSE, DONE = "note_close", "note_done"  # of the session: widgets' state in the next run; what was noted, and where
+POPOVER = "note"
+UNSAID = "not_said"
+SHOWN_TICKETS = 5
+TICKET_CHARS = 40
+
+
+def words(handling: pb.IncidentHandling | None) -> str:
+    """`acknowledged by alex, assigned to bo`; empty where nobody handles it."""
+    if handling is None:
+        return ""
+    parts = [f"acknowledged by {handling.acknowledged_by}"] if handling.acknowledged_by else []
+    return ", ".join([*parts, *([f"assigned to {handling.assignee}"] if handling.assignee else [])])
+
+
+def mark(handling: pb.IncidentHandling | None, silenced: Mark | None) -> Mark | None:
+    """The words behind an incident in a list, with those of its silence."""
+    parts = [words(handling), silenced.text if silenced else ""]
+    return Mark(" · ".join(part for part in parts if part), "muted") if any(parts) else None
+
+
+def outcome(word: str) -> str:
+    return OUTCOME_WORDS[IncidentOutcome(word)] if word in list(IncidentOutcome) else word.replace("_", " ")
+
+
+def rows(incident: Incident, handling: pb.IncidentHandling | None, who: view.Viewer) -> list[Row]:
+    """Who handles it, its tickets and outcome, as facts of the incident."""
+    known = handling or pb.IncidentHandling()
+    found = []
+    if known.acknowledged_by or known.assignee:
+        sub = f"acknowledged {who.clock(known.acknowledged_ms)}" if known.acknowledged_by else "nobody acknowledged it"
+        found.append(Row((Cell("Handled", kind="faint"), Cell(words(known), badge="muted", sub=sub))))
+    elif incident.closed_ms is None:
+        found.append(Row((Cell("Handled", kind="faint"), Cell("by nobody: not acknowledged, not assigned"))))
+    if known.tickets:
+        found.append(Row((Cell("Tickets", kind="faint"), Cell(", ".join(known.tickets[-SHOWN_TICKETS:])))))
+    if known.outcome:
+        said = f"{outcome(known.outcome)}, said {known.outcome_by}"
+        found.append(Row((Cell("Outcome", kind="faint"), Cell(said))))
+    return found
+
+
+def comments(lines: Sequence[Audit], who: view.Viewer) -> None:
+    """What people wrote about it, the newest first; nothing where nobody did."""
+    found = sorted((a for a in lines if a.what == NoteAct.COMMENT), key=lambda a: -a.ts_ms)
+    with view.place():
+        if found:
+            shown = [Row((Cell(who.clock(a.ts_ms), sub=a.by, kind="faint"), Cell(a.why))) for a in found]
+            table("comments", (Column("Comments"), Column(wrap=True)), shown, empty="")
+
+
+def buttons(incident: Incident, handling: pb.IncidentHandling | None) -> None:
+    """For operators: acknowledge, and a form that hands over and notes."""
+    for key, value in st.session_state.pop(client.scoped(CLOSE), {}).items():
+        st.session_state[key] = value
+    person = signin.person()
+    if person is None or not person.may_act:
+        return
+    if incident.closed_ms is None:
+        _acknowledge(incident, handling, person)
+    key = client.scoped(f"{POPOVER}_{incident.id}")
+    with st.popover("Assign, note", icon=":material/edit_note:", key=client.scoped(POPOVER), on_change="rerun"):
+        _form(incident, handling, person, key)
+
+
+def done(incident: Incident) -> None:
+    """What was noted last, for as long as this incident is looked at."""
+    of, text = st.session_state.get(client.scoped(DONE), ("", ""))
+    if text and of == incident.id:
+        view.notice("noted", "remark", text)
+
+
+def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, person: Person) -> None:
+    name = person.name or st.session_state.get(answering.MY_NAME, "")
+    key = client.scoped(f"ack_{incident.id}")
+    if handling is not None and handling.acknowledged_by:
+        if name and st.button("Unacknowledge", key=f"un{key}", help="Receivers page again."):
+            _note(incident, [(NoteAct.UNACKNOWLEDGE, "", "", "acknowledgement taken back")], name, {})
+    elif name:
+        if st.button("Acknowledge", icon=":material/check:", type="primary", key=key):
+            _note(incident, [(NoteAct.ACKNOWLEDGE, "", "", "acknowledged")], name, {})
+    else:
+        popover = client.scoped("ack")
+        with st.popover("Acknowledge", icon=":material/check:", type="primary", key=popover, on_change="rerun"):
+            st.text("Receivers stop paging again while it stays as it is.")
+            with st.form(f"form_{key}", border=False):
+                given = st.text_input("Your name", key=f"who_{key}", max_chars=80)
+                sent = st.form_submit_button("Acknowledge it", type="primary", key=f"send_{key}")
+            if sent and _named(given):
+                _note(incident, [(NoteAct.ACKNOWLEDGE, "", "", "acknowledged")], given, {popover: False})
+
+
+def _named(name: str) -> bool:
+    if name.strip():
+        st.session_state[answering.MY_NAME] = " ".join(name.split())
+        return True
+    view.notice("note_lacks", "trouble", "Give your name: it is kept with the note.")
+    return False
+
+
+def _form(incident: Incident, handling: pb.IncidentHandling | None, person: Person, key: str) -> None:
+    now = handling.assignee if handling is not None else ""
+    with st.form(f"form_{key}", border=False):
+        name = person.name
+        if not name:
+            if answering.MY_NAME in st.session_state and f"who_{key}" not in st.session_state:
+                st.session_state[f"who_{key}"] = st.session_state[answering.MY_NAME]
+            name = st.text_input("Your name", key=f"who_{key}", max_chars=80)
+        assignee = st.text_input("Assign to", key=f"assign_{key}", max_chars=80, placeholder=now or "nobody so far")
+        ticket = st.text_input("Ticket", key=f"ticket_{key}", max_chars=300, placeholder="its address or number")
+        choices = [UNSAID, *map(str, IncidentOutcome)]
+        said = st.selectbox("It was", choices, key=f"outcome_{key}", format_func=outcome)
+        text = st.text_area("Comment", key=f"text_{key}", max_chars=2000, height=90)
+        sent = st.form_submit_button("Save", type="primary", key=f"send_{key}")
+    if not sent or not _named(name):
+        return
+    wanted = [
+        (NoteAct.ASSIGN, "", assignee, f"assigned to {assignee.strip()}", f"assign_{key}"),
+        (NoteAct.TICKET, "", ticket, "ticket linked", f"ticket_{key}"),
+        (NoteAct.OUTCOME, "", "" if said == UNSAID else said, f"it was {outcome(said)}", f"outcome_{key}"),
+        (NoteAct.COMMENT, text, "", "comment stored", f"text_{key}"),
+    ]
+    notes = [each for each in wanted if (each[1] + each[2]).strip()]
+    if not notes:
+        view.notice("note_empty", "trouble", "Fill in at least one field.")
+        return
+    emptied = {each[4]: UNSAID if each[0] is NoteAct.OUTCOME else "" for each in notes}
+    _note(incident, [each[:4] for each in notes], name, {client.scoped(POPOVER): False, **emptied})
+
+
+def _note(
+    incident: Incident, notes: Sequence[tuple[NoteAct, str, str, str]], name: str, after: dict[str, object]
+) -> None:
+    """Store notes (act, text, value, how to say it), then draw the page again with `after` as its widgets' state."""
+    for act, text, value, _ in notes:
+        request = pb.IncidentNoteAsk(id=incident.id, act=act, text=text, value=value, who=name)
+        answer = client.fleet().act(NOTE_INCIDENT, request)
+        if answer.value is None:  # the fields stay, for another try
+            view.trouble(f"note_{act}", answer.trouble, 0, view.viewer())
+            return
+    said = fmt.capital(", ".join(words for *_, words in notes))
+    st.session_state[client.scoped(DONE)] = incident.id, f"{said} by {' '.join(name.split())}."
+    st.session_state[client.scoped(CLOSE)] = after
+    st.rerun()
+
+
+def links(handling: pb.IncidentHandling | None) -> None:
+    """A button for each ticket that is an address."""
+    for ticket in list(handling.tickets if handling is not None else ())[-SHOWN_TICKETS:]:
+        if ticket.startswith(("https://", "http://")):
+            name = ticket.rstrip("/").rpartition("/")[2][:TICKET_CHARS] or "Ticket"
+            st.link_button(fmt.plain(name), ticket, icon=":material/open_in_new:")
+
+
+def share(incident: Incident, title: str, state: str, who: view.Viewer) -> None:
+    """The link of this incident, and a text for a chat; each has a button that copies it."""
+    path = view.href(view.INCIDENTS, id=incident.id, state="all")
+    link = urljoin(st.context.url or "", path)
+    with st.popover("Share", icon=":material/share:", key=client.scoped("share")):
+        st.text("Link")
+        st.code(link, language=None, wrap_lines=True)
+        st.text("For a chat")
+        lines = (
+            f"{incident.severity.upper()}: {title}, {state}", who.localize(incident.summary),
+            f"What to do: {who.localize(incident.advice)}", link,
+        )  # fmt: skip
+        st.code("\n".join(lines), language=None, wrap_lines=True)
