@@ -337,9 +337,11 @@ class FleetClient:
         """Return what is known for and against returning a node to service."""
         return self.ask(methods.PREVIEW_ACT, pb.ActRequest(node=node, act="resume"))
 
-    def silences(self) -> Answer[pb.SilenceList]:
-        """Return the silences in force or planned, and the open maintenance windows."""
-        return self.ask(methods.LIST_SILENCES, pb.SilencesRequest(limit=SILENCES))
+    def silences(self, ended_days: float = 0.0) -> Answer[pb.SilenceList]:
+        """Return the silences in force or planned, the open maintenance windows, and those that ended lately."""
+        since_ms = self._now_ms() - round(ended_days * 86_400_000) if ended_days else 0
+        request = pb.SilencesRequest(limit=SILENCES, since_ms=since_ms)
+        return self.ask(methods.LIST_SILENCES, request, ended_days)
 
     def _keep(self, name: tuple[str, object], value: R, asked_ms: int, deadline_s: float) -> Answer[R]:
         received_ms = self._now_ms()

@@ -17,6 +17,7 @@ MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, no
 
 TAKING = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)  # they take the node from its jobs
 JOBS = 3  # named in the form
+INSTEAD = "Alternatives: reject it, and {node} stays in service; or test it first, with Probe on its page."
 
 
 def strongest_first(waiting: Sequence[Decision]) -> list[Decision]:
@@ -64,10 +65,15 @@ def _before(decision: Decision) -> None:
     more = f" and {len(look.jobs) - JOBS} more" if len(look.jobs) > JOBS else ""
     view.notice(f"jobs_{decision.id}", "remark", f"Jobs on {decision.node}: {jobs}{more}." if jobs else
                 f"No job runs on {decision.node}.")  # fmt: skip
+    if look.hindrance:
+        view.notice(f"hindrance_{decision.id}", "trouble", f"It cannot be done now: {look.hindrance}.")
+    if look.maintenance:
+        view.notice(f"window_{decision.id}", "remark", f"Planned work there: {look.maintenance}.")
     if look.guard:
         view.notice(f"guard_{decision.id}", "trouble", f"The guard would hold a drain back: {look.guard}.")
     else:
         view.notice(f"guard_{decision.id}", "remark", "The guard has nothing against it.")
+    view.notice(f"instead_{decision.id}", "remark", INSTEAD.format(node=decision.node))
 
 
 def _side_by_side() -> tuple[Any, Any]:

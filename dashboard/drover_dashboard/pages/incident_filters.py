@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +13,7 @@ from drover_core.model.incident_title import incident_title
 from drover_core.times import iso
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
-from drover_dashboard.widgets import address, charts, view
+from drover_dashboard.widgets import address, charts, csv_file, view
 from drover_proto import fleet_pb2 as pb
 
 OF_LIST = ("id", charts.OPEN)  # leave the address with another choice: the incident shown is one of the new list
@@ -129,30 +127,20 @@ def _line(name: str, label: str, example: str) -> str:
 
 def _csv(filters: Filters) -> None:
     fleet, racks = client.fleet(), view.racks()  # the file is made on a thread that knows neither page nor cluster
-    st.download_button(
-        "CSV", _maker(filters, fleet, racks), file_name="incidents.csv", mime="text/csv", icon=":material/download:",
-        key="incidents_csv", on_click="ignore",
-    )  # fmt: skip
 
-
-def _maker(filters: Filters, fleet: FleetClient, racks: dict[str, str]) -> Callable[[], str]:
     def make() -> str:
         reply = filters.ask(fleet, limit=CSV_MOST).value
         if reply is None:
             raise RuntimeError("the collector does not answer: no CSV")
         return csv_of(reply, racks)
 
-    return make
+    csv_file.button("incidents_csv", "incidents", make)
 
 
 def csv_of(reply: pb.IncidentList, racks: dict[str, str]) -> str:
-    """Return a list as RFC 4180 has it. Times are ISO 8601 UTC; what is not known is empty."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(HEADERS)
-    for text in reply.incidents_json:
-        writer.writerow([_safe(cell) for cell in _cells(from_json(Incident, text), reply, racks)])
-    return out.getvalue()
+    """Times are ISO 8601 UTC; what is not known is empty."""
+    found = (from_json(Incident, text) for text in reply.incidents_json)
+    return csv_file.csv_text(HEADERS, [_cells(incident, reply, racks) for incident in found])
 
 
 def _cells(i: Incident, reply: pb.IncidentList, racks: dict[str, str]) -> Sequence[object]:
@@ -166,9 +154,3 @@ def _cells(i: Incident, reply: pb.IncidentList, racks: dict[str, str]) -> Sequen
         None if silence is None else iso(silence.until_ms), handling.acknowledged_by, handling.assignee,
         " ".join(handling.tickets), handling.outcome, i.summary,
     )  # fmt: skip
-
-
-def _safe(cell: object) -> str:
-    """A text that a spreadsheet takes for no formula (https://owasp.org/www-community/attacks/CSV_Injection)."""
-    text = "" if cell is None else str(cell)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) and not isinstance(cell, float) else text

@@ -43,7 +43,7 @@ def mark(note: pb.SilenceNote | None, who: view.Viewer) -> Mark | None:
 
 def button(incident: Incident, note: pb.SilenceNote | None) -> None:
     """For operators, while the incident is open: silence it, or end its silence."""
-    _close()
+    close_done()
     person = signin.person()
     if incident.closed_ms is not None or person is None or not person.may_act:
         return
@@ -101,15 +101,15 @@ def _done(popover: str, incident: str, text: str) -> None:
     st.rerun()
 
 
-def _close() -> None:
-    """Before they are drawn: the popover and the fields of what was done."""
+def close_done() -> None:
+    """Before they are drawn: set the popover and the fields of what was done."""
     for key, value in st.session_state.pop(client.scoped(CLOSE), {}).items():
         st.session_state[key] = value
 
 
 def listing(who: view.Viewer) -> None:
     """Silences and maintenance windows that are in force or to come, and a form to end one."""
-    _close()
+    close_done()
     answer = client.fleet().silences()
     if answer.value is None:
         view.notice("silences_unknown", "remark", "Silences are not known while the collector does not answer.")
@@ -120,7 +120,7 @@ def listing(who: view.Viewer) -> None:
     table("silences", columns, rows(found, who), empty=empty, height=LIST_PX if len(found) > FIT else None)
     with view.place():
         if answer.value.may_change and found:
-            _ending(found, who)
+            ending(found, who)
 
 
 def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
@@ -146,7 +146,7 @@ def _when(silence: Silence, who: view.Viewer) -> str:
     return f"{fmt.duration(silence.until_ms - who.now_ms)} left"
 
 
-def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
+def ending(found: Sequence[Silence], who: view.Viewer) -> None:
     person = signin.person()
     if person is None or not person.may_act:
         return
