@@ -248,7 +248,7 @@ class Chosen(FleetServicer):
 
     def NoteIncident(self, request: pb.IncidentNoteAsk, context: grpc.ServicerContext) -> pb.IncidentNoteReply:
         if self.refuses == request.act:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the store is full")
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the store is full")
         self.acts.append((request.act, request.value, request.text, request.who, False))
         line = Audit(f"a{len(self.notes)}", NOW_MS + len(self.notes), request.who, request.act, "i1", request.text,
                      state=request.value)  # fmt: skip

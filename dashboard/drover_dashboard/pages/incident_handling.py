@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import urljoin
 
 import streamlit as st
@@ -24,6 +25,20 @@ POPOVER = "note"
 UNSAID = "not_said"
 SHOWN_TICKETS = 5
 TICKET_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One note to store. `said`: how it is said when it is stored. `field`: the key of the widget that holds it."""
+
+    act: NoteAct
+    said: str
+    text: str = ""
+    value: str = ""
+    field: str = ""
+
+
+ACKNOWLEDGED = Note(NoteAct.ACKNOWLEDGE, "acknowledged")
 
 
 def words(handling: pb.IncidentHandling | None) -> str:
@@ -96,10 +111,10 @@ def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, perso
     key = client.scoped(f"ack_{incident.id}")
     if handling is not None and handling.acknowledged_by:
         if name and st.button("Unacknowledge", key=f"un{key}", help="Receivers page again."):
-            _note(incident, [(NoteAct.UNACKNOWLEDGE, "", "", "acknowledgement taken back")], name, {})
+            _store(incident, [Note(NoteAct.UNACKNOWLEDGE, "acknowledgement taken back")], name)
     elif name:
         if st.button("Acknowledge", icon=":material/check:", type="primary", key=key):
-            _note(incident, [(NoteAct.ACKNOWLEDGE, "", "", "acknowledged")], name, {})
+            _store(incident, [ACKNOWLEDGED], name)
     else:
         popover = client.scoped("ack")
         with st.popover("Acknowledge", icon=":material/check:", type="primary", key=popover, on_change="rerun"):
@@ -108,7 +123,7 @@ def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, perso
                 given = st.text_input("Your name", key=f"who_{key}", max_chars=80)
                 sent = st.form_submit_button("Acknowledge it", type="primary", key=f"send_{key}")
             if sent and _named(given):
-                _note(incident, [(NoteAct.ACKNOWLEDGE, "", "", "acknowledged")], given, {popover: False})
+                _store(incident, [ACKNOWLEDGED], given, popover)
 
 
 def _named(name: str) -> bool:
@@ -136,32 +151,34 @@ def _form(incident: Incident, handling: pb.IncidentHandling | None, person: Pers
     if not sent or not _named(name):
         return
     wanted = [
-        (NoteAct.ASSIGN, "", assignee, f"assigned to {assignee.strip()}", f"assign_{key}"),
-        (NoteAct.TICKET, "", ticket, "ticket linked", f"ticket_{key}"),
-        (NoteAct.OUTCOME, "", "" if said == UNSAID else said, f"it was {outcome(said)}", f"outcome_{key}"),
-        (NoteAct.COMMENT, text, "", "comment stored", f"text_{key}"),
+        Note(NoteAct.ASSIGN, f"assigned to {assignee.strip()}", value=assignee, field=f"assign_{key}"),
+        Note(NoteAct.TICKET, "ticket linked", value=ticket, field=f"ticket_{key}"),
+        Note(NoteAct.OUTCOME, f"it was {outcome(said)}", value="" if said == UNSAID else said, field=f"outcome_{key}"),
+        Note(NoteAct.COMMENT, "comment stored", text=text, field=f"text_{key}"),
     ]
-    notes = [each for each in wanted if (each[1] + each[2]).strip()]
+    notes = [each for each in wanted if (each.text + each.value).strip()]
     if not notes:
         view.notice("note_empty", "trouble", "Fill in at least one field.")
         return
-    emptied = {each[4]: UNSAID if each[0] is NoteAct.OUTCOME else "" for each in notes}
-    _note(incident, [each[:4] for each in notes], name, {client.scoped(POPOVER): False, **emptied})
+    _store(incident, notes, name, client.scoped(POPOVER))
 
 
-def _note(
-    incident: Incident, notes: Sequence[tuple[NoteAct, str, str, str]], name: str, after: dict[str, object]
-) -> None:
-    """Store notes (act, text, value, how to say it), then draw the page again with `after` as its widgets' state."""
-    for act, text, value, _ in notes:
-        request = pb.IncidentNoteAsk(id=incident.id, act=act, text=text, value=value, who=name)
-        answer = client.fleet().act(NOTE_INCIDENT, request)
-        if answer.value is None:  # the fields stay, for another try
-            view.trouble(f"note_{act}", answer.trouble, 0, view.viewer())
-            return
-    said = fmt.capital(", ".join(words for *_, words in notes))
-    st.session_state[client.scoped(DONE)] = incident.id, f"{said} by {' '.join(name.split())}."
+def _store(incident: Incident, notes: Sequence[Note], name: str, popover: str = "") -> None:
+    """Store notes, close the popover, and draw the page again. Of what is not stored the field stays filled."""
+    after: dict[str, object] = {}
     st.session_state[client.scoped(CLOSE)] = after
+    for each in notes:
+        request = pb.IncidentNoteAsk(id=incident.id, act=each.act, text=each.text, value=each.value, who=name)
+        answer = client.fleet().act(NOTE_INCIDENT, request)
+        if answer.value is None:
+            view.trouble(f"note_{each.act}", answer.trouble, 0, view.viewer())
+            return
+        if each.field:
+            after[each.field] = UNSAID if each.act is NoteAct.OUTCOME else ""
+    if popover:
+        after[popover] = False
+    said = fmt.capital(", ".join(each.said for each in notes))
+    st.session_state[client.scoped(DONE)] = incident.id, f"{said} by {' '.join(name.split())}."
     st.rerun()
 
 

@@ -157,7 +157,7 @@ def ending(found: Sequence[Silence], who: view.Viewer) -> None:
         with st.form(client.scoped("end_any_form"), border=False):
             chosen = st.selectbox(
                 "Which", list(named), key=client.scoped("end_which"),
-                format_func=lambda id_: f"{describe_scope(named[id_])}, until {who.clock(named[id_].until_ms)}",
+                format_func=lambda id_: _label(named[id_], who),
             )  # fmt: skip
             name, why = answering.person_and_why(client.scoped("end_any"), person)
             sent = st.form_submit_button("End it", type="primary", key=client.scoped("end_any_send"))
@@ -165,3 +165,9 @@ def ending(found: Sequence[Silence], who: view.Viewer) -> None:
             shut = client.scoped("end_any")
             st.session_state[client.scoped(CLOSE)] = {shut: False, f"why_{shut}": ""}
             st.rerun()
+
+
+def _label(silence: Silence, who: view.Viewer) -> str:
+    """With its id: two of the same place and end would be one choice, and the wrong one would end."""
+    what = "window" if silence.maintenance else "silence"
+    return f"{describe_scope(silence)}, {what} until {who.clock(silence.until_ms)} ({silence.id})"
