@@ -7,7 +7,7 @@ import argparse
 from drover_cli import noting
 from drover_core.model.incident_notes import NoteAct
 
-HELP = "acknowledge an incident: receivers stop paging again while it stays as it is"
+HELP = "acknowledge an incident: receivers stop paging again until it gets worse or comes back"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

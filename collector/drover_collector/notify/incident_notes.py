@@ -32,7 +32,7 @@ class IncidentNotes:
         return self._known
 
     def acknowledged(self, incident: Incident) -> bool:
-        """Return True if somebody knows of the incident as it is now."""
+        """Return True if somebody has acknowledged it, and it has neither come back nor got worse since."""
         return self.of(incident.id).holds(incident)
 
 

@@ -176,7 +176,7 @@ class Recipients:
         return incident.closed_ms is None and self.silences.of(incident, now_ms) is not None
 
     def targets(self, incident: Incident) -> dict[str, Target]:
-        """Return the receivers to notify. What somebody has acknowledged is not sent again while it stays as it is."""
+        """Return the receivers to notify. What somebody has acknowledged is not sent again."""
         found = self.routes.targets(incident)
         if self.notes.acknowledged(incident):
             return {name: replace(target, repeat_ms=None) for name, target in found.items()}

@@ -55,7 +55,7 @@ class Handling:
     updated_ms: int = 0
 
     def holds(self, incident: Incident) -> bool:
-        """Return True if somebody has acknowledged it as it is now: not if it came back since, or got worse."""
+        """Return True if somebody has acknowledged it, and it has neither come back nor got worse since."""
         if not self.acknowledged_ms:
             return False
         back_ms = max((note.ts_ms for note in incident.timeline if note.kind is NoteKind.CAME_BACK), default=0)

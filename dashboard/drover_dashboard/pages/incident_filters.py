@@ -53,7 +53,7 @@ class Filters:
         return fleet.incidents(self.state, DAYS[self.since], **(self.fields | more))
 
     def empty(self) -> str:
-        """Say of which incidents there is none."""
+        """Say what was not found."""
         fits = " that fits the filter" if self.narrow else ""
         if self.narrow == 1 and self.fields["silenced"]:
             fits = " that is silenced" if self.fields["silenced"] == "only" else " that is not silenced"

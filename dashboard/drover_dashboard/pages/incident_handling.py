@@ -118,7 +118,7 @@ def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, perso
     else:
         popover = client.scoped("ack")
         with st.popover("Acknowledge", icon=":material/check:", type="primary", key=popover, on_change="rerun"):
-            st.text("Receivers stop paging again while it stays as it is.")
+            st.text("Receivers stop paging again until it gets worse or comes back.")
             with st.form(f"form_{key}", border=False):
                 given = st.text_input("Your name", key=f"who_{key}", max_chars=80)
                 sent = st.form_submit_button("Acknowledge it", type="primary", key=f"send_{key}")

@@ -33,7 +33,7 @@ def form(person: Person, who: view.Viewer) -> None:
     key = client.scoped(NEW)
     with st.popover("New silence or window", icon=":material/notifications_off:", key=key, on_change="rerun"):
         with st.form(f"form_{key}", border=False):
-            place = st.selectbox("Of which", [*PLACES, EVERYWHERE], key=f"place_{key}")
+            place = st.selectbox("Where", [*PLACES, EVERYWHERE], key=f"place_{key}")
             names = st.text_input("Names", key=f"names_{key}", max_chars=2000, placeholder="r01n03 r01n04")
             kinds = st.multiselect("Kinds of incident", list(map(str, IncidentKind)), key=f"kinds_{key}",
                                    placeholder="all")  # fmt: skip
