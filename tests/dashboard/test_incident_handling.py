@@ -86,7 +86,7 @@ def test_one_acknowledges_with_a_name_and_everybody_sees_it(
     assert "by nobody: not acknowledged" in texts_of(drawn["facts"])
     press(app, "Acknowledge it")
     assert chosen.acts == [], "not without a name"
-    app.text_input(key="who_ack_i1").input("alex")
+    app.text_input(key="who_acknowledge_i1").input("alex")
     press(app, "Acknowledge it")
     assert chosen.acts == [("acknowledge", "", "", "alex", False)]
     assert "Acknowledged by alex." in said(app)

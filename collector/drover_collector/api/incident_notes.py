@@ -48,7 +48,8 @@ def note_incident(facts: ApiSnapshot, request: pb.IncidentNoteAsk, by: str) -> p
     # A later note is later in the audit too, where two come within a millisecond.
     at_ms = max(now_ms, notes.of(incident.id).updated_ms + 1)
     id_ = hashlib.blake2b(f"{incident.id} {act} {by} {at_ms}".encode(), digest_size=8).hexdigest()
-    line = Audit(id_, at_ms, by, act.value, incident.id, text, value, state=value)
+    detail = f"as {value}" if act is NoteAct.ACKNOWLEDGE else value
+    line = Audit(id_, at_ms, by, act.value, incident.id, text, detail, state=value)
     facts.store.audit.write([line])
     notes.take(line)
     return pb.IncidentNoteReply(audit_json=to_json(line), handling=handling_message(notes.of(incident.id), incident))

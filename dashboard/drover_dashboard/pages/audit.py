@@ -9,7 +9,6 @@ from functools import partial
 import streamlit as st
 
 from drover_core.model.events import Audit, from_json
-from drover_core.model.incident_notes import describe_note, is_note
 from drover_core.times import iso
 from drover_dashboard import client
 from drover_dashboard.widgets import address, csv_file, view
@@ -30,9 +29,9 @@ def rows(found: Sequence[Audit], nodes: frozenset[str], who: view.Viewer) -> lis
             (
                 Cell(who.clock(a.ts_ms), kind="faint"),
                 Cell(a.by),
-                Cell(describe_note(a).partition(": ")[0] if is_note(a) else a.what, sub=who.localize(a.detail)),
+                Cell(a.what, sub=who.localize(a.detail)),
                 Cell(a.subject),
-                Cell(who.localize(a.why)),
+                Cell(who.localize(a.why), kind="prose"),
             ),
             id=a.subject if _opens(a, nodes) else "",
             href=_href(a, nodes),

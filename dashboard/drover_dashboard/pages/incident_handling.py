@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urljoin
 
 import streamlit as st
@@ -38,20 +39,28 @@ class Note:
     field: str = ""
 
 
-ACKNOWLEDGED = Note(NoteAct.ACKNOWLEDGE, "acknowledged")
+Kind = Literal["primary", "secondary"]
+ACKNOWLEDGED: tuple[Note, str, Kind, str] = (
+    Note(NoteAct.ACKNOWLEDGE, "acknowledged"), "Acknowledge", "primary",
+    "Receivers stop paging again until it gets worse or comes back.",
+)  # fmt: skip
+UNACKNOWLEDGED: tuple[Note, str, Kind, str] = (
+    Note(NoteAct.UNACKNOWLEDGE, "acknowledgement taken back"), "Unacknowledge", "secondary", "Receivers page again.",
+)  # fmt: skip
 
 
-def words(handling: pb.IncidentHandling | None) -> str:
-    """`acknowledged by alex, assigned to bo`; empty where nobody handles it."""
+def words(handling: pb.IncidentHandling | None, *, short: bool = False) -> str:
+    """`acknowledged by alex, assigned to bo`; empty where nobody handles it. `short`: without the certificate."""
     if handling is None:
         return ""
-    parts = [f"acknowledged by {handling.acknowledged_by}"] if handling.acknowledged_by else []
+    by = handling.acknowledged_by.partition(" (")[0] if short else handling.acknowledged_by
+    parts = [f"acknowledged by {by}"] if by else []
     return ", ".join([*parts, *([f"assigned to {handling.assignee}"] if handling.assignee else [])])
 
 
 def mark(handling: pb.IncidentHandling | None, silenced: Mark | None) -> Mark | None:
     """The words behind an incident in a list, with those of its silence."""
-    parts = [words(handling), silenced.text if silenced else ""]
+    parts = [words(handling, short=True), silenced.text if silenced else ""]
     return Mark(" · ".join(part for part in parts if part), "muted") if any(parts) else None
 
 
@@ -81,7 +90,7 @@ def comments(lines: Sequence[Audit], who: view.Viewer) -> None:
     found = sorted((a for a in lines if a.what == NoteAct.COMMENT), key=lambda a: -a.ts_ms)
     with view.place():
         if found:
-            shown = [Row((Cell(who.clock(a.ts_ms), sub=a.by, kind="faint"), Cell(a.why))) for a in found]
+            shown = [Row((Cell(who.clock(a.ts_ms), sub=a.by, kind="faint"), Cell(a.why, kind="prose"))) for a in found]
             table("comments", (Column("Comments"), Column(wrap=True)), shown, empty="")
 
 
@@ -107,23 +116,23 @@ def done(incident: Incident) -> None:
 
 
 def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, person: Person) -> None:
+    """One press where the name is known; else it is asked for first."""
     name = person.name or st.session_state.get(answering.MY_NAME, "")
-    key = client.scoped(f"ack_{incident.id}")
-    if handling is not None and handling.acknowledged_by:
-        if name and st.button("Unacknowledge", key=f"un{key}", help="Receivers page again."):
-            _store(incident, [Note(NoteAct.UNACKNOWLEDGE, "acknowledgement taken back")], name)
-    elif name:
-        if st.button("Acknowledge", icon=":material/check:", type="primary", key=key):
-            _store(incident, [ACKNOWLEDGED], name)
-    else:
-        popover = client.scoped("ack")
-        with st.popover("Acknowledge", icon=":material/check:", type="primary", key=popover, on_change="rerun"):
-            st.text("Receivers stop paging again until it gets worse or comes back.")
-            with st.form(f"form_{key}", border=False):
-                given = st.text_input("Your name", key=f"who_{key}", max_chars=80)
-                sent = st.form_submit_button("Acknowledge it", type="primary", key=f"send_{key}")
-            if sent and _named(given):
-                _store(incident, [ACKNOWLEDGED], given, popover)
+    held = handling is not None and bool(handling.acknowledged_by)
+    note, label, kind, what = UNACKNOWLEDGED if held else ACKNOWLEDGED
+    key = client.scoped(f"{note.act}_{incident.id}")
+    if name:
+        if st.button(label, icon=":material/check:", type=kind, key=key, help=what):
+            _store(incident, [note], name)
+        return
+    popover = client.scoped(f"popover_{note.act}")
+    with st.popover(label, icon=":material/check:", type=kind, key=popover, on_change="rerun"):
+        st.text(what)
+        with st.form(f"form_{key}", border=False):
+            given = st.text_input("Your name", key=f"who_{key}", max_chars=80)
+            sent = st.form_submit_button(f"{label} it", type="primary", key=f"send_{key}")
+        if sent and _named(given):
+            _store(incident, [note], given, popover)
 
 
 def _named(name: str) -> bool:
@@ -139,14 +148,13 @@ def _form(incident: Incident, handling: pb.IncidentHandling | None, person: Pers
     with st.form(f"form_{key}", border=False):
         name = person.name
         if not name:
-            if answering.MY_NAME in st.session_state and f"who_{key}" not in st.session_state:
-                st.session_state[f"who_{key}"] = st.session_state[answering.MY_NAME]
+            answering.fill_name(f"who_{key}")
             name = st.text_input("Your name", key=f"who_{key}", max_chars=80)
         assignee = st.text_input("Assign to", key=f"assign_{key}", max_chars=80, placeholder=now or "nobody so far")
         ticket = st.text_input("Ticket", key=f"ticket_{key}", max_chars=300, placeholder="its address or number")
         choices = [UNSAID, *map(str, IncidentOutcome)]
         said = st.selectbox("It was", choices, key=f"outcome_{key}", format_func=outcome)
-        text = st.text_area("Comment", key=f"text_{key}", max_chars=2000, height=90)
+        text = st.text_area("Comment", key=f"text_{key}", max_chars=2000, height=120)
         sent = st.form_submit_button("Save", type="primary", key=f"send_{key}")
     if not sent or not _named(name):
         return

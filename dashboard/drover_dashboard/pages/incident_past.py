@@ -72,7 +72,7 @@ def _row(each: pb.SimilarIncident, who: view.Viewer) -> Row:
         since = Cell(f"came back after {fmt.duration(each.again_ms - each.closed_ms)}", kind="strong")
     else:
         since = Cell(f"not again in {fmt.duration(who.now_ms - each.closed_ms)}")
-    done = Cell("\n".join(each.done)) if each.done else Cell("no action by Drover", kind="faint")
+    done = Cell("; ".join(each.done)) if each.done else Cell("no action by Drover", kind="faint")
     if each.outcome:
         done = Cell(done.text, kind=done.kind, sub=f"it was {handling.outcome(each.outcome)}")
     return Row(

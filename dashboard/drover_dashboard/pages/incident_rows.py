@@ -74,8 +74,12 @@ def _acknowledged(found: pb.IncidentHandling | None) -> bool:
 
 
 def place(incident: Incident, racks: dict[str, str]) -> str:
-    parts = [fmt.where(incident, racks), f"cause: {fmt.cause(incident.cause)}"]
-    if incident.job:
+    """What its title does not say: the rack, its members where it has many, the job."""
+    rack = racks.get(incident.node or "", "")
+    parts = [f"rack {rack}"] if rack else []
+    if incident.node is None and incident.members:
+        parts.append(fmt.members(incident.members, 3))
+    if incident.job and incident.scope != "job":
         parts.append(fmt.job(incident.job))
     return " · ".join(parts)
 

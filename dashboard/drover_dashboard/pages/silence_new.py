@@ -25,11 +25,16 @@ NEW = "silence_new"
 TIME = "2026-11-28 23:00"  # as an example
 
 
+def done() -> None:
+    """What was made last, until the page is drawn again for another reason."""
+    made = st.session_state.pop(client.scoped(MADE), None)
+    with view.place():
+        if made:
+            view.notice("silence_made", "remark", made)
+
+
 def form(person: Person, who: view.Viewer) -> None:
     """For operators."""
-    made = st.session_state.pop(client.scoped(MADE), None)
-    if made:
-        view.notice("silence_made", "remark", made)
     key = client.scoped(NEW)
     with st.popover("New silence or window", icon=":material/notifications_off:", key=key, on_change="rerun"):
         with st.form(f"form_{key}", border=False):

@@ -64,6 +64,7 @@ def show(ended: bool) -> None:
             silence_new.form(person, who)
             if current := [silence for silence in found if silence.until_ms > who.now_ms]:
                 forms.ending(current, who)
+    silence_new.done()
     past = f" of the last {ENDED_DAYS:g} days" if ended else " is in force or to come"
     st.subheader("Silences", anchor=False)
     view.notice("silences_what", "remark", "Mute notifications only: incidents stay open and the policy still applies.")
