@@ -227,4 +227,4 @@ def test_the_audit_says_who_did_what_and_filters(shared: FleetClient, chosen: An
     rows = drawn["audit"]["rows"]
     assert [row.get("href", "") for row in rows] == ["node?node=n2", "incidents?id=0123456789abcdef&state=all"]
     app.text_input(key="audit_text").input("BOARD came").run()
-    assert [row["cells"][1]["text"] for row in drawn["audit"]["rows"]] == ["bo"]
+    assert [row["cells"][0]["sub"] for row in drawn["audit"]["rows"]] == ["bo"]

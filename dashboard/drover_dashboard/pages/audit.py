@@ -17,7 +17,7 @@ from drover_dashboard.widgets.table import Cell, Column, Row, table
 EVERY_S = 10
 WHO = ("people", "Drover too")
 SINCE = {"1d": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days", "90d": "last 90 days"}
-COLUMNS = (Column("When"), Column("Who"), Column("What", wrap=True), Column("About"), Column("Why", wrap=True))
+COLUMNS = (Column("When, who"), Column("What, about", wrap=True), Column("Why", wrap=True))  # they fit on a phone
 HEADERS = ("time", "who", "what", "about", "why", "detail")
 INCIDENT = re.compile(r"[0-9a-f]{16}")
 
@@ -27,10 +27,8 @@ def rows(found: Sequence[Audit], nodes: frozenset[str], who: view.Viewer) -> lis
     return [
         Row(
             (
-                Cell(who.clock(a.ts_ms), kind="faint"),
-                Cell(a.by),
-                Cell(a.what, sub=who.localize(a.detail)),
-                Cell(a.subject),
+                Cell(who.clock(a.ts_ms), sub=a.by),
+                Cell(a.what, sub=" · ".join(part for part in (a.subject, who.localize(a.detail)) if part)),
                 Cell(who.localize(a.why), kind="prose"),
             ),
             id=a.subject if _opens(a, nodes) else "",
@@ -74,7 +72,7 @@ def show(whole: bool, since: str, about: str, text: str) -> None:
             view.notice("audit_cut", "remark", f"Only the newest {client.AUDIT} lines are looked at: choose less time.")
     nodes = frozenset(view.racks())
     empty = "Nothing that fits the filter." if about or text else "Nobody did anything in this time."
-    clicked = table("audit", COLUMNS, rows(found, nodes, who), empty=empty, link_column=3)
+    clicked = table("audit", COLUMNS, rows(found, nodes, who), empty=empty, link_column=1)
     csv_file.button("audit_csv", "audit", partial(_csv, found))
     if clicked in nodes:
         st.switch_page(view.NODE, query_params={"node": clicked})

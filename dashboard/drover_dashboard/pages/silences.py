@@ -19,7 +19,7 @@ from drover_dashboard.widgets.table import Cell, Column, Row, table
 EVERY_S = 5
 ENDED_DAYS = 7.0
 STATES = ("now and to come", "ended too")
-COLUMNS = (Column("Of", wrap=True), Column("State"), Column("From"), Column("Until"), Column("By, why", wrap=True))
+COLUMNS = (Column("Of", wrap=True), Column("State"), Column("By, why", wrap=True))  # they fit on a phone
 
 
 def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
@@ -29,8 +29,6 @@ def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
             (
                 Cell(describe_scope(silence), sub=f"planned work {silence.event}" if silence.event else ""),
                 _state(silence, who),
-                Cell(who.clock(silence.from_ms)),
-                Cell(who.clock(silence.until_ms)),
                 Cell(silence.by, sub=silence.why),
             ),
             tone="" if silence.until_ms > who.now_ms else "muted",
@@ -40,13 +38,16 @@ def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
 
 
 def _state(silence: Silence, who: view.Viewer) -> Cell:
+    """In force, to come or over, with its time."""
+    begins, ends = (fmt.minute(ts_ms, who.where, who.now_ms) for ts_ms in (silence.from_ms, silence.until_ms))
+    times = f"{begins} to {ends}"
     if silence.ended_by:
-        return Cell("ended early", sub=f"by {silence.ended_by}", kind="faint")
+        return Cell("ended early", sub=f"{times}, by {silence.ended_by}", kind="faint")
     if silence.until_ms <= who.now_ms:
-        return Cell("over", kind="faint")
+        return Cell("over", sub=times, kind="faint")
     if silence.from_ms > who.now_ms:
-        return Cell("to come", badge="plain", sub=f"in {fmt.duration(silence.from_ms - who.now_ms)}")
-    return Cell("in force", badge="muted", sub=f"{fmt.duration(silence.until_ms - who.now_ms)} left")
+        return Cell("to come", badge="plain", sub=f"{times}, in {fmt.duration(silence.from_ms - who.now_ms)}")
+    return Cell("in force", badge="muted", sub=f"{times}, {fmt.duration(silence.until_ms - who.now_ms)} left")
 
 
 @st.fragment(run_every=EVERY_S)
