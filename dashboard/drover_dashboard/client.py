@@ -34,7 +34,6 @@ KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 PICTURE_FRESH_S = 2.0  # by health: pages that ask within so long share one
 VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
 SILENCES = 200  # listed
-AUDIT = 500  # lines listed
 DEADLINE_S = 4.0  # a question with a longer one reads from disk, so its delay says nothing about the collector
 SLOW_S = 2.0  # an answer from memory that takes this long gets a warning: the page is older than it looks
 RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; the others do not wait
@@ -253,16 +252,6 @@ class FleetClient:
         if since_days:
             request.since_ms = self._now_ms() - round(since_days * 86_400_000)
         return self.ask(methods.LIST_INCIDENTS, request, key)
-
-    def similar(self, incident_id: str) -> Answer[pb.SimilarList]:
-        """Return earlier incidents like this one."""
-        return self.ask(methods.LIST_SIMILAR, pb.SimilarRequest(id=incident_id))
-
-    def audit(self, since_days: float, whole: bool, subject: str = "") -> Answer[pb.AuditList]:
-        """Return what people did, the newest first. `whole`: with what Drover did by itself."""
-        since_ms = self._now_ms() - round(since_days * 86_400_000)
-        request = pb.AuditRequest(since_ms=since_ms, whole=whole, subject=subject, limit=AUDIT)
-        return self.ask(methods.LIST_AUDIT, request, (since_days, whole, subject))
 
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
         return self.ask(methods.GET_INCIDENT, pb.IncidentRequest(id=incident_id))

@@ -103,10 +103,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         f"  confidence {incident.confidence:.0%}, wants {incident.action}"
         + (f", {plain(job_label(incident.job))}" if incident.job else "")
     )
-    if detail.silenced:
-        say(f"  {detail.silenced}", 2)
-    if detail.HasField("handling"):
-        _handled(detail.handling)
+    _handled(detail.silenced, detail.handling)
     _section("evidence", [_evidence(e) for e in incident.evidence])
     _section("timeline", [f"{when(m.ts_ms)}  {m.source:<8}  {plain(m.text)}" for m in build_timeline(detail)])
     waiting = _waiting([from_json(Decision, text) for text in detail.decisions_json])
@@ -129,7 +126,9 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     return 0
 
 
-def _handled(handling: pb.IncidentHandling) -> None:
+def _handled(silenced: str, handling: pb.IncidentHandling) -> None:
+    if silenced:
+        say(f"  {silenced}", 2)
     if handling.acknowledged_by:
         say(f"  acknowledged by {handling.acknowledged_by} at {when(handling.acknowledged_ms)}", 2)
     if handling.assignee:

@@ -13,8 +13,11 @@ from drover_core.times import iso
 from drover_dashboard import client
 from drover_dashboard.widgets import address, csv_file, view
 from drover_dashboard.widgets.table import Cell, Column, Row, table
+from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import LIST_AUDIT
 
 EVERY_S = 10
+MOST = 500  # lines
 WHO = ("people", "Drover too")
 SINCE = {"1d": "last 24 hours", "7d": "last 7 days", "30d": "last 30 days", "90d": "last 90 days"}
 COLUMNS = (Column("When, who"), Column("What, about", wrap=True), Column("Why", wrap=True))  # they fit on a phone
@@ -61,15 +64,17 @@ def _csv(found: Sequence[Audit]) -> str:
 @st.fragment(run_every=EVERY_S)
 def show(whole: bool, since: str, about: str, text: str) -> None:
     who = view.viewer()
-    answer = client.fleet().audit(float(since.removesuffix("d")), whole, about)
+    since_ms = who.now_ms - int(since.removesuffix("d")) * 86_400_000
+    request = pb.AuditRequest(since_ms=since_ms, whole=whole, subject=about, limit=MOST)
+    answer = client.fleet().ask(LIST_AUDIT, request, (since, whole, about))
     view.trouble("audit", answer.trouble, answer.as_of_ms, who)
     if answer.value is None:
         return
     lines = [from_json(Audit, each) for each in answer.value.audit_json]
     found = [line for line in lines if _fits(line, text)] if text else lines
     with view.place():
-        if len(lines) >= client.AUDIT:
-            view.notice("audit_cut", "remark", f"Only the newest {client.AUDIT} lines are looked at: choose less time.")
+        if len(lines) >= MOST:
+            view.notice("audit_cut", "remark", f"Only the newest {MOST} lines are looked at: choose less time.")
     nodes = frozenset(view.racks())
     empty = "Nothing that fits the filter." if about or text else "Nobody did anything in this time."
     clicked = table("audit", COLUMNS, rows(found, nodes, who), empty=empty, link_column=1)

@@ -15,6 +15,7 @@ from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
 from drover_dashboard.widgets.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import LIST_SIMILAR
 
 SAME = {"gpu": "here", "node": "this node", "cause": ""}
 
@@ -43,7 +44,7 @@ def show_run_book(incident: Incident) -> None:
 
 
 def show_similar(incident: Incident, who: view.Viewer) -> None:
-    answer = client.fleet().similar(incident.id)
+    answer = client.fleet().ask(LIST_SIMILAR, pb.SimilarRequest(id=incident.id))
     if answer.value is None:
         view.trouble("similar", answer.trouble, 0, who)
         return
