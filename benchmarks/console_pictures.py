@@ -37,7 +37,7 @@ def pages(fleet: Live) -> dict[str, tuple[str, str, tuple[str, ...]]]:
     slow = fleet.found(EXPECTED["the slow GPU"])
     cooling = fleet.found(EXPECTED["the poorly cooled GPU"])
     return {
-        "fleet": ("/", "dark", ("Open incidents", "confirmed 2", "What is wrong, where", f"GPU {SLOW[1]} of node")),
+        "fleet": ("/", "dark", ("Open incidents", "confirmed 2", "What is wrong, where", f"{SLOW[0]} GPU {SLOW[1]}")),
         "incident": (f"/incidents?id={cooling.id if cooling else ''}", "dark", proof),
         "job": (f"/job?job={fleet.job}", "light", ("Its GPUs against each other", "named by an open incident")),
         "fabric": ("/fabric", "light", ("One of 16 nodes, not the switch", "leaf02", "serves GPU")),

@@ -10,6 +10,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "look": ("status", "clusters", "top", "node", "nodes", "find", "incidents", "job", "fabric", "thermals"),
     "understand": ("why", "explain", "runbook", "risk", "capacity", "report", "audit"),
     "decide": ("decisions", "approve", "reject", "policy", "silence", "silences", "unsilence"),
+    "hand over": ("ack", "assign", "comment", "ticket", "outcome"),
     "act": ("probe", "drain", "isolate", "resume", "reset", "reboot"),
     "set up and mend": ("doctor", "config", "fleet", "certs", "backup", "restore", "completion"),
     "try and measure": ("demo", "simulate", "export", "import", "replay", "score"),

@@ -174,6 +174,13 @@ class Drover(Transport):
         node: str | None = None,
         min_severity: str | None = None,
         silenced: str | None = None,
+        kind: str | None = None,
+        job: str | None = None,
+        rack: str | None = None,
+        text: str | None = None,
+        acknowledged: str | None = None,
+        assignee: str | None = None,
+        sort: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> models.IncidentList:
@@ -188,6 +195,13 @@ class Drover(Transport):
                     "node": node,
                     "min_severity": min_severity,
                     "silenced": silenced,
+                    "kind": kind,
+                    "job": job,
+                    "rack": rack,
+                    "text": text,
+                    "acknowledged": acknowledged,
+                    "assignee": assignee,
+                    "sort": sort,
                     "limit": limit,
                     "cursor": cursor,
                 },
@@ -202,6 +216,13 @@ class Drover(Transport):
         node: str | None = None,
         min_severity: str | None = None,
         silenced: str | None = None,
+        kind: str | None = None,
+        job: str | None = None,
+        rack: str | None = None,
+        text: str | None = None,
+        acknowledged: str | None = None,
+        assignee: str | None = None,
+        sort: str | None = None,
     ) -> Iterator[models.Incident]:
         """Incidents, open or of a time. All pages, an item at a time."""
         for item in self._pages(
@@ -212,6 +233,13 @@ class Drover(Transport):
                 "node": node,
                 "min_severity": min_severity,
                 "silenced": silenced,
+                "kind": kind,
+                "job": job,
+                "rack": rack,
+                "text": text,
+                "acknowledged": acknowledged,
+                "assignee": assignee,
+                "sort": sort,
                 "limit": 1000,
             },
             "incidents",
@@ -221,6 +249,32 @@ class Drover(Transport):
     def get_incident(self, id: str) -> models.IncidentDetail:
         """One incident with its evidence and decisions."""
         return cast("models.IncidentDetail", self._get(f"/api/v1/incidents/{quote(id, safe='')}", {}))
+
+    def note_incident(
+        self,
+        id: str,
+        *,
+        act: str | None = None,
+        text: str | None = None,
+        value: str | None = None,
+        who: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.IncidentNoteReply:
+        """Acknowledge an incident, assign it, comment on it, link a ticket, say what it was."""
+        return cast(
+            "models.IncidentNoteReply",
+            self._post(
+                f"/api/v1/incidents/{quote(id, safe='')}/notes",
+                {"act": act, "text": text, "value": value, "who": who},
+                idempotency_key,
+            ),
+        )
+
+    def list_similar(self, id: str, *, limit: int | None = None) -> models.SimilarList:
+        """Earlier incidents like this one, what was done for them, and whether it came back."""
+        return cast(
+            "models.SimilarList", self._get(f"/api/v1/incidents/{quote(id, safe='')}/similar", {"limit": limit})
+        )
 
     def list_jobs(
         self,
@@ -783,6 +837,13 @@ class AsyncDrover(AsyncTransport):
         node: str | None = None,
         min_severity: str | None = None,
         silenced: str | None = None,
+        kind: str | None = None,
+        job: str | None = None,
+        rack: str | None = None,
+        text: str | None = None,
+        acknowledged: str | None = None,
+        assignee: str | None = None,
+        sort: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> models.IncidentList:
@@ -797,6 +858,13 @@ class AsyncDrover(AsyncTransport):
                     "node": node,
                     "min_severity": min_severity,
                     "silenced": silenced,
+                    "kind": kind,
+                    "job": job,
+                    "rack": rack,
+                    "text": text,
+                    "acknowledged": acknowledged,
+                    "assignee": assignee,
+                    "sort": sort,
                     "limit": limit,
                     "cursor": cursor,
                 },
@@ -811,6 +879,13 @@ class AsyncDrover(AsyncTransport):
         node: str | None = None,
         min_severity: str | None = None,
         silenced: str | None = None,
+        kind: str | None = None,
+        job: str | None = None,
+        rack: str | None = None,
+        text: str | None = None,
+        acknowledged: str | None = None,
+        assignee: str | None = None,
+        sort: str | None = None,
     ) -> AsyncIterator[models.Incident]:
         """Incidents, open or of a time. All pages, an item at a time."""
         async for item in self._pages(
@@ -821,6 +896,13 @@ class AsyncDrover(AsyncTransport):
                 "node": node,
                 "min_severity": min_severity,
                 "silenced": silenced,
+                "kind": kind,
+                "job": job,
+                "rack": rack,
+                "text": text,
+                "acknowledged": acknowledged,
+                "assignee": assignee,
+                "sort": sort,
                 "limit": 1000,
             },
             "incidents",
@@ -830,6 +912,32 @@ class AsyncDrover(AsyncTransport):
     async def get_incident(self, id: str) -> models.IncidentDetail:
         """One incident with its evidence and decisions."""
         return cast("models.IncidentDetail", await self._get(f"/api/v1/incidents/{quote(id, safe='')}", {}))
+
+    async def note_incident(
+        self,
+        id: str,
+        *,
+        act: str | None = None,
+        text: str | None = None,
+        value: str | None = None,
+        who: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> models.IncidentNoteReply:
+        """Acknowledge an incident, assign it, comment on it, link a ticket, say what it was."""
+        return cast(
+            "models.IncidentNoteReply",
+            await self._post(
+                f"/api/v1/incidents/{quote(id, safe='')}/notes",
+                {"act": act, "text": text, "value": value, "who": who},
+                idempotency_key,
+            ),
+        )
+
+    async def list_similar(self, id: str, *, limit: int | None = None) -> models.SimilarList:
+        """Earlier incidents like this one, what was done for them, and whether it came back."""
+        return cast(
+            "models.SimilarList", await self._get(f"/api/v1/incidents/{quote(id, safe='')}/similar", {"limit": limit})
+        )
 
     async def list_jobs(
         self,

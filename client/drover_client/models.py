@@ -401,13 +401,29 @@ class IncidentDetail(TypedDict):
     probe_orders: list[ProbeOrder]
     probe_verdicts: list[ProbeVerdict]
     silence: SilenceNote | None
+    handling: IncidentHandling | None
+
+
+class IncidentHandling(TypedDict):
+    acknowledged_by: str
+    acknowledged: str | None
+    assignee: str
+    tickets: list[str]
+    outcome: str
+    outcome_by: str
 
 
 class IncidentList(TypedDict):
     incidents: list[Incident]
     total: int
     silences: dict[str, SilenceNote]
+    handling: dict[str, IncidentHandling]
     next_cursor: str | None
+
+
+class IncidentNoteReply(TypedDict):
+    audit: Audit
+    handling: IncidentHandling | None
 
 
 class IngestState(TypedDict):
@@ -1224,6 +1240,26 @@ class SilenceNote(TypedDict):
 class SilenceReply(TypedDict):
     silence: Silence
     covers: int
+
+
+class SimilarIncident(TypedDict):
+    id: str
+    same: str
+    kind: str
+    cause: str
+    node: str
+    gpu: int | None
+    since: str | None
+    closed: str | None
+    done: list[str]
+    outcome: str
+    again: str | None
+
+
+class SimilarList(TypedDict):
+    incidents: list[SimilarIncident]
+    total: int
+    since: str | None
 
 
 class Status(TypedDict):

@@ -245,13 +245,13 @@ class FleetClient:
     def node(self, name: str) -> Answer[pb.NodeDetail]:
         return self.ask(methods.GET_NODE, pb.NodeRequest(node=name))
 
-    def incidents(
-        self, state: str = "open", node: str = "", min_severity: str = "", limit: int = 200, silenced: str = ""
-    ) -> Answer[pb.IncidentList]:
-        request = pb.ListIncidentsRequest(
-            state=state, node=node, min_severity=min_severity, limit=limit, silenced=silenced
-        )
-        return self.ask(methods.LIST_INCIDENTS, request)
+    def incidents(self, state: str = "open", since_days: float = 0.0, **filters: Any) -> Answer[pb.IncidentList]:
+        """Return incidents. `filters`: fields of the request. `since_days`: open or closed since; 0: all."""
+        request = pb.ListIncidentsRequest(**({"state": state, "limit": 200} | filters))
+        key = (request.SerializeToString(deterministic=True), since_days)
+        if since_days:
+            request.since_ms = self._now_ms() - round(since_days * 86_400_000)
+        return self.ask(methods.LIST_INCIDENTS, request, key)
 
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
         return self.ask(methods.GET_INCIDENT, pb.IncidentRequest(id=incident_id))
@@ -326,9 +326,11 @@ class FleetClient:
         """Return what is known for and against returning a node to service."""
         return self.ask(methods.PREVIEW_ACT, pb.ActRequest(node=node, act="resume"))
 
-    def silences(self) -> Answer[pb.SilenceList]:
-        """Return the silences in force or planned, and the open maintenance windows."""
-        return self.ask(methods.LIST_SILENCES, pb.SilencesRequest(limit=SILENCES))
+    def silences(self, ended_days: float = 0.0) -> Answer[pb.SilenceList]:
+        """Return the silences in force or planned, the open maintenance windows, and those that ended lately."""
+        since_ms = self._now_ms() - round(ended_days * 86_400_000) if ended_days else 0
+        request = pb.SilencesRequest(limit=SILENCES, since_ms=since_ms)
+        return self.ask(methods.LIST_SILENCES, request, ended_days)
 
     def _keep(self, name: tuple[str, object], value: R, asked_ms: int, deadline_s: float) -> Answer[R]:
         received_ms = self._now_ms()

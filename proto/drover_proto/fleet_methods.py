@@ -170,6 +170,14 @@ LIST_REPORTING = FleetMethod(
     "ListReporting", pb.ReportingRequest, pb.ReportingList, READERS,
     "What the fleet file says of each node, and what its agent reports; also nodes that are not in the file.",
 )  # fmt: skip
+NOTE_INCIDENT = _act(
+    "NoteIncident", pb.IncidentNoteAsk, pb.IncidentNoteReply,
+    "Acknowledge an incident, assign it, comment on it, link a ticket, say what it was.",
+)  # fmt: skip
+LIST_SIMILAR = FleetMethod(
+    "ListSimilar", pb.SimilarRequest, pb.SimilarList, READERS,
+    "Earlier incidents like this one, what was done for them, and whether it came back.", fresh_s=60.0,
+)  # fmt: skip
 
 SEARCH = FleetMethod(
     "Search", pb.SearchRequest, pb.SearchReply, READERS,

@@ -900,6 +900,13 @@ class ListIncidentsRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     MIN_SEVERITY_FIELD_NUMBER: _builtins.int
     SILENCED_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    RACK_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    ASSIGNEE_FIELD_NUMBER: _builtins.int
+    SORT_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """open (default), closed, all"""
     since_ms: _builtins.int
@@ -911,6 +918,18 @@ class ListIncidentsRequest(_message.Message):
     """info, warning, critical; empty: info"""
     silenced: _builtins.str
     """no: those that are not silenced; only: those that are; empty: both"""
+    kind: _builtins.str
+    """xid, thermal, ...; empty: all"""
+    job: _builtins.str
+    rack: _builtins.str
+    """of one of its nodes"""
+    text: _builtins.str
+    """in its summary, cause, id, node, job, assignee or tickets; case does not count"""
+    acknowledged: _builtins.str
+    """no: those that nobody has acknowledged; only: those that somebody has; empty: both"""
+    assignee: _builtins.str
+    sort: _builtins.str
+    """worst (default), newest, oldest, longest, lost (GPU-hours)"""
     def __init__(
         self,
         *,
@@ -920,10 +939,17 @@ class ListIncidentsRequest(_message.Message):
         limit: _builtins.int = ...,
         min_severity: _builtins.str = ...,
         silenced: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        job: _builtins.str = ...,
+        rack: _builtins.str = ...,
+        text: _builtins.str = ...,
+        acknowledged: _builtins.str = ...,
+        assignee: _builtins.str = ...,
+        sort: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "min_severity", b"min_severity", "node", b"node", "silenced", b"silenced", "since_ms", b"since_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "assignee", b"assignee", "job", b"job", "kind", b"kind", "limit", b"limit", "min_severity", b"min_severity", "node", b"node", "rack", b"rack", "silenced", b"silenced", "since_ms", b"since_ms", "sort", b"sort", "state", b"state", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -974,10 +1000,32 @@ class IncidentList(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class HandlingEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___IncidentHandling: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___IncidentHandling | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     INCIDENTS_JSON_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     SILENCED_FIELD_NUMBER: _builtins.int
     SILENCES_FIELD_NUMBER: _builtins.int
+    HANDLING_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     @_builtins.property
     def incidents_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -991,6 +1039,10 @@ class IncidentList(_message.Message):
     def silences(self) -> _containers.MessageMap[_builtins.str, Global___SilenceNote]:
         """incident id -> the same as fields"""
 
+    @_builtins.property
+    def handling(self) -> _containers.MessageMap[_builtins.str, Global___IncidentHandling]:
+        """incident id -> who handles it, of those with notes of people"""
+
     def __init__(
         self,
         *,
@@ -998,14 +1050,224 @@ class IncidentList(_message.Message):
         total: _builtins.int = ...,
         silenced: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         silences: _abc.Mapping[_builtins.str, Global___SilenceNote] | None = ...,
+        handling: _abc.Mapping[_builtins.str, Global___IncidentHandling] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents_json", b"incidents_json", "silenced", b"silenced", "silences", b"silences", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handling", b"handling", "incidents_json", b"incidents_json", "silenced", b"silenced", "silences", b"silences", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IncidentList: _TypeAlias = IncidentList  # noqa: Y015
+
+@_typing.final
+class IncidentHandling(_message.Message):
+    """How people handle an incident, by their notes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACKNOWLEDGED_BY_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_MS_FIELD_NUMBER: _builtins.int
+    ASSIGNEE_FIELD_NUMBER: _builtins.int
+    TICKETS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    OUTCOME_BY_FIELD_NUMBER: _builtins.int
+    acknowledged_by: _builtins.str
+    """empty: nobody, or it came back or got worse since"""
+    acknowledged_ms: _builtins.int
+    assignee: _builtins.str
+    outcome: _builtins.str
+    """fault, false_alarm; empty: nobody said"""
+    outcome_by: _builtins.str
+    @_builtins.property
+    def tickets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        acknowledged_by: _builtins.str = ...,
+        acknowledged_ms: _builtins.int = ...,
+        assignee: _builtins.str = ...,
+        tickets: _abc.Iterable[_builtins.str] | None = ...,
+        outcome: _builtins.str = ...,
+        outcome_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_by", b"acknowledged_by", "acknowledged_ms", b"acknowledged_ms", "assignee", b"assignee", "outcome", b"outcome", "outcome_by", b"outcome_by", "tickets", b"tickets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IncidentHandling: _TypeAlias = IncidentHandling  # noqa: Y015
+
+@_typing.final
+class IncidentNoteAsk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ACT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    WHO_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of an incident, or an unambiguous beginning of one"""
+    act: _builtins.str
+    """acknowledge, unacknowledge, assign, comment, ticket, outcome"""
+    text: _builtins.str
+    """the comment, or why; only a comment must have it"""
+    value: _builtins.str
+    """assign: the person, empty for nobody; ticket: its address or number; outcome: fault, false_alarm"""
+    who: _builtins.str
+    """the person, where a certificate stands for several; the certificate's name is noted too"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        act: _builtins.str = ...,
+        text: _builtins.str = ...,
+        value: _builtins.str = ...,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "id", b"id", "text", b"text", "value", b"value", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IncidentNoteAsk: _TypeAlias = IncidentNoteAsk  # noqa: Y015
+
+@_typing.final
+class IncidentNoteReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUDIT_JSON_FIELD_NUMBER: _builtins.int
+    HANDLING_FIELD_NUMBER: _builtins.int
+    audit_json: _builtins.str
+    """drover_core.model.events.Audit"""
+    @_builtins.property
+    def handling(self) -> Global___IncidentHandling: ...
+    def __init__(
+        self,
+        *,
+        audit_json: _builtins.str = ...,
+        handling: Global___IncidentHandling | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handling", b"handling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit_json", b"audit_json", "handling", b"handling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IncidentNoteReply: _TypeAlias = IncidentNoteReply  # noqa: Y015
+
+@_typing.final
+class SimilarRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """of an incident, or an unambiguous beginning of one"""
+    limit: _builtins.int
+    """0: 5"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimilarRequest: _TypeAlias = SimilarRequest  # noqa: Y015
+
+@_typing.final
+class SimilarList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCIDENTS_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    since_ms: _builtins.int
+    """how far back was looked"""
+    @_builtins.property
+    def incidents(self) -> _containers.RepeatedCompositeFieldContainer[Global___SimilarIncident]:
+        """of the same GPU, then node, then of the same cause elsewhere; newest first"""
+
+    def __init__(
+        self,
+        *,
+        incidents: _abc.Iterable[Global___SimilarIncident] | None = ...,
+        total: _builtins.int = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incidents", b"incidents", "since_ms", b"since_ms", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SimilarList: _TypeAlias = SimilarList  # noqa: Y015
+
+@_typing.final
+class SimilarIncident(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    CLOSED_MS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    AGAIN_MS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    same: _builtins.str
+    """gpu, node: the same cause there before; cause: elsewhere"""
+    kind: _builtins.str
+    cause: _builtins.str
+    node: _builtins.str
+    gpu: _builtins.int
+    since_ms: _builtins.int
+    closed_ms: _builtins.int
+    outcome: _builtins.str
+    """fault, false_alarm; empty: nobody said"""
+    again_ms: _builtins.int
+    """when the same cause came back there; 0: it has not"""
+    @_builtins.property
+    def done(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what was done for it: "drain: done by alex" """
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        same: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        cause: _builtins.str = ...,
+        node: _builtins.str = ...,
+        gpu: _builtins.int | None = ...,
+        since_ms: _builtins.int = ...,
+        closed_ms: _builtins.int = ...,
+        done: _abc.Iterable[_builtins.str] | None = ...,
+        outcome: _builtins.str = ...,
+        again_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "again_ms", b"again_ms", "cause", b"cause", "closed_ms", b"closed_ms", "done", b"done", "gpu", b"gpu", "id", b"id", "kind", b"kind", "node", b"node", "outcome", b"outcome", "same", b"same", "since_ms", b"since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
+
+Global___SimilarIncident: _TypeAlias = SimilarIncident  # noqa: Y015
 
 @_typing.final
 class SilenceNote(_message.Message):
@@ -1087,6 +1349,7 @@ class IncidentDetail(_message.Message):
     PROBE_VERDICTS_JSON_FIELD_NUMBER: _builtins.int
     SILENCED_FIELD_NUMBER: _builtins.int
     SILENCE_FIELD_NUMBER: _builtins.int
+    HANDLING_FIELD_NUMBER: _builtins.int
     incident_json: _builtins.str
     health: _builtins.str
     may_answer: _builtins.bool
@@ -1129,6 +1392,10 @@ class IncidentDetail(_message.Message):
     def silence(self) -> Global___SilenceNote:
         """the same as fields; absent: it is not"""
 
+    @_builtins.property
+    def handling(self) -> Global___IncidentHandling:
+        """absent: nobody has noted anything"""
+
     def __init__(
         self,
         *,
@@ -1146,10 +1413,11 @@ class IncidentDetail(_message.Message):
         probe_verdicts_json: _abc.Iterable[_builtins.str] | None = ...,
         silenced: _builtins.str = ...,
         silence: Global___SilenceNote | None = ...,
+        handling: Global___IncidentHandling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["silence", b"silence"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handling", b"handling", "silence", b"silence"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions_json", b"actions_json", "audit_json", b"audit_json", "decisions_json", b"decisions_json", "duties_json", b"duties_json", "events_json", b"events_json", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "may_answer", b"may_answer", "notifications", b"notifications", "probe_orders_json", b"probe_orders_json", "probe_verdicts_json", b"probe_verdicts_json", "silence", b"silence", "silenced", b"silenced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actions_json", b"actions_json", "audit_json", b"audit_json", "decisions_json", b"decisions_json", "duties_json", b"duties_json", "events_json", b"events_json", "handling", b"handling", "health", b"health", "health_history", b"health_history", "incident_json", b"incident_json", "may_answer", b"may_answer", "notifications", b"notifications", "probe_orders_json", b"probe_orders_json", "probe_verdicts_json", b"probe_verdicts_json", "silence", b"silence", "silenced", b"silenced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

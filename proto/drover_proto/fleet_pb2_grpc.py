@@ -229,6 +229,16 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.SearchRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.SearchReply.FromString,
                 _registered_method=True)
+        self.NoteIncident = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/NoteIncident',
+                request_serializer=drover__proto_dot_fleet__pb2.IncidentNoteAsk.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.IncidentNoteReply.FromString,
+                _registered_method=True)
+        self.ListSimilar = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListSimilar',
+                request_serializer=drover__proto_dot_fleet__pb2.SimilarRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.SimilarList.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -477,6 +487,19 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteIncident(self, request, context):
+        """operators only
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSimilar(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -674,6 +697,16 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Search,
                     request_deserializer=drover__proto_dot_fleet__pb2.SearchRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.SearchReply.SerializeToString,
+            ),
+            'NoteIncident': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteIncident,
+                    request_deserializer=drover__proto_dot_fleet__pb2.IncidentNoteAsk.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.IncidentNoteReply.SerializeToString,
+            ),
+            'ListSimilar': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSimilar,
+                    request_deserializer=drover__proto_dot_fleet__pb2.SimilarRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.SimilarList.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1729,6 +1762,60 @@ class Fleet:
             '/drover.fleet.v1.Fleet/Search',
             drover__proto_dot_fleet__pb2.SearchRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.SearchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteIncident(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/NoteIncident',
+            drover__proto_dot_fleet__pb2.IncidentNoteAsk.SerializeToString,
+            drover__proto_dot_fleet__pb2.IncidentNoteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSimilar(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListSimilar',
+            drover__proto_dot_fleet__pb2.SimilarRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.SimilarList.FromString,
             options,
             channel_credentials,
             insecure,

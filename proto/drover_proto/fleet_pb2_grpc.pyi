@@ -79,6 +79,9 @@ class FleetStub:
     """operators only"""
     ListReporting: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]
     Search: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SearchRequest, _fleet_pb2.SearchReply]
+    NoteIncident: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.IncidentNoteAsk, _fleet_pb2.IncidentNoteReply]
+    """operators only"""
+    ListSimilar: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SimilarRequest, _fleet_pb2.SimilarList]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -131,6 +134,9 @@ class FleetAsyncStub(FleetStub):
     """operators only"""
     ListReporting: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportingRequest, _fleet_pb2.ReportingList]  # type: ignore[assignment]
     Search: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SearchRequest, _fleet_pb2.SearchReply]  # type: ignore[assignment]
+    NoteIncident: _aio.UnaryUnaryMultiCallable[_fleet_pb2.IncidentNoteAsk, _fleet_pb2.IncidentNoteReply]  # type: ignore[assignment]
+    """operators only"""
+    ListSimilar: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SimilarRequest, _fleet_pb2.SimilarList]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -414,5 +420,20 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.SearchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.SearchReply, _abc.Awaitable[_fleet_pb2.SearchReply]]: ...
+
+    @_abc_1.abstractmethod
+    def NoteIncident(
+        self,
+        request: _fleet_pb2.IncidentNoteAsk,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.IncidentNoteReply, _abc.Awaitable[_fleet_pb2.IncidentNoteReply]]:
+        """operators only"""
+
+    @_abc_1.abstractmethod
+    def ListSimilar(
+        self,
+        request: _fleet_pb2.SimilarRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.SimilarList, _abc.Awaitable[_fleet_pb2.SimilarList]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

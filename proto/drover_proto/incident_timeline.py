@@ -15,6 +15,7 @@ from drover_core.model.events import (
     ProbeVerdict,
     from_json,
 )
+from drover_core.model.incident_notes import describe_note, is_note
 from drover_proto import fleet_pb2 as pb
 
 
@@ -49,7 +50,8 @@ def build_timeline(detail: pb.IncidentDetail) -> list[TimelineEntry]:
         place = verdict.node if verdict.gpu is None else f"{verdict.node} GPU {verdict.gpu}"
         found.append(TimelineEntry(verdict.ts_ms, "probe", _with(f"{place} {text}", verdict.text)))
     for line in [from_json(Audit, text) for text in detail.audit_json]:
-        found.append(TimelineEntry(line.ts_ms, "person", _with(f"{line.what} by {line.by}", line.why)))
+        text = describe_note(line) if is_note(line) else _with(f"{line.what} by {line.by}", line.why)
+        found.append(TimelineEntry(line.ts_ms, "person", text))
     return sorted(found, key=lambda entry: entry.ts_ms)
 
 

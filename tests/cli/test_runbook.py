@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from drover_cli.commands import runbook
 from drover_cli.doctor import running
 from drover_cli.main import main
+from drover_core.model import runbooks
 from drover_core.model.events import IncidentKind
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_pages_are_in_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     subprocess.run(command, check=True, timeout=100)
     with zipfile.ZipFile(next(tmp_path.glob("drover-*.whl"))) as wheel:
         wheel.extractall(tmp_path / "site")
-    inside = tmp_path / "site/drover_cli/runbooks"
+    inside = tmp_path / "site/drover_core/runbooks"
     assert {page.name for page in inside.glob("*.md")} == {page.name for page in (ROOT / "docs/runbooks").glob("*.md")}
-    monkeypatch.setattr(runbook, "PLACES", (inside, tmp_path / "no checkout"))
+    monkeypatch.setattr(runbooks, "PLACES", (inside, tmp_path / "no checkout"))
     assert main(["runbook", "hang"]) == 0

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from drover_core.model.events import (
+    Audit,
     Decision,
     Event,
     EventKind,
@@ -28,6 +29,7 @@ from drover_core.model.events import (
 )
 from drover_core.model.events import RecommendedAction as W
 from drover_core.model.events import Severity as S
+from drover_core.model.incident_notes import handling_of
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
 from drover_proto import fleet_pb2 as pb
@@ -59,6 +61,9 @@ class Chosen(FleetServicer):
         self.pending, self.receivers = 0, 1
         self.silence: pb.SilenceNote | None = None  # of the incident i1
         self.silences: list[Silence] = []
+        self.notes: list[Audit] = []  # on the incident i1
+        self.refuses = ""  # this act of a note
+        self.asked_filters: list[pb.ListIncidentsRequest] = []
         self.asked_silenced: list[str] = []
         self.strangers: list[str] = []  # nodes that report and are not in the fleet
         self.known, self.packs = 3, True  # GPUs whose metric is known; pictures are packed, as since 0.2.0
@@ -129,10 +134,12 @@ class Chosen(FleetServicer):
     def ListIncidents(self, request: Any, context: grpc.ServicerContext) -> pb.IncidentList:
         self._called("incidents", context)
         self.asked_silenced.append(request.silenced)
+        self.asked_filters.append(request)
         silences = {"i1": self.silence} if self.silence else {}
         if (request.silenced == "no" and silences) or (request.silenced == "only" and not silences):
             return pb.IncidentList()
-        return pb.IncidentList(incidents_json=[to_json(incident())], total=1, silences=silences)
+        return pb.IncidentList(incidents_json=[to_json(incident())], total=1, silences=silences,
+                               handling={"i1": found} if (found := self._handling()) else {})  # fmt: skip
 
     def GetIncident(self, request: pb.IncidentRequest, context: grpc.ServicerContext) -> pb.IncidentDetail:
         self._called("incident", context)
@@ -145,7 +152,7 @@ class Chosen(FleetServicer):
             incident_json=to_json(incident()), decisions_json=[to_json(decision)], events_json=[to_json(event())],
             notifications=[f"webhook ops: {HOSTILE}"], health="confirmed",
             health_history=[f"2027-01-15T08:00:00.000Z {HOSTILE}"], may_answer=self.may_answer,
-            silence=self.silence,
+            silence=self.silence, handling=self._handling(), audit_json=[to_json(line) for line in self.notes],
         )  # fmt: skip
 
     def GetPolicy(self, request: Any, context: grpc.ServicerContext) -> pb.PolicyState:
@@ -229,7 +236,15 @@ class Chosen(FleetServicer):
         return pb.ProbeAsked(id="o1")
 
     def CreateSilence(self, request: pb.SilenceAsk, context: grpc.ServicerContext) -> pb.SilenceReply:
-        self.acts.append(("silence", request.incident[0], request.why, request.who, request.hours == 4))
+        self.acts.append(
+            (
+                "silence",
+                (*request.incident, *request.node, *request.rack)[0],
+                request.why,
+                request.who,
+                request.hours == 4,
+            )
+        )
         self.silence = note(request.who, request.why)
         return pb.SilenceReply()
 
@@ -241,6 +256,38 @@ class Chosen(FleetServicer):
         self.acts.append(("end", request.id, request.why, request.who, False))
         self.silence, self.silences = None, []
         return pb.SilenceReply()
+
+    def NoteIncident(self, request: pb.IncidentNoteAsk, context: grpc.ServicerContext) -> pb.IncidentNoteReply:
+        if self.refuses == request.act:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the store is full")
+        self.acts.append((request.act, request.value, request.text, request.who, False))
+        line = Audit(f"a{len(self.notes)}", NOW_MS + len(self.notes), request.who, request.act, "i1", request.text,
+                     state=request.value)  # fmt: skip
+        self.notes.append(line)
+        return pb.IncidentNoteReply(audit_json=to_json(line))
+
+    def _handling(self) -> pb.IncidentHandling | None:
+        known = handling_of(self.notes)
+        return pb.IncidentHandling(
+            acknowledged_by=known.acknowledged_by, acknowledged_ms=known.acknowledged_ms, assignee=known.assignee,
+            tickets=known.tickets, outcome=known.outcome, outcome_by=known.outcome_by,
+        ) if self.notes else None  # fmt: skip
+
+    def ListSimilar(self, request: pb.SimilarRequest, context: grpc.ServicerContext) -> pb.SimilarList:
+        self._called("similar", context)
+        again = pb.SimilarIncident(
+            id="i0", same="gpu", kind="xid", cause="gpu_lost", node="n2", gpu=1, since_ms=NOW_MS - 9_000_000,
+            closed_ms=NOW_MS - 8_000_000, done=[f"reset: done {HOSTILE}"], outcome="fault", again_ms=NOW_MS,
+        )  # fmt: skip
+        return pb.SimilarList(incidents=[again], total=3, since_ms=NOW_MS - 90 * 86_400_000)
+
+    def ListAudit(self, request: pb.AuditRequest, context: grpc.ServicerContext) -> pb.AuditList:
+        self._called(f"audit {request.whole} {request.subject}", context)
+        lines = [
+            Audit("a1", NOW_MS, HOSTILE, "drain", "n2", HOSTILE, HOSTILE),
+            Audit("a2", NOW_MS, "bo", "comment", "0123456789abcdef", f"board came {HOSTILE}"),
+        ]  # fmt: skip
+        return pb.AuditList(audit_json=[to_json(line) for line in lines])
 
     def QuerySeries(self, request: pb.SeriesRequest, context: grpc.ServicerContext) -> pb.SeriesReply:
         self._called("series", context)

@@ -20,6 +20,7 @@ import pytest
 
 from drover_core.model.events import Incident, from_json
 from drover_core.model.fleet import dump_toml
+from drover_core.model.incident_title import incident_title
 from drover_dashboard.client import FleetClient
 from drover_dashboard.widgets import format as fmt
 from drover_simulator.faults import Fault, dump_faults
@@ -162,7 +163,7 @@ def test_each_step_is_one_entry_of_the_history_and_says_what_it_shows(console: C
         )
         page.mouse.click(cell["x"], cell["y"])
         at(rf"/node\?node={wanted.node}&gpu={wanted.gpu}$", f"{wanted.node} · Drover")
-        page.locator("tr.opens a").get_by_text(console_walks.stable_summary(wanted)).first.click()
+        page.locator("tr.opens a").get_by_text(incident_title(wanted)).first.click()
         at(r"/incidents\?id=\w+$", named(wanted))
         page.get_by_role("button", name=f"Open {wanted.node}").click()
         at(rf"/node\?node={wanted.node}", f"{wanted.node} · Drover")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from drover_core.model.events import Incident
+from drover_core.model.incident_title import incident_title
 from testbed.browsing import SCREEN, Tab
 
 DRAWN_PX = 12  # between a line above the picture and the next
@@ -25,7 +26,7 @@ def red_gpu(tab: Tab, wanted: Incident, gpus: int, name: str) -> None:
         ".some((c) => c.node === node && c.gpu === gpu && c.health === 'confirmed')",
         arg=[node, gpu],
     )
-    page.get_by_text(stable_summary(wanted)).first.wait_for()
+    page.get_by_text(incident_title(wanted)).first.wait_for()
     page.get_by_text("Held, idle").wait_for()  # the numbers above are there: nothing moves the picture any more
     page.get_by_text(re.compile("times in CES?T")).wait_for()
     cells = page.evaluate("window.__drover_fleet.cells()")
@@ -49,7 +50,7 @@ def red_gpu(tab: Tab, wanted: Incident, gpus: int, name: str) -> None:
 def its_incident(tab: Tab, wanted: Incident) -> None:
     """From the node's page to the incident, without a mouse."""
     page = tab.page
-    page.locator("tr.opens a").get_by_text(stable_summary(wanted)).first.press("Enter")
+    page.locator("tr.opens a").get_by_text(incident_title(wanted)).first.press("Enter")
     page.wait_for_url(re.compile(rf"/incidents\?.*id={wanted.id}"))
     page.get_by_text("What to do: ").wait_for()
     heading = page.locator(".st-key-summary_what").inner_text()

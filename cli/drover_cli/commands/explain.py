@@ -13,7 +13,7 @@ from drover_cli import client, node_story
 from drover_cli.commands.export import moment
 from drover_cli.days import day
 from drover_cli.errors import NotFoundError
-from drover_cli.output import incident_json, plain, print_json, say, when, where
+from drover_cli.output import incident_json, message_json, plain, print_json, say, when, where
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import (
     Decision,
@@ -87,6 +87,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
                 "events": [json.loads(text) for text in detail.events_json],
                 "notifications": list(detail.notifications),
                 "silenced": detail.silenced or None,
+                "handling": message_json(detail.handling) if detail.HasField("handling") else None,
                 "health": detail.health,
                 "health_history": list(detail.health_history),
             }
@@ -102,8 +103,7 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
         f"  confidence {incident.confidence:.0%}, wants {incident.action}"
         + (f", {plain(job_label(incident.job))}" if incident.job else "")
     )
-    if detail.silenced:
-        say(f"  {detail.silenced}", 2)
+    _handled(detail.silenced, detail.handling)
     _section("evidence", [_evidence(e) for e in incident.evidence])
     _section("timeline", [f"{when(m.ts_ms)}  {m.source:<8}  {plain(m.text)}" for m in build_timeline(detail)])
     waiting = _waiting([from_json(Decision, text) for text in detail.decisions_json])
@@ -124,6 +124,19 @@ def _incident(detail: pb.IncidentDetail, args: argparse.Namespace) -> int:
     )
     _section("health", [plain(text) for text in [detail.health, *detail.health_history] if text])
     return 0
+
+
+def _handled(silenced: str, handling: pb.IncidentHandling) -> None:
+    if silenced:
+        say(f"  {silenced}", 2)
+    if handling.acknowledged_by:
+        say(f"  acknowledged by {handling.acknowledged_by} at {when(handling.acknowledged_ms)}", 2)
+    if handling.assignee:
+        say(f"  assigned to {handling.assignee}", 2)
+    for ticket in handling.tickets:
+        say(f"  ticket {ticket}", 2)
+    if handling.outcome:
+        say(f"  outcome: {handling.outcome.replace('_', ' ')}, by {handling.outcome_by}", 2)
 
 
 def _waiting(decisions: list[Decision]) -> list[Decision]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from drover_cli import client, contexts
 from drover_cli.arguments import count
-from drover_cli.output import duration, incident_json, print_json, print_table, where
+from drover_cli.commands.export import moment
+from drover_cli.output import duration, incident_json, message_json, print_json, print_table, where
 from drover_core.clusters import ALL
-from drover_core.model.events import SEVERITY_ORDER, WANTED_ORDER, Incident, Severity, from_json
+from drover_core.model.events import SEVERITY_ORDER, WANTED_ORDER, Incident, IncidentKind, Severity, from_json
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
@@ -23,6 +24,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", choices=["open", "closed", "all"], default="open", help="default: open")
     parser.add_argument("--node", default="", help="only of this node")
     parser.add_argument("--min-severity", choices=[s.value for s in Severity], default="info", help="default: info")
+    parser.add_argument("--kind", default="", choices=list(map(str, IncidentKind)), help="only of this kind")
+    parser.add_argument("--job", default="", help="only of this job")
+    parser.add_argument("--rack", default="", help="only on nodes of this rack")
+    parser.add_argument("--text", default="", help="only with this in its summary, node, job, id, assignee or ticket")
+    parser.add_argument("--since", metavar="T", help="open or closed since: an age such as 12h, or a time")
+    parser.add_argument("--silenced", choices=["no", "only"], default="", help="without silenced ones, or only them")
+    parser.add_argument(
+        "--acknowledged",
+        choices=["no", "only"],
+        default="",
+        help="without acknowledged ones, or only them",
+    )
+    parser.add_argument("--assignee", default="", help="only those assigned to this person")
+    parser.add_argument(
+        "--sort", choices=["worst", "newest", "oldest", "longest", "lost"], default="worst", help="default: worst"
+    )
     parser.add_argument("--limit", type=count, default=500, help="at most so many (default 500)")
     parser.add_argument("--json", action="store_true", help="one JSON object per incident")
 
@@ -36,15 +53,15 @@ def run(args: argparse.Namespace) -> int:
         answers = contexts.answered(found)
         missing = len(answers) < len(found)
     incidents = [
-        (name, from_json(Incident, text), reply.silenced) for name, reply in answers.items()
-        for text in reply.incidents_json
-    ]  # fmt: skip
-    if args.cluster == ALL:
+        (name, from_json(Incident, text), reply) for name, reply in answers.items() for text in reply.incidents_json
+    ]
+    if args.cluster == ALL and args.sort == "worst":
         incidents.sort(key=lambda row: _worst_first(row[1]))
     if args.json:
-        for name, incident, silenced in incidents:
+        for name, incident, reply in incidents:
             of = {"cluster": name} if name else {}
-            print_json({**of, **incident_json(incident), "silenced": silenced.get(incident.id)})
+            more = {"silenced": reply.silenced.get(incident.id), "handling": _handling(reply, incident.id)}
+            print_json({**of, **incident_json(incident), **more})
     elif not incidents:
         print("no incidents" if args.state == "all" else f"no {args.state} incidents")
     else:
@@ -54,8 +71,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _ask(args: argparse.Namespace) -> pb.IncidentList:
     request = pb.ListIncidentsRequest(
-        state=args.state, node=args.node, limit=args.limit, min_severity=args.min_severity
-    )
+        state=args.state, node=args.node, limit=args.limit, min_severity=args.min_severity, kind=args.kind,
+        job=args.job, rack=args.rack, text=args.text, silenced=args.silenced, acknowledged=args.acknowledged,
+        assignee=args.assignee, sort=args.sort,
+        since_ms=moment(args.since, round(time.time() * 1000)) if args.since else 0,
+    )  # fmt: skip
     with client.connect(args) as fleet:
         return fleet.call(methods.LIST_INCIDENTS, request)
 
@@ -66,12 +86,24 @@ def _worst_first(incident: Incident) -> tuple[bool, int, int]:
     return closed, -SEVERITY_ORDER.index(incident.severity), -WANTED_ORDER.index(incident.action)
 
 
-def _show(incidents: Sequence[tuple[str, Incident, Mapping[str, str]]], total: int, *, all_: bool) -> None:
+def _handling(reply: pb.IncidentList, id_: str) -> dict[str, object] | None:
+    return message_json(reply.handling[id_]) if id_ in reply.handling else None
+
+
+def _who(handling: pb.IncidentHandling | None) -> str:
+    """`acknowledged by alex, assigned to bo`."""
+    if handling is None:
+        return ""
+    parts = [f"acknowledged by {handling.acknowledged_by}"] if handling.acknowledged_by else []
+    return ", ".join([*parts, *([f"assigned to {handling.assignee}"] if handling.assignee else [])])
+
+
+def _show(incidents: Sequence[tuple[str, Incident, pb.IncidentList]], total: int, *, all_: bool) -> None:
     now = round(time.time() * 1000)
     rows = []
-    for cluster, i, silenced in incidents:
+    for cluster, i, reply in incidents:
         lasted = duration(((i.closed_ms or now) - i.since_ms) / 1000) + (", closed" if i.closed_ms else "")
-        mute = f"({silenced[i.id]}) " if i.id in silenced else ""
+        mute = "".join(f"({text}) " for text in (reply.silenced.get(i.id), _who(reply.handling.get(i.id))) if text)
         row = [i.id, i.severity, i.kind, i.cause, where(i), lasted, i.action, mute + i.summary]
         rows.append([cluster, *row] if all_ else row)
     headers = ["ID", "SEVERITY", "KIND", "CAUSE", "WHERE", "FOR", "WANTS", "SUMMARY"]

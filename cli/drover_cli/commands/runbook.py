@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from pathlib import Path
 
 from drover_cli.errors import NotFoundError
 from drover_cli.output import print_json
+from drover_core.model import runbooks
 
 HELP = "what an alert or a kind of incident means, the first look and the action; without a name, all there are"
-# In a wheel the pages lie in the package (pyproject.toml), in a checkout where people read them.
-PLACES = (Path(__file__).parents[1] / "runbooks", Path(__file__).parents[3] / "docs" / "runbooks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    pages = {page.stem.lower(): page for place in PLACES for page in place.glob("*.md") if page.stem != "README"}
+    found = [page for place in runbooks.PLACES for page in place.glob("*.md") if page.stem != "README"]
+    pages = {page.stem.lower(): page for page in found}
     names = sorted((page.stem for page in pages.values()), key=lambda name: (name.startswith("Drover"), name))
     if not args.name:
         if args.json:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from drover_collector.api.handling import handling_message, handlings
 from drover_collector.api.snapshot import (
     DAY_MS,
     ApiSnapshot,
@@ -16,6 +19,7 @@ from drover_core.model.events import (
     SEVERITY_ORDER,
     Event,
     Incident,
+    IncidentKind,
     NodeOutage,
     ProbeOrder,
     ProbeVerdict,
@@ -23,6 +27,8 @@ from drover_core.model.events import (
     Silence,
     to_json,
 )
+from drover_core.model.incident_notes import NOBODY, Handling
+from drover_core.model.incident_title import incident_title
 from drover_core.model.silences import describe_author, describe_scope
 from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
@@ -36,6 +42,13 @@ AROUND_NODES = 20  # of a large incident; the first ones show what happened
 BEFORE_MS = 600_000
 AFTER_MS = 60_000
 SILENCED = ("", "no", "only")
+SORTS: Mapping[str, Callable[[Incident], Any]] = {
+    "worst": worst_first,
+    "newest": lambda i: (-i.opened_ms, i.id),
+    "oldest": lambda i: (i.opened_ms, i.id),
+    "longest": lambda i: (i.closed_ms is not None, i.since_ms - (i.closed_ms or 0), i.id),  # open ones first
+    "lost": lambda i: (-(i.gpu_hours_lost or 0.0) - (i.gpu_hours_waited or 0.0), i.id),
+}
 COVERS_CHARS = 200  # a silence may name 1,000 nodes, and a list 10,000 incidents
 NAMED = 5  # ids in a message about an ambiguous one
 
@@ -48,21 +61,24 @@ def list_incidents(facts: ApiSnapshot, request: pb.ListIncidentsRequest) -> pb.I
         raise bad_argument(f"min_severity {request.min_severity!r}: give one of {', '.join(Severity)}")
     if request.silenced not in SILENCED:
         raise bad_argument(f"silenced {request.silenced!r}: give no or only, or nothing for both")
+    if request.acknowledged not in SILENCED:
+        raise bad_argument(f"acknowledged {request.acknowledged!r}: give no or only, or nothing for both")
+    if request.kind and request.kind not in list(IncidentKind):
+        raise bad_argument(f"kind {request.kind[:80]!r}: give one of {', '.join(IncidentKind)}")
+    if request.sort and request.sort not in SORTS:
+        raise bad_argument(f"sort {request.sort[:80]!r}: give one of {', '.join(SORTS)}")
     if request.node:
         facts.node_number(request.node)
-    least = SEVERITY_ORDER.index(Severity(request.min_severity or "info"))
+    handled = handlings(facts)
     known = facts.open_incidents() if state == "open" else facts.incidents(request.since_ms)
     found = sorted(
         (
-            i
-            for i in known
+            i for i in known
             if (state != "closed" or i.closed_ms is not None)
-            and SEVERITY_ORDER.index(i.severity) >= least
-            and (not request.node or any(node == request.node for node, _ in i.members))
-            and (not request.silenced or (_silence_of(facts, i) is not None) == (request.silenced == "only"))
+            and _wanted(facts, i, request, handled.get(i.id, NOBODY))
         ),
-        key=worst_first,
-    )
+        key=SORTS[request.sort or "worst"],
+    )  # fmt: skip
     shown = found[: min(request.limit or INCIDENTS_LIMIT, INCIDENTS_MAX)]
     silent = {i.id: silence for i in shown if (silence := _silence_of(facts, i)) is not None}
     return pb.IncidentList(
@@ -70,7 +86,34 @@ def list_incidents(facts: ApiSnapshot, request: pb.ListIncidentsRequest) -> pb.I
         total=len(found),
         silenced={id_: _silenced(silence) for id_, silence in silent.items()},
         silences={id_: _note(silence, id_) for id_, silence in silent.items()},
+        handling={i.id: handling_message(handled[i.id], i) for i in shown if i.id in handled},
     )
+
+
+def _wanted(facts: ApiSnapshot, incident: Incident, request: pb.ListIncidentsRequest, handling: Handling) -> bool:
+    least = SEVERITY_ORDER.index(Severity(request.min_severity or "info"))
+    nodes = {node for node, _ in incident.members}
+    places = facts.index.spec.by_name
+    return (
+        SEVERITY_ORDER.index(incident.severity) >= least
+        and (not request.kind or incident.kind == request.kind)
+        and (not request.job or incident.job == request.job)
+        and (not request.node or request.node in nodes)
+        and (not request.rack or any(n in places and places[n].rack == request.rack for n in nodes))
+        and (not request.assignee or handling.assignee == request.assignee)
+        and (not request.text or request.text.casefold() in _words(incident, handling))
+        and (not request.silenced or (_silence_of(facts, incident) is not None) == (request.silenced == "only"))
+        and (not request.acknowledged or handling.holds(incident) == (request.acknowledged == "only"))
+    )
+
+
+def _words(incident: Incident, handling: Handling) -> str:
+    """Return all that a filter by text looks at."""
+    parts = (
+        incident_title(incident), incident.summary, incident.id, incident.cause, incident.job or "",
+        *(node for node, _ in incident.members), handling.assignee, *handling.tickets,
+    )  # fmt: skip
+    return "\n".join(parts).casefold()
 
 
 def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bool = False) -> pb.IncidentDetail:
@@ -82,6 +125,7 @@ def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bo
         health = str(facts.pipeline.engine.health_of(node, gpu)[0])
     rows = sorted(store.outbox.of_incidents(incident.id), key=lambda r: r.created_ms)
     silence = _silence_of(facts, incident)
+    handling = handlings(facts).get(incident.id)
     return pb.IncidentDetail(
         incident_json=to_json(incident),
         decisions_json=[to_json(d) for d in store.decisions.of_incident(incident.id)],
@@ -97,6 +141,7 @@ def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bo
         may_answer=may_answer,
         silenced="" if silence is None else _silenced(silence),
         silence=None if silence is None else _note(silence, incident.id),
+        handling=None if handling is None else handling_message(handling, incident),
     )
 
 

@@ -19,6 +19,7 @@ from drover_collector.api import (
     export,
     fabric,
     fleet,
+    incident_notes,
     incidents,
     job,
     jobs,
@@ -139,4 +140,9 @@ METHODS = _table(
     Rpc(wire.ADOPT_NODE, lambda call: reporting.adopt_node(call.facts, call.request, call.by(call.request.who))),
     Rpc(wire.LIST_REPORTING, lambda call: reporting.list_reporting(call.facts)),
     Rpc(wire.SEARCH, lambda call: search.search(call.facts, call.request)),
+    Rpc(
+        wire.NOTE_INCIDENT,
+        lambda call: incident_notes.note_incident(call.facts, call.request, call.by(call.request.who)),
+    ),
+    Rpc(wire.LIST_SIMILAR, lambda call: incident_notes.list_similar(call.facts, call.request)),
 )

@@ -21,6 +21,7 @@ from drover_collector.notify.base import Notifier
 from drover_collector.notify.delivery_pool import DeliveryPool
 from drover_collector.notify.fallback_file import FallbackFile
 from drover_collector.notify.grouping import Grouping, instead_of
+from drover_collector.notify.incident_notes import IncidentNotes
 from drover_collector.notify.incident_updates import IncidentUpdate
 from drover_collector.notify.messages import Key, Message, MessageWriter, Recipient
 from drover_collector.notify.notification_states import NotificationStates
@@ -82,6 +83,10 @@ class Outbox:
     @property
     def silences(self) -> Silences:
         return self._recipients.silences
+
+    @property
+    def notes(self) -> IncidentNotes:
+        return self._recipients.notes
 
     def start(self) -> None:
         """Load what an earlier run left and begin to deliver; also after a stop.
@@ -248,7 +253,7 @@ class Outbox:
             silenced = self._recipients.silenced(incident, now_ms)
             with self._lock:
                 (self._silenced.add if silenced else self._silenced.discard)(incident.id)
-            targets = {} if silenced else self._recipients.routes.targets(incident)
+            targets = {} if silenced else self._recipients.targets(incident)
             for name, worker in self.delivery.workers.items():
                 target, before = targets.get(name), states.get((incident.id, name))
                 kind = transition(incident, before, target, now_ms=now_ms, released=released)

@@ -8,9 +8,10 @@ without receivers drops what it matches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from drover_collector.notify.incident_notes import IncidentNotes
 from drover_collector.notify.silences import Silences
 from drover_core.model.events import (
     SEVERITY_ORDER,
@@ -164,14 +165,22 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class Recipients:
-    """Routes and silences, which decide together who is notified now."""
+    """Routes, silences and people's notes, which decide together who is notified now."""
 
     routes: Routes
     silences: Silences
+    notes: IncidentNotes = field(default_factory=IncidentNotes)
 
     def silenced(self, incident: Incident, now_ms: int) -> bool:
         """Whether the incident is open and a silence covers it."""
         return incident.closed_ms is None and self.silences.of(incident, now_ms) is not None
+
+    def targets(self, incident: Incident) -> dict[str, Target]:
+        """Return the receivers to notify. What somebody has acknowledged is not sent again."""
+        found = self.routes.targets(incident)
+        if self.notes.acknowledged(incident):
+            return {name: replace(target, repeat_ms=None) for name, target in found.items()}
+        return found
 
 
 def validate_routes(routes: Sequence[RouteConfig], receivers: Sequence[str]) -> None:

@@ -629,6 +629,7 @@ class Pipeline:
         incidents = self.store.incidents.newest("all", now_ms - RESTORED_MS)
         self._followed = True
         self.outbox.silences.load(self.store.silences.newest(now_ms - SILENCES_MS))
+        self.outbox.notes.load(self.store.audit.notes())
         engine = self._engine(self.started_ms)
         engine.follow(incidents, self.store.buckets.row_counts(self.index, now_ms - REPORTING_MS, REPORTING_MS))
         self.engine, self.incidents = engine, engine.incidents
@@ -670,6 +671,7 @@ class Pipeline:
         if self.store.shared:
             self.buckets.pauses.awake_ms = self.now_ms()  # not what this took
         self.outbox.silences.load(self.store.silences.newest(now_ms - SILENCES_MS))
+        self.outbox.notes.load(self.store.audit.notes())
         self._note_maintenance()
         self.outbox.start()
         messages = self.outbox.enqueue(found.incidents)

@@ -32,9 +32,9 @@ def page_of(paging: Paging, reply: dict[str, Any], begin: Cursor | None, size: i
     more = len(items) > start + size
     cursor = str(Cursor(start + size, key_of(paging, shown[-1]))) if more and shown else None
     found = {**reply, paging.items: shown, "next_cursor": cursor}
-    if paging.keyed:
-        keys_shown = {key_of(paging, item) for item in shown}
-        found[paging.keyed] = {key: value for key, value in reply[paging.keyed].items() if key in keys_shown}
+    keys_shown = {key_of(paging, item) for item in shown}
+    for name in paging.keyed:
+        found[name] = {key: value for key, value in reply[name].items() if key in keys_shown}
     return found
 
 

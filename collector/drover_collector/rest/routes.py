@@ -29,14 +29,14 @@ class Paging:
         items: the reply's field. key: fields that lead to what identifies an item, such as ("order", "id").
         most: items that the method gives at most. Pages end there.
         whole: all are fetched for each page, as the method counts its limit from the other end, or has none.
-        keyed: a map of the reply with an entry for items, by their key.
+        keyed: maps of the reply with an entry for items, by their key.
     """
 
     items: str
     key: tuple[str, ...]
     most: int
     whole: bool = False
-    keyed: str = ""
+    keyed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,15 @@ ROUTES = (
     Route(wire.ADOPT_NODE, "POST", "/nodes/{node}/adoption", "nodes"),
     Route(wire.LIST_ACTIONS, "GET", "/actions", "actions", Paging("actions", ("id",), 10_000, whole=True)),
     Route(
-        wire.LIST_INCIDENTS, "GET", "/incidents", "incidents", Paging("incidents", ("id",), 10_000, keyed="silences")
+        wire.LIST_INCIDENTS,
+        "GET",
+        "/incidents",
+        "incidents",
+        Paging("incidents", ("id",), 10_000, keyed=("silences", "handling")),
     ),
     Route(wire.GET_INCIDENT, "GET", "/incidents/{id}", "incidents"),
+    Route(wire.NOTE_INCIDENT, "POST", "/incidents/{id}/notes", "incidents"),
+    Route(wire.LIST_SIMILAR, "GET", "/incidents/{id}/similar", "incidents"),
     Route(wire.LIST_EVENTS, "GET", "/events", "incidents", Paging("events", ("id",), 10_000)),
     Route(wire.QUERY_SERIES, "GET", "/series", "series"),
     Route(wire.LIST_DECISIONS, "GET", "/decisions", "decisions", Paging("decisions", ("id",), 10_000)),

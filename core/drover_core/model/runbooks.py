@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from drover_core.model.events import IncidentKind
+
+# In a wheel the pages lie in the package (pyproject.toml), in a checkout where people read them.
+PLACES = (Path(__file__).parents[1] / "runbooks", Path(__file__).parents[3] / "docs" / "runbooks")
 
 
 def runbook_path(kind: IncidentKind | str) -> str:

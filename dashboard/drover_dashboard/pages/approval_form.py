@@ -21,6 +21,7 @@ FROM_BROWSER = "name_from_browser"  # of the session: what it remembered
 TAKING = (RecommendedAction.DRAIN, RecommendedAction.ISOLATE)  # they take the node from its jobs
 JOBS = 3  # named in the form
 NAME_CHARS = 80
+INSTEAD = "Alternatives: reject it, and {node} stays in service; or test it first, with Probe on its page."
 
 
 def strongest_first(waiting: Sequence[Decision]) -> list[Decision]:
@@ -68,12 +69,17 @@ def _before(decision: Decision) -> None:
         return
     jobs = ", ".join(f"{job.job} ({job.gpus_here} of its {job.gpus} GPUs)" for job in look.jobs[:JOBS])
     more = f" and {len(look.jobs) - JOBS} more" if len(look.jobs) > JOBS else ""
-    view.notice(f"jobs_{decision.id}", "remark", f"Jobs on {decision.node}: {jobs}{more}." if jobs else
-                f"No job runs on {decision.node}.")  # fmt: skip
+    calm = [f"Jobs on {decision.node}: {jobs}{more}." if jobs else f"No job runs on {decision.node}."]
+    if look.hindrance:
+        view.notice(f"hindrance_{decision.id}", "trouble", f"It cannot be done now: {look.hindrance}.")
+    if look.maintenance:
+        calm.append(f"Planned work there: {look.maintenance}.")
     if look.guard:
         view.notice(f"guard_{decision.id}", "trouble", f"The guard would hold a drain back: {look.guard}.")
     else:
-        view.notice(f"guard_{decision.id}", "remark", "The guard has nothing against it.")
+        calm.append("The guard has nothing against it.")
+    calm.append(INSTEAD.format(node=decision.node))
+    view.notice(f"jobs_{decision.id}", "remark", "\n".join(calm))
 
 
 def _side_by_side() -> tuple[Any, Any]:
@@ -86,8 +92,7 @@ def person_and_why(key: str, person: Person) -> tuple[str, str]:
     if person.name:
         # The name as the field's placeholder: a label is Markdown, and read aloud with the signs that keep it plain.
         return person.name, st.text_input("Why", key=f"why_{key}", max_chars=500, placeholder=f"as {person.name}")
-    if MY_NAME in st.session_state and f"who_{key}" not in st.session_state:
-        st.session_state[f"who_{key}"] = st.session_state[MY_NAME]
+    fill_name(f"who_{key}")
     left, right = st.columns([1, 2])
     who = left.text_input("Your name", key=f"who_{key}", max_chars=NAME_CHARS)
     return who, right.text_input("Why", key=f"why_{key}", max_chars=500)
@@ -101,6 +106,12 @@ def remember_name() -> None:
     name = " ".join((shown.name or "").split())[:NAME_CHARS]
     if name and name != st.session_state.get(FROM_BROWSER):
         st.session_state[FROM_BROWSER] = st.session_state[MY_NAME] = name
+
+
+def fill_name(key: str) -> None:
+    """Before the field of a name is drawn: fill it with the name that was given in another form."""
+    if MY_NAME in st.session_state and not st.session_state.get(key):
+        st.session_state[key] = st.session_state[MY_NAME]
 
 
 def lacks(key: str, who: str, why: str) -> bool:

@@ -167,7 +167,7 @@ def incidents() -> None:
         view.notice("incidents", "remark", "What is open is not known while the collector does not answer.")
         return
     found = incident_rows.parse(answer.value)
-    rows = incident_rows.rows(found, view.racks(), who, answer.value.silences)
+    rows = incident_rows.rows(found, view.racks(), who, answer.value.silences, answer.value.handling)
     clicked = incident_rows.show("open_incidents", rows, empty="No open incident.", height=LIST_PX)
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked})

@@ -10,6 +10,7 @@ import streamlit as st
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import (
+    Audit,
     Decision,
     Event,
     Evidence,
@@ -17,9 +18,12 @@ from drover_core.model.events import (
     IncidentKind,
     from_json,
 )
+from drover_core.model.incident_title import incident_title
 from drover_core.model.reports import event_text
 from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
+from drover_dashboard.pages import incident_handling as handling
+from drover_dashboard.pages import incident_past
 from drover_dashboard.pages import silence_forms as silencing
 from drover_dashboard.widgets import address, charts, view
 from drover_dashboard.widgets import format as fmt
@@ -51,21 +55,39 @@ def show(incident_id: str) -> None:
     detail = answer.value
     incident = from_json(Incident, detail.incident_json)
     decisions = [from_json(Decision, text) for text in detail.decisions_json]
+    audit = [from_json(Audit, text) for text in detail.audit_json]
     address.title(f"{fmt.cause(incident.cause)} {incident.node or fmt.where(incident, {})}")
     _head(incident, detail, decisions, who)
+    handling.comments(audit, who)
     _evidence(incident, who)
+    incident_past.show_similar(incident, who)
     _history(detail, who)
 
 
 def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
-    view.notice("what", "summary", who.localize(incident.summary))
+    title = incident_title(incident, view.racks())
+    st.subheader(fmt.plain(title), anchor=False)
+    handled = detail.handling if detail.HasField("handling") else None
+    note = detail.silence if detail.HasField("silence") else None
+    with st.container(horizontal=True, key="incident_acts"):
+        handling.buttons(incident, handled)
+        silencing.button(incident, note)
+        handling.share(incident, title, _state(incident, who), who)
+        if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
+            slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
+            st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
+        handling.links(handled)
+    handling.done(incident)
+    silencing.done(incident)
+    with st.container(key="incident_summary"):
+        view.notice("what", "summary", who.localize(incident.summary))
     facts, todo = st.columns([1.1, 1], gap="medium")
     with facts:
         links = _links(incident)
-        note = detail.silence if detail.HasField("silence") else None
         rows = [
             Row((view.severity_cell(incident.severity), Cell(_state(incident, who), kind="strong"))),
             *([_silenced(note, who)] if note is not None else []),
+            *handling.rows(incident, handled, who),
             *(_fact(name, cell, links) for name, cell in _facts(incident, detail, who)),
         ]
         clicked = table("facts", (Column(), Column(wrap=True)), rows, empty="", link_column=1)
@@ -76,11 +98,7 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         view.notice("policy", "remark", _policy(decisions, who))
         if detail.may_answer:
             answering.ask(waiting(decisions))
-        with st.container(horizontal=True):
-            if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
-                slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
-                st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
-            silencing.button(incident, note)
+        incident_past.show_run_book(incident)
 
 
 def _silenced(note: pb.SilenceNote, who: view.Viewer) -> Row:

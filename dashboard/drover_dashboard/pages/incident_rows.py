@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from drover_core.model.events import Incident, from_json
+from drover_core.model.incident_title import incident_title
+from drover_dashboard.pages import incident_handling as handling
 from drover_dashboard.pages import silence_forms as silencing
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
@@ -24,6 +26,7 @@ CALM_MS, STEP_MS = 120_000, 10_000  # ages move once a minute; those of what is 
 _parsed: list[tuple[pb.IncidentList, list[Incident]]] = []  # of the newest answers, which all open pages share
 KEPT = 4
 NONE: Mapping[str, pb.SilenceNote] = MappingProxyType({})
+UNHANDLED: Mapping[str, pb.IncidentHandling] = MappingProxyType({})
 
 
 def parse(reply: pb.IncidentList) -> list[Incident]:
@@ -38,32 +41,45 @@ def parse(reply: pb.IncidentList) -> list[Incident]:
 
 
 def rows(
-    found: Iterable[Incident], racks: dict[str, str], who: view.Viewer, silences: Mapping[str, pb.SilenceNote] = NONE
+    found: Iterable[Incident],
+    racks: dict[str, str],
+    who: view.Viewer,
+    silences: Mapping[str, pb.SilenceNote] = NONE,
+    handled: Mapping[str, pb.IncidentHandling] = UNHANDLED,
 ) -> list[Row]:
-    """`silences`: by incident, of those that are silenced."""
+    """`silences`: by incident, of those that are silenced. `handled`: of those with notes of people."""
     return [
         Row(
             (
                 view.severity_cell(incident.severity),
                 Cell(
-                    who.localize(incident.summary),
+                    incident_title(incident, racks),
                     sub=place(incident, racks),
-                    mark=silencing.mark(silences.get(incident.id), who),
+                    title=who.localize(incident.summary),
+                    mark=handling.mark(handled.get(incident.id), silencing.mark(silences.get(incident.id), who)),
                 ),
                 Cell(who.clock(incident.since_ms), sub=_age(incident, who)),
                 Cell(fmt.action(incident.action), kind="strong"),
             ),
             id=incident.id,
             href=view.href(view.INCIDENTS, id=incident.id),
-            tone="muted" if incident.id in silences else "",
+            tone="muted" if incident.id in silences or _acknowledged(handled.get(incident.id)) else "",
         )
         for incident in found
     ]
 
 
+def _acknowledged(found: pb.IncidentHandling | None) -> bool:
+    return found is not None and bool(found.acknowledged_by)
+
+
 def place(incident: Incident, racks: dict[str, str]) -> str:
-    parts = [fmt.where(incident, racks), f"cause: {fmt.cause(incident.cause)}"]
-    if incident.job:
+    """What its title does not say: the rack, its members where it has many, the job."""
+    rack = racks.get(incident.node or "", "")
+    parts = [f"rack {rack}"] if rack else []
+    if incident.node is None and incident.members:
+        parts.append(fmt.members(incident.members, 3))
+    if incident.job and incident.scope != "job":
         parts.append(fmt.job(incident.job))
     return " · ".join(parts)
 

@@ -4,45 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from drover_core.model.events import Severity
 from drover_dashboard import client
-from drover_dashboard.pages import incident_detail, incident_rows
+from drover_dashboard.pages import incident_detail, incident_filters, incident_rows
 from drover_dashboard.widgets import address, charts, view
 
 LIST_PX = 730
-OF_LIST = ("id", charts.OPEN)
-STATES = ("open", "closed", "all")
-SEVERITIES = {"info": "every severity", "warning": "warning and worse", "critical": "critical only"}
-SILENCED = {"": "silenced too", "no": "hide silenced", "only": "only silenced"}
-OF_SEVERITY = {
-    "info": "incident",
-    "warning": "incident of severity warning or critical",
-    "critical": "critical incident",
-}
-
-
-def filters() -> tuple[str, str, str]:
-    """State, least severity and what of silenced ones, kept in the URL. With another choice the incident shown is one
-    of the new list."""
-    with st.container(horizontal=True, vertical_alignment="center"):
-        state = address.segments(
-            "state", "State", STATES, "open", key="incidents_state", drops=OF_LIST, label_visibility="collapsed",
-        )  # fmt: skip
-        severity = address.select(
-            "severity", "Severity", list(SEVERITIES), Severity.INFO.value, key="incidents_severity",
-            drops=OF_LIST, format_func=lambda severity: SEVERITIES[severity], width=160,
-        )  # fmt: skip
-        silenced = address.select(
-            "silenced", "Silenced", list(SILENCED), "", key="incidents_silenced", drops=OF_LIST,
-            format_func=lambda silenced: SILENCED[silenced], width=140,
-        )  # fmt: skip
-    return state, severity, silenced
 
 
 @st.fragment(run_every=view.ALERT_S)
-def listing(state: str, severity: str, silenced: str) -> None:
+def listing(filters: incident_filters.Filters) -> None:
     who = view.viewer()
-    answer = client.fleet().incidents(state, min_severity=severity, silenced=silenced)
+    answer = filters.ask(client.fleet())
     view.trouble("incidents", answer.trouble, answer.as_of_ms, who)
     if answer.value is None:
         return
@@ -51,12 +23,13 @@ def listing(state: str, severity: str, silenced: str) -> None:
         address.write(id=found[0].id)  # the worst one first: one click less at night
         st.session_state["unasked"] = found[0].id
         st.rerun()
-    lines = incident_rows.rows(found, view.racks(), who, answer.value.silences)
-    kinds = (*([state] if state != "all" else []), *(["silenced"] if silenced == "only" else []), OF_SEVERITY[severity])
-    empty = f"No {' '.join(kinds)}{' that is not silenced' if silenced == 'no' else ''}."
+    lines = incident_rows.rows(found, view.racks(), who, answer.value.silences, answer.value.handling)
     clicked = incident_rows.show(
-        "incidents", lines, empty=empty, selected=st.query_params.get("id", ""), height=LIST_PX
+        "incidents", lines, empty=filters.empty(), selected=st.query_params.get("id", ""), height=LIST_PX
     )
+    with view.place():
+        if answer.value.total > len(found):
+            view.notice("more", "remark", f"{len(found)} of {answer.value.total:,} are shown; the CSV has all.")
     if clicked and clicked != st.query_params.get("id"):
         address.write(id=clicked, **charts.CLOSED)
         st.rerun()
@@ -75,6 +48,6 @@ asked = st.query_params.get("id", "") not in ("", st.session_state.get("unasked"
 with st.container(key="reversed_asked" if asked else "unasked"):
     left, right = st.columns([1, 1.75], gap="medium")
 with left:
-    listing(*filters())
+    listing(incident_filters.choose())
 with right:
     detail()

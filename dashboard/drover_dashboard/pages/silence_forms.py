@@ -43,10 +43,7 @@ def mark(note: pb.SilenceNote | None, who: view.Viewer) -> Mark | None:
 
 def button(incident: Incident, note: pb.SilenceNote | None) -> None:
     """For operators, while the incident is open: silence it, or end its silence."""
-    _close()
-    of, done = st.session_state.get(client.scoped(DONE), ("", ""))
-    if done and of == incident.id:
-        view.notice("silenced", "remark", done)
+    close_done()
     person = signin.person()
     if incident.closed_ms is not None or person is None or not person.may_act:
         return
@@ -73,6 +70,13 @@ def button(incident: Incident, note: pb.SilenceNote | None) -> None:
             _silence(incident, HOURS[lasts], name, why)
 
 
+def done(incident: Incident) -> None:
+    """What was done last, for as long as this incident is looked at."""
+    of, text = st.session_state.get(client.scoped(DONE), ("", ""))
+    if text and of == incident.id:
+        view.notice("silenced", "remark", text)
+
+
 def _silence(incident: Incident, hours: float, name: str, why: str) -> None:
     answer = client.fleet().act(CREATE_SILENCE, pb.SilenceAsk(incident=[incident.id], hours=hours, why=why, who=name))
     if answer.value is None:
@@ -97,15 +101,15 @@ def _done(popover: str, incident: str, text: str) -> None:
     st.rerun()
 
 
-def _close() -> None:
-    """Before they are drawn: the popover and the fields of what was done."""
+def close_done() -> None:
+    """Before they are drawn: set the popover and the fields of what was done."""
     for key, value in st.session_state.pop(client.scoped(CLOSE), {}).items():
         st.session_state[key] = value
 
 
 def listing(who: view.Viewer) -> None:
     """Silences and maintenance windows that are in force or to come, and a form to end one."""
-    _close()
+    close_done()
     answer = client.fleet().silences()
     if answer.value is None:
         view.notice("silences_unknown", "remark", "Silences are not known while the collector does not answer.")
@@ -116,7 +120,7 @@ def listing(who: view.Viewer) -> None:
     table("silences", columns, rows(found, who), empty=empty, height=LIST_PX if len(found) > FIT else None)
     with view.place():
         if answer.value.may_change and found:
-            _ending(found, who)
+            ending(found, who)
 
 
 def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
@@ -142,7 +146,7 @@ def _when(silence: Silence, who: view.Viewer) -> str:
     return f"{fmt.duration(silence.until_ms - who.now_ms)} left"
 
 
-def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
+def ending(found: Sequence[Silence], who: view.Viewer) -> None:
     person = signin.person()
     if person is None or not person.may_act:
         return
@@ -153,7 +157,7 @@ def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
         with st.form(client.scoped("end_any_form"), border=False):
             chosen = st.selectbox(
                 "Which", list(named), key=client.scoped("end_which"),
-                format_func=lambda id_: f"{describe_scope(named[id_])}, until {who.clock(named[id_].until_ms)}",
+                format_func=lambda id_: _label(named[id_], who),
             )  # fmt: skip
             name, why = answering.person_and_why(client.scoped("end_any"), person)
             sent = st.form_submit_button("End it", type="primary", key=client.scoped("end_any_send"))
@@ -161,3 +165,9 @@ def _ending(found: Sequence[Silence], who: view.Viewer) -> None:
             shut = client.scoped("end_any")
             st.session_state[client.scoped(CLOSE)] = {shut: False, f"why_{shut}": ""}
             st.rerun()
+
+
+def _label(silence: Silence, who: view.Viewer) -> str:
+    """With its id: two of the same place and end would be one choice, and the wrong one would end."""
+    what = "window" if silence.maintenance else "silence"
+    return f"{describe_scope(silence)}, {what} until {who.clock(silence.until_ms)} ({silence.id})"

@@ -36,6 +36,8 @@ page = st.navigation(
         st.Page(view.RISK, title="Risk"),
         st.Page(view.CAPACITY, title="Capacity"),
         st.Page(view.POLICY, title="Policy"),
+        st.Page(view.SILENCES, title="Silences"),
+        st.Page(view.AUDIT, title="Audit"),
         st.Page(view.SYSTEM, title="System"),
     ],
     position="top",

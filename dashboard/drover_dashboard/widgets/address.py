@@ -62,8 +62,10 @@ def select(
     """A list to choose from, in the address as `name`, which stays bare while it is the usual. `key`: unique among all
     pages. `drops`: names that leave the address with another choice."""
 
+    more = {"label_visibility": "collapsed", **more}
+
     def widget() -> Any:
-        return st.selectbox(label, options, key=key, label_visibility="collapsed", **more)
+        return st.selectbox(label, options, key=key, **more)
 
     return _kept(name, key, options, usual, widget, drops=drops) or usual
 
@@ -77,6 +79,16 @@ def segments(
         return st.segmented_control(label, options, key=key, required=True, **more)
 
     return _kept(name, key, options, usual, widget, drops=drops) or usual
+
+
+def text(name: str, label: str, *, key: str, drops: Sequence[str] = (), **more: Any) -> str:
+    """A line of text in the address as `name`, which stays bare while it is empty."""
+
+    def widget() -> Any:
+        return st.text_input(label, key=key, **more)
+
+    asked = st.query_params.get(name)
+    return (_kept(name, key, [asked] if asked else [], "", widget, drops=drops) or "").strip()
 
 
 def node(placeholder: str, *, key: str, usual: str | None = None, width: int = 260, drops: Sequence[str] = ()) -> str:

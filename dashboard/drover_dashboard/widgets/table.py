@@ -23,7 +23,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`badge` is the class of a framed word (a severity or health), `kind` one of absent, faint, strong, mono."""
+    """`badge` is the class of a framed word (a severity or health), `kind` one of absent, faint, strong,
+    mono, prose (its lines stay)."""
 
     text: str
     sub: str = ""

@@ -22,10 +22,11 @@ PAGES = Path(__file__).parents[1] / "pages"
 ALERT_S = 1  # what is open is asked for this often: a fatal kernel line must be on the screen within 2 s
 FLEET, INCIDENTS, NODE = PAGES / "fleet.py", PAGES / "incidents.py", PAGES / "node.py"
 POLICY = PAGES / "policy.py"
+SILENCES, AUDIT = PAGES / "silences.py", PAGES / "audit.py"
 PROBES = PAGES / "probes.py"
 RISK, CAPACITY, SYSTEM = PAGES / "risk.py", PAGES / "capacity.py", PAGES / "system.py"
 JOB, FABRIC, THERMALS = PAGES / "job.py", PAGES / "fabric.py", PAGES / "thermals.py"
-ALL_PAGES = (FLEET, INCIDENTS, NODE, JOB, FABRIC, THERMALS, PROBES, RISK, CAPACITY, POLICY, SYSTEM)
+ALL_PAGES = (FLEET, INCIDENTS, NODE, JOB, FABRIC, THERMALS, PROBES, RISK, CAPACITY, POLICY, SILENCES, AUDIT, SYSTEM)
 
 
 @dataclass(frozen=True, slots=True)

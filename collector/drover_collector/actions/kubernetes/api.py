@@ -77,7 +77,7 @@ class KubernetesApi:
     def read(self, path: str) -> dict[str, Any] | None:
         """Return the object at a path of the API; None: there is none."""
         status, body = self.request("GET", path)
-        return None if status == 404 else _good(status, body, f"read {path}")
+        return None if status == 404 else good(status, body, f"read {path}")
 
     def may(self, verb: str, resource: str, subresource: str = "") -> bool:
         """Whether this token may do so, as the API server itself says (SelfSubjectAccessReview); changes nothing."""

@@ -8,6 +8,7 @@ from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import sql_timestamp
 from drover_collector.store.table_writer import Ms, TableWriter
 from drover_core.model.events import Audit, from_json, to_json
+from drover_core.model.incident_notes import ACTS
 
 
 class AuditTable:
@@ -49,5 +50,14 @@ class AuditTable:
             parameters["subject"] = subject
         found = self._clients.rows(
             f"SELECT json FROM audit FINAL WHERE {where} ORDER BY ts DESC, id LIMIT {int(limit)}", parameters
+        )
+        return [from_json(Audit, row["json"]) for row in found]
+
+    def notes(self, limit: int = 10_000) -> list[Audit]:
+        """Return what people noted on incidents, the newest first."""
+        found = self._clients.rows(
+            "SELECT json FROM audit FINAL WHERE what IN {acts:Array(String)}"
+            f" ORDER BY ts DESC, id LIMIT {int(limit)}",
+            {"acts": list(ACTS)},
         )
         return [from_json(Audit, row["json"]) for row in found]
