@@ -1,0 +1,107 @@
+"""The time picker: what a person may type, what stands in the address, and that the time goes along."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import drover_dashboard
+from drover_dashboard.client import FleetClient
+from drover_dashboard.widgets import charts, time_range, time_words
+
+PAGES = Path(drover_dashboard.__file__).parent / "pages"
+BERLIN = ZoneInfo("Europe/Berlin")
+NOW = datetime(2026, 11, 28, 10, 30, tzinfo=BERLIN)  # a Saturday
+NOW_MS = round(NOW.timestamp() * 1000)
+MIN_MS, HOUR_MS = 60_000, 3_600_000
+
+
+def at(text: str) -> int:
+    return round(datetime.strptime(text, "%Y-%m-%d %H:%M").replace(tzinfo=BERLIN).timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("03:12", "2026-11-28 02:42", "2026-11-28 03:42"),
+        ("23:50", "2026-11-27 23:20", "2026-11-28 00:20"),  # of last night
+        ("10:20", "2026-11-28 09:50", "2026-11-28 10:30"),  # until now
+        ("yesterday", "2026-11-27 00:00", "2026-11-28 00:00"),
+        ("yesterday 03:12", "2026-11-27 02:42", "2026-11-27 03:42"),
+        ("today", "2026-11-28 00:00", "2026-11-28 10:30"),
+        ("Tuesday", "2026-11-24 00:00", "2026-11-25 00:00"),
+        ("26 Nov", "2026-11-26 00:00", "2026-11-27 00:00"),
+        ("Dec 24", "2025-12-24 00:00", "2025-12-25 00:00"),
+        ("03:00 to 04:30", "2026-11-28 03:00", "2026-11-28 04:30"),
+        ("03:00-04:30", "2026-11-28 03:00", "2026-11-28 04:30"),
+        ("23:00 to 01:00", "2026-11-27 23:00", "2026-11-28 01:00"),
+        ("26 nov 14:00 \N{EN DASH} 16:00", "2026-11-26 14:00", "2026-11-26 16:00"),
+        ("2026-11-26 14:00 to now", "2026-11-26 14:00", "2026-11-28 10:30"),
+        ("2026-11-26T13:00:00Z", "2026-11-26 13:30", "2026-11-26 14:30"),
+    ],
+)
+def test_a_time_is_read_as_a_person_types_it(text: str, start: str, end: str) -> None:
+    found = time_words.range_of(text, NOW_MS, BERLIN)
+    assert found == (at(start), at(end))
+    assert time_words.range_of(time_words.words(*found, NOW_MS, BERLIN), NOW_MS, BERLIN) == found, "as it is shown"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "25:00", "30 Feb", "29 Nov 2026", "2026-11-29", "04:00 to 03:00 to 02:00", "2020-01-01 to now", "<b>"],
+)
+def test_what_is_no_time_of_the_past_is_none(text: str) -> None:
+    assert time_words.range_of(text, NOW_MS, BERLIN) is None
+
+
+def test_spans() -> None:
+    known = {
+        "15 min": 15 * MIN_MS,
+        "1 h": HOUR_MS,
+        "36 hours": 36 * HOUR_MS,
+        "last 2 days": 48 * HOUR_MS,
+        "1.5h": 90 * MIN_MS,
+    }
+    assert {text: time_words.span_of(text) for text in known} == known
+    assert all(time_words.span_of(text) is None for text in ("0 min", "500 d", "h", "03:12", "5 parsecs"))
+    assert all(time_words.label(time_words.span_of(preset) or 0) == preset for preset in time_range.PRESETS)
+
+
+def opened(page: str, **query: str) -> AppTest:
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    for name, value in query.items():
+        app.query_params[name] = value
+    return app.run()
+
+
+def test_each_of_several_choices_stands_in_the_address_and_a_wrong_one_says_so(shared: FleetClient) -> None:
+    app = opened("node", node="n2")
+    picker = app.selectbox(key="node_time")
+    assert picker.value == "15 min"
+    for choice, span, drawn in (("6 h", ["6 h"], False), ("36 h", ["36 h"], False), ("yesterday", ["36 h"], True)):
+        app = app.selectbox(key="node_time").set_value(choice).run()
+        assert not app.exception
+        assert app.query_params.get(time_range.SPAN) == span
+        assert (charts.OPEN in app.query_params) == drawn
+    assert " to " in app.selectbox(key="node_time").value, "a time of its own, in words"
+    app = app.selectbox(key="node_time").set_value("<b>soon</b>").run()
+    assert any("is no time of the past" in text.value for text in app.text)
+    app = app.selectbox(key="node_time").set_value("15 min").run()
+    assert not {time_range.SPAN, charts.OPEN} & set(app.query_params)
+
+
+def test_the_time_goes_along_to_a_page_whose_address_has_none(shared: FleetClient) -> None:
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app.query_params["node"] = "n2"
+    app.session_state[time_range.CARRIED] = ("6 h", None)
+    app.run()
+    assert app.query_params[time_range.SPAN] == ["6 h"]
+    other = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    other.query_params["node"], other.query_params[time_range.SPAN] = "n2", "1 h"
+    other.session_state[time_range.CARRIED] = ("6 h", None)
+    other.run()
+    assert other.query_params[time_range.SPAN] == ["1 h"], "what a link says holds"
