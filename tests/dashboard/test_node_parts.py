@@ -9,6 +9,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from drover_core.metrics import catalog
+from drover_core.model import gpu_processes
+from drover_core.model.gpu_processes import GpuProcess
 from drover_dashboard.client import FleetClient
 from drover_dashboard.pages import node_charts, node_detail, node_gpu
 from drover_dashboard.widgets import charts, strip, view
@@ -229,3 +231,16 @@ def test_sections_of_a_gpu_have_what_is_there_and_why_the_rest_is_not() -> None:
         ["HBM temperature", "not reported", ""],
     ]
     assert node_gpu.section({}, ("power_w",), WHO) == [], "a section without a value is not drawn"
+
+
+def test_processes_are_shown_by_permission_and_unknown_is_not_none() -> None:
+    listed = [GpuProcess(pid=7, uid=1000, user="", name="<b>x</b>", since_ms=NOW_MS - 60_000)]
+    inventory = {gpu_processes.key(0): gpu_processes.pack(listed)}
+    item = pb.GpuDetail(gpu=0, job="job1")
+    rows, _ = node_gpu.processes(item, inventory, True, WHO)
+    assert [cell.text for cell in rows[0].cells][:3] == ["7", "uid 1000", "<b>x</b>"]
+    assert node_gpu.processes(item, inventory, False, WHO) == ([], "1; their users and names are shown to operators")
+    assert node_gpu.processes(item, {gpu_processes.key(0): gpu_processes.pack([])}, True, WHO) == ([], "none")
+    assert node_gpu.processes(item, {}, True, WHO)[1].startswith("not known")
+    detail = pb.NodeDetail(row=pb.NodeRow(name="n1"), inventory=inventory | {"bios": "2.1"})
+    assert [row.cells[0].text for row in node_detail.inventory_rows(detail)] == ["bios"]

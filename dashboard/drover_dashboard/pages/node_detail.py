@@ -9,6 +9,7 @@ import streamlit as st
 
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
+from drover_core.model import gpu_processes
 from drover_core.model.events import Event, from_json
 from drover_core.model.scraped import blind_of, origin_of
 from drover_dashboard import client
@@ -288,7 +289,8 @@ def inventory_rows(detail: pb.NodeDetail) -> list[Row]:
     """What differs from the node's peers first, with what most of them have."""
     peers = {found.key: found for found in detail.inventory_peers}
     rows = []
-    for key, text in sorted(detail.inventory.items(), key=lambda item: (not _differs(peers, *item), item)):
+    shown = gpu_processes.without(detail.inventory)  # of the chosen GPU they stand above, by permission
+    for key, text in sorted(shown.items(), key=lambda item: (not _differs(peers, *item), item)):
         found, cell = peers.get(key), Cell(text)
         if found and _differs(peers, key, text):
             detail_text = f"{fmt.number(found.having)} of {fmt.number(found.peers)} peers: {found.usual}"

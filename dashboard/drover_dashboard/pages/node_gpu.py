@@ -8,6 +8,8 @@ import streamlit as st
 
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Kind
+from drover_core.model import gpu_processes
+from drover_dashboard.server import signin
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
 from drover_dashboard.widgets.table import Cell, Column, Row, table
@@ -39,7 +41,8 @@ OLD_MS = 30_000  # as in the table of GPUs
 
 
 def show(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> None:
-    """Sections side by side, below them who the GPU is."""
+    """Who holds it, sections side by side, below them who the GPU is."""
+    _processes(item, inventory, who)
     values = {value.metric: value for value in item.values}
     drawn = {head: rows for head, names in SECTIONS.items() if (rows := section(values, names, who))}
     if drawn:
@@ -54,6 +57,44 @@ def show(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> 
                 table(f"gpu_{head}", heads, rows, empty="")
     rows = [Row((Cell(name, kind="faint"), Cell(text, kind="mono"))) for name, text in _names(item, inventory) if text]
     table("gpu_names", (Column(f"GPU {item.gpu}: identity"), Column(wrap=True)), rows, empty="")
+
+
+def _processes(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> None:
+    person = signin.person()
+    rows, empty = processes(item, inventory, person is not None and person.may_act, who)
+    heads = (Column(f"GPU {item.gpu}: processes"), Column("User"), Column("Name", wrap=True), Column("Since"))
+    table("gpu_processes", heads, rows, empty=f"Processes of GPU {item.gpu}: {empty}")
+
+
+def processes(
+    item: pb.GpuDetail, inventory: Mapping[str, str], names: bool, who: view.Viewer
+) -> tuple[list[Row], str]:  # fmt: skip
+    """Return a row for each process that holds the GPU, and what to say where there is none. Pure.
+
+    Args:
+        names: the person may see users and names: an operator.
+    """
+    found = gpu_processes.unpack(inventory.get(gpu_processes.key(item.gpu), ""))
+    if found is None:
+        job = f" Its job is {item.job}." if item.job else ""
+        return [], f"not known: its agent does not list them, or may not see them.{job}"
+    listed, total = found
+    if not total:
+        return [], "none"
+    if not names:
+        return [], f"{total}; their users and names are shown to operators"
+    rows = [
+        Row((
+            Cell(str(process.pid), kind="mono"),
+            Cell(process.user or f"uid {process.uid}"),
+            Cell(process.name, kind="mono"),
+            Cell(f"{who.clock(process.since_ms)} ({who.ago(process.since_ms)})" if process.since_ms else "not known"),
+        ))
+        for process in listed
+    ]  # fmt: skip
+    if total > len(listed):
+        rows.append(Row((Cell(f"and {total - len(listed)} more", kind="faint"), Cell(""), Cell(""), Cell(""))))
+    return rows, ""
 
 
 def section(values: Mapping[str, pb.Value], names: tuple[str, ...], who: view.Viewer) -> list[Row]:
