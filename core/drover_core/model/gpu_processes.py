@@ -1,7 +1,7 @@
 """The processes that hold a GPU, as an entry of a node's inventory: `gpu3.processes`.
 
 Names, users and beginnings alone. Arguments may hold secrets, so that no agent sends them. The entry changes when a
-process begins or ends, and an agent sends it once a minute at most.
+process begins or ends, and an agent sends it once in five minutes at most.
 """
 
 from __future__ import annotations

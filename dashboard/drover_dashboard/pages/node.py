@@ -89,7 +89,7 @@ def past(name: str, asked: node_charts.Asked) -> None:
 def below(name: str) -> None:
     detail: pb.NodeDetail | None = client.fleet().node(name).value
     if detail is not None:
-        node_detail.below(detail, view.viewer())
+        node_detail.below(detail, _asked_gpu(), view.viewer())
 
 
 @st.fragment(run_every=30)
@@ -116,8 +116,8 @@ if node:
     node_acts.buttons(node)
     now(node)
     past(node, choose_charts(node))
-    history(node)
     below(node)
+    history(node)
     probed(node)
 else:
     who = view.viewer()

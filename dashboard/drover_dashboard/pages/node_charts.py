@@ -223,7 +223,8 @@ def _of_gpus(
         own = [line for line in lines if line.role == "value"]
         band = charts.banded(metric) and len(own) < len(lines)
         gone = [f"{line.label}: no value" for line in own[1:] if frame.compares and charts.nothing_there([line])]
-        remarks = (shown, f"band: peers of GPU {frame.of}" if band else "", *gone)
+        thin = f"thick GPU {frame.slots[0]}, thin {own[1].label}" if frame.compares and len(own) > 1 else shown
+        remarks = (thin, f"band: peers of GPU {frame.of}" if band else "", *gone)
         absent = why_absent(frame.detail, name, who) if charts.nothing_there(lines) else ""
         note = "; ".join(filter(None, remarks))
         times = charts.times_of(now)

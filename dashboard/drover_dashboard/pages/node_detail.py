@@ -149,7 +149,7 @@ def identity(detail: pb.NodeDetail, who: view.Viewer) -> None:
 
 
 def gpus(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
-    """The GPUs side by side, then all that is known of the chosen one."""
+    """The GPUs side by side, then who holds the chosen one."""
     columns = [
         Column("GPU"),
         Column("Health"),
@@ -168,12 +168,12 @@ def gpus(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
         st.rerun()
     st.caption(
         "Coloured figures: difference from the median of the GPUs in the same job. Hatched: absent, with the reason."
-        " The stroke before a GPU is its line in the charts. Click a GPU for all its values and its peers."
+        " The stroke before a GPU is its line in the charts. Click a GPU for its processes, its peers and all its values."
     )
     with view.place():
         for item in detail.gpus:
             if item.gpu == gpu:
-                node_gpu.show(item, detail.inventory, who)
+                node_gpu.show_processes(item, detail.inventory, who)
     _blind(detail)
 
 
@@ -245,8 +245,12 @@ def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer, node: str = "") -
     return Row(cells, id=str(item.gpu), href=opens, tone="asked" if selected else "")
 
 
-def below(detail: pb.NodeDetail, who: view.Viewer) -> None:
-    """The log of the node, its host and its inventory."""
+def below(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
+    """All values of the chosen GPU, the log of the node, its host and its inventory."""
+    with view.place():
+        for item in detail.gpus:
+            if item.gpu == gpu:
+                node_gpu.show(item, detail.inventory, who)
     left, right = st.columns([1.4, 1], gap="medium")
     with left:
         events = [from_json(Event, text) for text in detail.events_json[:SHOWN_EVENTS]]

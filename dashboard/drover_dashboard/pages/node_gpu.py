@@ -36,13 +36,13 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "row_remap_failed", "remap_banks_max", "remap_banks_none", "recovery_action", "exporter_unhealthy",
     ),
 }  # fmt: skip
+RARE = frozenset({"xgmi_corrected", "xgmi_uncorrected", "exporter_unhealthy"})  # of other makers, of exporters
 PEERS = "median of its peers"
 OLD_MS = 30_000  # as in the table of GPUs
 
 
 def show(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> None:
-    """Who holds it, sections side by side, below them who the GPU is."""
-    _processes(item, inventory, who)
+    """Sections side by side, below them which board the GPU is."""
     values = {value.metric: value for value in item.values}
     drawn = {head: rows for head, names in SECTIONS.items() if (rows := section(values, names, who))}
     if drawn:
@@ -59,7 +59,8 @@ def show(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> 
     table("gpu_names", (Column(f"GPU {item.gpu}: identity"), Column(wrap=True)), rows, empty="")
 
 
-def _processes(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> None:
+def show_processes(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> None:
+    """Who holds it; users and names by permission."""
     person = signin.person()
     rows, empty = processes(item, inventory, person is not None and person.may_act, who)
     heads = (Column(f"GPU {item.gpu}: processes"), Column("User"), Column("Name", wrap=True), Column("Since"))
@@ -103,6 +104,8 @@ def section(values: Mapping[str, pb.Value], names: tuple[str, ...], who: view.Vi
     absent: dict[str, list[str]] = {}
     for name in names:
         metric, found = catalog.BY_NAME[name], values.get(name)
+        if name in RARE and (found is None or not found.present):
+            continue
         if found is None or not found.present:
             absent.setdefault(who.localize(fmt.absent(found.reason if found else "")), []).append(metric.label)
             continue

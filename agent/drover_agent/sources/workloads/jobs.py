@@ -43,12 +43,23 @@ class JobsSource:
     name = "jobs"
     interval_s = 5.0
 
-    def __init__(self, proc: Path, gpus: Gpus, kubelet_socket: str, resources: Sequence[str]) -> None:
-        """`resources`: patterns for the names that Kubernetes has for GPUs."""
+    def __init__(
+        self,
+        proc: Path,
+        gpus: Gpus,
+        kubelet_socket: str,
+        resources: Sequence[str],
+        processes: ProcessReport | None = None,
+    ) -> None:
+        """
+        Args:
+            resources: patterns for the names that Kubernetes has for GPUs.
+            processes: reports the processes that hold them too; None: nothing does.
+        """
         self._proc, self._gpus = proc, gpus
         self._slurm = SlurmJobs(proc, self._slot_of)
         self._pods = Pods(kubelet_socket, resources, self._slot_of)
-        self._process_report = ProcessReport(proc)
+        self._process_report = processes
         self._reported: dict[int, str | None] = {}
         self._stepped: set[str] = set()  # of these, Slurm's whose step daemons were seen
         self._minors: tuple[tuple[Entity, ...], dict[int, int]] = (), {}
@@ -85,8 +96,9 @@ class JobsSource:
         running = self._slurm.running
         self._stepped = {job for job in self._reported.values() if job and (job in running or job in self._stepped)}
         self._report([*trouble, self._slurm.trouble], reading)
-        known = self._gpus.pids() if HIDDEN not in trouble else {}
-        self._process_report.report({gpu: known.get(gpu) for gpu in gpus}, reading, now_ms)
+        if self._process_report is not None:
+            known = self._gpus.pids() if HIDDEN not in trouble else {}
+            self._process_report.report({gpu: known.get(gpu) for gpu in gpus}, reading, now_ms)
         if time.monotonic() - began > RESULT_LOST_S:
             self._reported.clear()
         return reading

@@ -14,7 +14,9 @@ from pathlib import Path
 from drover_agent.sources.base import Reading
 from drover_core.model.gpu_processes import NAME, GpuProcess, key, pack
 
-EVERY_MS = 60_000  # a change of the inventory is a new Hello of the node
+# A change of the inventory is a new Hello of the node and a row of its inventory in the store: where processes come and
+# go all the time it is sent this often; a job that begins after a quiet time is sent as soon as its processes stay.
+EVERY_MS = 300_000
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -24,7 +26,8 @@ class ProcessReport:
     def __init__(self, proc: Path) -> None:
         self._proc, self._passwd = proc, proc / "1/root/etc/passwd"
         self._sent: dict[int, tuple[int, ...] | None] = {}
-        self._sent_ms = 0
+        self._seen: dict[int, tuple[int, ...] | None] = {}
+        self._sent_ms: int | None = None
         self._users: tuple[float, dict[int, str]] = 0.0, {}
 
     def report(self, pids: Mapping[int, Sequence[int] | None], reading: Reading, now_ms: int) -> None:
@@ -34,7 +37,8 @@ class ProcessReport:
         """
         held = {slot: None if found is None else tuple(sorted(found)) for slot, found in pids.items()}
         changed = {slot: found for slot, found in held.items() if self._sent.get(slot) != found}
-        if not changed or (self._sent and 0 <= now_ms - self._sent_ms < EVERY_MS):
+        settled, self._seen = held == self._seen, held
+        if not changed or not self._is_due(now_ms, settled=settled):
             return
         boot_ms, users = self._boot_ms(), self._names()
         for slot, found in changed.items():
@@ -42,6 +46,13 @@ class ProcessReport:
             known = [process for process in looked if process is not None]
             reading.inventory[key(slot)] = "" if found is None else pack(known)
         self._sent, self._sent_ms = held, now_ms
+
+    def _is_due(self, now_ms: int, *, settled: bool) -> bool:
+        """Return True at most once in `EVERY_MS`, and later where processes never settle."""
+        if self._sent_ms is None:
+            return settled
+        waited_ms = now_ms - self._sent_ms
+        return waited_ms < 0 or waited_ms >= (EVERY_MS if settled else 2 * EVERY_MS)
 
     def _look(self, pid: int, boot_ms: int, users: Mapping[int, str]) -> GpuProcess | None:
         """Return what /proc says of it; None: it has ended meanwhile, or is not to be seen."""
