@@ -170,7 +170,7 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
     span_ms = time_range.pick(key="incident_time", own=OWN_TIME) if drawn else None
     from_ms, to_ms = charts.window(*_time(incident, span_ms, who))
     if drawn:
-        strip.show("incident_strip", _lanes(incident), from_ms, to_ms, who)
+        strip.show("incident_strip", [strip.incidents([incident], who)], from_ms, to_ms, who)
     columns = st.columns(2, gap="medium")
     for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
         with columns[number % 2]:
@@ -209,15 +209,11 @@ def _time(incident: Incident, span_ms: int | None, who: view.Viewer) -> tuple[in
     return incident.since_ms - pad_ms, min(who.now_ms, end_ms + pad_ms)
 
 
-def _moments(incident: Incident) -> list[tuple[int, str]]:
-    found = [(incident.since_ms, "onset"), (incident.opened_ms, "reported")]
-    return found + ([(incident.closed_ms, "closed")] if incident.closed_ms is not None else [])
-
-
-def _lanes(incident: Incident) -> list[strip.Lane]:
-    """The incident itself, and who came to know of it when."""
-    parts = [strip.Part(at_ms, at_ms, word, word, incident.severity.value) for at_ms, word in _moments(incident)]
-    return [strip.Lane("Incident", parts)]
+def _moments(incident: Incident, from_ms: int, to_ms: int) -> list[int]:
+    """Its onset and its end; when it was reported, where that is not the same on the screen."""
+    found = [incident.since_ms, *([incident.closed_ms] if incident.closed_ms is not None else [])]
+    late = incident.opened_ms - incident.since_ms > (to_ms - from_ms) // 50
+    return [*found, incident.opened_ms] if late else found
 
 
 def _chart(incident: Incident, name: str, time: tuple[int, int], who: view.Viewer) -> None:
@@ -248,7 +244,7 @@ def _chart(incident: Incident, name: str, time: tuple[int, int], who: view.Viewe
         lines,
         from_ms,
         to_ms,
-        [at_ms for at_ms, _ in _moments(incident)],
+        _moments(incident, from_ms, to_ms),
         note=f"{place}{'; band: peers p10 to p90' if peers else ''}",
         absent="no value in this time" if charts.nothing_there(lines) else "",
     )

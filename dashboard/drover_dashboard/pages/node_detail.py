@@ -168,7 +168,7 @@ def gpus(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
         st.rerun()
     st.caption(
         "Coloured figures: difference from the median of the GPUs in the same job. Hatched: absent, with the reason."
-        " The stroke before a GPU is its line in the charts. Click a GPU for its processes, its peers and all its values."
+        " The stroke before a GPU is its line in the charts. Click a GPU for who holds it and all its values."
     )
     with view.place():
         for item in detail.gpus:
