@@ -10,8 +10,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard.client import FleetClient
+from drover_dashboard.client import Answer, FleetClient
 from drover_dashboard.widgets import charts, time_range, time_words
+from drover_proto import fleet_pb2 as pb
 
 PAGES = Path(drover_dashboard.__file__).parent / "pages"
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -113,3 +114,22 @@ def test_the_time_goes_along_to_a_page_whose_address_has_none(shared: FleetClien
     other.session_state[time_range.CARRIED] = ("6 h", None)
     other.run()
     assert other.query_params[time_range.SPAN] == "1 h", "what a link says holds"
+
+
+@pytest.mark.parametrize(("page", "query"), [("fabric", {"leaf": "leaf1"}), ("thermals", {"rack": "r1"})])
+def test_fabric_and_thermals_have_charts_of_what_is_chosen(
+    shared: FleetClient, monkeypatch: pytest.MonkeyPatch, page: str, query: dict[str, str]
+) -> None:
+    port, hot = pb.PortRow(node="n2", link="mlx5_0"), pb.HotGpu(node="n2", gpu=1, rack="r1")
+    fabric = pb.Fabric(ports=[port], ports_total=1)
+    thermals = pb.Thermals(nodes=[pb.NodeHeat(node="n2")], hot=[hot, pb.HotGpu(node="n9", gpu=0, rack="r2")])
+    asked: list[pb.SeriesRequest] = []
+    monkeypatch.setattr(FleetClient, "fabric", lambda *_: Answer(fabric, 1))
+    monkeypatch.setattr(FleetClient, "thermals", lambda *_: Answer(thermals, 1))
+    monkeypatch.setattr(FleetClient, "series", lambda _, request, key: (asked.append(request), Answer(None, 0))[1])
+    app = opened(page, **query, span="6 h")
+    assert not app.exception
+    found = [(one.scope, [(at.node, at.gpu, at.link) for at in one.targets]) for one in asked]
+    of_node = [("node", [("n2", 0, "")]), ("gpu", [("n2", 1, "")])]
+    assert found == ([("link", [("n2", 0, "mlx5_0")])] if page == "fabric" else of_node)
+    assert all(one.to_ms - one.from_ms == 6 * HOUR_MS for one in asked)

@@ -99,6 +99,11 @@ def lines_of(reply: pb.SeriesReply, metric: str, strong: frozenset[int] = frozen
     return sorted((line for line in found if line.role in ORDER), key=lambda line: (ORDER[line.role], line.slot))
 
 
+def line_of(series: pb.Series) -> Line:
+    """Return the line of one series, as `value`."""
+    return Line(series.node, "value", np.frombuffer(series.values, "<f4"))
+
+
 def times_of(reply: pb.SeriesReply) -> npt.NDArray[np.int64]:
     return np.frombuffer(reply.ts_ms, "<i8")
 

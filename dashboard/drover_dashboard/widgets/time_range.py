@@ -40,7 +40,7 @@ def pick(*, key: str, usual: str = USUAL, own: str = "") -> int | None:
     st.session_state[_known(key)] = asked
     options = list(dict.fromkeys([*([shown] if drawn else []), *([own] if own else []), *PRESETS, span]))
     chosen = st.selectbox(
-        "Time of the charts", options, key=key, accept_new_options=True, width=230, help=HELP,
+        "Time of the charts", options, key=key, accept_new_options=True, filter_mode="prefix", width=230, help=HELP,
         label_visibility="collapsed", placeholder="type a time",
     )  # fmt: skip
     if chosen and chosen != shown:
