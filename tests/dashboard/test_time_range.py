@@ -48,7 +48,7 @@ def at(text: str) -> int:
 def test_a_time_is_read_as_a_person_types_it(text: str, start: str, end: str) -> None:
     found = time_words.range_of(text, NOW_MS, BERLIN)
     assert found == (at(start), at(end))
-    assert time_words.range_of(time_words.words(*found, NOW_MS, BERLIN), NOW_MS, BERLIN) == found, "as it is shown"
+    assert time_words.range_of(time_words.words(*found, NOW_MS, BERLIN), NOW_MS, BERLIN) == found, "as shown"
 
 
 @pytest.mark.parametrize(

@@ -124,5 +124,5 @@ def _back() -> bool:
 
 
 def is_back() -> bool:
-    """Return whether the browser's Back or forward asked for this run: the address is right as it is."""
+    """Return whether the browser's Back or forward asked for this run: the address is right and needs no change."""
     return _back()

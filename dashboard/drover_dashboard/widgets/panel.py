@@ -15,7 +15,7 @@ from drover_dashboard.widgets import charts, strip, time_range, view
 from drover_proto import fleet_pb2 as pb
 
 POINTS = 300
-LINES = 16  # in a chart: more could not be told apart
+LINES = 16  # in a chart: more could not be distinguished
 INCIDENTS = 200  # of the fleet, the newest
 
 
