@@ -97,6 +97,7 @@ def test_each_of_several_choices_stands_in_the_address_and_a_wrong_one_says_so(s
         assert app.query_params.get(time_range.SPAN) == span
         assert (charts.OPEN in app.query_params) == drawn
     assert " to " in app.selectbox(key="node_time").value, "a time of its own, in words"
+    assert any(text.value.startswith("Not now: these charts end ") for text in app.text)
     app = chose(app, "<b>soon</b>")
     assert any("is no time of the past" in text.value for text in app.text)
     app = chose(app, "15 min")

@@ -14,6 +14,7 @@ SPAN = "span"  # the address' name of a span up to now; of another time it is ch
 PRESETS = ("15 min", "1 h", "6 h", "24 h", "7 days", "30 days")
 USUAL = "1 h"
 CARRIED = "time_range"  # of the session: (span, open) that a person chose
+LIVE_MS = 120_000  # charts that end longer ago say so: the rest of the page shows what is now
 HELP = f"A span up to now, or a time in your zone. Type it: {time_words.EXAMPLES}."
 
 
@@ -43,6 +44,9 @@ def pick(*, key: str, usual: str = USUAL, own: str = "") -> int | None:
         "Time of the charts", options, key=key, accept_new_options=True, filter_mode="prefix", width=230, help=HELP,
         label_visibility="collapsed", placeholder="type a time",
     )  # fmt: skip
+    with view.place():
+        if drawn and not own and who.now_ms - drawn[1] > LIVE_MS:
+            view.notice("not_now", "todo", f"Not now: these charts end {who.ago(drawn[1])} ago.")
     if chosen and chosen != shown:
         _take(str(chosen), usual, own, who)
     elif asked != (None, None):
