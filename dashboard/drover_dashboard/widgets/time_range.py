@@ -10,7 +10,7 @@ import streamlit as st
 
 from drover_dashboard.widgets import address, charts, time_words, view
 
-SPAN = "span"  # the address' name of a span up to now; of another time it is charts.OPEN
+SPAN = charts.SPAN
 PRESETS = ("15 min", "1 h", "6 h", "24 h", "7 days", "30 days")
 USUAL = "1 h"
 CARRIED = "time_range"  # of the session: (span, open) that a person chose
