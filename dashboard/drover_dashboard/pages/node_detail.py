@@ -38,6 +38,7 @@ GB = 1e9
 MEMORY = ("ecc_dram_uncorrected", "remapped_rows_uncorrected")
 FLAGS = {"row_remap_pending": "remap pending", "row_remap_failed": "REMAP FAILED"}
 SHOWN_EVENTS = 100
+SILENT_MS = 60_000  # what held its GPUs then is not known to hold them now
 LIST_PX, FIT = 320, 12  # a longer list scrolls inside
 SHOWN_JOBS = 3  # of a node, as rows that lead to them
 OLD_MS = 30_000  # a value older than three ticks of the detectors is not what a GPU does now
@@ -173,7 +174,8 @@ def gpus(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
     with view.place():
         for item in detail.gpus:
             if item.gpu == gpu:
-                node_gpu.show_processes(item, detail.inventory, who)
+                silent = who.now_ms - detail.row.last_seen_ms > SILENT_MS
+                node_gpu.show_processes(item, {} if silent else detail.inventory, who)
     _blind(detail)
 
 

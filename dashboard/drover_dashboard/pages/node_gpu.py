@@ -78,7 +78,7 @@ def processes(
     found = gpu_processes.unpack(inventory.get(gpu_processes.key(item.gpu), ""))
     if found is None:
         job = f" Its job is {item.job}." if item.job else ""
-        return [], f"not known: its agent does not list them, or may not see them.{job}"
+        return [], f"not known: its agent does not list them, may not see them or is silent.{job}"
     listed, total = found
     if not total:
         return [], "none"

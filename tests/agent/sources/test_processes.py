@@ -61,12 +61,14 @@ def test_only_a_change_is_sent_once_it_has_settled_and_not_too_often(proc: Path)
     assert not sent(report, {0: (11,)}, NOW_MS + EVERY_MS - 1)
     assert sent(report, {0: (11,)}, NOW_MS + EVERY_MS)
     assert sent(report, {0: None}, NOW_MS + 2 * EVERY_MS) == {key(0): ""}, "no longer known is not: none"
-    for at in range(2, 4):
+    assert sent(report, {0: (10,)}, NOW_MS + 3 * EVERY_MS)
+    assert sent(report, {}, NOW_MS + 4 * EVERY_MS) == {key(0): ""}, "of a GPU that has gone"
+    for at in range(4, 6):
         unsettled = Reading()
         report.report({0: (10, 11)[at % 2 :]}, unsettled, NOW_MS + at * EVERY_MS)
         assert not unsettled.inventory
     last = Reading()
-    report.report({0: (10, 11)}, last, NOW_MS + 4 * EVERY_MS)
+    report.report({0: (10, 11)}, last, NOW_MS + 6 * EVERY_MS)
     assert last.inventory, "where processes come and go all the time, the list is not old for ever"
 
 

@@ -35,7 +35,8 @@ class ProcessReport:
         Args:
             pids: of each GPU by slot; None: they cannot be read.
         """
-        held = {slot: None if found is None else tuple(sorted(found)) for slot, found in pids.items()}
+        held: dict[int, tuple[int, ...] | None] = dict.fromkeys(self._sent)  # of a GPU that has gone nothing is known
+        held |= {slot: None if found is None else tuple(sorted(found)) for slot, found in pids.items()}
         changed = {slot: found for slot, found in held.items() if self._sent.get(slot) != found}
         settled, self._seen = held == self._seen, held
         if not changed or not self._is_due(now_ms, settled=settled):
