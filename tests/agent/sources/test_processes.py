@@ -72,6 +72,13 @@ def test_only_a_change_is_sent_once_it_has_settled_and_not_too_often(proc: Path)
     assert last.inventory, "where processes come and go all the time, the list is not old for ever"
 
 
+def test_after_a_reading_that_may_be_lost_all_is_sent_again(proc: Path) -> None:
+    report = ProcessReport(proc)
+    assert sent(report, {0: (10,)}, NOW_MS)
+    report.forget()
+    assert sent(report, {0: (10,)}, NOW_MS + 1000)
+
+
 def test_a_user_without_a_name_on_the_node_has_a_number(proc: Path) -> None:
     (proc / "1/root/etc/passwd").unlink()
     listed, _ = unpack(sent(ProcessReport(proc), {0: (10,)}, NOW_MS)[key(0)]) or ([], 0)

@@ -101,6 +101,8 @@ class JobsSource:
             self._process_report.report({gpu: known.get(gpu) for gpu in gpus}, reading, now_ms)
         if time.monotonic() - began > RESULT_LOST_S:
             self._reported.clear()
+            if self._process_report is not None:
+                self._process_report.forget()
         return reading
 
     def close(self) -> None:

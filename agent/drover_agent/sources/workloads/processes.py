@@ -48,6 +48,10 @@ class ProcessReport:
             reading.inventory[key(slot)] = "" if found is None else pack(known)
         self._sent, self._sent_ms = held, now_ms
 
+    def forget(self) -> None:
+        """All is reported again: the last reading may have been lost."""
+        self._sent, self._sent_ms = {}, None
+
     def _is_due(self, now_ms: int, *, settled: bool) -> bool:
         """Return True at most once in `EVERY_MS`, and later where processes never settle."""
         if self._sent_ms is None:
