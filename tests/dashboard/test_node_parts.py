@@ -90,6 +90,8 @@ def test_an_event_that_repeats_is_one_part_of_the_strip_and_the_newest_stay() ->
     assert strip.moments([lane], 6, 9) == [7], "what began before has no line in the charts"
     assert strip.events([], WHO).known
     assert not strip.events(None, WHO).known, "what the collector did not say is not nothing"
+    bars = [strip.Part(low, high, "", "", "info") for low, high in ((0, 9), (3, 5), (6, 8), (9, 12))]
+    assert [[part.low_ms for part in row] for row in strip.rows(bars)] == [[0, 9], [3, 6]], "none hides another"
     many = strip.Lane("Events", [strip.Part(number, number, "", "", "event") for number in range(99)])
     assert [part.low_ms for part in strip.within(many, 0, 98)] == list(range(99 - strip.MOST, 99))
 
@@ -187,11 +189,13 @@ def test_a_counter_is_drawn_as_what_it_grew_by() -> None:
     ):
         line = charts.Line("GPU 0", "value", np.array(sums, "f4"))
         band = charts.Line("p10", "peers_p10", np.array(sums, "f4"))
-        chart = charts.Chart(catalog.BY_NAME[name], times, [line, band], 0, 30_000)
+        chart = charts.Chart(catalog.BY_NAME[name], times, [line, band], 0, 40_000)
         shown, scale, shown_unit = charts._growth(chart)
         assert [line.role for line in shown.lines] == ["value"], "a percentile of sums does not grow"
         assert (np.nan_to_num(shown.lines[0].values, nan=-1).tolist(), scale, shown_unit) == (grown, 1.0, unit)
         assert not charts.banded(chart.metric)
+        last = charts._growth(replace(chart, to_ms=39_000))[0].lines[0].values[-1]
+        assert np.isnan(last), "ten seconds that are not over yet"
 
 
 def test_values_of_yesterday_lie_on_todays_times_and_none_is_made_up() -> None:

@@ -83,6 +83,7 @@ function build(chart, root, theme, columns) {
         { ...axis, space: 26, size: 54, values: (_, marks) => marks.map((value) => number(value, "")) },
       ],
       cursor: {
+        y: false,
         drag: { x: true, y: false },
         points: { size: 5 },
         // The charts of a page share the crosshair by time; a zoom goes its own way, through the address.
@@ -166,9 +167,9 @@ function lineOf(line, theme, shade, head) {
 function range(head, low, high) {
   if (low === null || high === null) return [0, 1];
   if (head.range) return head.range;
-  const span = Math.max(high - low, Math.abs(high) * 0.04, head.least || 1e-9);
+  const span = Math.max(high - low, Math.abs(high) * 0.04, 1e-9);
   const floor = low - span * 0.12;
-  return [low >= 0 && floor < 0 ? 0 : floor, high + span * 0.12];
+  return [low >= 0 && floor < 0 ? 0 : floor, Math.max(high + span * 0.12, low + (head.least || 0))];
 }
 
 const number = (value, unit) =>

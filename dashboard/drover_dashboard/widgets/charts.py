@@ -191,6 +191,7 @@ def _grown(chart: Chart, of: Callable[[Any, Any], Any]) -> Chart:
     The peers' lines are dropped: a percentile of sums has no meaningful growth.
     """
     lines = []
+    step = np.median(np.diff(chart.times_ms)) if len(chart.times_ms) > 1 else 0
     for line in chart.lines:
         if line.role == "value" and len(line.values) == len(chart.times_ms):
             known = np.flatnonzero(np.isfinite(line.values))
@@ -199,6 +200,7 @@ def _grown(chart: Chart, of: Callable[[Any, Any], Any]) -> Chart:
                 changed = of(grown, np.diff(chart.times_ms[known]))
             values = np.full(len(line.values), np.nan, "f4")
             values[known[1:]] = np.where(grown >= 0, changed, np.nan)  # less than before: the counter restarted
+            values[chart.times_ms + step > chart.to_ms] = np.nan  # a point that is not over yet has grown by a part
             lines.append(replace(line, values=values))
     absent = chart.absent or ("fewer than two values in this time" if nothing_there(lines) else "")
     return replace(chart, lines=lines, absent=absent)

@@ -12,6 +12,7 @@ from drover_dashboard.widgets.components import component
 from drover_proto import fleet_pb2 as pb
 
 MOST = 60  # parts of a lane: more would be a wall; the newest stay
+ROWS = 4  # of a lane
 TEXT = 300  # characters of a tooltip
 
 
@@ -87,14 +88,28 @@ def within(lane: Lane, from_ms: int, to_ms: int) -> list[Part]:
     return found[-MOST:]
 
 
+def rows(parts: Sequence[Part]) -> list[list[Part]]:
+    """Bars that overlap lie in rows below each other, at most `ROWS`; moments stay in the first. Pure."""
+    found: list[list[Part]] = []
+    for part in parts:
+        free = (row for row in found if part.low_ms == part.high_ms or row[-1].high_ms <= part.low_ms)
+        row = next(free, None)
+        if row is None and len(found) < ROWS:
+            found.append([part])
+        else:
+            (found[-1] if row is None else row).append(part)
+    return found
+
+
 def show(key: str, lanes: Sequence[Lane], from_ms: int, to_ms: int, who: view.Viewer) -> str | None:
     """Draw the lanes that have something; return the id of the incident just clicked. `key`: unique on the page."""
     drawn = []
     for lane in lanes:
         parts = within(lane, from_ms, to_ms)
-        if parts or not lane.known:
-            empty = "" if lane.known else "not known: the collector did not say"
-            drawn.append({"label": lane.label, "parts": [_sent(part) for part in parts], "empty": empty})
+        empty = "" if lane.known else "not known: the collector did not say"
+        for number, row in enumerate(rows(parts) or ([] if lane.known else [[]])):
+            label = "" if number else lane.label
+            drawn.append({"label": label, "parts": [_sent(part) for part in row], "empty": empty})
     data = {
         "from_s": from_ms / 1000, "to_s": to_ms / 1000,
         "from": who.clock(from_ms), "to": who.clock(to_ms),
