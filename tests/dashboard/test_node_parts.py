@@ -207,7 +207,13 @@ def test_values_of_yesterday_lie_on_todays_times_and_none_is_made_up() -> None:
 
 @pytest.mark.parametrize(
     ("vs", "targets", "asked"),
-    [("yesterday", [("n2", 1)], 2), ("n1/0", [("n2", 1), ("n1", 0)], 1), ("bad/x/y", [("n2", 1), ("n2", 0)], 1)],
+    [
+        ("yesterday", [("n2", 1)], 2),
+        ("n1/0", [("n2", 1), ("n1", 0)], 1),
+        ("n1", [("n2", 1), ("n1", 1)], 1),
+        ("0", [("n2", 1), ("n2", 0)], 1),
+        ("bad/x/y", [("n2", 1), ("n2", 0)], 1),
+    ],
 )
 def test_a_gpu_is_compared_with_another_or_with_an_earlier_day(
     shared: FleetClient, chosen: Chosen, vs: str, targets: list[tuple[str, int]], asked: int

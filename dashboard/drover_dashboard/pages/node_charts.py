@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,16 +78,26 @@ def choose_against(node: str) -> str:
     slot = _chosen(detail) if detail else 0
     near = [f"{n.name}/{slot}" for n in rack.nodes if n.name != node and slot < n.gpus] if rack else []
     options = ["", *SHIFTS, *own, *near]
-    if GPU_OF.fullmatch(asked) and asked not in options:
+    names = {n.name for r in layout.racks for n in r.nodes} if layout else set()
+    if asked not in options and _read(asked, node, slot, names):
         options.append(asked)
     found = address.select(
         "vs", "Compare with", options, "", key="node_vs", width=220, accept_new_options=True, filter_mode="contains",
         format_func=lambda option: _against_label(option, node),
     )  # fmt: skip
-    if found in options or GPU_OF.fullmatch(found):
-        return found
-    view.notice("vs", "trouble", f"{found!r} is no GPU. Type NODE/GPU, such as r01n02/3.")
-    return ""
+    against = _read(found, node, slot, names)
+    if found and not against:
+        view.notice("vs", "trouble", f"{found!r} is no GPU here. Type a node, or NODE/GPU such as r01n02/3.")
+    return against
+
+
+def _read(text: str, node: str, slot: int, names: Collection[str]) -> str:
+    """Return what a person chose or typed as `Asked` has it: a node alone is its GPU of the same slot. Pure."""
+    if text in SHIFTS or GPU_OF.fullmatch(text):
+        return text
+    if text.isdigit():
+        return f"{node}/{int(text)}"
+    return f"{text}/{slot}" if text in names else ""
 
 
 def _chosen(detail: pb.NodeDetail) -> int:
