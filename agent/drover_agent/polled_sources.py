@@ -86,8 +86,10 @@ def _steps(config: AgentConfig, gpus: Gpus) -> Source:
 
 def _jobs(config: AgentConfig, gpus: Gpus) -> Source:
     from drover_agent.sources.workloads.jobs import JobsSource
+    from drover_agent.sources.workloads.processes import ProcessReport
 
-    return JobsSource(Path(config.proc_root), gpus, config.kubelet_socket, config.kubernetes_resources)
+    proc = Path(config.proc_root)
+    return JobsSource(proc, gpus, config.kubelet_socket, config.kubernetes_resources, ProcessReport(proc))
 
 
 def _owners(config: AgentConfig, gpus: Gpus) -> Source:

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from drover_cli.main import main
+from drover_core.model import gpu_processes
+from drover_core.model.gpu_processes import GpuProcess
 from drover_proto import fleet_pb2 as pb
 from testbed.fleet_stand_in import FleetStandIn
 
@@ -78,3 +80,20 @@ def test_without_a_gpu_it_says_why(detail: pb.NodeDetail, capsys: pytest.Capture
     detail.inventory["no_gpu_reason"] = "no driver is loaded"
     assert main(["node", "n1"]) == 0
     assert "no GPU: no driver is loaded" in capsys.readouterr().out
+
+
+def test_who_holds_a_gpu(detail: pb.NodeDetail, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "n1"]) == 0
+    assert "PROCESS" not in capsys.readouterr().out, "not known, or not for this caller"
+    held = [GpuProcess(4242, 1000, "ada", "python3 \x1b[31m", NOW_MS - 7_200_000), GpuProcess(4243, 1001, "", "x", 0)]
+    detail.inventory[gpu_processes.key(0)] = gpu_processes.pack(held)
+    assert main(["node", "n1"]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out[out.index("PROCESS") :].splitlines()]
+    assert next(line for line in lines if "4242" in line)[:4] == ["0", "4242", "ada", "python3"]
+    assert next(line for line in lines if "4243" in line)[2:4] == ["uid", "1001"]
+    assert "\x1b" not in out
+    assert main(["node", "n1", "--json"]) == 0
+    first, second = (json.loads(line)["processes"] for line in capsys.readouterr().out.splitlines())
+    assert [one["pid"] for one in first] == [4243, 4242]
+    assert second is None

@@ -101,6 +101,7 @@ def test_from_a_red_gpu_to_its_node_and_its_incident(live: Console, browser: Bro
 def drawn_open(page: Any) -> None:
     """All charts take the time that was drawn open in one of them, with its finer data, and go back together."""
     plots, back = page.locator(".u-over"), page.get_by_text("double-click: the whole time again")
+    plots.first.scroll_into_view_if_needed()
     box = plots.first.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 40)
     page.mouse.down()

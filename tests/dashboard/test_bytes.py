@@ -128,7 +128,7 @@ def reply(metric: str, roles: dict[str, list[float]]) -> pb.SeriesReply:
 def chart(metric: str, roles: dict[str, list[float]]) -> charts.Chart:
     found = reply(metric, roles)
     lines = charts.lines_of(found, metric)
-    return charts.Chart(BY_NAME[metric], charts.times_of(found), lines, 0, 5000, [(1500, "onset")])
+    return charts.Chart(BY_NAME[metric], charts.times_of(found), lines, 0, 5000, [1500])
 
 
 def test_a_chart_keeps_gaps_and_puts_the_band_together() -> None:
@@ -137,7 +137,7 @@ def test_a_chart_keeps_gaps_and_puts_the_band_together() -> None:
     head, times, lines = read_chart(charts.encode(chart("gpu_util_ratio", values)))
     assert [line["role"] for line in head["lines"]] == ["value", "peers_p10", "peers_p90", "peers_median"]
     assert head["title"] == "GPU utilisation, %"
-    assert head["marks"] == [{"at_s": 1.5, "text": "onset"}]
+    assert head["marks"] == [1.5]
     np.testing.assert_array_equal(times, [1.0, 2.5])
     np.testing.assert_array_equal(lines[0], [50, nan])
     np.testing.assert_allclose(lines[2], [90, 90])

@@ -62,4 +62,4 @@ def test_what_is_not_known_is_not_shown_as_nothing(monkeypatch: pytest.MonkeyPat
         fleet = SimpleNamespace(actions=lambda *_, a=done: a, incidents=lambda *_, b=found, **__: b)
         monkeypatch.setattr(client, "fleet", lambda f=fleet: f)
         node_history.show("n1", WHO)
-    assert said == ["Nothing was done to it, and no incident of it is over.", *[node_history.NOT_KNOWN] * 2]
+    assert said == ["No past actions or incidents on this node.", *[node_history.NOT_KNOWN] * 2]

@@ -9,10 +9,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from drover_core.metrics import catalog
+from drover_core.model import gpu_processes
+from drover_core.model.gpu_processes import GpuProcess
 from drover_dashboard.client import FleetClient
-from drover_dashboard.pages import node_detail
-from drover_dashboard.widgets import charts, view
-from drover_dashboard.widgets.table import Row
+from drover_dashboard.pages import node_charts, node_detail, node_gpu
+from drover_dashboard.widgets import charts, strip, view
+from drover_dashboard.widgets.table import Cell, Row
 from drover_proto import fleet_pb2 as pb
 
 from .conftest import NOW_MS, Chosen, event
@@ -40,13 +42,13 @@ def gpu(job: str = "job1", **values: tuple[float, float] | str) -> Row:
 
 
 def links(row: Row) -> list[tuple[str, str, str]]:
-    return texts(row)[2 + len(node_detail.COMPARED) :][:2]
+    return texts(row)[3 + len(node_detail.COMPARED) :][:2]
 
 
 def test_links_as_those_of_the_peers_carry_no_mark() -> None:
     row = gpu(nvlink_active_links=(18, 18), pcie_generation=(5, 5), pcie_width=(16, 16), nvlink_tx_bytes_per_s=(2e9, 0))
     assert links(row) == [("18 up", "", ""), ("gen 5 x16", "", "")]
-    assert row.cells[2 + len(node_detail.COMPARED)].sub == "2.0 GB/s"
+    assert row.cells[3 + len(node_detail.COMPARED)].sub == "2.0 GB/s"
 
 
 def test_fewer_links_or_lanes_than_the_peers_have_are_marked() -> None:
@@ -79,11 +81,19 @@ def test_what_differs_from_the_peers_comes_first_and_says_what_they_have() -> No
     ]  # fmt: skip
 
 
-def test_a_chart_shows_when_each_kind_of_event_came_first_and_the_newest_kinds() -> None:
-    at = [replace(event(), ts_ms=ts_ms, code=code) for ts_ms, code in ((5, "13"), (9, "13"), (7, "79"), (1, "31"))]
-    assert node_detail.moments(at, 4, 9) == [(5, "XID 13 GPU 1"), (7, "XID 79 GPU 1")]
-    many = [replace(event(), ts_ms=number, code=str(number)) for number in range(9)]
-    assert [ts_ms for ts_ms, _ in node_detail.moments(many, 0, 9)] == [5, 6, 7, 8]
+def test_an_event_that_repeats_is_one_part_of_the_strip_and_the_newest_stay() -> None:
+    at = [replace(event(), ts_ms=ts_ms, code=code) for ts_ms, code in ((5, "13"), (9, "13"), (7, "79"), (70_000, "13"))]
+    lane = strip.events(at, WHO)
+    assert [(part.low_ms, part.word) for part in lane.parts] == [
+        (5, "XID 13 GPU 1"), (7, "XID 79 GPU 1"), (70_000, "XID 13 GPU 1"),
+    ]  # fmt: skip
+    assert strip.moments([lane], 6, 9) == [7], "what began before has no line in the charts"
+    assert strip.events([], WHO).known
+    assert not strip.events(None, WHO).known, "what the collector did not say is not nothing"
+    bars = [strip.Part(low, high, "", "", "info") for low, high in ((0, 9), (3, 5), (6, 8), (9, 12))]
+    assert [[part.low_ms for part in row] for row in strip.rows(bars)] == [[0, 9], [3, 6]], "none hides another"
+    many = strip.Lane("Events", [strip.Part(number, number, "", "", "event") for number in range(99)])
+    assert [part.low_ms for part in strip.within(many, 0, 98)] == list(range(99 - strip.MOST, 99))
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "1060-1000", "1000", "-5-7", "1-999999999999"])
@@ -126,6 +136,10 @@ def test_a_gpu_is_held_against_its_peers_at_the_same_time(own: float | None, mar
     assert texts(row)[2 + node_detail.COMPARED.index("power_w")][:2] == ("500 W", mark)
 
 
+def memory(row: Row) -> Cell:
+    return row.cells[2 + len(node_detail.COMPARED)]
+
+
 def test_memory_limits_heat_and_what_holds_the_clock_stand_in_the_table() -> None:
     row = gpu(
         sm_clock_mhz=(1500, 0), clock_event_reasons=(0x4, 0), power_w=(690, 0), power_limit_w=(700, 0),
@@ -136,10 +150,10 @@ def test_memory_limits_heat_and_what_holds_the_clock_stand_in_the_table() -> Non
     assert below["sm_clock_mhz"] == "held by software power cap"
     assert below["power_w"] == "limit 700 W"
     assert below["gpu_temp_c"] == "HBM 83 °C"
-    assert (row.cells[-2].text, row.cells[-2].sub) == ("62.1 GB", "of 85.9 GB · 2 processes")
+    assert (memory(row).text, memory(row).sub) == ("62.1 GB", "of 85.9 GB · 2 processes")
     idle = gpu(sm_clock_mhz=(300, 0), clock_event_reasons=(0x1, 0), framebuffer_used_bytes="no-permission")
     assert idle.cells[2].sub == "", "an idle clock is held by nothing"
-    assert (idle.cells[-2].text, idle.cells[-2].kind) == ("no permission", "absent")
+    assert (memory(idle).text, memory(idle).kind) == ("no permission", "absent")
 
 
 def test_a_row_of_the_table_opens_its_gpu() -> None:
@@ -153,7 +167,7 @@ def test_one_more_metric_is_charted_first(shared: FleetClient, chosen: Chosen) -
     app.run()
     assert not app.exception
     assert chosen.series[-1].metrics[0] == "memory_temp_c"
-    assert list(chosen.series[-1].metrics[1:]) == list(node_detail.CHARTED)
+    assert list(chosen.series[-1].metrics[1:]) == list(node_charts.CHARTED)
 
 
 def test_a_counter_of_time_is_drawn_as_a_share_of_the_time() -> None:
@@ -165,3 +179,78 @@ def test_a_counter_of_time_is_drawn_as_a_share_of_the_time() -> None:
     assert [line.role for line in shown.lines] == ["value"]
     assert np.nan_to_num(shown.lines[0].values, nan=-1).tolist() == [-1, 0, 50, 100, -1]
     assert b"% of the time" in charts.encode(charts.Chart(metric, times, lines, 0, 40_000))
+
+
+def test_a_counter_is_drawn_as_what_it_grew_by() -> None:
+    times = np.array([0, 10_000, 20_000, 30_000], "<i8")
+    for name, sums, grown, unit in (
+        ("nvlink_crc_errors", [7, 7, 9, 2], [-1, 0, 2, -1], "new in each 10 s"),  # then the driver was loaded again
+        ("energy_j", [0, 5000, 12_000, 13_000], [-1, 500, 700, 100], "W"),
+    ):
+        line = charts.Line("GPU 0", "value", np.array(sums, "f4"))
+        band = charts.Line("p10", "peers_p10", np.array(sums, "f4"))
+        chart = charts.Chart(catalog.BY_NAME[name], times, [line, band], 0, 40_000)
+        shown, scale, shown_unit = charts._growth(chart)
+        assert [line.role for line in shown.lines] == ["value"], "a percentile of sums does not grow"
+        assert (np.nan_to_num(shown.lines[0].values, nan=-1).tolist(), scale, shown_unit) == (grown, 1.0, unit)
+        assert not charts.banded(chart.metric)
+        last = charts._growth(replace(chart, to_ms=39_000))[0].lines[0].values[-1]
+        assert np.isnan(last), "ten seconds that are not over yet"
+
+
+def test_values_of_yesterday_lie_on_todays_times_and_none_is_made_up() -> None:
+    then, now = np.array([0, 10, 20, 30], "<i8"), np.array([4, 14, 26, 60], "<i8")
+    found = node_charts.aligned(np.array([1, np.nan, 3, 4], "f4"), then, now)
+    assert np.nan_to_num(found, nan=-1).tolist() == [1, -1, 4, -1]
+    assert np.isnan(node_charts.aligned(np.array([1], "f4"), then[:1], now)).all()
+
+
+@pytest.mark.parametrize(
+    ("vs", "targets", "asked"),
+    [
+        ("yesterday", [("n2", 1)], 2),
+        ("n1/0", [("n2", 1), ("n1", 0)], 1),
+        ("n1", [("n2", 1), ("n1", 1)], 1),
+        ("0", [("n2", 1), ("n2", 0)], 1),
+        ("bad/x/y", [("n2", 1), ("n2", 0)], 1),
+    ],
+)
+def test_a_gpu_is_compared_with_another_or_with_an_earlier_day(
+    shared: FleetClient, chosen: Chosen, vs: str, targets: list[tuple[str, int]], asked: int
+) -> None:
+    chosen.held = {1: "j1"}
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app.query_params["node"], app.query_params["gpu"], app.query_params["vs"] = "n2", "1", vs
+    app.run()
+    assert not app.exception
+    assert len(chosen.series) == asked
+    assert [(target.node, target.gpu) for target in chosen.series[0].targets] == targets
+    earlier = chosen.series[0].to_ms - chosen.series[-1].to_ms
+    assert earlier == (86_400_000 if vs == "yesterday" else 0)
+
+
+def test_sections_of_a_gpu_have_what_is_there_and_why_the_rest_is_not() -> None:
+    values = {
+        "power_w": pb.Value(metric="power_w", present=True, value=500, ts_ms=NOW_MS, peers_median=400, peers=7),
+        "gpu_temp_c": pb.Value(metric="gpu_temp_c", reason="no-permission"),
+    }
+    rows = node_gpu.section(values, ("power_w", "gpu_temp_c", "memory_temp_c"), WHO)
+    assert [[cell.text for cell in row.cells] for row in rows] == [
+        ["Power", "500 W", "400 W"],
+        ["Core temperature", "no permission", ""],
+        ["HBM temperature", "not reported", ""],
+    ]
+    assert node_gpu.section({}, ("power_w",), WHO) == [], "a section without a value is not drawn"
+
+
+def test_processes_are_shown_by_permission_and_unknown_is_not_none() -> None:
+    listed = [GpuProcess(pid=7, uid=1000, user="", name="<b>x</b>", since_ms=NOW_MS - 60_000)]
+    inventory = {gpu_processes.key(0): gpu_processes.pack(listed)}
+    item = pb.GpuDetail(gpu=0, job="job1")
+    rows, _ = node_gpu.processes(item, inventory, True, WHO)
+    assert [cell.text for cell in rows[0].cells][:3] == ["7", "uid 1000", "<b>x</b>"]
+    assert node_gpu.processes(item, inventory, False, WHO) == ([], "1; their users and names are shown to operators")
+    assert node_gpu.processes(item, {gpu_processes.key(0): gpu_processes.pack([])}, True, WHO) == ([], "none")
+    assert node_gpu.processes(item, {}, True, WHO)[1].startswith("not known")
+    detail = pb.NodeDetail(row=pb.NodeRow(name="n1"), inventory=inventory | {"bios": "2.1"})
+    assert [row.cells[0].text for row in node_detail.inventory_rows(detail)] == ["bios"]

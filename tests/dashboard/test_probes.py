@@ -125,7 +125,7 @@ def test_a_history_with_the_moment_of_its_decline() -> None:
     for number in range(3):
         reply.points.add(ts_ms=NOW_MS - 3000 + 1000 * number, value=4300.0 if number != 1 else None)
     drawn = parts.history(reply, "History", 5, NOW_MS, WHO)
-    assert drawn.marks == [(NOW_MS - 1000, "worse since")]
+    assert drawn.marks == [NOW_MS - 1000]
     (line,) = drawn.lines
     assert [bool(v == v) for v in line.values] == [True, False, True], "a gap, and never 0"
     empty = parts.history(pb.ProbeHistoryReply(figure="hbm_copy", unit="GB/s"), "History", 5, NOW_MS, WHO)

@@ -147,7 +147,7 @@ def test_a_silent_nodes_host_says_its_time_as_the_page_does(shared: FleetClient,
     detail = pb.NodeDetail(row=pb.NodeRow(name="n1"), values=[silent])
     who = view.Viewer(fmt.zone("Europe/Berlin"), 1_795_464_000_000)
     node_detail._inventory(detail, who)
-    assert drawn["host"]["rows"][0]["cells"][1]["text"] == "silent since 20:06:21"
+    assert drawn["host"]["rows"][0]["cells"][0]["text"] == "silent since 20:06:21"
 
 
 @pytest.mark.parametrize(("pending", "receivers"), [(0, 1), (2, 0)])

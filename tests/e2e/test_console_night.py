@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from drover_core.model.events import Incident, from_json
 from drover_core.model.fleet import dump_toml
@@ -94,6 +93,15 @@ def test_a_silence_is_made_seen_hidden_and_ended(console: Console, tab: Tab) -> 
     assert not tab.problems
 
 
+def choose(page: Any, label: str, text: str) -> None:
+    """Type it and press Enter. A click on a list that is still being placed can hit nothing, and leaves it open."""
+    at_rest(page)
+    box = page.get_by_role("combobox", name=label)
+    box.fill(text)
+    page.get_by_role("option").get_by_text(text).first.wait_for()
+    box.press("Enter")
+
+
 def test_a_gpu_of_the_table_is_chosen_and_any_metric_is_charted(console: Console, tab: Tab) -> None:
     page = tab.page
     tab.goto(f"{console.url}/node?node=r01n03")
@@ -107,20 +115,43 @@ def test_a_gpu_of_the_table_is_chosen_and_any_metric_is_charted(console: Console
     page.locator("tr.selected").get_by_role("link", name="GPU 5").wait_for()
     page.get_by_text("band: peers of GPU 5").first.wait_for()
 
-    def chosen() -> bool:
-        """A refresh closes a list that is open, on a slow machine before the choice: then it is opened again."""
-        at_rest(page)
-        if "metric=memory_temp_c" not in page.url:
-            with suppress(PlaywrightTimeoutError):
-                page.get_by_role("combobox").nth(1).click(timeout=5_000)
-                page.get_by_role("option", name="HBM temperature").click(timeout=5_000)
-            page.wait_for_timeout(3_000)
-        return "metric=memory_temp_c" in page.url
-
-    wait_until(chosen, "the choice is taken")
+    choose(page, "One more chart", "HBM temperature")
+    page.wait_for_url("**metric=memory_temp_c*")
     page.get_by_text("HBM temperature, °C").first.wait_for()  # and is drawn
     page.go_back()
     page.get_by_text("HBM temperature, °C").wait_for(state="detached")
     page.go_back()
     page.locator("tr.selected").wait_for(state="detached")
     assert not tab.problems
+
+
+def test_a_time_is_typed_goes_along_and_two_gpus_are_compared(console: Console, tab: Tab) -> None:
+    page = tab.page
+    tab.goto(f"{console.url}/node?node=r01n03&gpu=5")
+    page.get_by_text("band: peers of GPU 5").first.wait_for()
+    picker = page.get_by_role("combobox", name="Time of the charts")
+    for typed, said in (("36 h", "span=36+h"), ("yesterday", "open=")):
+        choose(page, "Time of the charts", typed)
+        page.wait_for_url(f"**{said}*")
+    page.get_by_text("Not now: these charts end ").wait_for()
+    assert " to " in picker.input_value()
+    page.go_back()
+    page.get_by_text("Not now: these charts end ").wait_for(state="detached")
+    wait_until(lambda: picker.input_value() == "36 h", "Back shows the time of before", SOON_MS / 1000)
+    choose(page, "Compare with", "r01n04")
+    page.get_by_text("thick GPU 5, thin r01n04 GPU 5").first.wait_for()
+    first, second = page.locator(".chart .u-over").nth(0), page.locator(".chart .u-over").nth(1)
+    first.scroll_into_view_if_needed()
+    first.hover()
+    crosshair = second.locator(".u-cursor-x")
+    crosshair.wait_for(state="visible")
+    assert first.bounding_box()["width"] // 2 == pytest.approx(_left(crosshair), abs=3), "at the same time"
+    page.get_by_role("button", name="critical").first.wait_for()  # the incident, in the strip above the charts
+    page.get_by_role("link", name="Job", exact=True).first.click()
+    page.locator("tr.opens a").first.click()
+    page.wait_for_url("**/job?*span=36+h*")
+    assert not tab.problems
+
+
+def _left(line: Any) -> float:
+    return float(line.evaluate("(e) => new DOMMatrix(getComputedStyle(e).transform).m41"))

@@ -50,7 +50,7 @@ PAGES = {
     ),
     "node": Look(
         f"node?node={RED[0]}&gpu={RED[1]}&span=1+h", ("last report", "Inventory", "Events"),
-        press("6 h"), rf"node={RED[0]}.*span=6\+h", "last report",
+        pick("Time of the charts", "6 h"), rf"node={RED[0]}.*span=6\+h", "last report",
     ),
     "fleet": Look(
         "?color=gpu_temp_c&group=leaf", ("Held, idle", "newest sample", "°C"),

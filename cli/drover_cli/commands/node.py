@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from drover_cli import client
 from drover_cli.output import ago, message_json, plain, print_json, print_table, say
 from drover_core.metrics.catalog import BY_NAME, describe
+from drover_core.model import gpu_processes
 from drover_core.model.events import Health
 from drover_core.model.reports import job_label
 from drover_core.model.scraped import blind_of, origin_of
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         detail = fleet.call(methods.GET_NODE, pb.NodeRequest(node=args.node))
     if args.json:
         for gpu in detail.gpus:
-            print_json(_json(detail.row.name, gpu))
+            print_json(_json(detail, gpu))
         return 0
     row, now_ms = detail.row, round(time.time() * 1000)
     place = ", ".join(f"{key} {value}" for key, value in (("rack", row.rack), ("leaf", row.leaf)) if value)
@@ -58,7 +60,26 @@ def run(args: argparse.Namespace) -> int:
         return 0
     rows = [_row(gpu, now_ms) for gpu in detail.gpus]
     print_table(HEADERS, rows, right=frozenset({0, 3, 4, 5, 6, 7, 8}))
+    held = [line for gpu in detail.gpus for line in _processes(gpu.gpu, detail.inventory, now_ms)]
+    if held:
+        print_table(("GPU", "PID", "USER", "PROCESS", "SINCE"), held, right=frozenset({0, 1}))
     return 0
+
+
+def _processes(slot: int, inventory: Mapping[str, str], now_ms: int) -> list[list[object]]:
+    """A row for each process that holds the GPU, as far as its agent lists them and the caller may see them."""
+    found = gpu_processes.unpack(inventory.get(gpu_processes.key(slot), ""))
+    if found is None:
+        return []
+    listed, total = found
+    rows: list[list[object]] = [
+        [
+            slot, process.pid, plain(process.user) or f"uid {process.uid}", plain(process.name),
+            ago(process.since_ms, now_ms) if process.since_ms else NONE,
+        ]
+        for process in listed
+    ]  # fmt: skip
+    return rows + ([[slot, NONE, NONE, f"and {total - len(listed)} more", NONE]] if total > len(listed) else [])
 
 
 def _row(gpu: pb.GpuDetail, now_ms: int) -> list[object]:
@@ -91,12 +112,15 @@ def _of(values: Mapping[str, pb.Value], text: str, limit: str) -> str:
     return text if text == NONE or most == NONE else f"{text} of {most}"
 
 
-def _json(node: str, gpu: pb.GpuDetail) -> dict[str, object]:
+def _json(detail: pb.NodeDetail, gpu: pb.GpuDetail) -> dict[str, object]:
+    """`processes` is null where they are not known."""
     found = message_json(gpu)
+    processes = gpu_processes.unpack(detail.inventory.get(gpu_processes.key(gpu.gpu), ""))
     del found["values"]
     return {
-        "node": node,
+        "node": detail.row.name,
         **found,
+        "processes": None if processes is None else [asdict(process) for process in processes[0]],
         "values": {value.metric: value.value for value in gpu.values if value.present},
         "times_ms": {value.metric: value.ts_ms for value in gpu.values if value.present},
         "absent": {value.metric: value.reason or "not reported" for value in gpu.values if not value.present},

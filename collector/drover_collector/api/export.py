@@ -13,6 +13,7 @@ from drover_collector.api.snapshot import ApiSnapshot, bad_argument
 from drover_collector.pipeline.restore import BEFORE_MS, SLICE_NODES
 from drover_collector.store import ProbeRow
 from drover_core.metrics.catalog import Scope
+from drover_core.model import gpu_processes
 from drover_core.model.events import (
     Absence,
     Event,
@@ -152,7 +153,7 @@ def _inventories(facts: ApiSnapshot, from_ms: int, to_ms: int) -> Iterator[dict[
             max(0, from_ms - BEFORE_MS), to_ms, number, slices
         ):
             if node in facts.index.node_number:
-                yield {"ts": iso(ts_ms), "node": node, "inventory": inventory}
+                yield {"ts": iso(ts_ms), "node": node, "inventory": gpu_processes.without(inventory)}
 
 
 def _probes(

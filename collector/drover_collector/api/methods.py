@@ -95,7 +95,7 @@ METHODS = _table(
     Rpc(wire.GET_LAYOUT, lambda call: fleet.get_layout(call.facts, call.request.jobs)),
     Rpc(wire.GET_PICTURE, lambda call: fleet.get_picture(call.facts, call.request.color_by, call.request.packed)),
     Rpc(wire.LIST_NODES, lambda call: nodes.list_nodes(call.facts, call.request)),
-    Rpc(wire.GET_NODE, lambda call: nodes.get_node(call.facts, call.request)),
+    Rpc(wire.GET_NODE, lambda call: nodes.get_node(call.facts, call.request, call.may_answer)),
     Rpc(wire.LIST_INCIDENTS, lambda call: incidents.list_incidents(call.facts, call.request)),
     Rpc(wire.GET_INCIDENT, lambda call: incidents.get_incident(call.facts, call.request, call.may_answer)),
     Rpc(wire.QUERY_SERIES, lambda call: series.query_series(call.facts, call.request)),

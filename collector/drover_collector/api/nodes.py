@@ -26,6 +26,7 @@ from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.health import HEALTHS
 from drover_core.metrics.catalog import Kind, Scope, of_scope
+from drover_core.model import gpu_processes
 from drover_core.model.events import (
     SEVERITY_ORDER,
     Absence,
@@ -99,7 +100,11 @@ def node_row(facts: ApiSnapshot, n: int, incidents: Iterable[Incident], agent_ve
     )
 
 
-def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
+def get_node(facts: ApiSnapshot, request: pb.NodeRequest, names: bool = True) -> pb.NodeDetail:
+    """
+    Args:
+        names: with users and processes, which a reader does not see.
+    """
     n = facts.node_number(request.node)
     index, store, now_ms = facts.index, facts.store, facts.now_ms()
     node = index.nodes[n]
@@ -125,7 +130,7 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest) -> pb.NodeDetail:
     version = facts.stats.agent_versions.get(node.name, "")
     return pb.NodeDetail(
         row=node_row(facts, n, facts.open_by_node().get(node.name, ()), version),
-        inventory=inventory,
+        inventory=inventory if names else gpu_processes.without(inventory),
         gpus=gpus,
         values=own,
         incident_ids=[i.id for i in incidents],

@@ -1,4 +1,4 @@
-// Lines over time with uPlot: an absent value is a gap, the peers are a band, moments (onset, opened) are dashed uprights.
+// Lines over time with uPlot: an absent value is a gap, the peers are a band, moments (onset, opened) are faint uprights.
 import uPlot from "./uplot/uPlot.esm.js";
 import { element, themeOf, zone } from "./common.js";
 
@@ -57,7 +57,7 @@ function decode(data) {
 
 function build(chart, root, theme, columns) {
   const { head } = chart;
-  const shade = theme.dark ? "dark" : "light";
+  const shade = (chart.shade = theme.dark ? "dark" : "light");
   chart.title = element("div", "title");
   chart.note = element("div", "note");
   chart.absent = element("div", "nothing");
@@ -82,10 +82,16 @@ function build(chart, root, theme, columns) {
         { ...axis, space: 60, size: 26, values: (plot, marks) => marks.map((at) => tick(at, plot.scales.x)) },
         { ...axis, space: 26, size: 54, values: (_, marks) => marks.map((value) => number(value, "")) },
       ],
-      cursor: { drag: { x: true, y: false }, points: { size: 5 } },
+      cursor: {
+        y: false,
+        drag: { x: true, y: false },
+        points: { size: 5 },
+        // The charts of a page share the crosshair by time; a zoom goes its own way, through the address.
+        sync: { key: "drover", scales: ["x", null], filters: { pub: shared, sub: shared } },
+      },
       legend: { show: false },
       hooks: {
-        draw: [(plot) => moments(plot, chart.head.marks, theme)],
+        drawClear: [(plot) => moments(plot, chart.head.marks, theme)],
         setSelect: [(plot) => opened(chart, plot)],
         setCursor: [(plot) => readout(chart, plot, text)],
       },
@@ -116,12 +122,28 @@ function opened(chart, plot) {
 // What the cursor points at: the moment and each line's value, absent where there is none.
 function readout(chart, plot, text) {
   const { idx, left } = plot.cursor;
-  chart.tip.hidden = idx === null || idx === undefined || left < 0;
+  const known = idx !== null && idx !== undefined && left >= 0;
+  const here = plot.over.matches(":hover"); // on the other charts there is the crosshair alone
+  if (here || !known) dispatchEvent(new CustomEvent("drover-time", { detail: known ? plot.posToVal(left, "x") : null }));
+  chart.tip.hidden = !known || !here;
   if (chart.tip.hidden) return;
-  const lines = chart.head.lines.map((line, k) => element("div", line.strong ? "strong" : "", `${line.label}: ${text(plot.data[k + 1][idx])}`));
+  const lines = chart.head.lines.map((line, k) => {
+    const made = element("div", line.strong ? "strong" : "");
+    made.append(swatch(line, chart.shade), `${line.label}: ${text(plot.data[k + 1][idx])}`);
+    return made;
+  });
   chart.tip.replaceChildren(element("b", "", moment(plot.data[0][idx])), ...lines);
   const room = plot.over.clientWidth;
   chart.tip.style.left = `${left > room / 2 ? left + 54 - 8 - chart.tip.offsetWidth : left + 54 + 14}px`;
+}
+
+const shared = (type) => type === "mousemove" || type === "mouseleave";
+
+// A sample of the line before its value.
+function swatch(line, shade) {
+  const made = element("i", line.role === "value" ? (line.dash ? "swatch dashed" : "swatch") : "swatch peers");
+  if (line.role === "value") made.style.color = line[shade];
+  return made;
 }
 
 // Clock times for spans of hours, days for spans of days.
@@ -147,7 +169,7 @@ function range(head, low, high) {
   if (head.range) return head.range;
   const span = Math.max(high - low, Math.abs(high) * 0.04, 1e-9);
   const floor = low - span * 0.12;
-  return [low >= 0 && floor < 0 ? 0 : floor, high + span * 0.12];
+  return [low >= 0 && floor < 0 ? 0 : floor, Math.max(high + span * 0.12, low + (head.least || 0))];
 }
 
 const number = (value, unit) =>
@@ -155,28 +177,29 @@ const number = (value, unit) =>
 
 const moment = (seconds) => new Date(seconds * 1000).toLocaleString([], { hour12: false, timeZone: zone(), month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
+// Behind the lines, and without words: the strip above the charts has them.
 function moments(plot, marks, theme) {
   const paint = plot.ctx;
   const ratio = window.devicePixelRatio || 1;
   const { left, top, width, height } = plot.bbox;
   paint.save();
-  paint.strokeStyle = paint.fillStyle = theme.dark ? "#f0662b" : "#b34700";
-  paint.lineWidth = 1.5 * ratio;
-  paint.setLineDash([4 * ratio, 3 * ratio]);
-  paint.font = `600 ${11 * ratio}px sans-serif`;
-  marks.forEach((mark, line) => {
-    const x = plot.valToPos(mark.at_s, "x", true);
-    if (x < left || x > left + width) return;
+  paint.strokeStyle = paint.fillStyle = theme.dark ? "#c9a27a" : "#8a6a48";
+  paint.lineWidth = ratio;
+  for (const at of marks) {
+    const x = plot.valToPos(at, "x", true);
+    if (x < left || x > left + width) continue;
+    paint.globalAlpha = 1;
+    paint.beginPath();
+    paint.moveTo(x - 4 * ratio, top - 6 * ratio);
+    paint.lineTo(x + 4 * ratio, top - 6 * ratio);
+    paint.lineTo(x, top);
+    paint.fill();
+    paint.globalAlpha = 0.55;
+    paint.setLineDash([2 * ratio, 4 * ratio]);
     paint.beginPath();
     paint.moveTo(x, top);
     paint.lineTo(x, top + height);
     paint.stroke();
-    // The first mark's word stands before its line, the others' behind theirs, where they fit: so no word is read as
-    // that of the line next to it.
-    const wide = paint.measureText(mark.text).width + 4 * ratio;
-    const before = line === 0 ? x - wide > left : x + wide > left + width;
-    paint.textAlign = before ? "right" : "left";
-    paint.fillText(mark.text, x + (before ? -4 : 4) * ratio, top + (12 + 13 * line) * ratio);
-  });
+  }
   paint.restore();
 }

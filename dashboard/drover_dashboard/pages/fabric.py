@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import streamlit as st
 
+from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
 from drover_dashboard.pages import fabric_parts
 from drover_dashboard.pages import probes_parts as probe_parts
-from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import address, panel, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
-NOW_S = 5
+NOW_S, CHARTS_S, TIME = 5, 10, "fabric_time"
+CHARTED = ("tx_bytes", "rx_bytes", "symbol_errors", "link_downed")
 NO_NODE = "choose a node for its NVLinks"
 
 
@@ -73,6 +75,23 @@ def _ports(reply: pb.Fabric, leaf: str, node: str, who: view.Viewer) -> None:
             probe_parts.show_matrix("matrix", probe_parts.matrix(next(iter(pairs.value.figures), None)))
 
 
+@st.fragment(run_every=CHARTS_S)
+def past(leaf: str, node: str, span_ms: int) -> None:
+    """What the ports sent, received and got wrong over time: those in trouble first, then the busiest."""
+    time_range.follow(TIME)
+    answer = client.fleet().fabric(leaf, node)
+    if answer.value is None:
+        return  # why is said above
+    first = sorted((port.node, port.link) for port in answer.value.ports[: panel.LINES])  # so a line keeps its colour
+    if first:
+        targets = [pb.SeriesTarget(node=of, link=link) for of, link in first]
+        cut = f", {len(first)} of {answer.value.ports_total}" if len(first) < answer.value.ports_total else ""
+        group = panel.Group(Scope.LINK, targets, CHARTED, f"ports of {node or leaf}{cut}")
+        panel.show("fabric", [group], span_ms, view.viewer())
+
+
 leaf, node = choose()
 address.title(" ".join(("Fabric", node or leaf)).strip())
 leafs(leaf, node)
+if leaf or node:
+    past(leaf, node, time_range.pick(key=TIME) or 0)

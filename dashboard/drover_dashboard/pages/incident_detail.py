@@ -25,7 +25,7 @@ from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.pages import incident_handling as handling
 from drover_dashboard.pages import incident_past
 from drover_dashboard.pages import silence_forms as silencing
-from drover_dashboard.widgets import address, charts, view
+from drover_dashboard.widgets import address, charts, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.fleet_picture import STATE_UNITS
 from drover_dashboard.widgets.table import (
@@ -43,6 +43,7 @@ SHOWN_CHARTS = 4  # so that the sentences of the evidence are on the first scree
 SHOWN_TARGETS = 8
 LEAST_PAD_MS, MOST_PAD_MS = 5 * 60_000, 2 * 3_600_000  # what a chart shows before the onset and after the end
 POINTS = 600
+OWN_TIME = "the incident's time"
 
 
 def show(incident_id: str) -> None:
@@ -184,10 +185,14 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
     for item in incident.evidence:
         if (metric := catalog.BY_NAME.get(item.metric or "")) and metric.unit not in STATE_UNITS:
             drawn.setdefault(metric.name, item)
+    span_ms = time_range.pick(key="incident_time", own=OWN_TIME) if drawn else None
+    from_ms, to_ms = charts.window(*_time(incident, span_ms, who))
+    if drawn:
+        strip.show("incident_strip", [strip.incidents([incident], who)], from_ms, to_ms, who)
     columns = st.columns(2, gap="medium")
     for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
         with columns[number % 2]:
-            _chart(incident, name, who)
+            _chart(incident, name, (from_ms, to_ms), who)
     rows = [
         Row((Cell(who.localize(fmt.capital(item.text))), Cell(_numbers(item), kind="faint")))
         for item in incident.evidence
@@ -213,12 +218,25 @@ def _numbers(item: Evidence) -> str:
     return text
 
 
-def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
-    metric = catalog.BY_NAME[name]
+def _time(incident: Incident, span_ms: int | None, who: view.Viewer) -> tuple[int, int]:
+    """(from, to) of its charts: the span asked for, else all of the incident and some time around it."""
+    if span_ms is not None:
+        return who.now_ms - span_ms, who.now_ms
     end_ms = incident.closed_ms or who.now_ms
     pad_ms = min(MOST_PAD_MS, max(LEAST_PAD_MS, (end_ms - incident.since_ms) // 2))
-    whole = incident.since_ms - pad_ms, min(who.now_ms, end_ms + pad_ms)
-    from_ms, to_ms = charts.window(*whole)
+    return incident.since_ms - pad_ms, min(who.now_ms, end_ms + pad_ms)
+
+
+def _moments(incident: Incident, from_ms: int, to_ms: int) -> list[int]:
+    """Its onset and its end; when it was reported, where that is not the same on the screen."""
+    found = [incident.since_ms, *([incident.closed_ms] if incident.closed_ms is not None else [])]
+    late = incident.opened_ms - incident.since_ms > (to_ms - from_ms) // 50
+    return [*found, incident.opened_ms] if late else found
+
+
+def _chart(incident: Incident, name: str, time: tuple[int, int], who: view.Viewer) -> None:
+    metric = catalog.BY_NAME[name]
+    from_ms, to_ms = time
     targets = _targets(incident, metric.scope)
     if not targets:
         return  # of a port or workload that the evidence does not name: the sentence below gives the value
@@ -231,25 +249,20 @@ def _chart(incident: Incident, name: str, who: view.Viewer) -> None:
         max_points=POINTS,
         with_peers=metric.scope is Scope.GPU,
     )
-    answer = client.fleet().series(request, f"{incident.id} {name} {charts.drawn_open()}")
+    answer = client.fleet().series(request, f"{incident.id} {name} {time_range.named()}")
     if answer.value is None:
         view.trouble(f"chart_{name}", answer.trouble, 0, who)
         return
     lines = charts.lines_of(answer.value, name, frozenset() if len(targets) > 1 else frozenset({incident.gpu or 0}))
     place = f"{incident.node or incident.scope}{'' if incident.gpu is None else f' GPU {incident.gpu}'}"
-    peers = not metric.sums_time and any(line.role == "peers_p90" for line in lines)
-    marks = [(incident.since_ms, "onset")]
-    if incident.opened_ms - incident.since_ms > (to_ms - from_ms) // 50:
-        marks.append((incident.opened_ms, "reported"))
-    if incident.closed_ms is not None:
-        marks.append((incident.closed_ms, "closed"))
+    peers = charts.banded(metric) and any(line.role == "peers_p90" for line in lines)
     chart = charts.Chart(
         metric,
         charts.times_of(answer.value),
         lines,
         from_ms,
         to_ms,
-        marks,
+        _moments(incident, from_ms, to_ms),
         note=f"{place}{'; band: peers p10 to p90' if peers else ''}",
         absent="no value in this time" if charts.nothing_there(lines) else "",
     )

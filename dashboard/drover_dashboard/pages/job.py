@@ -10,13 +10,13 @@ from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
 from drover_dashboard.pages import incident_rows, job_parts
-from drover_dashboard.widgets import address, charts, view
+from drover_dashboard.widgets import address, charts, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
 NOW_S, CHARTS_S, STORY_S = 5, 10, 30
 STATES = ("running", "ended too")
-SPAN_MS, POINTS, MARKS = 1_800_000, 300, 3
+POINTS, TIME = 300, "job_time"
 NO_JOBS = (
     "No GPU is held by a job. Agents report holdings where they find Slurm or Kubernetes on the node:"
     " `drover-agent sources` there says why not."
@@ -24,10 +24,11 @@ NO_JOBS = (
 
 
 class _Span(NamedTuple):
-    """What a job's charts share: from when they begin, moments."""
+    """What a job's charts share: from when to when, moments."""
 
     from_ms: int
-    marks: list[tuple[int, str]]
+    to_ms: int
+    marks: list[int]
 
 
 def choose() -> tuple[str, bool]:
@@ -135,7 +136,7 @@ def _head(detail: pb.JobDetail, who: view.Viewer) -> str:
 
 
 @st.fragment(run_every=CHARTS_S)
-def past(name: str) -> None:
+def past(name: str, span_ms: int) -> None:
     """Its steps over time, and its slowest GPU against the others."""
     detail = client.fleet().job(name).value
     if detail is None:
@@ -143,8 +144,15 @@ def past(name: str) -> None:
     who = view.viewer()
     steps = next((loop for loop in detail.workloads if loop.HasField("step_time_s")), None)
     slow = job_parts.slowest(detail)
-    marks = sorted((i.since_ms, fmt.cause(i.cause)) for i in job_parts.incidents(detail) if i.closed_ms is None)
-    span = _Span(max(who.now_ms - SPAN_MS, detail.row.since_ms), marks[:MARKS])
+    time_range.follow(TIME)
+    end_ms = detail.row.ended_ms if detail.row.HasField("ended_ms") else who.now_ms
+    from_ms, to_ms = charts.window(max(end_ms - span_ms, detail.row.since_ms), end_ms)
+    lanes = [strip.incidents(job_parts.incidents(detail), who)]
+    span = _Span(from_ms, to_ms, strip.moments(lanes, from_ms, to_ms))
+    if steps is not None or slow is not None:
+        clicked = strip.show("job_strip", lanes, from_ms, to_ms, who)
+        if clicked:
+            st.switch_page(view.INCIDENTS, query_params={"id": clicked, "state": "all"})
     left, right = st.columns(2, gap="medium")
     if steps is not None:
         target = pb.SeriesTarget(node=steps.node, link=steps.name)
@@ -161,12 +169,12 @@ def past(name: str) -> None:
 
 
 def _chart(what: str, scope: Scope, target: pb.SeriesTarget, name: str, span: _Span, who: view.Viewer) -> None:
-    from_ms, to_ms = charts.window(span.from_ms, who.now_ms)
+    from_ms, to_ms = span.from_ms, span.to_ms
     request = pb.SeriesRequest(
         scope=scope, targets=[target], metrics=[name], from_ms=from_ms, to_ms=to_ms, max_points=POINTS,
         with_peers=scope is Scope.GPU,
     )  # fmt: skip
-    answer = client.fleet().series(request, f"job {what} {name} {charts.drawn_open()}")
+    answer = client.fleet().series(request, f"job {what} {name} {time_range.named()}")
     view.trouble(f"chart_{name}", answer.trouble, 0, who)
     if answer.value is None:
         return
@@ -186,6 +194,6 @@ if job:
     now(job)  # first: it is in memory
     with above:
         story(job)
-    past(job)
+    past(job, time_range.pick(key=TIME) or 0)
 else:
     listing(ended)

@@ -10,48 +10,54 @@ from drover_dashboard.pages import (
     node_actions as node_acts,
 )
 from drover_dashboard.pages import (
+    node_charts,
     node_detail,
     node_history,
 )
 from drover_dashboard.pages import (
     probes_parts as probe_parts,
 )
-from drover_dashboard.widgets import address, charts, view
+from drover_dashboard.widgets import address, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
-SPANS = {"15 min": 15, "1 h": 60, "6 h": 360, "24 h": 1440}
 USUAL_SPAN = "15 min"
-NO_NODE = "choose a node"
+NO_NODE, TIME = "choose a node", "node_time"
 OUT = (Health.DRAINED, Health.VALIDATING, Health.REPAIR)  # no job runs there
 
 
-def choose() -> tuple[str, int, str]:
-    """The node, the charts' span in ms and a metric for one more chart, all kept in the URL."""
+def choose() -> str:
+    """The node, kept in the URL."""
     usual = st.query_params.get("node", "")
     if not usual:
         worst = client.fleet().nodes(limit=1).value
         usual = worst.nodes[0].name if worst and worst.nodes else ""
+    return address.node(NO_NODE, key="node_node", usual=usual, drops=("gpu", "vs"))
+
+
+def choose_charts(name: str) -> node_charts.Asked:
+    """The charts' time, with what the GPU is compared and a metric for one more chart, all kept in the URL."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        node = address.node(NO_NODE, key="node_node", usual=usual, drops=("gpu", charts.OPEN))
-        span = address.segments(
-            "span", "Charts over", list(SPANS), USUAL_SPAN, key="node_span", drops=(charts.OPEN,),
-            label_visibility="collapsed",
-        )  # fmt: skip
-        further = address.select(
-            "metric", "One more chart", ["", *node_detail.further_metrics()], "", key="node_metric", width=260,
-            format_func=lambda name: fmt.label(name) if name else "one more chart: choose a metric",
-        )  # fmt: skip
-    return node, SPANS[span] * 60_000, further
+        span_ms = time_range.pick(key=TIME, usual=USUAL_SPAN)
+        against = node_charts.choose_against(name)
+        further = node_charts.choose_further()
+    return node_charts.Asked(span_ms or 0, _asked_gpu(), further, against)
 
 
 @st.fragment(run_every=3)
-def now(name: str) -> None:
+def who_is(name: str) -> None:
     who = view.viewer()
     answer = client.fleet().node(name)
     view.trouble("node", answer.trouble, answer.as_of_ms, who)
     if answer.value is not None:
-        node_detail.now(answer.value, _asked_gpu(), who)
+        node_detail.identity(answer.value, who)
+
+
+@st.fragment(run_every=3)
+def now(name: str) -> None:
+    answer = client.fleet().node(name)
+    if answer.value is not None:  # else said above
+        node_detail.gpus(answer.value, _asked_gpu(), view.viewer())
 
 
 @st.fragment(run_every=10)
@@ -72,10 +78,18 @@ def history(name: str) -> None:
 
 
 @st.fragment(run_every=10)
-def past(name: str, span_ms: int, further: str) -> None:
+def past(name: str, asked: node_charts.Asked) -> None:
+    time_range.follow(TIME)
     detail: pb.NodeDetail | None = client.fleet().node(name).value
     if detail is not None:
-        node_detail.past(detail, span_ms, _asked_gpu(), further, view.viewer())
+        node_charts.show(detail, asked, view.viewer())
+
+
+@st.fragment(run_every=10)
+def below(name: str) -> None:
+    detail: pb.NodeDetail | None = client.fleet().node(name).value
+    if detail is not None:
+        node_detail.below(detail, _asked_gpu(), view.viewer())
 
 
 @st.fragment(run_every=30)
@@ -94,13 +108,16 @@ def _asked_gpu() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-node, span_ms, further = choose()
+node = choose()
 address.title(node or "Node")
 if node:
+    st.title(fmt.plain(node), anchor=False)
+    who_is(node)
     node_acts.buttons(node)
     now(node)
+    past(node, choose_charts(node))
+    below(node)
     history(node)
-    past(node, span_ms, further)
     probed(node)
 else:
     who = view.viewer()

@@ -9,15 +9,15 @@ import streamlit as st
 
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
-from drover_core.model.events import Event, Health, from_json
+from drover_core.model import gpu_processes
+from drover_core.model.events import Event, from_json
 from drover_core.model.scraped import blind_of, origin_of
 from drover_dashboard import client
-from drover_dashboard.pages import incident_rows
+from drover_dashboard.pages import incident_rows, node_gpu
 from drover_dashboard.pages.fabric_parts import bytes_per_s
 from drover_dashboard.pages.incident_detail import event_rows
 from drover_dashboard.widgets import (
     address,
-    charts,
     theme,
     view,
 )
@@ -37,12 +37,10 @@ IDLE = 0x1  # of the reasons for a clock: the GPU has no work
 GB = 1e9
 MEMORY = ("ecc_dram_uncorrected", "remapped_rows_uncorrected")
 FLAGS = {"row_remap_pending": "remap pending", "row_remap_failed": "REMAP FAILED"}
-CHARTED = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio", "tensor_active_ratio", "nvlink_tx_bytes_per_s")
-POINTS = 300
 SHOWN_EVENTS = 100
-MARKS = 4  # kinds of events in a chart: more would hide the lines
+SILENT_MS = 60_000  # what held its GPUs then is not known to hold them now
+LIST_PX, FIT = 320, 12  # a longer list scrolls inside
 SHOWN_JOBS = 3  # of a node, as rows that lead to them
-SILENT_MS = 60_000
 OLD_MS = 30_000  # a value older than three ticks of the detectors is not what a GPU does now
 
 
@@ -140,8 +138,8 @@ class _Values:
         return Cell(counts, mark=Mark(", ".join(flags), "bad") if flags else None)
 
 
-def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
-    """Health, open incidents, and the GPUs side by side."""
+def identity(detail: pb.NodeDetail, who: view.Viewer) -> None:
+    """Which node it is, its health, its jobs and its open incidents."""
     row = detail.row
     jobs = {fmt.job(job): job for job in row.jobs[:SHOWN_JOBS]}
     lines = [_head(row, who), *(_job(key, job) for key, job in jobs.items())]
@@ -149,26 +147,35 @@ def now(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
     if clicked in jobs:
         st.switch_page(view.JOB, query_params={"job": jobs[clicked]})
     _incidents(row, who)
+
+
+def gpus(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
+    """The GPUs side by side, then who holds the chosen one."""
     columns = [
         Column("GPU"),
         Column("Health"),
         *(Column(fmt.label(name), "right") for name in COMPARED),
+        Column("Memory used", "right", help="device memory in use, of how much, and by how many processes"),
         Column("NVLink", "right", help="links that are up, what is sent over them"),
         Column("PCIe", "right", help="generation and lanes now, what is sent; idle some drop to a lower generation"),
         Column("HBM errors / remapped", "right", help="uncorrected errors since driver load / rows remapped"),
-        Column("Memory used", "right", help="device memory in use, of how much, and by how many processes"),
         Column("Job"),
     ]
-    rows = [_gpu(item, item.gpu == gpu, who, row.name) for item in detail.gpus]
+    rows = [_gpu(item, item.gpu == gpu, who, detail.row.name) for item in detail.gpus]
     chosen = "" if gpu is None else str(gpu)
     clicked = table("gpus", columns, rows, empty=_no_gpu(detail), selected=chosen, link_column=0)
-    if clicked and clicked != chosen:
-        address.write(gpu=clicked)
+    if clicked:
+        address.write(gpu=None if clicked == chosen else clicked)
         st.rerun()
     st.caption(
         "Coloured figures: difference from the median of the GPUs in the same job. Hatched: absent, with the reason."
-        " The stroke before a GPU is its line in the charts. Click a GPU to compare it with its peers there."
+        " The stroke before a GPU is its line in the charts. Click a GPU for who holds it and all its values."
     )
+    with view.place():
+        for item in detail.gpus:
+            if item.gpu == gpu:
+                silent = who.now_ms - detail.row.last_seen_ms > SILENT_MS
+                node_gpu.show_processes(item, {} if silent else detail.inventory, who)
     _blind(detail)
 
 
@@ -230,21 +237,22 @@ def _gpu(item: pb.GpuDetail, selected: bool, who: view.Viewer, node: str = "") -
         ),
         view.health_cell(item.health, item.reason),
         *(values.with_below(name) for name in COMPARED),
+        values.device_memory(),
         values.nvlink(),
         values.pcie(),
         values.memory(),
-        values.device_memory(),
         Cell(item.job or "none", kind="" if item.job else "faint"),
     )
     opens = view.href(view.NODE, node=node, gpu=item.gpu) if node else ""
     return Row(cells, id=str(item.gpu), href=opens, tone="asked" if selected else "")
 
 
-def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, further: str, who: view.Viewer) -> None:
-    """Charts of all GPUs over `span_ms`, that of the metric `further` first, then the log and the inventory."""
-    if detail.gpus:
-        sick = {item.gpu for item in detail.gpus if item.health not in (Health.HEALTHY, Health.UNKNOWN)}
-        _charts(detail, gpu, frozenset(sick | ({gpu} if gpu is not None else set())), span_ms, further, who)
+def below(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
+    """All values of the chosen GPU, the log of the node, its host and its inventory."""
+    with view.place():
+        for item in detail.gpus:
+            if item.gpu == gpu:
+                node_gpu.show(item, detail.inventory, who)
     left, right = st.columns([1.4, 1], gap="medium")
     with left:
         events = [from_json(Event, text) for text in detail.events_json[:SHOWN_EVENTS]]
@@ -253,111 +261,42 @@ def past(detail: pb.NodeDetail, span_ms: int, gpu: int | None, further: str, who
             (Column("Events"), Column(), Column(wrap=True)),
             event_rows(events, who),
             empty="No event is known of this node.",
-            height=420,
+            height=420 if events else None,
         )
     with right:
         _inventory(detail, who)
 
 
-def compared(detail: pb.NodeDetail, gpu: int | None) -> int | None:
-    """Whose peers are drawn with the lines: the GPU asked for, else the first, of those that hold a job. An idle one
-    differs from the busy ones of its model, and nothing is wrong."""
-    held = [item.gpu for item in detail.gpus if item.job]
-    return gpu if gpu in held else next(iter(held), None)
-
-
-def _charts(
-    detail: pb.NodeDetail, gpu: int | None, strong: frozenset[int], span_ms: int, further: str,
-    who: view.Viewer,
-) -> None:  # fmt: skip
-    reported_ms = detail.row.last_seen_ms
-    end_ms = (
-        reported_ms if reported_ms and who.now_ms - reported_ms > SILENT_MS else who.now_ms
-    )  # a silent node's last values
-    from_ms, to_ms = charts.window(end_ms - span_ms, end_ms)
-    of = compared(detail, gpu)
-    charted = (further, *CHARTED) if further else CHARTED
-    slots = sorted((item.gpu for item in detail.gpus), key=lambda slot: (slot != of, slot))  # peers are of the first
-    request = pb.SeriesRequest(
-        scope=Scope.GPU,
-        targets=client.targets(detail.row.name, slots),
-        metrics=charted,
-        from_ms=from_ms,
-        to_ms=to_ms,
-        max_points=POINTS,
-        with_peers=of is not None,
-    )
-    answer = client.fleet().series(request, f"node {detail.row.name} {of} {span_ms} {further} {charts.drawn_open()}")
-    view.trouble("charts", answer.trouble, 0, who)
-    if answer.value is None:
-        return
-    marks = moments([from_json(Event, text) for text in detail.events_json], from_ms, to_ms)
-    thick = ", ".join(f"GPU {slot}" for slot in sorted(strong)) + " thick" if 0 < len(strong) < len(slots) else ""
-    columns = st.columns(3, gap="medium")
-    for number, name in enumerate(charted):
-        lines = charts.lines_of(answer.value, name, strong)
-        band = "" if catalog.BY_NAME[name].sums_time else _band(lines, of)
-        chart = charts.Chart(
-            catalog.BY_NAME[name],
-            charts.times_of(answer.value),
-            lines,
-            from_ms,
-            to_ms,
-            marks if number == 0 else [(at_ms, "") for at_ms, _ in marks],  # the words once: they cover lines
-            note="; ".join(part for part in (thick, band) if part),
-            absent=_why_absent(detail, name, who) if charts.nothing_there(lines) else "",
-        )
-        with columns[number % 3]:
-            charts.show(f"node_{name}", chart, loads=True)
-
-
-def _band(lines: Sequence[charts.Line], of: int | None) -> str:
-    return f"band: peers of GPU {of}" if any(line.role != "value" for line in lines) else ""
-
-
-def moments(events: Sequence[Event], from_ms: int, to_ms: int) -> list[tuple[int, str]]:
-    """What the charts show of the log: when each kind of event was first seen in this time, the newest kinds."""
-    first: dict[str, int] = {}
-    for event in events:
-        if from_ms <= event.ts_ms <= to_ms:
-            at = "" if event.gpu is None else f" GPU {event.gpu}"
-            what = f"{fmt.event(event.kind, event.code)}{at}"
-            first[what] = min(event.ts_ms, first.get(what, event.ts_ms))
-    newest = sorted(first.items(), key=lambda item: -item[1])[:MARKS]
-    return sorted((ts_ms, what) for what, ts_ms in newest)
-
-
-def _why_absent(detail: pb.NodeDetail, name: str, who: view.Viewer) -> str:
-    values = [value for item in detail.gpus for value in item.values if value.metric == name]
-    reasons = sorted({fmt.absent(value.reason) for value in values if not value.present and value.reason})
-    return who.localize(f"absent: {', '.join(reasons)}") if reasons else "no value in this time"
-
-
-def further_metrics() -> list[str]:
-    """What a chart can show besides those that are always there."""
-    return [metric.name for metric in catalog.of_scope(Scope.GPU) if metric.name not in CHARTED]
-
-
 def _inventory(detail: pb.NodeDetail, who: view.Viewer) -> None:
     values = {value.metric: value for value in detail.values}
     rows = []
+    absent: dict[str, list[str]] = {}  # metrics by reason: one row for each reason, not for each metric
     for metric in catalog.of_scope(Scope.NODE):
         found = values.get(metric.name)
         if found is None:
             continue
-        why = who.localize(fmt.absent(found.reason))
-        cell = Cell(fmt.value(metric, found.value)) if found.present else Cell(why, kind="absent")
-        rows.append(Row((Cell(fmt.capital(metric.label), kind="faint"), cell)))
-    table("host", (Column("Host"), Column()), rows, empty="Nothing is known of the host.", height=200)
-    columns = (Column("Inventory"), Column(wrap=True))
-    table("inventory", columns, inventory_rows(detail), empty="The agent sent no inventory.", height=200)
+        if found.present:
+            value = Cell(fmt.value(metric, found.value))
+            rows.append(Row((Cell(fmt.capital(metric.label), kind="faint"), value)))
+        else:
+            absent.setdefault(who.localize(fmt.absent(found.reason)), []).append(metric.label)
+    rows += [Row((Cell(why, kind="absent"), Cell(", ".join(names), kind="faint"))) for why, names in absent.items()]
+    columns = (Column("Host"), Column(wrap=True))
+    table("host", columns, rows, empty="Nothing is known of the host.", height=_height(rows))
+    columns, rows = (Column("Inventory"), Column(wrap=True)), inventory_rows(detail)
+    table("inventory", columns, rows, empty="The agent sent no inventory.", height=_height(rows))
+
+
+def _height(rows: Sequence[Row]) -> int | None:
+    return LIST_PX if len(rows) > FIT else None
 
 
 def inventory_rows(detail: pb.NodeDetail) -> list[Row]:
     """What differs from the node's peers first, with what most of them have."""
     peers = {found.key: found for found in detail.inventory_peers}
     rows = []
-    for key, text in sorted(detail.inventory.items(), key=lambda item: (not _differs(peers, *item), item)):
+    shown = gpu_processes.without(detail.inventory)  # of the chosen GPU they stand above, by permission
+    for key, text in sorted(shown.items(), key=lambda item: (not _differs(peers, *item), item)):
         found, cell = peers.get(key), Cell(text)
         if found and _differs(peers, key, text):
             detail_text = f"{fmt.number(found.having)} of {fmt.number(found.peers)} peers: {found.usual}"

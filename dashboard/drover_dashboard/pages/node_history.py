@@ -35,7 +35,7 @@ def show(node: str, who: view.Viewer) -> str | None:
         "node_history",
         (Column("What happened"), Column(), Column("Why", wrap=True)),
         lines,
-        empty="Nothing was done to it, and no incident of it is over." if known else NOT_KNOWN,
+        empty="No past actions or incidents on this node." if known else NOT_KNOWN,
         link_column=1,
         height=LIST_PX if len(lines) > FIT else None,
     )

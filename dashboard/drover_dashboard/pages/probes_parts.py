@@ -260,7 +260,7 @@ def history(reply: pb.ProbeHistoryReply, what: str, slot: int, to_ms: int, who: 
     )  # fmt: skip
     first = int(times[0]) if len(times) else to_ms
     room = max((to_ms - first) // 20, 3_600_000)
-    marks = [(reply.since_ms, "worse since")] if reply.HasField("since_ms") else []
+    marks = [reply.since_ms] if reply.HasField("since_ms") else []  # the drift, next to it, says since when
     absent = "" if len(times) and np.isfinite(values).any() else "no run has measured it"
     lines = [Line(what, "value", values, slot, strong=True)]
     return Chart(metric, times, lines, first - room, to_ms + room // 4, marks, who.localize(reply.drift), absent, 170)

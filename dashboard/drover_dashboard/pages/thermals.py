@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import streamlit as st
 
+from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
 from drover_dashboard.pages import fabric_parts
 from drover_dashboard.pages import thermals_parts as heat_parts
-from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import address, panel, time_range, view
+from drover_proto import fleet_pb2 as pb
 
-NOW_S = 5
+NOW_S, CHARTS_S, TIME = 5, 10, "thermals_time"
 
 
 def choose() -> tuple[str, str]:
@@ -52,6 +54,24 @@ def racks(by: str, rack: str) -> None:
         view.go(heat_parts.show_nodes("nodes", reply))
 
 
+@st.fragment(run_every=CHARTS_S)
+def past(rack: str, span_ms: int) -> None:
+    """The air of the rack's nodes and their fans, and its hottest GPUs, over time."""
+    time_range.follow(TIME)
+    answer = client.fleet().thermals(rack)
+    if answer.value is None:
+        return  # why is said above
+    nodes = [pb.SeriesTarget(node=node.node) for node in answer.value.nodes]
+    hot = [pb.SeriesTarget(node=gpu.node, gpu=gpu.gpu) for gpu in answer.value.hot if gpu.rack == rack]
+    groups = [
+        panel.Group(Scope.NODE, nodes, ("inlet_temp_c", "fan_min_rpm"), f"nodes of {rack}"),
+        panel.Group(Scope.GPU, hot, ("gpu_temp_c", "sm_clock_mhz"), "the worst GPUs"),
+    ]
+    panel.show("thermals", groups, span_ms, view.viewer())
+
+
 by, rack = choose()
 address.title(f"Thermals {rack}".strip())
 racks(by, rack)
+if rack:
+    past(rack, time_range.pick(key=TIME) or 0)

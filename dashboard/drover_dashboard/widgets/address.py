@@ -133,3 +133,8 @@ def _back() -> bool:
     """Whether this run is one of the browser's Back or forward."""
     run = get_script_run_ctx()
     return run is not None and run.is_history_navigation
+
+
+def is_back() -> bool:
+    """Return whether the browser's Back or forward asked for this run: the address is right and needs no change."""
+    return _back()

@@ -6,15 +6,16 @@ import json
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import streamlit as st
 
-from drover_core.metrics.catalog import Metric
+from drover_core.metrics.catalog import Kind, Metric
 from drover_dashboard.widgets import address, theme
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.components import component
@@ -23,10 +24,12 @@ from drover_proto import fleet_pb2 as pb
 Floats = npt.NDArray[np.float32]
 
 PEER_LABELS = {"peers_p10": "peers p10", "peers_p90": "peers p90", "peers_median": "peers' median"}
+ORDER = {"value": 0, "peers_p10": 1, "peers_p90": 2, "peers_median": 3}  # the band is drawn between neighbours
 BYTE_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 DASH = (8, 4)
 OPEN = "open"  # the URL's parameter for the time that all charts of a page are zoomed to
-CLOSED = {OPEN: None}  # for `address.write`: ends the zoom when the page shows something else
+SPAN = "span"  # its parameter for a span up to now
+CLOSED = {OPEN: None, SPAN: None}  # for `address.write`: the page shows something else, with its own time
 LEAST_S = 10  # a zoom is at least this long,
 MOST_S = 400 * 86_400  # and at most this long: the collector answers no longer span
 BACK = "double-click: the whole time again"
@@ -55,7 +58,7 @@ class Chart:
     """Lines of one metric over time.
 
     Attributes:
-        marks: (ms, text) of moments that get a vertical line.
+        marks: ms of moments that get a faint line behind the values; `strip` above the charts says what they are.
         note: a remark after the title.
         absent: what an empty chart says instead of lines.
         height: in pixels.
@@ -66,7 +69,7 @@ class Chart:
     lines: Sequence[Line]
     from_ms: int
     to_ms: int
-    marks: Sequence[tuple[int, str]] = field(default_factory=tuple)
+    marks: Sequence[int] = field(default_factory=tuple)
     note: str = ""
     absent: str = ""
     height: int = 150
@@ -94,8 +97,12 @@ def lines_of(reply: pb.SeriesReply, metric: str, strong: frozenset[int] = frozen
                 role == "value" and slot in strong,
             )
         )
-    order = {"value": 0, "peers_p10": 1, "peers_p90": 2, "peers_median": 3}  # the band is drawn between neighbours
-    return sorted((line for line in found if line.role in order), key=lambda line: (order[line.role], line.slot))
+    return sorted((line for line in found if line.role in ORDER), key=lambda line: (ORDER[line.role], line.slot))
+
+
+def line_of(series: pb.Series) -> Line:
+    """Return the line of one series, as `value`."""
+    return Line(series.node, "value", np.frombuffer(series.values, "<f4"))
 
 
 def times_of(reply: pb.SeriesReply) -> npt.NDArray[np.int64]:
@@ -112,9 +119,12 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
     Args:
         loads: see `show`.
     """
-    scale, unit = _unit(chart)
     if chart.metric.sums_time:
         chart, scale, unit = _shares(chart), 1.0, "% of the time"
+    elif chart.metric.kind is Kind.COUNTER:
+        chart, scale, unit = _growth(chart)
+    else:
+        scale, unit = _unit(chart, fmt.unit(chart.metric))
     lines = [line for line in chart.lines if len(line.values) == len(chart.times_ms)]
     opened = loads and drawn_open() is not None
     several = sum(line.role == "value" for line in lines) > 1
@@ -132,7 +142,8 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
         "range": [0, 100]
         if unit == "% of the time" or (unit == "%" and chart.metric.name.endswith(("util_ratio", "active_ratio")))
         else None,
-        "marks": [{"at_s": at_ms / 1000, "text": text} for at_ms, text in chart.marks],
+        "least": 1 if unit.startswith("new ") else 0,
+        "marks": [at_ms / 1000 for at_ms in chart.marks],
         "lines": [
             {
                 "label": line.label,
@@ -152,28 +163,51 @@ def encode(chart: Chart, loads: bool = False) -> bytes:
     return start + bytes(-len(start) % 8) + b"".join(columns)
 
 
+def banded(metric: Metric) -> bool:
+    """Return whether a chart of it has the peers' band: a percentile of counters has no meaningful growth."""
+    return metric.kind is not Kind.COUNTER
+
+
 def _shares(chart: Chart) -> Chart:
-    """Return the chart with each value as its growth since the one before, in percent of the time between them.
+    """Return the chart with each value as its growth since the one before, in percent of the time between them."""
+    return _grown(chart, lambda grown, ms: np.minimum(100 * grown / (1000 * ms), 100))
+
+
+def _growth(chart: Chart) -> tuple[Chart, float, str]:
+    """Return a counter's chart as what it grew by, with the factor and unit of its axis: a sum since the driver was
+    loaded only climbs. Joules become watts, bytes bytes a second; errors are counted from one point to the next."""
+    rates = {"J": "W", "B": "B/s"}
+    if (unit := rates.get(fmt.unit(chart.metric))) is not None:
+        grown = _grown(chart, lambda values, ms: 1000 * values / ms)
+        return grown, *_unit(grown, unit)
+    steps = np.diff(chart.times_ms)
+    each = f" in each {fmt.duration(int(np.median(steps)))}" if len(steps) else ""
+    return _grown(chart, lambda values, _: values), 1.0, f"new{each or ' ones'}"
+
+
+def _grown(chart: Chart, of: Callable[[Any, Any], Any]) -> Chart:
+    """Return the chart with each value replaced by `of` its growth since the one before and the ms between them.
 
     The peers' lines are dropped: a percentile of sums has no meaningful growth.
     """
     lines = []
+    step = np.median(np.diff(chart.times_ms)) if len(chart.times_ms) > 1 else 0
     for line in chart.lines:
         if line.role == "value" and len(line.values) == len(chart.times_ms):
             known = np.flatnonzero(np.isfinite(line.values))
             grown = np.diff(line.values[known].astype("f8"))
             with np.errstate(divide="ignore", invalid="ignore"):
-                share = np.minimum(100 * grown / (1000 * np.diff(chart.times_ms[known])), 100)
+                changed = of(grown, np.diff(chart.times_ms[known]))
             values = np.full(len(line.values), np.nan, "f4")
-            values[known[1:]] = np.where(grown >= 0, share, np.nan)  # less than before: the counter restarted
+            values[known[1:]] = np.where(grown >= 0, changed, np.nan)  # less than before: the counter restarted
+            values[chart.times_ms + step > chart.to_ms] = np.nan  # a point that is not over yet has grown by a part
             lines.append(replace(line, values=values))
     absent = chart.absent or ("fewer than two values in this time" if nothing_there(lines) else "")
     return replace(chart, lines=lines, absent=absent)
 
 
-def _unit(chart: Chart) -> tuple[float, str]:
+def _unit(chart: Chart, unit: str) -> tuple[float, str]:
     """Return the factor and the unit of the axis: percent for ratios; bytes get the prefix that fits the largest."""
-    unit = fmt.unit(chart.metric)
     if unit == "%":
         return 100.0, unit
     present = [line.values[np.isfinite(line.values)] for line in chart.lines]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from drover_collector.api import nodes
 from drover_collector.api.export import jobs_of
 from drover_collector.store import Store
 from drover_core.model.events import Holding
@@ -79,12 +80,16 @@ def test_an_export_is_a_case(against: Against) -> None:
 def test_who_asks_for_inventories_gets_what_nodes_reported(store: Store) -> None:
     async def scenario() -> None:
         async with served(store) as fleet:
-            store.inventories.write_one("n1", T0 - 1000, {"driver_version": "570"})
+            held = {"gpu0.processes": '{"total":0,"processes":[]}'}
+            store.inventories.write_one("n1", T0 - 1000, {"driver_version": "570"} | held)
             store.inventories.write_one("stranger", T0 - 1000, {"driver_version": "1"})
             files = await files_of(fleet, pb.ExportRequest(from_ms=T0, to_ms=NOW, inventory=True))
             reports = [json.loads(line) for line in b"".join(files["inventory.jsonl"]).splitlines()]
             assert {"ts": iso(T0 - 1000), "node": "n1", "inventory": {"driver_version": "570"}} in reports
             assert "stranger" not in [row["node"] for row in reports]
+            for names in (True, False):
+                shown = nodes.get_node(fleet.facts, pb.NodeRequest(node="n1"), names).inventory
+                assert ("gpu0.processes" in shown) is names, "users and processes are not for readers, nor exported"
 
     asyncio.run(scenario())
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from drover_agent.sources.base import Entity, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.workloads.kubernetes import Pods, PodsError, in_pod
+from drover_agent.sources.workloads.processes import ProcessReport
 from drover_agent.sources.workloads.slurm import SlurmJobs, job_in_cgroup
 
 RESULT_LOST_S = 2.5  # a read of about the sampler's limit may have been given up: all is reported again then
@@ -42,11 +43,23 @@ class JobsSource:
     name = "jobs"
     interval_s = 5.0
 
-    def __init__(self, proc: Path, gpus: Gpus, kubelet_socket: str, resources: Sequence[str]) -> None:
-        """`resources`: patterns for the names that Kubernetes has for GPUs."""
+    def __init__(
+        self,
+        proc: Path,
+        gpus: Gpus,
+        kubelet_socket: str,
+        resources: Sequence[str],
+        processes: ProcessReport | None = None,
+    ) -> None:
+        """
+        Args:
+            resources: patterns for the names that Kubernetes has for GPUs.
+            processes: reports the processes that hold them too; None: nothing does.
+        """
         self._proc, self._gpus = proc, gpus
         self._slurm = SlurmJobs(proc, self._slot_of)
         self._pods = Pods(kubelet_socket, resources, self._slot_of)
+        self._process_report = processes
         self._reported: dict[int, str | None] = {}
         self._stepped: set[str] = set()  # of these, Slurm's whose step daemons were seen
         self._minors: tuple[tuple[Entity, ...], dict[int, int]] = (), {}
@@ -54,7 +67,7 @@ class JobsSource:
         self._good = 0  # reads in a row without a trouble
         self._processes: dict[str, list[int]] = {}  # of jobs, as far as this reading came across them
 
-    def read(self, now_ms: int) -> Reading:  # noqa: ARG002  # every source receives the time
+    def read(self, now_ms: int) -> Reading:
         began = time.monotonic()
         reading = Reading()
         gpus = [entity.gpu for entity in self._gpus.all() if entity.gpu is not None]
@@ -86,8 +99,13 @@ class JobsSource:
         running = self._slurm.running
         self._stepped = {job for job in self._reported.values() if job and (job in running or job in self._stepped)}
         self._report([*trouble, self._slurm.trouble], reading)
+        if self._process_report is not None:
+            known = self._gpus.pids() if HIDDEN not in trouble else {}
+            self._process_report.report({gpu: known.get(gpu) for gpu in gpus}, reading, now_ms)
         if time.monotonic() - began > RESULT_LOST_S:
             self._reported.clear()
+            if self._process_report is not None:
+                self._process_report.forget()
         return reading
 
     def close(self) -> None:
