@@ -33,7 +33,7 @@ class SlurmConfig:
         " (http:// on this machine only, or with plain_http); it cannot requeue jobs",
     )
     plain_http: bool = setting(
-        False, "slurmrestd may be http:// of another machine; whoever can listen on the way then gets the token"
+        False, "slurmrestd may be http:// of another machine; anyone who can listen on the way then gets the token"
     )
     token_file: str | None = setting(
         None, "token for slurmrestd (scontrol token), read for each call; none: a Unix socket knows who asks"
