@@ -579,6 +579,8 @@ def test_the_manifests_are_taken_by_a_real_api_server(cluster: Cluster, tmp_path
     agents = cluster.server.call("GET", "/apis/apps/v1/namespaces/drover/daemonsets/drover-agent")
     assert agents["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/drover-agent:0.2.0"
     role = cluster.server.call("GET", f"{PATHS['ClusterRole']}/drover-collector")
-    assert [rule["resources"] for rule in role["rules"]] == [["nodes"], ["nodes/status"], ["pods"], ["pods/eviction"]]
+    of_nodes = [["nodes"], ["nodes/status"], ["pods"], ["pods/eviction"]]
+    of_gpus = [["resourceslices"], ["resourceclaims"], ["devicetaintrules"]]
+    assert [rule["resources"] for rule in role["rules"]] == of_nodes + of_gpus
     collector = cluster.server.call("GET", path)
     assert collector["spec"]["template"]["spec"]["automountServiceAccountToken"] is True, "components/act"
