@@ -247,7 +247,8 @@ class FleetClient:
 
     def incidents(self, state: str = "open", since_days: float = 0.0, **filters: Any) -> Answer[pb.IncidentList]:
         """Return incidents. `filters`: fields of the request. `since_days`: open or closed since; 0: all."""
-        request = pb.ListIncidentsRequest(**({"state": state, "limit": 200} | filters))
+        fields: dict[str, Any] = {"state": state, "limit": 200} | filters
+        request = pb.ListIncidentsRequest(**fields)
         key = (request.SerializeToString(deterministic=True), since_days)
         if since_days:
             request.since_ms = self._now_ms() - round(since_days * 86_400_000)
