@@ -25,7 +25,8 @@ function mount() {
   shadow.append(document.getElementById("drover_frame_parts").content.cloneNode(true));
   document.body.append(host);
   const part = (name) => shadow.querySelector(name);
-  const frame = { host, shadow, part, data: null, cluster: asked(), known: null, timer: 0 };
+  const frame = { host, shadow, part, data: null, cluster: asked(), known: null, timer: 0, signedIn: false };
+  for (const name of [".find", ".bell"]) part(name).hidden = given.sign_in; // until somebody has signed in
   const shade = () => host.classList.toggle("dark", kept.dark());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", shade);
   shade();
@@ -66,8 +67,11 @@ function hotkey(event, search) {
 function named(frame) {
   const [name, product] = document.title.split(/ · (?=Drover$)/);
   const path = location.pathname.slice(root.pathname.length);
-  const title = product ? name : given.pages.find((page) => page.path === path)?.title || "";
-  put(frame.part("h1"), title);
+  const usual = given.sign_in ? "" : given.pages.find((page) => page.path === path)?.title || "";
+  put(frame.part("h1"), product ? name : usual);
+  const begins = Boolean(product) && !frame.signedIn;
+  frame.signedIn ||= Boolean(product);
+  if (begins && given.sign_in) poll(frame);
   if (asked() !== frame.cluster) {
     frame.cluster = asked();
     frame.data = frame.known = null; // never one cluster's under the name of another
@@ -78,7 +82,7 @@ function named(frame) {
 async function poll(frame) {
   clearTimeout(frame.timer);
   const { cluster } = frame;
-  if (!document.hidden) {
+  if (!document.hidden && (frame.signedIn || !given.sign_in)) {
     let data;
     try {
       const reply = await fetch(at(`drover/frame?${of(cluster)}`), { cache: "no-store" });

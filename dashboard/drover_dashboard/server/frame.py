@@ -31,7 +31,12 @@ def given() -> dict[str, Any]:
     """What assets/frame.js knows from the start."""
     paths = {page: "" if page == view.FLEET else page.stem for page in view.ALL_PAGES}
     pages = [{"path": path, "title": page_title(page.stem)} for page, path in paths.items()]
-    return {"pages": pages, "several": clusters.shared() is not None, "asks_name": not people.chosen().asks}
+    return {
+        "pages": pages,
+        "several": clusters.shared() is not None,
+        "asks_name": not people.chosen().asks,
+        "sign_in": people.chosen().oidc,  # then nothing is asked before a page of the console stands
+    }
 
 
 def page_title(stem: str) -> str:
