@@ -580,7 +580,8 @@ def test_the_manifests_are_taken_by_a_real_api_server(cluster: Cluster, tmp_path
     assert agents["spec"]["template"]["spec"]["containers"][0]["image"] == "registry.example/drover-agent:0.2.0"
     role = cluster.server.call("GET", f"{PATHS['ClusterRole']}/drover-collector")
     of_nodes = [["nodes"], ["nodes/status"], ["pods"], ["pods/eviction"]]
+    of_owners = [["pods"], ["jobs"], ["replicasets", "statefulsets"], ["jobsets"], ["rayclusters"]]
     of_gpus = [["resourceslices"], ["resourceclaims"], ["devicetaintrules"]]
-    assert [rule["resources"] for rule in role["rules"]] == of_nodes + of_gpus
+    assert [rule["resources"] for rule in role["rules"]] == of_nodes + of_owners + of_gpus
     collector = cluster.server.call("GET", path)
     assert collector["spec"]["template"]["spec"]["automountServiceAccountToken"] is True, "components/act"
