@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from drover_collector.actions.gpu_outages import GpuOutageStore
 from drover_collector.actions.outage_store import OutageStore
 from drover_collector.engine.engine import WINDOW_BUCKETS, Outcome
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
@@ -281,7 +282,8 @@ class Desk:
     """As much of the desk that acts as the pipeline asks for; what is given to it before its start is not taken."""
 
     def __init__(self) -> None:
-        self.context = SimpleNamespace(outages=OutageStore(cast(Store, None)), troubles={})
+        nothing = cast(Store, None)
+        self.context = SimpleNamespace(outages=OutageStore(nothing), gpus=GpuOutageStore(nothing), troubles={})
         self.surveys = False
         self.acting = False
         self.taken: list[str] = []
