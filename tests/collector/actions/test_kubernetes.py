@@ -436,7 +436,8 @@ def test_an_expired_token_waits_until_its_file_is_renewed(cluster: Cluster) -> N
 
 # Reading what made a pod is not acting: tests/collector/pipeline/test_pod_owners.py has these.
 OF_OWNERS = {
-    ("pods", "get"), ("jobs", "get"), ("replicasets", "statefulsets", "get"), ("jobsets", "get"), ("rayclusters", "get"),
+    ("pods", "get"), ("jobs", "get"), ("replicasets", "statefulsets", "get"), ("jobsets", "get"),
+    ("rayclusters", "get"),
 }  # fmt: skip
 
 
