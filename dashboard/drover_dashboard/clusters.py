@@ -221,15 +221,16 @@ class ClusterIncident:
     incident: Incident
     old: bool
     silence: pb.SilenceNote | None = field(default=None, hash=False)
+    handling: pb.IncidentHandling | None = field(default=None, hash=False)
 
 
-def merged(
-    found: Mapping[str, tuple[Sequence[Incident], Mapping[str, pb.SilenceNote]]], old: set[str]
-) -> list[ClusterIncident]:
+def merged(found: Mapping[str, tuple[Sequence[Incident], pb.IncidentList]], old: set[str]) -> list[ClusterIncident]:
     """Return the incidents of all clusters in the order in which each collector has its own: the worst first. Pure."""
     rows = [
-        ClusterIncident(cluster, incident, cluster in old, silences.get(incident.id))
-        for cluster, (incidents, silences) in found.items()
+        ClusterIncident(
+            cluster, incident, cluster in old, reply.silences.get(incident.id), reply.handling.get(incident.id)
+        )
+        for cluster, (incidents, reply) in found.items()
         for incident in incidents
     ]
     return sorted(rows, key=_worst_first)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from drover_core.model.events import Health, Incident, IncidentKind, Recommended
 from drover_dashboard import client, clusters
 from drover_dashboard.client import Answer, FleetClient, Trouble
 from drover_dashboard.clusters import Clusters, LastAnswers
+from drover_dashboard.pages import clusters_overview
 from drover_dashboard.server import app as server_app
 from drover_dashboard.widgets import cluster_choice, view
 from drover_proto import fleet_pb2 as pb
@@ -278,8 +280,12 @@ def test_incidents_of_all_are_merged_the_worst_first_with_their_cluster() -> Non
     )  # fmt: skip
     mild = replace(bad, severity=Severity.WARNING)
     newer = replace(bad, opened_ms=bad.opened_ms + 1)
-    found = clusters.merged({"a": ([mild], {}), "b": ([bad], {}), "c": ([newer], {})}, {"b"})
+    nothing = pb.IncidentList()
+    taken = pb.IncidentList(handling={"i1": pb.IncidentHandling(acknowledged_by="bo")})
+    found = clusters.merged({"a": ([mild], nothing), "b": ([bad], nothing), "c": ([newer], taken)}, {"b"})
     assert [(one.cluster, one.old) for one in found] == [("c", False), ("b", True), ("a", False)]
+    (row, *_) = clusters_overview.rows(found, view.Viewer(UTC, NOW))
+    assert (row.tone, row.cells[2].mark and row.cells[2].mark.text) == ("muted", "acknowledged by bo")
 
 
 def test_links_of_a_page_name_its_cluster() -> None:

@@ -14,6 +14,7 @@ import pytest
 import urllib3
 from starlette.requests import Request
 
+from drover_core.model.events import Audit
 from drover_dashboard import clusters
 from drover_dashboard.client import FleetClient
 from drover_dashboard.clusters import Clusters
@@ -48,6 +49,15 @@ def test_the_frame_has_cluster_mode_what_waits_and_what_is_open(shared: FleetCli
     chosen.calls.clear()
     shared.status(), shared.incidents("open", limit=50)
     assert chosen.calls == [], "the Fleet page asks the same: one answer for both"
+
+
+def test_what_a_colleague_acknowledged_is_listed_with_his_name_and_does_not_count(shared: FleetClient, chosen) -> None:
+    (before,) = answered(frame.frame(asked()))["opened"]
+    assert (before["handled"], before["calm"]) == ("", False)
+    chosen.notes.append(Audit("a0", 1_800_000_000_000, "bo", "acknowledge", "i1", ""))
+    shared._acted_ms = shared._now_ms()
+    (after,) = answered(frame.frame(asked()))["opened"]
+    assert (after["handled"], after["calm"]) == ("acknowledged by bo", True)
 
 
 def test_a_collector_that_is_away_is_said_and_its_health_is_not(shared: FleetClient, chosen) -> None:

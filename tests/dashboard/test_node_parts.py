@@ -249,6 +249,9 @@ def test_processes_are_shown_by_permission_and_unknown_is_not_none() -> None:
     item = pb.GpuDetail(gpu=0, job="job1")
     rows, _ = node_gpu.processes(item, inventory, True, WHO)
     assert [cell.text for cell in rows[0].cells][:3] == ["7", "uid 1000", "<b>x</b>"]
+    assert all("processes" not in name.lower() for name, _ in node_gpu._names(item, inventory)), (
+        "no users among its names"
+    )
     assert node_gpu.processes(item, inventory, False, WHO) == ([], "1; their users and names are shown to operators")
     assert node_gpu.processes(item, {gpu_processes.key(0): gpu_processes.pack([])}, True, WHO) == ([], "none")
     assert node_gpu.processes(item, {}, True, WHO)[1].startswith("not known")

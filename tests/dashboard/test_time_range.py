@@ -53,7 +53,21 @@ def test_a_time_is_read_as_a_person_types_it(text: str, start: str, end: str) ->
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "25:00", "30 Feb", "29 Nov 2026", "2026-11-29", "04:00 to 03:00 to 02:00", "2020-01-01 to now", "<b>"],
+    [
+        "",
+        "x",
+        "25:00",
+        "30 Feb",
+        "29 Nov 2026",
+        "2026-11-29",
+        "04:00 to 03:00 to 02:00",
+        "2020-01-01 to now",
+        "<b>",
+        "9999-12-31",
+        "9999-12-31 23:50",
+        "0001-01-01 00:10",
+        "9999-12-31T23:59Z",
+    ],
 )
 def test_what_is_no_time_of_the_past_is_none(text: str) -> None:
     assert time_words.range_of(text, NOW_MS, BERLIN) is None
@@ -115,6 +129,24 @@ def test_the_time_goes_along_to_a_page_whose_address_has_none(shared: FleetClien
     other.session_state[time_range.CARRIED] = ("6 h", None)
     other.run()
     assert other.query_params[time_range.SPAN] == "1 h", "what a link says holds"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(charts.OPEN, "999999999000-999999999900"), ("gpu", "\N{SUPERSCRIPT TWO}"), ("vs", "\N{SUPERSCRIPT TWO}")],
+)
+def test_a_mangled_address_still_shows_the_node(shared: FleetClient, name: str, value: str) -> None:
+    app = opened("node", node="n2", **{name: value})
+    assert not app.exception
+    assert app.selectbox(key="node_time").value == "15 min"
+
+
+def test_a_zoom_that_a_person_ended_does_not_come_back_on_the_next_page(shared: FleetClient) -> None:
+    app = opened("node", node="n2", open=f"{(NOW_MS - HOUR_MS) // 1000}-{NOW_MS // 1000}")
+    assert app.session_state[time_range.CARRIED][1]
+    del app.query_params[charts.OPEN]  # as a double click does
+    app.run()
+    assert app.session_state[time_range.CARRIED] == (None, None)
 
 
 @pytest.mark.parametrize(("page", "query"), [("fabric", {"leaf": "leaf1"}), ("thermals", {"rack": "r1"})])

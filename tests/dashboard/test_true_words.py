@@ -17,6 +17,8 @@ from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Decision, RecommendedAction
 from drover_dashboard.client import FleetClient
 from drover_dashboard.pages import fabric_parts, job_parts, node_detail
+from drover_dashboard.server import signin
+from drover_dashboard.server.auth_settings import Person
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import table, view
 from drover_proto import fleet_pb2 as pb
@@ -160,6 +162,10 @@ def test_what_waits_for_a_person_and_that_nobody_is_notified_is_loud_on_fleet(
     app = opened("fleet")
     assert any("2 decisions wait for you" in label for label in links) is bool(pending)
     assert ("Nobody is notified of incidents" in said(app)) is (receivers == 0)
+    links.clear()
+    monkeypatch.setattr(signin, "person", lambda: Person("kim", False))
+    opened("fleet")
+    assert any("2 decisions wait for an operator" in label for label in links) is bool(pending)
 
 
 @pytest.mark.parametrize(("may", "rows"), [(True, 0), (False, 1)])

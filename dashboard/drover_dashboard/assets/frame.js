@@ -125,14 +125,16 @@ function show(frame, data) {
 }
 
 const seenName = (frame) => `seen.${frame.cluster || frame.data?.cluster || ""}`;
-const unseen = (frame) => (frame.data?.opened || []).filter((one) => one.opened_ms > Number(kept.read(seenName(frame)) || 0));
+// What a colleague acknowledged or silenced is listed and not counted.
+const unseen = (frame) => (frame.data?.opened || []).filter((one) => !one.calm && one.opened_ms > Number(kept.read(seenName(frame)) || 0));
 
 function bell(frame, data) {
   const found = unseen(frame), count = frame.part(".count");
   count.hidden = !found.length;
   put(count, found.length > 99 ? "99+" : String(found.length));
   count.className = `count ${found[0]?.severity || ""}`; // the worst comes first
-  const said = found.length ? `${found.length} ${found.length === 1 ? "incident" : "incidents"} opened since your last look` : "No incident opened since your last look";
+  frame.part(".bell").hidden = Boolean(data.signed_out) || (given.several && !frame.cluster); // of all clusters nobody asks
+  const said = !data.opened ? "What is open is not known" : found.length ? `${found.length} ${found.length === 1 ? "incident" : "incidents"} opened since your last look` : "No incident opened since your last look";
   const button = frame.part(".bell");
   if (button.title !== said) {
     button.title = said;
@@ -149,10 +151,10 @@ function news(frame) {
   const panel = frame.part("#news"), list = frame.data?.opened;
   const fresh = new Set(unseen(frame).map((one) => one.id));
   const head = element("h2", "", frame.part(".bell").title);
-  if (!list) return panel.replaceChildren(head, element("p", "", "What is open is not known while the collector does not answer."));
+  if (!list) return panel.replaceChildren(head, element("p", "", "The collector does not answer."));
   const sorted = [...list].sort((a, b) => fresh.has(b.id) - fresh.has(a.id) || b.opened_ms - a.opened_ms);
   const rows = sorted.slice(0, NEWS_SHOWN).map((one) => {
-    const row = element("a", "news"), sub = element("span", "sub", `${one.severity} · opened ${clock(one.opened_ms)}`);
+    const row = element("a", "news"), sub = element("span", "sub", [one.severity, `opened ${clock(one.opened_ms)}`, one.handled].filter(Boolean).join(" · "));
     row.href = at(one.href);
     row.append(one.title, sub);
     if (fresh.has(one.id)) sub.append(element("span", "new", "new"));

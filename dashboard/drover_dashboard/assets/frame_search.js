@@ -3,6 +3,7 @@ import { clock, element, zone } from "./common.js";
 
 const WAIT_MS = 120; // after the last key
 const RECENT = 5;
+const TIMED = new Set(["node", "gpu", "job", "rack", "leaf"]); // their pages have charts
 const OWN = 6; // pages and actions shown
 const KINDS = { node: "Nodes", gpu: "GPUs", job: "Jobs", incident: "Incidents", xid: "XIDs", rack: "Racks", leaf: "Leaf switches", cluster: "Clusters", page: "Pages", action: "Actions", recent: "Opened lately" };
 const ACTIONS = [
@@ -34,8 +35,16 @@ export function finder(frame, { at, asked, of, go, pages, kept }) {
     location.reload();
   }
 
+  // What a browser kept may be of another version, or a person's.
+  function lately() {
+    try {
+      const found = JSON.parse(kept.read(`recent.${asked()}`) || "[]");
+      return found.filter((one) => [one.kind, one.name, one.href].every((text) => typeof text === "string"));
+    } catch { return []; }
+  }
+
   function start() {
-    const recent = JSON.parse(kept.read(`recent.${asked()}`) || "[]").map((one) => ({ ...one, was: one.kind, kind: "recent" }));
+    const recent = lately().map((one) => ({ ...one, was: one.kind, kind: "recent" }));
     show([...recent, ...pages.map((page) => ({ kind: "page", name: page.title, href: scoped(page.path) }))], "");
   }
 
@@ -118,14 +127,21 @@ export function finder(frame, { at, asked, of, go, pages, kept }) {
     const row = state.rows[number];
     if (!row || !opens(row)) return;
     if (row.act) return row.act();
-    const { name, href } = row, kind = row.was || row.kind;
+    const { name, href } = row, kind = row.was || row.kind, leads = TIMED.has(kind) ? sameTime(href) : href;
     if (kind !== "page" && kind !== "action") {
-      const recent = JSON.parse(kept.read(`recent.${asked()}`) || "[]").filter((one) => one.href !== href);
+      const recent = lately().filter((one) => one.href !== href);
       kept.write(`recent.${asked()}`, JSON.stringify([{ kind, name, href }, ...recent].slice(0, RECENT)));
     }
     dialog.close();
-    if (apart) window.open(at(href));
-    else go(href);
+    if (apart) window.open(at(leads));
+    else go(leads);
+  }
+
+  // The time of the charts goes along, as with a click on a link.
+  function sameTime(href) {
+    const here = new URLSearchParams(location.search), there = new URL(at(href));
+    for (const name of ["span", "open"]) if (here.has(name)) there.searchParams.set(name, here.get(name));
+    return there.href;
   }
 
   field.addEventListener("input", changed);

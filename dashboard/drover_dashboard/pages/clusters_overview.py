@@ -69,7 +69,7 @@ def _incidents(found: Clusters) -> None:
     answers = [one for one in received if one.incidents.value is not None]
     old = {one.name for one in received if not one.incidents_fresh(now_ms)}
     lists = {
-        one.name: (incident_rows.parse(one.incidents.value), one.incidents.value.silences)
+        one.name: (incident_rows.parse(one.incidents.value), one.incidents.value)
         for one in answers
         if one.incidents.value is not None
     }
@@ -105,7 +105,8 @@ def rows(found: Sequence[ClusterIncident], who: view.Viewer) -> list[Row]:
     made = []
     for one in found:
         silences = {one.incident.id: one.silence} if one.silence is not None else {}
-        (row,) = incident_rows.rows([one.incident], {}, who, silences)
+        handled = {one.incident.id: one.handling} if one.handling is not None else {}
+        (row,) = incident_rows.rows([one.incident], {}, who, silences, handled)
         mark = Mark("last known", "muted") if one.old else None
         params = {cluster_choice.NAME: one.cluster, "id": one.incident.id}
         made.append(
@@ -113,7 +114,7 @@ def rows(found: Sequence[ClusterIncident], who: view.Viewer) -> list[Row]:
                 (Cell(one.cluster, kind="strong", mark=mark), *row.cells),
                 id=f"{one.cluster}/{one.incident.id}",
                 href=view.href(view.INCIDENTS, **params),
-                tone="muted" if one.old or one.silence is not None else "",
+                tone="muted" if one.old else row.tone,
             )
         )
     return made

@@ -12,6 +12,7 @@ import streamlit as st
 from drover_core.model.events import Health, Severity
 from drover_dashboard import client
 from drover_dashboard.pages import adoption, incident_rows
+from drover_dashboard.server import signin
 from drover_dashboard.widgets import address, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.components import component
@@ -69,7 +70,9 @@ def _asks(status: pb.Status) -> None:
     if status.pending:
         waits = "waits" if status.pending == 1 else "wait"
         with st.container(key="urgent_pending"):
-            label = f"**{fmt.several(status.pending, 'decision')} {waits} for you: approve or reject**"
+            person = signin.person()
+            whom = "you: approve or reject" if person is not None and person.may_act else "an operator"
+            label = f"**{fmt.several(status.pending, 'decision')} {waits} for {whom}**"
             st.page_link(view.POLICY, label=label, icon=":material/how_to_reg:")
     if status.HasField("receivers") and not status.receivers:
         view.notice(

@@ -17,6 +17,7 @@ from drover_proto import fleet_pb2 as pb
 NOW_S, CHARTS_S, STORY_S = 5, 10, 30
 STATES = ("running", "ended too")
 POINTS, TIME = 300, "job_time"
+OPEN = 50  # incidents, as the frame of every page asks for: one answer for both
 NO_JOBS = (
     "No GPU is held by a job. Agents report holdings where they find Slurm or Kubernetes on the node:"
     " `drover-agent sources` there says why not."
@@ -94,8 +95,10 @@ def now(name: str) -> None:
             view.notice(f"absent_{number}", "remark", text)
     left, right = st.columns([1, 1], gap="medium")
     with left:
+        known = client.fleet().incidents("open", limit=OPEN).value or pb.IncidentList()
+        lines = incident_rows.rows(found, view.racks(), who, known.silences, known.handling)
         clicked = incident_rows.show(
-            "job_incidents", incident_rows.rows(found, view.racks(), who), height=320 if len(found) > 4 else None,
+            "job_incidents", lines, height=320 if len(found) > 4 else None,
             empty="No incident names this job or what it holds.",
         )  # fmt: skip
         if clicked:

@@ -105,7 +105,7 @@ def probed(name: str) -> None:
 
 def _asked_gpu() -> int | None:
     text = st.query_params.get("gpu", "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 node = choose()

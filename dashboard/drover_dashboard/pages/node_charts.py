@@ -95,14 +95,14 @@ def _read(text: str, node: str, slot: int, names: Collection[str]) -> str:
     """Return what a person chose or typed as `Asked` has it: a node alone is its GPU of the same slot. Pure."""
     if text in SHIFTS or GPU_OF.fullmatch(text):
         return text
-    if text.isdigit():
+    if text.isdecimal():
         return f"{node}/{int(text)}"
     return f"{text}/{slot}" if text in names else ""
 
 
 def _chosen(detail: pb.NodeDetail) -> int:
     text = st.query_params.get("gpu", "")
-    return int(text) if text.isdigit() else next((item.gpu for item in detail.gpus), 0)
+    return int(text) if text.isdecimal() else next((item.gpu for item in detail.gpus), 0)
 
 
 def _against_label(option: str, node: str) -> str:

@@ -218,8 +218,8 @@ def _incidents(row: pb.NodeRow, who: view.Viewer) -> None:
     answer = client.fleet().incidents("open", node=row.name, limit=5)
     lines = []
     if answer.value is not None:
-        found = answer.value
-        lines = incident_rows.rows(incident_rows.parse(found), {}, who, found.silences, found.handling)
+        found, reply = incident_rows.parse(answer.value), answer.value
+        lines = incident_rows.rows(found, {}, who, reply.silences, reply.handling)
     with view.place():
         clicked = incident_rows.show("node_incidents", lines, empty="") if lines else None
     if clicked:

@@ -124,8 +124,8 @@ def section(values: Mapping[str, pb.Value], names: tuple[str, ...], who: view.Vi
 
 
 def _names(item: pb.GpuDetail, inventory: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Its model, serial, UUID and place, then what else the inventory says of it."""
-    own = f"gpu{item.gpu}."
+    """Its model, serial, UUID and place, then what else the inventory says of it; processes are by permission."""
+    own, inventory = f"gpu{item.gpu}.", gpu_processes.without(inventory)
     found = [("Model", item.model), ("Serial", item.serial), ("UUID", item.uuid), ("PCI", item.pci)]
     known = {text for _, text in found}
     more = (

@@ -116,7 +116,7 @@ def _history(figure: str, node: str, now: pb.ProbeFigure | None, who: view.Viewe
 
 def _asked_gpu() -> int | None:
     text = st.query_params.get("gpu", "")
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 figure, node = choose()

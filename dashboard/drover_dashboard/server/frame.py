@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from drover_core.model.events import SEVERITY_ORDER, Incident
 from drover_dashboard import client, clusters
 from drover_dashboard.client import Answer, FleetClient
+from drover_dashboard.pages import incident_handling as handling
 from drover_dashboard.pages import incident_rows
 from drover_dashboard.server import auth_settings as people
 from drover_dashboard.widgets import format as fmt
@@ -81,7 +82,10 @@ def _of_one(fleet: FleetClient) -> dict[str, Any]:
         }
     if opened.value is not None:
         incidents = sorted(incident_rows.parse(opened.value), key=_worst_first)
-        found |= {"open_total": opened.value.total, "opened": [_row(one, fleet.cluster) for one in incidents]}
+        found |= {
+            "open_total": opened.value.total,
+            "opened": [_row(one, fleet.cluster, opened.value) for one in incidents],
+        }
     return found
 
 
@@ -100,12 +104,15 @@ def _worst_first(incident: Incident) -> tuple[int, int]:
     return -SEVERITY_ORDER.index(incident.severity), -incident.opened_ms
 
 
-def _row(incident: Incident, cluster: str) -> dict[str, Any]:
+def _row(incident: Incident, cluster: str, reply: pb.IncidentList) -> dict[str, Any]:
+    notes = reply.handling.get(incident.id)
     return {
         "id": incident.id,
         "title": _words(incident.summary),
         "severity": incident.severity.value,
         "opened_ms": incident.opened_ms,
+        "handled": handling.words(notes, short=True),
+        "calm": incident.id in reply.silences or bool(notes and notes.acknowledged_by),
         "href": view.href(view.INCIDENTS, cluster=cluster or None, id=incident.id),
     }
 

@@ -36,7 +36,8 @@ def pick(*, key: str, usual: str = USUAL, own: str = "") -> int | None:
     drawn = charts.drawn_open()
     span = asked[0] if asked[0] and time_words.span_of(asked[0]) else usual
     shown = time_words.words(*drawn, who.now_ms, who.where) if drawn else span
-    if key not in st.session_state or st.session_state.get(_known(key)) != asked or address.is_back():
+    before = st.session_state.get(_known(key), asked) if key in st.session_state else asked
+    if key not in st.session_state or before != asked or address.is_back():
         st.session_state[key] = shown
     st.session_state[_known(key)] = asked
     options = list(dict.fromkeys([*([shown] if drawn else []), *([own] if own else []), *PRESETS, span]))
@@ -49,7 +50,7 @@ def pick(*, key: str, usual: str = USUAL, own: str = "") -> int | None:
             view.notice("not_now", "todo", f"Not now: these charts end {who.ago(drawn[1])} ago.")
     if chosen and chosen != shown:
         _take(str(chosen), usual, own, who)
-    elif asked != (None, None):
+    elif asked != (None, None) or before != asked:  # a zoom that was ended is not brought to the next page either
         st.session_state[CARRIED] = asked
     return None if own and span == own else time_words.span_of(span)
 

@@ -46,11 +46,11 @@ def range_of(text: str, now_ms: int, where: tzinfo) -> tuple[int, int] | None:
             found = first, last
         else:
             return None
-    except ValueError:
+    except (ValueError, OverflowError):  # the calendar ends at the year 9999
         return None
     from_ms, to_ms = (round(moment.timestamp() * 1000) for moment in found)
     to_ms = min(to_ms, now_ms)
-    return (from_ms, to_ms) if LEAST_MS <= to_ms - from_ms <= MOST_MS else None
+    return (from_ms, to_ms) if from_ms >= 0 and LEAST_MS <= to_ms - from_ms <= MOST_MS else None
 
 
 def _one(text: str, now: datetime) -> tuple[datetime, datetime]:
