@@ -8,7 +8,8 @@ here). `asks` is our own short form of it. The telemetry page has no ids: those 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from drover_cli.conform.answers import Answer, Evidence, Found, Part, Row, UnreadError, never, share
 from drover_core.model.events import Event, Health, Incident
@@ -20,6 +21,18 @@ PAGE = "https://docs.nvidia.com/dsx/ncp/nvidia-requirements-for-ai-clouds/"
 LATENCY_S = 120.0  # the telemetry page: no longer than this
 UNHEARD = "no source of Drover reads it"
 NO_ACCOUNTS = "Drover knows pools and jobs, and no account, project or tenant"
+T = TypeVar("T", Event, Incident)
+
+
+def _records(of: type[T], texts: Iterable[str]) -> list[T]:
+    """
+    Raises:
+        UnreadError: one has what this version does not know, as of a newer collector.
+    """
+    try:
+        return [from_json(of, text) for text in texts]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnreadError(f"this version of the command cannot read an answer of the collector: {error}") from None
 
 
 # ---- telemetry
@@ -119,7 +132,7 @@ def _events_of(*sources: str) -> Callable[[Evidence], Found]:
     """Return whether events of these sources came within a day."""
 
     def check(evidence: Evidence) -> Found:
-        events = [from_json(Event, text) for text in evidence.of(methods.LIST_EVENTS).events_json]
+        events = _records(Event, evidence.of(methods.LIST_EVENTS).events_json)
         found = Counter(event.source for event in events)
         listed = ", ".join(f"{name or 'not named'} {count}" for name, count in sorted(found.items())) or "no event"
         have = sum(found[name] for name in sources)
@@ -178,14 +191,14 @@ def _repair_history(evidence: Evidence) -> Found:
 
 def _event_has(name: str, has: Callable[[Incident], bool]) -> Callable[[Evidence], Found]:
     def check(evidence: Evidence) -> Found:
-        known = [from_json(Incident, text) for text in evidence.of(methods.LIST_INCIDENTS).incidents_json]
+        known = _records(Incident, evidence.of(methods.LIST_INCIDENTS).incidents_json)
         return share(sum(map(has, known)), len(known), f"incidents of 30 days have {name}")
 
     return check
 
 
 def _closed(evidence: Evidence) -> Found:
-    known = [from_json(Incident, text) for text in evidence.of(methods.LIST_INCIDENTS).incidents_json]
+    known = _records(Incident, evidence.of(methods.LIST_INCIDENTS).incidents_json)
     ended = [incident for incident in known if incident.closed_ms is not None]
     if not ended:
         raise UnreadError(f"none of {len(known)} incidents of 30 days is closed yet")
@@ -195,9 +208,12 @@ def _closed(evidence: Evidence) -> Found:
 
 
 def _ticket_ids(evidence: Evidence) -> Found:
+    linked = sum(bool(of.tickets) for of in evidence.of(methods.LIST_INCIDENTS).handling.values())
+    if linked:
+        return Answer.PARTLY, f"people have linked tickets to {linked} incidents; nothing links them by itself"
     tickets = [a for a in evidence.of(methods.LIST_ACTIONS).actions if a.act == "repair" and a.state == "done"]
     if not tickets:
-        return Answer.NO, "no ticket was opened; an incident's id is not a ticket's"
+        return Answer.NO, "no ticket was opened or linked; an incident's id is not a ticket's"
     return Answer.PARTLY, f"{len(tickets)} tickets have the id that Drover gave them, not that of the other system"
 
 
@@ -250,10 +266,18 @@ def _in_use(evidence: Evidence) -> Found:
     return Answer.PARTLY, f"{held} of {gpus} GPUs are held by jobs; {NO_ACCOUNTS}"
 
 
+def _of_nodes(listed: pb.NodeList, have: int, text: str) -> Found:
+    """As `share`, but nodes that were not listed are not known to have it."""
+    answer, proof = share(have, len(listed.nodes), text)
+    if listed.total <= len(listed.nodes):
+        return answer, proof
+    return Answer.PARTLY if answer is Answer.YES else answer, f"{proof}; {listed.total} nodes in all"
+
+
 def _each_node(text: str, has: Callable[[pb.NodeRow], bool]) -> Callable[[Evidence], Found]:
     def check(evidence: Evidence) -> Found:
-        nodes = evidence.of(methods.LIST_NODES).nodes
-        return share(sum(map(has, nodes)), len(nodes), f"nodes have {text}")
+        listed = evidence.of(methods.LIST_NODES)
+        return _of_nodes(listed, sum(map(has, listed.nodes)), f"nodes have {text}")
 
     return check
 
@@ -276,10 +300,23 @@ def _field(*names: str) -> Callable[[Evidence], Found]:
 def _nodes_in_use(evidence: Evidence) -> Found:
     if not evidence.of(methods.GET_CAPACITY).judged_ms:
         return Answer.NO, "nothing was judged in the last minute, so it is not known"
-    nodes = evidence.of(methods.LIST_NODES).nodes
-    known = [node for node in nodes if node.health != Health.UNKNOWN]
-    answer, text = share(len(known), len(nodes), "nodes are known to be in use or not")
-    return answer, f"{text}: {sum(bool(node.jobs) for node in known)} have a job"
+    listed, looked = evidence.of(methods.LIST_NODES), evidence.nodes()
+    reading = sum(map(_reads_jobs, looked))
+    if not reading:
+        raise UnreadError(f"none of {len(looked)} nodes looked at reports which jobs hold its GPUs")
+    known = [node for node in listed.nodes if node.health != Health.UNKNOWN]
+    answer, text = _of_nodes(listed, len(known), "nodes are known to be in use or not")
+    text = f"{text}: {sum(bool(node.jobs) for node in known)} have a job"
+    if reading < len(looked):
+        return Answer.PARTLY, f"{text}; {reading} of {len(looked)} nodes looked at report which jobs hold their GPUs"
+    return answer, text
+
+
+def _reads_jobs(node: pb.NodeDetail) -> bool:
+    """Return True if a missing job means that none holds the node's GPUs. Without an agent nothing reads that."""
+    return bool(node.row.jobs) or any(
+        value.metric == "source_jobs_outcome" and value.present and value.value == 0 for value in node.values
+    )
 
 
 def _discovered(evidence: Evidence) -> Found:

@@ -45,13 +45,14 @@ def note_incident(facts: ApiSnapshot, request: pb.IncidentNoteAsk, by: str) -> p
     if act is NoteAct.COMMENT and not text:
         raise bad_argument("the comment is empty")
     notes = facts.pipeline.outbox.notes
-    # A later note is later in the audit too, where two come within a millisecond.
-    at_ms = max(now_ms, notes.of(incident.id).updated_ms + 1)
-    id_ = hashlib.blake2b(f"{incident.id} {act} {by} {at_ms}".encode(), digest_size=8).hexdigest()
-    detail = f"as {value}" if act is NoteAct.ACKNOWLEDGE else value
-    line = Audit(id_, at_ms, by, act.value, incident.id, text, detail, state=value)
-    facts.store.audit.write([line])
-    notes.take(line)
+    with notes.writing:
+        # A later note is later in the audit too, where two come within a millisecond.
+        at_ms = max(now_ms, notes.of(incident.id).updated_ms + 1)
+        id_ = hashlib.blake2b(f"{incident.id} {act} {by} {at_ms}".encode(), digest_size=8).hexdigest()
+        detail = f"as {value}" if act is NoteAct.ACKNOWLEDGE else value
+        line = Audit(id_, at_ms, by, act.value, incident.id, text, detail, state=value)
+        facts.store.audit.write([line])
+        notes.take(line)
     return pb.IncidentNoteReply(audit_json=to_json(line), handling=handling_message(notes.of(incident.id), incident))
 
 

@@ -207,7 +207,7 @@ def _words(incident: Incident) -> str:
 def _xids(incidents: Sequence[Incident], text: str) -> Iterator[Found]:
     asked = XID_CODE.fullmatch(text)
     for code, row in XIDS.items():
-        if asked or text.isdigit():
+        if asked or text.isdecimal():
             how = EXACT if int(asked[1] if asked else text) == code else None
         else:
             named = row.in_use and len(text) >= WORD_CHARS

@@ -10,9 +10,14 @@ from drover_core.model.incident_notes import NOBODY, Handling, noted
 
 
 class IncidentNotes:
-    """How each incident is handled. What is read is replaced as a whole."""
+    """How each incident is handled. What is read is replaced as a whole.
+
+    Attributes:
+        writing: to be held from a note's time to its `take`: of two at once the older must not come second.
+    """
 
     def __init__(self) -> None:
+        self.writing = threading.Lock()
         self._lock = threading.Lock()  # of `take`
         self._known: Mapping[str, Handling] = {}
 

@@ -172,8 +172,13 @@ class _Handler(BoundedHandler):
             raise ProblemError(415, "unsupported-media-type", "send remote_write 1.0: application/x-protobuf")
         if self.headers.get("content-encoding", "").strip().lower() != "snappy":
             raise ProblemError(415, "unsupported-media-type", "send Content-Encoding: snappy")
-        with self.site.turn("writes", caller, WRITES_EACH, WRITES_MOST):
-            status, text = take(self._body(MAX_BODY))
+        try:
+            with self.site.turn("writes", caller, WRITES_EACH, WRITES_MOST):
+                status, text = take(self._body(MAX_BODY))
+        except ProblemError as error:
+            if error.status != 429:
+                raise
+            status, text = 503, error.detail  # Prometheus drops what was answered with 429, unless it is set otherwise
         if status == 204:
             return self._begin(204, {})
         again = {"retry-after": "5"} if status == 503 else {}

@@ -278,6 +278,7 @@ async def _answer_requests(reader: asyncio.StreamReader, scraper: Scraper) -> No
         while True:
             _, number, body = await frames.read(reader)
             _write(frames.ANSWER, number, json.dumps(scraper.answer(body)).encode())
+            await asyncio.sleep(0)  # requests that are here already must not hold up the pages that are read
 
 
 async def _main() -> None:

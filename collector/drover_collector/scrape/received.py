@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from drover_collector.scrape.mapping import CLOCK_MS, Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
-from drover_collector.scrape.remote_write import Reader, WriteError, unpack
+from drover_collector.scrape.remote_write import MAX_KNOWN_BYTES, Reader, WriteError, unpack
 from drover_collector.scrape.settings import MAX_TARGETS, WriteInConfig, node_name
 from drover_collector.scrape.tables import Table, table
 from drover_core.metrics.prometheus_text import MAX_SAMPLES, ExpositionError, Sample
@@ -25,6 +25,8 @@ SILENT_S = 60.0  # a source without a page for so long is down, and no other wai
 FORGET_S = 3600.0  # a node that is silent for so long is no longer named
 MAX_PAGES = 16  # of one source that wait; the oldest go
 MAX_SOURCES = 8  # of one node
+MAX_WAITING = 4_000_000  # samples that wait for their page to be whole, some 100 bytes each
+MAX_LABEL_SETS = 100_000  # that series share
 STALE, OLD, NAMELESS, MANY = (
     "a minute or more off the collector's clock", "not newer than the page before",
     "no label names the node", "above a limit of one page, node or fleet",
@@ -93,7 +95,9 @@ class Received:
                 self._wanted.setdefault(series, table(name))
         self._reader: Reader[Series] = Reader(self._series)
         self._labels: dict[tuple[tuple[str, str], ...], Labels] = {}
+        self._label_bytes = 0
         self._now_s = 0.0
+        self._waiting = 0  # samples of pages that are not whole
         self.nodes: dict[str, ReceivedNode] = {}
         self.left_out: Counter[str] = Counter()
         self.pages = self.failed = 0
@@ -105,6 +109,8 @@ class Received:
             now_ms: of the clock. now_s: of a clock that is never set.
         """
         self._now_s = now_s
+        if self._waiting >= MAX_WAITING:
+            return 503, f"{MAX_WAITING} samples wait to be used; send it again"
         try:
             read = self._reader.read(unpack(body))
         except WriteError as error:
@@ -131,6 +137,9 @@ class Received:
                 continue
             if (made := self._round(name, node, now_s)) is not None:
                 yield made
+        self._waiting = sum(
+            page.count for node in self.nodes.values() for of in node.sources.values() for page in of.pages.values()
+        )
 
     def forget(self, now_s: float) -> list[str]:
         """Forget nodes that were silent for long, and return them. What is missing is judged elsewhere."""
@@ -177,8 +186,10 @@ class Received:
         for label in self._config.drop_labels:
             labels.pop(label, None)
         pairs = tuple(sorted(labels.items()))
-        if len(self._labels) >= 100_000:
+        if len(self._labels) >= MAX_LABEL_SETS or self._label_bytes >= MAX_KNOWN_BYTES:
             self._labels.clear()
+            self._label_bytes = 0
+        self._label_bytes += 0 if pairs in self._labels else sum(len(text) for pair in pairs for text in pair)
         return Series(name, self._labels.setdefault(pairs, labels), source)
 
     def _node(self, label: str, labels: Labels) -> str:
@@ -208,6 +219,7 @@ class Received:
             self.left_out[MANY] += 1
             return
         page.count, page.last_s, source.newest_s = page.count + 1, self._now_s, self._now_s
+        self._waiting += 1
         page.samples.setdefault(series.name, []).append((series.labels, value))
 
     # ---- rounds

@@ -19,9 +19,14 @@ from drover_core.metrics.prometheus_text import MAX_LABELS, MAX_VALUE
 MAX_BODY = 4 << 20  # bytes of a request as it comes; Prometheus sends 2,000 samples, some 100 kB
 MAX_PLAIN = 32 << 20  # bytes of it unpacked
 MAX_SERIES = 20_000  # of one request
-MAX_SAMPLES = 64  # of one series in one request
+MAX_POINTS = 100_000  # of one request
+MAX_OTHERS = 20_000  # fields of a request that are no series, as metadata; an empty one has two bytes
+MAX_SAMPLES = 64  # of one series in one request, with exemplars and histograms
+MAX_POINT_BYTES = 64  # of one sample, which has 20
+MAX_LABEL_FIELDS = 4  # of one label, which has two
 MAX_LABEL_BYTES = 16_384  # of one series
-MAX_KNOWN = 300_000  # series whose labels are kept
+MAX_KNOWN = 1_000_000  # series whose labels are kept; 1,000 nodes of 8 GPUs have 376,000
+MAX_KNOWN_BYTES = 512 << 20  # of these labels; Python needs some more for each
 STALE_BITS = 0x7FF0000000000002  # value.StaleNaN of prometheus/prometheus, model/value/value.go
 T = TypeVar("T")
 _SAMPLE = struct.Struct("<Q")
@@ -68,11 +73,13 @@ class Reader(Generic[T]):
     def __init__(self, of_labels: Callable[[dict[str, str]], T | None]) -> None:
         self._of_labels = of_labels
         self._known: dict[bytes, T | None] = {}
+        self._known_bytes = 0
         self.unused = 0  # series of requests that were not used, since the start
 
     def forget(self) -> None:
         """Ask again what each series is taken for."""
         self._known.clear()
+        self._known_bytes = 0
 
     def read(self, plain: bytes) -> list[tuple[T, list[Point]]]:
         """Return the used series of a request, with their points in its order.
@@ -81,10 +88,13 @@ class Reader(Generic[T]):
             WriteError: it is no WriteRequest, or too much.
         """
         found: list[tuple[T, list[Point]]] = []
-        count, at, end = 0, 0, len(plain)
+        count, others, room, at, end = 0, 0, MAX_POINTS, 0, len(plain)
         while at < end:
             tag, at = _varint(plain, at, end)
             if tag != 0x0A:  # metadata and what may come later
+                others += 1
+                if others > MAX_OTHERS:
+                    raise WriteError(f"the request has more than {MAX_OTHERS} fields that are no series")
                 at = _skip(plain, at, end, tag)
                 continue
             size, at = _varint(plain, at, end)
@@ -95,6 +105,9 @@ class Reader(Generic[T]):
                 raise WriteError(f"the request has more than {MAX_SERIES} series; set max_samples_per_send lower")
             series, points = self._series(plain, at, at + size)
             at += size
+            room -= len(points)
+            if room < 0:
+                raise WriteError(f"the request has more than {MAX_POINTS} samples; set max_samples_per_send lower")
             if series is not None:
                 found.append((series, points))
         return found
@@ -110,9 +123,10 @@ class Reader(Generic[T]):
         if key in self._known:
             series = self._known[key]
         else:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
+            if len(self._known) >= MAX_KNOWN or self._known_bytes >= MAX_KNOWN_BYTES:
+                self.forget()
             series = self._known[key] = self._of_labels(labels_of(key))
+            self._known_bytes += len(key) if series is None else 2 * len(key)  # its labels are kept as text too
         if series is None:
             self.unused += 1
             return None, []
@@ -128,8 +142,11 @@ def labels_of(data: bytes) -> dict[str, str]:
     at, end = 0, len(data)
     while at < end:
         size, at = _varint(data, at + 1, end)
-        texts, stop = {1: "", 2: ""}, at + size
+        texts, fields, stop = {1: "", 2: ""}, 0, at + size
         while at < stop:
+            fields += 1
+            if fields > MAX_LABEL_FIELDS:
+                raise WriteError("a label has more than a name and a value")
             tag, at = _varint(data, at, stop)
             if tag not in (0x0A, 0x12):
                 at = _skip(data, at, stop, tag)
@@ -153,16 +170,20 @@ def labels_of(data: bytes) -> dict[str, str]:
 
 def _points(plain: bytes, at: int, end: int) -> list[Point]:
     found: list[Point] = []
+    count = 0
     while at < end:
         tag, at = _varint(plain, at, end)
         if tag == 0x0A:
             raise WriteError("a series has labels behind its samples")
+        count += 1
+        if count > MAX_SAMPLES:
+            raise WriteError(f"a series has more than {MAX_SAMPLES} samples")
         if tag != 0x12:  # exemplars and histograms
             at = _skip(plain, at, end, tag)
             continue
         size, at = _varint(plain, at, end)
-        if at + size > end or len(found) >= MAX_SAMPLES:
-            raise WriteError(f"a sample is cut off, or a series has more than {MAX_SAMPLES}")
+        if at + size > end or size > MAX_POINT_BYTES:
+            raise WriteError(f"a sample is cut off, or has more than {MAX_POINT_BYTES} bytes")
         found.append(_point(plain, at, at + size))
         at += size
     return found

@@ -59,7 +59,9 @@ def _node() -> pb.NodeDetail:
     value = pb.Value(metric="nvlink_active_links", present=True, value=18)
     return pb.NodeDetail(
         row=pb.NodeRow(name="n1"), inventory=INVENTORY, gpus=[pb.GpuDetail(gpu=0, serial="S1", values=[value])],
-        values=[pb.Value(metric="source_kmsg_outcome", present=True, value=0)],
+        values=[
+            pb.Value(metric=f"source_{name}_outcome", present=True, value=0) for name in ("kmsg", "jobs")
+        ],
         links=[pb.LinkDetail(link="mlx5_0", values=[pb.Value(metric="link_up", present=True, value=1)])],
     )  # fmt: skip
 
@@ -166,6 +168,9 @@ TURNS: list[tuple[str, str, Answer, Break, Answer]] = [
     ("BFX02", "description of the fault", YES, _no_incidents(replace(_incident(), summary="")), NO),
     ("BFX02", "update date", YES, _no_incidents(replace(_incident(), updated_ms=0)), NO),
     ("BFX02", "close date", YES, _no_incidents(replace(_incident(), closed_ms=None)), UNKNOWN),
+    ("BFX02", "description of the fault", YES,
+     _reply(methods.LIST_INCIDENTS, lambda r: r.incidents_json.append('{"id": "i2", "kind": "of a newer collector"}')),
+     UNKNOWN),
     ("BFX02", "ticket id", PARTLY, _reply(methods.LIST_ACTIONS, lambda r: r.ClearField("actions")), NO),
     ("BFX03", "serial of the chassis", YES, _lacks("host.serial"), NO),
     ("BFX03", "serial of the baseboard", YES, _lacks("host.board_serial"), NO),
@@ -182,6 +187,8 @@ TURNS: list[tuple[str, str, Answer, Break, Answer]] = [
     ("CAP02", "hardware type", YES, _reply(methods.LIST_NODES, lambda r: r.nodes[0].ClearField("sku")), NO),
     ("CAP02", "GPU count", YES, _reply(methods.LIST_NODES, lambda r: r.nodes[0].ClearField("gpu_health")), NO),
     ("CAP02", "in use", YES, CAPACITY_OLD, NO),
+    ("CAP02", "in use", YES, _node_gone(lambda n: n.values[1].ClearField("present")), UNKNOWN),
+    ("CAP02", "hardware type", YES, _reply(methods.LIST_NODES, lambda r: setattr(r, "total", 2)), PARTLY),
     ("CAP03", "new nodes are listed", YES,
      _reply(methods.LIST_REPORTING, lambda r: r.nodes[0].ClearField("last_seen_ms")), NO),
     ("CAP03", "stable id", YES, _node_gone(lambda n: n.gpus[0].ClearField("serial")), NO),

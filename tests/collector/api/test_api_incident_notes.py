@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,23 @@ def test_notes_are_shown_in_list_and_detail_audited_and_there_after_a_restart(su
     assert lines[1].why == "**board** ordered\nsecond line"
     assert not incidents.get_incident(again.facts, pb.IncidentRequest(id=second)).HasField("handling")
     again.stop()
+
+
+def test_of_two_notes_at_once_both_hold(subject: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    id_, write, others = subject.fault("n001"), subject.store.audit.write, list[threading.Thread]()
+
+    def slow(lines: Any) -> None:
+        if not others:  # the first: another person's note comes while it is written
+            others.append(threading.Thread(target=subject.note, args=(id_, "comment"), kwargs={"text": "me too"}))
+            others[0].start()
+            others[0].join(0.5)
+        write(lines)
+
+    monkeypatch.setattr(subject.store.audit, "write", slow)
+    subject.note(id_, "assign", value="bo")
+    others[0].join(10)
+    assert subject.listed().handling[id_].assignee == "bo"
+    assert [line.what for line in subject.store.audit.read(subject=id_)] == ["comment", "assign"]
 
 
 def test_what_somebody_acknowledged_is_not_paged_again(subject: Fleet) -> None:

@@ -53,6 +53,7 @@ def test_what_each_kind_of_text_finds(against: Against) -> None:
         assert (await kinds("r1"))[0] == ("rack", "r1")
         assert (await kinds("leaf0"))[0] == ("leaf", "leaf0")
         assert await kinds("nothing has this") == await kinds("  ") == []
+        assert await kinds("²") == await kinds("xid ²") == [], "a digit, but no number"
         code, said = await fleet.refused(fleet.stub.Search(pb.SearchRequest(text="x" * 201)))
         assert (code, "at most 200" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
 

@@ -14,6 +14,7 @@ import cramjam
 import pytest
 
 from drover_collector.config import CollectorConfig, RestConfig, validate
+from drover_collector.scrape import remote_write
 from drover_collector.scrape.feed import ScrapeFeed
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.received import OLD, STALE, Received
@@ -99,6 +100,39 @@ def test_many_empty_series_and_long_labels_are_refused() -> None:
         reader.read(_plain([({"__name__": "a", **{f"l{n}": "x" * 400 for n in range(60)}}, 1.0, 1)]))
     with pytest.raises(WriteError, match="comes twice"):
         labels_of(b"\x0a\x06\x0a\x01a\x12\x01b" * 2)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        b"\x1a\x00" * 20_001,  # empty metadata
+        b"\x0a\x87\x04\x0a\x0d\x0a\x08__name__\x12\x01a" + b"\x1a\x00" * 252,  # empty exemplars of a series
+        b"\x0a\xda\x01\x0a\x0d\x0a\x08__name__\x12\x01a\x12\xc8\x01" + b"\x10\x00" * 100,  # one sample
+        b"\x0a\x19\x0a\x17\x0a\x08__name__\x12\x01a" + b"\x1a\x00" * 5,  # one label
+        (b"\x0a\x8b\x01\x0a\x0d\x0a\x08__name__\x12\x01a" + b"\x12\x00" * 62) * 1_700,  # empty samples
+    ],
+    ids=["metadata", "exemplars", "sample", "label", "samples"],
+)
+def test_no_small_request_makes_the_reader_work_for_seconds(plain: bytes) -> None:
+    with pytest.raises(WriteError, match="more than"):
+        Reader(lambda _: 1).read(plain)
+
+
+def test_what_is_kept_of_labels_is_limited_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_write, "MAX_KNOWN_BYTES", 100_000)
+    reader: Reader[int] = Reader(lambda _: None)
+    for number in range(100):
+        reader.read(_plain([({"__name__": "a", "n": str(number), "l": "x" * 4000}, 1.0, 1)]))
+    assert 0 < sum(map(len, reader._known)) <= 105_000
+
+
+def test_samples_that_wait_are_limited_and_are_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drover_collector.scrape.received.MAX_WAITING", 5)
+    received, body = _received(), _packed(_points("dcgm.txt", "dcgm", T0))
+    assert received.take(body, T0, 0.0)[0] == 204
+    assert received.take(body, T0, 0.0)[0] == 503
+    assert len(list(received.rounds(5.0, {}))) == 1
+    assert received.take(_packed(_points("dcgm.txt", "dcgm", T0 + 5000)), T0 + 5000, 5.0)[0] == 204
 
 
 def test_no_bytes_make_the_reader_fail_otherwise() -> None:
