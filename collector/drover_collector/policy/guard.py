@@ -126,11 +126,13 @@ class Census:
 
     def take_gpu(self, node: str, share: float) -> None:
         """Count a GPU that is out alone, as this share of its node."""
-        self._isolated[node] = min(1.0, self._isolated.get(node, 0.0) + share)
+        if node in self.index.node_number:
+            self._isolated[node] = min(1.0, self._isolated.get(node, 0.0) + share)
 
     def give_back_gpu(self, node: str, share: float) -> None:
         """It is not out after all."""
-        self._isolated[node] = max(0.0, self._isolated.get(node, 0.0) - share)
+        if node in self._isolated:
+            self._isolated[node] = max(0.0, self._isolated[node] - share)
 
     def isolated(self, nodes: Set[str], gone: Set[str], besides: str = "") -> float:
         """Return how many nodes the single GPUs of `nodes` add up to, without nodes that are gone as a whole.
