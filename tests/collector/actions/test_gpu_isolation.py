@@ -384,7 +384,16 @@ def test_probes_of_an_isolated_gpu_need_no_drained_node() -> None:
     order = ProbeOrder("p1", "n1", (SLOT,), "standard", (), ProbeReason.VALIDATE, "asked", T0)
     actuator = KubernetesActuator(GpuCluster(), ("nvidia.com/",))  # type: ignore[arg-type]  # no evictions here
     one = NodeOutage("n1", Health.DRAINED, T0, "inc1", "it", gpu=GpuRef(SLOT, SICK))
-    subject = GpuProtection(lambda _, gpu: one if gpu == SLOT else None, lambda _: actuator, lambda _: True)
+    boards = {SLOT: SICK}
+    subject = GpuProtection(
+        lambda _, gpu: one if gpu == SLOT else None, lambda _, gpu: boards.get(gpu, ""), lambda _: actuator,
+        lambda _: True,
+    )  # fmt: skip
     assert subject.of(order, busy=True).word == "drained"
     assert "not drained" in subject.of(replace(order, gpus=(4,)), busy=True).never
     assert "not drained" in subject.of(replace(order, gpus=()), busy=True).never
+    given = replace(order, protection="drained")
+    assert subject.stands(given)
+    boards[SLOT] = uuid_of(99)  # the node has booted, and another board, with a job, is in this slot
+    assert not subject.stands(given)
+    assert "not drained" in subject.of(order, busy=True).never
