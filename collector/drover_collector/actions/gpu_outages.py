@@ -192,14 +192,9 @@ class GpuReconciler:
         self._look_once = False
 
     def _update(self, actuator: GpuIsolator, outage: NodeOutage, state: GpuState | None, now_ms: int) -> None:
-        after, orphan = seen(outage, state, now_ms), f"GPU {gpu_ref(outage).uuid}"
-        if self._of(outage.node) is None and not (after is not None and after.stage is Health.HEALTHY):
-            self._troubles[orphan] = (
-                f"{name_of(outage)} stays isolated, and no scheduler of this collector has {outage.node} any more. Where"
-                f" that is meant, kubectl delete devicetaintrule drover-{gpu_ref(outage).uuid.lower()} gives it back."
-            )
+        after = seen(outage, state, now_ms)
+        if self._is_orphan(outage, over=after is not None and after.stage is Health.HEALTHY):
             return
-        self._troubles.pop(orphan, None)
         if after is not None:
             if after.stage is Health.HEALTHY:
                 self._mark_undone(outage, after.reason, now_ms)
@@ -213,6 +208,18 @@ class GpuReconciler:
             self._outages.write(replace(outage, ts_ms=now_ms, reason=reason))
         if (after or outage).stage is Health.DRAINED:
             self._validate(after or outage)
+
+    def _is_orphan(self, outage: NodeOutage, *, over: bool) -> bool:
+        """Return whether a GPU is out whose node left the fleet, and note how a person gives it back."""
+        uuid = gpu_ref(outage).uuid
+        self._troubles.pop(f"GPU {uuid}", None)
+        if over or self._of(outage.node) is not None:
+            return False
+        self._troubles[f"GPU {uuid}"] = (
+            f"{name_of(outage)} stays isolated, and no scheduler of this collector has {outage.node} any more. If that"
+            f" is meant, kubectl delete devicetaintrule drover-{uuid.lower()} gives it back."
+        )
+        return True
 
     def _cause(self, outage: NodeOutage) -> str:
         """Return why a GPU went out. Raises StoreError."""

@@ -463,7 +463,6 @@ class Decider:
             return []  # it was decided when nobody had to be asked
         verdict = self._asking(node, verdict, last, now_ms)
         mode = verdict.mode
-        made: list[Decision] = []
         same = last is not None and _asks(last, verdict, mode)
         if last is not None and same:
             if last.outcome in ("act", "would_act") and not self._again(key, now_ms):
@@ -495,8 +494,7 @@ class Decider:
             self._count(census(True), node, verdict)
             if outcome == "act":
                 self._count(census(False), node, verdict)
-        made.append(self._new(incident, node, verdict, outcome, text, now_ms, cause))
-        return made
+        return [self._new(incident, node, verdict, outcome, text, now_ms, cause)]
 
     def _count(self, census: Census, node: str, verdict: Verdict) -> None:
         if verdict.gpu is None:

@@ -278,6 +278,20 @@ def test_a_rule_that_the_store_does_not_know_waits_for_a_person(scene: Scene) ->
         assert scene.probes.gpus == []
 
 
+def test_a_second_fault_of_an_isolated_gpu_is_no_failure(scene: Scene) -> None:
+    scene.cluster.claims = {"train": claim_of("train", "n1", "gpu-3")}
+    scene.incidents["inc2"] = fault(id="inc2")
+    with scene.desk() as desk:
+        scene.decide(desk)
+        scene.wait(Health.DRAINING)
+        scene.decide(desk, decided("d2", of="inc2"))
+        wait_until(lambda: len([a for a in scene.store.actions.newest() if a.state is not ActionState.INTENDED]) == 2)
+    (second,) = [a for a in scene.store.actions.newest() if a.incident_id == "inc2"]
+    assert (second.state, second.detail) == (ActionState.DONE, "isolated already for another incident, inc1")
+    (rule,) = scene.cluster.rules.values()
+    assert rule["spec"]["taint"]["value"] == "inc1"
+
+
 def test_the_rule_of_a_node_that_left_the_fleet_is_named_until_it_is_gone(scene: Scene) -> None:
     scene.probes.refuses = "no probes here"
     with scene.desk() as desk:
