@@ -288,8 +288,12 @@ def _protection(
     def out(node: str, gpu: int) -> NodeOutage | None:
         return None if pipeline.dispatcher is None else pipeline.dispatcher.context.gpus.at(node, gpu)
 
+    def board(node: str, gpu: int) -> str:
+        now = pipeline.engine.now_of(node)
+        return "" if now is None else now.boards.get(gpu, "")
+
     return GpuProtection(
-        out, actuator_of, of_scheduler,
+        out, board, actuator_of, of_scheduler,
         SlurmHolds(holds) if holds.on else None,
         lambda node: not holds.pools or spec.by_name[node].pool in holds.pools,
         holds, pipeline.store.fence, pipeline.now_ms,

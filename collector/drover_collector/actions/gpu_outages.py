@@ -170,7 +170,9 @@ class GpuReconciler:
         actuator, subject = self._actuator, f"{self._actuator.name} GPUs"
         if not isinstance(actuator, GpuIsolator) or time.monotonic() < self._look_at:
             return
-        out = [outage for outage in self._outages.out() if self._of(outage.node) is self._actuator]
+        known = self._outages.out()
+        # With those of nodes that are no longer in the fleet: their rules would stay for ever, and nobody would say so.
+        out = [outage for outage in known if self._of(outage.node) in (self._actuator, None)]
         if not out and not self._look_once:
             return
         self._look_at = time.monotonic() + LOOKS * every_s
@@ -185,12 +187,14 @@ class GpuReconciler:
         for outage in out:
             if gpu_ref(outage).uuid not in under_way:
                 self._update(actuator, outage, states.get(gpu_ref(outage).uuid), now_ms)
-        known = {gpu_ref(outage).uuid for outage in out}
-        self._adopt([s for s in states.values() if s.uuid not in known and s.uuid not in under_way], now_ms)
+        stored = {gpu_ref(outage).uuid for outage in known}
+        self._adopt([s for s in states.values() if s.uuid not in stored and s.uuid not in under_way], now_ms)
         self._look_once = False
 
     def _update(self, actuator: GpuIsolator, outage: NodeOutage, state: GpuState | None, now_ms: int) -> None:
         after = seen(outage, state, now_ms)
+        if self._is_orphan(outage, over=after is not None and after.stage is Health.HEALTHY):
+            return
         if after is not None:
             if after.stage is Health.HEALTHY:
                 self._mark_undone(outage, after.reason, now_ms)
@@ -204,6 +208,18 @@ class GpuReconciler:
             self._outages.write(replace(outage, ts_ms=now_ms, reason=reason))
         if (after or outage).stage is Health.DRAINED:
             self._validate(after or outage)
+
+    def _is_orphan(self, outage: NodeOutage, *, over: bool) -> bool:
+        """Return whether a GPU is out whose node left the fleet, and note how a person gives it back."""
+        uuid = gpu_ref(outage).uuid
+        self._troubles.pop(f"GPU {uuid}", None)
+        if over or self._of(outage.node) is not None:
+            return False
+        self._troubles[f"GPU {uuid}"] = (
+            f"{name_of(outage)} stays isolated, and no scheduler of this collector has {outage.node} any more. If that"
+            f" is meant, kubectl delete devicetaintrule drover-{uuid.lower()} gives it back."
+        )
+        return True
 
     def _cause(self, outage: NodeOutage) -> str:
         """Return why a GPU went out. Raises StoreError."""

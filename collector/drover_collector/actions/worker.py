@@ -282,6 +282,8 @@ class Worker:
             context.store.actions.write([job.action])
             context.crash_test_hook("begun")
         self._refuse_conflict(job.action)
+        if already := self._isolated_already(action):
+            return already
         self._wait_for_guard(job.action)
         self._let_jobs_save(job)
 
@@ -328,6 +330,15 @@ class Worker:
         if not isinstance(self.actuator, GpuIsolator):
             return False
         return any(s.uuid == action.gpu.uuid and s.mark == own_mark(action) for s in self.actuator.isolated())
+
+    def _isolated_already(self, action: Action) -> str:
+        """Return for which other incident a GPU is out; "": for none. Two faults of one board are no failure."""
+        if action.action is not Act.ISOLATE_GPU or action.gpu is None:
+            return ""
+        outage = self._context.gpus.current.get(action.gpu.uuid)
+        if outage is None or not is_out(outage) or own_mark(outage) == own_mark(action):
+            return ""
+        return f"isolated already for another incident, {own_mark(outage)}"
 
     def _observed(self, node: str) -> NodeState | None:
         return self.actuator.observe_all([node]).get(node)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from drover_collector.actions.base import ActError
+from drover_collector.actions.base import ActError, AwayError
 from drover_collector.actions.kubernetes.controllers import Controllers
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_core.jobs.owner import KUBERNETES, JobOwner, OwnerError, clean, from_message, to_message
@@ -39,6 +39,7 @@ class PodOwners:
     def __init__(self, pipeline: Pipeline, api: PodApi) -> None:
         self._pipeline, self._api = pipeline, api
         self._asked_ms: dict[str, int] | None = None  # pod -> when; None: the store was not read yet
+        self._nodes_ms: dict[str, int] = {}  # node -> when its pods were listed: those that wait longest come first
         self._logged = ""
 
     async def run(self) -> None:
@@ -62,15 +63,21 @@ class PodOwners:
         running = self._running(now_ms)
         pods = {pod for each in running.values() for pod in each}
         self._asked_ms = asked = {pod: at for pod, at in asked.items() if pod in pods and now_ms - at < AGAIN_MS}
-        wanted = [node for node, each in sorted(running.items()) if any(pod not in asked for pod in each)][:NODES]
+        self._nodes_ms = {node: at for node, at in self._nodes_ms.items() if node in running}
+        new = sorted(node for node, each in running.items() if any(pod not in asked for pod in each))
+        wanted = sorted(new, key=lambda node: self._nodes_ms.get(node, 0))[:NODES]
         controllers = Controllers(self._api)
         owners: dict[str, JobOwner] = {}
         trouble = ""
-        try:
-            for node in wanted:
+        for node in wanted:
+            self._nodes_ms[node] = now_ms
+            try:
                 owners |= self._of_node(controllers, node, running[node])
-        except ActError as error:
-            trouble = str(error)
+            except AwayError as error:
+                trouble = str(error)
+                break
+            except ActError as error:  # of this node alone
+                trouble = str(error)
         self._log(trouble or controllers.trouble)
         events = [
             Event(

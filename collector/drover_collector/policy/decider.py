@@ -65,6 +65,7 @@ ALONE = (liveness.NAME,)  # detectors of an incident that is about the silence a
 AGAIN_MS = 3_600_000  # after an action failed, until it is decided again
 UNSEEN = "the scheduler has not answered yet: who is out of service is not known"
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
+FORGEABLE = ", only after asking: others could have written its values"  # ends a rule's name, for as long as it is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,8 +459,10 @@ class Decider:
             or self._steps.age_ms(now_ms, approved.ts_ms) >= policy.approval_expires_s * 1000
         ):
             approved = self._approved.pop(key) and None
-        mode = self._asking(node, verdict, now_ms)
-        made: list[Decision] = []
+        if last is not None and last.outcome == "act" and key not in self.failed and _asks(last, verdict, verdict.mode):
+            return []  # it was decided when nobody had to be asked
+        verdict = self._asking(node, verdict, last, now_ms)
+        mode = verdict.mode
         same = last is not None and _asks(last, verdict, mode)
         if last is not None and same:
             if last.outcome in ("act", "would_act") and not self._again(key, now_ms):
@@ -484,15 +487,14 @@ class Decider:
         elif mode == "enforce" or approved is not None or verdict.wanted is RecommendedAction.PROBE:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
-            outcome, text = "pending_approval", self._question(node, done, now_ms)
+            outcome, text = "pending_approval", self._question(done, verdict.rule.endswith(FORGEABLE), now_ms)
         if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
             self._count(census(True), node, verdict)
             if outcome == "act":
                 self._count(census(False), node, verdict)
-        made.append(self._new(incident, node, replace(verdict, mode=mode), outcome, text, now_ms, cause))
-        return made
+        return [self._new(incident, node, verdict, outcome, text, now_ms, cause)]
 
     def _count(self, census: Census, node: str, verdict: Verdict) -> None:
         if verdict.gpu is None:
@@ -515,21 +517,29 @@ class Decider:
         out = node in (self.away or ()) or (duty is not None and duty.stage in OUT_STAGES)
         return not out and self._steps.age_ms(now_ms, action.ts_ms) >= AGAIN_MS
 
-    def _asking(self, node: str, verdict: Verdict, now_ms: int) -> str:
-        """Return the mode for this node.
+    def _asking(self, node: str, verdict: Verdict, last: Decision | None, now_ms: int) -> Verdict:
+        """Return the verdict with the mode for this node.
 
-        Drover asks before it takes out a node that a person put back, or whose values a user of it could have written.
+        Drover asks before it takes out what a person put back, or a node whose values a user of it could have written.
+        The latter stays so while the incident is open: an agent that comes later has not seen what they say.
+
+        Args:
+            last: the newest decision about the incident.
         """
-        if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and self._unproven(node):
-            return "approve"
-        duty = self.pace.returned.get(node if verdict.gpu is None else verdict.gpu.uuid)
-        if verdict.mode == "enforce" and verdict.wanted in DISRUPTIVE and duty is not None and duty.by != "drover":
-            return "approve" if self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS else verdict.mode
-        return verdict.mode
+        if verdict.mode == "observe" or verdict.wanted not in DISRUPTIVE:
+            return verdict
+        if self._unproven(node) or (last is not None and last.rule.endswith(FORGEABLE)):
+            return replace(verdict, mode="approve", rule=f"{verdict.rule.removesuffix(FORGEABLE)}{FORGEABLE}")
+        if verdict.mode == "enforce" and any(
+            duty.by != "drover" and self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS
+            for duty in self.pace.returned_of(node, verdict.gpu)
+        ):
+            return replace(verdict, mode="approve")
+        return verdict
 
-    def _question(self, node: str, done: str, now_ms: int) -> str:
+    def _question(self, done: str, forgeable: bool, now_ms: int) -> str:
         until = iso(round(now_ms + self.policy.approval_expires_s * 1000))
-        why = " (a user of the node could have written its pages)" if self._unproven(node) else ""
+        why = " (a user of the node could have written its pages)" if forgeable else ""
         return f"asks to {done}{why}; expires at {until}"
 
     def _unproven(self, node: str) -> bool:
@@ -562,7 +572,7 @@ class Decider:
         why = (
             self.breaker.hold(node, now_ms, limits)
             or hold(node, job_nodes(incident), census, limits, share)
-            or self.pace.hold(node if verdict.gpu is None else verdict.gpu.uuid, now_ms, limits, said)
+            or self.pace.hold(node, now_ms, limits, said, verdict.gpu)
         )
         return None if why is None else Hold(DecisionCause.GUARD, why)
 
@@ -663,6 +673,8 @@ def _asks(last: Decision, verdict: Verdict, mode: str) -> bool:
 def _less(verdict: Verdict, action: Action) -> str:
     if (gpu := action.gpu) is not None and (verdict.gpu is None or verdict.gpu.uuid != gpu.uuid):
         return f"the policy does not want GPU {gpu.slot} out alone now ({verdict.rule})"
+    if action.gpu is None and action.action is Act.DRAIN and verdict.gpu is not None:
+        return f"the policy wants GPU {verdict.gpu.slot} out alone now, not the node ({verdict.rule})"
     if _rank(verdict.wanted) >= _rank(WANTED_OF[action.action]):
         return ""
     return f"the policy wants {verdict.wanted} now, not {action.action} ({verdict.rule})"

@@ -19,7 +19,7 @@ import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.guard_clock import ClockSteps
-from drover_core.model.events import OUT_STAGES, Health, NodeOutage
+from drover_core.model.events import OUT_STAGES, GpuRef, Health, NodeOutage
 from drover_core.settings import between, setting
 
 HOUR_MS = 3_600_000
@@ -126,11 +126,13 @@ class Census:
 
     def take_gpu(self, node: str, share: float) -> None:
         """Count a GPU that is out alone, as this share of its node."""
-        self._isolated[node] = min(1.0, self._isolated.get(node, 0.0) + share)
+        if node in self.index.node_number:
+            self._isolated[node] = min(1.0, self._isolated.get(node, 0.0) + share)
 
     def give_back_gpu(self, node: str, share: float) -> None:
         """It is not out after all."""
-        self._isolated[node] = max(0.0, self._isolated.get(node, 0.0) - share)
+        if node in self._isolated:
+            self._isolated[node] = max(0.0, self._isolated[node] - share)
 
     def isolated(self, nodes: Set[str], gone: Set[str], besides: str = "") -> float:
         """Return how many nodes the single GPUs of `nodes` add up to, without nodes that are gone as a whole.
@@ -253,19 +255,28 @@ class Pace:
                 taken.popleft()
         return len({node for _, node in (self.taken if said else self.done)})
 
-    def hold(self, node: str, now_ms: int, limits: GuardLimits, said: bool = False) -> str | None:
+    def returned_of(self, node: str, gpu: GpuRef | None) -> list[NodeOutage]:
+        """Return how what would go came back: a GPU with its node, or a node with all GPUs that went out alone."""
+        if gpu is not None:
+            return [self.returned[key] for key in (gpu.uuid, node) if key in self.returned]
+        return [outage for outage in self.returned.values() if outage.node == node]
+
+    def hold(
+        self, node: str, now_ms: int, limits: GuardLimits, said: bool = False, gpu: GpuRef | None = None
+    ) -> str | None:
         """Return why `node` must wait, as a sentence; None: it need not. `said`: as for `within_hour`.
 
         Args:
-            node: or a GPU's UUID. A GPU that goes alone counts as a node here: this is the pace of what Drover does.
+            gpu: it goes alone. It counts as a node here: this is the pace of what Drover does.
         """
         if limits.per_hour and (count := self.within_hour(now_ms, said)) >= limits.per_hour:
             return f"{count} nodes went out within the last hour (at most {limits.per_hour} may)"
-        outage = self.returned.get(node)
-        if outage is not None and self._steps.now_of(outage.ts_ms) > now_ms:  # the clock went back here too
-            outage = self.returned[node] = replace(outage, ts_ms=now_ms)
-        age_ms = 0 if outage is None else self._steps.age_ms(now_ms, outage.ts_ms)
-        if outage is not None and age_ms < limits.cooldown_s * 1000:
-            minutes = max(0, age_ms) // 60_000
-            return f"{node} came back {minutes} min ago: it is left alone for {limits.cooldown_s / 60:.0f} min"
+        for key in (node,) if gpu is None else (gpu.uuid, node):
+            outage = self.returned.get(key)
+            if outage is not None and self._steps.now_of(outage.ts_ms) > now_ms:  # the clock went back here too
+                outage = self.returned[key] = replace(outage, ts_ms=now_ms)
+            age_ms = 0 if outage is None else self._steps.age_ms(now_ms, outage.ts_ms)
+            if outage is not None and age_ms < limits.cooldown_s * 1000:
+                minutes = max(0, age_ms) // 60_000
+                return f"{key} came back {minutes} min ago: it is left alone for {limits.cooldown_s / 60:.0f} min"
         return None

@@ -80,6 +80,7 @@ class Scene:
     now_ms: int = T0
     boards: dict[int, str] = field(default_factory=lambda: {gpu: uuid_of(16 + gpu) for gpu in range(8)})
     silent: int | None = None  # a GPU that gives no values
+    fleet: tuple[str, ...] = ()  # (): all nodes of the cluster
 
     def now(self, _: str) -> NodeNow:
         at_ms = self.now_ms + 1
@@ -90,8 +91,8 @@ class Scene:
     def desk(self, step: Callable[[str], None] = lambda _: None) -> Iterator[ActionDispatcher]:
         actuator = KubernetesActuator(self.cluster, ("nvidia.com/",))  # type: ignore[arg-type]  # no evictions here
         made = dispatcher_of(
-            self.store, CONFIG, [actuator], dict.fromkeys(self.cluster.devices, actuator).get,
-            detection=Detected(lambda: self.incidents, self.now), nodes=tuple(self.cluster.devices),
+            self.store, CONFIG, [actuator], dict.fromkeys(self.fleet or self.cluster.devices, actuator).get,
+            detection=Detected(lambda: self.incidents, self.now), nodes=self.fleet or tuple(self.cluster.devices),
             now_ms=lambda: self.now_ms, look_s=0.02, step=step, validator=self.probes,
         )  # fmt: skip
         made.start()
@@ -277,12 +278,57 @@ def test_a_rule_that_the_store_does_not_know_waits_for_a_person(scene: Scene) ->
         assert scene.probes.gpus == []
 
 
+def test_a_second_fault_of_an_isolated_gpu_is_no_failure(scene: Scene) -> None:
+    scene.cluster.claims = {"train": claim_of("train", "n1", "gpu-3")}
+    scene.incidents["inc2"] = fault(id="inc2")
+    with scene.desk() as desk:
+        scene.decide(desk)
+        scene.wait(Health.DRAINING)
+        scene.decide(desk, decided("d2", of="inc2"))
+        wait_until(lambda: len([a for a in scene.store.actions.newest() if a.state is not ActionState.INTENDED]) == 2)
+    (second,) = [a for a in scene.store.actions.newest() if a.incident_id == "inc2"]
+    assert (second.state, second.detail) == (ActionState.DONE, "isolated already for another incident, inc1")
+    (rule,) = scene.cluster.rules.values()
+    assert rule["spec"]["taint"]["value"] == "inc1"
+
+
+def test_the_rule_of_a_node_that_left_the_fleet_is_named_until_it_is_gone(scene: Scene) -> None:
+    scene.probes.refuses = "no probes here"
+    with scene.desk() as desk:
+        scene.decide(desk)
+        scene.wait(Health.DRAINED)
+    scene.fleet = ("n2",)
+    stages = len(scene.store.outages.gpus.history(SICK))
+    with scene.desk() as desk:
+        troubles = desk.context.troubles
+        wait_until(lambda: f"kubectl delete devicetaintrule {RULE} " in troubles.get(f"GPU {SICK}", ""), "it is named")
+        threading.Event().wait(0.3)
+        assert len(scene.store.outages.gpus.history(SICK)) == stages, "it is not found again at each look"
+        assert scene.cluster.isolated == [SICK]
+        scene.cluster.rules.clear()
+        scene.wait(Health.HEALTHY)
+        wait_until(lambda: f"GPU {SICK}" not in troubles, "and no longer")
+
+
+def test_a_rule_stays_where_it_is_when_two_nodes_claim_its_uuid(scene: Scene) -> None:
+    scene.probes.refuses = "no probes here"
+    scene.cluster.devices = {"n0": {}, **scene.cluster.devices}
+    with scene.desk() as desk:
+        scene.decide(desk)
+        scene.wait(Health.DRAINED)
+        kept = dict(scene.cluster.rules[RULE]["spec"]["deviceSelector"])
+        scene.cluster.devices["n0"]["gpu-0"] = SICK
+        threading.Event().wait(0.3)
+        assert scene.cluster.rules[RULE]["spec"]["deviceSelector"] == kept
+
+
 REFUSED: dict[str, tuple[Callable[[GpuCluster], object], str]] = {
     "old cluster": (lambda c: setattr(c, "versions", {}), "serves no DeviceTaintRule"),
     "without rights": (lambda c: setattr(c, "refuses", frozenset({"devicetaintrules"})), "rbac.yaml"),
     "device plugin": (lambda c: c.allocatable.update({"nvidia.com/gpu": "8"}), "a device plugin hands out"),
     "not listed": (lambda c: c.devices["n1"].pop("gpu-3"), "no ResourceSlice of gpu.nvidia.com has a device"),
     "no driver": (lambda c: [d.clear() for d in c.devices.values()], "no ResourceSlice"),
+    "two claim it": (lambda c: c.devices["n2"].update({"gpu-9": SICK}), "2 times: n1/gpu-3, n2/gpu-9"),
     "another node": (lambda c: c.devices["n2"].update({"gpu-9": c.devices["n1"].pop("gpu-3")}), "on n2"),
 }
 
@@ -352,7 +398,16 @@ def test_probes_of_an_isolated_gpu_need_no_drained_node() -> None:
     order = ProbeOrder("p1", "n1", (SLOT,), "standard", (), ProbeReason.VALIDATE, "asked", T0)
     actuator = KubernetesActuator(GpuCluster(), ("nvidia.com/",))  # type: ignore[arg-type]  # no evictions here
     one = NodeOutage("n1", Health.DRAINED, T0, "inc1", "it", gpu=GpuRef(SLOT, SICK))
-    subject = GpuProtection(lambda _, gpu: one if gpu == SLOT else None, lambda _: actuator, lambda _: True)
+    boards = {SLOT: SICK}
+    subject = GpuProtection(
+        lambda _, gpu: one if gpu == SLOT else None, lambda _, gpu: boards.get(gpu, ""), lambda _: actuator,
+        lambda _: True,
+    )  # fmt: skip
     assert subject.of(order, busy=True).word == "drained"
     assert "not drained" in subject.of(replace(order, gpus=(4,)), busy=True).never
     assert "not drained" in subject.of(replace(order, gpus=()), busy=True).never
+    given = replace(order, protection="drained")
+    assert subject.stands(given)
+    boards[SLOT] = uuid_of(99)  # the node has booted, and another board, with a job, is in this slot
+    assert not subject.stands(given)
+    assert "not drained" in subject.of(order, busy=True).never

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from drover_collector.actions.base import AwayError
+from drover_collector.actions.base import ActError, AwayError
 from drover_collector.api.owners import read_owners
 from drover_collector.pipeline.pod_owners import AGAIN_MS, PodOwners
 from drover_collector.store import Store
@@ -24,10 +24,12 @@ class Api:
     """`made`: pod -> what made it."""
 
     def __init__(self, **made: tuple[str, str]) -> None:
-        self.made, self.asked, self.away = made, list[str](), False
+        self.made, self.asked, self.away, self.refuses = made, list[str](), False, frozenset[str]()
 
     def pods(self, node: str) -> list[dict[str, Any]]:
         self.asked.append(node)
+        if node in self.refuses:
+            raise ActError("no such node")
         if self.away:
             raise AwayError("no answer")
         return [
@@ -77,3 +79,23 @@ def test_pods_are_asked_for_once_and_again_a_day_later(store_root: Path, caplog:
         assert len(api.asked) == 3
     finally:
         store.close()
+
+
+def test_nodes_without_an_answer_keep_no_other_waiting(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """n0 is refused; with one node a round its pod must not be asked for again and again before those of n1."""
+    store.jobs.write_holdings([Holding("n0", 0, "team/gone", T0), Holding("n1", 0, "team/a", T0)])
+    now = [T0 + 1000]
+    pipeline = cast(Any, SimpleNamespace(index=INDEX, store=store, leading=True, now_ms=lambda: now[0]))
+    api = Api(a=("PyTorchJob", "bert"))
+    api.refuses = frozenset({"n0"})
+    owners = PodOwners(pipeline, api)
+    owners.ask()
+    assert (api.asked, list(read_owners(store, T0))) == (["n0", "n1"], ["team/a"])
+    api.refuses, api.asked = frozenset({"n0", "n1"}), []
+    monkeypatch.setattr("drover_collector.pipeline.pod_owners.NODES", 1)
+    owners = PodOwners(pipeline, api)
+    owners._asked_ms = {}
+    for _ in range(2):
+        now[0] += 1
+        owners.ask()
+    assert api.asked == ["n0", "n1"]

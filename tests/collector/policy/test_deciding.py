@@ -157,8 +157,26 @@ def test_a_node_whose_values_a_user_could_have_written_goes_out_only_after_askin
     assert [(d.node, d.outcome) for d in (asked, done)] == [("n001", "pending_approval"), ("n005", "act")]
     assert "could have written its pages" in asked.reason
     assert decide(subject, found, 2000)[0] == [], "one question is enough"
-    written_by_users.clear()  # its agent has come
-    assert [(d.node, d.outcome) for d in decide(subject, found, 3000)[0] if d.outcome == "act"] == [("n001", "act")]
+    written_by_users.clear()  # its agent has come, which has not seen what the pages said
+    assert decide(subject, found, 3000)[0] == []
+    again = Decider(INDEX, policy("enforce"), "enforce", live)
+    again.restore([asked, done], found)
+    assert decide(again, found, 4000)[0] == [], "the question stands after a restart"
+    new = incident("n001", "gpu_lost", 5000)
+    assert [d.outcome for d in decide(subject, [*found, new], 5000)[0]] == ["act"], "of what its agent reports"
+    written_by_users |= {"n001", "n005"}
+    assert decide(subject, [*found, new], 6000)[0] == [], "what is done is not asked for"
+
+
+@pytest.mark.parametrize("before", ["approve", "enforce"])
+def test_a_question_about_values_of_others_outlives_a_policy_that_stops_asking(before: str) -> None:
+    written_by_users = {"n001"}
+    live = LiveFleet(unproven=lambda node: node in written_by_users)
+    subject = Decider(INDEX, policy(before), "enforce", live)
+    decide(subject, [incident("n001")], 1000)
+    written_by_users.clear()
+    subject.policy = policy("enforce")
+    assert "act" not in [d.outcome for d in decide(subject, [incident("n001")], 2000)[0]]
 
 
 def test_gpus_lost_on_nodes_in_repair_take_nothing_of_what_the_guard_allows() -> None:

@@ -14,6 +14,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents import health
 from drover_collector.policy.decider import Decider, LiveFleet
 from drover_collector.policy.gate import gate_verdicts
+from drover_collector.policy.guard import GuardLimits
 from drover_collector.policy.one_gpu import Board
 from drover_collector.policy.policy import Policy, Rule
 from drover_core.model.events import (
@@ -141,6 +142,34 @@ def test_a_scheduler_that_refuses_the_gpu_gets_the_node_and_a_yes_to_the_gpu_is_
     after = only(subject, fault(), at_ms=1300)
     assert (after.gpu, after.outcome) == (None, "pending_approval")
     assert "GPU 3 cannot go alone: a device plugin hands out the GPUs" in after.rule
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_a_person_put_back_is_not_taken_out_again_as_a_part_or_as_the_whole(alone: bool) -> None:
+    """A node that a person put back, whose GPU would go; and a GPU whose node would go."""
+    back = replace(outage(stage=Health.HEALTHY), by="anna", gpu=None if alone else outage().gpu)
+    subject = decider(hindrance="" if alone else "Slurm cannot")
+    subject.pace.note_outage(back)
+    made = only(subject, fault(at_ms=3000), at_ms=3000)
+    assert (made.gpu is not None, made.outcome) == (alone, "pending_approval")
+
+
+def test_a_gpu_of_a_node_that_has_just_come_back_is_left_alone_too() -> None:
+    subject = decider(guard=GuardLimits(cooldown_s=600, mass_nodes=0, min_healthy_ratio=0.0))
+    subject.pace.note_outage(replace(outage(stage=Health.HEALTHY), gpu=None, by="drover"))
+    made = only(subject, fault(at_ms=3000), at_ms=3000)
+    assert (made.outcome, "n1 came back 0 min ago" in made.reason) == ("held", True)
+
+
+def test_a_drain_of_the_node_that_waits_is_dropped_when_the_gpu_can_go_alone() -> None:
+    boards = {("n1", 3): Board("")}
+    subject = decider(boards=boards)
+    made = only(subject, fault())
+    waits = Action("a1", made.id, fault().id, "n1", Act.DRAIN, "kubernetes", ActionState.INTENDED, 1000)
+    assert subject.why_less(waits) == ""
+    boards["n1", 3] = Board(uuid("n1", 3))  # the node has reported it
+    assert only(subject, fault(), at_ms=2000).gpu is not None
+    assert "out alone now, not the node" in subject.why_less(waits)
 
 
 def test_a_gpu_that_failed_otherwise_is_tried_again_later_as_a_gpu() -> None:

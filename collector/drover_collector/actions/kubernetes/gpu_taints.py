@@ -82,10 +82,15 @@ class Slices:
         right = self.device(uuid)
         if right is not None:
             return selector == right.selector
-        return all(device.selector != selector for device in self.uuids)
+        return all(device.selector != selector for device, own in self.uuids.items() if own != uuid)
 
     def device(self, uuid: str) -> Device | None:
-        return next((device for device, own in self.uuids.items() if own == uuid), None)
+        """Return the device with a UUID; None: none has it, or several, and nobody knows which is meant."""
+        found = self.devices(uuid)
+        return found[0] if len(found) == 1 else None
+
+    def devices(self, uuid: str) -> list[Device]:
+        return [device for device, own in self.uuids.items() if own == uuid]
 
 
 class GpuTaints:
@@ -110,6 +115,9 @@ class GpuTaints:
         slices = self._slices()
         device = slices.device(gpu.uuid)
         if device is None:
+            if several := slices.devices(gpu.uuid):
+                named = ", ".join(f"{each.pool}/{each.name}" for each in several)
+                raise NotAloneError(f"the ResourceSlices have UUID {gpu.uuid} {len(several)} times: {named}")
             if gpu.uuid in slices.parents:
                 raise NotAloneError("it is split into MIG devices")
             if slices.uuids and action.node not in slices.nodes.values() and action.attempts < PATIENCE:
@@ -178,7 +186,7 @@ class GpuTaints:
             return ""
         if right is None:
             wrong = next((uuid for device, uuid in slices.uuids.items() if device.selector == there), None)
-            if wrong is None:
+            if wrong is None or wrong == state.uuid:
                 return ""
             check_lease()
             self._move(rule, Device(DRIVER, there["pool"], _nowhere(state.uuid)))

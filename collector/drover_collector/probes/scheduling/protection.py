@@ -211,15 +211,23 @@ class GpuProtection(Protection):
     """Of a fleet in which single GPUs go out of service while their nodes stay.
 
     Args:
-        out: returns the outage of the GPU in a node's slot that is out alone; None: it is not. Any thread may call it.
+        out: returns the outage of the GPU that went out of a node's slot alone; None: it is not out.
+        board: returns the UUID of the GPU that is in this slot now; "": not known. Any thread may call both.
     """
 
-    def __init__(self, out: Callable[[str, int], NodeOutage | None], *args: Any) -> None:
+    def __init__(
+        self, out: Callable[[str, int], NodeOutage | None], board: Callable[[str, int], str], *args: Any
+    ) -> None:
         super().__init__(*args)
-        self._out = out
+        self._out, self._board = out, board
 
     def isolated(self, node: str, gpus: Sequence[int]) -> bool:
-        return all(self._out(node, gpu) is not None for gpu in gpus)
+        return all(self._is_out(node, gpu) for gpu in gpus)
+
+    def _is_out(self, node: str, slot: int) -> bool:
+        """Return whether the very board that went out is in its slot: after a boot another one may work there."""
+        outage = self._out(node, slot)
+        return outage is not None and outage.gpu is not None and outage.gpu.uuid == self._board(node, slot)
 
 
 class Unprotected(Protection):
