@@ -115,7 +115,8 @@ def opened(tab: Tab, url: str, name: str) -> list[Selector]:
 def test_each_of_three_choices_in_a_row_is_obeyed_and_is_one_step_back(tab: Tab, url: str, name: str) -> None:
     page, found = tab.page, opened(tab, url, name)
     assert bool(found) != (name in WITHOUT)
-    assert page.title() == f"{'r01n01' if name == 'node' else name.capitalize()} · Drover"
+    if name != "incidents" or "id=" not in page.url:  # an incident that is open has its own title
+        assert page.title() == f"{'r01n01' if name == 'node' else name.capitalize()} · Drover"
     for selector in found:
         shown, options = [selector.shown()], selector.options()
         for step in range(CHOICES):

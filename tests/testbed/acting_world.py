@@ -41,6 +41,7 @@ from drover_collector.detectors._lib.examples import START_MS, training_bucket
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.parse_records import RecordSource, parse_record
+from drover_collector.notify.incident_notes import IncidentNotes
 from drover_collector.notify.silences import Silences
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
@@ -115,7 +116,7 @@ class Quiet:
     """An outbox that sends nothing."""
 
     def __init__(self) -> None:
-        self.silences = Silences()
+        self.silences, self.notes = Silences(), IncidentNotes()
         self.delivery = SimpleNamespace(troubles={})
 
     def __getattr__(self, _: str) -> Callable[..., int]:

@@ -42,6 +42,7 @@ class KeptStore:
         self.kept_decisions: dict[tuple[str, int, str], Decision] = {}
         self.kept_actions: dict[str, list[Action]] = {}
         self.kept_duties: list[NodeOutage] = []
+        self.kept_gpu_outages: list[NodeOutage] = []
         self.kept_approvals: list[Approval] = []
         self.lines: dict[str, Audit] = {}
         self.kept_findings: list[Finding] = []
@@ -74,6 +75,9 @@ class KeptStore:
     def write_duties(self, duties: Iterable[NodeOutage]) -> None:
         self.kept_duties += duties
 
+    def write_gpu_outages(self, outages: Iterable[NodeOutage]) -> None:
+        self.kept_gpu_outages += outages
+
     def write_approvals(self, approvals: Iterable[Approval]) -> None:
         self.kept_approvals += approvals
 
@@ -93,6 +97,9 @@ class KeptStore:
 
     def mark(self, table: str) -> int:  # all that is kept changes by inventories alone
         return len(self.inventory_reports)
+
+    def notes(self) -> list[Audit]:  # nobody notes anything here
+        return []
 
     def silences(self, since_ms: int) -> list[Any]:  # nobody silences anything here
         return []
@@ -164,6 +171,12 @@ class KeptStore:
     def action_history(self, action: str) -> list[Action]:
         return self.kept_actions.get(action, [])
 
+    def gpu_outages(self) -> dict[str, NodeOutage]:
+        return {outage.gpu.uuid: outage for outage in self.kept_gpu_outages if outage.gpu is not None}
+
+    def gpu_outage_history(self, uuid: str) -> list[NodeOutage]:
+        return [outage for outage in self.kept_gpu_outages if outage.gpu is not None and outage.gpu.uuid == uuid]
+
     def duties(self) -> dict[str, NodeOutage]:
         return {d.node: d for d in self.kept_duties}
 
@@ -217,7 +230,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
         "write": "write_actions", "newest": "actions", "intended": "intended_actions", "history": "action_history",
     },
     "outages": {"write": "write_duties", "current": "duties", "history": "duty_history"},
-    "audit": {"write": "write_audit", "read": "audit"},
+    "audit": {"write": "write_audit", "read": "audit", "notes": "notes"},
     "health": {"write": "write_health"},
     "silences": {"newest": "silences"},
     "inventories": {"newest_between": "inventories", "boots": "boots"},
@@ -244,6 +257,8 @@ class Lease:
         self.probes = SimpleNamespace(orders=Part(self, {"versions": "probe_order"}))
         for name, methods in PARTS.items():
             setattr(self, name, Part(self, methods))
+        gpus = {"write": "write_gpu_outages", "current": "gpu_outages", "history": "gpu_outage_history"}
+        self.outages.gpus = Part(self, gpus)
 
     def __getattr__(self, name: str) -> Any:
         return self.method({"table_fingerprint": "mark"}.get(name, name))
