@@ -18,7 +18,6 @@ from drover_dashboard.pages import (
     probes_parts as probe_parts,
 )
 from drover_dashboard.widgets import address, time_range, view
-from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
 USUAL_SPAN = "15 min"
@@ -111,7 +110,6 @@ def _asked_gpu() -> int | None:
 node = choose()
 address.title(node or "Node")
 if node:
-    st.title(fmt.plain(node), anchor=False)
     who_is(node)
     node_acts.buttons(node)
     now(node)
