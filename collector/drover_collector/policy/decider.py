@@ -65,7 +65,6 @@ ALONE = (liveness.NAME,)  # detectors of an incident that is about the silence a
 AGAIN_MS = 3_600_000  # after an action failed, until it is decided again
 UNSEEN = "the scheduler has not answered yet: who is out of service is not known"
 PERSON_MS = 4 * 3_600_000  # a node that a person put back: Drover asks before it takes it out again
-FORGEABLE = ", only after asking: others could have written its values"  # ends a rule's name, for as long as it is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +306,9 @@ class Decider:
         elif approval.approved and (incident := incidents.get(found.incident_id)) is not None:
             # Of a question from before a restart the policy may have been lowered since.
             mode = least_mode(found.mode, self.ceiling, self.policy.most_mode)
-            verdict = Verdict(found.wanted, found.rule, mode, found.save_s, found.gpu is not None, found.gpu)
+            verdict = Verdict(
+                found.wanted, found.rule, mode, found.save_s, found.gpu is not None, found.gpu, found.forgeable
+            )
             census = cache(lambda said: self.census(fold, incidents.values(), said))
             made += self._decide(incident, verdict, census, job_nodes, max(now_ms, answered.ts_ms))
         return made, events
@@ -487,7 +488,7 @@ class Decider:
         elif mode == "enforce" or approved is not None or verdict.wanted is RecommendedAction.PROBE:
             outcome, text = "act", f"{approved.reason}: {done}" if approved is not None else done
         else:
-            outcome, text = "pending_approval", self._question(done, verdict.rule.endswith(FORGEABLE), now_ms)
+            outcome, text = "pending_approval", self._question(done, verdict.forgeable, now_ms)
         if same and last is not None and outcome == "held" == last.outcome and _alike(cause, last.cause):
             return []  # the first reason stands
         if verdict.wanted in DISRUPTIVE and outcome in ("act", "would_act"):
@@ -528,8 +529,8 @@ class Decider:
         """
         if verdict.mode == "observe" or verdict.wanted not in DISRUPTIVE:
             return verdict
-        if self._unproven(node) or (last is not None and last.rule.endswith(FORGEABLE)):
-            return replace(verdict, mode="approve", rule=f"{verdict.rule.removesuffix(FORGEABLE)}{FORGEABLE}")
+        if self._unproven(node) or (last is not None and last.forgeable):
+            return replace(verdict, mode="approve", forgeable=True)
         if verdict.mode == "enforce" and any(
             duty.by != "drover" and self._steps.age_ms(now_ms, duty.ts_ms) < PERSON_MS
             for duty in self.pace.returned_of(node, verdict.gpu)
@@ -628,7 +629,7 @@ class Decider:
         decision = Decision(
             hashlib.blake2b(seed.encode(), digest_size=8).hexdigest(), incident.id, now_ms, node, verdict.wanted,
             verdict.mode, outcome, verdict.rule, reason, takes=not self._gone(incident), cause=cause,
-            save_s=verdict.save_s, gpu=verdict.gpu,
+            save_s=verdict.save_s, gpu=verdict.gpu, forgeable=verdict.forgeable,
         )  # fmt: skip
         return self._keep(decision)
 
@@ -667,7 +668,7 @@ def _act(verdict: Verdict, node: str) -> str:
 def _asks(last: Decision, verdict: Verdict, mode: str) -> bool:
     """Return whether a decision was for the same."""
     same = (last.wanted, last.rule, last.mode) == (verdict.wanted, verdict.rule, mode)
-    return same and last.gpu == verdict.gpu
+    return same and (last.gpu, last.forgeable) == (verdict.gpu, verdict.forgeable)
 
 
 def _less(verdict: Verdict, action: Action) -> str:

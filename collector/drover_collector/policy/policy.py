@@ -135,6 +135,7 @@ class Verdict:
     save_s: float = 0.0
     one_gpu: bool = False  # the incident's GPU alone is to go, where that can be
     gpu: GpuRef | None = None  # and it can: only this GPU goes; None: the node
+    forgeable: bool = False  # a user of the node could have written what it rests on, so a person is asked
 
 
 @dataclass(frozen=True, slots=True)

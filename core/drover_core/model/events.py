@@ -307,6 +307,7 @@ class Decision:
     cause: DecisionCause = DecisionCause.NONE  # why it is held or has expired
     save_s: float = 0.0  # how long its jobs have to save themselves first; 0: they are not asked
     gpu: GpuRef | None = None  # only this GPU goes, the node stays in service; None: the node
+    forgeable: bool = False  # a user of the node could have written what it rests on, so a person is asked
 
     @property
     def what(self) -> str:

@@ -129,7 +129,8 @@ class Kept:
             newest=lambda **_: [], intended=list,
         )  # fmt: skip
         self.decisions = SimpleNamespace(without_action=lambda _: [])
-        self.outages = SimpleNamespace(current=dict, write=lambda _: self._wait())
+        gpus = SimpleNamespace(current=dict)  # no GPU is out alone
+        self.outages = SimpleNamespace(current=dict, write=lambda _: self._wait(), gpus=gpus)
 
     def fence(self) -> str:
         return ""

@@ -130,9 +130,13 @@ def test_a_drain_does_not_wait_for_looks_at_hundreds_of_nodes_that_others_closed
     context = SimpleNamespace(
         actuators=Actuators((cast(Actuator, actuator),), lambda _: cast(Actuator, actuator), tuple(names)),
         outages=SimpleNamespace(current={}, write=lambda outage: taken.append(outage.node)),
-        surveys=SimpleNamespace(set=lambda *_: None), troubles={}, now_ms=lambda: 1,
+        surveys=SimpleNamespace(set=lambda *_: None), troubles={}, now_ms=lambda: 1, store=None, gpus=None, look_s=1.0,
     )  # fmt: skip
-    one = SchedulerReconciler(context, actuator, lambda *_: None, lambda _: None)  # type: ignore[arg-type]  # what a look asks of them
+
+    def nothing(*_: object) -> None:
+        pass
+
+    one = SchedulerReconciler(context, actuator, nothing, nothing, nothing)  # type: ignore[arg-type]  # what a look asks of them
     assert not one.reconcile(set(), lambda: None, lambda: True)
     assert len(asked) == BATCH
     assert one.reconcile(set(), lambda: None, lambda: False), "it goes on when nothing is due"
