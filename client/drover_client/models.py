@@ -195,6 +195,7 @@ class Decision(TypedDict):
     cause: str
     save_s: float
     gpu: GpuRef | None
+    forgeable: bool
 
 
 class DecisionList(TypedDict):
