@@ -398,7 +398,7 @@ def _trouble_of(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float
         reason = reason_of(detail) or "no reason given"
         return Trouble(f"{who} has not answered", reason, "is drover-collector running?", asked_ms)
     if code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
-        return Trouble("not found", detail, "choose from the list", asked_ms, not_found=True)
+        return Trouble("not found", detail, "check its name", asked_ms, not_found=True)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return Trouble(f"{who} has refused this console", detail, "check --ca, --cert and --key", asked_ms)
     if code is grpc.StatusCode.UNIMPLEMENTED:

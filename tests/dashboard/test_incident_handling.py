@@ -201,7 +201,15 @@ def test_silences_and_windows_stand_apart_and_one_can_be_made_and_ended(
     app.text_input(key="names_silence_new").input("n1")
     app.text_input(key="who_silence_new").input("alex")
     app.text_input(key="why_silence_new").input("RMA")
+    app.text_input(key="from_silence_new").input("soon")
     press(app, "Make it")
+    wrong = "'soon' is no time"
+    assert any(wrong in text.value for text in app.text)
+    app.run()
+    assert any(wrong in text.value for text in app.text), "a refresh of the page does not take it away"
+    app.text_input(key="from_silence_new").input("")
+    press(app, "Make it")
+    assert not any(wrong in text.value for text in app.text)
     assert chosen.acts[-1][:4] == ("silence", "n1", "RMA", "alex")
     app.text_input(key="who_end_any").input("alex")
     app.text_input(key="why_end_any").input("done")
@@ -219,6 +227,8 @@ def test_what_a_form_of_a_silence_asks_for() -> None:
     assert "Name at least one rack" in str(silence_new.ask(given | {"names": []}, 4.0, "", who))
     assert "at least one kind" in str(silence_new.ask(given | {"place": "everywhere", "kinds": []}, 4.0, "", who))
     assert "is no time" in str(silence_new.ask(given, 4.0, "tomorrow", who))
+    for far in ("0001-01-01", "9999-12-31 23:00"):
+        assert "check the year" in str(silence_new.ask(given, 4.0, far, who))
 
 
 def test_the_audit_says_who_did_what_and_filters(shared: FleetClient, chosen: Any, drawn: dict[str, Any]) -> None:

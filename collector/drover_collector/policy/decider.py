@@ -540,7 +540,7 @@ class Decider:
 
     def _question(self, done: str, forgeable: bool, now_ms: int) -> str:
         until = iso(round(now_ms + self.policy.approval_expires_s * 1000))
-        why = " (a user of the node could have written its pages)" if forgeable else ""
+        why = " (others than root could have written its values)" if forgeable else ""
         return f"asks to {done}{why}; expires at {until}"
 
     def _unproven(self, node: str) -> bool:

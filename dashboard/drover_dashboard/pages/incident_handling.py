@@ -129,7 +129,7 @@ def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, perso
     with st.popover(label, icon=":material/check:", type=kind, key=popover, on_change="rerun"):
         st.text(what)
         with st.form(f"form_{key}", border=False):
-            given = st.text_input("Your name", key=f"who_{key}", max_chars=80)
+            given = st.text_input("Your name", key=f"who_{key}", max_chars=answering.NAME_CHARS)
             sent = st.form_submit_button(f"{label} it", type="primary", key=f"send_{key}")
         if sent and _named(given):
             _store(incident, [note], given, popover)
@@ -149,8 +149,10 @@ def _form(incident: Incident, handling: pb.IncidentHandling | None, person: Pers
         name = person.name
         if not name:
             answering.fill_name(f"who_{key}")
-            name = st.text_input("Your name", key=f"who_{key}", max_chars=80)
-        assignee = st.text_input("Assign to", key=f"assign_{key}", max_chars=80, placeholder=now or "nobody so far")
+            name = st.text_input("Your name", key=f"who_{key}", max_chars=answering.NAME_CHARS)
+        assignee = st.text_input(
+            "Assign to", key=f"assign_{key}", max_chars=answering.NAME_CHARS, placeholder=now or "nobody so far"
+        )
         ticket = st.text_input("Ticket", key=f"ticket_{key}", max_chars=300, placeholder="its address or number")
         choices = [UNSAID, *map(str, IncidentOutcome)]
         said = st.selectbox("It was", choices, key=f"outcome_{key}", format_func=outcome)

@@ -21,7 +21,9 @@ from drover_proto.fleet_methods import CREATE_SILENCE
 PLACES = ("node", "rack", "leaf", "pool")
 EVERYWHERE = "everywhere"
 MADE = "silence_made"  # of the session: what was made
+WRONG = "silence_wrong"  # of the session: what is wrong with the form, until it is sent again
 NEW = "silence_new"
+FAR_MS = 366 * 86_400_000  # a begin that is farther away is a slip of the keyboard
 TIME = "2026-11-28 23:00"  # as an example
 
 
@@ -47,11 +49,16 @@ def form(person: Person, who: view.Viewer) -> None:
             held = st.checkbox("Maintenance window: Drover does nothing to these nodes either", key=f"held_{key}")
             name, why = answering.person_and_why(key, person)
             sent = st.form_submit_button("Make it", type="primary", key=f"send_{key}")
+        if sent:
+            st.session_state.pop(client.scoped(WRONG), None)
+        elif wrong := st.session_state.get(client.scoped(WRONG)):  # or the page's refresh would take it away
+            view.notice("silence_wrong", "trouble", wrong)
         if not sent or answering.lacks(key, name, why):
             return
         chosen = {"place": place, "names": names.replace(",", " ").split(), "kinds": kinds, "held": held}
         request = ask(chosen, HOURS[lasts], begins, who)
         if isinstance(request, str):
+            st.session_state[client.scoped(WRONG)] = request
             view.notice("silence_wrong", "trouble", request)
             return
         request.who, request.why = name, why
@@ -71,10 +78,13 @@ def ask(chosen: Mapping[str, Any], hours: float, begins: str, who: view.Viewer) 
     if begins.strip():
         try:
             moment = datetime.fromisoformat(begins.strip())
-        except ValueError:
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=who.where)
+            from_ms = round(moment.timestamp() * 1000)
+        except (ValueError, OverflowError):
             return f"{begins.strip()!r} is no time: write it as {TIME}."
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=who.where)
-        request.from_ms = round(moment.timestamp() * 1000)
+        if abs(from_ms - who.now_ms) > FAR_MS:
+            return f"{begins.strip()!r} is more than a year away: check the year."
+        request.from_ms = from_ms
     return request
 
 

@@ -174,7 +174,7 @@ def test_a_crash_at_any_step_leaves_one_isolation_and_one_return(scene: Scene) -
             scene.decide(desk, made)
             assert stopped.wait(20)
         with scene.desk():
-            wait_until(lambda: sick in scene.cluster.isolated, f"{at}: it is isolated")  # noqa: B023
+            wait_until(lambda: sick in scene.cluster.isolated, f"{at}: it is isolated")  # noqa: B023  # called within the turn
             scene.wait(Health.VALIDATING, sick)
         acts = [a for a in scene.store.actions.newest() if a.incident_id == at and a.action is Act.ISOLATE_GPU]
         assert [a.state for a in acts] == [ActionState.DONE], at
@@ -383,13 +383,13 @@ def test_mig_devices_of_the_gpu_are_named(scene: Scene) -> None:
     plain = scene.cluster.request
 
     def request(method: str, path: str, *more: object) -> tuple[int, dict[str, object]]:
-        status, body = plain(method, path, *more)  # type: ignore[arg-type]
+        status, body = plain(method, path, *more)  # type: ignore[arg-type]  # as they came
         if path == f"{GROUP}/v1/resourceslices":
             devices = body["items"][0]["spec"]["devices"]
             body["items"][0]["spec"]["devices"] = [d for d in devices if d["name"] != "gpu-3"] + [split]
         return status, body
 
-    scene.cluster.request = request  # type: ignore[method-assign,assignment]
+    scene.cluster.request = request  # type: ignore[method-assign,assignment]  # another server
     with pytest.raises(NotAloneError, match="split into MIG devices"):
         actuator.do(replace(action_of(Act.ISOLATE_GPU), gpu=GpuRef(SLOT, SICK)), lambda: None)
 

@@ -155,7 +155,7 @@ def test_a_node_whose_values_a_user_could_have_written_goes_out_only_after_askin
     found = [incident("n001"), incident("n005")]
     asked, done = decide(subject, found, 1000)[0]
     assert [(d.node, d.outcome) for d in (asked, done)] == [("n001", "pending_approval"), ("n005", "act")]
-    assert "could have written its pages" in asked.reason
+    assert "others than root could have written its values" in asked.reason
     assert decide(subject, found, 2000)[0] == [], "one question is enough"
     written_by_users.clear()  # its agent has come, which has not seen what the pages said
     assert decide(subject, found, 3000)[0] == []

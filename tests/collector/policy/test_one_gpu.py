@@ -59,7 +59,7 @@ def decider(
         return known.get((node, slot), Board(uuid(node, slot)))
 
     live = LiveFleet(hindrance=lambda _: hindrance, board=board)
-    return Decider(INDEX, policy(mode, rules=RULES, **more), "enforce", live)  # type: ignore[arg-type]
+    return Decider(INDEX, policy(mode, rules=RULES, **more), "enforce", live)  # type: ignore[arg-type]  # as `policy` takes them
 
 
 def only(subject: Decider, *incidents: Incident, at_ms: int = 1000) -> Decision:

@@ -161,7 +161,7 @@ class Protection:
         """Return whether all GPUs of an order are out of service alone: nothing new starts on them."""
         return order.why in OF_DRAINED and bool(order.gpus) and self.isolated(order.node, order.gpus)
 
-    def isolated(self, node: str, gpus: Sequence[int]) -> bool:  # noqa: ARG002
+    def isolated(self, node: str, gpus: Sequence[int]) -> bool:  # noqa: ARG002  # where no GPU is ever out alone
         """Return whether each of these GPUs of a node is out of service alone."""
         return False
 
