@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from drover_cli.case.clocks import put_right
 from drover_cli.case.inventory import read_inventories
 from drover_cli.case.lines import CaseError as CaseError
 from drover_cli.case.lines import read_jsonl as read_jsonl
@@ -235,6 +236,7 @@ def read_case(path: Path, *, for_store: bool = False) -> Case:
     link = read_samples(path / "link.parquet", Scope.LINK, index, notes)
     events = _read_events(path / "events.jsonl", index, notes)
     interval = _interval_ms(gpu if gpu is not None else node, notes)
+    notes += put_right(gpu, node, link, index, interval)
     inventories = read_inventories(path / "inventory.jsonl", index, notes)
     probes = read_probes(path / "probes.jsonl", index, notes)
     work = read_parts(path / "workload.parquet", Scope.WORKLOAD, "workload", index, notes, lambda _node, _name: True)

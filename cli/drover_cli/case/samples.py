@@ -58,6 +58,13 @@ class Samples:
         """
         return self.values(metric, self.places(np.arange(low, high)), refused)
 
+    def move(self, back_ms: npt.NDArray[np.int64]) -> None:
+        """Give each row a time that is so much earlier, and put the rows in order again."""
+        ts_ms = self.ts_ms - back_ms
+        order = np.argsort(ts_ms, kind="stable")
+        self.ts_ms, self.entity = ts_ms[order], self.entity[order]
+        self._rows = order if self._rows is None else self._rows[order]
+
     def places(self, at: npt.NDArray[np.int64]) -> Places:
         """Where the file has the rows that are so many-th in time, for `values`."""
         rows, found = at if self._rows is None else self._rows[at], []
