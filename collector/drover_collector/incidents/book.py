@@ -311,6 +311,10 @@ class IncidentBook:
 
     def _new(self, finding: Finding, now_ms: int) -> Record:
         record = opened(finding, self.subject_of(finding), now_ms)
+        before = self.records.get(record.incident.id)
+        if before is not None:  # the same thing since the same moment, after a longer break: the old incident goes on
+            join(before, finding, now_ms)
+            record = before
         self.records[record.incident.id] = record
         self._near.put(record)
         return record

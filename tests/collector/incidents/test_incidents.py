@@ -268,6 +268,16 @@ def test_silence_of_its_node_does_not_end_an_incident() -> None:
     assert not opened(b)
 
 
+def test_what_is_said_again_since_the_same_moment_does_not_overwrite_its_incident() -> None:
+    b = book()
+    (first,) = give(b, 0, finding())
+    give(b, 200)
+    later = 500 + REOPEN_MS / SECOND + 10
+    (again,) = give(b, later, finding(at_s=0))
+    assert (again.id, again.opened_ms, again.closed_ms) == (first.id, first.opened_ms, None)
+    assert "came back" in [note.text for note in again.timeline]
+
+
 def test_what_comes_back_soon_goes_on_in_the_same_incident() -> None:
     b = book()
     (first,) = give(b, 0, finding())

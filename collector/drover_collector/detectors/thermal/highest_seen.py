@@ -2,7 +2,8 @@
 
 Fans that a board sets to full for an hour cool a node by 15 degC; a room cools at night. When that ends, the node is
 warmer than just before, and no warmer than it was. So a node is badly cooled only if it is also warmer than the
-highest that it kept at such a load while nothing was wrong with it.
+highest that it kept at such a load while nothing was wrong with it. That is known WAIT blocks later, when a fault that
+began then would have been suspected.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from drover_collector.fleet.buckets import Floats
 
 LOADS, WIDTH = 15, 0.1  # steps of load, and a step, as a share of the power limit
 RISE_C = 40.0  # at the power limit, as boards have (H100: 0.060 degC/W x 700 W): from a load to the next step
+WAIT = 4  # blocks until a block is learnt
 UP, DOWN = 0.4, 1 / 96  # share of the way to a block's rise: three blocks keep most of it, eight hours forget it
 
 
@@ -22,6 +24,7 @@ class HighestSeen:
 
     def __init__(self, count: int) -> None:
         self._highest_c = np.full((count, LOADS), np.nan, np.float32)
+        self._waiting = np.full((WAIT, 2, count), np.nan, np.float32)  # load and rise, the newest last
 
     def over_c(self, load: Floats, rise_c: Floats) -> Floats:
         """Return degC above the highest at such a load, [count]; NaN where none near it was seen."""
@@ -33,13 +36,19 @@ class HighestSeen:
         return over_c
 
     def learn(self, load: Floats, rise_c: Floats, learns: Bools) -> None:
-        """Add a block of healthy nodes. `load`: share of the power limit; `rise_c`: over the inlet; [count] each."""
-        step, at_step_c = _at_step(load, rise_c)
-        which = np.flatnonzero(learns & ~np.isnan(at_step_c))
+        """Add a block; what waits of a node that may not be healthy is forgotten.
+
+        Args:
+            load: share of the power limit. rise_c: degC over the inlet. learns: seems healthy. [count] each.
+        """
+        self._waiting[:, :, ~learns] = np.nan
+        step, at_step_c = _at_step(*self._waiting[0])
+        which = np.flatnonzero(~np.isnan(at_step_c))
         at = which, step[which]
         before, now = self._highest_c[at], at_step_c[which]
         share = np.where(now > before, UP, DOWN)
         self._highest_c[at] = np.where(np.isnan(before), now, before + share * (now - before))
+        self._waiting = np.concatenate([self._waiting[1:], [[np.where(learns, load, np.nan), rise_c]]]).astype(np.float32)
 
 
 def _at_step(load: Floats, rise_c: Floats) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], Floats]:
