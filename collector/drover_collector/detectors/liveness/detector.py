@@ -22,7 +22,7 @@ from drover_collector.detectors._lib.examples import (
 from drover_collector.detectors._lib.report_interval import MISSED, SILENT_BUCKETS
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.liveness.partial import PartialReports
+from drover_collector.detectors.liveness.partial import OTHERS_SHARE, PartialReports
 from drover_collector.detectors.liveness.peers import PeersOfSilent, Progress
 from drover_collector.detectors.liveness.texts import (
     driver_gone,
@@ -82,6 +82,9 @@ ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 150_000, Progress.GOES_ON: 24
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
+# And for so long after that, while some of it is: after a loss of power, nodes boot one after the other. A POST of
+# eight GPUs and terabytes of memory takes 5 to 10 minutes.
+GROUP_COMES_MS = 600_000
 
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers has a value of one of these
 LOST = ("gpu_lost", "driver_hung", "driver_missing", "driver_released")
@@ -105,6 +108,7 @@ class Reception:
         gaps: (end, length, node) of silences that ended by themselves before a drain, oldest first.
         scraped: bool [N], the node's newest values came from pages of exporters, not from an agent.
         unread_ms: int64 [N], end of the newest bucket in which one of its pages was not read; 0: none.
+        coming_ms: (scope, name) of a silent rack or leaf -> when less than GROUP_STAYS of it was silent.
     """
 
     newest_end_ms: int = 0
@@ -113,6 +117,14 @@ class Reception:
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
     scraped: Bools = field(default_factory=lambda: np.zeros(0, bool))
     unread_ms: Times = field(default_factory=lambda: np.zeros(0, np.int64))
+    coming_ms: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def still_coming(self, group: tuple[str, str], share: float, now_ms: int) -> bool:
+        """Return whether a rack or leaf that was silent is coming back. `share`: of it that is silent."""
+        if share >= GROUP_STAYS or share == 0.0:
+            self.coming_ms.pop(group, None)
+            return share > 0.0
+        return now_ms - self.coming_ms.setdefault(group, now_ms) < GROUP_COMES_MS
 
     def note_pages(self, bucket: Bucket, reporting: Bools) -> None:
         """Note which nodes' values come from exporters' pages, and when one of their pages was not read."""
@@ -524,7 +536,9 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
             inside = (codes == code) & expected
             # A group that comes back node by node stays one finding.
             known = any(k[:2] == (scope, "silent") and k[2] == names[code] for k in s.open)
-            away = not (present | late)[inside].any() or (known and silent[inside].mean() >= GROUP_STAYS)
+            away = not (present | late)[inside].any()
+            if known:
+                away |= s.reception.still_coming((scope, names[code]), float(silent[inside].mean()), bucket.end_ms)
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
@@ -594,11 +608,14 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
             say = pages_without_gpus if scraped else no_gpu_answers
             yield say(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
             continue
+        # Where most GPUs of a node lose rows, the agent or its network does: then a GPU is lost as a node is.
+        loses = float(np.median(s.partial.share[first:end])) > OTHERS_SHARE
+        drain_ms = DRAIN_AFTER_MS if loses else GPU_DRAIN_MS
         for g in gone:
             # Rows that fall just past a bucket's edge are no missed ones: count those of its neighbours.
             missed = end - first == 1 or never[g] or s.partial.unanswered[g] >= MISSED
             if missed and (node, g - first, "gpu_lost") not in s.reported:
-                long = bool(bucket.end_ms - since[g] >= GPU_DRAIN_MS)
+                long = bool(bucket.end_ms - since[g] >= drain_ms)
                 say_gone = page_without_gpu if scraped else gpu_gone
                 yield say_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms, long)
 

@@ -48,7 +48,8 @@ class HighestSeen:
         before, now = self._highest_c[at], at_step_c[which]
         share = np.where(now > before, UP, DOWN)
         self._highest_c[at] = np.where(np.isnan(before), now, before + share * (now - before))
-        self._waiting = np.concatenate([self._waiting[1:], [[np.where(learns, load, np.nan), rise_c]]]).astype(np.float32)
+        newest = np.array([[np.where(learns, load, np.nan), rise_c]], np.float32)
+        self._waiting = np.concatenate([self._waiting[1:], newest])
 
 
 def _at_step(load: Floats, rise_c: Floats) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], Floats]:
