@@ -259,10 +259,11 @@ def _fold(
             if there.any():
                 found[name] = _in(order, stored), there
         return Folded(ids, starts, *(tally or _uncounted(len(ids))), found)
-    groups = _Groups(firsts, len(ids))
+    groups = _Groups(firsts, len(ids), order)
     for name in columns.names:
         stored, mask = columns.get(name)
-        stored, mask = _in(order, stored), None if mask is None or mask.all() else _in(order, mask)
+        if mask is not None and mask.all():
+            mask = None
         pick = groups.lower_median if BY_NAME[name].kind is Kind.GAUGE else groups.last
         picked, there = pick(stored, mask)
         if mask is None or there.any():
@@ -281,14 +282,15 @@ def _sums(counts: Int64s, firsts: Places) -> Int64s:
 
 
 class _Groups:
-    """Groups of rows that follow each other, one for each bucket.
+    """Groups of rows, one for each bucket.
 
     Args:
-        firsts: where each group begins; rows: how many there are.
+        firsts: where each group begins in `order`; rows: how many there are.
     """
 
-    def __init__(self, firsts: Places, rows: int) -> None:
-        self._firsts = firsts
+    def __init__(self, firsts: Places, rows: int, order: Order) -> None:
+        self._firsts, self._order = firsts, order
+        self._places = order if isinstance(order, np.ndarray) else None
         self.counts = np.diff(np.append(firsts, rows))
         self.most = int(self.counts.max())
         self._even = bool((self.counts == self.most).all())
@@ -297,19 +299,24 @@ class _Groups:
 
     def last(self, stored: Stored, mask: Mask | None) -> tuple[Stored, Mask]:
         if mask is None:
-            return stored[self._lasts], np.ones(len(self._lasts), np.bool_)
-        newest = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))[self._lasts]
-        return stored[np.maximum(newest, 0)], newest >= self._firsts
+            lasts, there = self._lasts, np.ones(len(self._lasts), np.bool_)
+        else:
+            newest = np.maximum.accumulate(np.where(_in(self._order, mask), np.arange(len(mask)), -1))[self._lasts]
+            lasts, there = np.maximum(newest, 0), newest >= self._firsts
+        return (_in(self._order, stored)[lasts] if self._places is None else stored[self._places[lasts]]), there
 
     def lower_median(self, stored: Stored, mask: Mask | None) -> tuple[Stored, Mask]:
         counts = self.counts
         if mask is not None:
             stored = np.where(mask, stored, highest(stored.dtype))
-            counts = np.add.reduceat(mask, self._firsts, dtype=np.intp)
-        if self._even:  # [most, groups]: the k-th row of each group
-            ranked = stored.reshape(-1, self.most).T.copy()
-        else:
+            counts = np.add.reduceat(_in(self._order, mask), self._firsts, dtype=np.intp)
+        if self._places is not None:
             ranked = stored[self._at]
+        elif self._even:
+            ranked = _in(self._order, stored).reshape(-1, self.most).T.copy()
+        else:
+            ranked = _in(self._order, stored)[self._at]
+        if not self._even:
             ranked[self._beyond] = highest(stored.dtype)
         _rank(ranked)
         if mask is None and self._even:
@@ -325,8 +332,9 @@ class _Groups:
     @cached_property
     def _at(self) -> Places:
         """[most, groups]: where the k-th row of each group is; short groups repeat their last row."""
-        at: Places = self._firsts + np.minimum(np.arange(self.most)[:, None], self.counts - 1)
-        return at
+        steps = np.arange(self.most)[:, None]
+        at: Places = self._firsts + (steps if self._even else np.minimum(steps, self.counts - 1))
+        return at if self._places is None else self._places[at]
 
 
 def _rank(ranked: Stored) -> None:
