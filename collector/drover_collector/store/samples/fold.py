@@ -21,7 +21,7 @@ from drover_core.metrics.catalog import BY_NAME, Kind
 
 Int64s = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
-Order = Places | list[slice] | None  # positions, or runs of rows one behind the other; None: as they are
+Order = Places | list[slice] | None  # positions, or runs of rows one behind the other; None: unchanged
 
 NETWORK_MAX = 32  # rows of a group up to which a sorting network is faster than numpy's sort
 RUN_ROWS = 32  # rows of a run on average from which copying runs is faster than sorting rows
