@@ -11,6 +11,10 @@ questions: the fleet now: an instant query of one metric; node and rack: query_r
 incident's window: query_range of each metric of the GPU, and `quantiles` over its job. Prints one JSON line; ratios are
 ours / theirs. `floor_ms` is what ours costs without an answer: a call that is refused at once, a statement of nothing.
 
+A rack's hour, a node's day and an incident's window are asked again for the same moments 30 days before (`..._30d`). A
+month of one GPU is asked of this store only (`month_ms`, goal 300): its values of 5 min are written as `roll_up` writes
+them, as raw rows of a month would take an hour to roll up.
+
 The newest seconds are written last, as in a fleet that runs: of 1,000 GPUs they are held in memory (`store.recent`), of
 100,000 they are not.
 
@@ -45,6 +49,8 @@ from drover_collector.api import snapshot as api_facts
 from drover_collector.api.service import FleetApi
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store import EntityRow, SampleBatch, Store
+from drover_collector.store.samples.fold import Folded
+from drover_collector.store.samples.rows import LEVELS_MS
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import Holding
 from drover_core.model.fleet import FleetSpec, NodeSpec
@@ -56,7 +62,9 @@ METRICS = ("power_w", "gpu_temp_c", "sm_active_ratio")
 GPUS = 8  # of a node
 RACK = 9  # nodes of a rack: 72 GPUs
 NODE_MS, RACK_MS, WINDOW_MS = 86_400_000, 3_600_000, 1_800_000
-GOALS = {"fleet_now": 0.3, "rack_hour": 1.0}
+BACK_MS = 30 * 86_400_000
+MONTH_GOAL_MS = 300
+GOALS = {"fleet_now": 0.3, **dict.fromkeys(("rack_hour", "node_day", "incident_window"), 1.0)}
 SLICE_MS = 600_000  # loaded at once
 LINES = 5_000  # series of one import
 
@@ -87,7 +95,7 @@ class Both:
         self.index, self.store, self.vm = index, store, vm
         members = [index.member(g) for g in range(index.gpu_count)]
         self.ids = np.array([store.entities.gpu_id(f"{n}/{g}", n, index.near(n)) for n, g in members], np.uint64)
-        first = END_MS - NODE_MS
+        first = END_MS - BACK_MS - NODE_MS
         store.entities.write(
             [
                 EntityRow(int(key), Scope.GPU, f"{n}/{g}", n, g, first_ms=first, last_ms=first)
@@ -177,6 +185,12 @@ def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
 
 def ours(api: FleetStub, node: str) -> dict[str, Callable[[], tuple[int, int]]]:
     """Question -> ask it: (bytes of the answer, its step in ms)."""
+    now, back = _ours(api, node, END_MS), _ours(api, node, END_MS - BACK_MS)
+    now["fleet_now"] = lambda: (api.GetPicture(pb.PictureRequest(color_by="power_w"), timeout=120).ByteSize(), 0)
+    return now | {f"{name}_30d": ask for name, ask in back.items()}
+
+
+def _ours(api: FleetStub, node: str, end_ms: int) -> dict[str, Callable[[], tuple[int, int]]]:
     index_node = int(node.removeprefix("node"))
     rack = index_node // RACK * RACK
     racks = [(f"node{n:05d}", g) for n in range(rack, rack + RACK) for g in range(GPUS)]
@@ -184,16 +198,15 @@ def ours(api: FleetStub, node: str) -> dict[str, Callable[[], tuple[int, int]]]:
 
     def series(targets: list[tuple[str, int]], span_ms: int, metrics: tuple[str, ...], *, peers: bool = False) -> Any:
         request = pb.SeriesRequest(
-            scope="gpu", metrics=metrics, from_ms=END_MS - span_ms, to_ms=END_MS, max_points=1000, with_peers=peers
+            scope="gpu", metrics=metrics, from_ms=end_ms - span_ms, to_ms=end_ms, max_points=1000, with_peers=peers
         )
         request.targets.extend(pb.SeriesTarget(node=n, gpu=g) for n, g in targets)
         return api.QuerySeries(request, timeout=120)
 
-    def size(*replies: Any) -> tuple[int, int]:
-        return sum(reply.ByteSize() for reply in replies), getattr(replies[0], "step_ms", 0)
+    def size(reply: Any) -> tuple[int, int]:
+        return reply.ByteSize(), reply.step_ms
 
     return {
-        "fleet_now": lambda: size(api.GetPicture(pb.PictureRequest(color_by="power_w"), timeout=120)),
         "node_day": lambda: size(series(eight, NODE_MS, ("power_w",))),
         "rack_hour": lambda: size(series(racks, RACK_MS, ("power_w",))),
         "incident_window": lambda: size(series(eight[:1], WINDOW_MS, METRICS, peers=True)),
@@ -213,24 +226,30 @@ def theirs(vm: Victoria, index: FleetIndex, node: str, steps: dict[str, int]) ->
             raise RuntimeError(f"victoria-metrics: {answer.status} {body[:300]!r}")
         return len(body)
 
-    def line(query: str, span_ms: int, question: str) -> int:
-        return ask(
-            "query_range", query=query, start=(END_MS - span_ms) / 1000, end=(END_MS - 1000) / 1000,
-            step=f"{steps[question]}ms",
-        )  # fmt: skip
+    def questions(end_ms: int, suffix: str) -> dict[str, Callable[[], int]]:
+        def line(query: str, span_ms: int, question: str) -> int:
+            return ask(
+                "query_range", query=query, start=(end_ms - span_ms) / 1000, end=(end_ms - 1000) / 1000,
+                step=f"{steps[question + suffix]}ms",
+            )  # fmt: skip
 
-    def window() -> int:
-        found = 0
-        for metric in METRICS:
-            found += line(f"{metric}{{{one}}}", WINDOW_MS, "incident_window")
-            found += line(f'quantiles("q", 0.1, 0.5, 0.9, {metric}{{rack="{rack}"}})', WINDOW_MS, "incident_window")
-        return found
+        def window() -> int:
+            found = 0
+            for metric in METRICS:
+                found += line(f"{metric}{{{one}}}", WINDOW_MS, "incident_window")
+                found += line(f'quantiles("q", 0.1, 0.5, 0.9, {metric}{{rack="{rack}"}})', WINDOW_MS, "incident_window")
+            return found
+
+        return {
+            f"node_day{suffix}": lambda: line(f'power_w{{Hostname="{node}"}}', NODE_MS, "node_day"),
+            f"rack_hour{suffix}": lambda: line(f'power_w{{rack="{rack}"}}', RACK_MS, "rack_hour"),
+            f"incident_window{suffix}": window,
+        }
 
     return {
         "fleet_now": lambda: ask("query", query="power_w", time=(END_MS - 1000) / 1000),
-        "node_day": lambda: line(f'power_w{{Hostname="{node}"}}', NODE_MS, "node_day"),
-        "rack_hour": lambda: line(f'power_w{{rack="{rack}"}}', RACK_MS, "rack_hour"),
-        "incident_window": window,
+        **questions(END_MS, ""),
+        **questions(END_MS - BACK_MS, "_30d"),
     }
 
 
@@ -252,8 +271,35 @@ def timed(rounds: int, pairs: dict[str, tuple[Callable[[], Any], Callable[[], An
             "ratio_p50": round(p50 / p50_vm, 3),
             "ratio_p95": round(p95 / p95_vm, 3),
         }
-        if name in GOALS:
-            found[name] |= {"goal_p50": GOALS[name], "met": p50 / p50_vm <= GOALS[name]}
+        goal = GOALS[name.removesuffix("_30d")]
+        found[name] |= {"goal_p50": goal, "met": p50 / p50_vm <= goal}
+    return found
+
+
+def month(api: FleetStub, index: FleetIndex, store: Store, node: str, rounds: int) -> dict[str, Any]:
+    """How long a month of one GPU takes: `METRICS` in one answer, and one of them."""
+    key = store.entities.gpu_id(f"{node}/0", node, index.near(node))
+    ts = np.arange(END_MS - BACK_MS, END_MS - NODE_MS, LEVELS_MS["5m"])
+    gpu = np.array([index.gpu(node, 0)])
+    flat = {metric: values(metric, gpu, ts)[0] for metric in METRICS}
+    batch = SampleBatch.of_values(Scope.GPU, np.full(len(ts), key, np.uint64), ts, flat)
+    counted = np.full(len(ts), 300)
+    store.rollups._write(Scope.GPU, "5m", Folded(batch.entity_id, ts, counted, counted * 3, batch.columns), 1)
+    found: dict[str, Any] = {"goal_ms": MONTH_GOAL_MS}
+    for name, metrics in (("one_metric_ms", METRICS[:1]), ("three_metrics_ms", METRICS)):
+        request = pb.SeriesRequest(
+            scope="gpu", metrics=metrics, from_ms=END_MS - BACK_MS, to_ms=END_MS, max_points=1000
+        )
+        request.targets.add(node=node, gpu=0)
+        took = []
+        for _ in range(rounds + 1):
+            began = time.perf_counter()
+            reply = api.QuerySeries(request, timeout=120)
+            took.append((time.perf_counter() - began) * 1000)
+        values_held = np.isfinite(np.frombuffer(reply.series[0].values, "<f4")).sum()
+        if values_held < 0.99 * len(reply.ts_ms) / 8:
+            raise RuntimeError(f"a month has {values_held} values in {len(reply.ts_ms) // 8} steps")
+        found |= {name: round(statistics.median(took[1:]), 1), "step_ms": reply.step_ms}
     return found
 
 
@@ -293,6 +339,7 @@ def run(gpus: int, seconds: int, rounds: int) -> dict[str, Any]:
                 sizes = {name: [answers[name][0], other[name]()] for name in asked}
                 return {
                     "floor_ms": floors(api, store, rounds),
+                    "month_of_a_gpu": month(api, index, store, node, rounds),
                     "samples": loaded, "series": index.gpu_count * len(METRICS), "steps_ms": steps,
                     "answer_bytes_ours_vm": sizes, **timed(rounds, pairs),
                 }  # fmt: skip
@@ -312,8 +359,9 @@ def fleet_api_after(
     node = index.node_count // 2 // RACK * RACK
     eight = np.arange(node * GPUS, (node + 1) * GPUS)
     others = np.arange((node + 1) * GPUS, (node + RACK) * GPUS)
-    newest = END_MS - seconds * 1000
-    loaded = both.load(eight, END_MS - NODE_MS, newest) + both.load(others, END_MS - RACK_MS, newest)
+    newest, back = END_MS - seconds * 1000, END_MS - BACK_MS
+    loaded = both.load(eight, back - NODE_MS, back) + both.load(others, back - RACK_MS, back)
+    loaded += both.load(eight, END_MS - NODE_MS, newest) + both.load(others, END_MS - RACK_MS, newest)
     for part in np.array_split(np.arange(index.gpu_count), max(1, index.gpu_count // 20_000)):
         loaded += both.load(part, newest, END_MS)
     vm.ask("/internal/force_flush")
@@ -339,7 +387,7 @@ def main() -> None:
                 "seconds": given.seconds,
                 "metrics": len(METRICS),
                 "rounds": given.rounds,
-                "loaded": "both: all GPUs for the seconds, a rack of 72 for an hour, a node for a day; 3 of 51 metrics",
+                "loaded": "both: all GPUs for the seconds; a rack's hour, a node's day, also 30 d back; 3 of 51",
                 "gpus": {str(gpus): run(gpus, given.seconds, given.rounds) for gpus in given.gpus},
             }
         )

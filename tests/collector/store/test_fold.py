@@ -47,3 +47,52 @@ def test_of_a_bucket_computed_again_the_newest_version_counts(seed: int) -> None
         stored, mask = folded.columns["power_w"]
         assert mask.tolist() == there[expected].tolist()
         assert stored[mask].tolist() == power[expected][mask].tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kind", ["raw", "rollup"])
+def test_rows_that_come_in_runs_fold_as_shuffled_ones_do(kind: str, seed: int) -> None:
+    """Parts of a table one behind the other: apart in time, in any order, overlapping, or with a moment twice."""
+    rng = np.random.default_rng(seed)
+    every = 1000 if kind == "raw" else 10_000
+    entities = np.sort(rng.integers(0, 1 << 63, 4)).astype(np.uint64)
+    parts = []
+    for part in rng.permutation(3):
+        first = part * 100 - (60, 0, 1)[seed % 3] * (part > 0)  # overlapping, apart, one moment twice
+        moments = np.arange(first, part * 100 + 100)
+        for entity in entities:
+            here = moments[rng.random(len(moments)) < 0.95]
+            parts.append((np.full(len(here), entity), T0 + every * here))
+    ids, ts = (np.concatenate(column) for column in zip(*parts, strict=True))
+    power = (ts // every * 7 % 900 + ids % np.uint64(50)).astype(np.uint16)  # the same for a moment that comes twice
+    there = (ts // every) % 11 != 0
+    table = pa.table(
+        {
+            "entity_id": ids,
+            "ts_ms": ts,
+            "version": np.ones(len(ids), np.uint64),
+            "rows": np.ones(len(ids), np.uint32),
+            "present": there.astype(np.uint16),
+            "power_w": pa.array(power, mask=~there),
+        }
+    )
+
+    def folded(rows: pa.Table) -> fold.Folded:
+        if kind == "raw":
+            return fold.fold_raw([rows], ["power_w"], 10_000)
+        return fold.fold_again([fold.fold_rollup(rows, ["power_w"], 10_000)], 120_000)
+
+    in_runs, shuffled = folded(table), folded(table.take(rng.permutation(len(ids))))
+    assert_same(in_runs, shuffled)
+    assert np.unique(in_runs.ids).tolist() == entities.tolist()
+    for chosen in (entities[:1], entities[1:3], entities[[0, 2]], entities, np.zeros(1, np.uint64)):
+        assert_same(in_runs.of(chosen), shuffled.where(np.isin(shuffled.ids, chosen)))
+
+
+def assert_same(one: fold.Folded, other: fold.Folded) -> None:
+    for name in ("ids", "start_ms", "rows", "present"):
+        assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+    assert list(one.columns) == list(other.columns)
+    for name, (stored, mask) in one.columns.items():
+        assert mask.tolist() == other.columns[name][1].tolist()
+        assert stored[mask].tolist() == other.columns[name][0][mask].tolist()

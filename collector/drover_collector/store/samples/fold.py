@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,10 @@ from drover_core.metrics.catalog import BY_NAME, Kind
 
 Int64s = npt.NDArray[np.int64]
 Places = npt.NDArray[np.intp]
+Order = Places | list[slice] | None  # positions, or runs of rows one behind the other; None: unchanged
 
 NETWORK_MAX = 32  # rows of a group up to which a sorting network is faster than numpy's sort
+RUN_ROWS = 32  # rows of a run on average from which copying runs is faster than sorting rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,27 @@ class Folded:
         columns = {name: (stored[kept], mask[kept]) for name, (stored, mask) in self.columns.items()}
         return Folded(self.ids[kept], self.start_ms[kept], self.rows[kept], self.present[kept], columns)
 
+    def of(self, ids: Ids) -> Folded:
+        """Return only the buckets of these entities."""
+        firsts = np.flatnonzero(np.append(True, self.ids[1:] != self.ids[:-1])[: len(self.ids)])
+        wanted = np.isin(self.ids[firsts], ids)
+        if wanted.all():
+            return self
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False])).astype(np.int8)))
+        at = np.append(firsts, len(self.ids))[edges].tolist()  # where wanted ones begin and end, in turns
+        runs = [slice(low, high) for low, high in zip(at[::2], at[1::2], strict=True)] or [slice(0)]
+        columns = {name: (_in(runs, stored), _in(runs, mask)) for name, (stored, mask) in self.columns.items()}
+        rows, present = _in(runs, self.rows), _in(runs, self.present)
+        return Folded(_in(runs, self.ids), _in(runs, self.start_ms), rows, present, columns)
+
 
 def fold_raw(
-    tables: Sequence[pa.Table | Packed], metrics: Sequence[str], length_ms: int, span: tuple[int, int] | None = None
+    tables: Sequence[pa.Table | Packed],
+    metrics: Sequence[str],
+    length_ms: int,
+    span: tuple[int, int] | None = None,
+    *,
+    counts: bool = True,
 ) -> Folded:
     """Fold raw rows, of entity_id, ts_ms, present and metrics, in any order and with resends, into buckets.
 
@@ -56,43 +76,51 @@ def fold_raw(
 
     Args:
         span: [from, to) in ms; rows outside do not count. None: all count.
+        counts: False: without the numbers of rows and values.
     """
     parts = [_Part(_Table(table, metrics) if isinstance(table, pa.Table) else table, span) for table in tables]
     ids, ts = _joined([part.ids for part in parts]), _joined([part.ts for part in parts])
     order = _order(ids, ts)
-    ids, ts = ids[order], ts[order]
-    same = (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1])
-    if not same.any():
-        present = _joined([part.present for part in parts])[order].astype(np.int64)
-        columns = _Columns(parts, metrics)
-        return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, columns, order)
+    ids, ts = _in(order, ids), _in(order, ts)
+    same = (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1]) if isinstance(order, np.ndarray) else None
+    if same is None or not same.any():
+        there = _in(order, _joined([part.present for part in parts])).astype(np.int64) if counts else None
+        tally = None if there is None else (np.ones(len(ids), np.int64), there)
+        return _fold(ids, _starts(ts, length_ms), tally, _Columns(parts, metrics), order)
     firsts = np.flatnonzero(np.append(True, ~same))
     whole = _Coalesced(parts, metrics, order, firsts)
     present = sum((mask.astype(np.int64) for _, mask in whole.held.values()), np.zeros(len(firsts), np.int64))
     ids, ts = ids[firsts], ts[firsts]
-    return _fold(ids, ts // length_ms * length_ms, np.ones(len(ids), np.int64), present, whole, np.arange(len(ids)))
+    tally = (np.ones(len(ids), np.int64), present) if counts else None
+    return _fold(ids, _starts(ts, length_ms), tally, whole, None)
 
 
-def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int) -> Folded:
+def fold_rollup(table: pa.Table, metrics: Sequence[str], length_ms: int, *, counts: bool = True) -> Folded:
     """Fold rows of a rollup, which have `rows` and `version` too, into buckets. The newest version counts."""
     ids, ts = numbers(table, "entity_id"), numbers(table, "ts_ms")
     order = _order(ids, ts)
-    ids, ts = ids[order], ts[order]
-    same = (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1])
-    if same.any():
+    ids, ts = _in(order, ids), _in(order, ts)
+    if isinstance(order, np.ndarray) and (same := (ids[1:] == ids[:-1]) & (ts[1:] == ts[:-1])).any():
         newest = np.append(~same, True)
         order, ids, ts = _by_version(table, order, same)[newest], ids[newest], ts[newest]
-    rows, present = (_count(table, name)[order].astype(np.int64) for name in ("rows", "present"))
-    columns = _Columns([_Part(_Table(table, metrics), None)], metrics)
-    return _fold(ids, ts // length_ms * length_ms, rows, present, columns, order)
+    tally = None
+    if counts:
+        rows, present = (_in(order, _count(table, name)).astype(np.int64) for name in ("rows", "present"))
+        tally = rows, present
+    return _fold(ids, _starts(ts, length_ms), tally, _Columns([_Part(_Table(table, metrics), None)], metrics), order)
 
 
-def fold_again(parts: Sequence[Folded], length_ms: int) -> Folded:
-    """Fold buckets into longer ones. Each is in one part only; the order does not matter."""
+def fold_again(parts: Sequence[Folded], length_ms: int, *, counts: bool = True) -> Folded:
+    """Fold buckets into longer ones. Each is in one part only; the order does not matter.
+
+    Args:
+        counts: False: without the numbers of rows and values.
+    """
     whole = join([part for part in parts if len(part.ids)])
     order = _order(whole.ids, whole.start_ms)
-    ids, starts = whole.ids[order], whole.start_ms[order] // length_ms * length_ms
-    return _fold(ids, starts, whole.rows[order], whole.present[order], _Held(whole), order)
+    ids, starts = _in(order, whole.ids), _starts(_in(order, whole.start_ms), length_ms)
+    tally = (_in(order, whole.rows), _in(order, whole.present)) if counts else None
+    return _fold(ids, starts, tally, _Held(whole), order)
 
 
 def join(parts: Sequence[Folded]) -> Folded:
@@ -192,14 +220,14 @@ class _Held:
 class _Coalesced:
     """Columns with one row for each time: of several values the highest counts, so the order does not matter."""
 
-    def __init__(self, parts: Sequence[_Part], metrics: Sequence[str], order: Places, firsts: Places) -> None:
+    def __init__(self, parts: Sequence[_Part], metrics: Sequence[str], order: Order, firsts: Places) -> None:
         self.held: dict[str, tuple[Stored, Mask]] = {}
         every = _Columns(parts, metrics)
         for name in every.names:
             stored, mask = every.get(name)
             if mask is None:
-                mask = np.ones(len(order), np.bool_)
-            stored, mask = stored[order], mask[order]
+                mask = np.ones(len(stored), np.bool_)
+            stored, mask = _in(order, stored), _in(order, mask)
             filled = np.where(mask, stored, _lowest(stored.dtype))
             self.held[name] = np.maximum.reduceat(filled, firsts), np.logical_or.reduceat(mask, firsts)
         self.names = list(self.held)
@@ -209,21 +237,29 @@ class _Coalesced:
 
 
 def _fold(
-    ids: Ids, starts: Millis, rows: Int64s, present: Int64s, columns: _Columns | _Coalesced | _Held, order: Places
+    ids: Ids,
+    starts: Millis,
+    tally: tuple[Int64s, Int64s] | None,
+    columns: _Columns | _Coalesced | _Held,
+    order: Order,
 ) -> Folded:
-    """Fold rows that are in order of entity and time, each time once. `order`: their positions in `columns`."""
+    """Fold rows that are in order of entity and time, each time once.
+
+    Args:
+        tally: rows and present of each; None: not counted. order: positions of the rows in `columns`; None: the same.
+    """
     if not len(ids):
-        return Folded(ids, starts, rows, present, {})
+        return Folded(ids, starts, *(tally or _uncounted(0)), {})
     firsts = np.flatnonzero(np.append(True, (ids[1:] != ids[:-1]) | (starts[1:] != starts[:-1])))
     found: dict[str, tuple[Stored, Mask]] = {}
     if len(firsts) == len(ids):  # each row is a bucket already, as in a rollup
         for name in columns.names:
             stored, mask = columns.get(name)
-            there = np.ones(len(ids), np.bool_) if mask is None else mask[order]
+            there = np.ones(len(ids), np.bool_) if mask is None else _in(order, mask)
             if there.any():
-                found[name] = stored[order], there
-        return Folded(ids, starts, rows, present, found)
-    groups = _Groups(firsts, order)
+                found[name] = _in(order, stored), there
+        return Folded(ids, starts, *(tally or _uncounted(len(ids))), found)
+    groups = _Groups(firsts, len(ids), order)
     for name in columns.names:
         stored, mask = columns.get(name)
         if mask is not None and mask.all():
@@ -232,47 +268,73 @@ def _fold(
         picked, there = pick(stored, mask)
         if mask is None or there.any():
             found[name] = picked, there
-    return Folded(ids[firsts], starts[firsts], np.add.reduceat(rows, firsts), np.add.reduceat(present, firsts), found)
+    counted = _uncounted(len(firsts)) if tally is None else (_sums(tally[0], firsts), _sums(tally[1], firsts))
+    return Folded(ids[firsts], starts[firsts], *counted, found)
+
+
+def _uncounted(buckets: int) -> tuple[Int64s, Int64s]:
+    return np.zeros(buckets, np.int64), np.zeros(buckets, np.int64)
+
+
+def _sums(counts: Int64s, firsts: Places) -> Int64s:
+    sums: Int64s = np.add.reduceat(counts, firsts)
+    return sums
 
 
 class _Groups:
     """Groups of rows, one for each bucket.
 
     Args:
-        firsts: where each group begins in `order`; order: the positions of the rows.
+        firsts: where each group begins in `order`; rows: how many there are.
     """
 
-    def __init__(self, firsts: Places, order: Places) -> None:
+    def __init__(self, firsts: Places, rows: int, order: Order) -> None:
         self._firsts, self._order = firsts, order
-        self.counts = np.diff(np.append(firsts, len(order)))
+        self._places = order if isinstance(order, np.ndarray) else None
+        self.counts = np.diff(np.append(firsts, rows))
         self.most = int(self.counts.max())
         self._even = bool((self.counts == self.most).all())
-        # [most, groups]: position of the k-th row of each group; short groups repeat their last row
-        steps = np.arange(self.most)[:, None]
-        self._at = order[firsts + (steps if self._even else np.minimum(steps, self.counts - 1))]
-        self._beyond = None if self._even else steps >= self.counts
         self._lasts = firsts + self.counts - 1
         self._everyone = np.arange(len(firsts))
-        self._number = np.repeat(self._everyone, self.counts)
 
     def last(self, stored: Stored, mask: Mask | None) -> tuple[Stored, Mask]:
         if mask is None:
-            return stored[self._order[self._lasts]], np.ones(len(self._lasts), np.bool_)
-        newest = np.maximum.accumulate(np.where(mask[self._order], np.arange(len(self._order)), -1))[self._lasts]
-        return stored[self._order[np.maximum(newest, 0)]], newest >= self._firsts
+            lasts, there = self._lasts, np.ones(len(self._lasts), np.bool_)
+        else:
+            newest = np.maximum.accumulate(np.where(_in(self._order, mask), np.arange(len(mask)), -1))[self._lasts]
+            lasts, there = np.maximum(newest, 0), newest >= self._firsts
+        return (_in(self._order, stored)[lasts] if self._places is None else stored[self._places[lasts]]), there
 
     def lower_median(self, stored: Stored, mask: Mask | None) -> tuple[Stored, Mask]:
         counts = self.counts
         if mask is not None:
-            stored = np.where(mask, stored, _highest(stored.dtype))
-            counts = np.bincount(self._number[mask[self._order]], minlength=len(self._firsts))
-        ranked = stored[self._at]
-        if self._beyond is not None:
-            ranked[self._beyond] = _highest(stored.dtype)
+            stored = np.where(mask, stored, highest(stored.dtype))
+            counts = np.add.reduceat(_in(self._order, mask), self._firsts, dtype=np.intp)
+        if self._places is not None:
+            ranked = stored[self._at]
+        elif self._even:
+            ranked = _in(self._order, stored).reshape(-1, self.most).T.copy()
+        else:
+            ranked = _in(self._order, stored)[self._at]
+        if not self._even:
+            ranked[self._beyond] = highest(stored.dtype)
         _rank(ranked)
         if mask is None and self._even:
             return ranked[(self.most - 1) // 2], np.ones(len(counts), np.bool_)
         return ranked[np.maximum(counts - 1, 0) // 2, self._everyone], counts > 0
+
+    @cached_property
+    def _beyond(self) -> Mask:
+        """[most, groups]: whether a group has no such row."""
+        beyond: Mask = np.arange(self.most)[:, None] >= self.counts
+        return beyond
+
+    @cached_property
+    def _at(self) -> Places:
+        """[most, groups]: where the k-th row of each group is; short groups repeat their last row."""
+        steps = np.arange(self.most)[:, None]
+        at: Places = self._firsts + (steps if self._even else np.minimum(steps, self.counts - 1))
+        return at if self._places is None else self._places[at]
 
 
 def _rank(ranked: Stored) -> None:
@@ -304,10 +366,42 @@ def _network(count: int) -> tuple[tuple[int, int], ...]:
     return tuple(pairs)
 
 
-def _order(ids: Ids, ts: Millis) -> Places:
+def _in(order: Order, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a column in an order."""
+    if order is None:
+        return column
+    if isinstance(order, np.ndarray):
+        return column[order]
+    return column[order[0]] if len(order) == 1 else np.concatenate([column[run] for run in order])
+
+
+def _starts(ts: Millis, length_ms: int) -> Millis:
+    """Return the start of the bucket of each time."""
+    return ts // length_ms * length_ms  # numpy is slower at %
+
+
+def _order(ids: Ids, ts: Millis) -> Order:
+    """Return the order by entity and time. Without Places, each time of an entity is there once.
+
+    Rows come in runs of one entity and rising times, one for each part of the table. Where those are long and do not
+    overlap, they only need to be put one behind the other.
+    """
+    breaks = np.flatnonzero((ids[1:] != ids[:-1]) | (ts[1:] <= ts[:-1])) + 1
+    begins = np.append(0, breaks) if len(ids) else breaks
+    firsts, oldest = ids[begins], ts[begins]
+    if (firsts[1:] > firsts[:-1]).all():
+        return None
+    if len(begins) <= len(ids) // RUN_ROWS:
+        ends = np.append(breaks, len(ids))
+        by = np.lexsort((oldest, firsts))
+        newest = ts[ends - 1]
+        if ((firsts[by][1:] != firsts[by][:-1]) | (oldest[by][1:] > newest[by][:-1])).all():
+            return [slice(low, high) for low, high in zip(begins[by].tolist(), ends[by].tolist(), strict=True)]
+    return np.arange(len(ids)) if _sorted(ids, ts) else _sort(ids, ts)
+
+
+def _sort(ids: Ids, ts: Millis) -> Places:
     """Return the order by entity and time. One key is sorted if ids differ in their high bits, as they mostly do."""
-    if _sorted(ids, ts):
-        return np.arange(len(ids))
     start = int(ts.min())
     bits = np.uint64(int(ts.max() - start).bit_length())
     key = (ids >> bits << bits) | (ts - start).astype(np.uint64)
@@ -363,7 +457,8 @@ def _decode(table: pa.Table, name: str) -> tuple[Stored, Mask | None]:
     return stored, mask
 
 
-def _highest(dtype: np.dtype[np.generic]) -> float | int:
+def highest(dtype: np.dtype[np.generic]) -> float | int:
+    """Return what no value of a type exceeds."""
     return np.inf if dtype.kind == "f" else int(np.iinfo(dtype.str).max)
 
 

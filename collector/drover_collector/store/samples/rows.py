@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-import numpy as np
-
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.records import Ids
 from drover_collector.store.samples import fold
@@ -131,9 +129,11 @@ class SampleRows:
         for which in self._pieces(scope, rows_each, ids, entities):
             table = self._clients.arrow(f"SELECT {columns} FROM {name} PREWHERE {which} AND ({when}){LEAN}")
             if table.num_rows:
-                raw = level is None
-                piece = fold.fold_raw([table], names, length_ms) if raw else fold.fold_rollup(table, names, length_ms)
-                yield piece if ids is None or named else piece.where(np.isin(piece.ids, ids))
+                if level is None:
+                    piece = fold.fold_raw([table], names, length_ms, counts=counts)
+                else:
+                    piece = fold.fold_rollup(table, names, length_ms, counts=counts)
+                yield piece if ids is None or named else piece.of(ids)
 
     def _pieces(self, scope: Scope, rows_each: int, ids: Ids | None, entities: Span | None) -> Iterator[str]:
         """Yield conditions on entity ids, each for about PIECE_ROWS rows."""
