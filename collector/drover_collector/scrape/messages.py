@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from drover_collector.scrape.blind import XID_EVENTS, blindness, inventory
-from drover_collector.scrape.mapping import Found, GpuId
-from drover_collector.scrape.tables import NAMES, Table, table
+from drover_collector.scrape.gpu_ids import GpuId
+from drover_collector.scrape.mapping import Found
+from drover_collector.scrape.tables import ALL_NAMES, Table, table
 from drover_core import VERSION
 from drover_core.metrics.catalog import BY_NAME, Metric, Scope
 from drover_core.model.kinds import EventKind
@@ -21,7 +22,7 @@ STATES = ("exporters_up", "exporters_down")
 
 def _columns(scope: Scope) -> tuple[Metric, ...]:
     """Return all metrics of a scope that some table gives: equal schemas of nodes are decoded together."""
-    found = {m.id: m for name in NAMES for m in table(name).metrics() if m.scope is scope}
+    found = {m.id: m for name in ALL_NAMES for m in table(name).metrics() if m.scope is scope}
     if scope is Scope.NODE:
         found |= {BY_NAME[name].id: BY_NAME[name] for name in STATES}
     return tuple(found[number] for number in sorted(found))
@@ -52,7 +53,7 @@ class NodeMessages:
         """
         known = len(self._entities), len(self._seen), len(self._titles)
         self._titles |= {t.title for t in tables}
-        self._vendors |= {t.vendor for t in tables if t.vendor}
+        self._vendors |= {t.vendor for t in tables if t.vendor} | found.vendors
         if any(row.event for t in tables for row in t.rows):
             self._seen.add(XID_EVENTS)
         self._row(ts_ms, Scope.NODE, "", found.node | {"exporters_up": float(up), "exporters_down": float(down)})
