@@ -36,6 +36,7 @@ class NodeMessages:
         self._builders = {scope: BlockBuilder(number, _columns(scope)) for number, scope in enumerate(_SCOPES, 1)}
         self._entities: dict[object, pb.Entity] = {"": pb.Entity(index=0, scope=pb.NODE, key=node)}
         self._titles: set[str] = set()
+        self._tables: set[str] = set()
         self._vendors: set[str] = set()
         self._seen: set[str] = set()
         self._seq = 0
@@ -43,7 +44,7 @@ class NodeMessages:
 
     def blind(self) -> dict[str, str]:
         """Return detector -> what it cannot judge on this node; empty before a page was read."""
-        return blindness(self._seen, self._vendors) if self._titles else {}
+        return blindness(self._seen, self._vendors, self._tables) if self._titles else {}
 
     def add(self, ts_ms: int, found: Found, tables: list[Table], up: int, down: int) -> tuple[bool, bytes, list[bytes]]:
         """Return whether the Hello is new, the batch of one round of the node's pages, and records of its XIDs.
@@ -53,6 +54,7 @@ class NodeMessages:
         """
         known = len(self._entities), len(self._seen), len(self._titles)
         self._titles |= {t.title for t in tables}
+        self._tables |= {t.name for t in tables}
         self._vendors |= {t.vendor for t in tables if t.vendor} | found.vendors
         if any(row.event for t in tables for row in t.rows):
             self._seen.add(XID_EVENTS)
@@ -108,7 +110,7 @@ class NodeMessages:
         hello = pb.Hello(
             node=self._node, boot_id="", spool_id=SPOOL, agent_version=f"{VERSION} (scraped)", protocol=PROTOCOL,
             ts_ms=ts_ms, entities=list(self._entities.values()), schemas=schemas,
-            inventory=inventory(self._titles, self._seen, self._vendors),
+            inventory=inventory(self._titles, self.blind()),
         )  # fmt: skip
         return pb.AgentMessage(hello=hello)
 

@@ -106,7 +106,7 @@ class OtlpTaker:
         received.left_out.update(read.rejected)
         rejected = Counter(read.rejected)
         for point in read.points:
-            if math.isnan(point.value):
+            if not math.isfinite(point.value):
                 continue  # it is absent, and its exporter may be down
             why = received.take(point.series, point.ts_ms, point.value, now_ms, now_s)
             if why:
