@@ -56,7 +56,7 @@ def is_plain(name: str) -> bool:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one GPU. `key` stays as it was first, so that it stays one GPU."""
+    """What is known of one GPU. `key` never changes, so that it stays one GPU."""
 
     slot: int | None = None
     key: str = ""

@@ -99,7 +99,7 @@ class PageMapper:
         return self._wanted
 
     def forget(self, series: Iterable[tuple[str, Mapping[str, str]]]) -> None:
-        """Forget the last values of counters that were counted anew: they have no rate on the next page."""
+        """Forget the last values of counters that were reset: they have no rate on the next page."""
         over = {(name, tuple(sorted(labels.items()))) for name, labels in series}
         self._counters = {key: value for key, value in self._counters.items() if key[1:] not in over}
 

@@ -1,9 +1,9 @@
-"""Take requests of OTLP metrics: which points are of which node and exporter, and what is answered.
+"""Take requests of OTLP metrics: find the node and the exporter of each point, and what to answer.
 
 Two namings are understood: series of an exporter's page, as a Collector's prometheus receiver sends them (names and
 labels as on the page; the target is the resource), and OpenTelemetry's own names for hardware. Used are gauges and
-cumulative sums. A sum with delta temporality is refused: its sender may send it twice, or lose one, and nobody could
-tell. When a sum counts anew its growth since the point before is unknown, and its rate is absent.
+cumulative sums. A sum with delta temporality is refused: its sender may repeat or lose one unnoticed. A new start time
+says that a sum was reset, or that its sender was: its growth since the point before is unknown, and it has no rate.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Page:
     last_s: float
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     count: int = 0
-    restarted: list[tuple[str, Labels]] = field(default_factory=list)  # series that were counted anew before it
+    restarted: list[tuple[str, Labels]] = field(default_factory=list)  # series that were reset since the page before
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class Received:
         """Return a series of a node's exporter; None: there are too many.
 
         Args:
-            instance: tells two exporters of one kind apart.
+            instance: distinguishes two exporters of one kind.
         """
         source = self._source(node, of, instance, now_s)
         return None if source is None else Series(name, self._shared(labels), source)
@@ -138,7 +138,7 @@ class Received:
         return why
 
     def restart(self, series: Series, ts_ms: int) -> None:
-        """Note that a series was counted anew between the page before and the sample at `ts_ms`, which was taken."""
+        """Note that a series was reset between the page before and the sample at `ts_ms`, which was taken."""
         page = series.source.pages.get(series.source.stamp(ts_ms))
         if page is not None:
             page.restarted.append((series.name, series.labels))

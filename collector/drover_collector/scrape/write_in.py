@@ -1,4 +1,4 @@
-"""Take requests of Prometheus remote_write: which series of them are of which node and exporter."""
+"""Take requests of Prometheus remote_write: find the node and the exporter of each series."""
 
 from __future__ import annotations
 

@@ -225,11 +225,11 @@ def test_the_doctor_reports_pages_that_fail_and_detectors_that_are_blind() -> No
     assert empty.state is FindingState.UNKNOWN
 
 
-def test_what_came_by_remote_write_and_was_not_used_is_a_finding() -> None:
+def test_what_was_sent_and_was_not_used_is_a_finding() -> None:
     state = pb.ScrapingState(nodes=1, pages=1, unused={"no label names the node": 7})
-    (found,) = [f for f in scraping(pb.System(scraping=state)) if f.name == "remote_write"]
+    (found,) = [f for f in scraping(pb.System(scraping=state)) if f.name == "received"]
     assert (found.state, found.text) == (
         FindingState.WARN, "7 samples were not used since the start: no label names the node"
     )  # fmt: skip
     state.ClearField("unused")
-    assert not [f for f in scraping(pb.System(scraping=state)) if f.name == "remote_write"]
+    assert not [f for f in scraping(pb.System(scraping=state)) if f.name == "received"]

@@ -216,7 +216,7 @@ def test_what_the_conventions_lack_is_said_with_what_would_help() -> None:
 # ---- sums, ends and times
 
 
-def test_a_sum_that_is_counted_anew_has_no_rate_across_it() -> None:
+def test_a_sum_that_was_reset_has_no_rate_across_it() -> None:
     def disk(ts_ms: int, value: float, start_ns: int) -> list[Points]:
         read = Points("node_disk_read_bytes_total", [({"device": "sda"}, value)], "", "sum", start_ns=start_ns)
         return [read, Points("node_load1", [({}, 1.0)])]
@@ -247,7 +247,7 @@ def test_a_delta_sum_and_a_histogram_are_rejected_and_the_rest_is_used() -> None
     assert values == {"gpu_temp_c": 50.0}
 
 
-def test_a_request_of_which_nothing_is_used_is_taken_with_a_warning() -> None:
+def test_a_request_that_has_nothing_of_use_is_taken_with_a_warning() -> None:
     received = Otlp()
     answer = received.send([Points("http.server.active_requests", [({}, 1)])])
     assert (answer.status, answer.rejected) == (200, 0)
