@@ -103,7 +103,8 @@ class OtlpTaker:
             read = (self._json if form.is_json else self._protobuf).read(plain)
         except WriteError as error:
             return Answer(400, str(error))
-        received.left_out.update(read.rejected)
+        for why, count in read.rejected.items():
+            received.leave_out(why, count)
         rejected = Counter(read.rejected)
         for point in read.points:
             if not math.isfinite(point.value):

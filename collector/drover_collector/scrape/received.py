@@ -25,12 +25,14 @@ FORGET_S = 3600.0  # a node that is silent for so long is no longer named
 MAX_PAGES = 16  # of one source that wait; the oldest go
 MAX_SOURCES = 8  # of one node
 MAX_WAITING = 4_000_000  # samples that wait for their page to be whole, some 100 bytes each
+MAX_REASONS = 100  # why samples are not used; what a page says of itself may be one
 MAX_LABEL_SETS = 100_000  # that series share
 MAX_SHARED_BYTES = 512 << 20  # of these
 STALE, OLD, NAMELESS, MANY = (
     "a minute or more off the collector's clock", "not newer than the page before",
     "no label names the node", "above a limit of one page, node or fleet",
 )  # fmt: skip
+ALIKE = "of an exporter whose GPUs are others than another's in the same slots: do two nodes have one name?"
 
 Labels = Mapping[str, str]
 
@@ -134,8 +136,13 @@ class Received:
         else:
             why = self._add(series, ts_ms, value, now_s)
         if why:
-            self.left_out[why] += 1
+            self.leave_out(why)
         return why
+
+    def leave_out(self, why: str, count: int = 1) -> None:
+        """Count samples, or pages, that are not used."""
+        known = why in self.left_out or len(self.left_out) < MAX_REASONS
+        self.left_out[why if known else "for other reasons"] += count
 
     def restart(self, series: Series, ts_ms: int) -> None:
         """Note that a series was reset between the page before and the sample at `ts_ms`, which was taken."""
@@ -235,9 +242,14 @@ class Received:
         found, tables = Found(), []
         for key, stamps in ready.items():
             source = node.sources[key]
-            if (mapped := self._mapped(source, stamps)) is not None:
-                found.add(mapped)
-                tables.append(source.table)
+            mapped = self._mapped(source, stamps)
+            if mapped is None:
+                continue
+            if _clash(found, mapped):
+                self.leave_out(ALIKE)
+                continue
+            found.add(mapped)
+            tables.append(source.table)
         for key in self._replaced(node, now_s):
             del node.sources[key]
             self.changes += 1
@@ -260,11 +272,18 @@ class Received:
                 newest = source.mapper.map(page.samples, ts_ms)
             except ExpositionError as error:  # a part of a page without any value
                 self.failed += 1
-                self.left_out[str(error)] += page.count
+                self.leave_out(str(error), page.count)
                 continue
             self.pages += 1
-            self.left_out.update(newest.problems)
+            for why in newest.problems:
+                self.leave_out(why)
             if together is not None:
                 newest.add(together)
             together = newest
         return together
+
+
+def _clash(first: Found, second: Found) -> bool:
+    """Return whether two exporters of a node name different GPUs in one slot, as those of two nodes would."""
+    known = {gpu.slot: gpu.uuid for gpu in first.gpus if gpu.uuid}
+    return any(gpu.uuid and known.get(gpu.slot, gpu.uuid) != gpu.uuid for gpu in second.gpus)

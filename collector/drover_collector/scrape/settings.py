@@ -12,6 +12,7 @@ from drover_collector.scrape.tables import ALL_NAMES, NAMES
 from drover_core.settings import SettingsError, between, one_of, required, setting
 
 MAX_TARGETS = 20_000  # of all tables together
+THIS_HOST = frozenset({"localhost", "::1", "::", "0.0.0.0"})  # noqa: S104  # compared, not listened on
 _TARGET = re.compile(r"(?:(?P<node>[^\s/=]{1,253})=)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
@@ -55,9 +56,13 @@ def node_name(text: str, with_port: bool = False, short: bool = False) -> str:
 
 
 def node_of_instance(text: str, short: bool = False) -> str:
-    """Return the node of `HOST:PORT`; "": it has another form, such as the random text that an SDK makes."""
+    """Return the node of `HOST:PORT`; "": it has another form, such as the random text that an SDK makes, or HOST is
+    this host to its sender, as to a Collector on each node."""
     match = _TARGET.fullmatch(text)
-    return "" if match is None else node_name(match["host"].strip("[]"), short=short)
+    host = "" if match is None else match["host"].strip("[]")
+    if host in THIS_HOST or host.startswith("127."):
+        return ""
+    return node_name(host, short=short)
 
 
 def _short(host: str, short: bool) -> str:

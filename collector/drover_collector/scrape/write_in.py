@@ -55,14 +55,14 @@ class WriteTaker:
             return None
         node = next((text for label in self._config.node_labels if (text := self._node(label, labels))), "")
         if not node:
-            self._received.left_out[NAMELESS] += 1
+            self._received.leave_out(NAMELESS)
             return None
         instance = labels.get("instance", "")
         for label in self._config.drop_labels:
             labels.pop(label, None)
         series = self._received.series(name, labels, node, of, instance, self._now_s)
         if series is None:
-            self._received.left_out[MANY] += 1
+            self._received.leave_out(MANY)
         return series
 
     def _node(self, label: str, labels: Mapping[str, str]) -> str:

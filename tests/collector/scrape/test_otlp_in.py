@@ -15,7 +15,7 @@ from drover_collector.scrape.blind import blindness
 from drover_collector.scrape.gpu_ids import GpuId
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.otlp_in import DELTA, NO_NUMBER, Answer, Form, OtlpTaker
-from drover_collector.scrape.received import NAMELESS, OLD, STALE, Received, Round
+from drover_collector.scrape.received import ALIKE, NAMELESS, OLD, STALE, Received, Round
 from drover_collector.scrape.settings import OtlpInConfig
 from drover_collector.scrape.tables import table
 from drover_core.metrics.prometheus_text import parse
@@ -118,6 +118,9 @@ def test_pages_of_amd_and_of_a_node_are_understood_too(page: str, exporter: str)
         ({}, {**TARGET, "host.name": "gateway"}, "n0"),
         ({}, {"service.instance.id": "627cc493-f310-47de-96bd-71410b7dec09", "host.name": "h"}, "h"),
         ({}, {"service.instance.id": "[fd00::7]:9400"}, "fd00::7"),
+        # Collectors on each node scrape localhost: that is no node.
+        ({}, {"service.instance.id": "localhost:9400", "host.name": "h"}, "h"),
+        ({}, {"service.instance.id": "127.0.0.1:9400"}, ""),
         ({}, {"service.instance.id": "627cc493"}, ""),
         ({}, {"host.name": "a b"}, ""),
     ],
@@ -128,6 +131,18 @@ def test_an_attribute_names_the_node(point: dict[str, Value], resource: dict[str
     answer = received.send([Points("DCGM_FI_DEV_GPU_TEMP", [(labels, 50.0)])], resource=resource)
     assert (list(received.nodes), answer.rejected) == ([node] if node else [], int(not node))
     assert NAMELESS in answer.text or node
+
+
+def test_two_nodes_that_are_named_alike_are_not_mixed() -> None:
+    received = Otlp()
+    for number, address in enumerate(("10.0.0.1:9400", "10.0.0.2:9400")):
+        labels = {"gpu": "0", "UUID": UUIDS[number]}
+        point = Points("DCGM_FI_DEV_GPU_TEMP", [(labels, 50.0 + number)])
+        received.send([point], resource={"service.instance.id": address, "node": "gateway"})
+    made = received.one_round(3.0)
+    assert [(gpu.uuid, values) for gpu, values in made.found.gpus.items()] == [(UUIDS[0], {"gpu_temp_c": 50.0})]
+    assert made.down == 1  # so the missing values of the other are not taken for a loss
+    assert received.left_out == {ALIKE: 1}
 
 
 # ---- OpenTelemetry's own names
