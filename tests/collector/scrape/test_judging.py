@@ -15,7 +15,7 @@ from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.fleet.buckets import Floats
 from drover_collector.incidents.incident import opened
 from drover_collector.scrape.blind import XID_EVENTS, blindness
-from drover_collector.scrape.tables import NAMES, table
+from drover_collector.scrape.tables import ALL_NAMES, table
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Event, EventKind, Finding, RecommendedAction, Severity
 from drover_core.model.scraped import blind_of, origin_of
@@ -189,7 +189,7 @@ def _gives(name: str) -> set[str]:
 
 
 def test_each_detector_that_lacks_something_says_so_and_why() -> None:
-    everything = set().union(*map(_gives, NAMES))
+    everything = set().union(*map(_gives, ALL_NAMES))
     nvidia = blindness(_gives("dcgm") | _gives("node"), {"nvidia"})
     assert "nvlink_active_links missing" in nvidia["links"] and "uncorrected HBM" not in nvidia.get("memory", "")
     amd = blindness(_gives("amd") | _gives("node"), {"amd"})
@@ -201,12 +201,12 @@ def test_each_detector_that_lacks_something_says_so_and_why() -> None:
 
 
 def test_every_metric_of_a_table_has_a_column_of_its_scope() -> None:
-    assert all(m.scope in (Scope.GPU, Scope.NODE, Scope.LINK) for name in NAMES for m in table(name).metrics())
+    assert all(m.scope in (Scope.GPU, Scope.NODE, Scope.LINK) for name in ALL_NAMES for m in table(name).metrics())
 
 
 def test_a_node_says_where_its_values_come_from_only_while_they_do() -> None:
     inventory = {"scrape.exporters": "dcgm-exporter", "scrape.blind.xid": "XIDs: missing", "driver": "550"}
-    assert origin_of(inventory, "0.3.0 (scraped)") == "No agent: its values come from pages of dcgm-exporter."
+    assert origin_of(inventory, "0.3.0 (scraped)") == "No agent: its values come from dcgm-exporter."
     assert origin_of(inventory, "0.3.0") == "" == origin_of({}, "0.3.0 (scraped)")
     assert blind_of(inventory) == {"xid": "XIDs: missing"}
 
