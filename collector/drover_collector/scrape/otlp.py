@@ -28,6 +28,8 @@ MAX_POINTS = 50_000  # of one request
 MAX_ATTRIBUTES_BYTES = 16_384  # of one point
 MAX_RESOURCE_BYTES = 65_536  # of one resource
 MAX_RESOURCE_LABELS = 512
+MAX_UNIT = 63  # characters that are kept of a unit, as an SDK allows; a longer one is none of the conventions'
+MAX_PARTS = 200_000  # resources, scopes, metrics, points and attributes of a request in JSON
 MAX_KNOWN = 500_000  # series whose attributes are kept; 1,000 nodes of 8 GPUs have some 376,000
 MAX_KNOWN_BYTES = 512 << 20  # of these attributes; Python needs some more for each
 PIECE = 1 << 20  # bytes that are unpacked at a time
@@ -146,6 +148,8 @@ class KnownSeries(Generic[T]):
         self._count = self._bytes = 0
 
     def resource(self, key: bytes, labels_of: Callable[[], Labels | None]) -> _Resource[T]:
+        if len(key) > MAX_RESOURCE_BYTES:
+            return _Resource(None)
         found = self._resources.get(key)
         if found is None:
             self._make_room()
@@ -156,6 +160,8 @@ class KnownSeries(Generic[T]):
     def series(
         self, resource: _Resource[T], instrument: Instrument, key: bytes, labels_of: Callable[[], Labels | None]
     ) -> T | str:
+        if len(key) > MAX_ATTRIBUTES_BYTES:
+            return MALFORMED
         at = instrument, key
         found = resource.known.get(at)
         if found is None:
@@ -206,16 +212,11 @@ class _Request(Generic[T]):
                 resource = self._plain[begin:stop]
             elif tag == 0x12:
                 scopes.append((begin, stop))
-        held = self._known.resource(resource, lambda: self._resource_labels(resource))
+        held = self._known.resource(resource, lambda: attributes_of(resource, 0x0A, MAX_RESOURCE_LABELS, self.budget))
         for begin, stop in scopes:
             for tag, _, inner, inner_stop in fields(self._plain, begin, stop, self.budget):
                 if tag == 0x12:
                     self._metric(held, inner, inner_stop)
-
-    def _resource_labels(self, data: bytes) -> Labels | None:
-        if len(data) > MAX_RESOURCE_BYTES:
-            return None
-        return attributes_of(data, 0x0A, MAX_RESOURCE_LABELS, self.budget)
 
     def _metric(self, resource: _Resource[T], at: int, end: int) -> None:
         instrument, data = self._instrument(at, end)
@@ -249,7 +250,7 @@ class _Request(Generic[T]):
             elif tag & 7 == 2 and tag >> 3 in KINDS:
                 kind, data = KINDS[tag >> 3], (begin, stop)
         try:
-            return Instrument(name.decode(), unit.decode(), kind), data
+            return Instrument(name.decode(), unit.decode()[:MAX_UNIT], kind), data
         except UnicodeDecodeError:
             raise WriteError("the name or unit of a metric is not UTF-8") from None
 
@@ -277,9 +278,6 @@ class _Request(Generic[T]):
             elif tag == 0x40:
                 flags, _ = varint(plain, begin, stop)
         key = b"".join(parts)
-        if len(key) > MAX_ATTRIBUTES_BYTES:
-            self.found.rejected[MALFORMED] += 1
-            return
         series = self._known.series(
             resource, instrument, key, lambda: attributes_of(key, 0x3A, MAX_LABELS, self.budget)
         )  # fmt: skip

@@ -14,10 +14,9 @@ from drover_collector.scrape.otlp import (
     CUMULATIVE,
     ENDED,
     GAUGE,
-    MAX_ATTRIBUTES_BYTES,
-    MAX_POINTS,
-    MAX_RESOURCE_BYTES,
+    MAX_PARTS,
     MAX_RESOURCE_LABELS,
+    MAX_UNIT,
     NO_VALUE,
     SUM,
     Instrument,
@@ -26,7 +25,7 @@ from drover_collector.scrape.otlp import (
     Read,
     add_point,
 )
-from drover_collector.scrape.wire import WriteError
+from drover_collector.scrape.wire import Budget, WriteError
 from drover_core.metrics.prometheus_text import MAX_LABELS, MAX_VALUE
 
 T = TypeVar("T")
@@ -54,41 +53,37 @@ class JsonReader(Generic[T]):
 
     def _read(self, request: Any) -> Read[T]:
         found: Read[T] = Read()
-        room = MAX_POINTS
-        for each in _list(_object(request), "resourceMetrics"):
-            attributes = _list(_object(_object(each).get("resource", {})), "attributes")
-            limits = attributes, MAX_RESOURCE_BYTES, MAX_RESOURCE_LABELS
-            resource = self._known.resource(_key(attributes), partial(_labels, *limits))
-            for scope in _list(each, "scopeMetrics"):
-                for metric in _list(_object(scope), "metrics"):
-                    room = self._metric(found, resource, _object(metric), room)
+        budget = Budget(MAX_PARTS)
+        for each in _list(_object(request), "resourceMetrics", budget):
+            attributes = _list(_object(_object(each).get("resource", {})), "attributes", budget)
+            resource = self._known.resource(_key(attributes), partial(_labels, attributes, MAX_RESOURCE_LABELS))
+            for scope in _list(each, "scopeMetrics", budget):
+                for metric in _list(_object(scope), "metrics", budget):
+                    self._metric(found, resource, _object(metric), budget)
         return found
 
-    def _metric(self, found: Read[T], resource: Any, metric: dict[str, Any], room: int) -> int:
+    def _metric(self, found: Read[T], resource: Any, metric: dict[str, Any], budget: Budget) -> None:
         kind = next((each for each in KINDS if each in metric), "")
         data = _object(metric.get(kind, {}))
         is_cumulative = kind != SUM or data.get("aggregationTemporality") == CUMULATIVE
-        instrument = Instrument(_text(metric, "name"), _text(metric, "unit"), kind, is_cumulative)
+        instrument = Instrument(_text(metric, "name"), _text(metric, "unit")[:MAX_UNIT], kind, is_cumulative)
         why = self._known.taker.refusal(instrument)
         if why is None:
             found.unused += 1
-            return room
-        points = _list(data, "dataPoints")
-        room -= len(points)
-        if room < 0:
-            raise WriteError(f"the request has more than {MAX_POINTS} points; set send_batch_max_size lower")
+            return
+        points = _list(data, "dataPoints", budget)
         if why:
             found.rejected[why] += len(points)
-            return room
+            return
         for point in points:
-            self._point(found, resource, instrument, _object(point))
-        return room
+            attributes = _list(_object(point), "attributes", budget)
+            series = self._known.series(
+                resource, instrument, _key(attributes), partial(_labels, attributes, MAX_LABELS)
+            )  # fmt: skip
+            self._point(found, series, instrument, point)
 
-    def _point(self, found: Read[T], resource: Any, instrument: Instrument, point: dict[str, Any]) -> None:
-        attributes = _list(point, "attributes")
-        series = self._known.series(
-            resource, instrument, _key(attributes), lambda: _labels(attributes, MAX_ATTRIBUTES_BYTES, MAX_LABELS)
-        )
+    @staticmethod
+    def _point(found: Read[T], series: T | str, instrument: Instrument, point: dict[str, Any]) -> None:
         value = _number(point.get("asDouble", point.get("asInt")))
         if _integer(point, "flags") & NO_VALUE:
             value = ENDED
@@ -104,10 +99,10 @@ def _key(attributes: list[Any]) -> bytes:
     return b"json" + json.dumps(attributes, separators=(",", ":")).encode()
 
 
-def _labels(attributes: list[Any], most_bytes: int, most: int) -> Labels | None:
+def _labels(attributes: list[Any], most: int) -> Labels | None:
     """Return attributes; None: too many, too long or twice. Arrays, lists of attributes and bytes are left out."""
     found: Labels = {}
-    if len(attributes) > most or len(_key(attributes)) > most_bytes:
+    if len(attributes) > most:
         return None
     for each in attributes:
         name, value = _text(_object(each), "key"), _any_value(_object(each.get("value", {})))
@@ -136,10 +131,11 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _list(of: dict[str, Any], name: str) -> list[Any]:
+def _list(of: dict[str, Any], name: str, budget: Budget) -> list[Any]:
     value = of.get(name, [])
     if not isinstance(value, list):
         raise WriteError(f"the request's JSON has something else where {name} lists")
+    budget.spend(len(value))
     return value
 
 

@@ -57,12 +57,12 @@ class Budget:
     def __init__(self, most: int) -> None:
         self._most, self._left = most, most
 
-    def spend(self) -> None:
+    def spend(self, count: int = 1) -> None:
         """
         Raises:
             WriteError: there are more.
         """
-        self._left -= 1
+        self._left -= count
         if self._left < 0:
             raise WriteError(f"the request has more than {self._most} fields; send less at a time")
 

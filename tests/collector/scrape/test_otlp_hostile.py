@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 
-from drover_collector.scrape import otlp
+from drover_collector.scrape import otlp, otlp_json
 from drover_collector.scrape.otlp import MALFORMED, MAX_BODY, MAX_JSON, MAX_PLAIN, VALUELESS, unpacked
 from drover_collector.scrape.otlp_in import Form, OtlpTaker
 from drover_collector.scrape.received import Received
@@ -157,14 +157,14 @@ def test_a_huge_histogram_is_not_read_and_one_of_a_wanted_name_is_counted(taker:
     assert (status, rejected) == (200, 1)
 
 
-@pytest.mark.parametrize("plain", [b"\x0a\x00" * 1_000_001, b"\x18\x00" * 50_001], ids=["resources", "numbers"])
+@pytest.mark.parametrize("field", [b"\x0a\x00", b"\x18\x00"], ids=["resources", "numbers"])
 def test_many_empty_messages_end_at_the_limit_of_fields(
-    taker: OtlpTaker, monkeypatch: pytest.MonkeyPatch, plain: bytes
+    taker: OtlpTaker, monkeypatch: pytest.MonkeyPatch, field: bytes
 ) -> None:
-    if len(plain) < 1_000_000:
-        monkeypatch.setattr(otlp, "MAX_FIELDS", 50_000)
-    status, text, _ = sent(taker, plain)
-    assert (status, f"more than {otlp.MAX_FIELDS} fields" in text) == (400, True)
+    monkeypatch.setattr(otlp, "MAX_FIELDS", 50_000)
+    assert sent(taker, field * 50_000)[0] == 200
+    status, text, _ = sent(taker, field * 50_001)
+    assert (status, "more than 50000 fields" in text) == (400, True)
 
 
 def test_many_resources_full_of_empty_attributes_share_the_limit_of_fields(
@@ -178,6 +178,18 @@ def test_many_resources_full_of_empty_attributes_share_the_limit_of_fields(
         resource = b"\x0a" + _varint(len(body)) + body
         resources += b"\x0a" + _varint(len(resource)) + resource
     assert sent(taker, resources)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "piece", [b"{}", b'{"resource":{"attributes":[' + b"{}," * 500 + b"{}]}}"], ids=["empty", "full"]
+)
+def test_many_empty_objects_of_json_end_at_the_limit_of_parts(
+    taker: OtlpTaker, monkeypatch: pytest.MonkeyPatch, piece: bytes
+) -> None:
+    monkeypatch.setattr(otlp_json, "MAX_PARTS", 20_000)
+    body = b'{"resourceMetrics":[' + b",".join([piece] * (200_000 // len(piece))) + b"]}"
+    status, text, _ = sent(taker, body, Form(is_json=True))
+    assert (status, "more than 20000 fields" in text) == (400, True)
 
 
 def test_too_many_points_are_refused_whole(taker: OtlpTaker) -> None:
@@ -207,6 +219,20 @@ def test_what_is_kept_of_series_is_limited(taker: OtlpTaker, monkeypatch: pytest
         sent(taker, request([Points(TEMPERATURE, [(labels, 1.0)])], T0, TARGET).SerializeToString())
     kept = sum(len(key) for of in taker._known._resources.values() for _, key in of.known)
     assert 0 < kept <= 105_000
+
+
+def test_what_is_too_long_is_not_kept(taker: OtlpTaker) -> None:
+    message = one()
+    point_of(message).attributes.extend(key_values({"long": "x" * 20_000}))
+    message.resource_metrics[0].scope_metrics[0].metrics[0].unit = "u" * 100_000
+    assert sent(taker, message.SerializeToString())[2] == 1
+    assert sent(taker, as_json(message), Form(is_json=True))[2] == 1
+    long = one()
+    long.resource_metrics[0].resource.attributes.extend(key_values({"long": "x" * 70_000}))
+    assert sent(taker, long.SerializeToString())[2] == 1
+    kept = taker._known._resources
+    assert sum(len(key) for key in kept) < 200
+    assert not any(of.known for of in kept.values())
 
 
 def test_nodes_that_are_made_up_are_limited(
