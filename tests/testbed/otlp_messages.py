@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ class Points:
     """Points of one metric. `values`: (attributes, value); None: a point that says that its series has ended."""
 
     name: str
-    values: list[tuple[Mapping[str, Value], float | int | None]]
+    values: Sequence[tuple[Mapping[str, Value], float | int | None]]
     unit: str = ""
     kind: str = "gauge"
     temporality: int = CUMULATIVE

@@ -6,7 +6,6 @@ import gzip
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -61,7 +60,7 @@ def scraped(page: str, exporter: str) -> list[Points]:
     ]
 
 
-def hw(**changed: Any) -> list[Points]:
+def hw() -> list[Points]:
     """Return two GPUs by the conventions. Only hw.gpu.* points say more than hw.id, as the conventions have it."""
 
     def of(number: int, full: bool = False, **more: Value) -> Mapping[str, Value]:
@@ -70,15 +69,14 @@ def hw(**changed: Any) -> list[Points]:
             found |= {"hw.model": "NVIDIA H100", "hw.vendor": "NVIDIA", "hw.name": f"gpu{number}"}
         return found | {name.replace("__", "."): value for name, value in more.items()}
 
-    values = {"util": (0.5, 1.0), "power": (300.0, 688.0), "errors": (0, 2), "used": (10, 20)} | changed
     both = range(2)
     return [
         Points("hw.temperature", [(of(n, hw__sensor_location="gpu"), 60.0 + n) for n in both], "Cel"),
-        Points("hw.power", [(of(n), values["power"][n]) for n in both], "W"),
-        Points("hw.gpu.utilization", [(of(n, True, hw__gpu__task="general"), values["util"][n]) for n in both], "1"),
+        Points("hw.power", [(of(n), (300.0, 688.0)[n]) for n in both], "W"),
+        Points("hw.gpu.utilization", [(of(n, True, hw__gpu__task="general"), (0.5, 1.0)[n]) for n in both], "1"),
         Points("hw.gpu.utilization", [(of(n, True, hw__gpu__task="encoder"), 0.9) for n in both], "1"),
-        Points("hw.gpu.memory.usage", [(of(n, True), values["used"][n]) for n in both], "By", "sum"),
-        Points("hw.errors", [(of(n, error__type="uncorrected"), values["errors"][n]) for n in both], "{error}", "sum"),
+        Points("hw.gpu.memory.usage", [(of(n, True), (10, 20)[n]) for n in both], "By", "sum"),
+        Points("hw.errors", [(of(n, error__type="uncorrected"), (0, 2)[n]) for n in both], "{error}", "sum"),
         Points("hw.power", [({"hw.id": "psu0", "hw.type": "power_supply"}, 900.0)], "W"),
     ]
 
@@ -127,7 +125,7 @@ def test_pages_of_amd_and_of_a_node_are_understood_too(page: str, exporter: str)
 )
 def test_an_attribute_names_the_node(point: dict[str, Value], resource: dict[str, Value], node: str) -> None:
     received = Otlp()
-    labels = {"gpu": "0", "UUID": UUIDS[0], **point}
+    labels: dict[str, Value] = {"gpu": "0", "UUID": UUIDS[0], **point}
     answer = received.send([Points("DCGM_FI_DEV_GPU_TEMP", [(labels, 50.0)])], resource=resource)
     assert (list(received.nodes), answer.rejected) == ([node] if node else [], int(not node))
     assert NAMELESS in answer.text or node
@@ -180,7 +178,10 @@ def test_another_unit_is_refused_and_a_share_in_percent_is_none() -> None:
 
 def test_a_gpu_without_a_slot_is_not_guessed_by_its_order() -> None:
     received = Otlp()
-    plain = [(({"hw.id": uuid, "hw.type": "gpu", "hw.name": "NVIDIA H100 80GB HBM3"}), 50.0) for uuid in UUIDS]
+    name = "NVIDIA H100 80GB HBM3"
+    plain: list[tuple[dict[str, Value], float]] = [
+        ({"hw.id": uuid, "hw.type": "gpu", "hw.name": name}, 50.0) for uuid in UUIDS
+    ]
     received.send([Points("hw.power", plain, "W")])
     assert not list(received.rounds(3.0, {}))
     (why,) = received.left_out
@@ -189,7 +190,7 @@ def test_a_gpu_without_a_slot_is_not_guessed_by_its_order() -> None:
     received.send([Points("hw.power", indexed, "W")], T0 + 5000, 5.0)
     made = received.one_round(8.0)
     assert {(gpu.slot, gpu.uuid, gpu.model) for gpu in made.found.gpus} == {
-        (5, UUIDS[0], "NVIDIA H100 80GB HBM3"), (4, UUIDS[1], "NVIDIA H100 80GB HBM3")
+        (5, UUIDS[0], name), (4, UUIDS[1], name)
     }  # fmt: skip
 
 
