@@ -30,8 +30,11 @@ class Points:
 
 
 def any_value(value: Value) -> AnyValue:
-    kind = {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}[type(value)]
-    return AnyValue(**{kind: value})
+    found = AnyValue()
+    setattr(
+        found, {bool: "bool_value", int: "int_value", float: "double_value", str: "string_value"}[type(value)], value
+    )
+    return found
 
 
 def key_values(values: Mapping[str, Value]) -> list[KeyValue]:

@@ -205,8 +205,8 @@ def test_an_id_that_is_unique_in_its_host_alone_names_no_gpu_of_another() -> Non
 
 def test_parts_of_a_gpu_are_not_taken_for_it() -> None:
     received = Otlp()
-    whole = {"hw.id": UUIDS[0], "gpu.index": 0}
-    part = {"hw.id": "MIG-1", "gpu.index": 0, "gpu.mig.device_id": "MIG-1"}
+    whole: dict[str, Value] = {"hw.id": UUIDS[0], "gpu.index": 0}
+    part: dict[str, Value] = {"hw.id": "MIG-1", "gpu.index": 0, "gpu.mig.device_id": "MIG-1"}
     received.send([Points("hw.gpu.utilization", [(part, 0.9), (whole, 0.2)], "1")])
     (values,) = received.one_round(3.0).found.gpus.values()
     assert values == {"gpu_util_ratio": 0.2}
