@@ -157,7 +157,7 @@ class Detection:
     def __init__(
         self, config: CollectorConfig, index: FleetIndex, store: Store, policy: Policy, leader: LeaderLease
     ) -> None:
-        forgeable = ForgeablePages(config.scrape, config.rest.remote_write)
+        forgeable = ForgeablePages(config.scrape, config.rest.remote_write, config.rest.otlp)
         options = PipelineOptions(
             lag_ms=round(config.detect.lag_s * 1000),
             ceiling=config.act.mode,
@@ -184,7 +184,9 @@ class Detection:
         )
         self.ingest = IngestService(IngestContext(store, index, listeners))
         (stream,) = self.ingest.methods().values()
-        self.scrape = ScrapeFeed(config.scrape, stream, self.pipeline.ticks.troubles, config.rest.remote_write)
+        self.scrape = ScrapeFeed(
+            config.scrape, stream, self.pipeline.ticks.troubles, config.rest.remote_write, config.rest.otlp
+        )
         self.maintenance = Maintenance(
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
@@ -384,9 +386,11 @@ def maintenance_events(config: CollectorConfig, pipeline: Pipeline) -> Maintenan
 def _optional_parts(
     config: CollectorConfig, detection: Detection, beats: HeartbeatStatus, agents_address: str
 ) -> OptionalParts:
+    writes = detection.scrape.writes
     return OptionalParts(
         detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses,
-        detection.scrape.read_state, detection.scrape.writes.ask if config.rest.remote_write.enabled else None,
+        detection.scrape.read_state, writes.ask if config.rest.remote_write.enabled else None,
+        writes.ask_otlp if config.rest.otlp.enabled else None,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from drover_collector.notify.maintenance_windows import MaintenanceConfig, valid
 from drover_collector.notify.settings import NotifyConfig, WebhookConfig, http_url, validate_notify
 from drover_collector.policy.policy import PRESETS
 from drover_collector.probes.settings import ProbesConfig, validate_probes
-from drover_collector.scrape.settings import ScrapeConfig, WriteInConfig, validate_scrape
+from drover_collector.scrape.settings import OtlpInConfig, ScrapeConfig, WriteInConfig, validate_scrape
 from drover_core.settings import (
     SettingsError,
     between,
@@ -112,6 +112,7 @@ class RestConfig:
         "", "address of the Fleet API as REST, HOST:PORT; empty: off", lambda v: _address(v) if v else None
     )
     remote_write: WriteInConfig = field(default_factory=WriteInConfig)
+    otlp: OtlpInConfig = field(default_factory=OtlpInConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,8 @@ def validate(config: CollectorConfig, environment: Mapping[str, str] = os.enviro
     validate_scrape(config.scrape)
     if config.rest.remote_write.enabled and not config.rest.listen:
         raise SettingsError("rest.remote_write.enabled: it is served at rest.listen; set it")
+    if config.rest.otlp.enabled and not config.rest.listen:
+        raise SettingsError("rest.otlp.enabled: it is served at rest.listen; set it")
     if config.export.page.names and not config.metrics.listen:
         raise SettingsError("export.page.names: the pages are served at metrics.listen; set it")
 

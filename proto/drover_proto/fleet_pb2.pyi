@@ -4529,7 +4529,7 @@ class ScrapingState(_message.Message):
 
     @_builtins.property
     def unused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """why what came by remote_write was not used -> samples, since the start"""
+        """why what was sent was not used -> samples, since the start"""
 
     def __init__(
         self,

@@ -148,8 +148,8 @@ def scraping(system: pb.System) -> list[Finding]:
         text = f"{state.with_agent} nodes have an agent, and are scraped too: the agent's values are used"
         found.append(warn("scrape", text, "take them off the list of targets"))
     for text, samples in sorted(state.unused.items()):
-        remedy = "docs/how-to/without-agents.md, section remote_write: clocks, labels, outages of the sender"
-        found.append(warn("remote_write", f"{samples} samples were not used since the start: {plain(text)}", remedy))
+        remedy = "docs/how-to/without-agents.md, sections By remote_write and By OTLP: clocks, labels, outages"
+        found.append(warn("received", f"{samples} samples were not used since the start: {plain(text)}", remedy))
     for text, nodes in sorted(state.blind.items()):
         remedy = "docs/how-to/without-agents.md; an agent on the node sees it"
         found.append(unknown("blind", f"{nodes} nodes: {plain(text)}", remedy))

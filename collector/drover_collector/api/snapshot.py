@@ -27,6 +27,7 @@ from drover_collector.pipeline.expiry import ClockGuardedExpiry
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.scrape.feed import ScrapeState
+from drover_collector.scrape.otlp_in import Answer, Form
 from drover_collector.store import Store, StoreError, Totals
 from drover_core.model.events import (
     SEVERITY_ORDER,
@@ -104,6 +105,7 @@ class OptionalParts:
         exports: returns the status of each exporter that sends, by its name.
         take_write: takes a request of remote_write from another thread and returns the status of HTTP and a sentence;
             None: no such requests are taken.
+        take_otlp: the same for a request of OTLP; None: none are taken.
     """
 
     probes: ProbeOrderService | None = None
@@ -113,6 +115,7 @@ class OptionalParts:
     exports: Callable[[], Mapping[str, SendStatus]] = dict
     scraping: Callable[[], ScrapeState | None] = lambda: None
     take_write: Callable[[bytes], tuple[int, str]] | None = None
+    take_otlp: Callable[[Form, bytes], Answer] | None = None
 
 
 class ApiSnapshot:

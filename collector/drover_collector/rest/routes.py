@@ -19,6 +19,7 @@ STREAM = f"{ROOT}/incidents/stream"
 ANNOTATIONS = f"{ROOT}/annotations"
 DOCUMENT = f"{ROOT}/openapi.json"
 WRITES = "/api/v1/write"  # Prometheus remote_write, as other receivers of it have it
+OTLP = "/v1/metrics"  # the path that OTLP/HTTP has for metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from drover_collector.auth.authorization import PAGE
 from drover_collector.auth.identity import Identity, Role, peer_of
 from drover_collector.auth.tls import Contexts
 from drover_collector.observability.metrics_server import REQUEST_S, BoundedHandler, BoundedServer, takes_gzip, tls_of
-from drover_collector.rest import requests, routes
+from drover_collector.rest import otlp, requests, routes
 from drover_collector.rest.annotations import annotated
 from drover_collector.rest.answers import gzipped, page_of, plain
 from drover_collector.rest.idempotency import Acts
@@ -35,6 +35,7 @@ from drover_collector.rest.incident_stream import Wanted, last_id, stream
 from drover_collector.rest.openapi import document
 from drover_collector.rest.problems import CONTENT_TYPE, ProblemError, of_error, of_failed_act
 from drover_collector.rest.routes import Route
+from drover_collector.scrape.otlp_in import Answer, Form
 from drover_collector.scrape.remote_write import MAX_BODY
 from drover_collector.store import StoreError
 
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 BODY_BYTES = 65_536  # as a request by gRPC
 CALLS_EACH = 8  # of one certificate at a time
 STREAMS_MOST, STREAMS_EACH = 16, 4
-WRITES_MOST, WRITES_EACH = 16, 8  # requests of remote_write, of 4 MiB at most
+WRITES_MOST, WRITES_EACH = 16, 8  # requests of remote_write and OTLP, of 4 MiB at most
 READ_S = 8.0  # of what no method of the table reads
 STREAM_S = 3600.0  # then a client begins again behind its last event
 JSON_TYPE = "application/json"
@@ -135,6 +136,8 @@ class _Handler(BoundedHandler):
         parts = self._target()
         if parts.path == routes.WRITES and self.site.facts.parts.take_write is not None:
             return self._take_write(self.site.facts.parts.take_write)
+        if parts.path == routes.OTLP and self.site.facts.parts.take_otlp is not None:
+            return self._take_otlp(self.site.facts.parts.take_otlp)
         body = self._body()
         self._check_host()
         if parts.path in (routes.STREAM, routes.ANNOTATIONS, routes.DOCUMENT):
@@ -183,6 +186,26 @@ class _Handler(BoundedHandler):
             return self._begin(204, {})
         again = {"retry-after": "5"} if status == 503 else {}
         raise ProblemError(status, "unavailable" if again else "invalid-argument", text, again)
+
+    def _take_otlp(self, take: Callable[[Form, bytes], Answer]) -> None:
+        """Take a request of OTLP/HTTP. Who may send is asked before the body is read."""
+        self._check_verb(["POST"])
+        form = otlp.form_of(self.headers.get("content-type", ""), self.headers.get("content-encoding", ""))
+        if isinstance(form, str):
+            raise ProblemError(415, "unsupported-media-type", form)
+        headers = {"content-type": otlp.content_type(form)}
+        try:
+            self._check_host()
+            caller = self._authorize(frozenset({Role.WRITER}))
+            with self.site.turn("writes", caller, WRITES_EACH, WRITES_MOST):
+                answer = take(form, self._body(MAX_BODY))
+        except ProblemError as error:
+            return self._write(error.status, otlp.failed(form, error.detail), {**error.headers, **headers})
+        if answer.status == 200:
+            return self._write(200, otlp.taken(form, answer), headers)
+        if answer.status == 503:
+            headers["retry-after"] = "5"
+        return self._write(answer.status, otlp.failed(form, answer.text), headers)
 
     def _body(self, most: int = BODY_BYTES) -> bytes:
         if "transfer-encoding" in self.headers:

@@ -12,27 +12,37 @@ from dataclasses import dataclass
 from drover_core.model.scraped import BLIND, EXPORTERS
 
 XID_EVENTS = "xid"  # stands for events among metrics
+NODES_OWN = frozenset({"link_up", "edac_uncorrected", "inlet_temp_c"})  # of the node, which GPUs' pages do not have
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a detector needs for one kind of fault: all of `metrics`. `nvidia`: the fault is NVIDIA's own."""
+    """What a detector needs for one kind of fault: all of `metrics`.
+
+    Attributes:
+        remedy: with an exporter's page. hw: OpenTelemetry's name for it; "": there is none. nvidia: the fault is
+            NVIDIA's own.
+    """
 
     detector: str
     what: str
     metrics: tuple[str, ...]
     remedy: str
     nvidia: bool = False
+    hw: str = ""
 
 
 NEEDS: tuple[Need, ...] = (
-    Need("memory", "uncorrected HBM errors", ("ecc_dram_uncorrected",), "collect DCGM_FI_DEV_ECC_DBE_VOL_DEV"),
-    Need("memory", "storms of corrected HBM errors", ("ecc_dram_corrected",), "collect DCGM_FI_DEV_ECC_SBE_VOL_DEV"),
+    Need("memory", "uncorrected HBM errors", ("ecc_dram_uncorrected",), "collect DCGM_FI_DEV_ECC_DBE_VOL_DEV",
+         hw="hw.errors"),
+    Need("memory", "storms of corrected HBM errors", ("ecc_dram_corrected",), "collect DCGM_FI_DEV_ECC_SBE_VOL_DEV",
+         hw="hw.errors"),
     Need("memory", "uncorrected SRAM errors", ("ecc_sram_uncorrected",), "collect DCGM_FI_DEV_ECC_DBE_VOL_SRM"),
     Need("memory", "pending row remaps", ("row_remap_pending",), "collect DCGM_FI_DEV_ROW_REMAP_PENDING", nvidia=True),
     Need("memory", "failed row remaps", ("row_remap_failed",), "collect DCGM_FI_DEV_ROW_REMAP_FAILURE", nvidia=True),
-    Need("thermal", "hot GPUs", ("gpu_temp_c", "power_w"), "collect DCGM_FI_DEV_GPU_TEMP and POWER_USAGE"),
-    Need("thermal", "hot HBM", ("memory_temp_c",), "collect DCGM_FI_DEV_MEMORY_TEMP"),
+    Need("thermal", "hot GPUs", ("gpu_temp_c", "power_w"), "collect DCGM_FI_DEV_GPU_TEMP and POWER_USAGE",
+         hw="hw.temperature and hw.power"),
+    Need("thermal", "hot HBM", ("memory_temp_c",), "collect DCGM_FI_DEV_MEMORY_TEMP", hw="hw.temperature"),
     Need("thermal", "GPUs held down by heat", ("throttle_thermal_sw_us",), "collect DCGM_FI_DEV_THERMAL_VIOLATION",
          nvidia=True),
     Need("thermal", "hot inlets", ("inlet_temp_c",), "no exporter's page says which sensor is the inlet"),
@@ -47,7 +57,8 @@ NEEDS: tuple[Need, ...] = (
     Need("links", "GPUs outside of the NVSwitch fabric", ("fabric_state",),
          "collect DCGM_FI_DEV_FABRIC_MANAGER_STATUS", nvidia=True),
     Need("links", "narrow PCIe links", ("pcie_width",), "collect DCGM_FI_DEV_PCIE_LINK_WIDTH"),
-    Need("links", "PCIe replays", ("pcie_replays",), "collect DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),
+    Need("links", "PCIe replays", ("pcie_replays",), "collect DCGM_FI_DEV_PCIE_REPLAY_COUNTER",
+         hw="hw.errors"),
     Need("links", "network ports", ("link_up",), "scrape node_exporter with its collector infiniband"),
     Need("kernel", "host memory errors", ("edac_uncorrected",), "scrape node_exporter with its collector edac"),
     Need("xid", "XIDs", (XID_EVENTS,), "collect DCGM_FI_DEV_XID_ERRORS", nvidia=True),
@@ -64,14 +75,16 @@ ALWAYS: Mapping[str, str] = {
 LAST_XID = "XIDs by the last code at each read: no time, no text, no repeats, none between two reads"
 
 
-def blindness(seen: Collection[str], vendors: Collection[str]) -> dict[str, str]:
+def blindness(seen: Collection[str], vendors: Collection[str], tables: Collection[str] = ()) -> dict[str, str]:
     """Return detector -> what it cannot judge, as sentences.
 
     Args:
         seen: names of the metrics that a node's pages have given, and XID_EVENTS where a page has XIDs.
         vendors: of its GPUs, as the tables name them.
+        tables: names of the tables by which its values came.
     """
     parts: dict[str, list[str]] = {}
+    by_hw = "hw" in tables and not {"dcgm", "amd"} & set(tables)
     for need in NEEDS:
         missing = [name for name in need.metrics if name not in seen]
         if not missing:
@@ -79,7 +92,8 @@ def blindness(seen: Collection[str], vendors: Collection[str]) -> dict[str, str]
         if need.nvidia and "nvidia" not in vendors:
             parts.setdefault(need.detector, []).append(f"{need.what}: NVIDIA's own, quiet on other GPUs")
         else:
-            parts.setdefault(need.detector, []).append(f"{need.what}: {', '.join(missing)} missing; {need.remedy}")
+            remedy = _hw_remedy(need) if by_hw and need.metrics[0] not in NODES_OWN else need.remedy
+            parts.setdefault(need.detector, []).append(f"{need.what}: {', '.join(missing)} missing; {remedy}")
     for detector, why in ALWAYS.items():
         parts.setdefault(detector, []).append(why)
     if XID_EVENTS in seen:
@@ -87,7 +101,11 @@ def blindness(seen: Collection[str], vendors: Collection[str]) -> dict[str, str]
     return {detector: ". ".join(texts) for detector, texts in parts.items()}
 
 
-def inventory(titles: Collection[str], seen: Collection[str], vendors: Collection[str]) -> dict[str, str]:
+def _hw_remedy(need: Need) -> str:
+    return f"send {need.hw}" if need.hw else "hw.* has no name for it: send dcgm-exporter's page too"
+
+
+def inventory(titles: Collection[str], blind: Mapping[str, str]) -> dict[str, str]:
     """Return the entries of a node's inventory that say where its values come from, and who is blind."""
     found = {EXPORTERS: ", ".join(sorted(titles))}
-    return found | {BLIND + detector: text for detector, text in blindness(seen, vendors).items()}
+    return found | {BLIND + detector: text for detector, text in blind.items()}

@@ -21,7 +21,8 @@ import grpc
 
 from drover_collector.grpc_h2 import Handler
 from drover_collector.scrape import frames
-from drover_collector.scrape.settings import ScrapeConfig, WriteInConfig
+from drover_collector.scrape.otlp_in import Answer, Form
+from drover_collector.scrape.settings import OtlpInConfig, ScrapeConfig, WriteInConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ AGAIN_S = 60.0  # until a node whose agent is connected is tried again
 RETRY_S = 5.0  # after another refusal, and until the process is started again
 SILENT_S = 60.0  # without a word of the process, until it is started again
 NAMED = 3
-WRITE_S = 8.0  # for a request of remote_write
+WRITE_S = 8.0  # for a request of remote_write or OTLP
 MAX_UNTAKEN = 16 << 20  # bytes of such requests that the process has not read
 
 
@@ -178,36 +179,42 @@ class NodeFeed:
 
 
 class Writes:
-    """Requests of remote_write on their way to the process and back. Event loop only, but for `ask`."""
+    """Requests on their way to the process and back. Event loop only, but for `ask` and `ask_otlp`."""
 
-    def __init__(self, config: WriteInConfig) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self._to: asyncio.StreamWriter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[str, asyncio.Future[tuple[int, str]]] = {}
+        self._waiting: dict[str, asyncio.Future[Answer]] = {}
         self._next = 0  # number of the newest request
 
     def ask(self, body: bytes) -> tuple[int, str]:
-        """Have a request taken; from any other thread. Return the status of HTTP and a sentence."""
+        """Have a request of remote_write taken; from any other thread. Return the status of HTTP and a sentence."""
+        answer = self._asked(frames.WRITE, body)
+        return answer.status, answer.text
+
+    def ask_otlp(self, form: Form, body: bytes) -> Answer:
+        """Have a request of OTLP taken; from any other thread."""
+        return self._asked(frames.OTLP, form.pack(body))
+
+    def _asked(self, kind: bytes, message: bytes) -> Answer:
         loop = self._loop
         if loop is None:
-            return 503, "the process that takes it is not there yet; send it again"
-        asked = asyncio.run_coroutine_threadsafe(self._ask(body), loop)
+            return Answer(503, "the process that takes it is not there yet; send it again")
+        asked = asyncio.run_coroutine_threadsafe(self._ask(kind, message), loop)
         try:
-            status, text = asked.result(WRITE_S)
+            return asked.result(WRITE_S)
         except TimeoutError:
             asked.cancel()
-            return 503, f"it was not taken within {WRITE_S:g} s; send it again"
-        return status, text
+            return Answer(503, f"it was not taken within {WRITE_S:g} s; send it again")
 
-    async def _ask(self, body: bytes) -> tuple[int, str]:
+    async def _ask(self, kind: bytes, message: bytes) -> Answer:
         if self._to is None or self._to.transport.get_write_buffer_size() > MAX_UNTAKEN:
-            return 503, "the process that takes it is busy, or starts again; send it again"
+            return Answer(503, "the process that takes it is busy, or starts again; send it again")
         self._next += 1
         number = str(self._next)
-        answer: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        self._to.write(frames.pack(frames.WRITE, number, body))
+        self._to.write(frames.pack(kind, number, message))
         try:
             return await answer
         finally:
@@ -219,15 +226,14 @@ class Writes:
     def answered(self, number: str, message: bytes) -> None:
         answer = self._waiting.get(number)
         if answer is not None and not answer.done():
-            status, text = json.loads(message)
-            answer.set_result((int(status), str(text)))
+            answer.set_result(Answer(**json.loads(message)))
 
     def end(self) -> None:
         """Say of all that wait that they are to be sent again."""
         self._to = None
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_result((503, "the process that takes it has ended; send it again"))
+                answer.set_result(Answer(503, "the process that takes it has ended; send it again"))
 
 
 class ScrapeFeed:
@@ -239,14 +245,16 @@ class ScrapeFeed:
         handler: Handler,
         troubles: dict[str, str],
         remote_write: WriteInConfig = WriteInConfig(),  # noqa: B008  # frozen
+        otlp: OtlpInConfig = OtlpInConfig(),  # noqa: B008  # frozen
     ) -> None:
         """
         Args:
             troubles: gets a sentence under "scrape" while pages cannot be read.
-            remote_write: how values that are sent are taken, in the same process.
+            remote_write, otlp: how values that are sent are taken, in the same process.
         """
         self._configs, self._handler, self._troubles = configs, handler, troubles
-        self._writes = Writes(remote_write)
+        self._remote_write, self._otlp = remote_write, otlp
+        self._writes = Writes()
         self._nodes: dict[str, NodeFeed] = {}
         self.state = ScrapeState()
 
@@ -256,7 +264,7 @@ class ScrapeFeed:
 
     @property
     def _is_used(self) -> bool:
-        return bool(self._configs) or self._writes.config.enabled
+        return bool(self._configs) or self._remote_write.enabled or self._otlp.enabled
 
     @property
     def writes(self) -> Writes:
@@ -282,7 +290,10 @@ class ScrapeFeed:
         )  # fmt: skip
         assert process.stdin is not None and process.stdout is not None
         try:
-            settings = {"scrape": [asdict(c) for c in self._configs], "remote_write": asdict(self._writes.config)}
+            settings = {
+                "scrape": [asdict(c) for c in self._configs],
+                "remote_write": asdict(self._remote_write), "otlp": asdict(self._otlp),
+            }  # fmt: skip
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             await process.stdin.drain()
             self._writes.begin(process.stdin)

@@ -1,8 +1,8 @@
 """Which nodes' values others than root could have written.
 
-A user of a node can write its pages without TLS when its exporter is down. A writer of remote_write can write every
-node's values. What is found in them is shown and notified as anything else, but a person is asked before Drover takes
-such a node out.
+A user of a node can write its pages without TLS when its exporter is down. A writer of remote_write or OTLP can write
+every node's values. What is found in them is shown and notified as anything else, but a person is asked before Drover
+takes such a node out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence, Set
 
-from drover_collector.scrape.settings import ScrapeConfig, WriteInConfig
+from drover_collector.scrape.settings import OtlpInConfig, ScrapeConfig, WriteInConfig
 from drover_collector.scrape.targets import TargetList
 
 AGAIN_S = 10.0  # between two looks at file_sd files
@@ -20,15 +20,16 @@ AGAIN_S = 10.0  # between two looks at file_sd files
 class ForgeablePages:
     """From any thread."""
 
-    def __init__(self, configs: Sequence[ScrapeConfig], writes: WriteInConfig) -> None:
-        self._any_written = writes.enabled and writes.ask_first
+    def __init__(self, configs: Sequence[ScrapeConfig], *sent: WriteInConfig | OtlpInConfig) -> None:
+        """`sent`: how values of any node may be sent."""
+        self._any_written = any(way.enabled and way.ask_first for way in sent)
         self._lists = [TargetList(config) for config in configs if not config.tls and config.ask_first]
         self._lock = threading.Lock()
         self._nodes: Set[str] = frozenset()
         self._next_s = 0.0
 
     def __contains__(self, node: str) -> bool:
-        """Return whether a page of this node is read without TLS, or its values may come by remote_write."""
+        """Return whether a page of this node is read without TLS, or its values may be sent."""
         if self._any_written or not self._lists:
             return self._any_written
         with self._lock:

@@ -8,8 +8,9 @@ import struct
 _HEAD = struct.Struct(">cHI")
 HELLO, BATCH, RECORD, STATE = b"H", b"B", b"R", b"S"
 GONE = b"G"  # a node is not read any more
-WRITE, ANSWER = b"W", b"A"  # a request of remote_write to the process, and its answer; named by a number, not a node
-MAX_FRAME = 4 << 20
+# Requests to the process, and its answer; named by a number, not a node. An OTLP request begins with its form.
+WRITE, OTLP, ANSWER = b"W", b"O", b"A"
+MAX_FRAME = (4 << 20) + 64
 
 
 def pack(kind: bytes, node: str, message: bytes) -> bytes:

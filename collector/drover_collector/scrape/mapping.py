@@ -7,16 +7,15 @@ twice counts once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drover_collector.scrape.tables import GpuLabels, Row, Table
+from drover_collector.scrape.gpu_ids import MAX_GPUS, GpuId, HwGpus, gpu_of, is_plain
+from drover_collector.scrape.tables import Row, Table
 from drover_core.metrics.catalog import Metric, Scope
 from drover_core.metrics.prometheus_text import ExpositionError, Sample, parse
 
-MAX_GPUS = 64  # of one node
 MAX_LINKS = 128
-MAX_NAME = 128  # characters of a GPU's serial, UUID, place or model, and of a port's name
 CLOCK_MS = 60_000  # a sample whose own timestamp is off by more is stale, or the exporter's clock is wrong
 IDLE_MODES = frozenset({"idle", "iowait"})
 ACTIVE = 4.0  # InfiniBand's state ACTIVE (kernel: enum ib_port_state)
@@ -30,24 +29,13 @@ Taken = tuple[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuId:
-    """A GPU as its page names it. `key`: its serial, else its UUID."""
-
-    slot: int
-    key: str
-    uuid: str = ""
-    serial: str = ""
-    pci: str = ""
-    model: str = ""
-
-
 @dataclass(slots=True)
 class Found:
     """What one page, or the pages of one node together, gave.
 
     Attributes:
         xids: (slot, code) of XIDs that are new since the last page.
+        vendors: of GPUs, where the page says them.
         problems: why samples were left out, each once.
     """
 
@@ -55,6 +43,7 @@ class Found:
     gpus: dict[GpuId, dict[str, float]] = field(default_factory=dict)
     links: dict[str, dict[str, float]] = field(default_factory=dict)
     xids: list[tuple[int, int]] = field(default_factory=list)
+    vendors: set[str] = field(default_factory=set)
     problems: set[str] = field(default_factory=set)
 
     def add(self, other: Found) -> None:
@@ -67,14 +56,17 @@ class Found:
         for link, values in other.links.items():
             self.links.setdefault(link, {}).update(values)
         self.xids += other.xids
+        self.vendors |= other.vendors
         self.problems |= other.problems
 
 
 class PageMapper:
     """Maps the pages of one target, one after the other."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, node: str = "") -> None:
+        """`node`: whose pages they are, for GPUs whose names are unique in their node alone."""
         self._table = table
+        self._hw = HwGpus(table.gpu, node) if table.gpu is not None and table.name == "hw" else None
         self._rows = table.by_series()
         self._wanted = frozenset({*self._rows, *(SIZE_OF[name] for name in self._rows if name in SIZE_OF)})
         self._counters: dict[tuple[str, str, Labels], float] = {}  # (entity, series, labels) -> value on the last page
@@ -106,6 +98,11 @@ class PageMapper:
         """Return the names of series that are used."""
         return self._wanted
 
+    def forget(self, series: Iterable[tuple[str, Mapping[str, str]]]) -> None:
+        """Forget the last values of counters that were reset: they have no rate on the next page."""
+        over = {(name, tuple(sorted(labels.items()))) for name, labels in series}
+        self._counters = {key: value for key, value in self._counters.items() if key[1:] not in over}
+
     def map(self, samples: Mapping[str, list[Sample]], now_ms: int, stale: int = 0) -> Found:
         """Return the values of samples that were all read at `now_ms`. Those of one GPU may share one object of labels.
 
@@ -116,6 +113,9 @@ class PageMapper:
         """
         self._keys, self._gpus = {}, {}
         found = Found()
+        if self._hw is not None:
+            found.problems |= self._hw.learn(samples)
+            found.vendors |= self._hw.vendors
         seen: dict[tuple[str, str, Labels], float] = {}
         joined: dict[tuple[Scope, object, str], tuple[Row, float]] = {}
         codes: dict[GpuId, set[int]] = {}
@@ -176,7 +176,7 @@ class PageMapper:
         if scope is Scope.LINK:
             device, port = labels.get("device", ""), labels.get("port", "")
             name = device if port in ("", "1") else f"{device}/{port}"
-            if not _is_plain(name) or (name not in found.links and len(found.links) >= MAX_LINKS):
+            if not is_plain(name) or (name not in found.links and len(found.links) >= MAX_LINKS):
                 found.problems.add("ports without a plain name, or too many")
                 return None
             found.links.setdefault(name, {})
@@ -187,7 +187,10 @@ class PageMapper:
         return self._gpus[at]
 
     def _gpu(self, labels: Mapping[str, str], found: Found, whole: bool) -> GpuId | None:
-        gpu = None if self._table.gpu is None else gpu_of(self._table.gpu, labels, whole)
+        if self._hw is not None:
+            gpu = self._hw.of(labels)
+        else:
+            gpu = None if self._table.gpu is None else gpu_of(self._table.gpu, labels, whole)
         if gpu is None or (gpu not in found.gpus and len(found.gpus) >= MAX_GPUS):
             if gpu is not None:
                 found.problems.add(f"more than {MAX_GPUS} GPUs")
@@ -290,30 +293,3 @@ def clipped(metric: Metric, value: float) -> float | None:
     if metric.unit == "ratio" and metric.high < value <= metric.high * 1.05:
         return metric.high
     return value if metric.low <= value <= metric.high else None
-
-
-def gpu_of(names: GpuLabels, labels: Mapping[str, str], whole: bool = False) -> GpuId | None:
-    """Return the GPU that a sample is of; None: it is of something else, or its labels cannot name a GPU.
-
-    Args:
-        whole: a sample of a part of the GPU has the whole one's value, so it counts as the GPU's.
-    """
-    if any(labels.get(name) for name in names.skip_with if not (whole and name in names.parts)):
-        return None
-    if any(labels.get(name, value) != value for name, value in names.only.items()):
-        return None
-
-    def first(of: Sequence[str]) -> str:
-        return next((text for name in of if (text := labels.get(name, ""))), "")
-
-    slot, uuid, serial = first(names.slot), first(names.uuid), first(names.serial)
-    key = serial or uuid
-    if not (slot.isascii() and slot.isdecimal() and len(slot) <= 3 and int(slot) <= 255) or not _is_plain(key):
-        return None
-    texts = (uuid, serial, first(names.pci), first(names.model))
-    return GpuId(int(slot), key, *(text if len(text) <= MAX_NAME and text.isprintable() else "" for text in texts))
-
-
-def _is_plain(name: str) -> bool:
-    """Return whether a name may become part of ids, and stand in logs."""
-    return 0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable() and not set(name) & {" ", "\\", '"'}

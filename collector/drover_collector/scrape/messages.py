@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from drover_collector.scrape.blind import XID_EVENTS, blindness, inventory
-from drover_collector.scrape.mapping import Found, GpuId
-from drover_collector.scrape.tables import NAMES, Table, table
+from drover_collector.scrape.gpu_ids import GpuId
+from drover_collector.scrape.mapping import Found
+from drover_collector.scrape.tables import ALL_NAMES, Table, table
 from drover_core import VERSION
 from drover_core.metrics.catalog import BY_NAME, Metric, Scope
 from drover_core.model.kinds import EventKind
@@ -21,7 +22,7 @@ STATES = ("exporters_up", "exporters_down")
 
 def _columns(scope: Scope) -> tuple[Metric, ...]:
     """Return all metrics of a scope that some table gives: equal schemas of nodes are decoded together."""
-    found = {m.id: m for name in NAMES for m in table(name).metrics() if m.scope is scope}
+    found = {m.id: m for name in ALL_NAMES for m in table(name).metrics() if m.scope is scope}
     if scope is Scope.NODE:
         found |= {BY_NAME[name].id: BY_NAME[name] for name in STATES}
     return tuple(found[number] for number in sorted(found))
@@ -35,6 +36,7 @@ class NodeMessages:
         self._builders = {scope: BlockBuilder(number, _columns(scope)) for number, scope in enumerate(_SCOPES, 1)}
         self._entities: dict[object, pb.Entity] = {"": pb.Entity(index=0, scope=pb.NODE, key=node)}
         self._titles: set[str] = set()
+        self._tables: set[str] = set()
         self._vendors: set[str] = set()
         self._seen: set[str] = set()
         self._seq = 0
@@ -42,7 +44,7 @@ class NodeMessages:
 
     def blind(self) -> dict[str, str]:
         """Return detector -> what it cannot judge on this node; empty before a page was read."""
-        return blindness(self._seen, self._vendors) if self._titles else {}
+        return blindness(self._seen, self._vendors, self._tables) if self._titles else {}
 
     def add(self, ts_ms: int, found: Found, tables: list[Table], up: int, down: int) -> tuple[bool, bytes, list[bytes]]:
         """Return whether the Hello is new, the batch of one round of the node's pages, and records of its XIDs.
@@ -52,7 +54,8 @@ class NodeMessages:
         """
         known = len(self._entities), len(self._seen), len(self._titles)
         self._titles |= {t.title for t in tables}
-        self._vendors |= {t.vendor for t in tables if t.vendor}
+        self._tables |= {t.name for t in tables}
+        self._vendors |= {t.vendor for t in tables if t.vendor} | found.vendors
         if any(row.event for t in tables for row in t.rows):
             self._seen.add(XID_EVENTS)
         self._row(ts_ms, Scope.NODE, "", found.node | {"exporters_up": float(up), "exporters_down": float(down)})
@@ -107,7 +110,7 @@ class NodeMessages:
         hello = pb.Hello(
             node=self._node, boot_id="", spool_id=SPOOL, agent_version=f"{VERSION} (scraped)", protocol=PROTOCOL,
             ts_ms=ts_ms, entities=list(self._entities.values()), schemas=schemas,
-            inventory=inventory(self._titles, self._seen, self._vendors),
+            inventory=inventory(self._titles, self.blind()),
         )  # fmt: skip
         return pb.AgentMessage(hello=hello)
 

@@ -16,17 +16,26 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drover_collector.scrape import frames
 from drover_collector.scrape.fetch import FetchError, fetch
 from drover_collector.scrape.mapping import Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
+from drover_collector.scrape.otlp_in import Answer, Form, OtlpTaker
 from drover_collector.scrape.received import Received
-from drover_collector.scrape.settings import MAX_TARGETS, ScrapeConfig, Target, WriteInConfig, headers
+from drover_collector.scrape.settings import (
+    MAX_TARGETS,
+    OtlpInConfig,
+    ScrapeConfig,
+    Target,
+    WriteInConfig,
+    headers,
+)
 from drover_collector.scrape.tables import Table, table
 from drover_collector.scrape.targets import TargetList
+from drover_collector.scrape.write_in import WriteTaker
 from drover_core.metrics.prometheus_text import ExpositionError
 from drover_core.settings import SettingsError
 
@@ -37,7 +46,7 @@ LEAVES_S = (
 )
 REREAD_S = 5.0  # between looks at the files of targets
 STATE_S = 5.0
-TICK_S = 1.0  # between looks at what came by remote_write
+TICK_S = 1.0  # between looks at what was sent
 FAILING, SELDOM = 3, 4  # after so many failures in a row a page is tried in one round of four: it may hang
 BLIND_MOST = 100  # sentences about detectors; nodes with the same pages share theirs
 NAMED = 20  # failing targets that are named
@@ -78,7 +87,7 @@ class Scraper:
     """Reads all pages of a node together, every interval, and writes what they gave. One event loop."""
 
     def __init__(self, configs: list[ScrapeConfig], received: Received | None = None) -> None:
-        """`received`: what is sent by remote_write; None: nothing is taken."""
+        """`received`: what is sent; None: nothing is taken."""
         self._configs, self._received = configs, received
         self._lists = {config.name: TargetList(config) for config in configs}
         self._contexts = {c.name: ssl.create_default_context(cafile=c.ca_file) if c.tls else None for c in configs}
@@ -101,7 +110,7 @@ class Scraper:
             await asyncio.sleep(STATE_S if self._received is None else TICK_S)
 
     def _write_received(self) -> None:
-        """Write what came by remote_write and is whole."""
+        """Write what was sent and is whole."""
         if self._received is None or _backlog() > MAX_BACKLOG:
             return
         for made in self._received.rounds(time.monotonic(), self._nodes):
@@ -109,14 +118,6 @@ class Scraper:
         for node in self._received.forget(time.monotonic()):
             if node not in self._nodes:
                 _write(frames.GONE, node, b"")
-
-    def answer(self, body: bytes) -> tuple[int, str]:
-        """Take a request of remote_write. Return the status of HTTP and a sentence."""
-        if self._received is None:
-            return 404, "remote_write is not taken here; set rest.remote_write.enabled"
-        if _backlog() > MAX_BACKLOG:
-            return 503, "the collector does not keep up; send it again"
-        return self._received.take(body, time.time_ns() // 1_000_000, time.monotonic())
 
     def _update(self) -> None:
         """Begin and end the tasks of nodes as the lists of targets say."""
@@ -148,7 +149,7 @@ class Scraper:
     def _write_gone(self, node: str, messages: NodeMessages) -> None:
         """Say that a node's pages are not read any more, so that its silence is not taken for its death."""
         if self._received is not None and node in self._received.nodes:
-            return  # its values come by remote_write instead
+            return  # its values are sent instead
         _write(frames.RECORD, node, messages.stopped(time.time_ns() // 1_000_000))
         _write(frames.GONE, node, b"")
 
@@ -222,7 +223,7 @@ class Scraper:
             got = self._received
             of_nodes += [node.messages for name, node in got.nodes.items() if name not in self._nodes]
             named += [
-                [node, title, f"nothing has come by remote_write for {for_s:.0f} s"]
+                [node, title, f"nothing has been sent for {for_s:.0f} s"]
                 for node, title, for_s in got.silent(time.monotonic())
                 if node not in self._nodes
             ]
@@ -266,18 +267,40 @@ def configs_of(data: list[Mapping[str, Any]]) -> list[ScrapeConfig]:
     return [ScrapeConfig(**entry) for entry in known]
 
 
-def _received(data: Mapping[str, Any]) -> Received | None:
-    known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    config = WriteInConfig(**known)
-    return Received(config) if config.enabled else None
+class Takers:
+    """Takes the requests that the collector passes on."""
+
+    def __init__(self, write: WriteInConfig, otlp: OtlpInConfig) -> None:
+        """`received` is what they bring; None: neither is enabled."""
+        self.received = Received() if write.enabled or otlp.enabled else None
+        self._write = WriteTaker(write, self.received) if self.received is not None and write.enabled else None
+        self._otlp = OtlpTaker(otlp, self.received) if self.received is not None and otlp.enabled else None
+
+    def answer(self, kind: bytes, message: bytes) -> Answer:
+        now_ms, now_s = time.time_ns() // 1_000_000, time.monotonic()
+        if _backlog() > MAX_BACKLOG:
+            return Answer(503, "the collector does not keep up; send it again")
+        if kind == frames.WRITE and self._write is not None:
+            return Answer(*self._write.take(message, now_ms, now_s))
+        if kind == frames.OTLP and self._otlp is not None:
+            form, body = Form.unpack(message)
+            return self._otlp.take(body, form, now_ms, now_s)
+        return Answer(404, "nothing is taken here; set rest.remote_write.enabled or rest.otlp.enabled")
 
 
-async def _answer_requests(reader: asyncio.StreamReader, scraper: Scraper) -> None:
-    """Answer requests of remote_write until the collector stops."""
+def _takers(settings: Mapping[str, Mapping[str, Any]]) -> Takers:
+    def known(name: str) -> dict[str, Any]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in settings[name].items()}
+
+    return Takers(WriteInConfig(**known("remote_write")), OtlpInConfig(**known("otlp")))
+
+
+async def _answer_requests(reader: asyncio.StreamReader, takers: Takers) -> None:
+    """Answer requests until the collector stops."""
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
-            _, number, body = await frames.read(reader)
-            _write(frames.ANSWER, number, json.dumps(scraper.answer(body)).encode())
+            kind, number, message = await frames.read(reader)
+            _write(frames.ANSWER, number, json.dumps(asdict(takers.answer(kind, message))).encode())
             await asyncio.sleep(0)  # requests that are here already must not hold up the pages that are read
 
 
@@ -289,9 +312,10 @@ async def _main() -> None:
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout.buffer)
     _out = asyncio.StreamWriter(transport, protocol, None, loop)
     settings = json.loads(await reader.readline())
-    scraper = Scraper(configs_of(settings["scrape"]), _received(settings["remote_write"]))
+    takers = _takers(settings)
+    scraper = Scraper(configs_of(settings["scrape"]), takers.received)
     scraping = asyncio.create_task(scraper.run())
-    ended = asyncio.create_task(_answer_requests(reader, scraper))  # the collector has stopped
+    ended = asyncio.create_task(_answer_requests(reader, takers))  # the collector has stopped
     await asyncio.wait({scraping, ended}, return_when=asyncio.FIRST_COMPLETED)
     if scraping.done():
         scraping.result()

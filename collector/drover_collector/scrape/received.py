@@ -1,4 +1,4 @@
-"""Values of nodes that Prometheus sends by remote_write: put together to pages, and mapped as pages are.
+"""Values of nodes that are sent, by remote_write or OTLP: put together to pages, and mapped as pages are.
 
 A sender splits the samples of one scrape over several requests, and each of them has the scrape's timestamp. They are
 one page when none has come for it for a moment. Pages of all exporters of a node make one round, as when they are
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from drover_collector.scrape.mapping import CLOCK_MS, Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
-from drover_collector.scrape.remote_write import MAX_KNOWN_BYTES, Reader, WriteError, unpack
-from drover_collector.scrape.settings import MAX_TARGETS, WriteInConfig, node_name
-from drover_collector.scrape.tables import Table, table
+from drover_collector.scrape.settings import MAX_TARGETS
+from drover_collector.scrape.tables import Table
 from drover_core.metrics.prometheus_text import MAX_SAMPLES, ExpositionError, Sample
 
 QUIET_S, WHOLE_S = 2.0, 8.0  # a page is whole when nothing came for it for so long, or so long after its first sample
@@ -26,11 +25,14 @@ FORGET_S = 3600.0  # a node that is silent for so long is no longer named
 MAX_PAGES = 16  # of one source that wait; the oldest go
 MAX_SOURCES = 8  # of one node
 MAX_WAITING = 4_000_000  # samples that wait for their page to be whole, some 100 bytes each
+MAX_REASONS = 100  # why samples are not used; what a page says of itself may be one
 MAX_LABEL_SETS = 100_000  # that series share
+MAX_SHARED_BYTES = 512 << 20  # of these
 STALE, OLD, NAMELESS, MANY = (
     "a minute or more off the collector's clock", "not newer than the page before",
     "no label names the node", "above a limit of one page, node or fleet",
 )  # fmt: skip
+ALIKE = "of an exporter whose GPUs are others than another's in the same slots: do two nodes have one name?"
 
 Labels = Mapping[str, str]
 
@@ -41,6 +43,7 @@ class Page:
     last_s: float
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     count: int = 0
+    restarted: list[tuple[str, Labels]] = field(default_factory=list)  # series that were reset since the page before
 
 
 @dataclass(slots=True)
@@ -52,6 +55,12 @@ class Source:
     newest_s: float
     pages: dict[int, Page] = field(default_factory=dict)  # by timestamp
     newest_ms: int = 0  # of the pages that were mapped
+
+    def stamp(self, ts_ms: int) -> int:
+        """Return the timestamp of the page that a sample belongs to: its own, or that of a page close by."""
+        if self.table.within_ms and ts_ms not in self.pages:
+            return next((at for at in self.pages if abs(at - ts_ms) <= self.table.within_ms), ts_ms)
+        return ts_ms
 
     def whole(self, now_s: float) -> list[int]:
         """Return the timestamps of pages that are whole, oldest first."""
@@ -66,11 +75,14 @@ class ReceivedNode:
     sources: dict[tuple[str, str], Source] = field(default_factory=dict)  # by table and instance
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Series:
+    """`start`: since when its newest value was counted, as its sender says it; 0: it does not."""
+
     name: str
     labels: Labels
     source: Source
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,47 +97,58 @@ class Round:
 
 
 class Received:
-    """Used from one event loop. `left_out`: why samples were not used -> how many, since the start."""
+    """Used from one event loop, by all that take requests.
 
-    def __init__(self, config: WriteInConfig) -> None:
-        self._config = config
-        self._wanted: dict[str, Table] = {}
-        for name in config.exporters:
-            for series in PageMapper(table(name)).wanted:
-                self._wanted.setdefault(series, table(name))
-        self._reader: Reader[Series] = Reader(self._series)
+    Attributes:
+        left_out: why samples were not used -> how many, since the start.
+        changes: grows when sources were forgotten: a Series of before is of no use.
+    """
+
+    def __init__(self) -> None:
         self._labels: dict[tuple[tuple[str, str], ...], Labels] = {}
         self._label_bytes = 0
-        self._now_s = 0.0
         self._waiting = 0  # samples of pages that are not whole
         self.nodes: dict[str, ReceivedNode] = {}
         self.left_out: Counter[str] = Counter()
-        self.pages = self.failed = 0
+        self.pages = self.failed = self.changes = 0
 
-    def take(self, body: bytes, now_ms: int, now_s: float) -> tuple[int, str]:
-        """Take a request. Return the status of HTTP and a sentence.
+    @property
+    def is_full(self) -> bool:
+        return self._waiting >= MAX_WAITING
+
+    def series(
+        self, name: str, labels: dict[str, str], node: str, of: Table, instance: str, now_s: float
+    ) -> Series | None:
+        """Return a series of a node's exporter; None: there are too many.
 
         Args:
-            now_ms: of the clock. now_s: of a clock that is never set.
+            instance: distinguishes two exporters of one kind.
         """
-        self._now_s = now_s
-        if self._waiting >= MAX_WAITING:
-            return 503, f"{MAX_WAITING} samples wait to be used; send it again"
-        try:
-            read = self._reader.read(unpack(body))
-        except WriteError as error:
-            return 400, str(error)
-        for series, points in read:
-            for point in points:
-                if point.ended:
-                    continue  # it is absent from now on
-                if abs(point.ts_ms - now_ms) > CLOCK_MS:
-                    self.left_out[STALE] += 1
-                elif point.ts_ms <= series.source.newest_ms:
-                    self.left_out[OLD] += 1
-                else:
-                    self._add(series, point.ts_ms, point.value)
-        return 204, ""
+        source = self._source(node, of, instance, now_s)
+        return None if source is None else Series(name, self._shared(labels), source)
+
+    def take(self, series: Series, ts_ms: int, value: float, now_ms: int, now_s: float) -> str:
+        """Take a sample. Return why it is not used; "": it is."""
+        if abs(ts_ms - now_ms) > CLOCK_MS:
+            why = STALE
+        elif ts_ms <= series.source.newest_ms:
+            why = OLD
+        else:
+            why = self._add(series, ts_ms, value, now_s)
+        if why:
+            self.leave_out(why)
+        return why
+
+    def leave_out(self, why: str, count: int = 1) -> None:
+        """Count samples, or pages, that are not used."""
+        known = why in self.left_out or len(self.left_out) < MAX_REASONS
+        self.left_out[why if known else "for other reasons"] += count
+
+    def restart(self, series: Series, ts_ms: int) -> None:
+        """Note that a series was reset between the page before and the sample at `ts_ms`, which was taken."""
+        page = series.source.pages.get(series.source.stamp(ts_ms))
+        if page is not None:
+            page.restarted.append((series.name, series.labels))
 
     def rounds(self, now_s: float, scraped: Mapping[str, object]) -> Iterator[Round]:
         """Yield the rounds that are due. `scraped`: nodes whose pages are read; what comes of them is not used."""
@@ -150,8 +173,7 @@ class Received:
         ]
         for name in over:
             del self.nodes[name]
-        if over:
-            self._reader.forget()
+            self.changes += 1
         return over
 
     def silent(self, now_s: float) -> list[tuple[str, str, float]]:
@@ -170,32 +192,16 @@ class Received:
 
     # ---- series
 
-    def _series(self, labels: dict[str, str]) -> Series | None:
-        name = labels.pop("__name__")
-        of = self._wanted.get(name)
-        if of is None:
-            return None
-        node = next((text for label in self._config.node_labels if (text := self._node(label, labels))), "")
-        if not node:
-            self.left_out[NAMELESS] += 1
-            return None
-        source = self._source(node, of, labels.get("instance", ""))
-        if source is None:
-            self.left_out[MANY] += 1
-            return None
-        for label in self._config.drop_labels:
-            labels.pop(label, None)
+    def _shared(self, labels: dict[str, str]) -> Labels:
+        """Return one object for all series with the same labels: the mapper reads each object once."""
         pairs = tuple(sorted(labels.items()))
-        if len(self._labels) >= MAX_LABEL_SETS or self._label_bytes >= MAX_KNOWN_BYTES:
+        if len(self._labels) >= MAX_LABEL_SETS or self._label_bytes >= MAX_SHARED_BYTES:
             self._labels.clear()
             self._label_bytes = 0
         self._label_bytes += 0 if pairs in self._labels else sum(len(text) for pair in pairs for text in pair)
-        return Series(name, self._labels.setdefault(pairs, labels), source)
+        return self._labels.setdefault(pairs, labels)
 
-    def _node(self, label: str, labels: Labels) -> str:
-        return node_name(labels.get(label, ""), with_port=label == "instance", short=self._config.short_names)
-
-    def _source(self, name: str, of: Table, instance: str) -> Source | None:
+    def _source(self, name: str, of: Table, instance: str, now_s: float) -> Source | None:
         node = self.nodes.get(name)
         if node is None:
             if len(self.nodes) >= MAX_TARGETS:
@@ -205,22 +211,23 @@ class Received:
         if key not in node.sources:
             if len(node.sources) >= MAX_SOURCES:
                 return None
-            node.sources[key] = Source(of, PageMapper(of), self._now_s)
+            node.sources[key] = Source(of, PageMapper(of, name), now_s)
         return node.sources[key]
 
-    def _add(self, series: Series, ts_ms: int, value: float) -> None:
+    def _add(self, series: Series, ts_ms: int, value: float, now_s: float) -> str:
         source = series.source
-        page = source.pages.get(ts_ms)
+        stamp = source.stamp(ts_ms)
+        page = source.pages.get(stamp)
         if page is None:
             if len(source.pages) >= MAX_PAGES:
                 self.left_out[MANY] += source.pages.pop(min(source.pages)).count
-            page = source.pages[ts_ms] = Page(self._now_s, self._now_s)
+            page = source.pages[stamp] = Page(now_s, now_s)
         if page.count >= MAX_SAMPLES:
-            self.left_out[MANY] += 1
-            return
-        page.count, page.last_s, source.newest_s = page.count + 1, self._now_s, self._now_s
+            return MANY
+        page.count, page.last_s, source.newest_s = page.count + 1, now_s, now_s
         self._waiting += 1
         page.samples.setdefault(series.name, []).append((series.labels, value))
+        return ""
 
     # ---- rounds
 
@@ -235,12 +242,17 @@ class Received:
         found, tables = Found(), []
         for key, stamps in ready.items():
             source = node.sources[key]
-            if (mapped := self._mapped(source, stamps)) is not None:
-                found.add(mapped)
-                tables.append(source.table)
+            mapped = self._mapped(source, stamps)
+            if mapped is None:
+                continue
+            if _clash(found, mapped):
+                self.leave_out(ALIKE)
+                continue
+            found.add(mapped)
+            tables.append(source.table)
         for key in self._replaced(node, now_s):
             del node.sources[key]
-            self._reader.forget()  # it knows series of this source
+            self.changes += 1
         return Round(name, node.messages, found, tables, len(node.sources) - len(tables)) if tables else None
 
     def _replaced(self, node: ReceivedNode, now_s: float) -> list[tuple[str, str]]:
@@ -254,13 +266,24 @@ class Received:
         for ts_ms in stamps:
             page = source.pages.pop(ts_ms)
             source.newest_ms = max(source.newest_ms, ts_ms)
+            if page.restarted:
+                source.mapper.forget(page.restarted)
             try:
                 newest = source.mapper.map(page.samples, ts_ms)
-            except ExpositionError:  # a part of a page without any value
+            except ExpositionError as error:  # a part of a page without any value
                 self.failed += 1
+                self.leave_out(str(error), page.count)
                 continue
             self.pages += 1
+            for why in newest.problems:
+                self.leave_out(why)
             if together is not None:
                 newest.add(together)
             together = newest
         return together
+
+
+def _clash(first: Found, second: Found) -> bool:
+    """Return whether two exporters of a node name different GPUs in one slot, as those of two nodes would."""
+    known = {gpu.slot: gpu.uuid for gpu in first.gpus if gpu.uuid}
+    return any(gpu.uuid and known.get(gpu.slot, gpu.uuid) != gpu.uuid for gpu in second.gpus)

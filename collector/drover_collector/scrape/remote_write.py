@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from drover_collector.scrape.wire import WriteError, skip, varint
 from drover_core.metrics.prometheus_text import MAX_LABELS, MAX_VALUE
 
 MAX_BODY = 4 << 20  # bytes of a request as it comes; Prometheus sends 2,000 samples, some 100 kB
@@ -31,10 +32,6 @@ STALE_BITS = 0x7FF0000000000002  # value.StaleNaN of prometheus/prometheus, mode
 T = TypeVar("T")
 _SAMPLE = struct.Struct("<Q")
 _DOUBLE = struct.Struct("<d")
-
-
-class WriteError(ValueError):
-    """A request that cannot be used, also not when it comes again; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def unpack(body: bytes) -> bytes:
 
     if len(body) > MAX_BODY:
         raise WriteError(f"the request has more than {MAX_BODY} bytes")
-    size, _ = _varint(body, 0, min(len(body), 5))
+    size, _ = varint(body, 0, min(len(body), 5))
     if size > MAX_PLAIN:
         raise WriteError(f"the request unpacks to {size} bytes; at most {MAX_PLAIN} may be")
     try:
@@ -90,14 +87,14 @@ class Reader(Generic[T]):
         found: list[tuple[T, list[Point]]] = []
         count, others, room, at, end = 0, 0, MAX_POINTS, 0, len(plain)
         while at < end:
-            tag, at = _varint(plain, at, end)
+            tag, at = varint(plain, at, end)
             if tag != 0x0A:  # metadata and what may come later
                 others += 1
                 if others > MAX_OTHERS:
                     raise WriteError(f"the request has more than {MAX_OTHERS} fields that are no series")
-                at = _skip(plain, at, end, tag)
+                at = skip(plain, at, end, tag)
                 continue
-            size, at = _varint(plain, at, end)
+            size, at = varint(plain, at, end)
             if at + size > end:
                 raise WriteError("the request is cut off")
             count += 1
@@ -115,7 +112,7 @@ class Reader(Generic[T]):
     def _series(self, plain: bytes, start: int, end: int) -> tuple[T | None, list[Point]]:
         at = start
         while at < end and plain[at] == 0x0A:
-            size, at = _varint(plain, at + 1, end)
+            size, at = varint(plain, at + 1, end)
             at += size
         if at > end or at - start > MAX_LABEL_BYTES:
             raise WriteError(f"a series is cut off, or has more than {MAX_LABEL_BYTES} bytes of labels")
@@ -141,17 +138,17 @@ def labels_of(data: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     at, end = 0, len(data)
     while at < end:
-        size, at = _varint(data, at + 1, end)
+        size, at = varint(data, at + 1, end)
         texts, fields, stop = {1: "", 2: ""}, 0, at + size
         while at < stop:
             fields += 1
             if fields > MAX_LABEL_FIELDS:
                 raise WriteError("a label has more than a name and a value")
-            tag, at = _varint(data, at, stop)
+            tag, at = varint(data, at, stop)
             if tag not in (0x0A, 0x12):
-                at = _skip(data, at, stop, tag)
+                at = skip(data, at, stop, tag)
                 continue
-            length, at = _varint(data, at, stop)
+            length, at = varint(data, at, stop)
             if at + length > stop:
                 raise WriteError("a label is cut off")
             try:
@@ -172,16 +169,16 @@ def _points(plain: bytes, at: int, end: int) -> list[Point]:
     found: list[Point] = []
     count = 0
     while at < end:
-        tag, at = _varint(plain, at, end)
+        tag, at = varint(plain, at, end)
         if tag == 0x0A:
             raise WriteError("a series has labels behind its samples")
         count += 1
         if count > MAX_SAMPLES:
             raise WriteError(f"a series has more than {MAX_SAMPLES} samples")
         if tag != 0x12:  # exemplars and histograms
-            at = _skip(plain, at, end, tag)
+            at = skip(plain, at, end, tag)
             continue
-        size, at = _varint(plain, at, end)
+        size, at = varint(plain, at, end)
         if at + size > end or size > MAX_POINT_BYTES:
             raise WriteError(f"a sample is cut off, or has more than {MAX_POINT_BYTES} bytes")
         found.append(_point(plain, at, at + size))
@@ -192,42 +189,14 @@ def _points(plain: bytes, at: int, end: int) -> list[Point]:
 def _point(plain: bytes, at: int, end: int) -> Point:
     bits, ts_ms = 0, 0
     while at < end:
-        tag, at = _varint(plain, at, end)
+        tag, at = varint(plain, at, end)
         if tag == 0x09 and at + 8 <= end:
             (bits,) = _SAMPLE.unpack_from(plain, at)
             at += 8
         elif tag == 0x10:
-            ts_ms, at = _varint(plain, at, end)
+            ts_ms, at = varint(plain, at, end)
             ts_ms -= (ts_ms >> 63) << 64  # int64
         else:
-            at = _skip(plain, at, end, tag)
+            at = skip(plain, at, end, tag)
     (value,) = _DOUBLE.unpack(_SAMPLE.pack(bits))
     return Point(ts_ms, value, bits == STALE_BITS)
-
-
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF, at
-        shift += 7
-    raise WriteError("a number is cut off")
-
-
-def _skip(data: bytes, at: int, end: int, tag: int) -> int:
-    kind = tag & 7
-    if kind == 0:
-        _, at = _varint(data, at, end)
-    elif kind == 2:
-        size, at = _varint(data, at, end)
-        at += size
-    elif kind in (1, 5):
-        at += 8 if kind == 1 else 4
-    else:
-        raise WriteError("it is no WriteRequest of remote_write 1.0")
-    if at > end:
-        raise WriteError("the request is cut off")
-    return at

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drover_collector.notify.settings import secret_text, word
-from drover_collector.scrape.tables import NAMES
+from drover_collector.scrape.tables import ALL_NAMES, NAMES
 from drover_core.settings import SettingsError, between, one_of, required, setting
 
 MAX_TARGETS = 20_000  # of all tables together
+THIS_HOST = frozenset({"localhost", "::1", "::", "0.0.0.0"})  # noqa: S104  # compared, not listened on
 _TARGET = re.compile(r"(?:(?P<node>[^\s/=]{1,253})=)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
@@ -52,6 +53,16 @@ def node_name(text: str, with_port: bool = False, short: bool = False) -> str:
     match = _TARGET.fullmatch(text) if with_port else None
     name = _short(text if match is None else match["host"].strip("[]"), short)
     return name if _names_node(name) else ""
+
+
+def node_of_instance(text: str, short: bool = False) -> str:
+    """Return the node of `HOST:PORT`; "": it has another form, such as the random text that an SDK makes, or HOST is
+    this host to its sender, as to a Collector on each node."""
+    match = _TARGET.fullmatch(text)
+    host = "" if match is None else match["host"].strip("[]")
+    if host in THIS_HOST or host.startswith("127."):
+        return ""
+    return node_name(host, short=short)
 
 
 def _short(host: str, short: bool) -> str:
@@ -107,9 +118,12 @@ class ScrapeConfig:
     token_file: str | None = setting(None, "file with a bearer token, not readable by everyone")
 
 
-def _tables(values: tuple[str, ...]) -> str | None:
-    wrong = next((value for value in values if value not in NAMES), None)
-    return f"{wrong!r} is not known; there are {', '.join(NAMES)}" if wrong is not None else None
+def _tables(known: tuple[str, ...]) -> Callable[[tuple[str, ...]], str | None]:
+    def check(values: tuple[str, ...]) -> str | None:
+        wrong = next((value for value in values if value not in known), None)
+        return f"{wrong!r} is not known; there are {', '.join(known)}" if wrong is not None else None
+
+    return check
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +134,7 @@ class WriteInConfig:
         False, "take Prometheus remote_write 1.0 at /api/v1/write of rest.listen, by certificates of the role writer"
     )
     exporters: tuple[str, ...] = setting(
-        NAMES, "whose series are used: dcgm, amd, node; series of others are left out", _tables
+        NAMES, "whose series are used: dcgm, amd, node; series of others are left out", _tables(NAMES)
     )
     node_labels: tuple[str, ...] = setting(
         ("node", "instance"), "the first of these labels that a series has names its node; of `instance` the host"
@@ -131,6 +145,29 @@ class WriteInConfig:
     )
     drop_labels: tuple[str, ...] = setting(
         ("replica", "prometheus_replica", "prometheus"), "labels in which copies of one Prometheus differ: left out"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpInConfig:
+    """How values of nodes are taken by OTLP/HTTP. It is served where REST is."""
+
+    enabled: bool = setting(
+        False, "take OTLP metrics (HTTP, protobuf or JSON) at /v1/metrics of rest.listen, by certificates of the role"
+        " writer",
+    )  # fmt: skip
+    exporters: tuple[str, ...] = setting(
+        ALL_NAMES, "whose metrics are used: dcgm, amd, node by the names on their pages, hw by OpenTelemetry's"
+        " conventions for hardware; others are left out", _tables(ALL_NAMES),
+    )  # fmt: skip
+    node_attributes: tuple[str, ...] = setting(
+        ("node", "k8s.node.name", "service.instance.id", "host.name"),
+        "the first of these attributes that a point or its resource has names the node; service.instance.id where it is"
+        " HOST:PORT, as a Collector's prometheus receiver makes it",
+    )
+    short_names: bool = setting(False, "a node is named as that attribute up to the first dot")
+    ask_first: bool = setting(
+        True, "a person is asked before Drover takes out a node that has no agent, also in enforce mode"
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from drover_core.metrics.catalog import BY_NAME, Metric, Scope
 
-NAMES = ("dcgm", "amd", "node")
+NAMES = ("dcgm", "amd", "node")  # of exporters with a page
+ALL_NAMES = (*NAMES, "hw")  # with what comes by OTLP alone
 # value: the number times scale; rate: growth per second; is_zero, is_active: 1 where it is 0, or 4; busy_share and
 # used_share: of node_exporter's CPU seconds and of a file system
 HOWS = ("value", "rate", "is_zero", "is_active", "busy_share", "used_share")
@@ -40,6 +41,7 @@ class Row:
     event: str = ""
     doubt: str = ""
     whole: bool = False  # samples of a part of a GPU have the whole GPU's value
+    unit: str = ""  # that a point of OTLP must have, where it says one; "": the name fixes it
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         return all(_fits(labels.get(name, ""), values) for name, values in self.labels.items())
@@ -73,6 +75,7 @@ class Table:
     blanks: frozenset[float]  # values that mean that there is none
     gpu: GpuLabels | None
     rows: tuple[Row, ...]
+    within_ms: int = 0  # samples whose times differ by at most this are of one page
 
     def by_series(self) -> Mapping[str, tuple[Row, ...]]:
         """Return the rows of each name on the page, with each prefix."""
@@ -107,6 +110,7 @@ def parse_table(name: str, text: str) -> Table:
     return Table(
         data["name"], data["title"], data["vendor"], data["needs"], tuple(data["prefixes"]), frozenset(data["blanks"]),
         None if labels is None else _labels(labels), tuple(_row(name, entry) for entry in data["row"]),
+        data.get("within_ms", 0),
     )  # fmt: skip
 
 
@@ -130,5 +134,5 @@ def _row(name: str, entry: Mapping[str, Any]) -> Row:
         entry["series"], metric, entry["source"], float(entry.get("scale", 1.0)), entry.get("how", "value"),
         entry.get("join", "first"), {k: tuple(v) for k, v in entry.get("labels", {}).items()},
         tuple(map(float, entry.get("states", ()))), entry.get("event", ""), entry.get("doubt", ""),
-        bool(entry.get("whole")),
+        bool(entry.get("whole")), entry.get("unit", ""),
     )  # fmt: skip

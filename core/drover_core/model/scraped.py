@@ -18,4 +18,4 @@ def origin_of(inventory: Mapping[str, str], agent_version: str) -> str:
     exporters = inventory.get(EXPORTERS, "")
     if not exporters or "(scraped)" not in agent_version:
         return ""
-    return f"No agent: its values come from pages of {exporters}."
+    return f"No agent: its values come from {exporters}."

@@ -15,7 +15,7 @@ from drover_collector.detectors.liveness import detector as liveness
 from drover_collector.fleet.buckets import Floats
 from drover_collector.incidents.incident import opened
 from drover_collector.scrape.blind import XID_EVENTS, blindness
-from drover_collector.scrape.tables import NAMES, table
+from drover_collector.scrape.tables import ALL_NAMES, table
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Event, EventKind, Finding, RecommendedAction, Severity
 from drover_core.model.scraped import blind_of, origin_of
@@ -189,7 +189,7 @@ def _gives(name: str) -> set[str]:
 
 
 def test_each_detector_that_lacks_something_says_so_and_why() -> None:
-    everything = set().union(*map(_gives, NAMES))
+    everything = set().union(*map(_gives, ALL_NAMES))
     nvidia = blindness(_gives("dcgm") | _gives("node"), {"nvidia"})
     assert "nvlink_active_links missing" in nvidia["links"] and "uncorrected HBM" not in nvidia.get("memory", "")
     amd = blindness(_gives("amd") | _gives("node"), {"amd"})
@@ -201,12 +201,12 @@ def test_each_detector_that_lacks_something_says_so_and_why() -> None:
 
 
 def test_every_metric_of_a_table_has_a_column_of_its_scope() -> None:
-    assert all(m.scope in (Scope.GPU, Scope.NODE, Scope.LINK) for name in NAMES for m in table(name).metrics())
+    assert all(m.scope in (Scope.GPU, Scope.NODE, Scope.LINK) for name in ALL_NAMES for m in table(name).metrics())
 
 
 def test_a_node_says_where_its_values_come_from_only_while_they_do() -> None:
     inventory = {"scrape.exporters": "dcgm-exporter", "scrape.blind.xid": "XIDs: missing", "driver": "550"}
-    assert origin_of(inventory, "0.3.0 (scraped)") == "No agent: its values come from pages of dcgm-exporter."
+    assert origin_of(inventory, "0.3.0 (scraped)") == "No agent: its values come from dcgm-exporter."
     assert origin_of(inventory, "0.3.0") == "" == origin_of({}, "0.3.0 (scraped)")
     assert blind_of(inventory) == {"xid": "XIDs: missing"}
 
@@ -225,11 +225,11 @@ def test_the_doctor_reports_pages_that_fail_and_detectors_that_are_blind() -> No
     assert empty.state is FindingState.UNKNOWN
 
 
-def test_what_came_by_remote_write_and_was_not_used_is_a_finding() -> None:
+def test_what_was_sent_and_was_not_used_is_a_finding() -> None:
     state = pb.ScrapingState(nodes=1, pages=1, unused={"no label names the node": 7})
-    (found,) = [f for f in scraping(pb.System(scraping=state)) if f.name == "remote_write"]
+    (found,) = [f for f in scraping(pb.System(scraping=state)) if f.name == "received"]
     assert (found.state, found.text) == (
         FindingState.WARN, "7 samples were not used since the start: no label names the node"
     )  # fmt: skip
     state.ClearField("unused")
-    assert not [f for f in scraping(pb.System(scraping=state)) if f.name == "remote_write"]
+    assert not [f for f in scraping(pb.System(scraping=state)) if f.name == "received"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drover_collector.scrape.mapping import Found, GpuId, PageMapper
-from drover_collector.scrape.tables import NAMES, TableError, parse_table, table
+from drover_collector.scrape.tables import ALL_NAMES, TableError, parse_table, table
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.metrics.prometheus_text import ExpositionError
 
@@ -186,7 +186,7 @@ def test_two_pages_of_a_node_are_one_row_for_each_gpu() -> None:
     assert len(found.gpus) == 2 and found.node["load1"] == 0.21
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_each_row_of_a_table_cites_its_source_and_fits_the_catalog(name: str) -> None:
     rows = table(name).rows
     assert rows and all(row.source for row in rows)

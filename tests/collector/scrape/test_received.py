@@ -18,9 +18,11 @@ from drover_collector.scrape import remote_write
 from drover_collector.scrape.feed import ScrapeFeed
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.received import OLD, STALE, Received
-from drover_collector.scrape.remote_write import MAX_PLAIN, MAX_SERIES, Reader, WriteError, labels_of, unpack
+from drover_collector.scrape.remote_write import MAX_PLAIN, MAX_SERIES, Reader, labels_of, unpack
 from drover_collector.scrape.settings import WriteInConfig
 from drover_collector.scrape.tables import table
+from drover_collector.scrape.wire import WriteError
+from drover_collector.scrape.write_in import WriteTaker
 from drover_collector.store import Store
 from drover_core.metrics.prometheus_text import parse
 from drover_core.settings import SettingsError
@@ -57,8 +59,15 @@ def _packed(points: Iterable[Point]) -> bytes:
     return bytes(cramjam.snappy.compress_raw(_plain(points)))
 
 
-def _received(**settings: object) -> Received:
-    return Received(WriteInConfig(True, **settings))  # type: ignore[arg-type]  # each is of its field's type
+class _Writes(Received):
+    """Received, with the requests of remote_write that fill it."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__()
+        self._taker = WriteTaker(WriteInConfig(True, **settings), self)  # type: ignore[arg-type]  # each is of its field's type
+
+    def write(self, body: bytes, now_ms: int, now_s: float) -> tuple[int, str]:
+        return self._taker.take(body, now_ms, now_s)
 
 
 # ---- requests
@@ -128,11 +137,11 @@ def test_what_is_kept_of_labels_is_limited_by_bytes(monkeypatch: pytest.MonkeyPa
 
 def test_samples_that_wait_are_limited_and_are_to_be_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.scrape.received.MAX_WAITING", 5)
-    received, body = _received(), _packed(_points("dcgm.txt", "dcgm", T0))
-    assert received.take(body, T0, 0.0)[0] == 204
-    assert received.take(body, T0, 0.0)[0] == 503
+    received, body = _Writes(), _packed(_points("dcgm.txt", "dcgm", T0))
+    assert received.write(body, T0, 0.0)[0] == 204
+    assert received.write(body, T0, 0.0)[0] == 503
     assert len(list(received.rounds(5.0, {}))) == 1
-    assert received.take(_packed(_points("dcgm.txt", "dcgm", T0 + 5000)), T0 + 5000, 5.0)[0] == 204
+    assert received.write(_packed(_points("dcgm.txt", "dcgm", T0 + 5000)), T0 + 5000, 5.0)[0] == 204
 
 
 def test_no_bytes_make_the_reader_fail_otherwise() -> None:
@@ -150,9 +159,9 @@ def test_no_bytes_make_the_reader_fail_otherwise() -> None:
 
 
 def test_samples_of_one_scrape_in_several_requests_are_the_page_that_a_scrape_would_have_read() -> None:
-    received, points = _received(), _points("dcgm.txt", "dcgm", T0)
+    received, points = _Writes(), _points("dcgm.txt", "dcgm", T0)
     for part in range(3):
-        assert received.take(_packed(points[part::3]), T0 + 1000, 100.0 + part) == (204, "")
+        assert received.write(_packed(points[part::3]), T0 + 1000, 100.0 + part) == (204, "")
     assert not list(received.rounds(102.5, {}))  # more may come
     (made,) = received.rounds(104.0, {})
     text = "\n".join(line for line in (PAGES / "dcgm.txt").read_text("utf-8").splitlines())
@@ -165,18 +174,18 @@ def test_samples_of_one_scrape_in_several_requests_are_the_page_that_a_scrape_wo
 
 
 def test_rates_are_by_the_scrapes_own_times_and_copies_of_prometheus_count_once() -> None:
-    received, grows = _received(), {"node_disk_read_bytes_total", "node_network_receive_bytes_total"}
-    single = _received()
+    received, grows = _Writes(), {"node_disk_read_bytes_total", "node_network_receive_bytes_total"}
+    single = _Writes()
     for number, replica in enumerate(("a", "b", "a", "b")):  # two copies that scrape one exporter, in turn
         at_ms = T0 + number * 5000
         points = [
             (labels, value + number * 5e6 * (labels["__name__"] in grows), ts)
             for labels, value, ts in _points("node.txt", "node", at_ms, replica=replica)
         ]
-        received.take(_packed(points), at_ms + 4000 * (number % 2), number * 5.0)  # one of them is late
+        received.write(_packed(points), at_ms + 4000 * (number % 2), number * 5.0)  # one of them is late
         (made,) = received.rounds(number * 5.0 + 3, {})
         if replica == "a":
-            single.take(_packed(points), at_ms, number * 5.0)
+            single.write(_packed(points), at_ms, number * 5.0)
             (alone,) = single.rounds(number * 5.0 + 3, {})
     assert made.found.node["disk_read_bytes_per_s"] > 0
     for name in ("disk_read_bytes_per_s", "net_rx_bytes_per_s"):
@@ -184,65 +193,65 @@ def test_rates_are_by_the_scrapes_own_times_and_copies_of_prometheus_count_once(
 
 
 def test_stale_and_old_samples_and_marks_of_an_end_are_no_values() -> None:
-    received, points = _received(), _points("dcgm.txt", "dcgm", T0)
-    received.take(_packed(points), T0, 0.0)
+    received, points = _Writes(), _points("dcgm.txt", "dcgm", T0)
+    received.write(_packed(points), T0, 0.0)
     (made,) = received.rounds(3.0, {})
-    received.take(_packed(points), T0 + 5000, 5.0)  # again
+    received.write(_packed(points), T0 + 5000, 5.0)  # again
     assert received.left_out == {OLD: len(points)}
-    received.take(_packed((labels, v, T0 - 3_600_000) for labels, v, _ in points), T0 + 5000, 5.0)  # a backlog
+    received.write(_packed((labels, v, T0 - 3_600_000) for labels, v, _ in points), T0 + 5000, 5.0)  # a backlog
     assert received.left_out[STALE] == len(points)
     ended = [(labels, STALE_NAN, T0 + 10_000) for labels, _, _ in points]
-    assert received.take(_packed(ended), T0 + 10_000, 10.0) == (204, "")
+    assert received.write(_packed(ended), T0 + 10_000, 10.0) == (204, "")
     assert not list(received.rounds(30.0, {}))  # its exporter is down: nothing is made up
     assert received.silent(70.0) == [("n0", "dcgm-exporter", 70.0)]
     assert made.found.gpus
 
 
 def test_the_exporters_of_a_node_make_one_round_and_one_that_is_silent_is_down() -> None:
-    received = _received()
+    received = _Writes()
     gpus, host = _points("dcgm.txt", "dcgm", T0), _points("node.txt", "node", T0 + 4000)
-    received.take(_packed(gpus), T0, 0.0)
-    received.take(_packed(host), T0 + 4000, 4.0)
+    received.write(_packed(gpus), T0, 0.0)
+    received.write(_packed(host), T0 + 4000, 4.0)
     assert not list(received.rounds(5.0, {}))  # the other is not whole yet
     (made,) = received.rounds(7.0, {})
     assert ([t.name for t in made.tables], made.down) == (["dcgm", "node"], 0)
-    received.take(_packed((labels, v, T0 + 14_000) for labels, v, _ in host), T0 + 14_000, 14.0)
+    received.write(_packed((labels, v, T0 + 14_000) for labels, v, _ in host), T0 + 14_000, 14.0)
     assert not list(received.rounds(20.0, {}))  # the GPUs' page may come
     (made,) = received.rounds(30.0, {})
     assert ([t.name for t in made.tables], made.down) == (["node"], 1)  # so no GPU is taken for lost
-    received.take(_packed((labels, v, T0 + 90_000) for labels, v, _ in host), T0 + 90_000, 90.0)
+    received.write(_packed((labels, v, T0 + 90_000) for labels, v, _ in host), T0 + 90_000, 90.0)
     (made,) = received.rounds(93.0, {})  # it has been silent for a minute: nothing waits for it
     assert made.down == 1
 
 
 def test_a_label_names_the_node_and_what_has_none_or_is_scraped_is_said() -> None:
     points = _points("dcgm.txt", "dcgm", T0, node="10.0.0.7")
-    received = _received(node_labels=("node", "Hostname", "instance"), short_names=True)
+    received = _Writes(node_labels=("node", "Hostname", "instance"), short_names=True)
     named = [({**labels, "node": "gpu7.example.org"}, v, ts) for labels, v, ts in points]
-    received.take(_packed(named), T0, 0.0)
+    received.write(_packed(named), T0, 0.0)
     assert list(received.nodes) == ["gpu7"]
     assert not list(received.rounds(3.0, {"gpu7": object()}))  # its pages are read: they count
     assert sum(received.left_out.values()) == len(points)
-    nameless = _received(node_labels=("host",))
-    nameless.take(_packed(points), T0, 0.0)
+    nameless = _Writes(node_labels=("host",))
+    nameless.write(_packed(points), T0, 0.0)
     assert list(nameless.left_out) == ["no label names the node"]
     assert not nameless.nodes
 
 
 def test_a_pod_with_another_address_takes_the_place_of_the_one_before_and_a_node_without_a_word_is_forgotten() -> None:
-    received = _received()
+    received = _Writes()
     for number, address in enumerate(("10.0.0.1", "10.0.0.2")):
         at_ms = T0 + number * 70_000
         points = [({**labels, "node": "n0", "instance": f"{address}:9400"}, v, ts)
                   for labels, v, ts in _points("dcgm.txt", "dcgm", at_ms)]  # fmt: skip
-        received.take(_packed(points), at_ms, number * 70.0)
+        received.write(_packed(points), at_ms, number * 70.0)
         (made,) = received.rounds(number * 70.0 + 3, {})
         assert made.down == 0
     assert received.sources == 1
     assert not received.silent(120.0)
     assert received.forget(3600.0) == []
     assert received.forget(3671.0) == ["n0"]
-    received.take(_packed((labels, v, T0 + 3_700_000) for labels, v, _ in points), T0 + 3_700_000, 3700.0)
+    received.write(_packed((labels, v, T0 + 3_700_000) for labels, v, _ in points), T0 + 3_700_000, 3700.0)
     assert list(received.nodes) == ["n0"]  # and it comes back
 
 

@@ -10,7 +10,14 @@ import pytest
 
 from drover_collector.scrape import targets as targets_module
 from drover_collector.scrape.forgeable import ForgeablePages
-from drover_collector.scrape.settings import ScrapeConfig, Target, WriteInConfig, parse_target, validate_scrape
+from drover_collector.scrape.settings import (
+    OtlpInConfig,
+    ScrapeConfig,
+    Target,
+    WriteInConfig,
+    parse_target,
+    validate_scrape,
+)
 from drover_collector.scrape.targets import TargetList, parse_file_sd
 from drover_core.settings import SettingsError
 
@@ -80,6 +87,8 @@ def test_nodes_of_pages_without_tls_are_known_and_those_of_other_tables_are_not(
     assert "n01" not in ForgeablePages((), WriteInConfig())
     assert "n09" in ForgeablePages(tables, WriteInConfig(enabled=True)), "a writer may speak for any node"
     assert "n09" not in ForgeablePages(tables, WriteInConfig(enabled=True, ask_first=False))
+    assert "n09" in ForgeablePages((), WriteInConfig(), OtlpInConfig(enabled=True))
+    assert "n09" not in ForgeablePages((), WriteInConfig(), OtlpInConfig(enabled=True, ask_first=False))
 
 
 def test_targets_above_the_limit_are_said_and_not_cut_off_silently(monkeypatch: pytest.MonkeyPatch) -> None:
