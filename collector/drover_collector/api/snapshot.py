@@ -24,6 +24,7 @@ from drover_collector.exporters.sending import SendStatus
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
+from drover_collector.pipeline.node_conditions import Reading
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.scrape.feed import ScrapeState
@@ -104,6 +105,7 @@ class OptionalParts:
         exports: returns the status of each exporter that sends, by its name.
         take_write: takes a request of remote_write from another thread and returns the status of HTTP and a sentence;
             None: no such requests are taken.
+        conditions: returns what was read last of the conditions of Kubernetes' nodes.
     """
 
     probes: ProbeOrderService | None = None
@@ -113,6 +115,7 @@ class OptionalParts:
     exports: Callable[[], Mapping[str, SendStatus]] = dict
     scraping: Callable[[], ScrapeState | None] = lambda: None
     take_write: Callable[[bytes], tuple[int, str]] | None = None
+    conditions: Callable[[], Reading] = Reading
 
 
 class ApiSnapshot:
