@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from drover_collector.detectors._lib.examples import LAG_MS, START_MS, play, sma
 from drover_collector.detectors.conditions import detector
 from drover_collector.detectors.conditions.rules import OWN, ROWS, RULES, rule_of
 from drover_collector.engine.engine import Engine
+from drover_collector.ingest.parse_records import RecordSource, parse_record
+from drover_collector.ingest.schema_registry import Refusal
 from drover_collector.policy.policy import FOREIGN_MOST, Policy
 from drover_core.model.conditions import (
     ConditionError,
@@ -33,6 +36,7 @@ from drover_core.model.events import (
     Severity,
 )
 from drover_core.model.reports import event_text
+from drover_proto import telemetry_pb2
 
 BAD = NodeCondition("KernelDeadlock", "True", "DockerHung", "task docker:7 blocked", START_MS, Standing.FAULT)
 WELL = replace(BAD, status="False", standing=Standing.WELL)
@@ -71,7 +75,7 @@ def test_a_condition_that_lasts_is_a_warning_that_asks_for_watching() -> None:
         ({2: [("n02", replace(BAD, status="Unknown", standing=Standing.UNKNOWN))]}, "its writer does not know"),
         ({2: [("n02", replace(BAD, type="Lunch", standing=Standing.SHOWN))]}, "its type is not known"),
         ({2: [("n02", replace(BAD, type="Ready", status="False"))]}, "it must last ten minutes"),
-        ({2: [("n02", replace(BAD, type="GPUMissing", place=Place.CLOSED))]}, "who works there causes it too"),
+        ({2: [("n02", replace(BAD, type="GPUMissing", place=Place.CLOSED))]}, "work on the node causes it too"),
         ({2: [("n02", replace(BAD, every_s=600))]}, "a large cluster is read each ten minutes, and once is not twice"),
         ({2: [("elsewhere", BAD)]}, "the node is not in the fleet"),
     ],
@@ -198,7 +202,7 @@ def test_a_message_holds_all_of_a_condition(found_: NodeCondition) -> None:
         '{"v":1,"type":"A","standing":"fault","since_ms":true}',
     ],
 )  # fmt: skip
-def test_what_is_no_condition_is_refused_and_shown_as_it_is(text: str) -> None:
+def test_what_is_no_condition_is_refused_and_shown_unchanged(text: str) -> None:
     with pytest.raises(ConditionError):
         from_message(text)
     assert event_text("condition", text) == text
@@ -207,3 +211,16 @@ def test_what_is_no_condition_is_refused_and_shown_as_it_is(text: str) -> None:
     for window, now_ms in play(small_fleet(), 20, events={2: [event]}):
         findings, state = detector.detect(window, state, now_ms)
         assert findings == []
+
+
+def test_the_how_to_says_how_many_types_are_judged() -> None:
+    text = (Path(__file__).parents[3] / "docs/how-to/conditions.md").read_text("utf-8")
+    assert f"{len(RULES)} types are judged" in text
+
+
+def test_no_agent_may_send_one() -> None:
+    """A node's key would else write conditions of any kind about its node, past Kubernetes' own rights."""
+    event = telemetry_pb2.Event(kind="condition", code="KernelDeadlock", message=to_message(BAD), ts_ms=START_MS)
+    source = RecordSource(node="n02", spool="s", received_ms=START_MS, hello_ms=START_MS, clock_offset_ms=0)
+    refused = parse_record(telemetry_pb2.Record(seq=1, event=event), source)
+    assert isinstance(refused, Refusal) and "'condition'" in refused.text

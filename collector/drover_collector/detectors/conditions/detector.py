@@ -1,9 +1,9 @@
 """Judge conditions that others write on Kubernetes nodes: the kubelet, node-problem-detector, NVSentinel, EKS, AKS.
 
-Whoever may change a node's status writes them, so a finding is a warning at most and asks for no more than watching.
+Anyone who may change a node's status can write them, so a finding is a warning at most and asks for no more than watching.
 It stays apart from what Drover measures itself (incidents/correlation.py), and the policy takes no node out for it.
 
-No warning comes of one that lasts less than its rule's `hold_s`; of a node that was created a moment ago; of one that
+There is no warning of one that lasts less than its rule's `hold_s`; of a node that was created a moment ago; of one that
 is cordoned or in maintenance (a note at most); of one that stood for a day before it was first seen (a note); of the
 same on many nodes at once (one note). "Unknown" says nothing: what was reported before stays.
 """
@@ -142,7 +142,7 @@ def _of_node(rule: Rule, held: Held, node: str, now_ms: int, closed: bool) -> Fi
     if closed:
         why = " while it is out of service or worked on"
     elif found.old:
-        why = f", as it was {duration(held.first_ms - since_ms)} before Drover first read it"
+        why = f", and was {duration(held.first_ms - since_ms)} before Drover first read it"
     return Finding(
         NAME, rule.kind, cause_of(rule.type), "node", node, None, ((node, None),), now_ms, since_ms, held.severity,
         CONFIDENCE, RecommendedAction.NONE if held.severity is Severity.INFO else RecommendedAction.WATCH,

@@ -34,7 +34,7 @@ class Rule:
     Attributes:
         bad: the status that means a fault.
         what: follows "Node n12: ".
-        work: whoever works on a node causes it too, so it proves nothing while the node is cordoned.
+        work: work on a node causes it too, so it proves nothing while the node is cordoned.
         hold_s: how long it must last.
     """
 
