@@ -1,11 +1,11 @@
 """Judge conditions that others write on Kubernetes nodes: the kubelet, node-problem-detector, NVSentinel, EKS, AKS.
 
-Anyone who may change a node's status can write them, so a finding is a warning at most and asks for no more than watching.
-It stays apart from what Drover measures itself (incidents/correlation.py), and the policy takes no node out for it.
+Anyone who may change a node's status can write them. So a finding is a warning at most, and asks for no more than
+watching. It stays apart from what Drover measures itself (incidents/correlation.py), and no node goes for it.
 
-There is no warning of one that lasts less than its rule's `hold_s`; of a node that was created a moment ago; of one that
-is cordoned or in maintenance (a note at most); of one that stood for a day before it was first seen (a note); of the
-same on many nodes at once (one note). "Unknown" says nothing: what was reported before stays.
+There is no warning of one that lasts less than its rule's `hold_s`; of a node that was created a moment ago; of one
+that is cordoned or in maintenance (a note at most); of one that stood for a day before it was first seen (a note); of
+the same on many nodes at once (one note). "Unknown" says nothing: what was reported before stays.
 """
 
 from __future__ import annotations
