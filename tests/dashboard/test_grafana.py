@@ -17,12 +17,28 @@ from drover_core.settings import SettingsError
 from drover_dashboard import main
 from drover_dashboard.client import ClientError, FleetClient
 from drover_dashboard.widgets import charts, grafana
+from drover_proto import fleet_pb2 as pb
 
-from .conftest import NOW_MS
+from .conftest import NOW_MS, Chosen
 from .test_pages import opened
 
 HERE = Grafana("https://grafana.example/sub/")
 BOARDS = Path(__file__).parents[2] / "docs/monitoring"
+
+
+class WithJob(Chosen):
+    """Also answers for a job; "over" has ended."""
+
+    def GetJob(self, request: pb.JobRequest, context: object) -> pb.JobDetail:
+        row = pb.JobRow(job=request.job, gpus=2, nodes=1, since_ms=NOW_MS - 7_200_000)
+        if request.job == "over":
+            row.ended_ms = NOW_MS
+        return pb.JobDetail(row=row)
+
+
+@pytest.fixture
+def chosen() -> Chosen:
+    return WithJob()
 
 
 @pytest.fixture
@@ -56,10 +72,11 @@ def test_pages_lead_to_the_board_of_their_nodes_and_time(shared: FleetClient, pa
         assert asked["var-job_name"] == ["job1"] and "var-node" not in asked
     else:
         assert asked["var-node"] == ["n2"] and "var-job_name" not in asked
-    if page == "node":
-        assert (asked["from"], asked["to"]) == (["now-900s"], ["now"])
-    else:
-        assert set(asked) >= {"from", "to"}
+    usual = {"node": "now-900s", "job": "now-3600s"}
+    if page in usual:
+        assert (asked["from"], asked["to"]) == ([usual[page]], ["now"])
+    else:  # from some minutes before its onset on; it is open
+        assert int(asked["from"][0]) < NOW_MS and asked["to"] == ["now"]
 
 
 @pytest.mark.usefixtures("linked")
@@ -67,6 +84,12 @@ def test_a_time_that_was_drawn_goes_along(shared: FleetClient) -> None:
     at_s = NOW_MS // 1000
     [(_, asked)] = links(opened("node", node="n2", **{charts.OPEN: f"{at_s - 600}-{at_s}"}))
     assert (asked["from"], asked["to"]) == ([str(NOW_MS - 600_000)], [str(NOW_MS)])
+
+
+@pytest.mark.usefixtures("linked")
+def test_the_charts_of_an_ended_job_end_with_it(shared: FleetClient) -> None:
+    [(_, asked)] = links(opened("job", job="over"))
+    assert (asked["from"], asked["to"]) == ([str(NOW_MS - 3_600_000)], [str(NOW_MS)])
 
 
 def test_names_are_escaped_and_very_many_nodes_are_left_out() -> None:
