@@ -16,7 +16,7 @@ MOST_VALUES = 50  # of a variable; more make an address that proxies refuse (8 k
 
 
 def wrong_address(text: str) -> str | None:
-    """Return what is wrong with the address of a Grafana; None: nothing. "" is none at all."""
+    """Return what is wrong with the address of a Grafana; None: nothing. "" names none."""
     if not text:
         return None
     try:
