@@ -103,6 +103,13 @@ def test_a_cordoned_node_that_comes_back_with_its_condition_is_a_warning() -> No
     assert [f.severity for f in found({2: [("n02", shut)], 20: [("n02", BAD)]})] == [Severity.INFO, Severity.WARNING]
 
 
+def test_one_that_comes_back_is_a_new_one_also_where_its_writer_leaves_the_time_unchanged() -> None:
+    """The incident's id is made of its begin: with the old one the new incident would be taken for the closed one."""
+    gone = replace(BAD, status="", standing=Standing.GONE)
+    first, again = found({2: [("n02", BAD)], 20: [("n02", gone)], 22: [("n02", BAD)]}, buckets=40)
+    assert first.since_ms == START_MS < START_MS + 200_000 <= again.since_ms
+
+
 def test_unknown_ends_nothing_that_was_reported() -> None:
     unknown = replace(BAD, status="Unknown", standing=Standing.UNKNOWN)
     assert len(found({2: [("n02", BAD)], 20: [("n02", unknown)]}, buckets=60)) == 2

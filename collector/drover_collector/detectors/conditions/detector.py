@@ -50,10 +50,17 @@ Key = tuple[str, str]  # node, type
 
 @dataclass(slots=True)
 class Held:
-    """A condition that is a fault. `first_ms`: when it was first seen as such. `reported_ms`: 0: not yet."""
+    """A condition that is a fault.
+
+    Attributes:
+        first_ms: when it was first seen as such.
+        after_ms: when it had ended before; its writer may leave the time of a transition unchanged. 0: never.
+        reported_ms: 0: not yet.
+    """
 
     found: NodeCondition
     first_ms: int
+    after_ms: int = 0
     reported_ms: int = 0
     severity: Severity = Severity.INFO
 
@@ -61,6 +68,7 @@ class Held:
 @dataclass(slots=True)
 class ConditionState:
     held: dict[Key, Held] = field(default_factory=dict)
+    ended_ms: dict[Key, int] = field(default_factory=dict)  # of those that were faults before
     common_ms: dict[str, int] = field(default_factory=dict)  # type -> when many nodes had it, last reported
 
 
@@ -102,11 +110,12 @@ def _take(s: ConditionState, event: Event, now_ms: int) -> None:
     known = s.held.get(key)
     if found.standing is Standing.FAULT:
         if known is None:
-            s.held[key] = Held(found, now_ms)
+            s.held[key] = Held(found, now_ms, s.ended_ms.get(key, 0))
         else:
             known.found = replace(found, old=known.found.old)
     elif found.standing is not Standing.UNKNOWN:
-        s.held.pop(key, None)
+        if s.held.pop(key, None) is not None:
+            s.ended_ms[key] = now_ms
 
 
 def _due(window: Window, s: ConditionState, now_ms: int) -> Iterator[Finding]:
@@ -137,7 +146,7 @@ def _due(window: Window, s: ConditionState, now_ms: int) -> Iterator[Finding]:
 
 def _of_node(rule: Rule, held: Held, node: str, now_ms: int, closed: bool) -> Finding:
     found = held.found
-    since_ms = min(found.since_ms or held.first_ms, held.first_ms)
+    since_ms = min(max(found.since_ms, held.after_ms) or held.first_ms, held.first_ms)
     why = ""
     if closed:
         why = " while it is out of service or worked on"
