@@ -113,9 +113,8 @@ def _take(s: ConditionState, event: Event, now_ms: int) -> None:
             s.held[key] = Held(found, now_ms, s.ended_ms.get(key, 0))
         else:
             known.found = replace(found, old=known.found.old)
-    elif found.standing is not Standing.UNKNOWN:
-        if s.held.pop(key, None) is not None:
-            s.ended_ms[key] = now_ms
+    elif found.standing is not Standing.UNKNOWN and s.held.pop(key, None) is not None:
+        s.ended_ms[key] = now_ms
 
 
 def _due(window: Window, s: ConditionState, now_ms: int) -> Iterator[Finding]:
