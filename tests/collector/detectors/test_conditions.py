@@ -29,6 +29,7 @@ from drover_core.model.conditions import (
 )
 from drover_core.model.events import (
     Event,
+    EventKind,
     Evidence,
     Finding,
     IncidentKind,
@@ -213,7 +214,7 @@ def test_what_is_no_condition_is_refused_and_shown_unchanged(text: str) -> None:
     with pytest.raises(ConditionError):
         from_message(text)
     assert event_text("condition", text) == text
-    event = Event("e", START_MS, "n02", None, detector.EventKind.CONDITION, "A", text)
+    event = Event("e", START_MS, "n02", None, EventKind.CONDITION, "A", text)
     state = None
     for window, now_ms in play(small_fleet(), 20, events={2: [event]}):
         findings, state = detector.detect(window, state, now_ms)

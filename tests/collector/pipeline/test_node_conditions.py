@@ -106,7 +106,8 @@ def test_what_is_bad_is_stored_once_and_again_when_it_changes(read: Read) -> Non
     assert (event.kind, event.code, event.source, event.received_ms) == (
         "condition", "KernelDeadlock", "kubernetes", read.now_ms,
     )  # fmt: skip
-    assert read.newest.since_ms == T0 - HOUR_MS and not read.newest.old and read.newest.place is Place.SERVICE
+    first = read.newest
+    assert (first.since_ms, first.old, first.place) == (T0 - HOUR_MS, False, Place.SERVICE)
     deadlock["message"] = "its author counts up in it"
     assert read.ask() == []
     deadlock["reason"] = "AnotherTask"
