@@ -20,6 +20,7 @@ from drover_agent.sources.nvml.fields import RARE_METRICS, SLOW_METRICS
 from drover_cli.forms import WATCHED
 from drover_cli.main import build_parser
 from drover_collector.config import CollectorConfig
+from drover_collector.detectors.conditions.rules import ROWS as CONDITIONS
 from drover_collector.rest.idempotency import KEPT_S
 from drover_collector.rest.openapi import VERSION
 from drover_collector.rest.requests import PAGE, PAGE_MOST, offered
@@ -210,7 +211,28 @@ def events() -> str:
             "a rank in a hang's incident, and cause no action. `gpu` is set where the agent knows the rank's process."
         )
     )
+    parts.append(conditions())
     return "\n".join(parts)
+
+
+def conditions() -> str:
+    words = {"True": "`True`", "False": "`False`"}
+    lines: list[list[object]] = [
+        [f"`{r.type}`", words[r.bad], r.kind.value, r.severity.value, r.what, f"{r.hold_s} s", r.source]
+        for r in CONDITIONS
+    ]
+    return (
+        f"## {EventKind.CONDITION.value}: what others write on a Kubernetes node\n\n"
+        + prose(
+            "No agent sends these: the collector reads them ([conditions](../how-to/conditions.md)). The code is the "
+            "condition's type. The message is one JSON object of version 1 with `type`, `status`, `reason`, `message`, "
+            "`since_ms`, `standing` (fault, well, unknown, shown, gone), `place` of the node (closed, new; absent: in "
+            "service), `every_s` and the sentence `text`. A type that is not in this table is shown and not judged, "
+            "unless a setting names it."
+        )
+        + "\n"
+        + table(["type", "bad when", "kind", "severity", "meaning", "must last", "documented by"], lines)
+    )
 
 
 def sources() -> str:

@@ -754,6 +754,15 @@ class Member(TypedDict):
     gpu: int | None
 
 
+class NodeCondition(TypedDict):
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: str | None
+    standing: str
+
+
 class NodeDetail(TypedDict):
     row: NodeRow | None
     inventory: dict[str, str]
@@ -764,6 +773,9 @@ class NodeDetail(TypedDict):
     links: list[LinkDetail]
     inventory_peers: list[InventoryPeers]
     health: list[HealthMoment]
+    conditions: list[NodeCondition]
+    conditions_well: int
+    conditions_read: str | None
 
 
 class NodeHeat(TypedDict):

@@ -55,7 +55,8 @@ from drover_collector.pipeline.leadership import Leadership, holder
 from drover_collector.pipeline.learned_fleet import FleetLearner, learned, sentence
 from drover_collector.pipeline.lease import LeaderLease
 from drover_collector.pipeline.maintenance import Maintenance
-from drover_collector.pipeline.maintenance_events import MaintenanceEvents, marks_of
+from drover_collector.pipeline.maintenance_events import MaintenanceEvents, Marks, marks_of
+from drover_collector.pipeline.node_conditions import ConditionSettings, NodeConditions, Reading
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.pipeline.pod_owners import PodOwners
 from drover_collector.policy.policy import Policy
@@ -184,6 +185,7 @@ class Detection:
         )
         self.ingest = IngestService(IngestContext(store, index, listeners))
         (stream,) = self.ingest.methods().values()
+        self.conditions = node_conditions(config.act, self.pipeline, self._take_events)
         self.scrape = ScrapeFeed(
             config.scrape, stream, self.pipeline.ticks.troubles, config.rest.remote_write, config.rest.otlp
         )
@@ -195,10 +197,12 @@ class Detection:
     def tasks(self, config: CollectorConfig) -> list[Callable[[], Awaitable[None]]]:
         """Return what runs next to judging; run each until cancelled."""
         verdicts = GateSender(self.pipeline, self.ingest.streams)
-        events = maintenance_events(config, self.pipeline)
+        events = maintenance_events(config, self.pipeline, self.conditions)
         tasks = [self.maintenance.run, self.scrape.run, verdicts.run, events.run, *self.probes.tasks]
         if config.act.kubernetes.enabled:
             tasks.append(PodOwners(self.pipeline, KubernetesApi(config.act.kubernetes)).run)
+        if self.conditions is not None and not config.maintenance_events.marks:
+            tasks.append(self.conditions.run)
         return tasks
 
     def _take_events(self, events: Sequence[Event]) -> None:
@@ -374,13 +378,31 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
         await _until_stopped(judging, stopping)
 
 
-def maintenance_events(config: CollectorConfig, pipeline: Pipeline) -> MaintenanceEvents:
-    """Build what watches for planned work that others report."""
+def maintenance_events(
+    config: CollectorConfig, pipeline: Pipeline, conditions: NodeConditions | None
+) -> MaintenanceEvents:
+    """Build what watches for planned work that others report. Where it lists nodes, `conditions` reads that list."""
     events = config.maintenance_events
-    if not events.taints and not events.conditions:
+    if not events.marks:
         return MaintenanceEvents(events, pipeline)
-    api, taints, conditions = KubernetesApi(config.act.kubernetes), set(events.taints), set(events.conditions)
-    return MaintenanceEvents(events, pipeline, lambda: marks_of(api.nodes(), taints, conditions, kept_closed))
+    api, taints, types = KubernetesApi(config.act.kubernetes), set(events.taints), set(events.conditions)
+
+    def marks() -> Marks:
+        nodes = api.nodes()
+        return marks_of(conditions.through(nodes) if conditions is not None else nodes, taints, types, kept_closed)
+
+    return MaintenanceEvents(events, pipeline, marks)
+
+
+def node_conditions(
+    act: ActConfig, pipeline: Pipeline, take: Callable[[Sequence[Event]], None]
+) -> NodeConditions | None:
+    """Build what reads the conditions of Kubernetes' nodes; None: they are not read."""
+    config = act.kubernetes
+    if not config.enabled or not config.conditions:
+        return None
+    counted = ConditionSettings.of(config.warn_conditions, config.ignore_conditions)
+    return NodeConditions(counted, pipeline, KubernetesApi(config).nodes, take)
 
 
 def _optional_parts(
@@ -391,6 +413,7 @@ def _optional_parts(
         detection.probes.service, beats, detection.maintenance.expiring, agents_address, detection.exports.statuses,
         detection.scrape.read_state, writes.ask if config.rest.remote_write.enabled else None,
         writes.ask_otlp if config.rest.otlp.enabled else None,
+        lambda: Reading() if detection.conditions is None else detection.conditions.reading,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drover_core import settings
+from drover_core.grafana import BOARD, Grafana, wrong_address, wrong_board
 from drover_core.settings import SettingsError, required, setting
 
 ALL = "all"  # of the command line: every cluster; so no cluster has this name
@@ -40,6 +41,13 @@ class Cluster:
     ca: str = setting("", "the cluster's CA, PEM; for mutual TLS give ca, cert and key")
     cert: str = setting("", "certificate to show it")
     key: str = setting("", "and its key")
+    grafana: str = setting("", "http(s):// address of its Grafana; the console's pages link to it", wrong_address)
+    grafana_board: str = setting(BOARD, "uid of the board of its GPUs there", wrong_board)
+
+    @property
+    def linked(self) -> Grafana | None:
+        """Its Grafana; None: it has none."""
+        return Grafana(self.grafana, self.grafana_board) if self.grafana else None
 
     def tls(self) -> tuple[Path, Path, Path] | None:
         return (Path(self.ca), Path(self.cert), Path(self.key)) if self.ca else None

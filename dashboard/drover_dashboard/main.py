@@ -14,12 +14,13 @@ from typing import Any
 
 from drover_core import clusters as cluster_settings
 from drover_core import interrupts
+from drover_core.grafana import BOARD, Grafana, wrong_address, wrong_board
 from drover_core.settings import SettingsError
 from drover_dashboard import clusters
 from drover_dashboard.client import ClientError, FleetClient, Tls, share
 from drover_dashboard.server import auth_settings as people
 from drover_dashboard.server.signin_options import add_arguments, sign_in
-from drover_dashboard.widgets import theme
+from drover_dashboard.widgets import grafana, theme
 
 COLLECTOR = "127.0.0.1:7302"
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         people.share(sign_in(options))
         _check_free(options.address, options.port)
         several = _several(options, tls)
+        _share_grafana(options)
         if several is None:
             share(FleetClient(options.collector or COLLECTOR, tls))
     except (ClientError, SettingsError) as error:
@@ -69,6 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--address", default="127.0.0.1", help="address for browsers (default %(default)s)")
     for name, what in (("ca", "the fleet's CA"), ("cert", "this console's certificate"), ("key", "its key")):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"{what}, PEM; give all three for mutual TLS")
+    parser.add_argument("--grafana", default="", metavar="URL", help="Grafana that the pages link to; none: no links")
+    parser.add_argument(
+        "--grafana-board", default=BOARD, metavar="UID", help="its board of the GPUs (default %(default)s)"
+    )  # fmt: skip
     add_arguments(parser)
     return parser
 
@@ -107,6 +113,24 @@ def _several(options: argparse.Namespace, tls: Tls | None) -> clusters.Clusters 
     if not found.clusters:
         raise ClientError(f"{options.settings}: no [[clusters]]: add one for each collector, with name and collector")
     return clusters.Clusters(clusters.clients(found))
+
+
+def _share_grafana(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        ClientError: it is named twice, or cannot be linked to.
+    """
+    if options.settings is not None:
+        if options.grafana:
+            raise ClientError("--settings names each cluster's Grafana: write grafana there, and leave out --grafana")
+        known = cluster_settings.load(options.settings).clusters
+        grafana.share({each.name: found for each in known if (found := each.linked) is not None})
+        return
+    if said := wrong_address(options.grafana):
+        raise ClientError(f"--grafana: {said}")
+    if said := wrong_board(options.grafana_board):
+        raise ClientError(f"--grafana-board: {said}")
+    grafana.share({"": Grafana(options.grafana, options.grafana_board)} if options.grafana else {})
 
 
 def _check_free(address: str, port: int) -> None:

@@ -660,6 +660,13 @@ class NodeDetail(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     INVENTORY_PEERS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    CONDITIONS_WELL_FIELD_NUMBER: _builtins.int
+    CONDITIONS_READ_MS_FIELD_NUMBER: _builtins.int
+    conditions_well: _builtins.int
+    """how many of them are well"""
+    conditions_read_ms: _builtins.int
+    """0: not read by this collector"""
     @_builtins.property
     def row(self) -> Global___NodeRow: ...
     @_builtins.property
@@ -688,6 +695,10 @@ class NodeDetail(_message.Message):
     def health(self) -> _containers.RepeatedCompositeFieldContainer[Global___HealthMoment]:
         """of the node and its GPUs, oldest first"""
 
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCondition]:
+        """that others write in Kubernetes, but those that are well"""
+
     def __init__(
         self,
         *,
@@ -700,14 +711,54 @@ class NodeDetail(_message.Message):
         links: _abc.Iterable[Global___LinkDetail] | None = ...,
         inventory_peers: _abc.Iterable[Global___InventoryPeers] | None = ...,
         health: _abc.Iterable[Global___HealthMoment] | None = ...,
+        conditions: _abc.Iterable[Global___NodeCondition] | None = ...,
+        conditions_well: _builtins.int = ...,
+        conditions_read_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["row", b"row"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events_json", b"events_json", "gpus", b"gpus", "health", b"health", "incident_ids", b"incident_ids", "inventory", b"inventory", "inventory_peers", b"inventory_peers", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions", "conditions_read_ms", b"conditions_read_ms", "conditions_well", b"conditions_well", "events_json", b"events_json", "gpus", b"gpus", "health", b"health", "incident_ids", b"incident_ids", "inventory", b"inventory", "inventory_peers", b"inventory_peers", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeDetail: _TypeAlias = NodeDetail  # noqa: Y015
+
+@_typing.final
+class NodeCondition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    status: _builtins.str
+    """True, False, Unknown"""
+    reason: _builtins.str
+    message: _builtins.str
+    since_ms: _builtins.int
+    """0: not known"""
+    standing: _builtins.str
+    """fault, unknown; shown: not judged"""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        status: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+        standing: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason", "since_ms", b"since_ms", "standing", b"standing", "status", b"status", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeCondition: _TypeAlias = NodeCondition  # noqa: Y015
 
 @_typing.final
 class HealthMoment(_message.Message):

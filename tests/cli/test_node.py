@@ -97,3 +97,15 @@ def test_who_holds_a_gpu(detail: pb.NodeDetail, capsys: pytest.CaptureFixture[st
     first, second = (json.loads(line)["processes"] for line in capsys.readouterr().out.splitlines())
     assert [one["pid"] for one in first] == [4243, 4242]
     assert second is None
+
+
+def test_conditions_of_kubernetes_stand_above_the_gpus(
+    detail: pb.NodeDetail, capsys: pytest.CaptureFixture[str]
+) -> None:
+    detail.conditions.add(type="KernelDeadlock", status="True", reason="DockerHung", standing="fault")
+    detail.conditions.add(type="Lunch", status="True", message="\x1b[31m", standing="shown")
+    assert main(["node", "n1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "Kubernetes condition KernelDeadlock=True: DockerHung" in lines
+    [unknown] = [line for line in lines if "Lunch" in line]
+    assert unknown.startswith("Kubernetes condition Lunch=True (not judged)") and "\x1b" not in unknown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from drover_dashboard.widgets import charts, strip, view
 from drover_dashboard.widgets.table import Cell, Row
 from drover_proto import fleet_pb2 as pb
 
-from .conftest import NOW_MS, Chosen, event
+from .conftest import HOSTILE, NOW_MS, Chosen, event
 from .test_pages import PAGES
 
 WHO = view.Viewer(view.fmt.zone("UTC"), NOW_MS)
@@ -257,3 +258,28 @@ def test_processes_are_shown_by_permission_and_unknown_is_not_none() -> None:
     assert node_gpu.processes(item, {}, True, WHO)[1].startswith("not known")
     detail = pb.NodeDetail(row=pb.NodeRow(name="n1"), inventory=inventory | {"bios": "2.1"})
     assert [row.cells[0].text for row in node_detail.inventory_rows(detail)] == ["bios"]
+
+
+def test_conditions_of_kubernetes_say_what_is_bad_what_is_not_judged_and_what_is_unknown() -> None:
+    def shown(type_: str, standing: str, **more: Any) -> tuple[tuple[str, str, str], str]:
+        row = node_detail._condition(pb.NodeCondition(type=type_, status="True", standing=standing, **more), WHO)
+        return texts(row)[0], row.cells[1].sub
+
+    assert shown("KernelDeadlock", "fault", since_ms=NOW_MS - 3_600_000)[0] == ("KernelDeadlock=True", "fault", "")
+    assert shown("Lunch", "shown") == (("Lunch=True", "", ""), "not judged")
+    assert shown("Ready", "unknown")[0][2] == "absent"
+    row = node_detail._condition(pb.NodeCondition(type="A", status="True", reason="R", message=HOSTILE), WHO)
+    assert row.cells[1].text == f"R: {HOSTILE}"  # a table's cell is plain text
+
+
+@pytest.mark.parametrize(("read_ms", "drawn"), [(0, False), (NOW_MS, True)])
+def test_conditions_stand_on_the_page_where_they_are_read(
+    read_ms: int, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[tuple[str, list[Row]]] = []
+    monkeypatch.setattr(node_detail, "table", lambda key, columns, rows, **more: tables.append((key, rows)))
+    bad = pb.NodeCondition(type="KernelDeadlock", status="True", standing="fault")
+    node_detail._conditions(pb.NodeDetail(conditions=[bad], conditions_well=7, conditions_read_ms=read_ms), WHO)
+    assert [(key, rows[-1].cells[0].text, len(rows)) for key, rows in tables] == (
+        [("conditions", "well: 7", 2)] if drawn else []
+    )

@@ -59,6 +59,8 @@ class StandIn:
         self.broken: tuple[int, bytes] | None = None  # what everything is answered, as by a proxy before it
         self.tracks = True  # who has set the cordon, in managedFields, as current servers do
         self.manager = ""  # of the request that is answered now
+        self.others: list[dict[str, Any]] = []  # nodes that are only listed
+        self.asks_table, self.query = True, dict[str, list[str]]()  # of the request that is answered now
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
         if path.endswith("/eviction"):
@@ -71,6 +73,8 @@ class StandIn:
         if path in ("/api/v1", "/api/v1/"):
             eviction = {"name": "pods/eviction", "group": "policy", "version": "v1", "kind": "Eviction"}
             return 200, {"kind": "APIResourceList", "resources": [eviction]}, {}
+        if path == "/api/v1/nodes" and not self.asks_table:
+            return self.node_list()
         if path == "/api/v1/nodes":
             return 200, {"kind": "Table", "columnDefinitions": COLUMNS, "rows": self.rows}, {}
         if path == "/api/v1/pods":
@@ -81,6 +85,13 @@ class StandIn:
         elif method == "PATCH":
             self.change(body, self.manager)
         return 200, self.node, {}
+
+    def node_list(self) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """In pages of `limit`, with a token for the next one, as "Retrieving large results sets in chunks" says."""
+        first, most = int(self.query.get("continue", ["0"])[0]), int(self.query.get("limit", ["500"])[0])
+        every = [self.node, *self.others]
+        more = {"continue": str(first + most)} if first + most < len(every) else {}
+        return 200, {"kind": "NodeList", "metadata": more, "items": every[first : first + most]}, {}
 
     def change(self, patch: dict[str, Any], manager: str) -> None:
         """A field has the manager that has last given it another value; of one that is not there nobody is noted."""
@@ -102,7 +113,9 @@ def stand_in(made: StandIn) -> Iterator[StandIn]:
         def _do(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             path, _, query = self.path.partition("?")
-            made.manager = parse_qs(query).get("fieldManager", [""])[0]
+            made.query = parse_qs(query)
+            made.manager = made.query.get("fieldManager", [""])[0]
+            made.asks_table = "as=Table" in self.headers.get("Accept", "")
             status, answer, headers = made.answer(self.command, path, body)
             text = json.dumps(answer).encode()
             if made.broken is not None:

@@ -11,6 +11,7 @@ from drover_cli import client
 from drover_cli.output import ago, message_json, plain, print_json, print_table, say
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model import gpu_processes
+from drover_core.model.conditions import Standing
 from drover_core.model.events import Health
 from drover_core.model.reports import job_label
 from drover_core.model.scraped import blind_of, origin_of
@@ -54,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
         say(plain(origin))
         for detector, text in blind_of(detail.inventory).items():
             say(plain(f"  blind: {detector}: {text}"))
+    for found in detail.conditions:
+        why = ": ".join(part for part in (found.reason, found.message) if part)
+        judged = "" if found.standing != Standing.SHOWN else " (not judged)"
+        say(plain(f"Kubernetes condition {found.type}={found.status}{judged}{f': {why}' if why else ''}"))
     if not detail.gpus:
         why = detail.inventory.get("no_gpu_reason", "")
         print(plain(f"no GPU: {why}") if why else "no GPU is known on this node")

@@ -7,10 +7,11 @@ from typing import Any
 
 from drover_cli.doctor.finding import Finding, bad, ok, unknown, warn
 from drover_collector.actions.base import ActError, AwayError, LaterError
-from drover_collector.actions.settings import SlurmConfig
+from drover_collector.actions.settings import KubernetesConfig, SlurmConfig
 from drover_collector.actions.slurm.scontrol import Scontrol
 from drover_collector.actions.slurm.slurmrestd import Slurmrestd
 from drover_collector.config import CollectorConfig
+from drover_collector.detectors.conditions.rules import RULES
 from drover_core.model.fleet import FleetSpec
 
 SHOWN = 5
@@ -63,6 +64,14 @@ def slurm_rights(settings: SlurmConfig) -> Finding:
     return unknown("slurm rights", text, f"sacctmgr modify user {user} set adminlevel=admin (ansible: slurm_access)")
 
 
+def _conditions(config: KubernetesConfig) -> str:
+    if not config.conditions:
+        return "their conditions are not read (act.kubernetes.conditions)"
+    more = f", {len(config.warn_conditions)} by settings" if config.warn_conditions else ""
+    fewer = f", without {', '.join(config.ignore_conditions)}" if config.ignore_conditions else ""
+    return f"their conditions are read: {len(RULES)} types are judged{more}{fewer}"
+
+
 def kubernetes(config: CollectorConfig, client: Any = None, review: Any = None) -> list[Finding]:
     """Whether the API answers, and what this token may, by SelfSubjectAccessReview."""
     from drover_collector.actions.kubernetes.api import KubernetesApi
@@ -72,7 +81,7 @@ def kubernetes(config: CollectorConfig, client: Any = None, review: Any = None) 
         count = len(api.statuses())
     except (AwayError, LaterError, ActError) as error:
         return [bad("kubernetes", str(error), f"check act.kubernetes, its token and the network; {RBAC}")]
-    found = [ok("kubernetes", f"answers, with {count} nodes")]
+    found = [ok("kubernetes", f"answers, with {count} nodes; {_conditions(config.act.kubernetes)}")]
     for verb, resource, part, needed in RIGHTS:
         named = f"{verb} {resource}{f'/{part}' if part else ''}"
         try:

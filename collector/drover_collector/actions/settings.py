@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,6 +48,18 @@ class SlurmConfig:
     )
 
 
+def _conditions(values: tuple[str, ...]) -> str | None:
+    found = [value.partition("=") for value in values]
+    wrong = next((value for value, _, status in found if status not in ("", "True", "False")), None)
+    return _types(tuple(type_ for type_, _, _ in found)) or (wrong and f"{wrong}: give TYPE, TYPE=True or TYPE=False")
+
+
+def _types(values: tuple[str, ...]) -> str | None:
+    """Return what is wrong with types of conditions. Their form: "qualified name" of the API's conventions."""
+    wrong = next((value for value in values if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9./_-]{0,119}", value)), None)
+    return None if wrong is None else f"{wrong!r} is no type of a condition, such as KernelDeadlock"
+
+
 @dataclass(frozen=True, slots=True)
 class KubernetesConfig:
     enabled: bool = setting(False, "nodes are Kubernetes', under the names of the fleet file")
@@ -58,6 +71,11 @@ class KubernetesConfig:
     gpu_resources: tuple[str, ...] = setting(
         ("nvidia.com/", "amd.com/gpu"), "a pod that asks for a resource that begins so is a job"
     )
+    conditions: bool = setting(True, "read the conditions that others write on nodes (docs/how-to/conditions.md)")
+    warn_conditions: tuple[str, ...] = setting(
+        (), "types of conditions to warn of too: TYPE, bad when True, or TYPE=False", _conditions
+    )
+    ignore_conditions: tuple[str, ...] = setting((), "types of conditions that are not read", _types)
 
 
 @dataclass(frozen=True, slots=True)

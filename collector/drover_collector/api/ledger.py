@@ -22,6 +22,7 @@ from drover_collector.ledger.telemetry import Buckets, EnergyMeter, find_activit
 from drover_collector.store import Store
 from drover_collector.store.samples.usage import STEP_MS, UsageReader
 from drover_core.jobs.checkpoint import ReportError, from_message
+from drover_core.model.conditions import is_foreign
 from drover_core.model.events import NoteKind
 from drover_core.model.kinds import CHECKPOINT, EventKind
 from drover_proto import fleet_pb2 as pb
@@ -120,7 +121,7 @@ def read_facts(
     checkpoints, checkpoints_from_ms = checkpoints_of(store, changes.jobs, read_ms)
     found = Facts(
         changes.jobs, holds, until_ms, GpuSpans.join(activity).apart().merged().clipped(0, until_ms),
-        [ledger_incident(row) for row in store.incidents.for_ledger(read_ms)],
+        [ledger_incident(row) for row in store.incidents.for_ledger(read_ms) if not is_foreign(row["cause"])],
         steps_of_jobs(index, holds, usage.steps(read_ms, until_ms)), store.outages.histories(read_ms),
         checkpoints, checkpoints_from_ms, teams_of(store, facts.config.teams, changes.jobs, read_ms),
         store.outages.gpus.histories(read_ms),

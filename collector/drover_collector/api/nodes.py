@@ -27,6 +27,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.incidents.health import HEALTHS
 from drover_core.metrics.catalog import Kind, Scope, of_scope
 from drover_core.model import gpu_processes
+from drover_core.model.conditions import NodeCondition
 from drover_core.model.events import (
     SEVERITY_ORDER,
     Absence,
@@ -128,6 +129,8 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest, names: bool = True) ->
     incidents = [i for i in facts.incidents(now_ms - RECENT_MS) if any(m[0] == node.name for m in i.members)]
     incidents.sort(key=lambda i: i.opened_ms, reverse=True)
     version = facts.stats.agent_versions.get(node.name, "")
+    reading = facts.parts.conditions()
+    conditions, well = reading.nodes.get(node.name, ((), 0))
     return pb.NodeDetail(
         row=node_row(facts, n, facts.open_by_node().get(node.name, ()), version),
         inventory=inventory if names else gpu_processes.without(inventory),
@@ -138,7 +141,17 @@ def get_node(facts: ApiSnapshot, request: pb.NodeRequest, names: bool = True) ->
         links=links,
         inventory_peers=inventory_peers(facts.pipeline.engine.inventory, index, n, inventory),
         health=_health(facts, node.name, request),
+        conditions=[_condition(each) for each in conditions],
+        conditions_well=well,
+        conditions_read_ms=reading.at_ms,
     )
+
+
+def _condition(found: NodeCondition) -> pb.NodeCondition:
+    return pb.NodeCondition(
+        type=found.type, status=found.status, reason=found.reason, message=found.message, since_ms=found.since_ms,
+        standing=found.standing,
+    )  # fmt: skip
 
 
 def _absent_reason(seen_ms: int, now_ms: int) -> str:

@@ -24,6 +24,7 @@ from drover_collector.exporters.sending import SendStatus
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.stats import IngestStats
 from drover_collector.pipeline.expiry import ClockGuardedExpiry
+from drover_collector.pipeline.node_conditions import Reading
 from drover_collector.pipeline.pipeline import Pipeline
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.scrape.feed import ScrapeState
@@ -106,6 +107,7 @@ class OptionalParts:
         take_write: takes a request of remote_write from another thread and returns the status of HTTP and a sentence;
             None: no such requests are taken.
         take_otlp: the same for a request of OTLP; None: none are taken.
+        conditions: returns what was read last of the conditions of Kubernetes' nodes.
     """
 
     probes: ProbeOrderService | None = None
@@ -116,6 +118,7 @@ class OptionalParts:
     scraping: Callable[[], ScrapeState | None] = lambda: None
     take_write: Callable[[bytes], tuple[int, str]] | None = None
     take_otlp: Callable[[Form, bytes], Answer] | None = None
+    conditions: Callable[[], Reading] = Reading
 
 
 class ApiSnapshot:

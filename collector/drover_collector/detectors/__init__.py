@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from drover_collector.detectors import idle, memory
 from drover_collector.detectors._lib.examples import Example
 from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.conditions import detector as conditions
 from drover_collector.detectors.drift import detector as drift
 from drover_collector.detectors.hang import detector as hang
 from drover_collector.detectors.kernel import detector as kernel
@@ -87,6 +88,7 @@ MODULES: tuple[DetectorModule, ...] = (
     hang,
     thermal,
     kernel,
+    conditions,
     straggler,
     drift,
     idle,

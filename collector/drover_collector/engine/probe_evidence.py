@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from drover_core.model.conditions import is_foreign
 from drover_core.model.events import (
     Evidence,
     Finding,
@@ -77,13 +78,14 @@ def read(verdicts: Sequence[ProbeVerdict], incidents: Iterable[Incident], now_ms
         verdicts: of one order. incidents: those that are open.
     """
     open_ = list(incidents)
+    own = [i for i in open_ if not is_foreign(i.cause)]  # a probe proves or refutes nothing that others wrote
     findings: list[Finding] = []
     refuted: dict[str, str] = {}
     noted: dict[str, str] = {}
     of_gpus = any(v.gpu is not None and v.passed is False for v in verdicts)
     for verdict in verdicts:
         scope = "node" if verdict.gpu is None else "gpu"
-        about = [i for i in open_ if (i.scope, i.node, i.gpu) == (scope, verdict.node, verdict.gpu)]
+        about = [i for i in own if (i.scope, i.node, i.gpu) == (scope, verdict.node, verdict.gpu)]
         findings += _drift(verdict, about, now_ms)
         findings += _shifts(verdict, open_, now_ms)
         if verdict.passed is False:

@@ -28,6 +28,7 @@ from drover_collector.incidents.correlation import (
     explains,
     explains_slowdown,
     fleet_wide,
+    foreign_apart,
     goes_on,
     heat_explains,
     width,
@@ -244,7 +245,7 @@ class IncidentBook:
                 continue
             if not record.holds:
                 continue  # it is over in this very call: what is still so now stands for itself
-            if incident.detectors == (EXPLAINS_NOTHING,):
+            if incident.detectors == (EXPLAINS_NOTHING,) or foreign_apart(finding, incident):
                 continue
             if (
                 incident.kind is finding.kind is IncidentKind.THERMAL
@@ -331,6 +332,8 @@ class IncidentBook:
             if incident.closed_ms is not None or other is record or width(incident.scope) >= width(finding.scope):
                 continue
             if now_ms - incident.opened_ms > ABSORB_MS or not {node for node, _ in incident.members} <= nodes:
+                continue
+            if foreign_apart(finding, incident):
                 continue
             if finding.scope == "job":
                 explained = incident.severity is Severity.INFO and set(incident.members) <= set(finding.members)

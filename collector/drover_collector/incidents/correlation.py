@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from drover_core.model.conditions import is_foreign
 from drover_core.model.events import (
     SEVERITY_ORDER,
     Finding,
@@ -73,12 +74,23 @@ def explains_slowdown(incident: Incident, slow: Finding | Incident) -> bool:
     """Return whether an open incident explains why a job became slower as a whole."""
     if incident.closed_ms is not None or incident.severity is Severity.INFO or incident.kind not in SLOWS_A_JOB:
         return False
+    if is_foreign(incident.cause):
+        return False
     if slow.kind is not IncidentKind.SLOWDOWN or slow.severity is Severity.INFO or slow.cause.endswith(OBJECTIVE):
         return False
     if abs(incident.since_ms - slow.since_ms) > SLOWS_WITHIN_MS:
         return False
     nodes = {node for node, _ in slow.members}
     return incident.job == slow.job or any(node in nodes for node, _ in incident.members)
+
+
+def foreign_apart(finding: Finding, incident: Incident) -> bool:
+    """Return whether only one of the two rests on what others have written on a Kubernetes node.
+
+    Neither explains, joins or closes the other: what Drover measures decides about nodes, and nothing that others say
+    may change its cause, its severity or what is done.
+    """
+    return is_foreign(finding.cause) is not is_foreign(incident.cause)
 
 
 def apart(finding: Finding, incident: Incident) -> bool:
@@ -89,6 +101,8 @@ def apart(finding: Finding, incident: Incident) -> bool:
     after its memory, links or heat were reported is new, also for people who silenced that: until then it worked, and
     now its job is dead.
     """
+    if foreign_apart(finding, incident):
+        return True
     if finding.kind is incident.kind:
         return False
     if finding.cause in GPU_GONE and finding.detector not in incident.detectors:

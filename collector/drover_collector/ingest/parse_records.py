@@ -10,6 +10,7 @@ from drover_core.metrics.catalog import BY_NAME
 from drover_core.model.events import Absence, Event, EventKind, Holding, ProbeResult, from_json
 from drover_proto import telemetry_pb2 as pb
 
+OF_AGENTS = tuple(kind for kind in EventKind if kind is not EventKind.CONDITION)  # that is Kubernetes' own
 SUSPECT_MS = 60_000  # NTP leaves far less, and operators notice only more
 MAX_MS = 10_000_000_000_000  # year 2286; the store holds times from 1970 until then
 MAX_TEXT = 16_384  # a kernel line has at most 1 kB; agents join a few
@@ -63,8 +64,8 @@ def parse_record(record: pb.Record, source: RecordSource) -> ParsedRecord | Refu
 
 def _event(record: pb.Record, source: RecordSource) -> ParsedRecord | Refusal:
     event = record.event
-    if event.kind not in tuple(EventKind):
-        return Refusal("bad record", f"an event of kind {event.kind[:80]!r}; valid: {', '.join(EventKind)}")
+    if event.kind not in OF_AGENTS:
+        return Refusal("bad record", f"an event of kind {event.kind[:80]!r}; valid: {', '.join(OF_AGENTS)}")
     if event.gpu > 255 or max(map(len, (event.code, event.message, event.source, event.boot_id))) > MAX_TEXT:
         text = f"an event with GPU {event.gpu} (0 to 255 are allowed) or a text of more than {MAX_TEXT} characters"
         return Refusal("bad record", text)

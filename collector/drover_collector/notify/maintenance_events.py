@@ -48,6 +48,11 @@ class MaintenanceEventsConfig:
         8.0, "a taint or condition that stays for longer no longer counts", between(0.1, MOST_HOURS)
     )
 
+    @property
+    def marks(self) -> bool:
+        """Whether Kubernetes is asked for taints or conditions."""
+        return bool(self.taints or self.conditions)
+
     def most(self, nodes: int) -> int:
         """Return how many of so many nodes may be covered at once."""
         return min(nodes, max(1, int(nodes * self.most_ratio + 1e-9)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from drover_collector.policy.guard import GuardLimits
 from drover_core import settings
+from drover_core.model.conditions import is_foreign
 from drover_core.model.events import (
     WANTED_ORDER,
     GpuRef,
@@ -33,6 +34,7 @@ from drover_core.settings import (
 PRESETS = ("nvidia", "strict", "cautious")
 MODES = ("observe", "approve", "enforce")  # the more is done, the later
 SLOWDOWN_MOST = RecommendedAction.WATCH  # a job that is slow as a whole proves nothing against a node
+FOREIGN_MOST = RecommendedAction.ADVISE  # a Kubernetes node's condition that others wrote, whatever a rule says
 UNPROVEN_MOST = RecommendedAction.PROBE  # a straggler that no probe has confirmed: never more, whatever a rule says
 PROOF = "probe"  # the detector among an incident's that is a probe's proof
 SCOPES = ("gpu", "node", "rack", "leaf", "job")
@@ -204,6 +206,8 @@ class Policy:
             wanted, name = UNPROVEN_MOST, f"{name}, not beyond {UNPROVEN_MOST.value} without a probe's proof"
         if incident.kind is IncidentKind.SLOWDOWN and _stronger_than(wanted, SLOWDOWN_MOST):
             wanted, name = SLOWDOWN_MOST, f"{name}, not beyond {SLOWDOWN_MOST.value} for a job that is slow as a whole"
+        if is_foreign(incident.cause) and _stronger_than(wanted, FOREIGN_MOST):
+            wanted, name = FOREIGN_MOST, f"{name}, not beyond {FOREIGN_MOST.value} for what others wrote on the node"
         there = override.mode if override is not None else ""
         mode = least_mode(mode, there) if mode and there else mode or there or self.mode
         return Verdict(wanted, name, mode, save_s, one_gpu and wanted is RecommendedAction.DRAIN)

@@ -23,6 +23,7 @@ class EventKind(StrEnum):
     KERNEL = "kernel"  # code: one of KERNEL_CODES
     LIFECYCLE = "lifecycle"  # code: one of LIFECYCLE_CODES
     RANK = "rank"  # code: one of RANK_CODES; the message is JSON (drover_core.jobs.rank_report)
+    CONDITION = "condition"  # code: its type; the message is JSON (drover_core.model.conditions); of no agent
 
 
 BOOT_ID = "host.boot_id"  # key in a stored inventory: the boot of the node when it reported

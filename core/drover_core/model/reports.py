@@ -56,7 +56,14 @@ def _joined(incident: Incident) -> Iterator[tuple[int, str]]:
 
 
 def event_text(kind: str, message: str) -> str:
-    """Return what an event says to people: of one of a rank, the sentence in its JSON."""
+    """Return what an event says to people: of one whose message is JSON, the sentence in it."""
+    if kind == EventKind.CONDITION:
+        from drover_core.model import conditions  # a rare kind
+
+        try:
+            return conditions.sentence(conditions.from_message(message))
+        except conditions.ConditionError:
+            return message
     if kind != EventKind.RANK:
         return message
     from drover_core.jobs import checkpoint, owner, rank_report  # a rare kind

@@ -25,7 +25,7 @@ from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.pages import incident_handling as handling
 from drover_dashboard.pages import incident_past
 from drover_dashboard.pages import silence_forms as silencing
-from drover_dashboard.widgets import address, charts, strip, time_range, view
+from drover_dashboard.widgets import address, charts, grafana, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.fleet_picture import STATE_UNITS
 from drover_dashboard.widgets.table import (
@@ -78,6 +78,7 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
             slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
             st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
         handling.links(handled)
+        _grafana(incident, who)
     handling.done(incident)
     silencing.done(incident)
     with st.container(key="incident_summary"):
@@ -100,6 +101,15 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         if detail.may_answer:
             answering.ask(waiting(decisions))
         incident_past.show_run_book(incident)
+
+
+def _grafana(incident: Incident, who: view.Viewer) -> None:
+    """The board of the nodes that it names, or of its job, around its time."""
+    from_ms, to_ms = _time(incident, None, who)
+    time = (str(from_ms), "now" if incident.closed_ms is None else str(to_ms))
+    job = incident.job or "" if incident.scope == "job" else ""
+    nodes = () if job else tuple(dict.fromkeys(node for node, _ in incident.members))
+    grafana.button("incident_grafana", time, nodes, job)
 
 
 def _silenced(note: pb.SilenceNote, who: view.Viewer) -> Row:

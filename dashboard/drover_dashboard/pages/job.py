@@ -10,7 +10,7 @@ from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
 from drover_dashboard.pages import incident_rows, job_parts
-from drover_dashboard.widgets import address, charts, strip, time_range, view
+from drover_dashboard.widgets import address, charts, grafana, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
@@ -150,6 +150,8 @@ def past(name: str, span_ms: int) -> None:
     time_range.follow(TIME)
     end_ms = detail.row.ended_ms if detail.row.HasField("ended_ms") else who.now_ms
     from_ms, to_ms = charts.window(max(end_ms - span_ms, detail.row.since_ms), end_ms)
+    open_end = not detail.row.HasField("ended_ms")
+    grafana.button("job_grafana", grafana.span(span_ms) if open_end else (str(from_ms), str(to_ms)), job=name)
     lanes = [strip.incidents(job_parts.incidents(detail), who)]
     span = _Span(from_ms, to_ms, strip.moments(lanes, from_ms, to_ms))
     if steps is not None or slow is not None:

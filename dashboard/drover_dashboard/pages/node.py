@@ -17,7 +17,7 @@ from drover_dashboard.pages import (
 from drover_dashboard.pages import (
     probes_parts as probe_parts,
 )
-from drover_dashboard.widgets import address, time_range, view
+from drover_dashboard.widgets import address, grafana, time_range, view
 from drover_proto import fleet_pb2 as pb
 
 USUAL_SPAN = "15 min"
@@ -40,6 +40,7 @@ def choose_charts(name: str) -> node_charts.Asked:
         span_ms = time_range.pick(key=TIME, usual=USUAL_SPAN)
         against = node_charts.choose_against(name)
         further = node_charts.choose_further()
+        grafana.button("node_grafana", grafana.span(span_ms or 0), [name])
     return node_charts.Asked(span_ms or 0, _asked_gpu(), further, against)
 
 

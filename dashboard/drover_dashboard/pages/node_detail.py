@@ -10,6 +10,7 @@ import streamlit as st
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
 from drover_core.model import gpu_processes
+from drover_core.model.conditions import Standing
 from drover_core.model.events import Event, from_json
 from drover_core.model.scraped import blind_of, origin_of
 from drover_dashboard import client
@@ -265,7 +266,28 @@ def below(detail: pb.NodeDetail, gpu: int | None, who: view.Viewer) -> None:
             height=420 if events else None,
         )
     with right:
+        _conditions(detail, who)
         _inventory(detail, who)
+
+
+def _conditions(detail: pb.NodeDetail, who: view.Viewer) -> None:
+    """What others write of the node in Kubernetes: all that is not well. Nothing where it is not read."""
+    if not detail.conditions_read_ms:
+        return
+    rows = [_condition(each, who) for each in detail.conditions]
+    read = f"read {who.ago(detail.conditions_read_ms)} ago"
+    rows.append(Row((Cell(f"well: {fmt.number(detail.conditions_well)}", kind="faint"), Cell(read, kind="faint"))))
+    table("conditions", (Column("Kubernetes conditions"), Column(wrap=True)), rows, empty="", height=_height(rows))
+
+
+def _condition(found: pb.NodeCondition, who: view.Viewer) -> Row:
+    why = ": ".join(part for part in (found.reason, found.message) if part)
+    since = who.since(found.since_ms) if found.since_ms else ""
+    mark = Mark("fault", "warn") if found.standing == Standing.FAULT else None
+    judged = "not judged" if found.standing == Standing.SHOWN else ""
+    sub = " · ".join(part for part in (since, judged) if part)
+    kind = "absent" if found.standing == Standing.UNKNOWN else ""
+    return Row((Cell(f"{found.type}={found.status}", mark=mark, kind=kind), Cell(why or "no reason given", sub=sub)))
 
 
 def _inventory(detail: pb.NodeDetail, who: view.Viewer) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,8 +22,12 @@ from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.kubernetes.controllers import Controllers
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig
+from drover_collector.fleet.index import FleetIndex
 from drover_collector.pipeline.maintenance_events import marks_of
-from drover_core.model.events import Act, Action, GpuRef
+from drover_collector.pipeline.node_conditions import ConditionSettings, NodeConditions
+from drover_core.model.conditions import Standing, from_message
+from drover_core.model.events import Act, Action, Event, GpuRef
+from drover_core.model.fleet import FleetSpec, NodeSpec
 from testbed.gpu_devices import GpuCluster, behind, claim_of, uuid_of
 from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
@@ -592,3 +597,35 @@ def test_the_manifests_are_taken_by_a_real_api_server(cluster: Cluster, tmp_path
     assert [rule["resources"] for rule in role["rules"]] == of_nodes + of_owners + of_gpus
     collector = cluster.server.call("GET", path)
     assert collector["spec"]["template"]["spec"]["automountServiceAccountToken"] is True, "components/act"
+
+
+@pytest.mark.system
+def test_conditions_of_others_are_read_with_the_shipped_rights(cluster: Cluster) -> None:
+    """Nothing more than "list nodes": the account has no "watch". Drover's own condition does not come back."""
+    name, well = cluster.add_node(), cluster.add_node()
+    listed = [
+        {"type": "KernelDeadlock", "status": "True", "reason": "DockerHung", "message": "task docker:7 blocked",
+         "lastTransitionTime": "2026-01-01T00:00:00Z"},
+        {"type": "DroverHealthy", "status": "False", "reason": "Drained", "message": "by Drover"},
+    ]  # fmt: skip
+    cluster.merge(name, {"status": {"conditions": listed}}, "/status")
+    cluster.actuator()
+    config = KubernetesConfig(
+        server=cluster.server.url, token_file=str(cluster.token_file), ca_file=str(cluster.server.ca), timeout_s=20
+    )
+    stored: list[Event] = []
+    store = SimpleNamespace(
+        events=SimpleNamespace(write=stored.extend), incidents=SimpleNamespace(newest=lambda state: [])
+    )
+    pipeline: Any = SimpleNamespace(
+        index=FleetIndex(FleetSpec((NodeSpec(name, "r0"), NodeSpec(well, "r0")))), store=store, leading=True,
+        engine=object(), now_ms=lambda: 1_800_000_000_000, ticks=SimpleNamespace(troubles={}),
+    )  # fmt: skip
+    conditions = NodeConditions(ConditionSettings.of(), pipeline, KubernetesApi(config).nodes, lambda _: None)
+    conditions.ask()
+    assert pipeline.ticks.troubles == {}
+    [found] = [from_message(event.message) for event in stored]
+    assert (found.type, found.reason, found.standing) == ("KernelDeadlock", "DockerHung", Standing.FAULT)
+    assert set(conditions.reading.nodes) == {name, well}
+    state, text = cluster.examined(ACCOUNT)[0]
+    assert state is FindingState.OK and "their conditions are read" in text

@@ -13,7 +13,10 @@ import pytest
 
 from drover_collector.api import nodes
 from drover_collector.api.export import jobs_of
+from drover_collector.api.snapshot import OptionalParts
+from drover_collector.pipeline.node_conditions import Reading
 from drover_collector.store import Store
+from drover_core.model.conditions import NodeCondition, Standing
 from drover_core.model.events import Holding
 from drover_core.times import iso
 from drover_proto import fleet_pb2 as pb
@@ -90,6 +93,23 @@ def test_who_asks_for_inventories_gets_what_nodes_reported(store: Store) -> None
             for names in (True, False):
                 shown = nodes.get_node(fleet.facts, pb.NodeRequest(node="n1"), names).inventory
                 assert ("gpu0.processes" in shown) is names, "users and processes are not for readers, nor exported"
+
+    asyncio.run(scenario())
+
+
+def test_a_node_has_its_conditions_of_kubernetes_where_they_are_read(store: Store) -> None:
+    async def scenario() -> None:
+        async with served(store) as fleet:
+            request = pb.NodeRequest(node="n1")
+            assert not nodes.get_node(fleet.facts, request).conditions_read_ms
+            bad = NodeCondition("KernelDeadlock", "True", "DockerHung", "stuck", T0, Standing.FAULT)
+            fleet.facts.parts = OptionalParts(conditions=lambda: Reading(NOW, {"n1": ((bad,), 7)}))
+            shown = nodes.get_node(fleet.facts, request)
+            assert (shown.conditions_well, shown.conditions_read_ms) == (7, NOW)
+            [found] = shown.conditions
+            assert (found.type, found.status, found.reason, found.message, found.since_ms, found.standing) == (
+                "KernelDeadlock", "True", "DockerHung", "stuck", T0, "fault",
+            )  # fmt: skip
 
     asyncio.run(scenario())
 

@@ -76,7 +76,8 @@ def test_copes_with_no_columns_and_says_so(detector: Detector) -> None:
         window = dataclasses.replace(window, buckets=bare)
         findings, state = detector.detect(window, state, now_ms)
         assert findings == []
-    assert detector.could_not_judge(window)
+    only_events = detector.name == "conditions"  # that none came says nothing
+    assert bool(detector.could_not_judge(window)) is not only_events
 
 
 @each_detector

@@ -94,5 +94,12 @@ def test_a_board_is_whole_and_links_to_pages_of_the_console(name: str) -> None:
         assert (ROOT / f"dashboard/drover_dashboard/pages/{page}.py").is_file()
 
 
+@pytest.mark.parametrize("naming", GPUS)
+def test_a_link_to_a_node_or_job_takes_the_boards_time_along(naming: str) -> None:
+    """As `charts.OPEN` has it: FROM-TO, seconds since the epoch (Grafana, "Global variables")."""
+    found = [url for each in walk(board(naming)) if (url := str(each.get("url", ""))).startswith("${console}/")]
+    assert found and all(url.endswith("&open=${__from:date:seconds}-${__to:date:seconds}") for url in found)
+
+
 def test_there_are_three_boards() -> None:
     assert set(BOARDS) == {"drover-gpus-grafana", "drover-gpus-dcgm-grafana", "drover-incidents-grafana"}

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from drover_collector.detectors._lib.texts import duration
+from drover_core.model.conditions import is_foreign
 from drover_core.model.events import Incident, IncidentKind, Severity
 
 DAY_MS = 86_400_000
@@ -89,6 +90,7 @@ def counts(incident: Incident) -> bool:
         and incident.kind in OWN
         and incident.scope in ("gpu", "node")
         and incident.cause not in NO_FAULT
+        and not is_foreign(incident.cause)
     )
 
 

@@ -1,0 +1,1 @@
+"""Conditions of Kubernetes nodes that others write: a warning at most, and never a reason to drain."""
