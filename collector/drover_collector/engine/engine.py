@@ -260,7 +260,7 @@ class Engine:
         Pace and breaker were asked when it was decided.
 
         Args:
-            later: nodes whose turn comes after this one.
+            later: nodes, and UUIDs of single GPUs, whose turn comes after this one.
         """
         if self.decider.away is None:
             return UNSEEN
@@ -273,19 +273,30 @@ class Engine:
             return less
         if action.decision_id and record is not None and (back_ms := self._back_ms(record.incident)) is not None:
             return came_back(action.node, back_ms)
-        if action.gpu is not None:
-            return self._held_gpu(action)
-        census, duties = self.census(), self.decider.duties
-        for node in (action.node, *later):
+        census, duties, gpu = self.census(), self.decider.duties, action.gpu
+        for node in {action.node, *later} if gpu is None else later:
             if (duty := duties.get(node)) is None or duty.stage not in OUT_STAGES:
                 census.give_back(node)
+        for node, uuid in self.decider.gpus.leaving():
+            if uuid in later and uuid not in self.decider.gpus.isolated(node):
+                census.give_back_gpu(node, share_of(self.index, node))
+        if gpu is not None:
+            return self._held_gpu(action.node, gpu.uuid, census)
         return hold(action.node, self.jobs_on(action.node), census, self.policy.guard) or ""
 
-    def _held_gpu(self, action: Action) -> str:
-        """Return why the guard's caps would not let a GPU go out alone now; "": they would."""
-        census, share = self.census(), share_of(self.index, action.node)
-        census.give_back_gpu(action.node, share)  # its decision counts already
-        return hold(action.node, self.jobs_on(action.node), census, self.policy.guard, share) or ""
+    def held_gpu(self, node: str, uuid: str) -> str:
+        """Return why the guard's caps would not let a GPU of a node go out alone, for a person; "": they would."""
+        if self.decider.away is None:
+            return UNSEEN
+        return self.decider.gpus.crowded(node, uuid) or self._held_gpu(node, uuid, self.census())
+
+    def _held_gpu(self, node: str, uuid: str, census: Census) -> str:
+        if uuid in self.decider.gpus.isolated(node):
+            return ""  # it takes nothing more away
+        share = share_of(self.index, node)
+        if (node, uuid) in self.decider.isolating():  # it waits to go, and counts already
+            census.give_back_gpu(node, share)
+        return hold(node, self.jobs_on(node), census, self.policy.guard, share) or ""
 
     def _back_ms(self, incident: Incident) -> int | None:
         """Return since when every member of an incident answers again after a reset or a boot.

@@ -76,12 +76,14 @@ class LiveFleet:
         hindrance: returns why the scheduler of a node cannot take out one GPU alone; "": it can.
         board: returns the board in a node's slot. None: slots hold what they held.
         unproven: returns whether others than root could have written what is known of a node.
+        leaving_gpus: returns node and UUID of each GPU that is about to go out alone.
     """
 
     leaving: Callable[[], Set[str]] = frozenset
     hindrance: Callable[[str], str] = lambda _: ""
     board: Boards | None = None
     unproven: Callable[[str], bool] = lambda _: False
+    leaving_gpus: Callable[[], Set[tuple[str, str]]] = frozenset
 
 
 class Decider:
@@ -123,7 +125,7 @@ class Decider:
         self.maintenance: Mapping[str, str] = {}
         self._live, self._back = live, back
         known = live or LiveFleet()
-        self.gpus = SingleGpus(index, known.board, known.hindrance)
+        self.gpus = SingleGpus(index, known.board, known.hindrance, known.leaving_gpus)
         self._steps = ClockSteps()  # of the clock
         self.breaker = Breaker(index, self._steps)
         self.pace = Pace(self._steps)
@@ -608,9 +610,13 @@ class Decider:
             self.out(really=True),
             doubtful,
         )
-        for node in self.gpus.out(self.standing.values(), lambda d: (d.incident_id, d.node) in self.failed, said):
+        for node, _ in self.isolating(said):
             found.take_gpu(node, share_of(self.index, node))
         return found
+
+    def isolating(self, said: bool = False) -> set[tuple[str, str]]:
+        """Return node and UUID of the GPUs that the census counts; `said`: with what observe mode announced."""
+        return self.gpus.out(self.standing.values(), lambda d: (d.incident_id, d.node) in self.failed, said)
 
     def _mode(self) -> str:
         return least_mode(self.policy.mode, self.ceiling)
