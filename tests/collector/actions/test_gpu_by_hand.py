@@ -173,7 +173,9 @@ def test_it_goes_by_slot_or_uuid_and_only_a_person_brings_it_back(site: Site) ->
         assert site.probes.gpus == [], "a person took it out: Drover does not bring it back"
         lines = {(line.by, line.subject) for line in site.store.audit.read(subject="n1")}
         assert lines == {("ann", "n1 GPU 3"), ("bob", "n1 GPU 5")}
-        assert "Out since" in site.preview(act="resume").grounds[0]
+        back = site.preview(act="resume")
+        assert (back.stage, back.validates) == ("drained", "standard")
+        assert any(text.startswith("Out since") and "by ann: it rattles" in text for text in back.grounds)
         assert "probes were asked for" in site.ask(act="resume").detail
         assert site.probes.gpus == [(3,)]
         site.wait(Health.VALIDATING, uuid(3))
@@ -242,7 +244,8 @@ def test_three_at_once_while_the_scheduler_is_away_pass_the_guard_one_by_one(sit
                 site.ask(None, node="n2")
             for slot in range(4):
                 assert site.ask(slot, node="n2").state == "intended"
-            assert "of the fleet would be out" in site.preview(5, node="n2").guard
+            held = pipeline.of_engine(lambda engine: engine._held_gpu("n2", uuid(5, 2), engine.census()))
+            assert held.startswith("1.125 of 2 nodes of the fleet would be out")
         finally:
             api_actions.WAIT_S = api_wait
         site.cluster.away = False
@@ -397,8 +400,7 @@ def agent_says_nothing(site: Site) -> None:
 
 
 def silent(site: Site) -> None:
-    replaced(site)
-    site.silent = True
+    replaced(site)  # and no values
 
 
 def driver_away(site: Site) -> None:
@@ -428,9 +430,8 @@ def test_a_board_that_may_only_have_vanished_stays_isolated(site: Site, settled:
         site.ask()
         site.wait(Health.DRAINED, uuid(3))
         site.silent = True  # until all of the case is there
-        before = site.silent
         DOUBTFUL[case](site)
-        site.silent = case == "silent" or not before
+        site.silent = case == "silent"
         threading.Event().wait(0.3)
         assert site.wait(Health.DRAINED, uuid(3))
     with site.collector():
