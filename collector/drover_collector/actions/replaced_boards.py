@@ -42,7 +42,7 @@ def slot_of(outage: NodeOutage, now: NodeNow | None) -> int | None:
 
 
 class ReplacedBoards:
-    """For how long each board has been replaced. Not for several threads at once; a restart begins anew."""
+    """For how long each board has been replaced. Not for several threads at once; a restart begins again."""
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[str, float]] = {}  # UUID -> that of its new board, and since when

@@ -143,8 +143,8 @@ def _preview_drain(
     outage = dispatcher.context.gpus.current.get(gpu.uuid)
     others = facts.index.nodes[facts.node_number(node)].gpus - 1
     reply.grounds.append(
-        f"No new pod gets {described(gpu, node)}; one that holds it runs to its end. The other {others} stay as they"
-        " are. It comes back when somebody resumes it, not by itself."
+        f"No new pod gets {described(gpu, node)}; one that holds it runs to its end. The other {others} GPUs"
+        " stay in service. It comes back when somebody resumes it, not by itself."
     )
     if outage is not None and is_out(outage):
         reply.stage = str(outage.stage)

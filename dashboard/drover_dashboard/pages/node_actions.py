@@ -28,7 +28,7 @@ SAID, OPEN = "acted", "act_form"  # of the session: what was done; (node, act) w
 GPU = "drain_gpu"
 WORDS = {
     "drain": "No new job gets the node; what runs there may end.",
-    GPU: "No new job gets this GPU; the rest of the node stays as it is.",
+    GPU: "No new job gets this GPU; the node's others stay in service.",
     "resume": "The node, or the GPU, gets jobs again.",
     "probe": "Micro-benchmarks, on GPUs that no process holds.",
 }

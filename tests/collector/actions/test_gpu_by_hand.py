@@ -227,7 +227,7 @@ def test_a_scheduler_that_cannot_says_why_and_offers_the_node(site: Site) -> Non
 
 
 def test_three_at_once_while_the_scheduler_is_away_pass_the_guard_one_by_one(site: Site) -> None:
-    """Two nodes, one of which may be out: as shares, eight GPUs. Half of a node's GPUs may go without force."""
+    """One of two nodes may be out: as shares, eight GPUs. Half of a node's GPUs may go without force."""
     site.guard = replace(OPEN, fleet_nodes=1)
     with site.collector() as pipeline, ThreadPoolExecutor(3) as pool:
         site.cluster.away = True
