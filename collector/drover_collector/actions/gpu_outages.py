@@ -90,7 +90,7 @@ class GpuOutageStore:
 
     def at(self, node: str, which: int | str) -> NodeOutage | None:
         """Return the outage of a GPU of a node: of this UUID, or the newest that went out of this slot; None: none."""
-        found = [o for o in self.out() if o.node == node and which in (gpu_ref(o).slot, gpu_ref(o).uuid)]
+        found = [o for o in self.out() if o.node == node and is_meant(gpu_ref(o), which)]
         return max(found, key=lambda outage: outage.ts_ms, default=None)
 
     def replaced(self) -> list[NodeOutage]:
@@ -133,6 +133,11 @@ class GpuOutageStore:
         """Return the UUIDs of the GPUs whose turn at the guard comes after that of `action`."""
         waiting = [a for a in list(self._isolations.values()) if not a.forced]
         return {gpu_ref(a).uuid for a in waiting if (a.ts_ms, a.id) > (action.ts_ms, action.id)}
+
+
+def is_meant(gpu: GpuRef, which: int | str) -> bool:
+    """Return whether a person means this GPU by a slot or a UUID."""
+    return gpu.slot == which if isinstance(which, int) else gpu.uuid.casefold() == which.casefold()
 
 
 def name_of(outage: NodeOutage) -> str:

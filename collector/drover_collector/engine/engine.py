@@ -288,11 +288,13 @@ class Engine:
         """Return why the guard's caps would not let a GPU of a node go out alone, for a person; "": they would."""
         if self.decider.away is None:
             return UNSEEN
+        if uuid in self.decider.gpus.isolated(node):
+            return ""  # it takes nothing more away
         return self.decider.gpus.crowded(node, uuid) or self._held_gpu(node, uuid, self.census())
 
     def _held_gpu(self, node: str, uuid: str, census: Census) -> str:
         if uuid in self.decider.gpus.isolated(node):
-            return ""  # it takes nothing more away
+            return ""
         share = share_of(self.index, node)
         if (node, uuid) in self.decider.isolating():  # it waits to go, and counts already
             census.give_back_gpu(node, share)
