@@ -101,6 +101,11 @@ class GpuOutageStore:
         """Return the ids of the orders for probes that validate single GPUs: they say nothing of their nodes."""
         return frozenset(o.gpu.order for o in self.current.values() if o.gpu is not None and o.gpu.order)
 
+    def replaced_board(self, node: str, which: int | str) -> NodeOutage | None:
+        """Return the ended outage of a board that was replaced, by its UUID; its slot is another's now."""
+        found = (o for o in self.replaced() if o.node == node and isinstance(which, str))
+        return next((o for o in found if is_meant(gpu_ref(o), which)), None)
+
     # ---- GPUs that are about to go out
 
     def add_isolation(self, action: Action) -> None:

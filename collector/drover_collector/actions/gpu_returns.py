@@ -13,7 +13,6 @@ from typing import Protocol
 
 from drover_collector.actions.base import ActError, gpu_of
 from drover_collector.actions.context import ActionContext
-from drover_collector.actions.gpu_outages import is_meant
 from drover_collector.actions.node_outage import ITSELF, is_out, judged, kept_by, moved, unjudged
 from drover_collector.actions.replaced_boards import new_board, slot_of
 from drover_collector.actions.return_conditions import (
@@ -93,9 +92,8 @@ class GpuReturns:
 
     def _forget_replaced(self, node: str, which: int | str, why: str, by: str) -> Action:
         """Delete the rule of a board that was replaced. Raises ActError: there is none."""
-        for outage in self._context.gpus.replaced():
-            if outage.node == node and isinstance(which, str) and is_meant(gpu_of(outage), which):
-                return self._intend(outage, Act.RETURN_GPU, f"{by} {self._context.now_ms()}", why, by)
+        if (outage := self._context.gpus.replaced_board(node, which)) is not None:
+            return self._intend(outage, Act.RETURN_GPU, f"{by} {self._context.now_ms()}", why, by)
         named = f"GPU {which} of {node}" if isinstance(which, int) else f"{which} of {node}"
         raise ActError(f"Drover has not taken out {named} alone: `drover explain {node}` says what is")
 

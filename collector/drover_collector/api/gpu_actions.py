@@ -123,6 +123,11 @@ def preview(facts: ApiSnapshot, request: pb.ActRequest, act: Act, reply: pb.ActP
     except ActError as error:
         reply.hindrance = str(error)
         return None, None
+    if outage is None and (was := dispatcher.context.gpus.replaced_board(node, which(request))) is not None:
+        reply.grounds.append(
+            f"{was.reason}. A resume deletes its rule: it then stays in service."
+        )
+        return gpu_of(was), None
     if outage is None:
         reply.hindrance = f"Drover has not taken it out alone: `drover explain {node}` says what is out"
         return None, None

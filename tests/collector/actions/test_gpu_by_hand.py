@@ -379,6 +379,7 @@ def test_its_rule_is_deleted_when_a_person_says_so(site: Site, settled: None) ->
         site.wait(Health.HEALTHY, uuid(3))
         with pytest.raises(RefusalError, match="has not taken out GPU 3"):
             site.ask(act="resume", force=True)
+        assert "A resume deletes its rule" in site.preview(uuid(3), act="resume").grounds[0]
         assert site.ask(uuid(3).upper(), act="resume").state == "done"
         assert site.cluster.rules == {}
         replaced(site, 3, uuid(3))
