@@ -202,7 +202,7 @@ def _act(asked: pb.ActRequest, what: str) -> None:
     _end(asked.act, result if answer.value is not None else "", answer.trouble)
 
 
-def _end(act: str, result: str, trouble: str) -> None:
+def _end(act: str, result: str, trouble: client.Trouble | None) -> None:
     """Close the form and show the result; "": show the trouble."""
     if not result:
         view.trouble(f"act_{act}", trouble, 0, view.viewer())

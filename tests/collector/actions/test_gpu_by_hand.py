@@ -6,10 +6,11 @@ Real store, engine, dispatcher and API; Kubernetes in memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,17 @@ from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.guard import GuardLimits
 from drover_collector.store import Store
-from drover_core.model.events import Act, Action, ActionState, Decision, GpuRef, Health, NodeOutage, RecommendedAction
+from drover_core.model.events import (
+    Act,
+    Action,
+    ActionState,
+    Decision,
+    GpuRef,
+    Health,
+    NodeOutage,
+    ProbeReason,
+    RecommendedAction,
+)
 from drover_core.model.fleet import FleetSpec, NodeSpec
 from drover_proto import fleet_pb2 as pb
 from testbed.deciding import OPEN, policy
@@ -49,7 +60,8 @@ def uuid(slot: int, node: int = 1) -> str:
 
 @dataclass
 class Asked(Probes):
-    def ask(self, node: str, *more: object, gpus: tuple[int, ...] = (), **_: object) -> str:  # type: ignore[override]
+    def ask(self, node: str, why: ProbeReason, *, gpus: Iterable[int] = (), **_: object) -> str:  # type: ignore[override]
+        assert why is ProbeReason.VALIDATE
         self.gpus.append(tuple(gpus))
         return f"request-{node}-{len(self.gpus)}"
 
@@ -81,7 +93,7 @@ class Site:
         review.node_now = self.now  # type: ignore[method-assign]  # telemetry of a node that works
         dispatcher = dispatcher_of(
             self.store, ActConfig(mode=self.mode), [actuator], lambda _: actuator, nodes=NODES, detection=review,
-            now_ms=lambda: self.now_ms, look_s=0.02, validator=self.probes,
+            now_ms=lambda: self.now_ms, look_s=0.02, validator=self.probes,  # type: ignore[arg-type]  # what is asked of it
         )  # fmt: skip
         made.act_by(dispatcher)
         made.leading = True
@@ -184,7 +196,7 @@ def test_it_goes_by_slot_or_uuid_and_only_a_person_brings_it_back(site: Site) ->
         assert site.cluster.isolated == [uuid(3)]
 
 
-REFUSED: dict[str, tuple[int | str, dict[str, object], str]] = {
+REFUSED: dict[str, tuple[int | str, dict[str, Any], str]] = {
     "no such slot": (8, {}, "n1 has no GPU 8"),
     "no such board": (uuid(3, 2), {}, f"n1 reports no GPU {uuid(3, 2)}; it has 0: {uuid(0)}"),
     "swapped since": (3, {"gpu_uuid": uuid(4)}, f"GPU 3 of n1 is {uuid(3)}, not {uuid(4)}: look again"),
