@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import TypeVar
 
-from drover_collector.actions.base import ActError, GpuIsolator, NodeState
+from drover_collector.actions.base import ActError, Actuator, NodeState
 from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.gpu_returns import GpuReturns, Returns
@@ -41,6 +42,7 @@ from drover_core.model.events import (
 from drover_core.model.saving import Saving
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ACT_OF = {
     RecommendedAction.ADVISE: Act.ADVISE,
@@ -290,38 +292,10 @@ class ActionDispatcher:
         self.check(node)
         return self.returns.resume(node, why, by, force)
 
-    def drain_gpu(self, node: str, gpu: GpuRef, why: str, by: str, forced: bool = False) -> Action:
-        """Store that a person takes out a GPU of a node alone. Raises ActError, StoreError."""
-        self.check(node)
-        if hindrance := self.gpu_hindrance(node):
-            raise ActError(hindrance)
-        seed = f"{by} {gpu.uuid} {self.context.now_ms()}"
-        return self.intend(node, Act.ISOLATE_GPU, seed, "", why, by, forced=forced, gpu=gpu)
-
     def resume_gpu(self, node: str, which: int | str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a GPU back that is out alone; see `GpuReturns.resume`. Raises ActError, StoreError."""
         self.check(node)
         return self.gpu_returns.resume(node, which, why, by, force)
-
-    def gpu_hindrance(self, node: str) -> str:
-        """Return why the scheduler of a node can take out none of its GPUs alone; "": it can take out some."""
-        actuator = self.context.actuators.of(node)
-        if why := self.context.actuators.gpu_hindrance(node):
-            return why
-        return "" if isinstance(actuator, GpuIsolator) else "its scheduler cannot take one GPU of a node out of service"
-
-    def why_not_alone(self, node: str, gpu: GpuRef) -> str:
-        """Return why a GPU cannot go alone, as its scheduler says now; "": nothing is known against it.
-
-        Raises:
-            LaterError: it does not answer. ActError: it cannot be asked.
-        """
-        actuator = self.context.actuators.of(node)
-        worker = None if actuator is None else self._workers.get(actuator.name)
-        if worker is None or not isinstance(actuator, GpuIsolator):
-            raise ActError(self.gpu_hindrance(node) or f"no actuator has {node}")
-        isolator = actuator
-        return worker.ask(lambda: isolator.why_not_alone(node, gpu))
 
     def on_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
         """Take the verdicts of validations. Raises StoreError: call again with the same ones."""
@@ -369,11 +343,15 @@ class ActionDispatcher:
         Raises:
             LaterError: it does not answer. ActError: it cannot be asked.
         """
+        return self.ask(node, lambda actuator: actuator.observe(node))
+
+    def ask(self, node: str, call: Callable[[Actuator], T]) -> T:
+        """Return what `call` finds, made in the thread of the actuator that has a node. Raises as `observe`."""
         actuator = self.context.actuators.of(node)
         worker = None if actuator is None else self._workers.get(actuator.name)
         if actuator is None or worker is None:
             raise ActError(f"no actuator has {node}")
-        return worker.ask(lambda: actuator.observe(node))
+        return worker.ask(lambda: call(actuator))
 
     def end(self, action: Action) -> None:
         """Publish the stored outcome of an action."""

@@ -5,15 +5,18 @@ A GPU is named by its slot, its UUID, or both. With both, a board that was swapp
 
 from __future__ import annotations
 
-from drover_collector.actions.base import ActError, LaterError, gpu_of
+from drover_collector.actions.base import ActError, Actuator, GpuIsolator, LaterError, gpu_of
 from drover_collector.actions.dispatcher import OBSERVES, ActionDispatcher
 from drover_collector.actions.node_outage import is_out
 from drover_collector.api.snapshot import ApiSnapshot
+from drover_collector.engine.engine import Engine
+from drover_collector.policy.decider import UNSEEN, hold_gpu
 from drover_collector.policy.one_gpu import described
 from drover_core.model.events import Act, Action, GpuRef, NodeOutage
 from drover_proto import fleet_pb2 as pb
 
 FORCE = "--force does it all the same (over TLS an admin's)"
+CANNOT = "its scheduler cannot take one GPU of a node out of service"
 SHOWN = 16  # UUIDs in a refusal
 
 
@@ -78,7 +81,8 @@ def drain_gpu(facts: ApiSnapshot, dispatcher: ActionDispatcher, request: pb.ActR
     with dispatcher.context.gpus.requested(node, gpu.uuid):
         if not request.force and (why_not := _held(facts, node, gpu)):
             raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
-        return dispatcher.drain_gpu(node, gpu, why, by, request.force)
+        seed = f"{by} {gpu.uuid} {facts.now_ms()}"
+        return dispatcher.intend(node, Act.ISOLATE_GPU, seed, "", why, by, forced=request.force, gpu=gpu)
 
 
 def drained(action: Action) -> pb.ActReply:
@@ -154,7 +158,7 @@ def _preview_drain(
         reply.grounds.append(f"It is isolated already: {outage.reason.rstrip('.')}.")
     reply.guard = _held(facts, node, gpu)
     try:
-        if why := dispatcher.why_not_alone(node, gpu):
+        if why := dispatcher.ask(node, lambda actuator: _alone(actuator, node, gpu)):
             reply.hindrance = f"{why}; {_whole(node)}"
     except LaterError as error:
         reply.grounds.append(f"Whether its scheduler can take it alone is not known now: {error}.")
@@ -170,12 +174,30 @@ def only_nodes(act: Act) -> str:
 def _hindrance(facts: ApiSnapshot, dispatcher: ActionDispatcher, node: str) -> str:
     if facts.index.nodes[facts.node_number(node)].gpus < 2:
         return f"{node} has no other GPU"
-    return dispatcher.gpu_hindrance(node)
+    actuators = dispatcher.context.actuators
+    if why := actuators.gpu_hindrance(node):
+        return why
+    return "" if isinstance(actuators.of(node), GpuIsolator) else CANNOT
+
+
+def _alone(actuator: Actuator, node: str, gpu: GpuRef) -> str:
+    """Return why a GPU cannot go alone, as its scheduler says now; "": nothing is known against it."""
+    return actuator.why_not_alone(node, gpu) if isinstance(actuator, GpuIsolator) else CANNOT
 
 
 def _held(facts: ApiSnapshot, node: str, gpu: GpuRef) -> str:
     """Return what the guard says against it, as for a node: its caps, not its pace."""
-    return facts.pipeline.of_engine(lambda engine: engine.held_gpu(node, gpu.uuid))
+
+    def asked(engine: Engine) -> str:
+        decider = engine.decider
+        if decider.away is None:
+            return UNSEEN
+        if gpu.uuid in decider.gpus.isolated(node):
+            return ""  # it takes nothing more away
+        crowded = decider.gpus.crowded(node, gpu.uuid)
+        return crowded or hold_gpu(decider, node, gpu.uuid, engine.census(), engine.jobs_on(node))
+
+    return facts.pipeline.of_engine(asked)
 
 
 def _whole(node: str) -> str:

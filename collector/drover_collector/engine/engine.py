@@ -31,7 +31,7 @@ from drover_collector.incidents.book import IncidentBook
 from drover_collector.incidents.health import HealthChange
 from drover_collector.incidents.incident import closing
 from drover_collector.policy.circuit_breaker import of_guard
-from drover_collector.policy.decider import UNSEEN, Decider, LiveFleet, came_back
+from drover_collector.policy.decider import UNSEEN, Decider, LiveFleet, came_back, hold_gpu
 from drover_collector.policy.guard import Census, hold
 from drover_collector.policy.one_gpu import Board, share_of
 from drover_collector.policy.policy import Policy
@@ -281,24 +281,8 @@ class Engine:
             if uuid in later and uuid not in self.decider.gpus.isolated(node):
                 census.give_back_gpu(node, share_of(self.index, node))
         if gpu is not None:
-            return self._held_gpu(action.node, gpu.uuid, census)
+            return hold_gpu(self.decider, action.node, gpu.uuid, census, self.jobs_on(action.node))
         return hold(action.node, self.jobs_on(action.node), census, self.policy.guard) or ""
-
-    def held_gpu(self, node: str, uuid: str) -> str:
-        """Return why the guard's caps would not let a GPU of a node go out alone, for a person; "": they would."""
-        if self.decider.away is None:
-            return UNSEEN
-        if uuid in self.decider.gpus.isolated(node):
-            return ""  # it takes nothing more away
-        return self.decider.gpus.crowded(node, uuid) or self._held_gpu(node, uuid, self.census())
-
-    def _held_gpu(self, node: str, uuid: str, census: Census) -> str:
-        if uuid in self.decider.gpus.isolated(node):
-            return ""
-        share = share_of(self.index, node)
-        if (node, uuid) in self.decider.isolating():  # it waits to go, and counts already
-            census.give_back_gpu(node, share)
-        return hold(node, self.jobs_on(node), census, self.policy.guard, share) or ""
 
     def _back_ms(self, incident: Incident) -> int | None:
         """Return since when every member of an incident answers again after a reset or a boot.

@@ -659,6 +659,20 @@ class Hold:
     text: str
 
 
+def hold_gpu(decider: Decider, node: str, uuid: str, census: Census, jobs: Mapping[str, Set[str]]) -> str:
+    """Return why the guard's caps would not let a GPU of a node go out alone now; "": they would.
+
+    Args:
+        jobs: those that may run on the node, each with its nodes.
+    """
+    if uuid in decider.gpus.isolated(node):
+        return ""  # it takes nothing more away
+    share = share_of(decider.index, node)
+    if (node, uuid) in decider.isolating():  # it waits to go, and counts already
+        census.give_back_gpu(node, share)
+    return hold(node, jobs, census, decider.policy.guard, share) or ""
+
+
 def _alike(a: DecisionCause, b: DecisionCause) -> bool:
     """Return whether both, or neither, hold for maintenance, and the same for a scheduler's missing answer.
 

@@ -28,6 +28,7 @@ from drover_collector.ingest.stats import IngestStats
 from drover_collector.notify import Outbox
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.policy.decider import hold_gpu
 from drover_collector.policy.guard import GuardLimits
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -60,7 +61,7 @@ def uuid(slot: int, node: int = 1) -> str:
 
 @dataclass
 class Asked(Probes):
-    def ask(self, node: str, why: ProbeReason, *, gpus: Iterable[int] = (), **_: object) -> str:  # type: ignore[override]
+    def ask(self, node: str, why: ProbeReason, *, gpus: Iterable[int] = (), **_: object) -> str:
         assert why is ProbeReason.VALIDATE
         self.gpus.append(tuple(gpus))
         return f"request-{node}-{len(self.gpus)}"
@@ -93,7 +94,7 @@ class Site:
         review.node_now = self.now  # type: ignore[method-assign]  # telemetry of a node that works
         dispatcher = dispatcher_of(
             self.store, ActConfig(mode=self.mode), [actuator], lambda _: actuator, nodes=NODES, detection=review,
-            now_ms=lambda: self.now_ms, look_s=0.02, validator=self.probes,  # type: ignore[arg-type]  # what is asked of it
+            now_ms=lambda: self.now_ms, look_s=0.02, validator=self.probes,
         )  # fmt: skip
         made.act_by(dispatcher)
         made.leading = True
@@ -257,7 +258,7 @@ def test_three_at_once_while_the_scheduler_is_away_pass_the_guard_one_by_one(sit
                 site.ask(None, node="n2")
             for slot in range(4):
                 assert site.ask(slot, node="n2").state == "intended"
-            held = pipeline.of_engine(lambda engine: engine._held_gpu("n2", uuid(5, 2), engine.census()))
+            held = pipeline.of_engine(lambda engine: hold_gpu(engine.decider, "n2", uuid(5, 2), engine.census(), {}))
             assert held.startswith("1.125 of 2 nodes of the fleet would be out")
         finally:
             api_actions.WAIT_S = api_wait
