@@ -84,22 +84,9 @@ def _form(node: str, act: str, person: Person) -> None:
         view.trouble(f"preview_{act}", answer.trouble, 0, who)
         return
     look = answer.value
-    _jobs(look)
-    if not look.may_act:
-        view.notice("no_operator", "trouble", "This console's own certificate is a viewer's: it may not act.")
+    if not _may_go_on(act, look):
         return
-    if act != "probe" and look.hindrance:
-        view.notice("hindrance", "trouble", f"It cannot be done: {look.hindrance}.")
-        return
-    held = bool(look.guard) and act in ("drain", GPU)
-    if held:
-        view.notice(
-            "guard", "trouble", f"The guard would hold it back: {look.guard}.{NO_FORCE if look.no_force else ''}"
-        )
-        if look.no_force:
-            return
-    elif act in ("drain", GPU):
-        view.notice("guard", "remark", "\n".join(["The guard has nothing against it.", *look.grounds]))
+    held = _is_held(act, look)
     if act == "resume":
         safe(look, who)
     if look.maintenance:
@@ -128,6 +115,28 @@ def _form(node: str, act: str, person: Person) -> None:
         asked = target.request(act)
         asked.why, asked.who, asked.force = why, name, force
         _act(asked, f"{_word(act, target)} {target.name}")
+
+
+def _is_held(act: str, look: pb.ActPreview) -> bool:
+    return bool(look.guard) and act in ("drain", GPU)
+
+
+def _may_go_on(act: str, look: pb.ActPreview) -> bool:
+    """Show what stands against an act. Return whether a person may fill in the form."""
+    _jobs(look)
+    if not look.may_act:
+        view.notice("no_operator", "trouble", "This console's own certificate is a viewer's: it may not act.")
+        return False
+    if act != "probe" and look.hindrance:
+        view.notice("hindrance", "trouble", f"It cannot be done: {look.hindrance}.")
+        return False
+    if _is_held(act, look):
+        more = NO_FORCE if look.no_force else ""
+        view.notice("guard", "trouble", f"The guard would hold it back: {look.guard}.{more}")
+        return not look.no_force
+    if act in ("drain", GPU):
+        view.notice("guard", "remark", "\n".join(["The guard has nothing against it.", *look.grounds]))
+    return True
 
 
 def _word(act: str, target: Target | None = None) -> str:
