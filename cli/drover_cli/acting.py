@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from drover_cli import client, contexts
+from drover_cli.errors import CliError
 from drover_cli.output import plain, print_json
 from drover_core.model.reports import job_label
 from drover_proto import fleet_methods as methods
@@ -12,6 +13,7 @@ from drover_proto import fleet_pb2 as pb
 
 ADMIN = "an admin's certificate is needed to do it all the same"
 DEADLINE_S = 30.0  # the collector answers within 8 s, done or not
+SLOT_DIGITS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser, force: str) -> None:
@@ -24,21 +26,46 @@ def add_arguments(parser: argparse.ArgumentParser, force: str) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
+def add_gpu(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--gpu", metavar="SLOT|UUID", help=text)
+
+
+def _request(args: argparse.Namespace, act: str) -> pb.ActRequest:
+    gpu: str | None = getattr(args, "gpu", None)
+    if gpu is None:
+        return pb.ActRequest(node=args.node, act=act)
+    if gpu.isascii() and gpu.isdecimal() and len(gpu) <= SLOT_DIGITS:
+        return pb.ActRequest(node=args.node, act=act, gpu=int(gpu))
+    if not gpu.strip():
+        raise CliError("--gpu: give a slot, as in --gpu 3, or a UUID")
+    return pb.ActRequest(node=args.node, act=act, gpu_uuid=gpu.strip())
+
+
+def _gpu(args: argparse.Namespace) -> dict[str, str]:
+    gpu: str | None = getattr(args, "gpu", None)
+    return {} if gpu is None else {"gpu": gpu}
+
+
+def _what(args: argparse.Namespace) -> str:
+    gpu: str | None = getattr(args, "gpu", None)
+    return plain(args.node) if gpu is None else f"GPU {plain(gpu)} of {plain(args.node)}"
+
+
 def run(args: argparse.Namespace, act: str) -> int:
     """0: done, or under way, or nothing against it; 1: it failed, or something is against it: the answer says what."""
+    request = _request(args, act)
     with client.connect(args) as fleet:
         if args.check:
-            return _checked(
-                fleet.call(methods.PREVIEW_ACT, pb.ActRequest(node=args.node, act=act), DEADLINE_S), args, act
-            )
-        request = pb.ActRequest(node=args.node, act=act, why=args.why, force=args.force, gpu=getattr(args, "gpu", None))
+            return _checked(fleet.call(methods.PREVIEW_ACT, request, DEADLINE_S), args, act)
+        request.why, request.force = args.why, args.force
         reply = fleet.call(methods.ACT_ON_NODE, request, DEADLINE_S)
     if args.json:
-        print_json({"node": args.node, "act": act, "id": reply.action_id, "state": reply.state, "detail": reply.detail})
+        done = {"act": act, "id": reply.action_id, "state": reply.state, "detail": reply.detail}
+        print_json({"node": args.node, **_gpu(args), **done})
     else:
         state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
         detail = plain(reply.detail) or "`drover explain` and the console say how it goes on"
-        print(f"{act} {plain(args.node)}{contexts.in_cluster(args)}: {state}: {detail}")
+        print(f"{act} {_what(args)}{contexts.in_cluster(args)}: {state}: {detail}")
     return int(reply.state in ("failed", "undone"))
 
 
@@ -50,13 +77,13 @@ def _checked(look: pb.ActPreview, args: argparse.Namespace, act: str) -> int:
         jobs = [{"job": job.job, "gpus_here": job.gpus_here, "gpus": job.gpus, "nodes": job.nodes} for job in look.jobs]
         print_json(
             {
-                "node": args.node, "act": act, "safe": look.safe if look.HasField("safe") else None,
+                "node": args.node, **_gpu(args), "act": act, "safe": look.safe if look.HasField("safe") else None,
                 "grounds": list(look.grounds), "against": against, "jobs": jobs, "stage": look.stage or None,
                 "validates": look.validates or None, "maintenance": look.maintenance or None,
             }
         )  # fmt: skip
         return int(bool(against) or unsafe)
-    print(f"{act} {plain(args.node)}{contexts.in_cluster(args)}: {_verdict(look, against, act)}")
+    print(f"{act} {_what(args)}{contexts.in_cluster(args)}: {_verdict(look, against, act)}")
     for text in (*against, *look.grounds):
         print(f"  {plain(text)}")
     for job in look.jobs:

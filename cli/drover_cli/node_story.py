@@ -20,6 +20,7 @@ from drover_proto.incident_timeline import TimelineEntry, build_timeline
 DAY_MS = 86_400_000
 MOST_DETAILED = 12  # incidents whose whole life is asked for: those that were acted on, then the newest
 LISTED = 1000
+GPU_ACTS = {"isolate_gpu": "isolate", "return_gpu": "put back"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ def of_node(fleet: client.FleetClient, node: str, from_ms: int, to_ms: int) -> S
 def _action(line: pb.ActionLine) -> TimelineEntry:
     by = "" if line.by == "drover" else f" by {line.by}"
     why = line.why or line.detail
-    return TimelineEntry(line.ts_ms, "action", f"{line.act} {line.node}: {line.state}{by}{f': {why}' if why else ''}")
+    act = line.act
+    if line.HasField("gpu"):
+        act = f"{GPU_ACTS.get(act, act)} GPU {line.gpu} of"
+    return TimelineEntry(line.ts_ms, "action", f"{act} {line.node}: {line.state}{by}{f': {why}' if why else ''}")
 
 
 def _without_repeats(changes: Sequence[pb.HealthMoment]) -> list[pb.HealthMoment]:

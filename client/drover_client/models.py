@@ -58,6 +58,8 @@ class ActionLine(TypedDict):
     incident_id: str
     actuator: str
     attempts: int
+    gpu: int | None
+    gpu_uuid: str
 
 
 class ActionList(TypedDict):
@@ -325,6 +327,7 @@ class GpuRef(TypedDict):
     uuid: str
     refused: bool
     order: str
+    replaced_by: str
 
 
 class HealthMoment(TypedDict):

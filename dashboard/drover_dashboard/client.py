@@ -314,10 +314,10 @@ class FleetClient:
     def risk(self, limit: int) -> Answer[pb.RiskList]:
         return self.ask(methods.LIST_RISK, pb.RiskRequest(limit=limit))
 
-    def preview(self, node: str, act: str) -> Answer[pb.ActPreview]:
-        """Return what the act would meet now."""
-        request = pb.ActRequest(node=node, act=act)
-        return self.ask(methods.PREVIEW_ACT, request, (act, node, self._now_ms()), methods.ACT_S)
+    def preview(self, asked: pb.ActRequest) -> Answer[pb.ActPreview]:
+        """Return what an act on a node, or on one GPU of it, would meet now."""
+        key = (asked.act, asked.node, asked.gpu_uuid, self._now_ms())
+        return self.ask(methods.PREVIEW_ACT, asked, key, methods.ACT_S)
 
     def preview_drain(self, node: str) -> Answer[pb.ActPreview]:
         """Return what a drain would meet, for a form that stays open."""

@@ -2501,6 +2501,7 @@ class ActRequest(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     WHO_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
+    GPU_UUID_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     act: _builtins.str
     """drain, isolate, resume, reset, reboot"""
@@ -2511,7 +2512,9 @@ class ActRequest(_message.Message):
     who: _builtins.str
     """as in Answer"""
     gpu: _builtins.int
-    """resume: the GPU in this slot, which is out of service alone; absent: the node"""
+    """drain, resume: only the GPU in this slot; absent, and no gpu_uuid: the node"""
+    gpu_uuid: _builtins.str
+    """only this GPU; with `gpu`: it is refused unless that slot holds it"""
     def __init__(
         self,
         *,
@@ -2521,10 +2524,11 @@ class ActRequest(_message.Message):
         force: _builtins.bool = ...,
         who: _builtins.str = ...,
         gpu: _builtins.int | None = ...,
+        gpu_uuid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "force", b"force", "gpu", b"gpu", "node", b"node", "who", b"who", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "force", b"force", "gpu", b"gpu", "gpu_uuid", b"gpu_uuid", "node", b"node", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
     _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
@@ -2635,6 +2639,8 @@ class ActionLine(_message.Message):
     INCIDENT_ID_FIELD_NUMBER: _builtins.int
     ACTUATOR_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    GPU_FIELD_NUMBER: _builtins.int
+    GPU_UUID_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     node: _builtins.str
     act: _builtins.str
@@ -2647,6 +2653,9 @@ class ActionLine(_message.Message):
     incident_id: _builtins.str
     actuator: _builtins.str
     attempts: _builtins.int
+    gpu: _builtins.int
+    """it is about the GPU in this slot alone; absent: about the node"""
+    gpu_uuid: _builtins.str
     def __init__(
         self,
         *,
@@ -2661,12 +2670,16 @@ class ActionLine(_message.Message):
         incident_id: _builtins.str = ...,
         actuator: _builtins.str = ...,
         attempts: _builtins.int = ...,
+        gpu: _builtins.int | None = ...,
+        gpu_uuid: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["act", b"act", "actuator", b"actuator", "attempts", b"attempts", "by", b"by", "detail", b"detail", "id", b"id", "incident_id", b"incident_id", "node", b"node", "state", b"state", "ts_ms", b"ts_ms", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "actuator", b"actuator", "attempts", b"attempts", "by", b"by", "detail", b"detail", "gpu", b"gpu", "gpu_uuid", b"gpu_uuid", "id", b"id", "incident_id", b"incident_id", "node", b"node", "state", b"state", "ts_ms", b"ts_ms", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
+    _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
 
 Global___ActionLine: _TypeAlias = ActionLine  # noqa: Y015
 

@@ -118,7 +118,9 @@ class Chosen(FleetServicer):
         present = pb.Value(metric="sm_clock_mhz", present=True, value=1500, ts_ms=NOW_MS, peers_median=1700, peers=3)
         absent = pb.Value(metric="power_w", reason="lost")
         gpus = [
-            pb.GpuDetail(gpu=slot, health="healthy", values=[present, absent], job=self.held.get(slot, ""))
+            pb.GpuDetail(
+                gpu=slot, uuid=f"GPU-{slot}", health="healthy", values=[present, absent], job=self.held.get(slot, "")
+            )
             for slot in (0, 1)
         ]
         row = pb.NodeRow(name=request.node, health="healthy", reason=HOSTILE, last_seen_ms=NOW_MS)
@@ -224,7 +226,8 @@ class Chosen(FleetServicer):
         return self.preview
 
     def ActOnNode(self, request: pb.ActRequest, context: grpc.ServicerContext) -> pb.ActReply:
-        self.acts.append((request.act, request.node, request.why, request.who, request.force))
+        gpu = f" GPU {request.gpu} {request.gpu_uuid}" if request.HasField("gpu") else ""
+        self.acts.append((request.act, request.node + gpu, request.why, request.who, request.force))
         return pb.ActReply(state="done", detail="no new jobs")
 
     def AdoptNode(self, request: pb.AdoptRequest, context: grpc.ServicerContext) -> pb.AdoptReply:

@@ -107,7 +107,7 @@ def labels(app: AppTest) -> set[str]:
     return {button.label for button in app.button}
 
 
-ACTS = {"Drain ...", "Resume ...", "Probe ..."}
+ACTS = {"Drain ...", "Drain GPU ...", "Resume ...", "Probe ..."}
 
 
 @pytest.mark.parametrize(("person", "may"), [(Person("", True), True), (Person("kim", False), False), (None, False)])
@@ -127,6 +127,19 @@ def test_an_act_goes_with_the_name_of_who_signed_in(shared: FleetClient, chosen,
     app.text_input(key=f"why_{call}").input("fan replaced")
     press(app, f"{act} n2")
     assert chosen.acts == [(call, "n2", "fan replaced", "alex@example.com", False)]
+
+
+def test_one_gpu_goes_by_the_board_that_was_seen(shared: FleetClient, chosen, someone) -> None:
+    someone(Person("alex@example.com", True))
+    chosen.preview = pb.ActPreview(may_act=True, grounds=["No new pod gets GPU 1 of n2 (GPU-1)."])
+    app = press(opened("node", node="n2"), "Drain GPU ...")
+    assert "Drain GPU 1 of n2" not in labels(app), "nothing is chosen for a person"
+    app.selectbox(key="target_drain_gpu").select("GPU 1 of n2: GPU-1").run()
+    assert "No new pod gets GPU 1 of n2 (GPU-1)." in texts(app)
+    app.text_input(key="why_drain_gpu").input("it rattles")
+    press(app, "Drain GPU 1 of n2")
+    assert chosen.acts == [("drain", "n2 GPU 1 GPU-1", "it rattles", "alex@example.com", False)]
+    assert "Drain GPU 1 of n2: done: no new jobs (by alex@example.com)." in texts(app)
 
 
 def test_what_the_guard_holds_back_is_done_only_when_that_is_said(shared: FleetClient, chosen) -> None:

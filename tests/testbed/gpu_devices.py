@@ -25,14 +25,14 @@ def uuid_of(board: int) -> str:
     return f"GPU-{board:08x}-0000-4000-8000-000000000000"
 
 
-def slice_of(node: str, devices: Mapping[str, str], generation: int = 1) -> Json:
-    """Return the ResourceSlice of a node. `devices`: name -> UUID."""
+def slice_of(node: str, devices: Mapping[str, str], generation: int = 1, count: int = 1) -> Json:
+    """Return the ResourceSlice of a node. `devices`: name -> UUID; `count`: slices of its pool."""
     return {
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
         "metadata": {"name": f"{node}-{DRIVER}-{generation}"},
         "spec": {
             "driver": DRIVER, "nodeName": node,
-            "pool": {"name": node, "generation": generation, "resourceSliceCount": 1},
+            "pool": {"name": node, "generation": generation, "resourceSliceCount": count},
             "devices": [
                 {"name": name, "attributes": {"type": {"string": "gpu"}, "uuid": {"string": uuid}}}
                 for name, uuid in devices.items()
@@ -61,6 +61,7 @@ class GpuCluster:
         versions: resource -> versions in which the server has it.
         allocatable: of each node.
         away: the API server does not answer. refuses: resources that the token may not touch.
+        slices_missing: each driver is about to write one more slice.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class GpuCluster:
         }  # fmt: skip
         self.allocatable: dict[str, str] = {"cpu": "64", "nvidia.com/gpu": "0"}
         self.away = False
+        self.slices_missing = False
         self.refuses: frozenset[str] = frozenset()
         self._numbers = 0
 
@@ -115,7 +117,8 @@ class GpuCluster:
 
     def _items(self, resource: str) -> list[Json]:
         if resource == "resourceslices":
-            return [slice_of(node, devices) for node, devices in self.devices.items() if devices]
+            count = 1 + self.slices_missing
+            return [slice_of(node, devices, count=count) for node, devices in self.devices.items() if devices]
         return list((self.claims if resource == "resourceclaims" else self.rules).values())
 
     def _change(self, method: str, name: str, body: Json) -> tuple[int, Json]:

@@ -1,4 +1,4 @@
-"""`drover drain NODE --why TEXT`: no new work for a node."""
+"""`drover drain NODE --why TEXT`: no new work for a node, or for one GPU of it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 
 from drover_cli import acting
 
-HELP = "take a node out of service: no new jobs, those that run may end"
+HELP = "take a node, or one GPU of it, out of service: no new jobs, those that run may end"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     acting.add_arguments(parser, "even where the guard's caps say no")
+    acting.add_gpu(parser, "only this GPU, while its node works; Kubernetes with dynamic resource allocation can do it")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,9 +11,7 @@ HELP = "put a node or GPU back in service that Drover took out: after its valida
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     acting.add_arguments(parser, "at once, without validation")
-    parser.add_argument(
-        "--gpu", type=int, metavar="SLOT", help="only this GPU, which Drover isolated while its node works"
-    )
+    acting.add_gpu(parser, "only this GPU, which Drover isolated while its node works")
 
 
 def run(args: argparse.Namespace) -> int:

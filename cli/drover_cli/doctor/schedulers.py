@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import getpass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from drover_cli.doctor.finding import Finding, bad, ok, unknown, warn
 from drover_collector.actions.base import ActError, AwayError, LaterError
+from drover_collector.actions.kubernetes.gpu_taints import GROUP, NOT_SERVED, RULE_VERSIONS
 from drover_collector.actions.settings import KubernetesConfig, SlurmConfig
 from drover_collector.actions.slurm.scontrol import Scontrol
 from drover_collector.actions.slurm.slurmrestd import Slurmrestd
 from drover_collector.config import CollectorConfig
 from drover_collector.detectors.conditions.rules import RULES
+from drover_collector.policy.policy import Policy
 from drover_core.model.fleet import FleetSpec
+from drover_core.settings import SettingsError
 
 SHOWN = 5
+NO_OWNERS = "what made the pods of a job is not known to its end: Job instead of JobSet"
 RBAC = "kubectl apply -k deploy/kubernetes/access"
 # What deploy/kubernetes/rights/rbac.yaml grants: verb, resource, subresource, and whether Drover cannot act without it.
 RIGHTS = (
@@ -24,6 +30,24 @@ RIGHTS = (
     ("list", "pods", "", True),
     ("patch", "nodes", "status", False),
     ("create", "pods", "eviction", False),
+)
+DEVICES = "resource.k8s.io"
+# verb, API group, resource: for rules with take_out = "gpu", and for the controllers of pods (docs/how-to/owners.md).
+GPU_RIGHTS = (
+    ("list", DEVICES, "resourceslices"),
+    ("list", DEVICES, "resourceclaims"),
+    ("list", DEVICES, "devicetaintrules"),
+    ("create", DEVICES, "devicetaintrules"),
+    ("patch", DEVICES, "devicetaintrules"),
+    ("delete", DEVICES, "devicetaintrules"),
+)
+OWNER_RIGHTS = (
+    ("get", "", "pods"),
+    ("get", "batch", "jobs"),
+    ("get", "apps", "replicasets"),
+    ("get", "apps", "statefulsets"),
+    ("get", "jobset.x-k8s.io", "jobsets"),
+    ("get", "ray.io", "rayclusters"),
 )
 
 
@@ -73,7 +97,10 @@ def _conditions(config: KubernetesConfig) -> str:
 
 
 def kubernetes(config: CollectorConfig, client: Any = None, review: Any = None) -> list[Finding]:
-    """Whether the API answers, and what this token may, by SelfSubjectAccessReview."""
+    """Whether the API answers, and what this token may, by SelfSubjectAccessReview.
+
+    Rights of single GPUs are looked at where the policy has a rule that wants one out, those of owners always.
+    """
     from drover_collector.actions.kubernetes.api import KubernetesApi
 
     api = client or KubernetesApi(config.act.kubernetes)
@@ -93,4 +120,46 @@ def kubernetes(config: CollectorConfig, client: Any = None, review: Any = None) 
             found.append(made("kubernetes rights", f"this token may not {named}", RBAC))
     if len(found) == 1:
         found.append(ok("kubernetes rights", ", ".join(f"{v} {r}{f'/{p}' if p else ''}" for v, r, p, _ in RIGHTS)))
-    return found
+    try:
+        return [*found, *single_gpus(config, api), _of_group(api, "kubernetes owners", OWNER_RIGHTS, NO_OWNERS)]
+    except (AwayError, LaterError, ActError) as error:
+        return [*found, unknown("kubernetes rights", str(error), RBAC)]
+
+
+def single_gpus(config: CollectorConfig, api: Any) -> list[Finding]:
+    """Whether a rule's `take_out = "gpu"` can be done: the cluster has the API, and this token the rights.
+
+    Raises:
+        ActError and its kinds.
+    """
+    try:
+        policy = Policy.load(None if config.policy.path is None else Path(config.policy.path), config.policy.preset)
+    except SettingsError:
+        return []  # reported by the check of the policy
+    if not policy.isolates:
+        return []
+    if not served(api):
+        remedy = 'Kubernetes 1.36 or newer, or the feature gates of docs/how-to/kubernetes.md; else take_out = "node"'
+        return [warn("kubernetes GPUs", f'{NOT_SERVED}: rules with take_out = "gpu" take the node', remedy)]
+    return [_of_group(api, "kubernetes GPUs", GPU_RIGHTS, 'rules with take_out = "gpu" take the node')]
+
+
+def served(api: Any) -> bool:
+    """Return whether the API server has DeviceTaintRules. Raises ActError and its kinds."""
+    for version in RULE_VERSIONS:
+        found = api.read(f"{GROUP}/{version}") or {}
+        if any(one.get("name") == "devicetaintrules" for one in found.get("resources") or ()):
+            return True
+    return False
+
+
+def _of_group(api: Any, name: str, rights: Sequence[tuple[str, str, str]], else_: str) -> Finding:
+    """Return whether a token has all rights of a feature. Raises ActError and its kinds.
+
+    Args:
+        else_: what happens without one.
+    """
+    lacks = [f"{verb} {resource}" for verb, group, resource in rights if not api.may(verb, resource, "", group)]
+    if lacks:
+        return warn(name, f"this token may not {', '.join(lacks)}: {else_}", RBAC)
+    return ok(name, ", ".join(f"{verb} {resource}" for verb, _, resource in rights))

@@ -123,6 +123,7 @@ class GpuState:
         reason: as written then.
         jobs: that hold it; None: the scheduler does not know the GPU now.
         fits: what keeps it out is about this GPU; False: `mend` has something to do.
+        boards: UUIDs of its node's GPUs; empty: not known for sure. gone: the scheduler lists it nowhere.
     """
 
     uuid: str
@@ -132,11 +133,16 @@ class GpuState:
     reason: str = ""
     jobs: tuple[str, ...] | None = None
     fits: bool = True
+    boards: frozenset[str] = frozenset()
+    gone: bool = False
 
 
 @runtime_checkable
 class GpuIsolator(Protocol):
     """An actuator that can take out one GPU of a node."""
+
+    def why_not_alone(self, node: str, gpu: GpuRef) -> str:
+        """Return why a GPU cannot go without its node, asked now; "": it can. Nothing is changed."""
 
     def isolated(self) -> Sequence[GpuState]:
         """Return the GPUs that Drover keeps out of service alone, with jobs."""

@@ -33,7 +33,7 @@ class Detection(Protocol):
         """Return why the guard does not let the node of an action go now; "": it does.
 
         Args:
-            later: nodes whose turn comes after this one.
+            later: nodes, and UUIDs of single GPUs, whose turn comes after this one.
         Raises:
             LaterError: detection is too busy to answer.
         """

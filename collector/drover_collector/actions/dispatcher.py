@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import TypeVar
 
-from drover_collector.actions.base import ActError, NodeState
+from drover_collector.actions.base import ActError, Actuator, NodeState
 from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.gpu_returns import GpuReturns, Returns
@@ -41,6 +42,7 @@ from drover_core.model.events import (
 from drover_core.model.saving import Saving
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ACT_OF = {
     RecommendedAction.ADVISE: Act.ADVISE,
@@ -174,6 +176,7 @@ class ActionDispatcher:
         for worker in workers.values():
             worker.ask_to_stop()
         self.context.outages.clear_closings()
+        self.context.gpus.clear_isolations()
         for worker in workers.values():
             worker.join(STOP_S)
 
@@ -289,10 +292,10 @@ class ActionDispatcher:
         self.check(node)
         return self.returns.resume(node, why, by, force)
 
-    def resume_gpu(self, node: str, slot: int, why: str, by: str, force: bool) -> tuple[Action | None, str]:
+    def resume_gpu(self, node: str, which: int | str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a GPU back that is out alone; see `GpuReturns.resume`. Raises ActError, StoreError."""
         self.check(node)
-        return self.gpu_returns.resume(node, slot, why, by, force)
+        return self.gpu_returns.resume(node, which, why, by, force)
 
     def on_verdicts(self, verdicts: Sequence[ProbeVerdict]) -> None:
         """Take the verdicts of validations. Raises StoreError: call again with the same ones."""
@@ -340,11 +343,15 @@ class ActionDispatcher:
         Raises:
             LaterError: it does not answer. ActError: it cannot be asked.
         """
+        return self.ask(node, lambda actuator: actuator.observe(node))
+
+    def ask(self, node: str, call: Callable[[Actuator], T]) -> T:
+        """Return what `call` finds, made in the thread of the actuator that has a node. Raises as `observe`."""
         actuator = self.context.actuators.of(node)
         worker = None if actuator is None else self._workers.get(actuator.name)
         if actuator is None or worker is None:
             raise ActError(f"no actuator has {node}")
-        return worker.ask(lambda: actuator.observe(node))
+        return worker.ask(lambda: call(actuator))
 
     def end(self, action: Action) -> None:
         """Publish the stored outcome of an action."""

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from drover_collector.actions.base import ActError, gpu_of
 from drover_collector.actions.context import ActionContext
-from drover_collector.actions.node_outage import ITSELF, is_out, judged, moved, unjudged
+from drover_collector.actions.node_outage import ITSELF, is_out, judged, kept_by, moved, unjudged
+from drover_collector.actions.replaced_boards import new_board, slot_of
 from drover_collector.actions.return_conditions import (
     CLOSES,
     Lack,
@@ -63,17 +64,20 @@ class GpuReturns:
     ) -> None:
         self._context, self._intend, self._repairs, self._validator = context, intend, repairs, validator
 
-    def resume(self, node: str, slot: int, why: str, by: str, force: bool) -> tuple[Action | None, str]:
+    def resume(self, node: str, which: int | str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a GPU back that Drover took out: after probes, or at once by `force`.
 
+        Args:
+            which: its slot or UUID.
         Returns:
             The action, if there is one yet, and a sentence.
         Raises:
             ActError: Drover did not take it out, or something must come first.
         """
-        outage = self._context.gpus.at(node, slot)
+        outage = self._context.gpus.at(node, which)
         if outage is None:
-            raise ActError(f"Drover has not taken out GPU {slot} of {node} alone: `drover explain {node}` says what is")
+            return self._forget_replaced(node, which, why, by), "its rule is deleted: it is not isolated again"
+        slot = gpu_of(outage).slot
         if force or self._validator is None or not self._context.config.validate:
             made = self._intend(outage, Act.RETURN_GPU, f"{by} {self._context.now_ms()}", why, by)
             return made, "put back without validation"
@@ -86,9 +90,31 @@ class GpuReturns:
         self._order_probes(self._validator, fresh, reason, by, why)
         return None, "probes were asked for; it is put back when it passes them"
 
+    def _forget_replaced(self, node: str, which: int | str, why: str, by: str) -> Action:
+        """Delete the rule of a board that was replaced. Raises ActError: there is none."""
+        if (outage := self._context.gpus.replaced_board(node, which)) is not None:
+            return self._intend(outage, Act.RETURN_GPU, f"{by} {self._context.now_ms()}", why, by)
+        named = f"GPU {which} of {node}" if isinstance(which, int) else f"{which} of {node}"
+        raise ActError(f"Drover has not taken out {named} alone: `drover explain {node}` says what is")
+
+    def new_board(self, outage: NodeOutage) -> str:
+        """Return the UUID of the board that took the place of a GPU, by its node; "": none for sure."""
+        return new_board(outage, self._context.detection.node_now(outage.node), self._context.now_ms())
+
+    def slot_now(self, outage: NodeOutage) -> int | None:
+        """Return the slot in which its node reports a GPU now; None: in none."""
+        return slot_of(outage, self._context.detection.node_now(outage.node))
+
+    def lack_text(self, outage: NodeOutage) -> str:
+        """Return what is missing for its return now, as a person asks; "": nothing. Raises StoreError."""
+        lack = self._lack(outage)
+        return "" if lack is None else lack.text
+
     def validate(self, outage: NodeOutage) -> None:
         """Order the probes of a GPU that no pod holds, if nothing holds its return."""
-        if self._validator is None or not self._context.config.validate or outage.withheld is Withheld.REVIEW:
+        if self._validator is None or not self._context.config.validate:
+            return
+        if outage.withheld is Withheld.REVIEW or kept_by(outage):
             return
         since_ms = self._context.now_ms() - QUIET_MS
         if outage.withheld is Withheld.QUIET and self._new_evidence(outage, since_ms) is not None:
@@ -119,15 +145,22 @@ class GpuReturns:
                 self._intend(outage, Act.REPAIR, gpu.order, f"GPU {gpu.slot} ({gpu.uuid}): {after.reason}", ITSELF)
             gpus.write(after)
 
-    def check(self, action: Action) -> None:
+    def check(self, action: Action, others: Sequence[Action]) -> None:
         """Refuse Drover's own return of a GPU for which something is missing, or that had faults since its probes.
 
+        Args:
+            others: actions on its node that have not ended.
         Raises:
             LackError.
         """
         outage = self._context.gpus.current.get(gpu_of(action).uuid)
         if action.by != ITSELF or outage is None or not is_out(outage):
             return
+        asked = (a.by for a in others if a.action is Act.ISOLATE_GPU and a.by != ITSELF and same_gpu(a, action))
+        if person := kept_by(outage) or next(asked, ""):
+            again = f"drover resume {outage.node} --gpu {gpu_of(outage).slot} --why TEXT has it probed again"
+            text = f"return withheld: {person} isolates it by hand; {again}"
+            raise LackError(Lack(WaitsFor.NOTHING, text, withheld=Withheld.QUIET))
         if (lack := self._lack(outage, outage.asked_ms or outage.ts_ms)) is not None:
             raise LackError(lack)
         if (found := self._new_evidence(outage, outage.asked_ms or outage.ts_ms)) is not None:
@@ -191,7 +224,10 @@ class GpuReturns:
             text = f"held for telemetry: the node has not reported which board is GPU {gpu.slot}"
             return Lack(WaitsFor.TELEMETRY, text)
         if there != gpu.uuid:
-            text = f"held for a person: GPU {gpu.slot} is another board now ({there}); {gpu.uuid} went out"
+            text = (
+                f"held for a person: GPU {gpu.slot} is another board now ({there}); {gpu.uuid} went out. If it stays"
+                " away, its outage ends by itself"
+            )
             return Lack(WaitsFor.PERSON, text)
         assert now is not None
         asked = {slot: number for slot, number in now.asked.items() if slot == gpu.slot}
@@ -224,6 +260,10 @@ class GpuReturns:
         findings = [f for f in store.findings.between(since_ms, to_ms, node=outage.node) if f.gpu == slot]
         found = new_evidence(outage.node, since_ms, own, events, findings)
         return None if found is None else Lack(WaitsFor.NOTHING, found.text, found.incidents)
+
+
+def same_gpu(one: Action, other: Action) -> bool:
+    return one.gpu is not None and other.gpu is not None and one.gpu.uuid == other.gpu.uuid
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from drover_collector.actions.base import ActError, Actuator, AwayError, Disowner, NodeState, own_mark
 from drover_collector.actions.context import ActionContext
-from drover_collector.actions.gpu_outages import GpuReconciler
+from drover_collector.actions.gpu_outages import GpuLife, GpuReconciler
 from drover_collector.actions.node_outage import (
     CLOSINGS,
     ITSELF,
@@ -32,7 +32,7 @@ class SchedulerReconciler:
     """Of one actuator, in its worker's thread. All methods raise ActError and its kinds, and StoreError.
 
     Args:
-        validate: orders the probes of a node whose jobs are gone. validate_gpu: of a GPU that is out alone.
+        validate: orders the probes of a node whose jobs are gone. gpu_life: the same, and more, for single GPUs.
     Attributes:
         survey_first: all nodes must be surveyed before anything is done.
         gpus: the same for single GPUs.
@@ -44,7 +44,7 @@ class SchedulerReconciler:
         actuator: Actuator,
         intend: Intend,
         validate: Callable[[NodeOutage], None],
-        validate_gpu: Callable[[NodeOutage], None],
+        gpu_life: GpuLife,
     ) -> None:
         self.survey_first = actuator.surveys
         self._context, self._actuator = context, actuator
@@ -53,7 +53,7 @@ class SchedulerReconciler:
         self._survey: Survey | None = None  # the newest, until what it shows is taken up
         self._foreign: set[str] = set()  # closed, and not by Drover
         self.gpus = GpuReconciler(
-            actuator, context.store, context.gpus, context.actuators.of, validate_gpu, context.troubles
+            actuator, context.store, context.gpus, context.actuators.of, gpu_life, context.troubles
         )  # fmt: skip
 
     def reconcile(self, under_way: Set[str], answered: Callable[[], object], interrupted: Callable[[], bool]) -> bool:

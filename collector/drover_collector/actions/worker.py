@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from drover_collector.actions.base import (
     ActError,
@@ -21,6 +21,7 @@ from drover_collector.actions.base import (
     NodeState,
     NotAloneError,
     Service,
+    gpu_of,
     own_mark,
 )
 from drover_collector.actions.context import ActionContext
@@ -46,6 +47,7 @@ from drover_core.model.events import Act, Action, ActionState, Decision, Health,
 from drover_core.model.saving import sentence
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # between tries; the last again and again
 STORE_WAIT_S = 1.0
@@ -95,12 +97,12 @@ class Worker:
         self._begin_at = 0.0  # when the next intent is stored, time.monotonic
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
-        self._questions: deque[tuple[Callable[[], NodeState], Future[NodeState]]] = deque()
+        self._questions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._stopping = False
         self._away_until = 0.0
         self._away = 0
         self._reconciler = SchedulerReconciler(
-            context, actuator, dispatcher.intend, returns.nodes.validate, returns.gpus.validate
+            context, actuator, dispatcher.intend, returns.nodes.validate, returns.gpus
         )
         self._saver = JobSaver(context, actuator)
         self._thread = threading.Thread(target=self._run, name=f"act-{actuator.name}", daemon=True)
@@ -134,15 +136,16 @@ class Worker:
             if action.id not in self._jobs:
                 self._jobs[action.id] = Job(action, touched=not fresh)
                 self._context.outages.add_closing(action)
+                self._context.gpus.add_isolation(action)
             self._changed.notify_all()
 
-    def ask(self, call: Callable[[], NodeState]) -> NodeState:
+    def ask(self, call: Callable[[], T]) -> T:
         """Return what `call` finds, made in this actuator's thread: its client is not for several threads at once.
 
         Raises:
             LaterError: it does not answer, or is busy for too long. ActError.
         """
-        answer: Future[NodeState] = Future()
+        answer: Future[T] = Future()
         with self._changed:
             self._questions.append((call, answer))
             self._changed.notify_all()
@@ -338,7 +341,7 @@ class Worker:
         outage = self._context.gpus.current.get(action.gpu.uuid)
         if outage is None or not is_out(outage) or own_mark(outage) == own_mark(action):
             return ""
-        return f"isolated already for another incident, {own_mark(outage)}"
+        return f"isolated already {f'for another incident, {outage.incident_id}' if outage.incident_id else 'by hand'}"
 
     def _observed(self, node: str) -> NodeState | None:
         return self.actuator.observe_all([node]).get(node)
@@ -360,7 +363,7 @@ class Worker:
             if (lack := self._returns.nodes.why_withheld(action, others)) is not None:
                 raise LackError(lack)
         elif action.action is Act.RETURN_GPU:
-            self._returns.gpus.check(action)
+            self._returns.gpus.check(action, others)
         elif action.action in RESETS:
             outage = self._outage_of(action)
             back = outage is not None and outage.stage not in IDLE and outage.ts_ms > action.ts_ms
@@ -377,7 +380,8 @@ class Worker:
         if action.action not in {*CLOSINGS, Act.ISOLATE_GPU} or action.forced or self._has_closed(action):
             return
         self._reconciler.survey(SURVEY_S)
-        if why := self._context.detection.why_held(action, self._context.outages.leaving_after(action)):
+        later = self._context.outages.leaving_after(action) | self._context.gpus.leaving_after(action)
+        if why := self._context.detection.why_held(action, later):
             raise LaterError(f"the guard holds it back: {why}")
 
     def _refuse_busy_node(self, action: Action) -> None:
@@ -434,7 +438,7 @@ class Worker:
         if state is ActionState.DONE:
             self._set_outage(action)
             context.crash_test_hook("moved")
-            if action.action is Act.RESUME:
+            if action.action is Act.RESUME or (action.action is Act.RETURN_GPU and action.by != ITSELF):
                 self._drop_closings(action)  # before it is stored as done: after a stop in between both happen again
         elif action.action is Act.RETURN_GPU:
             self._returns.gpus.after_refusal(action, detail, job.lack)
@@ -454,16 +458,20 @@ class Worker:
             self._jobs.pop(action.id, None)
             if not self._stopping:  # else this action may be another worker's by now
                 context.outages.end_closing(action)
+                context.gpus.end_isolation(action)
         context.crash_test_hook("ended")
         self._dispatcher.end(ended)
 
     def _drop_closings(self, resume: Action) -> None:
-        """End older closings of a node that is back: they would close it again."""
+        """End older closings of a node, or of a GPU, that is back: they would close it again."""
+        gpu, what = resume.gpu, "node" if resume.gpu is None else "GPU"
+        closings = CLOSINGS if gpu is None else {Act.ISOLATE_GPU}
         with self._changed:
-            jobs = [j for j in self._jobs.values() if j.action.node == resume.node and j.action.action in CLOSINGS]
+            jobs = [j for j in self._jobs.values() if j.action.node == resume.node and j.action.action in closings]
         for job in jobs:
-            if job.action.ts_ms <= resume.ts_ms:
-                self._fail(job, f"not done to its end: {resume.by} has put the node back")
+            same = gpu is None or (job.action.gpu is not None and job.action.gpu.uuid == gpu.uuid)
+            if same and job.action.ts_ms <= resume.ts_ms:
+                self._fail(job, f"not done to its end: {resume.by} has put the {what} back")
 
     def _find_closed(self, job: Job) -> bool:
         """Set the outage of a node that a job has closed, though it failed or waits; False: unknown, or not stored.
@@ -525,11 +533,13 @@ class Worker:
         outage = gpus.current.get(uuid)
         if action.action is Act.ISOLATE_GPU and not is_out(outage):
             gpus.write(isolated(action, outage, now_ms))
-        elif action.action is Act.RETURN_GPU and outage is not None and is_out(outage):
+        elif action.action is Act.ISOLATE_GPU and action.by != ITSELF and outage is not None:
+            if kept := drained_too(outage, action.by, action.why, now_ms):
+                gpus.write(replace(kept, gpu=replace(gpu_of(kept), order="")))
+        elif action.action is Act.RETURN_GPU and outage is not None and (is_out(outage) or gpu_of(outage).replaced_by):
             asked_ms = outage.asked_ms if action.by == ITSELF else 0
-            gpus.write(
-                moved(outage, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms, passed_before=False)
-            )
+            back = moved(outage, Health.HEALTHY, now_ms, action.why, by=action.by, asked_ms=asked_ms)
+            gpus.write(replace(back, passed_before=False, gpu=replace(gpu_of(outage), replaced_by="")))
 
     def _retry(self, job: Job, why: str, known: bool) -> None:
         """Try again later. `known`: whether it has closed its node; else it is observed until that is known."""

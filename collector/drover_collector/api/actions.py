@@ -13,6 +13,7 @@ import numpy as np
 from drover_collector.actions.base import ActError, gpu_of
 from drover_collector.actions.dispatcher import OBSERVES, ActionDispatcher
 from drover_collector.actions.node_outage import IDLE, gpu_hours_lost, is_out
+from drover_collector.api import gpu_actions
 from drover_collector.api.snapshot import (
     DAY_MS,
     REPORTING_MS,
@@ -45,7 +46,6 @@ LISTED = 100
 MOST_LISTED = 10_000
 LOST_DAYS = 90
 NO_FORCE = "by force acts whose certificate has a name drover://admin/NAME; an operator's acts within the guard"
-FORCE = "--force does it all the same (over TLS an admin's)"
 SHOWN_INCIDENTS = 5  # open incidents
 
 
@@ -67,7 +67,7 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
         _note_refused(facts, request, act, why, by, str(refusal))
         raise
     now_ms = facts.now_ms()
-    subject = f"{request.node} GPU {request.gpu}" if request.HasField("gpu") else request.node
+    subject = gpu_actions.subject_of(facts, request)
     line = Audit(
         f"{act} {subject} {now_ms}", now_ms, by, act.value, subject, why,
         ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
@@ -79,8 +79,8 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
 def _done(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
     if not why:
         raise bad_argument("say why: it stands in the record and in the scheduler's reason")
-    if request.HasField("gpu") and act is not Act.RESUME:
-        raise bad_argument(f"{act} takes a node; only resume takes a GPU")
+    if gpu_actions.asks_for_gpu(request) and act not in (Act.DRAIN, Act.RESUME):
+        raise bad_argument(gpu_actions.only_nodes(act))
     dispatcher = _dispatcher(facts)
     try:
         return (
@@ -96,9 +96,10 @@ def _note_refused(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str
     """In the audit too. The refusal is answered whether the store takes its line or not."""
     now_ms = facts.now_ms()
     forced = "forced: " if request.force else ""
+    subject = gpu_actions.subject_of(facts, request)
     line = Audit(
-        f"{act} {request.node} {now_ms} refused", now_ms, by, f"{act} (refused)", request.node, why, forced + refusal
-    )
+        f"{act} {subject} {now_ms} refused", now_ms, by, f"{act} (refused)", subject, why, forced + refusal
+    )  # fmt: skip
     try:
         facts.store.audit.write([line])
     except StoreError as error:  # as of one that stands by, whose audit is the active one's
@@ -112,6 +113,8 @@ def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: b
     if act is None:
         raise bad_argument(f"{request.act[:80]!r} is nothing that can be done; there are {', '.join(BY_HAND)}")
     dispatcher = facts.pipeline.dispatcher
+    if gpu_actions.asks_for_gpu(request):
+        return _preview_gpu(facts, request, act, pb.ActPreview(may_act=may, no_force=not forces))
     outages = facts.pipeline.engine.duties if dispatcher is None else dispatcher.context.outages.current
     duty = outages.get(request.node)
     reply = pb.ActPreview(
@@ -139,11 +142,42 @@ def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: b
     return reply
 
 
-def _jobs_on(facts: ApiSnapshot, n: int) -> list[pb.JobThere]:
-    """Who holds GPUs of a node, most of them first."""
+def _preview_gpu(facts: ApiSnapshot, request: pb.ActRequest, act: Act, reply: pb.ActPreview) -> pb.ActPreview:
+    """Do the same for one GPU of a node."""
+    node, n = request.node, facts.node_number(request.node)
+    gpu, outage = gpu_actions.preview(facts, request, act, reply)
+    reply.mode = facts.pipeline.ceiling
+    reply.jobs.extend([] if gpu is None else _jobs_on(facts, n, gpu.slot))
+    reply.maintenance = facts.pipeline.outbox.silences.held(facts.now_ms()).get(node, "")
+    if act is Act.RESUME and outage is not None and facts.pipeline.dispatcher is not None:
+        safe, grounds = _gpu_grounds(facts, facts.pipeline.dispatcher, outage)
+        reply.grounds.extend(grounds)
+        if safe is not None:
+            reply.safe = safe
+    return reply
+
+
+def _gpu_grounds(facts: ApiSnapshot, dispatcher: ActionDispatcher, outage: NodeOutage) -> tuple[bool | None, list[str]]:
+    """Do what `return_grounds` does, for a GPU that is out alone."""
+    gpu, node = gpu_of(outage), outage.node
+    stages = list(takewhile(is_out, reversed(facts.store.outages.gpus.history(gpu.uuid)))) or [outage]
+    opened = [i for i in facts.open_by_node().get(node, []) if i.severity is not Severity.INFO]
+    of_others = [i for i in opened if i.gpu is not None and i.gpu != gpu.slot]
+    silent_ms = facts.now_ms() - int(facts.last_seen()[facts.node_number(node)])
+    verdicts = facts.store.probes.verdicts.read(node=node, from_ms=stages[-1].ts_ms)
+    own = [v for v in verdicts if v.gpu == gpu.slot]
+    safe, grounds = judge_return(stages[-1], outage, [i for i in opened if i not in of_others], silent_ms, own)
+    if lack := dispatcher.gpu_returns.lack_text(outage):
+        safe, grounds = False, [f"{lack[0].upper()}{lack[1:]}.", *grounds]
+    return safe, grounds
+
+
+def _jobs_on(facts: ApiSnapshot, n: int, slot: int | None = None) -> list[pb.JobThere]:
+    """Who holds GPUs of a node, most of them first. `slot`: this GPU alone."""
     index = facts.index
     codes, names = facts.jobs()
-    here = codes[int(index.first_gpu[n]) : int(index.first_gpu[n + 1])]
+    first, end = int(index.first_gpu[n]), int(index.first_gpu[n + 1])
+    here = codes[first:end] if slot is None else codes[first:end][slot : slot + 1]
     found = []
     for code in np.unique(here[here >= 0]).tolist():
         gpus = np.flatnonzero(codes == code)
@@ -179,8 +213,9 @@ def _dispatcher(facts: ApiSnapshot) -> ActionDispatcher:
 
 
 def _resume(dispatcher: ActionDispatcher, request: pb.ActRequest, why: str, by: str) -> pb.ActReply:
-    if request.HasField("gpu"):
-        action, said = dispatcher.resume_gpu(request.node, request.gpu, why, by, request.force)
+    if gpu_actions.asks_for_gpu(request):
+        gpu_actions.outage_of(dispatcher, request)
+        action, said = dispatcher.resume_gpu(request.node, gpu_actions.which(request), why, by, request.force)
     else:
         action, said = dispatcher.resume(request.node, why, by, request.force)
     return pb.ActReply(detail=said) if action is None else _reply(dispatcher.wait(action, WAIT_S))
@@ -189,6 +224,9 @@ def _resume(dispatcher: ActionDispatcher, request: pb.ActRequest, why: str, by: 
 def _take_out(
     facts: ApiSnapshot, dispatcher: ActionDispatcher, request: pb.ActRequest, act: Act, why: str, by: str
 ) -> pb.ActReply:
+    if gpu_actions.asks_for_gpu(request):
+        isolation = gpu_actions.drain_gpu(facts, dispatcher, request, why, by)
+        return gpu_actions.drained(dispatcher.wait(isolation, WAIT_S))
     outages = dispatcher.context.outages
     duty = outages.current.get(request.node)
     if act in (Act.RESET, Act.REBOOT):
@@ -198,7 +236,7 @@ def _take_out(
     dispatcher.check(request.node)
     with outages.requested(request.node):
         if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
-            raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
+            raise ActError(f"the guard holds it back: {why_not}; {gpu_actions.FORCE}")
         made = dispatcher.drain(request.node, act, why, by, request.force)
     return _reply(dispatcher.wait(made, WAIT_S))
 
@@ -222,6 +260,7 @@ def _action(a: Action) -> pb.ActionLine:
     return pb.ActionLine(
         id=a.id, node=a.node, act=a.action, state=a.state, detail=a.detail, by=a.by, why=a.why, ts_ms=a.ts_ms,
         incident_id=a.incident_id, actuator=a.actuator, attempts=a.attempts,
+        gpu=None if a.gpu is None else a.gpu.slot, gpu_uuid="" if a.gpu is None else a.gpu.uuid,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from drover_collector.incidents.book import IncidentBook
 from drover_collector.incidents.health import HealthChange
 from drover_collector.incidents.incident import closing
 from drover_collector.policy.circuit_breaker import of_guard
-from drover_collector.policy.decider import UNSEEN, Decider, LiveFleet, came_back
+from drover_collector.policy.decider import UNSEEN, Decider, LiveFleet, came_back, hold_gpu
 from drover_collector.policy.guard import Census, hold
 from drover_collector.policy.one_gpu import Board, share_of
 from drover_collector.policy.policy import Policy
@@ -260,7 +260,7 @@ class Engine:
         Pace and breaker were asked when it was decided.
 
         Args:
-            later: nodes whose turn comes after this one.
+            later: nodes, and UUIDs of single GPUs, whose turn comes after this one.
         """
         if self.decider.away is None:
             return UNSEEN
@@ -273,19 +273,16 @@ class Engine:
             return less
         if action.decision_id and record is not None and (back_ms := self._back_ms(record.incident)) is not None:
             return came_back(action.node, back_ms)
-        if action.gpu is not None:
-            return self._held_gpu(action)
-        census, duties = self.census(), self.decider.duties
-        for node in (action.node, *later):
+        census, duties, gpu = self.census(), self.decider.duties, action.gpu
+        for node in {action.node, *later} if gpu is None else later:
             if (duty := duties.get(node)) is None or duty.stage not in OUT_STAGES:
                 census.give_back(node)
+        for node, uuid in self.decider.gpus.leaving():
+            if uuid in later and uuid not in self.decider.gpus.isolated(node):
+                census.give_back_gpu(node, share_of(self.index, node))
+        if gpu is not None:
+            return hold_gpu(self.decider, action.node, gpu.uuid, census, self.jobs_on(action.node))
         return hold(action.node, self.jobs_on(action.node), census, self.policy.guard) or ""
-
-    def _held_gpu(self, action: Action) -> str:
-        """Return why the guard's caps would not let a GPU go out alone now; "": they would."""
-        census, share = self.census(), share_of(self.index, action.node)
-        census.give_back_gpu(action.node, share)  # its decision counts already
-        return hold(action.node, self.jobs_on(action.node), census, self.policy.guard, share) or ""
 
     def _back_ms(self, incident: Incident) -> int | None:
         """Return since when every member of an incident answers again after a reset or a boot.

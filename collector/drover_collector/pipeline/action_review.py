@@ -36,7 +36,7 @@ class ActionReview:
         """Return why the guard does not let the node of an action go now; "": it does. Not from the thread that judges.
 
         Args:
-            later: nodes whose turn comes after this one.
+            later: nodes, and UUIDs of single GPUs, whose turn comes after this one.
         Raises:
             LaterError: detection is too busy to say.
         """

@@ -376,6 +376,9 @@ class Pipeline:
     def _leaving(self) -> Set[str]:
         return frozenset() if self.dispatcher is None else self.dispatcher.context.outages.out_or_leaving()
 
+    def _leaving_gpus(self) -> Set[tuple[str, str]]:
+        return frozenset() if self.dispatcher is None else self.dispatcher.context.gpus.leaving()
+
     def _gpu_hindrance(self, node: str) -> str:
         return "" if self.dispatcher is None else self.dispatcher.context.actuators.gpu_hindrance(node)
 
@@ -587,7 +590,9 @@ class Pipeline:
         self.saving.put(Outcome(), (), [Audit(f"clock {at_ms}", at_ms, "drover", CLOCK, "", text, state=str(step_ms))])
 
     def _engine(self, started_ms: int) -> Engine:
-        live = LiveFleet(self._leaving, self._gpu_hindrance, unproven=self.in_force.unproven)
+        live = LiveFleet(
+            self._leaving, self._gpu_hindrance, unproven=self.in_force.unproven, leaving_gpus=self._leaving_gpus
+        )
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=live)
         if self.dispatcher is not None and self.dispatcher.surveys:
             engine.on_survey(UNANSWERED)

@@ -76,12 +76,14 @@ class LiveFleet:
         hindrance: returns why the scheduler of a node cannot take out one GPU alone; "": it can.
         board: returns the board in a node's slot. None: slots hold what they held.
         unproven: returns whether others than root could have written what is known of a node.
+        leaving_gpus: returns node and UUID of each GPU that is about to go out alone.
     """
 
     leaving: Callable[[], Set[str]] = frozenset
     hindrance: Callable[[str], str] = lambda _: ""
     board: Boards | None = None
     unproven: Callable[[str], bool] = lambda _: False
+    leaving_gpus: Callable[[], Set[tuple[str, str]]] = frozenset
 
 
 class Decider:
@@ -123,7 +125,7 @@ class Decider:
         self.maintenance: Mapping[str, str] = {}
         self._live, self._back = live, back
         known = live or LiveFleet()
-        self.gpus = SingleGpus(index, known.board, known.hindrance)
+        self.gpus = SingleGpus(index, known.board, known.hindrance, known.leaving_gpus)
         self._steps = ClockSteps()  # of the clock
         self.breaker = Breaker(index, self._steps)
         self.pace = Pace(self._steps)
@@ -608,9 +610,13 @@ class Decider:
             self.out(really=True),
             doubtful,
         )
-        for node in self.gpus.out(self.standing.values(), lambda d: (d.incident_id, d.node) in self.failed, said):
+        for node, _ in self.isolating(said):
             found.take_gpu(node, share_of(self.index, node))
         return found
+
+    def isolating(self, said: bool = False) -> set[tuple[str, str]]:
+        """Return node and UUID of the GPUs that the census counts; `said`: with what observe mode announced."""
+        return self.gpus.out(self.standing.values(), lambda d: (d.incident_id, d.node) in self.failed, said)
 
     def _mode(self) -> str:
         return least_mode(self.policy.mode, self.ceiling)
@@ -651,6 +657,20 @@ class Hold:
 
     cause: DecisionCause
     text: str
+
+
+def hold_gpu(decider: Decider, node: str, uuid: str, census: Census, jobs: Mapping[str, Set[str]]) -> str:
+    """Return why the guard's caps would not let a GPU of a node go out alone now; "": they would.
+
+    Args:
+        jobs: those that may run on the node, each with its nodes.
+    """
+    if uuid in decider.gpus.isolated(node):
+        return ""  # it takes nothing more away
+    share = share_of(decider.index, node)
+    if (node, uuid) in decider.isolating():  # it waits to go, and counts already
+        census.give_back_gpu(node, share)
+    return hold(node, jobs, census, decider.policy.guard, share) or ""
 
 
 def _alike(a: DecisionCause, b: DecisionCause) -> bool:

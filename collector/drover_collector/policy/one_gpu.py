@@ -7,7 +7,7 @@ is not known for sure which board it is. A GPU is named by its UUID: after a boo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from drover_collector.fleet.index import FleetIndex
@@ -54,13 +54,21 @@ class SingleGpus:
     Args:
         board: None: the fleet is recorded without it, and each slot holds the board that it held.
         hindrance: returns why the scheduler of a node cannot take out one GPU; "": it can.
+        leaving: returns node and UUID of each GPU that is about to go out, a person's too.
     Attributes:
         outages: UUID -> its newest outage.
         refused: (incident, UUID) -> why its scheduler could not take it out alone.
     """
 
-    def __init__(self, index: FleetIndex, board: Boards | None, hindrance: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        index: FleetIndex,
+        board: Boards | None,
+        hindrance: Callable[[str], str],
+        leaving: Callable[[], Set[tuple[str, str]]] = frozenset,
+    ) -> None:
         self._index, self._board, self._hindrance = index, board, hindrance
+        self.leaving = leaving
         self.outages: dict[str, NodeOutage] = {}
         self.refused: dict[tuple[str, str], str] = {}
 
@@ -92,10 +100,16 @@ class SingleGpus:
             return None, why
         if why := self.refused.get((incident.id, gpu.uuid), ""):
             return None, f"GPU {slot} cannot go alone: {why}"
-        others = sum(uuid != gpu.uuid for uuid in self.isolated(node))
-        if others + 1 > max(1, place.gpus * MOST):
-            return None, f"{others} of its {place.gpus} GPUs are isolated already"
+        if why := self.crowded(node, gpu.uuid):
+            return None, why
         return gpu, ""
+
+    def crowded(self, node: str, uuid: str) -> str:
+        """Return why a node has too many single GPUs out for one more; "": it has not."""
+        place = self._index.spec.by_name.get(node)
+        known = 0 if place is None else place.gpus
+        out = {*self.isolated(node), *(other for where, other in self.leaving() if where == node)} - {uuid}
+        return f"{len(out)} of its {known} GPUs are isolated already" if len(out) + 1 > max(1, known * MOST) else ""
 
     def _identify(self, incident: Incident, node: str, slot: int, last: Decision | None) -> tuple[GpuRef | None, str]:
         if self._board is None:
@@ -112,8 +126,8 @@ class SingleGpus:
         """Return the UUIDs of a node's GPUs that are out of service alone."""
         return [uuid for uuid, one in self.outages.items() if one.node == node and one.stage in OUT_STAGES]
 
-    def out(self, standing: Iterable[Decision], failed: Callable[[Decision], bool], said: bool) -> list[str]:
-        """Return the node of each GPU that is out of service alone, or about to go.
+    def out(self, standing: Iterable[Decision], failed: Callable[[Decision], bool], said: bool) -> set[tuple[str, str]]:
+        """Return node and UUID of each GPU that is out of service alone, or about to go.
 
         Args:
             standing: decisions. failed: whether the action of one has failed.
@@ -121,13 +135,14 @@ class SingleGpus:
         """
         outcomes = ("act", "would_act") if said else ("act",)
         found = {(one.node, uuid) for uuid, one in self.outages.items() if one.stage in OUT_STAGES}
+        found |= self.leaving()
         for decision in standing:
             if decision.gpu is None or decision.outcome not in outcomes or failed(decision):
                 continue
             outage = self.outages.get(decision.gpu.uuid)
             if outage is None or outage.ts_ms < decision.ts_ms:  # else its outage shows the result
                 found.add((decision.node, decision.gpu.uuid or f"slot {decision.gpu.slot}"))
-        return [node for node, _ in found]
+        return found
 
     def take_outages(self, outages: Mapping[str, NodeOutage]) -> list[NodeOutage]:
         """Take in outages; return those that are new."""

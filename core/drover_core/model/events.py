@@ -288,6 +288,7 @@ class GpuRef:
     uuid: str  # "": not known, of a recorded fleet
     refused: bool = False  # its scheduler cannot take it out alone
     order: str = ""  # id of the order for the probes that validate it
+    replaced_by: str = ""  # UUID of the board that took its place: its outage is over, and goes on if it comes back
 
 
 @dataclass(frozen=True, slots=True)

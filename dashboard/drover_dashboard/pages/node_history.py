@@ -23,6 +23,7 @@ LIST_PX, FIT = 320, 7
 DID = {
     "drain": "drained", "isolate": "isolated", "resume": "put back", "reset": "reset", "reboot": "rebooted",
     "advise": "advised against", "unadvise": "no longer advised against", "repair": "ticket",
+    "isolate_gpu": "isolated", "return_gpu": "put back",
 }  # fmt: skip
 
 
@@ -46,7 +47,8 @@ def rows(done: pb.ActionList | None, found: list[Incident], who: view.Viewer) ->
     moments: list[tuple[int, Row]] = []
     for line in done.actions if done else ():
         by = "" if line.by == "drover" else f" by {line.by}"
-        did = DID.get(line.act, line.act) if line.state == "done" else f"{line.act}: {line.state}"
+        did = DID.get(line.act, line.act) if line.state == "done" else f"{line.act.replace('_gpu', '')}: {line.state}"
+        did = f"GPU {line.gpu} {did}" if line.HasField("gpu") else did
         moments.append((line.ts_ms, _row(line.ts_ms, f"{did}{by}", line.why, line.detail, line.incident_id, who)))
     for incident in found:
         if incident.closed_ms is not None:

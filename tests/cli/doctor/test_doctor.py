@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -213,27 +214,49 @@ class Api:
     """Rights as an API server reports them."""
 
     def __init__(self, *refused: str) -> None:
-        self.refused, self.away = refused, False
+        self.refused, self.away, self.taints = refused, False, True
 
     def statuses(self) -> dict[str, str]:
         if self.away:
             raise AwayError("Kubernetes does not answer at https://k: refused")
         return {"n0": "Ready"}
 
-    def may(self, verb: str, resource: str, part: str) -> bool:
-        return f"{verb} {resource}/{part}".rstrip("/") not in self.refused
+    def may(self, verb: str, resource: str, part: str, group: str = "") -> bool:
+        return f"{verb} {group}/{resource}/{part}".strip("/").replace(" /", " ") not in self.refused
+
+    def read(self, path: str) -> dict[str, Any] | None:
+        served = path == "/apis/resource.k8s.io/v1beta2" and self.taints
+        return {"resources": [{"name": "devicetaintrules"}]} if served else None
 
 
 def test_kubernetes() -> None:
     config = CollectorConfig()
     found = schedulers.kubernetes(config, Api())
-    assert [f.state for f in found] == [FindingState.OK, FindingState.OK]
+    assert [(f.name, f.state) for f in found] == [
+        (name, FindingState.OK) for name in ("kubernetes", "kubernetes rights", "kubernetes owners")
+    ]
     found = schedulers.kubernetes(config, Api("patch nodes", "create pods/eviction"))
     says(found, FindingState.BAD, "this token may not patch nodes")
     says(found, FindingState.WARN, "this token may not create pods/eviction")
     away = Api()
     away.away = True
     says(schedulers.kubernetes(config, away), FindingState.BAD, "does not answer")
+    lacks = schedulers.kubernetes(config, Api("get jobset.x-k8s.io/jobsets", "get pods"))
+    says(lacks, FindingState.WARN, "this token may not get pods, get jobsets: what made the pods")
+
+
+def test_rights_for_single_gpus_are_looked_at_where_a_rule_wants_them(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text('[[rules]]\nname = "memory"\nkind = ["memory"]\naction = "drain"\ntake_out = "gpu"\n')
+    config = replace(CollectorConfig(), policy=replace(CollectorConfig().policy, path=str(path)))
+    api = Api()
+    assert {f.state for f in schedulers.kubernetes(config, api)} == {FindingState.OK}
+    assert "kubernetes GPUs" in {f.name for f in schedulers.kubernetes(config, api)}
+    lacks = schedulers.kubernetes(config, Api("patch resource.k8s.io/devicetaintrules"))
+    says(lacks, FindingState.WARN, 'may not patch devicetaintrules: rules with take_out = "gpu" take the node')
+    assert "deploy/kubernetes/access" in next(f.remedy for f in lacks if f.name == "kubernetes GPUs")
+    api.taints = False
+    says(schedulers.kubernetes(config, api), FindingState.WARN, "serves no DeviceTaintRule")
 
 
 def released() -> pb.System:

@@ -21,7 +21,7 @@ from drover_collector.actions.kubernetes.actuator import KubernetesActuator, kep
 from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.kubernetes.controllers import Controllers
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
-from drover_collector.config import CollectorConfig
+from drover_collector.config import CollectorConfig, PolicyConfig
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.pipeline.maintenance_events import marks_of
 from drover_collector.pipeline.node_conditions import ConditionSettings, NodeConditions
@@ -80,15 +80,15 @@ class Cluster:
         )
         return KubernetesActuator(KubernetesApi(config), config.gpu_resources)
 
-    def examined(self, account: str) -> list[tuple[FindingState, str]]:
+    def examined(self, account: str, policy: Path | None = None) -> list[tuple[FindingState, str]]:
         """What `drover doctor` says of a collector with this account."""
         self.actuator(account)
         config = KubernetesConfig(
             enabled=True, server=self.server.url, token_file=str(self.token_file), ca_file=str(self.server.ca)
         )
-        return [
-            (each.state, each.text) for each in schedulers.kubernetes(CollectorConfig(act=ActConfig(kubernetes=config)))
-        ]
+        of_policy = PolicyConfig() if policy is None else PolicyConfig(path=str(policy))
+        found = schedulers.kubernetes(CollectorConfig(act=ActConfig(kubernetes=config), policy=of_policy))
+        return [(each.state, each.text) for each in found]
 
     def add_node(self, **spec: Any) -> str:
         name = f"gpu{next(numbers)}"
@@ -544,15 +544,22 @@ def test_api_server_restarted_in_the_middle(cluster: Cluster) -> None:
 
 
 @pytest.mark.system
-def test_doctor_learns_from_the_server_what_a_token_may(cluster: Cluster) -> None:
+def test_doctor_learns_from_the_server_what_a_token_may(cluster: Cluster, tmp_path: Path) -> None:
     node = cluster.add_node()
     version = cluster.node(node)["metadata"]["resourceVersion"]
-    (answers, rights) = cluster.examined(ACCOUNT)
-    assert answers[0] is FindingState.OK
+    alone = tmp_path / "policy.toml"
+    alone.write_text('[[rules]]\nkind = ["memory"]\naction = "drain"\ntake_out = "gpu"\n')
+    (answers, rights, gpus, owners) = cluster.examined(ACCOUNT, alone)
+    assert (answers[0], gpus[0], owners[0]) == (FindingState.OK,) * 3
+    assert "delete devicetaintrules" in gpus[1]
+    assert "get jobsets" in owners[1]
     assert rights == (FindingState.OK, ", ".join(f"{v} {r}{f'/{p}' if p else ''}" for v, r, p, _ in schedulers.RIGHTS))
 
     reads = [{"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["get", "list"]}]
-    _, *lacks = cluster.examined(cluster.account(reads))
+    _, *lacks, gpus, owners = cluster.examined(cluster.account(reads), alone)
+    assert (gpus[0], owners[0]) == (FindingState.WARN,) * 2
+    assert "may not list resourceslices, list resourceclaims, list devicetaintrules, create" in gpus[1]
+    assert "may not get jobs, get replicasets, get statefulsets, get jobsets, get rayclusters" in owners[1]
     assert lacks == [
         (FindingState.BAD, "this token may not patch nodes"),
         (FindingState.WARN, "this token may not patch nodes/status"),

@@ -38,7 +38,7 @@ from drover_collector.actions.base import (
 from drover_collector.actions.kubernetes.api import MANAGER, ConflictError, HeldError
 from drover_collector.actions.kubernetes.gpu_taints import GpuTaints
 from drover_collector.engine.node_state import Survey
-from drover_core.model.events import Act, Action
+from drover_core.model.events import Act, Action, GpuRef
 
 DRAIN, REASON, CORDON, ADVISE = (f"drover.dev/{name}" for name in ("drain", "reason", "cordon", "advise"))
 CONDITION = "DroverHealthy"
@@ -99,6 +99,9 @@ class KubernetesActuator(Scheduler):
         if action.action is Act.RETURN_GPU:
             return self._gpus.give_back(action, check_lease)
         return super().do(action, check_lease)
+
+    def why_not_alone(self, node: str, gpu: GpuRef) -> str:
+        return self._gpus.why_not_alone(node, gpu)
 
     def isolated(self) -> Sequence[GpuState]:
         return self._gpus.isolated()

@@ -79,9 +79,9 @@ class KubernetesApi:
         status, body = self.request("GET", path)
         return None if status == 404 else good(status, body, f"read {path}")
 
-    def may(self, verb: str, resource: str, subresource: str = "") -> bool:
+    def may(self, verb: str, resource: str, subresource: str = "", group: str = "") -> bool:
         """Whether this token may do so, as the API server itself says (SelfSubjectAccessReview); changes nothing."""
-        asked = {"verb": verb, "resource": resource, "subresource": subresource}
+        asked = {"verb": verb, "group": group, "resource": resource, "subresource": subresource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",

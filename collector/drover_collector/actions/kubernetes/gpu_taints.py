@@ -31,7 +31,7 @@ from drover_collector.actions.base import (
     reason_of,
 )
 from drover_collector.actions.kubernetes.api import good
-from drover_core.model.events import Action
+from drover_core.model.events import Action, GpuRef
 
 DRIVER = "gpu.nvidia.com"
 TAINT, REASON, UUID, NODE, SLOT = (f"drover.dev/{name}" for name in ("isolated", "reason", "uuid", "node", "slot"))
@@ -71,11 +71,24 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The newest ResourceSlices of NVIDIA's driver: device -> UUID, of whole GPUs; nodes with MIG devices of a GPU."""
+    """The newest ResourceSlices of NVIDIA's driver: device -> UUID, of whole GPUs; nodes with MIG devices of a GPU.
+
+    `torn`: nodes of pools that lack a slice: while a driver writes them, a device that is missing is not gone
+    (`resourceSliceCount` of the API's ResourcePool).
+    """
 
     uuids: Mapping[Device, str]
     nodes: Mapping[Device, str]
     parents: frozenset[str]
+    torn: frozenset[str]
+
+    def boards(self, node: str) -> frozenset[str]:
+        """Return the UUIDs of a node's GPUs; none while a pool of its lacks a slice."""
+        return frozenset(u for device, u in self.uuids.items() if self.nodes[device] == node and node not in self.torn)
+
+    def lacks(self, uuid: str) -> bool:
+        """Return whether no node has a GPU, as a whole or split."""
+        return uuid not in self.parents and uuid not in self.uuids.values()
 
     def fits(self, uuid: str, selector: Mapping[str, str]) -> bool:
         """Return whether a selector is about this GPU, or about none while the driver does not list it."""
@@ -112,20 +125,7 @@ class GpuTaints:
             if _mark(rule) == own_mark(action):
                 return Result(f"isolated already, by DeviceTaintRule {_name(gpu.uuid)}")
             raise ForeignError(f"it is isolated for another incident, {_mark(rule)}: left unchanged")
-        slices = self._slices()
-        device = slices.device(gpu.uuid)
-        if device is None:
-            if several := slices.devices(gpu.uuid):
-                named = ", ".join(f"{each.pool}/{each.name}" for each in several)
-                raise NotAloneError(f"the ResourceSlices have UUID {gpu.uuid} {len(several)} times: {named}")
-            if gpu.uuid in slices.parents:
-                raise NotAloneError("it is split into MIG devices")
-            if slices.uuids and action.node not in slices.nodes.values() and action.attempts < PATIENCE:
-                raise LaterError(f"no ResourceSlice has any device of {action.node} now")  # its driver starts again?
-            raise NotAloneError(f"no ResourceSlice of {DRIVER} has a device with UUID {gpu.uuid}")
-        if slices.nodes[device] != action.node:
-            raise NotAloneError(f"the ResourceSlices have UUID {gpu.uuid} on {slices.nodes[device] or 'no node'}")
-        self._refuse_device_plugin(action.node)
+        device = self._device_of(gpu.uuid, action.node, action.attempts < PATIENCE)
         check_lease()
         notes = {REASON: reason_of(action), UUID: gpu.uuid, NODE: action.node, SLOT: str(gpu.slot)}
         self._create(gpu.uuid, device, own_mark(action), notes)
@@ -167,7 +167,7 @@ class GpuTaints:
                 GpuState(
                     uuid, str(notes.get(NODE, "")), int(slot) if slot.isdecimal() else None, _mark(rule),
                     str(notes.get(REASON, "")), None if device is None else tuple(sorted(held.get(device, ()))),
-                    slices.fits(uuid, _selector(rule)),
+                    slices.fits(uuid, _selector(rule)), slices.boards(str(notes.get(NODE, ""))), slices.lacks(uuid),
                 )
             )  # fmt: skip
         return found
@@ -195,7 +195,38 @@ class GpuTaints:
         self._move(rule, right)
         return f"it is device {right.name} now, no longer {there.get('device')}; the rule was moved"
 
+    def why_not_alone(self, node: str, gpu: GpuRef) -> str:
+        """Return why a GPU cannot go without its node; "": nothing is known against it. Raises LaterError, ActError."""
+        try:
+            if self._rule(gpu.uuid) is None:
+                self._device_of(gpu.uuid, node, patient=True)
+        except NotAloneError as error:
+            return str(error)
+        return ""
+
     # ---- parts
+
+    def _device_of(self, uuid: str, node: str, patient: bool) -> Device:
+        """Return the device that a node's driver has for a GPU.
+
+        Raises:
+            NotAloneError: there is none, or not for sure. LaterError: its driver may start again, if `patient`.
+        """
+        slices = self._slices()
+        device = slices.device(uuid)
+        if device is None:
+            if several := slices.devices(uuid):
+                named = ", ".join(f"{each.pool}/{each.name}" for each in several)
+                raise NotAloneError(f"the ResourceSlices have UUID {uuid} {len(several)} times: {named}")
+            if uuid in slices.parents:
+                raise NotAloneError("it is split into MIG devices")
+            if slices.uuids and node not in slices.nodes.values() and patient:
+                raise LaterError(f"no ResourceSlice has any device of {node} now")
+            raise NotAloneError(f"no ResourceSlice of {DRIVER} has a device with UUID {uuid}")
+        if slices.nodes[device] != node:
+            raise NotAloneError(f"the ResourceSlices have UUID {uuid} on {slices.nodes[device] or 'no node'}")
+        self._refuse_device_plugin(node)
+        return device
 
     def _move(self, rule: Json, device: Device) -> None:
         """In one call: a rule that is gone in between would put the GPU back."""
@@ -239,23 +270,28 @@ class GpuTaints:
         """Of each pool the newest generation: older slices are about to go."""
         slices = list(self._items("resourceslices", OTHER_VERSIONS, {"fieldSelector": f"spec.driver={DRIVER}"}))
         newest: dict[str, int] = {}
+        missing: dict[tuple[str, int], int] = {}  # (pool, generation) -> how many of its slices are not there
         for one in slices:
             pool = one["spec"].get("pool") or {}
             name, generation = str(pool.get("name", "")), int(pool.get("generation") or 0)
             newest[name] = max(generation, newest.get(name, generation))
-        uuids, nodes, parents = {}, {}, set()
+            count = int(pool.get("resourceSliceCount") or 0)
+            missing[name, generation] = missing.get((name, generation), count) - 1
+        uuids, nodes, parents, torn = {}, {}, set(), set()
         for one in slices:
             spec, pool = one["spec"], one["spec"].get("pool") or {}
             name = str(pool.get("name", ""))
             if spec.get("driver") != DRIVER or int(pool.get("generation") or 0) != newest[name]:
                 continue
+            if missing[name, newest[name]]:
+                torn.add(str(spec.get("nodeName") or ""))
             for each in spec.get("devices") or ():
                 read = _reader(each)
                 parents |= {read("parentUUID")} - {""}
                 if read("type") == "gpu" and read("uuid"):
                     device = Device(DRIVER, name, str(each["name"]))
                     uuids[device], nodes[device] = read("uuid"), str(spec.get("nodeName") or "")
-        return Slices(uuids, nodes, frozenset(parents))
+        return Slices(uuids, nodes, frozenset(parents), frozenset(torn))
 
     def _held(self) -> dict[Device, set[str]]:
         """Return device -> claims that have it, without those that only look on (adminAccess)."""

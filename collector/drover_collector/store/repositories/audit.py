@@ -40,13 +40,13 @@ class AuditTable:
             take(lines)
 
     def read(self, since_ms: int = 0, subject: str = "", limit: int = 1_000, what: str = "") -> list[Audit]:
-        """Return lines since then, newest first. `subject`: of this incident, node or decision."""
+        """Return lines since then, newest first. `subject`: of this incident, decision, or node with its GPUs."""
         where, parameters = f"ts >= {sql_timestamp(since_ms)}", {}
         if what:
             where += " AND what = {what:String}"
             parameters["what"] = what
         if subject:
-            where += " AND subject = {subject:String}"
+            where += " AND (subject = {subject:String} OR startsWith(subject, concat({subject:String}, ' GPU ')))"
             parameters["subject"] = subject
         found = self._clients.rows(
             f"SELECT json FROM audit FINAL WHERE {where} ORDER BY ts DESC, id LIMIT {int(limit)}", parameters
