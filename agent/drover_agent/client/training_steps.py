@@ -17,6 +17,13 @@ Drover may ask a job to save itself before it takes its node out of service, by 
     reporter.on_save(save)       # one process: `step` calls save() between two steps, then reports it
     reporter.on_save()           # several ranks: let them agree on `reporter.save_asked`, save, then call `saved`
 
+A loop that splits its model says where this rank stands, so that a GPU is compared with those that do the same work:
+
+    reporter.parallel(tp=(tp_rank, 8), pp=(pp_rank, 4), dp=(dp_rank, 2))
+
+Axes: tp (tensor), pp (pipeline), dp (data), cp (context), ep (expert). Without `dp` it is what is left of the world;
+with it, tp, pp, cp and dp make up the world, else the places are not used.
+
 Call it on every rank. `tokens_per_step` and `flops_per_step` are those of the whole job, over all its ranks. A call
 takes microseconds, never waits and never raises: about once a second it sends one datagram to a Unix socket without
 blocking. If no agent listens or it is behind, the time is added to the next report, `unsent` counts the tries, and the
@@ -35,6 +42,7 @@ Wire, version 1: one JSON object per datagram, at most 1,024 bytes, sent to $DRO
     tokens       optional: tokens of one step, over all ranks
     flops        optional: floating-point operations of one step, over all ranks
     job          optional: the scheduler's name of the job
+    parallel     optional: {axis: [rank, size]}, the rank's place in the job's parallel groups
 
 or, of rank 0 alone, `saved` instead of step, steps and step_time_s: the number of steps in a checkpoint on disk.
 
@@ -58,6 +66,8 @@ SEND_S = 1.0  # between two reports of one process
 RECONNECT_S = 5.0  # between two tries to connect to an agent that is not there
 _JOB = ("DROVER_JOB", "SLURM_JOB_ID", "POD_UID", "POD_NAME", "PBS_JOBID", "LSB_JOBID")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_AXES = ("tp", "pp", "dp", "cp", "ep")
+_PARALLEL = ', "parallel": '  # in a text of JSON its quotes would be escaped
 
 
 class Reporter:
@@ -132,6 +142,17 @@ class Reporter:
     def reset(self) -> None:
         """Begin the next step now: the time since the last one was not a step."""
         self._began = monotonic()
+
+    def parallel(self, **axes: tuple[int, int]) -> None:
+        """Say where this rank stands in the job's parallel groups: axis=(rank, size). Call it before the first step.
+
+        Raises:
+            ValueError: the agent would refuse it.
+        """
+        found = {axis: [int(rank), int(size)] for axis, (rank, size) in axes.items()}
+        if wrong := [axis for axis, (rank, size) in found.items() if axis not in _AXES or not 0 <= rank < size]:
+            raise ValueError(f"parallel {wrong[0]!r}: (rank, size), the rank below the size, of {', '.join(_AXES)}")
+        self._head = f'{self._head.partition(_PARALLEL)[0]}{_PARALLEL}{json.dumps(found)}'
 
     def on_save(self, save: Callable[[], object] | None = None, number: int = signal.SIGUSR1) -> None:
         """Listen to a signal that asks the job to save itself: set `save_asked`.
@@ -212,3 +233,4 @@ def transformer_flops(
 def _number(*names: str) -> int:
     """Return the first of these variables that is a number, else 0."""
     return next((int(text) for name in names if (text := os.environ.get(name, "")).isdecimal()), 0)
+
