@@ -476,6 +476,7 @@ class JobDetail(TypedDict):
     ports_absent: str
     loss: JobLoss | None
     sentence: str
+    parallel: str
 
 
 class JobGpu(TypedDict):
@@ -483,6 +484,7 @@ class JobGpu(TypedDict):
     gpu: int
     health: str
     incident: str
+    place: str
 
 
 class JobList(TypedDict):

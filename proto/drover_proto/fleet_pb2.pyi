@@ -3243,6 +3243,7 @@ class JobDetail(_message.Message):
     PORTS_ABSENT_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     SENTENCE_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     """end of the 10 s that the values are of; 0: there are none"""
     ports_total: _builtins.int
@@ -3253,6 +3254,8 @@ class JobDetail(_message.Message):
     """why `ports` or their rates are empty; that sentence of `absent`"""
     sentence: _builtins.str
     """whether it is healthy, and with `loss` what it lost; empty: an older collector"""
+    parallel: _builtins.str
+    """sizes of its parallel groups, and who says so; empty: nobody, or they are not used (`absent`)"""
     @_builtins.property
     def row(self) -> Global___JobRow: ...
     @_builtins.property
@@ -3298,10 +3301,11 @@ class JobDetail(_message.Message):
         ports_absent: _builtins.str = ...,
         loss: Global___JobLoss | None = ...,
         sentence: _builtins.str = ...,
+        parallel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "loss", b"loss", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "loss", b"loss", "metrics", b"metrics", "ports", b"ports", "ports_absent", b"ports_absent", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "sentence", b"sentence", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "loss", b"loss", "metrics", b"metrics", "parallel", b"parallel", "ports", b"ports", "ports_absent", b"ports_absent", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "sentence", b"sentence", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__saturation_max: _TypeAlias = _typing.Literal["saturation_max"]  # noqa: Y015
     _WhichOneofArgType__saturation_max: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max"]  # noqa: Y015
@@ -3471,11 +3475,14 @@ class JobGpu(_message.Message):
     GPU_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     INCIDENT_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     gpu: _builtins.int
     health: _builtins.str
     incident: _builtins.str
     """the worst open one that names it or its node; empty: none"""
+    place: _builtins.str
+    """of its rank in the job's parallel groups, in words; empty: not known"""
     def __init__(
         self,
         *,
@@ -3483,10 +3490,11 @@ class JobGpu(_message.Message):
         gpu: _builtins.int = ...,
         health: _builtins.str = ...,
         incident: _builtins.str = ...,
+        place: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "health", b"health", "incident", b"incident", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "health", b"health", "incident", b"incident", "node", b"node", "place", b"place"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -152,7 +152,7 @@ class Reporter:
         found = {axis: [int(rank), int(size)] for axis, (rank, size) in axes.items()}
         if wrong := [axis for axis, (rank, size) in found.items() if axis not in _AXES or not 0 <= rank < size]:
             raise ValueError(f"parallel {wrong[0]!r}: (rank, size), the rank below the size, of {', '.join(_AXES)}")
-        self._head = f'{self._head.partition(_PARALLEL)[0]}{_PARALLEL}{json.dumps(found)}'
+        self._head = f"{self._head.partition(_PARALLEL)[0]}{_PARALLEL}{json.dumps(found)}"
 
     def on_save(self, save: Callable[[], object] | None = None, number: int = signal.SIGUSR1) -> None:
         """Listen to a signal that asks the job to save itself: set `save_asked`.
@@ -233,4 +233,3 @@ def transformer_flops(
 def _number(*names: str) -> int:
     """Return the first of these variables that is a number, else 0."""
     return next((int(text) for name in names if (text := os.environ.get(name, "")).isdecimal()), 0)
-

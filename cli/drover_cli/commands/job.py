@@ -100,6 +100,8 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"{plain(job_label(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
     say(f"  {_owner(row)}", 2)
+    if detail.parallel:
+        say(f"  ranks: {plain(detail.parallel)}", 2)
     say(f"  {_died(row) or row.hurt or 'no open incident names it'}", 2)
     say(
         f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"
@@ -121,10 +123,14 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     order = sorted(range(len(places)), key=lambda at: not detail.gpus[at].incident)[:SHOWN]
     if order:
         print_table(
-            ["GPU", "HEALTH", *(BY_NAME[name].label for name in shown), "INCIDENT"],
+            [
+                "GPU", "HEALTH", *(["PLACE"] if detail.parallel else []), *(BY_NAME[name].label for name in shown),
+                "INCIDENT",
+            ],
             [
                 [
                     f"{places[at][0]} GPU {places[at][1]}", detail.gpus[at].health,
+                    *([plain(detail.gpus[at].place) or NONE] if detail.parallel else []),
                     *(_value(name, values[name][at]) for name in shown), detail.gpus[at].incident or NONE,
                 ]
                 for at in order
@@ -145,12 +151,13 @@ def _detail_json(
     gpus = [
         {
             "node": gpu.node, "gpu": gpu.gpu, "health": gpu.health, "incident": gpu.incident or None,
+            "place": gpu.place or None,
             "values": {name: found[at] for name, found in values.items() if math.isfinite(found[at])},
         }
         for at, gpu in enumerate(detail.gpus)
     ]  # fmt: skip
     return {
-        **message_json(detail.row), "sentence": detail.sentence or None,
+        **message_json(detail.row), "sentence": detail.sentence or None, "parallel": detail.parallel or None,
         "loss": _loss_json(detail.loss) if detail.HasField("loss") else None, "gpus_shown": gpus,
         "medians": {each.metric: each.median for each in detail.metrics if each.HasField("median")},
         "incidents": [incident_json(incident) for incident in incidents], "absent": list(detail.absent),

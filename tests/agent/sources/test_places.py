@@ -63,19 +63,20 @@ def test_sizes_that_do_not_fit_are_no_place() -> None:
     with pytest.raises(PlaceError, match="no size"):
         place_of(MEGATRON.replace("size 8", "size many"))
     assert wrong_sizes({"tp": 8, "pp": 4}, 64) == ""
-    assert wrong_sizes({"tp": 8, "pp": 4, "dp": 3}, 64) == "tensor 8 x data 3 x pipeline 4 is 96, and the job has 64 ranks"
+    said = "tensor 8 x data 3 x pipeline 4 is 96, and the job has 64 ranks"
+    assert wrong_sizes({"tp": 8, "pp": 4, "dp": 3}, 64) == said
     assert wrong_sizes({"tp": 8, "pp": 3}, 64)
 
 
 def test_workers_of_servers_are_named_by_their_title_and_sized_by_their_servers_arguments() -> None:
     def servers() -> list[list[str]]:
-        return [["VLLM::EngineCore"], "vllm serve m -tp 4 --pipeline-parallel-size 2".split()]
+        return [["VLLM::EngineCore"], ["vllm", "serve", "m", "-tp", "4", "--pipeline-parallel-size", "2"]]
 
     assert by_title("VLLM::Worker_PP1_TP3", servers, "a/b") == RankPlace(
         "a/b", 7, 8, {"tp": (3, 4), "pp": (1, 2)}, "title"
     )
     assert by_title("VLLM::Worker_DP1_TP3", servers, "a/b") is None  # nobody says how many replicas there are
-    sglang = by_title("sglang::scheduler_DP1_TP3", lambda: ["x --tp-size 4 --dp-size 2".split()], "a/b")
+    sglang = by_title("sglang::scheduler_DP1_TP3", lambda: [["x", "--tp-size", "4", "--dp-size", "2"]], "a/b")
     assert sglang is not None and sglang.axes == {"tp": (3, 4)}
     assert by_title("VLLM::Worker", servers, "") is None and by_title("python", servers, "") is None
 
@@ -85,8 +86,15 @@ def test_a_text_is_checked() -> None:
     assert unpack(pack(place)) == place
     assert words([place]) == "pipeline stage 2 of 4, tensor rank 3"
     assert words([place, RankPlace("7", 42, 64, {"tp": (2, 8), "pp": (2, 4)})]) == "pipeline stage 2 of 4"
-    for text in ("", "job=7 rank=9 world=8 by=client tp=1/8", "job=7 rank=1 world=8 by=me tp=1/8", "x" * 700,
-                 "job=7 rank=1 world=8 by=client", "job=7 rank=1 world=8 by=client tp=8/8", pack(place) + " pp=²/8"):
+    for text in (
+        "",
+        "job=7 rank=9 world=8 by=client tp=1/8",
+        "job=7 rank=1 world=8 by=me tp=1/8",
+        "x" * 700,
+        "job=7 rank=1 world=8 by=client",
+        "job=7 rank=1 world=8 by=client tp=8/8",
+        pack(place) + " pp=²/8",
+    ):
         with pytest.raises(PlaceError):
             unpack(text)  # fmt: skip
 
@@ -154,4 +162,5 @@ def test_a_loops_own_word_counts_before_its_command_line(tmp_path: Path) -> None
         reporter.parallel(xx=(1, 2))
     with pytest.raises(ValueError, match="below the size"):
         reporter.parallel(tp=(2, 2))
-    assert len(json.dumps({"parallel": {axis: [9_999_998, 9_999_999] for axis in ("tp", "pp", "dp", "cp", "ep")}})) < 200
+    longest = {axis: [9_999_998, 9_999_999] for axis in ("tp", "pp", "dp", "cp", "ep")}
+    assert len(json.dumps({"parallel": longest})) < 200  # of the 1,024 bytes of a report

@@ -18,7 +18,7 @@ from drover_agent.sources.workloads.rank_arguments import RANKS, by_arguments, b
 from drover_core.jobs.place import PlaceError, RankPlace, key, pack
 
 EVERY_MS = 60_000  # a change of the inventory is a new Hello of the node
-AGAIN_MS = 60_000  # a process that says nothing is asked again: it may be between fork and exec, or about to name itself
+AGAIN_MS = 60_000  # a process that says nothing is asked again: it may be between fork and exec, or not named yet
 TRIES = 3
 MAX_BYTES = 1 << 18
 MAX_ANCESTORS = 5

@@ -113,7 +113,7 @@ def _experts(
     """Return the expert rank: RankGenerator of the experts has tp of its own size, then ep, then dp, then pp."""
     size = sizes.get("ep", 1)
     own = options.get("expert-tensor-parallel-size", "")
-    tensor = int(own) if own.isdecimal() and 0 < int(own) else axes["tp"][1]
+    tensor = int(own) if own.isdecimal() and int(own) > 0 else axes["tp"][1]
     return {"ep": (rank // tensor % size, size)} if size > 1 else {}
 
 
