@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from drover_cli import client, contexts
+from drover_cli.arguments import count
 from drover_cli.output import plain, print_json
 from drover_core.model.reports import job_label
 from drover_proto import fleet_methods as methods
@@ -12,6 +13,7 @@ from drover_proto import fleet_pb2 as pb
 
 ADMIN = "an admin's certificate is needed to do it all the same"
 DEADLINE_S = 30.0  # the collector answers within 8 s, done or not
+SAVE_S = 300  # as docs/how-to/save-first.md proposes for a rule
 
 
 def add_arguments(parser: argparse.ArgumentParser, force: str) -> None:
@@ -24,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser, force: str) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
+def add_save_first(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--save-first", type=count, nargs="?", const=SAVE_S, default=0, metavar="SECONDS",
+        help=f"ask its jobs to save themselves first, and wait so long for them (default {SAVE_S})",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace, act: str) -> int:
     """0: done, or under way, or nothing against it; 1: it failed, or something is against it: the answer says what."""
     with client.connect(args) as fleet:
@@ -31,7 +40,10 @@ def run(args: argparse.Namespace, act: str) -> int:
             return _checked(
                 fleet.call(methods.PREVIEW_ACT, pb.ActRequest(node=args.node, act=act), DEADLINE_S), args, act
             )
-        request = pb.ActRequest(node=args.node, act=act, why=args.why, force=args.force, gpu=getattr(args, "gpu", None))
+        request = pb.ActRequest(
+            node=args.node, act=act, why=args.why, force=args.force, gpu=getattr(args, "gpu", None),
+            save_s=getattr(args, "save_first", 0),
+        )  # fmt: skip
         reply = fleet.call(methods.ACT_ON_NODE, request, DEADLINE_S)
     if args.json:
         print_json({"node": args.node, "act": act, "id": reply.action_id, "state": reply.state, "detail": reply.detail})

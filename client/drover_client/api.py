@@ -391,6 +391,7 @@ class Drover(Transport):
         force: bool | None = None,
         who: str | None = None,
         gpu: int | None = None,
+        save_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> models.ActReply:
         """Drain, isolate, reset, reboot or resume a node."""
@@ -398,7 +399,7 @@ class Drover(Transport):
             "models.ActReply",
             self._post(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "save_s": save_s},
                 idempotency_key,
             ),
         )
@@ -412,13 +413,14 @@ class Drover(Transport):
         force: bool | None = None,
         who: str | None = None,
         gpu: int | None = None,
+        save_s: float | None = None,
     ) -> models.ActPreview:
         """What an action meets and what is against it; changes nothing."""
         return cast(
             "models.ActPreview",
             self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "save_s": save_s},
             ),
         )
 
@@ -1060,6 +1062,7 @@ class AsyncDrover(AsyncTransport):
         force: bool | None = None,
         who: str | None = None,
         gpu: int | None = None,
+        save_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> models.ActReply:
         """Drain, isolate, reset, reboot or resume a node."""
@@ -1067,7 +1070,7 @@ class AsyncDrover(AsyncTransport):
             "models.ActReply",
             await self._post(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "save_s": save_s},
                 idempotency_key,
             ),
         )
@@ -1081,13 +1084,14 @@ class AsyncDrover(AsyncTransport):
         force: bool | None = None,
         who: str | None = None,
         gpu: int | None = None,
+        save_s: float | None = None,
     ) -> models.ActPreview:
         """What an action meets and what is against it; changes nothing."""
         return cast(
             "models.ActPreview",
             await self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu},
+                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "save_s": save_s},
             ),
         )
 

@@ -2450,6 +2450,7 @@ class ActRequest(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     WHO_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
+    SAVE_S_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     act: _builtins.str
     """drain, isolate, resume, reset, reboot"""
@@ -2461,6 +2462,8 @@ class ActRequest(_message.Message):
     """as in Answer"""
     gpu: _builtins.int
     """resume: the GPU in this slot, which is out of service alone; absent: the node"""
+    save_s: _builtins.float
+    """drain, isolate: its jobs are asked to save themselves first, and have so long; 0: not asked"""
     def __init__(
         self,
         *,
@@ -2470,10 +2473,11 @@ class ActRequest(_message.Message):
         force: _builtins.bool = ...,
         who: _builtins.str = ...,
         gpu: _builtins.int | None = ...,
+        save_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "force", b"force", "gpu", b"gpu", "node", b"node", "who", b"who", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "force", b"force", "gpu", b"gpu", "node", b"node", "save_s", b"save_s", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
     _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015

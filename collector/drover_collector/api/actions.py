@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 BY_HAND = (Act.DRAIN, Act.ISOLATE, Act.RESUME, Act.RESET, Act.REBOOT)
 WAIT_S = 8.0  # for the outcome, before the answer says that it is under way
 WHY_CHARS = 500
+SAVE_MAX_S = 86_400  # as a rule's save_s
 LISTED = 100
 MOST_LISTED = 10_000
 LOST_DAYS = 90
@@ -79,6 +80,10 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
 def _done(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: str) -> pb.ActReply:
     if not why:
         raise bad_argument("say why: it stands in the record and in the scheduler's reason")
+    if request.save_s and act not in (Act.DRAIN, Act.ISOLATE):
+        raise bad_argument(f"{act} does not wait for jobs; drain and isolate do (save_s)")
+    if not 0 <= request.save_s <= SAVE_MAX_S:
+        raise bad_argument(f"save_s is {request.save_s:g}; 0 to {SAVE_MAX_S} s are possible")
     if request.HasField("gpu") and act is not Act.RESUME:
         raise bad_argument(f"{act} takes a node; only resume takes a GPU")
     dispatcher = _dispatcher(facts)
@@ -199,7 +204,7 @@ def _take_out(
     with outages.requested(request.node):
         if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
             raise ActError(f"the guard holds it back: {why_not}; {FORCE}")
-        made = dispatcher.drain(request.node, act, why, by, request.force)
+        made = dispatcher.drain(request.node, act, why, by, request.force, request.save_s)
     return _reply(dispatcher.wait(made, WAIT_S))
 
 

@@ -25,6 +25,8 @@ WORDS = {
     "resume": "The node gets jobs again.",
     "probe": "Micro-benchmarks, on GPUs that no process holds.",
 }
+SAVE_S = 300  # as `drover drain --save-first`
+SAVE_FIRST = f"Ask its jobs to save themselves first, and wait up to {SAVE_S // 60} min for them"
 NO_FORCE = " This console's certificate acts within the guard; past it acts an admin's: `drover drain --force`."
 
 
@@ -82,6 +84,7 @@ def _form(node: str, act: str, person: Person) -> None:
         force = False
         if held:
             force = st.checkbox("Do it although the guard holds it back", key=client.scoped("force"))
+        save = act == "drain" and st.checkbox(SAVE_FIRST, key=client.scoped("save_first"))
         if act == "resume":
             at_once = bool(look.validates) and not look.no_force
             force = at_once and st.checkbox("At once, without probes", key=client.scoped("force"))
@@ -94,7 +97,7 @@ def _form(node: str, act: str, person: Person) -> None:
             "unforced", "trouble", "The guard holds it back: say that it is to be done all the same, or leave it."
         )
         return
-    _do(node, act, name, why, level, force)
+    _do(pb.ActRequest(node=node, act=act, why=why, force=force, who=name, save_s=SAVE_S if save else 0), level)
 
 
 def safe(look: pb.ActPreview, who: view.Viewer, key: str = "form") -> None:
@@ -120,14 +123,16 @@ def _jobs(look: pb.ActPreview) -> None:
     table("jobs_there", columns, rows, empty="No job runs there.", link_column=-1)
 
 
-def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> None:
+def _do(request: pb.ActRequest, level: str) -> None:
+    """`level`: of a probe, which is an act on this page alone."""
+    node, act, name = request.node, request.act, request.who
     if act == "probe":
-        asked = client.fleet().act(REQUEST_PROBE, pb.ProbeAsk(node=node, level=level, why=why, who=name))
+        asked = client.fleet().act(REQUEST_PROBE, pb.ProbeAsk(node=node, level=level, why=request.why, who=name))
         done = asked.value is not None
         result = f"Probes of {cluster_choice.inside(node)} were asked for; the Probes page says what becomes of them."
         trouble = asked.trouble
     else:
-        answer = client.fleet().act(ACT_ON_NODE, pb.ActRequest(node=node, act=act, why=why, force=force, who=name))
+        answer = client.fleet().act(ACT_ON_NODE, request)
         done, trouble = answer.value is not None, answer.trouble
         reply = answer.value or pb.ActReply()
         state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
