@@ -168,7 +168,7 @@ def test_stages_on_few_nodes_are_compared_with_the_job_but_are_no_stragglers() -
     assert [f.evidence for f in reported] == [f.evidence for f in without]
 
 
-def test_places_that_come_later_begin_the_comparison_anew() -> None:
+def test_places_that_come_later_begin_the_comparison_again() -> None:
     places, state, reported = inventory(DEEP, 16), None, []
     for number, (window, now_ms) in enumerate(play(DEEP, 20, heavier(480, 512))):
         if number >= 2:  # before the settling time is over
@@ -186,9 +186,9 @@ def test_what_ranks_say_must_fit_together() -> None:
     assert places_of("7", range(4), good) is not None
     assert places_of("8", range(4), good) is None  # of the job before
     assert places_of("7", range(4), {}) is None
-    told = places_of("7", range(4), good)
-    assert told is not None and (told.trouble, told.places) == ("", good)
-    assert told.text == "pipeline 2, tensor 2 of 4 ranks, by its command line"
+    said = places_of("7", range(4), good)
+    assert said is not None and (said.trouble, said.places) == ("", good)
+    assert said.text == "pipeline 2, tensor 2 of 4 ranks, by its command line"
     for bad, why in (
         ({g: good[g] for g in range(3)}, "1 of its 4 GPUs have no rank"),
         (good | {3: place(2)}, "rank 2 is on two GPUs"),

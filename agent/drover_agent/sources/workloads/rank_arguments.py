@@ -8,7 +8,7 @@ Each is the frameworks' own word; where a configuration file may say otherwise, 
     NeMo  model.tensor_model_parallel_size=8 (Hydra's overrides; Megatron's order). Its YAML may set what the command
         line does not, so that both tensor and pipeline must be there.
     torchtitan  --parallelism.tensor_parallel_degree, ...: torchtitan/config and distributed/parallel_dims.py, whose
-        mesh is (pp, dp_replicate, dp_shard, cp, tp). Its configuration file likewise.
+        mesh is (pp, dp_replicate, dp_shard, cp, tp). Its configuration file may, too.
     vLLM, SGLang  processes are called VLLM::Worker_DP0_PP1_TP3 (vllm/v1/executor/multiproc_executor.py,
         setup_proc_title_and_log_prefix) and sglang::scheduler_DP0_TP3_PP1 (sglang/srt/managers/scheduler.py,
         run_scheduler_process); the sizes are arguments of the server that started them.
