@@ -90,7 +90,6 @@ def _optional(row: Any, name: str, form: str) -> str:
 def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     row = detail.row
     incidents = [from_json(Incident, text) for text in detail.incidents_json]
-    places = [(gpu.node, gpu.gpu) for gpu in detail.gpus]
     values = {each.metric: _floats(each.values) for each in detail.metrics}
     if args.json:
         print_json(_detail_json(detail, incidents, values))
@@ -119,6 +118,15 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         state = "closed" if incident.closed_ms else "open"
         lasted = duration(((incident.closed_ms or now_ms) - incident.since_ms) / 1000)
         say(f"  {incident.id} {incident.severity}, {state}, {lasted}: {incident.summary}", 4)
+    _show_gpus(detail, values)
+    for text in detail.absent:
+        say(f"not known: {text}", 2)
+    return 0
+
+
+def _show_gpus(detail: pb.JobDetail, values: Mapping[str, Sequence[float]]) -> None:
+    """Print the GPUs in trouble, then others. `values`: metric -> value of each GPU of the detail."""
+    places = [(gpu.node, gpu.gpu) for gpu in detail.gpus]
     shown = [name for name in METRICS if name in values]
     order = sorted(range(len(places)), key=lambda at: not detail.gpus[at].incident)[:SHOWN]
     if order:
@@ -138,10 +146,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         )  # fmt: skip
         medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
         usual = ", ".join(f"{BY_NAME[name].label} {_value(name, medians[name])}" for name in shown if name in medians)
-        say(f"{len(order)} of {row.gpus} GPUs shown; medians of all: {usual or 'none known'}")
-    for text in detail.absent:
-        say(f"not known: {text}", 2)
-    return 0
+        say(f"{len(order)} of {detail.row.gpus} GPUs shown; medians of all: {usual or 'none known'}")
 
 
 def _detail_json(
