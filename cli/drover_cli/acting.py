@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from drover_cli import client, contexts
+from drover_cli.arguments import count
 from drover_cli.errors import CliError
 from drover_cli.output import plain, print_json
 from drover_core.model.reports import job_label
@@ -14,6 +15,7 @@ from drover_proto import fleet_pb2 as pb
 ADMIN = "an admin's certificate is needed to do it all the same"
 DEADLINE_S = 30.0  # the collector answers within 8 s, done or not
 SLOT_DIGITS = 4
+SAVE_S = 300  # as docs/how-to/save-first.md proposes for a rule
 
 
 def add_arguments(parser: argparse.ArgumentParser, force: str) -> None:
@@ -51,13 +53,20 @@ def _what(args: argparse.Namespace) -> str:
     return plain(args.node) if gpu is None else f"GPU {plain(gpu)} of {plain(args.node)}"
 
 
+def add_save_first(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--save-first", type=count, nargs="?", const=SAVE_S, default=0, metavar="SECONDS",
+        help=f"ask its jobs to save themselves first, and wait so long for them (default {SAVE_S})",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace, act: str) -> int:
     """0: done, or under way, or nothing against it; 1: it failed, or something is against it: the answer says what."""
     request = _request(args, act)
     with client.connect(args) as fleet:
         if args.check:
             return _checked(fleet.call(methods.PREVIEW_ACT, request, DEADLINE_S), args, act)
-        request.why, request.force = args.why, args.force
+        request.why, request.force, request.save_s = args.why, args.force, getattr(args, "save_first", 0)
         reply = fleet.call(methods.ACT_ON_NODE, request, DEADLINE_S)
     if args.json:
         done = {"act": act, "id": reply.action_id, "state": reply.state, "detail": reply.detail}

@@ -392,6 +392,7 @@ class Drover(Transport):
         who: str | None = None,
         gpu: int | None = None,
         gpu_uuid: str | None = None,
+        save_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> models.ActReply:
         """Drain, isolate, reset, reboot or resume a node."""
@@ -399,7 +400,15 @@ class Drover(Transport):
             "models.ActReply",
             self._post(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "gpu_uuid": gpu_uuid},
+                {
+                    "act": act,
+                    "why": why,
+                    "force": force,
+                    "who": who,
+                    "gpu": gpu,
+                    "gpu_uuid": gpu_uuid,
+                    "save_s": save_s,
+                },
                 idempotency_key,
             ),
         )
@@ -414,13 +423,22 @@ class Drover(Transport):
         who: str | None = None,
         gpu: int | None = None,
         gpu_uuid: str | None = None,
+        save_s: float | None = None,
     ) -> models.ActPreview:
         """What an action meets and what is against it; changes nothing."""
         return cast(
             "models.ActPreview",
             self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "gpu_uuid": gpu_uuid},
+                {
+                    "act": act,
+                    "why": why,
+                    "force": force,
+                    "who": who,
+                    "gpu": gpu,
+                    "gpu_uuid": gpu_uuid,
+                    "save_s": save_s,
+                },
             ),
         )
 
@@ -1063,6 +1081,7 @@ class AsyncDrover(AsyncTransport):
         who: str | None = None,
         gpu: int | None = None,
         gpu_uuid: str | None = None,
+        save_s: float | None = None,
         idempotency_key: str | None = None,
     ) -> models.ActReply:
         """Drain, isolate, reset, reboot or resume a node."""
@@ -1070,7 +1089,15 @@ class AsyncDrover(AsyncTransport):
             "models.ActReply",
             await self._post(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "gpu_uuid": gpu_uuid},
+                {
+                    "act": act,
+                    "why": why,
+                    "force": force,
+                    "who": who,
+                    "gpu": gpu,
+                    "gpu_uuid": gpu_uuid,
+                    "save_s": save_s,
+                },
                 idempotency_key,
             ),
         )
@@ -1085,13 +1112,22 @@ class AsyncDrover(AsyncTransport):
         who: str | None = None,
         gpu: int | None = None,
         gpu_uuid: str | None = None,
+        save_s: float | None = None,
     ) -> models.ActPreview:
         """What an action meets and what is against it; changes nothing."""
         return cast(
             "models.ActPreview",
             await self._get(
                 f"/api/v1/nodes/{quote(node, safe='')}/actions/preview",
-                {"act": act, "why": why, "force": force, "who": who, "gpu": gpu, "gpu_uuid": gpu_uuid},
+                {
+                    "act": act,
+                    "why": why,
+                    "force": force,
+                    "who": who,
+                    "gpu": gpu,
+                    "gpu_uuid": gpu_uuid,
+                    "save_s": save_s,
+                },
             ),
         )
 

@@ -479,6 +479,7 @@ class JobDetail(TypedDict):
     ports_absent: str
     loss: JobLoss | None
     sentence: str
+    parallel: str
 
 
 class JobGpu(TypedDict):
@@ -486,6 +487,7 @@ class JobGpu(TypedDict):
     gpu: int
     health: str
     incident: str
+    place: str
 
 
 class JobList(TypedDict):

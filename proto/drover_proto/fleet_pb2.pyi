@@ -2502,6 +2502,7 @@ class ActRequest(_message.Message):
     WHO_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
     GPU_UUID_FIELD_NUMBER: _builtins.int
+    SAVE_S_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     act: _builtins.str
     """drain, isolate, resume, reset, reboot"""
@@ -2515,6 +2516,8 @@ class ActRequest(_message.Message):
     """drain, resume: only the GPU in this slot; absent, and no gpu_uuid: the node"""
     gpu_uuid: _builtins.str
     """only this GPU; with `gpu`: it is refused unless that slot holds it"""
+    save_s: _builtins.float
+    """drain, isolate: its jobs are asked to save themselves first, and have so long; 0: not asked"""
     def __init__(
         self,
         *,
@@ -2525,10 +2528,11 @@ class ActRequest(_message.Message):
         who: _builtins.str = ...,
         gpu: _builtins.int | None = ...,
         gpu_uuid: _builtins.str = ...,
+        save_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "gpu", b"gpu"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "force", b"force", "gpu", b"gpu", "gpu_uuid", b"gpu_uuid", "node", b"node", "who", b"who", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu", b"_gpu", "act", b"act", "force", b"force", "gpu", b"gpu", "gpu_uuid", b"gpu_uuid", "node", b"node", "save_s", b"save_s", "who", b"who", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu: _TypeAlias = _typing.Literal["gpu"]  # noqa: Y015
     _WhichOneofArgType__gpu: _TypeAlias = _typing.Literal["_gpu", b"_gpu"]  # noqa: Y015
@@ -3307,6 +3311,7 @@ class JobDetail(_message.Message):
     PORTS_ABSENT_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     SENTENCE_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     ts_ms: _builtins.int
     """end of the 10 s that the values are of; 0: there are none"""
     ports_total: _builtins.int
@@ -3317,6 +3322,8 @@ class JobDetail(_message.Message):
     """why `ports` or their rates are empty; that sentence of `absent`"""
     sentence: _builtins.str
     """whether it is healthy, and with `loss` what it lost; empty: an older collector"""
+    parallel: _builtins.str
+    """sizes of its parallel groups, and who says so; empty: nobody, or they are not used (`absent`)"""
     @_builtins.property
     def row(self) -> Global___JobRow: ...
     @_builtins.property
@@ -3362,10 +3369,11 @@ class JobDetail(_message.Message):
         ports_absent: _builtins.str = ...,
         loss: Global___JobLoss | None = ...,
         sentence: _builtins.str = ...,
+        parallel: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "loss", b"loss", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "loss", b"loss", "metrics", b"metrics", "ports", b"ports", "ports_absent", b"ports_absent", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "sentence", b"sentence", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max", "_saturation_median", b"_saturation_median", "absent", b"absent", "gpus", b"gpus", "incidents_json", b"incidents_json", "loss", b"loss", "metrics", b"metrics", "parallel", b"parallel", "ports", b"ports", "ports_absent", b"ports_absent", "ports_total", b"ports_total", "row", b"row", "saturation_max", b"saturation_max", "saturation_median", b"saturation_median", "sentence", b"sentence", "ts_ms", b"ts_ms", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__saturation_max: _TypeAlias = _typing.Literal["saturation_max"]  # noqa: Y015
     _WhichOneofArgType__saturation_max: _TypeAlias = _typing.Literal["_saturation_max", b"_saturation_max"]  # noqa: Y015
@@ -3535,11 +3543,14 @@ class JobGpu(_message.Message):
     GPU_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     INCIDENT_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     gpu: _builtins.int
     health: _builtins.str
     incident: _builtins.str
     """the worst open one that names it or its node; empty: none"""
+    place: _builtins.str
+    """of its rank in the job's parallel groups, in words; empty: not known"""
     def __init__(
         self,
         *,
@@ -3547,10 +3558,11 @@ class JobGpu(_message.Message):
         gpu: _builtins.int = ...,
         health: _builtins.str = ...,
         incident: _builtins.str = ...,
+        place: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "health", b"health", "incident", b"incident", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu", b"gpu", "health", b"health", "incident", b"incident", "node", b"node", "place", b"place"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

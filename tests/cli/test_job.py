@@ -30,18 +30,19 @@ LOSS = pb.JobLoss(
 )  # fmt: skip
 ROW = pb.JobRow(job="t\x1b1", gpus=16, nodes=2, since_ms=1_800_000_000_000, severity="warning", hurt="n1 is slow")
 
+GPUS = [pb.JobGpu(node="n0", gpu=0, health="healthy"), pb.JobGpu(node="n1", gpu=3, health="suspect", incident="i1")]
+CLOCKS = pb.JobMetric(metric="sm_clock_mhz", values=array("f", [1980, 1410]).tobytes(), median=1980)
+POWER = pb.JobMetric(metric="power_w", values=array("f", [550, NAN]).tobytes())
+DETAIL = pb.JobDetail(
+    row=ROW, gpus=GPUS, metrics=[CLOCKS, POWER], absent=["steps: nothing reports them"], loss=LOSS,
+    sentence="Job t\x1b is hurt; it lost 3.0 of 32.0 GPU-hours (9.4%).",
+)  # fmt: skip
+
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Requests that were made, in order."""
     requests: list[Any] = []
-    gpus = [pb.JobGpu(node="n0", gpu=0, health="healthy"), pb.JobGpu(node="n1", gpu=3, health="suspect", incident="i1")]
-    clocks = pb.JobMetric(metric="sm_clock_mhz", values=array("f", [1980, 1410]).tobytes(), median=1980)
-    power = pb.JobMetric(metric="power_w", values=array("f", [550, NAN]).tobytes())
-    detail = pb.JobDetail(
-        row=ROW, gpus=gpus, metrics=[clocks, power], absent=["steps: nothing reports them"], loss=LOSS,
-        sentence="Job t\x1b is hurt; it lost 3.0 of 32.0 GPU-hours (9.4%).",
-    )  # fmt: skip
 
     class Stub(FleetStandIn):
         def ListJobs(self, request: pb.ListJobsRequest) -> pb.JobList:
@@ -50,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         def GetJob(self, request: pb.JobRequest) -> pb.JobDetail:
             requests.append(request)
-            return detail
+            return DETAIL
 
     Stub().install(monkeypatch)
     return requests
@@ -97,6 +98,25 @@ def test_one_job_has_those_in_trouble_first(asked: list[Any], capsys: pytest.Cap
     assert "absent" in lines[0]
     assert "not known: steps: nothing reports them" in out
     assert "\x1b" not in out
+    assert "PLACE" not in out
+
+
+def test_one_job_shows_where_its_ranks_stand(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    DETAIL.parallel, DETAIL.gpus[1].place = (
+        "pipeline 2, tensor 8 of 16 ranks, by its command line",
+        "pipeline stage 1 of 2",
+    )
+    try:
+        assert main(["job", "t1"]) == 0
+        out = capsys.readouterr().out
+        assert "  ranks: pipeline 2, tensor 8 of 16 ranks, by its command line\n" in out
+        (slow,) = [line for line in out.splitlines() if line.startswith("n1 GPU 3")]
+        assert "suspect  pipeline stage 1 of 2  1,410 MHz" in slow
+        assert main(["job", "t1", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert [gpu["place"] for gpu in answer["gpus_shown"]] == [None, "pipeline stage 1 of 2"]
+    finally:
+        DETAIL.parallel, DETAIL.gpus[1].place = "", ""
 
 
 def test_one_job_as_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,7 @@ class Chosen(FleetServicer):
         self.strangers: list[str] = []  # nodes that report and are not in the fleet
         self.known, self.packs = 3, True  # GPUs whose metric is known; pictures are packed, as since 0.2.0
         self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
+        self.save_s = -1.0  # of the last act on a node
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
         self.calls.append(name)
@@ -226,6 +227,7 @@ class Chosen(FleetServicer):
         return self.preview
 
     def ActOnNode(self, request: pb.ActRequest, context: grpc.ServicerContext) -> pb.ActReply:
+        self.save_s = request.save_s
         gpu = f" GPU {request.gpu} {request.gpu_uuid}" if request.HasField("gpu") else ""
         self.acts.append((request.act, request.node + gpu, request.why, request.who, request.force))
         return pb.ActReply(state="done", detail="no new jobs")

@@ -197,6 +197,7 @@ def test_dots_name_the_slow_gpu_and_leave_absent_values_out() -> None:
     assert (row["absent"], row["low"], row["high"]) == (1, 1350, 1980)
     assert row["said"] == "SM clock: median 1,965 MHz; n2 GPU 0 1,350 MHz"
     assert [gpu["name"] for gpu in data["gpus"] if gpu["named"]] == ["n2 GPU 0"]
+    assert {gpu["place"] for gpu in data["gpus"]} == {""}
     nothing = job_parts.dots(pb.JobDetail(row=job_row(), absent=["Its GPUs: no values."]), {}, WHO)
     assert nothing["empty"] == "Its GPUs: no values."
 

@@ -157,6 +157,14 @@ def test_what_the_guard_holds_back_is_done_only_when_that_is_said(shared: FleetC
     app.checkbox(key="force").check()
     press(app, "Drain n2")
     assert chosen.acts == [("drain", "n2", "I know", "Bo", True)]
+    assert chosen.save_s == 0, "jobs are asked only where the box says so"
+    app = press(app, "Drain ...")
+    app.text_input(key="who_drain").input("Bo")
+    app.text_input(key="why_drain").input("I know")
+    app.checkbox(key="force").check()
+    app.checkbox(key="save_first").check()
+    press(app, "Drain n2")
+    assert chosen.save_s == 300
 
 
 @pytest.mark.parametrize(

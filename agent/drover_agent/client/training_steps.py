@@ -12,10 +12,17 @@ Import this file or copy it: it needs only the standard library, and nothing of 
     reporter.reset()             # after a pause that is not a step, such as an evaluation
     reporter.saved(step)         # a checkpoint is on disk; it resets too
 
-Drover may ask a job to save itself before it takes its node out of service, by a signal:
+Drover may ask a job to save itself before it takes its node out of service, by a signal, or by a file of its pod:
 
     reporter.on_save(save)       # one process: `step` calls save() between two steps, then reports it
     reporter.on_save()           # several ranks: let them agree on `reporter.save_asked`, save, then call `saved`
+
+A loop that splits its model says where this rank stands, so that a GPU is compared with those that do the same work:
+
+    reporter.parallel(tp=(tp_rank, 8), pp=(pp_rank, 4), dp=(dp_rank, 2))
+
+Axes: tp (tensor), pp (pipeline), dp (data), cp (context), ep (expert). Without `dp` it is what is left of the world;
+with it, tp, pp, cp and dp make up the world, else the places are not used.
 
 Call it on every rank. `tokens_per_step` and `flops_per_step` are those of the whole job, over all its ranks. A call
 takes microseconds, never waits and never raises: about once a second it sends one datagram to a Unix socket without
@@ -35,6 +42,7 @@ Wire, version 1: one JSON object per datagram, at most 1,024 bytes, sent to $DRO
     tokens       optional: tokens of one step, over all ranks
     flops        optional: floating-point operations of one step, over all ranks
     job          optional: the scheduler's name of the job
+    parallel     optional: {axis: [rank, size]}, the rank's place in the job's parallel groups
 
 or, of rank 0 alone, `saved` instead of step, steps and step_time_s: the number of steps in a checkpoint on disk.
 
@@ -55,9 +63,12 @@ from types import FrameType
 
 SOCKET = "/run/drover/steps.sock"
 SEND_S = 1.0  # between two reports of one process
+LOOK_S = 2.0  # between two looks at the file that asks for a checkpoint
 RECONNECT_S = 5.0  # between two tries to connect to an agent that is not there
 _JOB = ("DROVER_JOB", "SLURM_JOB_ID", "POD_UID", "POD_NAME", "PBS_JOBID", "LSB_JOBID")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_AXES = ("tp", "pp", "dp", "cp", "ep")
+_PARALLEL = ', "parallel": '  # in a text of JSON its quotes would be escaped
 
 
 class Reporter:
@@ -96,6 +107,7 @@ class Reporter:
         self.unsent = 0
         self.save_asked = False
         self._save: Callable[[], object] | None = None
+        self._file: _ChangingFile | None = None
         self._reports_saves = fields["rank"] == 0
         self._head = json.dumps(fields)[:-1]
         self._path = socket_path or os.environ.get("DROVER_STEPS_SOCKET") or SOCKET
@@ -109,6 +121,8 @@ class Reporter:
     def step(self, step_time_s: float | None = None) -> None:
         """Count a step. Its time is `step_time_s`, or the time since the last call; the first call only begins."""
         self._count(step_time_s)
+        if self._file is not None and self._file.changed():
+            self.save_asked = True
         if self.save_asked and self._save is not None:
             self._save()
             self.saved()
@@ -133,13 +147,28 @@ class Reporter:
         """Begin the next step now: the time since the last one was not a step."""
         self._began = monotonic()
 
-    def on_save(self, save: Callable[[], object] | None = None, number: int = signal.SIGUSR1) -> None:
-        """Listen to a signal that asks the job to save itself: set `save_asked`.
+    def parallel(self, **axes: tuple[int, int]) -> None:
+        """Say where this rank stands in the job's parallel groups: axis=(rank, size). Call it before the first step.
+
+        Raises:
+            ValueError: the agent would refuse it.
+        """
+        found = {axis: [int(rank), int(size)] for axis, (rank, size) in axes.items()}
+        if wrong := [axis for axis, (rank, size) in found.items() if axis not in _AXES or not 0 <= rank < size]:
+            raise ValueError(f"parallel {wrong[0]!r}: (rank, size), the rank below the size, of {', '.join(_AXES)}")
+        self._head = f"{self._head.partition(_PARALLEL)[0]}{_PARALLEL}{json.dumps(found)}"
+
+    def on_save(
+        self, save: Callable[[], object] | None = None, number: int = signal.SIGUSR1, path: str | None = None
+    ) -> None:
+        """Listen to a signal, and to a file, that asks the job to save itself: set `save_asked`.
 
         Args:
             save: writes a checkpoint; the next `step` calls it. Only for a job of one process: ranks may get the signal
                 at different steps. What it raises comes out of `step`.
             number: the signal that the job names to its scheduler, as in `#SBATCH --signal=USR1@120`.
+            path: of a file that changes when the job is asked, as a pod's own annotation does; `step` looks at it
+                every 2 s. What it says now asks for nothing.
         Raises:
             ValueError: this is not the main thread.
         """
@@ -151,6 +180,7 @@ class Reporter:
                 before(signum, frame)
 
         self._save = save
+        self._file = None if path is None else _ChangingFile(path)
         signal.signal(number, asked)
 
     def saved(self, step: int | None = None) -> None:
@@ -195,6 +225,28 @@ class Reporter:
                 self._socket = None
             return False
         return True
+
+
+class _ChangingFile:
+    """A small file, looked at every LOOK_S. It may not be there: then it says nothing."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._text, self._next_look = path, "", 0.0
+        self.changed()
+
+    def changed(self) -> bool:
+        """Return True once when it says something new."""
+        now = monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_S
+        try:
+            with open(self._path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123  # once in a loop's step
+                text = file.read(256).strip()
+        except OSError:
+            return False
+        new, self._text = bool(text) and text != self._text, text
+        return new
 
 
 def transformer_flops(

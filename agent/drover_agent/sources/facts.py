@@ -120,9 +120,10 @@ FACTS: Mapping[str, SourceFacts] = MappingProxyType(
             setting="`kubelet_socket`, `kubernetes_resources`",
         ),
         "owners": SourceFacts(
-            what="events: whose each job is (user, account, project, array, Ray's job)",
-            reads="/proc: the user id, and a fixed list of variables, of processes of jobs that hold GPUs",
-            pace="10 s; sent when it is new, and once a day",
+            what="events: whose each job is (user, account, project, array, Ray's job); inventory: places of ranks",
+            reads="/proc: the user id, a fixed list of variables, and sizes of parallel groups in the command line, of "
+            "processes of jobs that hold GPUs",
+            pace="10 s; sent when it is new, owners once a day too",
             rights="CAP_SYS_PTRACE, to read variables of other users' processes; without it the user alone is known",
             missing="no process of a job is seen on a GPU",
             setting="none",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from drover_agent.sources.base import Entity
 from drover_agent.sources.kmsg.lines import normal_pci
+from drover_core.jobs.place import RankPlace
+
+MAX_PLACES = 1_024  # processes that may say where they stand
 
 
 class Gpus:
@@ -25,6 +28,7 @@ class Gpus:
         self._places: dict[tuple[int, int], Entity] = {}
         self._pids: dict[int, tuple[int, ...]] = {}
         self._jobs: Mapping[str, tuple[int, ...]] = {}
+        self._said: dict[int, RankPlace] = {}
 
     def set_entity(self, entity: Entity) -> None:
         """This is now the GPU of its slot, or the MIG instance of its name there."""
@@ -86,3 +90,18 @@ class Gpus:
     def jobs(self) -> Mapping[str, tuple[int, ...]]:
         """Job -> processes of it, also ones that are on no GPU; maybe none."""
         return self._jobs
+
+    def say_place(self, process: int, place: RankPlace) -> None:
+        """The loop in this process says where it stands in its job's parallel groups."""
+        with self._lock:
+            if process in self._said or len(self._said) < MAX_PLACES:
+                self._said[process] = place
+
+    def keep_places(self, processes: Collection[int]) -> None:
+        """Only these processes hold GPUs now."""
+        with self._lock:
+            self._said = {process: place for process, place in self._said.items() if process in processes}
+
+    def places(self) -> Mapping[int, RankPlace]:
+        """Process -> where its loop says that it stands."""
+        return self._said

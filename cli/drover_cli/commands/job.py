@@ -90,7 +90,6 @@ def _optional(row: Any, name: str, form: str) -> str:
 def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     row = detail.row
     incidents = [from_json(Incident, text) for text in detail.incidents_json]
-    places = [(gpu.node, gpu.gpu) for gpu in detail.gpus]
     values = {each.metric: _floats(each.values) for each in detail.metrics}
     if args.json:
         print_json(_detail_json(detail, incidents, values))
@@ -100,6 +99,8 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     until = f", ended {when(row.ended_ms)}" if row.HasField("ended_ms") else ""
     print(f"{plain(job_label(row.job))}: {row.gpus} GPUs on {row.nodes} nodes since {when(row.since_ms)}{until}")
     say(f"  {_owner(row)}", 2)
+    if detail.parallel:
+        say(f"  ranks: {plain(detail.parallel)}", 2)
     say(f"  {_died(row) or row.hurt or 'no open incident names it'}", 2)
     say(
         f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"
@@ -117,14 +118,27 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         state = "closed" if incident.closed_ms else "open"
         lasted = duration(((incident.closed_ms or now_ms) - incident.since_ms) / 1000)
         say(f"  {incident.id} {incident.severity}, {state}, {lasted}: {incident.summary}", 4)
+    _show_gpus(detail, values)
+    for text in detail.absent:
+        say(f"not known: {text}", 2)
+    return 0
+
+
+def _show_gpus(detail: pb.JobDetail, values: Mapping[str, Sequence[float]]) -> None:
+    """Print the GPUs in trouble, then others. `values`: metric -> value of each GPU of the detail."""
+    places = [(gpu.node, gpu.gpu) for gpu in detail.gpus]
     shown = [name for name in METRICS if name in values]
     order = sorted(range(len(places)), key=lambda at: not detail.gpus[at].incident)[:SHOWN]
     if order:
         print_table(
-            ["GPU", "HEALTH", *(BY_NAME[name].label for name in shown), "INCIDENT"],
+            [
+                "GPU", "HEALTH", *(["PLACE"] if detail.parallel else []), *(BY_NAME[name].label for name in shown),
+                "INCIDENT",
+            ],
             [
                 [
                     f"{places[at][0]} GPU {places[at][1]}", detail.gpus[at].health,
+                    *([plain(detail.gpus[at].place) or NONE] if detail.parallel else []),
                     *(_value(name, values[name][at]) for name in shown), detail.gpus[at].incident or NONE,
                 ]
                 for at in order
@@ -132,10 +146,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
         )  # fmt: skip
         medians = {each.metric: each.median for each in detail.metrics if each.HasField("median")}
         usual = ", ".join(f"{BY_NAME[name].label} {_value(name, medians[name])}" for name in shown if name in medians)
-        say(f"{len(order)} of {row.gpus} GPUs shown; medians of all: {usual or 'none known'}")
-    for text in detail.absent:
-        say(f"not known: {text}", 2)
-    return 0
+        say(f"{len(order)} of {detail.row.gpus} GPUs shown; medians of all: {usual or 'none known'}")
 
 
 def _detail_json(
@@ -145,12 +156,13 @@ def _detail_json(
     gpus = [
         {
             "node": gpu.node, "gpu": gpu.gpu, "health": gpu.health, "incident": gpu.incident or None,
+            "place": gpu.place or None,
             "values": {name: found[at] for name, found in values.items() if math.isfinite(found[at])},
         }
         for at, gpu in enumerate(detail.gpus)
     ]  # fmt: skip
     return {
-        **message_json(detail.row), "sentence": detail.sentence or None,
+        **message_json(detail.row), "sentence": detail.sentence or None, "parallel": detail.parallel or None,
         "loss": _loss_json(detail.loss) if detail.HasField("loss") else None, "gpus_shown": gpus,
         "medians": {each.metric: each.median for each in detail.metrics if each.HasField("median")},
         "incidents": [incident_json(incident) for incident in incidents], "absent": list(detail.absent),

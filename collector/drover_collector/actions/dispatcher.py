@@ -24,6 +24,7 @@ from drover_collector.actions.context import ActionContext
 from drover_collector.actions.gpu_returns import GpuReturns, Returns
 from drover_collector.actions.node_outage import RESETS
 from drover_collector.actions.return_to_service import NodeReturns, Validator
+from drover_collector.actions.saving import Saver
 from drover_collector.actions.settings import MODES, TicketConfig
 from drover_collector.actions.ticket import Ticket
 from drover_collector.actions.worker import Worker
@@ -247,7 +248,7 @@ class ActionDispatcher:
                 return found
             if (
                 worker is not None
-                and (same := _alike(worker.waiting(), (node, act, incident, gpu), by, forced)) is not None
+                and (same := _alike(worker.waiting(), (node, act, incident, gpu), by, forced, save_s)) is not None
             ):
                 return same
             actuator = "" if worker is None else worker.actuator.name
@@ -280,12 +281,20 @@ class ActionDispatcher:
             del self._made[next(iter(self._made))]
         return made
 
-    def drain(self, node: str, act: Act, why: str, by: str, forced: bool = False) -> Action:
-        """Store what a person asks for: drain, isolate, reset or reboot. Raises ActError, StoreError."""
+    def drain(self, node: str, act: Act, why: str, by: str, forced: bool = False, save_s: float = 0.0) -> Action:
+        """Store what a person asks for: drain, isolate, reset or reboot. Raises ActError, StoreError.
+
+        `save_s`: how long its jobs have to save themselves first; 0: they are not asked.
+        """
         self.check(node)
         if hindrance := self.hindrance(act):
             raise ActError(hindrance)
-        return self.intend(node, act, f"{by} {self.context.now_ms()}", "", why, by, forced=forced)
+        actuator = self.context.actuators.of(node)
+        if save_s and actuator is not None and not isinstance(actuator, Saver):
+            raise ActError(f"{actuator.name} cannot ask jobs to save themselves; drain without --save-first")
+        return self.intend(
+            node, act, f"{by} {self.context.now_ms()}", "", why, by, forced=forced, save_s=save_s
+        )  # fmt: skip
 
     def resume(self, node: str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a node back for a person; see `NodeReturns.resume`. Raises ActError, StoreError."""
@@ -410,15 +419,19 @@ def act_of(decision: Decision) -> Act:
 
 
 def _alike(
-    waiting: Iterable[Action], what: tuple[str, Act, str, GpuRef | None], by: str, forced: bool
+    waiting: Iterable[Action], what: tuple[str, Act, str, GpuRef | None], by: str, forced: bool, save_s: float
 ) -> Action | None:
     """Return the waiting action that does the same for the same incident. `what`: node, act, incident, GPU.
 
     Not that of another incident or of a person: it is dropped if that incident ends before. And a return that a person
-    wants at once is not Drover's own, which new evidence may withhold.
+    wants at once is not Drover's own, which new evidence may withhold. One that goes at once is not one whose jobs are
+    asked to save themselves first.
     """
     returns = what[1] in (Act.RESUME, Act.RETURN_GPU)
-    same = [a for a in waiting if (a.node, a.action, a.incident_id, a.gpu) == what]
+    same = [
+        a for a in waiting
+        if (a.node, a.action, a.incident_id, a.gpu) == what and (save_s > 0 or by == "drover" or a.saving is None)
+    ]  # fmt: skip
     return next((a for a in same if (not returns or a.by == by) and a.forced >= forced), None)
 
 

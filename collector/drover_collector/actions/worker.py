@@ -297,13 +297,13 @@ class Worker:
         return self.actuator.do(job.action, check_lease).detail
 
     def _let_jobs_save(self, job: Job) -> None:
-        """Ask the node's jobs to save themselves before it goes, where the policy says so.
+        """Ask the node's jobs to save themselves before it goes, where the policy or a person says so.
 
         Raises:
             SavingError: they still have time. ActError and its kinds, StoreError.
         """
         action = job.action
-        if action.saving is None or action.action not in CLOSINGS or action.forced or self._has_closed(action):
+        if action.saving is None or action.action not in CLOSINGS or self._has_closed(action):
             return
         if not action.saving.asked_ms:
             job.action = self._saver.prepare(action)

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 BY_HAND = (Act.DRAIN, Act.ISOLATE, Act.RESUME, Act.RESET, Act.REBOOT)
 WAIT_S = 8.0  # for the outcome, before the answer says that it is under way
 WHY_CHARS = 500
+SAVE_MAX_S = 86_400  # as a rule's save_s
 LISTED = 100
 MOST_LISTED = 10_000
 LOST_DAYS = 90
@@ -81,6 +82,12 @@ def _done(facts: ApiSnapshot, request: pb.ActRequest, act: Act, why: str, by: st
         raise bad_argument("say why: it stands in the record and in the scheduler's reason")
     if gpu_actions.asks_for_gpu(request) and act not in (Act.DRAIN, Act.RESUME):
         raise bad_argument(gpu_actions.only_nodes(act))
+    if request.save_s and act not in (Act.DRAIN, Act.ISOLATE):
+        raise bad_argument(f"{act} does not wait for jobs; drain and isolate do (save_s)")
+    if not 0 <= request.save_s <= SAVE_MAX_S:
+        raise bad_argument(f"save_s is {request.save_s:g}; 0 to {SAVE_MAX_S} s are possible")
+    if request.save_s and gpu_actions.asks_for_gpu(request):
+        raise bad_argument("the job of one GPU is not asked to save itself (save_s); drain the node for that")
     dispatcher = _dispatcher(facts)
     try:
         return (
@@ -237,7 +244,7 @@ def _take_out(
     with outages.requested(request.node):
         if not request.force and (why_not := facts.pipeline.of_engine(partial(_held, request.node))):
             raise ActError(f"the guard holds it back: {why_not}; {gpu_actions.FORCE}")
-        made = dispatcher.drain(request.node, act, why, by, request.force)
+        made = dispatcher.drain(request.node, act, why, by, request.force, request.save_s)
     return _reply(dispatcher.wait(made, WAIT_S))
 
 

@@ -22,8 +22,10 @@ from drover_collector.api.snapshot import (
     bad_argument,
     worst_first,
 )
+from drover_collector.detectors._lib.parallel import JobPlaces, places_of
 from drover_collector.fleet.buckets import BUCKET_MS, Floats
 from drover_collector.store import JobSpan
+from drover_core.jobs.place import words
 from drover_core.metrics.catalog import BY_NAME, Scope
 from drover_core.model.events import Incident, Member, to_json
 from drover_proto import fleet_pb2 as pb
@@ -63,12 +65,9 @@ def get_job(facts: ApiSnapshot, request: pb.JobRequest) -> pb.JobDetail:
     )  # fmt: skip
     of_gpu = _by_gpu(facts, gpus, incidents)
     table = {m: values[m][gpus] for m in METRICS if m in values and not np.isnan(values[m][gpus]).all()}
+    places = None if isinstance(job, JobSpan) else places_of(job.job, gpus, facts.pipeline.engine.inventory.places)
     shown = _shown(table, [g in of_gpu for g in gpus])
-    for at in shown:
-        node, slot = index.member(gpus[at])
-        health = facts.pipeline.engine.health_of(node, slot)[0]
-        worst = of_gpu.get(gpus[at])
-        reply.gpus.add(node=node, gpu=slot, health=health, incident=worst.id if worst else "")
+    reply.gpus.extend(_gpu(facts, gpus[at], of_gpu.get(gpus[at]), places) for at in shown)
     for metric, column in table.items():
         known = column[~np.isnan(column)]
         low, middle, high = (float(v) for v in np.quantile(known, (0.1, 0.5, 0.9)))
@@ -83,10 +82,28 @@ def get_job(facts: ApiSnapshot, request: pb.JobRequest) -> pb.JobDetail:
     if not over:
         reply.ports_absent = _ports_absent(reply)
     reply.absent.extend(_absent(reply, over))
+    _parallel(reply, places)
     if request.loss:
         job_loss.add_loss(facts, reply, job.job, gpus, incidents)
     reply.sentence = job_loss.sentence_of(reply)
     return reply
+
+
+def _gpu(facts: ApiSnapshot, g: int, worst: Incident | None, places: JobPlaces | None) -> pb.JobGpu:
+    node, slot = facts.index.member(g)
+    rank = places.places.get(g) if places is not None else None
+    return pb.JobGpu(
+        node=node, gpu=slot, health=facts.pipeline.engine.health_of(node, slot)[0],
+        incident=worst.id if worst else "", place=words([rank]) if rank is not None else "",
+    )  # fmt: skip
+
+
+def _parallel(reply: pb.JobDetail, places: JobPlaces | None) -> None:
+    """Fill in the sizes of its parallel groups, or why they are not used."""
+    if places is not None and places.trouble:
+        reply.absent.append(f"Places of its ranks ({places.text}) are not used: {places.trouble}.")
+    elif places is not None:
+        reply.parallel = places.text
 
 
 def _now(facts: ApiSnapshot) -> tuple[int, Mapping[str, Floats]]:

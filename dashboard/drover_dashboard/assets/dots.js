@@ -167,6 +167,7 @@ function point(state, at, event) {
   const gpu = state.data.gpus[best];
   state.tip.replaceChildren(element("div", "", gpu.name));
   state.tip.firstChild.style.fontWeight = 700;
+  if (gpu.place) state.tip.append(element("div", "", gpu.place));
   state.tip.append(element("div", "", `${row.label}: ${row.texts[best]}; median ${row.median_text}`));
   if (gpu.why) state.tip.append(element("div", "", gpu.why));
   const room = state.root.getBoundingClientRect(), box = canvas.getBoundingClientRect();

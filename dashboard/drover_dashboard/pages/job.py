@@ -82,6 +82,8 @@ def now(name: str) -> None:
     view.notice("what", "summary", _head(detail, who))
     with view.place():
         view.notice("owner", "remark", job_parts.owner(detail.row))
+        if detail.parallel:
+            view.notice("parallel", "remark", f"Ranks: {detail.parallel}.")
     view.numbers(job_parts.tiles(detail, who))
     with view.place():
         if slowest := job_parts.culprit(found, who):

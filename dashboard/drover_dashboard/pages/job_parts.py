@@ -222,7 +222,7 @@ def dots(detail: pb.JobDetail, named: dict[str, str], who: view.Viewer) -> dict[
     gpus = [
         {
             "name": f"{gpu.node} GPU {gpu.gpu}", "id": f"{gpu.node}/{gpu.gpu}", "named": bool(gpu.incident),
-            "why": who.localize(named.get(gpu.incident, "")),
+            "why": who.localize(named.get(gpu.incident, "")), "place": gpu.place,
         }
         for gpu in detail.gpus
     ]  # fmt: skip

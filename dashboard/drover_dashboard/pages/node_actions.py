@@ -50,6 +50,8 @@ class Target:
         return pb.ActRequest(node=self.node, act="drain" if act == GPU else act, gpu=self.gpu, gpu_uuid=self.uuid)
 
 
+SAVE_S = 300  # as `drover drain --save-first`
+SAVE_FIRST = f"Ask its jobs to save themselves first, and wait up to {SAVE_S // 60} min for them"
 NO_FORCE = " This console's certificate acts within the guard; past it acts an admin's: `drover drain --force`."
 
 
@@ -97,6 +99,7 @@ def _form(node: str, act: str, person: Person) -> None:
         force = False
         if held:
             force = st.checkbox("Do it although the guard holds it back", key=client.scoped("force"))
+        save = act == "drain" and st.checkbox(SAVE_FIRST, key=client.scoped("save_first"))
         if act == "resume":
             at_once = bool(look.validates) and not look.no_force
             force = at_once and st.checkbox("At once, without probes", key=client.scoped("force"))
@@ -113,7 +116,7 @@ def _form(node: str, act: str, person: Person) -> None:
         _probe(node, name, why, level)
     else:
         asked = target.request(act)
-        asked.why, asked.who, asked.force = why, name, force
+        asked.why, asked.who, asked.force, asked.save_s = why, name, force, SAVE_S if save else 0
         _act(asked, f"{_word(act, target)} {target.name}")
 
 

@@ -262,3 +262,22 @@ def test_flops_of_a_transformer() -> None:
     assert transformer_flops(7e9, 1000, 32, 4096, 2048) == 1000 * (6 * 7e9 + 12 * 32 * 4096 * 2048)
     with pytest.raises(ValueError, match="tokens_per_step"):
         Reporter("x", tokens_per_step=float("nan"))
+
+
+def test_a_file_that_changes_asks_the_job_to_save_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drover_agent.client.training_steps, "LOOK_S", 0.0)
+    file, saves = tmp_path / "asked", []
+    file.write_text("2026-11-28T10:00:00Z")  # of before this container
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        reporter = Reporter("a", socket_path=str(tmp_path / "none"))
+        reporter.on_save(lambda: saves.append(1), path=str(file))
+        for text, total in (("", 0), ("2026-11-28T11:00:00Z", 1), ("2026-11-28T11:00:00Z", 1), ("12:00", 2)):
+            file.write_text(text)
+            reporter.step(0.5)
+            assert len(saves) == total
+        file.unlink()
+        reporter.step(0.5)
+        assert len(saves) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -20,6 +20,7 @@ from drover_collector.actions.kubernetes import api as kubernetes_api
 from drover_collector.actions.kubernetes.actuator import KubernetesActuator, kept_closed
 from drover_collector.actions.kubernetes.api import KubernetesApi
 from drover_collector.actions.kubernetes.controllers import Controllers
+from drover_collector.actions.kubernetes.pod_saves import ASKED, WANTED
 from drover_collector.actions.settings import ActConfig, KubernetesConfig
 from drover_collector.config import CollectorConfig, PolicyConfig
 from drover_collector.fleet.index import FleetIndex
@@ -36,6 +37,7 @@ from testbed.waiting import wait_until
 pytestmark = pytest.mark.timeout(1000)  # the first test may have to wait for the build of the server
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy/kubernetes"
 RBAC = [DEPLOY / "access/account.yaml", DEPLOY / "rights/rbac.yaml"]
+SAVE_FIRST = DEPLOY / "rights/save-first/rbac.yaml"
 ACCOUNT = "drover/drover-collector"
 
 
@@ -507,6 +509,34 @@ def test_a_missing_right_is_named(cluster: Cluster) -> None:
         actuator.do(*request(Act.ISOLATE, node))
     assert cluster.leaving(node) == set()
     cluster.vanish(name)
+
+
+@pytest.mark.system
+def test_pods_that_say_so_are_asked_to_save_themselves_with_a_right_of_its_own(cluster: Cluster) -> None:
+    (role,) = (m for m in yaml.safe_load_all(SAVE_FIRST.read_text("utf-8")) if m["kind"] == "ClusterRole")
+    node = cluster.add_node()
+    listens, deaf = cluster.run_pod(f"listens-{node}", node), cluster.run_pod(f"deaf-{node}", node)
+    kind = {"Content-Type": "application/merge-patch+json"}
+    cluster.server.call("PATCH", f"{PODS}/{listens}", {"metadata": {"annotations": {WANTED: "true"}}}, **kind)
+    before = cluster.server.call("GET", f"{PODS}/{listens}")
+    without, actuator = cluster.actuator(cluster.account(rights())), cluster.actuator(
+        cluster.account([*rights(), *role["rules"]])
+    )  # fmt: skip
+    saves = {save.job: save for save in actuator.find_saves(node)}
+    asked = saves[f"default/{listens}"]
+    assert (asked.how, saves[f"default/{deaf}"].how) == (f"annotation {ASKED}", "")
+    assert "has no annotation" in saves[f"default/{deaf}"].why_not
+    with pytest.raises(ActError, match=r'cannot patch resource "pods/status".*rights/save-first'):
+        without.ask_to_save(asked)
+    actuator.ask_to_save(asked)
+    after = cluster.server.call("GET", f"{PODS}/{listens}")
+    assert after["metadata"]["annotations"].keys() == {WANTED, ASKED}
+    assert (after["spec"], after["status"]) == (before["spec"], before["status"])
+    cluster.merge(node, {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, "/status")
+    assert {save.why_not for save in actuator.find_saves(node)} == {"the kubelet of its node does not report"}
+    for name in (listens, deaf):
+        cluster.vanish(name)
+    actuator.ask_to_save(asked)  # it has gone: it has left the node
 
 
 @pytest.mark.system

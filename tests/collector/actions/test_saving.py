@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from drover_collector.actions.base import AwayError
+from drover_collector.actions.base import ActError, AwayError
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import SlurmConfig
 from drover_collector.actions.slurm.save_signal import SaveSignal, of_comment, of_script
@@ -231,6 +232,40 @@ def test_a_question_that_slurm_did_not_answer_may_have_reached_the_job(scene: Sc
         scene.now_ms = T0 + round(SAVE_S * 1000)
         scene.wait(Act.ISOLATE)
     assert scene.slurm.effects.count("signal 7 USR1") == 1
+
+
+def test_a_person_may_let_the_jobs_save_themselves_first(scene: Scene) -> None:
+    checkpoint(scene, 400, T0 - 60_000)
+    with scene.desk() as desk:
+        made = desk.drain("n1", Act.DRAIN, "fan", "ann", True, SAVE_S)  # by force too: past the guard, not the jobs
+        wait_until(lambda: waits(scene), "it waits")
+        assert made.saving is not None and made.saving.wait_s == SAVE_S
+        assert desk.drain("n1", Act.DRAIN, "fan", "ann", True, SAVE_S).id == made.id, "it is not asked twice"
+        scene.now_ms = T0 + 20_000
+        checkpoint(scene, 460, T0 + 10_000)
+        done = scene.wait(Act.DRAIN)
+    assert done.state is ActionState.DONE
+    assert [effect.partition(" reason")[0] for effect in scene.slurm.effects] == ["signal 7 USR1", "n1 state=drain"]
+    assert done.saving is not None and done.saving.jobs[0].steps_kept == 60, "as with a rule: the ledger counts it"
+
+
+def test_a_person_who_wants_it_now_does_not_wait_for_the_jobs(scene: Scene) -> None:
+    with scene.desk() as desk:
+        slow = desk.drain("n1", Act.DRAIN, "fan", "ann", False, SAVE_S)
+        wait_until(lambda: waits(scene), "it waits")
+        scene.now_ms += 1
+        now = desk.drain("n1", Act.DRAIN, "fan", "ann", False)
+        assert now.id != slow.id
+        wait_until(lambda: "n1 state=drain" in " ".join(scene.slurm.effects), "it is drained")
+    assert scene.slurm.effects[0] == "signal 7 USR1"
+
+
+def test_an_actuator_that_cannot_ask_refuses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scene.desk() as desk:
+        monkeypatch.setattr("drover_collector.actions.dispatcher.Saver", SimpleNamespace)  # which Slurm's is not
+        with pytest.raises(ActError, match="slurm cannot ask jobs to save themselves"):
+            desk.drain("n1", Act.DRAIN, "fan", "ann", False, SAVE_S)
+    assert scene.slurm.effects == []
 
 
 def test_without_a_rule_nobody_is_asked(scene: Scene) -> None:

@@ -28,6 +28,7 @@ from drover_collector.config import CollectorConfig
 from drover_collector.engine.node_state import Survey
 from drover_core.model.events import Act, Action
 from drover_core.model.fleet import load_toml
+from drover_core.model.saving import JobSave
 from drover_core.settings import SettingsError
 from testbed.desks import action_of
 from testbed.slurm import Slurm
@@ -138,6 +139,38 @@ def test_isolate_closes_and_says_that_nothing_is_requeued(scene: Scene) -> None:
     scene.slurm.wait(lambda: not actuator.observe("gpu02").jobs, "it is gone")
     assert actuator.do(*request(Act.ISOLATE, "gpu02")).detail == "closed; requeued: no job"
     actuator.do(*request(Act.RESUME, "gpu02"))
+
+
+@pytest.mark.system
+def test_a_job_is_asked_to_save_itself_by_the_signal_in_its_comment(scene: Scene) -> None:
+    """The steps get it and the batch script does not, or the other way round; none is ended."""
+    actuator, folder = scene.actuator(), scene.slurm.folder / "got"
+    folder.mkdir()
+
+    def traps(name: str) -> str:
+        return f"trap 'echo got > {folder}/{name}' USR1; echo set > {folder}/set-{name}"
+
+    waits = "while :; do sleep 0.1; done"
+
+    def begin(name: str, comment: str) -> str:
+        (folder / f"{name}.sh").write_text(f"{traps(f'{name}-step')}; {waits}")
+        script = f"{traps(f'{name}-script')}; srun /bin/sh {folder}/{name}.sh & {waits}"
+        return scene.slurm.submit(script, "-w", "gpu03", *(["--comment", comment] if comment else []))
+
+    jobs = [begin("a", "drover:signal=USR1"), begin("b", "train drover:signal=B:USR1"), begin("c", "")]
+    try:
+        scene.slurm.wait(lambda: len(list(folder.glob("set-*"))) == 6, "the traps are set")
+        saves = {save.job: save for save in actuator.find_saves("gpu03")}
+        assert [saves[job].how for job in jobs] == ["signal USR1", "signal USR1 to its batch script", ""]
+        assert "its comment names no signal" in saves[jobs[2]].why_not
+        for job, name in zip(jobs, ("a-step", "b-script"), strict=False):
+            actuator.ask_to_save(saves[job])
+            scene.slurm.wait((folder / name).exists, f"{name} got it")
+        time.sleep(0.3)  # time for one that must not get it
+        assert {path.name for path in folder.glob("[abc]-*")} == {"a-step", "b-script"}
+        assert set(jobs) <= set(actuator.observe("gpu03").jobs or ())
+    finally:
+        scene.slurm.command("scancel", *jobs)
 
 
 @pytest.mark.system
@@ -268,6 +301,19 @@ def test_other_answers(
         actuator.do(*request(Act.DRAIN, "gpu01"))
     assert type(raised.value) is error
     assert "secret" not in str(raised.value)
+
+
+def test_a_server_without_the_flag_sends_no_signal(
+    answers: tuple[list[tuple[int, bytes]], SlurmActuator],
+) -> None:
+    replies, actuator = answers
+    replies.append((200, b'{"paths": {}}'))  # and it answers no DELETE
+    with pytest.raises(ActError, match="no flag FULL_STEPS_ONLY: the signal could end the job"):
+        actuator.ask_to_save(JobSave("7", "signal USR1", "USR1"))
+    replies[:] = [(200, json.dumps({"jobs": [{"job_id": 7, "comment": comment}]}).encode()) for comment in ("x", None)]
+    for _ in range(2):
+        with pytest.raises(ActError, match="its comment names no signal"):
+            actuator._client.save_signal("7")
 
 
 def test_nodes_as_older_and_newer_versions_show_them(

@@ -36,6 +36,7 @@ from drover_collector.notify import Outbox
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
 from drover_collector.store import EntityRow, JobSpan, SampleBatch, Store, entity_id
+from drover_core.jobs.place import RankPlace
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import (
     Evidence,
@@ -179,6 +180,26 @@ def test_a_job_shows_its_slow_gpu_among_the_others(facts: ApiSnapshot) -> None:
     assert detail.ports_total == detail.row.gpus, "a port each"
     assert 0 < detail.saturation_median <= detail.saturation_max < 1
     assert detail.ports[0].node == FLAPPING, "the one in trouble before the busiest"
+
+
+def test_a_job_shows_the_places_of_its_ranks_or_why_they_are_not_used(facts: ApiSnapshot) -> None:
+    name, inventory = slow_job(facts), facts.pipeline.engine.inventory
+    gpus = api_jobs.running(facts)[name].gpus
+    assert not api_job.get_job(facts, pb.JobRequest(job=name)).parallel
+    places = {g: RankPlace(name, at, len(gpus), {"tp": (at % 8, 8)}, "client") for at, g in enumerate(gpus)}
+    try:
+        inventory.places.update(places)
+        detail = api_job.get_job(facts, pb.JobRequest(job=name))
+        assert detail.parallel == f"tensor 8 of {len(gpus)} ranks, by its training loop"
+        assert [gpu.place for gpu in detail.gpus[:9]] == [f"tensor rank {at % 8}" for at in range(9)]
+        del inventory.places[gpus[3]]
+        detail = api_job.get_job(facts, pb.JobRequest(job=name))
+        assert not detail.parallel and not any(gpu.place for gpu in detail.gpus)
+        said = next(text for text in detail.absent if text.startswith("Places of its ranks"))
+        assert said.endswith(f"are not used: 1 of its {len(gpus)} GPUs have no rank that says it.")
+    finally:
+        for g in places:
+            inventory.places.pop(g, None)
 
 
 def test_of_a_large_job_the_named_and_the_farthest_are_drawn() -> None:

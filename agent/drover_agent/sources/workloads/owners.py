@@ -20,6 +20,7 @@ from pathlib import Path
 
 from drover_agent.sources.base import NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
+from drover_agent.sources.workloads.places import PlaceReader
 from drover_core.jobs.owner import MAX_UID, JobOwner, clean, to_message
 from drover_core.model.kinds import OWNER, EventKind
 
@@ -52,19 +53,20 @@ def user_name(uid: int) -> str:
 
 
 class OwnersSource:
-    """An event for each job, when it is first seen, when its owner changes, and once a day."""
+    """An event for each job, when it is first seen, when its owner changes, and once a day; and the places of ranks."""
 
     name = "owners"
     interval_s = 10.0
 
     def __init__(self, proc: Path, gpus: Gpus, name_of: Callable[[int], str] = user_name) -> None:
         self._proc, self._gpus, self._name_of = proc, gpus, name_of
+        self._places = PlaceReader(proc, gpus)
         self._sent: dict[str, tuple[str, int]] = {}  # job -> (message, when it was sent)
         self._names: dict[int, str] = {}  # uid -> name
         self._found: dict[int, tuple[dict[str, str], int]] = {}  # process -> (its variables, when they were read)
 
     def read(self, now_ms: int) -> Reading:
-        reading = Reading()
+        reading = Reading(inventory=self._places.read(now_ms))
         jobs = self._gpus.jobs()
         self._sent = {job: sent for job, sent in self._sent.items() if job in jobs}
         asked = {job: jobs[job][:MAX_PROCESSES] for job in sorted(jobs)[:MAX_JOBS]}

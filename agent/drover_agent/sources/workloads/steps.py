@@ -29,6 +29,7 @@ from drover_agent.sources.base import Entity, NodeEvent, Reading
 from drover_agent.sources.gpus import Gpus
 from drover_agent.sources.workloads.peaks import bf16_peak_flops
 from drover_core.jobs.checkpoint import MAX_STEP, CheckpointReport, to_message
+from drover_core.jobs.place import AXES, CLIENT, PlaceError, RankPlace, checked
 from drover_core.metrics.catalog import BY_NAME, Absent, Scope
 from drover_core.model.kinds import CHECKPOINT, EventKind
 
@@ -48,6 +49,7 @@ RETRY_S = 60.0  # between attempts to make the socket, and looks whether it is s
 NAMES = ("step_time_s", "tokens_per_step", "flops_per_step", "mfu_ratio")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+_NOBODY = (0, -1, -1)
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Report(NamedTuple):
     tokens: float | None
     flops: float | None
     job: str
+    place: RankPlace | None = None  # in the job's parallel groups, as the loop says
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -258,12 +261,13 @@ class StepsSource:
             if self._socket is not sock:
                 return
             self._room -= 1
-            uid = next((_CREDENTIALS.unpack(c)[1] for _, kind, c in extra if kind == socket.SCM_CREDENTIALS), -1)
+            sender = next((_CREDENTIALS.unpack(c) for _, kind, c in extra if kind == socket.SCM_CREDENTIALS), _NOBODY)
+            pid, uid = sender[:2]
             try:
                 if flags & socket.MSG_TRUNC:
                     raise JunkError(f"more than {MAX_DATAGRAM} bytes")
                 if (saved := read_saved(data)) is None:
-                    self.take(read_report(data), uid)
+                    self.take(read_report(data), uid, pid)
                 else:
                     self.take_saved(*saved, uid)
             except JunkError as error:
@@ -271,8 +275,8 @@ class StepsSource:
                 self._log_once(f"a datagram of uid {uid} was left out: {error}")
             self.received += 1
 
-    def take(self, report: Report, uid: int) -> None:
-        """Count a report in.
+    def take(self, report: Report, uid: int, pid: int = 0) -> None:
+        """Count a report in. `pid`: of its sender, by the kernel's word; 0: not known.
 
         Raises:
             JunkError: its name is another user's, or there is no room for it.
@@ -288,6 +292,8 @@ class StepsSource:
                 raise JunkError(f"workload {report.name!r} has {MAX_RANKS} ranks on this node already")
             workload.ranks[report.rank] = now_s, report
             workload.received_s, workload.news = now_s, True
+        if report.place is not None and pid:
+            self._gpus.say_place(pid, report.place)
 
     def take_saved(self, name: str, report: CheckpointReport, uid: int) -> None:
         """Note that a checkpoint of a workload is on disk.
@@ -347,15 +353,29 @@ def read_report(data: bytes) -> Report:
         JunkError: what is wrong with it.
     """
     found = _read(data)
+    rank, world = int(_number(found, "rank", 0, MAX_PROCESSES)), int(_number(found, "world_size", 1, MAX_PROCESSES))
     return Report(
         str(found["name"]),
-        int(_number(found, "rank", 0, MAX_PROCESSES)),
-        int(_number(found, "world_size", 1, MAX_PROCESSES)),
+        rank,
+        world,
         _number(found, "step_time_s", SHORTEST_S, BY_NAME["step_time_s"].high),
         None if found.get("tokens") is None else _number(found, "tokens", 0, BY_NAME["tokens_per_step"].high),
         None if found.get("flops") is None else _number(found, "flops", 0, BY_NAME["flops_per_step"].high),
         _job(found),
+        _place(found, rank, world),
     )
+
+
+def _place(found: Mapping[str, Any], rank: int, world: int) -> RankPlace | None:
+    """Return where a rank says that it stands; None: it does not say. Raises JunkError."""
+    said = found.get("parallel")
+    if said is None:
+        return None
+    try:
+        axes = {axis: (int(said[axis][0]), int(said[axis][1])) for axis in AXES if axis in said}
+        return checked(RankPlace(_job(found), rank, world, axes, CLIENT))
+    except (PlaceError, TypeError, ValueError, LookupError, OverflowError):
+        raise JunkError("its parallel is none") from None
 
 
 def _read(data: bytes) -> Mapping[str, Any]:

@@ -35,10 +35,12 @@ from drover_collector.actions.base import (
     own_mark,
     reason_of,
 )
+from drover_collector.actions.kubernetes import pod_saves
 from drover_collector.actions.kubernetes.api import MANAGER, ConflictError, HeldError
 from drover_collector.actions.kubernetes.gpu_taints import GpuTaints
 from drover_collector.engine.node_state import Survey
 from drover_core.model.events import Act, Action, GpuRef
+from drover_core.model.saving import JobSave
 
 DRAIN, REASON, CORDON, ADVISE = (f"drover.dev/{name}" for name in ("drain", "reason", "cordon", "advise"))
 CONDITION = "DroverHealthy"
@@ -125,6 +127,14 @@ class KubernetesActuator(Scheduler):
                 found[name] = _state(node, jobs)
         return found
 
+    def find_saves(self, node: str) -> tuple[JobSave, ...]:
+        reports = _condition_of(self._node(node), "Ready").get("status") == "True"
+        pods = {_name(pod): pod for pod in self._client.pods(node)}
+        return tuple(pod_saves.save_of(pods[job], job, reports=reports) for job in self._jobs(list(pods.values())))
+
+    def ask_to_save(self, save: JobSave) -> None:
+        pod_saves.ask(self._client, save)
+
     def survey(self, nodes: Sequence[str]) -> Survey:
         """By kubectl's own column: a node that is not plain "Ready" is cordoned, or its kubelet does not report.
 
@@ -194,7 +204,7 @@ class KubernetesActuator(Scheduler):
         version = ""
         for pod in self._client.pods(action.node):
             meta = pod["metadata"]
-            name = f"{meta['namespace']}/{meta['name']}"
+            name = _name(pod)
             if _belongs(pod) or meta.get("deletionTimestamp"):
                 continue
             if _owner(pod) is None:
@@ -299,13 +309,7 @@ class KubernetesActuator(Scheduler):
 
     def _jobs(self, pods: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         """Pods that hold GPUs, until they are gone; not those of DaemonSets, which never end."""
-        return tuple(
-            sorted(
-                f"{p['metadata']['namespace']}/{p['metadata']['name']}"
-                for p in pods
-                if not _belongs(p) and self._holds_gpus(p["spec"])
-            )
-        )
+        return tuple(sorted(_name(p) for p in pods if not _belongs(p) and self._holds_gpus(p["spec"])))
 
     def _holds_gpus(self, spec: Mapping[str, Any]) -> bool:
         """A claim of dynamic resource allocation may be for anything: taken for a GPU's."""
@@ -408,6 +412,10 @@ def _foreign(node: Node) -> str:
     mark = _value(node, DRAIN)
     whose = "cordoned by somebody else" if mark is None else f"drained for another incident, {mark}"
     return f"it is {whose}: left unchanged"
+
+
+def _name(pod: Mapping[str, Any]) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
 def _owner(pod: Mapping[str, Any]) -> str | None:

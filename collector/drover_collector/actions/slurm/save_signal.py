@@ -43,7 +43,12 @@ def of_script(text: str) -> SaveSignal | None:
 def of_comment(shown: str) -> SaveSignal | None:
     """Return the signal in the comment of `scontrol -o show job`."""
     _, comment, rest = shown.partition(" Comment=")
-    match = _COMMENT.search(rest) if comment else None
+    return of_words(rest) if comment else None
+
+
+def of_words(comment: str) -> SaveSignal | None:
+    """Return the signal that a comment names."""
+    match = _COMMENT.search(comment)
     return None if match is None else _signal(match[1])
 
 

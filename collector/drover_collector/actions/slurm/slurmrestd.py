@@ -24,7 +24,7 @@ from urllib.parse import quote, urlsplit
 
 from drover_collector.actions.base import ActError, AwayError
 from drover_collector.actions.settings import SlurmConfig
-from drover_collector.actions.slurm.save_signal import SaveSignal
+from drover_collector.actions.slurm.save_signal import SaveSignal, of_words
 from drover_collector.actions.slurm.scontrol import SlurmNode, failure, states_of
 
 VERSIONS = tuple(f"v0.0.{number}" for number in range(46, 38, -1))  # newest first; each Slurm serves three or four
@@ -35,6 +35,7 @@ HOLDING = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPP
 UNIX = "unix:"
 NO_ERROR = ": No error"
 REFUSED = "authentication error"
+NO_COMMENT = "slurmrestd shows no batch script, and its comment names no signal (--comment=drover:signal=USR1)"
 DAY_S = 86_400
 
 
@@ -47,6 +48,7 @@ class Slurmrestd:
         self._url = config.slurmrestd or ""
         self._token_file, self._ca_file, self._timeout_s = config.token_file, config.ca_file, config.timeout_s
         self._version = ""
+        self._flags: tuple[str, frozenset[str]] = "", frozenset()  # version, and flags with which it signals
 
     def nodes(self, names: Sequence[str]) -> Mapping[str, SlurmNode]:
         """Those of `names` that Slurm knows."""
@@ -84,11 +86,36 @@ class Slurmrestd:
     def requeue(self, job: str) -> None:
         raise ActError(f"slurmrestd has no call that requeues a job; scontrol requeue {job}")
 
-    def save_signal(self, job: str) -> SaveSignal | None:  # noqa: ARG002  # the form of all clients
-        raise ActError("slurmrestd does not show the signal that its batch script names; use act.slurm.scontrol")
+    def save_signal(self, job: str) -> SaveSignal | None:
+        """Return the signal in a job's comment. No version shows the batch script, which may name one as well."""
+        found = self._must("GET", f"job/{quote(job, safe='')}", what="jobs")
+        signal = of_words(str(found[0].get("comment") or "")) if found else None
+        if signal is None:
+            raise ActError(NO_COMMENT)
+        return signal
 
     def signal(self, job: str, signal: SaveSignal) -> None:
-        raise ActError(f"no signal through slurmrestd; scancel --signal={signal.name} {job}")
+        """As scancel(1): the steps get it, or the batch script alone.
+
+        `DELETE /job/{job_id}` with `signal` and `flags`, if the server's own OpenAPI has them. Seen with 24.11: without
+        a flag the batch script gets it as well, unlike with scancel, and one without a trap would end; without a signal
+        the whole job would. A job that has ended is no error.
+        """
+        flag = "BATCH_JOB" if signal.to_script else "FULL_STEPS_ONLY"
+        if flag not in self._signal_flags():
+            raise ActError(f"this slurmrestd has no flag {flag}: the signal could end the job")
+        self._must("DELETE", f"job/{quote(job, safe='')}?signal={quote(signal.name, safe='')}&flags={flag}", what="")
+
+    def _signal_flags(self) -> frozenset[str]:
+        """Return the flags with which a signal may be sent, by the server's description of itself."""
+        self._ask("GET", "ping/")  # sets the version
+        if self._flags[0] != self._version:
+            paths = self._send("GET", "/openapi/v3")[1].get("paths") or {}
+            call = paths.get(f"/slurm/{self._version}/job/{{job_id}}") or {}
+            found = [p for p in (call.get("delete") or {}).get("parameters") or () if p.get("name") == "flags"]
+            schema = (found[0].get("schema") or {}) if found else {}
+            self._flags = self._version, frozenset(schema.get("enum") or ())
+        return self._flags[1]
 
     # ---- one call
 

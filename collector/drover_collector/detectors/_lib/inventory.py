@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.fleet.ports import FOUND_MAX, in_order
+from drover_core.jobs import place
 
 Codes = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
@@ -82,6 +83,8 @@ class Inventory:
         cards: node number -> network cards in the node's newest report; no key if it names none.
         ports_version: grows with each change of `serves` or `cards`.
         boards: number of a GPU -> its UUID, and when another one was there before; 0: none is known.
+        places: number of a GPU -> where the rank on it says that it stands in its job's parallel groups.
+        places_version: grows with each change of `places`.
     """
 
     def __init__(self, index: FleetIndex) -> None:
@@ -97,6 +100,8 @@ class Inventory:
         self.cards: dict[int, frozenset[str]] = {}
         self.ports_version = 0
         self.boards: dict[int, tuple[str, int]] = {}
+        self.places: dict[int, place.RankPlace] = {}
+        self.places_version = 0
 
     def numbers(self, name: str) -> Floats:
         """Return an attribute of all GPUs as numbers, float64 [G]; NaN where none is reported, or no number."""
@@ -126,6 +131,7 @@ class Inventory:
             if uuid := facts.get(f"gpu{slot}.uuid", "").strip()[:MAX_VALUE]:
                 was, since_ms = self.boards.get(g, (uuid, 0))
                 self.boards[g] = uuid, since_ms if was == uuid else now_ms
+            self._put_place(g, facts.get(place.key(slot), ""))
             for key, name in GPU_KEYS.items():
                 changed |= self.gpu[name].put(g, self._number(facts.get(f"gpu{slot}.{key}", "")), now_ms)
         changed |= self._nics(n, facts, now_ms)
@@ -134,6 +140,19 @@ class Inventory:
         if (serves, cards) != (self.serves.get(n, {}), self.cards.get(n, frozenset())):
             self.serves[n], self.cards[n] = serves, cards
             self.ports_version += 1
+
+    def _put_place(self, g: int, text: str) -> None:
+        """What cannot be read is not known: an agent of a later version may write more."""
+        try:
+            found = place.unpack(text) if text else None
+        except place.PlaceError:
+            found = None
+        if found != self.places.get(g):
+            self.places_version += 1
+            if found is None:
+                del self.places[g]
+            else:
+                self.places[g] = found
 
     def _nics(self, n: int, facts: Mapping[str, str], now_ms: int) -> bool:
         found: dict[str, dict[str, str]] = {}

@@ -6,25 +6,33 @@ in the same bucket: a part of it is slower (clock, memory, a link, its host), an
 share of the work shows the second sign only. Natural spread of units shows the first only; it is small and is learnt.
 
 Each cause is judged by its own metrics, never by a combined score.
+
+Stages of a pipeline differ by design: the first has the embedding, the last the loss, and all wait for the longest.
+Where the ranks say their places, a GPU is compared with those of its own stage, which do the same work; an interleaved
+schedule changes nothing, as all GPUs of a stage have the same layers. A stage on few nodes is compared with the job as
+without places, but what half of such a stage shows on several nodes is what the stage is, unless its GPUs report why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from drover_collector.detectors._lib.examples import Example, play, small_fleet
 from drover_collector.detectors._lib.metrics import (
+    Codes,
     Ints,
     JobAges,
     job_groups,
     working,
 )
-from drover_collector.detectors._lib.robust import Bools, Grouping, grouped
+from drover_collector.detectors._lib.parallel import Stages, by_stage
+from drover_collector.detectors._lib.robust import Bools, Grouping, Groups, grouped
 from drover_collector.detectors._lib.window import Window, onset_ms
 from drover_collector.detectors.straggler.causes import (
+    MIN_PEERS,
     NODE_SHARE,
     PERSIST_UNEXPLAINED,
     large_effects,
@@ -43,7 +51,7 @@ from drover_collector.detectors.straggler.cusum import (
     of_node,
 )
 from drover_collector.detectors.straggler.nics import Nics, slow_nics
-from drover_collector.detectors.straggler.observation import Observation, UsualLimit
+from drover_collector.detectors.straggler.observation import LONE_OF_NODES, Observation, UsualLimit
 from drover_collector.detectors.straggler.texts import (
     CAUSES,
     Slow,
@@ -63,6 +71,8 @@ PERSIST = 2  # buckets with a cause that the GPU itself reports
 MISSED = 0.34  # subtracted from a streak for a bucket without the cause: faults can be intermittent
 MOST_STREAK = 3.0  # before that
 LONG_BUCKET_MS = 60_000  # one bucket longer than this is enough
+OF_STAGES = ("clock", "hbm", "host", "unexplained")  # small effects that the work of a pipeline stage may show
+STAGE_SHARE = 0.5  # of a stage's GPUs
 
 
 @dataclass(slots=True)
@@ -77,6 +87,9 @@ class StragglerState:
     nics: Nics = field(default_factory=Nics)
     limits: UsualLimit = field(default_factory=UsualLimit)
     reopened: Sequence[Incident] = ()  # open when the collector started
+    stages: Stages = field(default_factory=Stages)
+    # The pipeline stage with which alone each GPU is compared, [G]; -1: with its whole job.
+    split: Codes = field(default_factory=lambda: np.zeros(0, np.int32))
 
 
 def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> StragglerState:
@@ -117,14 +130,15 @@ def detect(window: Window, state: StragglerState | None, now_ms: int) -> tuple[l
     if not window.fresh:
         return [], s
     s.ages.advance(window)
-    another = s.ages.buckets == 0  # another job: streaks of the last one do not count
+    groups, regrouped = _peers(window, s)
+    another = (s.ages.buckets == 0) | regrouped  # another job or other peers: streaks of the last ones do not count
     if another.any():
         s.drifts.forget(another)
         for streak in s.streaks.values():
             streak[another] = 0
     if s.reopened:
         _resume(window, s)
-    s.held = grouped(job_groups(window), s.held)
+    s.held = grouped(groups, s.held)
     settle = SETTLE_BUCKETS if window.newest.length_ms <= LONG_BUCKET_MS else 1
     judged = working(window, s.held) & (s.ages.buckets >= settle)
     s.judged = grouped(np.where(judged, s.held.groups, -1), s.judged)
@@ -136,6 +150,7 @@ def detect(window: Window, state: StragglerState | None, now_ms: int) -> tuple[l
     limits = limits_of(now, s.limits)
     s.free = np.where(limits.pressed, 0, s.free + 1)
     large, small = large_effects(now, limits, s.drifts, s.free), small_effects(now, limits, s.drifts, s.free)
+    _leave_stages_out(now, s, large, small)
     for cause, flags in large.items():
         # A bucket that cannot be judged neither adds to a streak nor ends it.
         less = np.maximum(np.minimum(s.streaks[cause], MOST_STREAK) - MISSED, 0)
@@ -143,6 +158,33 @@ def detect(window: Window, state: StragglerState | None, now_ms: int) -> tuple[l
     s.drifts.remember(now, _flagged(s, count))
     found += _findings(now, s, large, small, now_ms)
     return found, s
+
+
+def _peers(window: Window, s: StragglerState) -> tuple[Groups, Bools]:
+    """Return the group of each GPU, int64 [G], and the GPUs that have other peers than in the last bucket, bool [G]."""
+    s.stages.update(window)
+    groups = job_groups(window)
+    found = by_stage(groups, s.stages.stage, window.index.gpu_node, MIN_PEERS, LONE_OF_NODES)
+    split = np.where(found != groups, s.stages.stage, -1).astype(np.int32)
+    before = s.split if len(s.split) == len(split) else np.full(len(split), -1, np.int32)
+    s.split = split
+    return found, split != before
+
+
+def _leave_stages_out(now: Observation, s: StragglerState, large: dict[str, Bools], small: dict[str, Bools]) -> None:
+    """Drop causes that no GPU reports where half of a pipeline stage shows them on several nodes, in place."""
+    stage = np.where((s.split >= 0) | ~now.judged, -1, s.stages.stage)
+    if not (stage >= 0).any():
+        return
+    jobs, nodes = now.window.newest.jobs, now.window.index.gpu_node
+    for flags in (large["clock"], large["host"], *(small[cause] for cause in OF_STAGES)):
+        for g in np.flatnonzero(flags & (stage >= 0)).tolist():
+            if not flags[g]:
+                continue
+            mates = (stage == stage[g]) & (jobs == jobs[g])
+            shows = mates & flags
+            if np.count_nonzero(shows) >= STAGE_SHARE * np.count_nonzero(mates) and len(np.unique(nodes[shows])) > 1:
+                flags[shows] = False
 
 
 def _flagged(s: StragglerState, count: int) -> Bools:
@@ -202,7 +244,8 @@ def _findings(
         for n in sorted(set(nodes)):
             gpus = [g for g, node in zip(flagged, nodes, strict=True) if node == n]
             if cause == "host" or len(gpus) > max(1, NODE_SHARE * window.index.nodes[n].gpus):
-                yield node_finding(window, n, gpus, _slow(now, s, cause, gpus[0]), now_ms)
+                slow_node = replace(_slow(now, s, cause, gpus[0]), where=s.stages.words(gpus))
+                yield node_finding(window, n, gpus, slow_node, now_ms)
                 continue
             for g in gpus:
                 yield finding(window, g, _slow(now, s, cause, g), now_ms)
@@ -254,10 +297,12 @@ def _slow(now: Observation, s: StragglerState, cause: str, g: int) -> Slow:
     util = "gpu_util_ratio"
     gap = float(now.medians[util][g] - now.values[util][g])
     waiting = gap if cause in ("host", "pcie") else 1 - 1 / float(duty) if duty > 0 else 0.0
+    jobs, size = now.window.newest.jobs, int(now.size[now.groups[g]])
+    if s.split[g] >= 0:  # the whole pipeline waits
+        size = int(np.count_nonzero(now.judged & (jobs == jobs[g])))
     return Slow(
-        cause, s.since_ms[cause, g], now.grouping, int(now.size[now.groups[g]]),
-        min(max(waiting, 0.0), 1.0) if waiting == waiting else 0.0,
-        _usual(now, s.drifts, cause, g),
+        cause, s.since_ms[cause, g], now.grouping, size, min(max(waiting, 0.0), 1.0) if waiting == waiting else 0.0,
+        _usual(now, s.drifts, cause, g), s.stages.words([g]), bool(s.split[g] >= 0),
     )  # fmt: skip
 
 

@@ -88,7 +88,14 @@ USUAL: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A slow GPU. `usual`: name of USUAL -> its usual value, if it was learnt."""
+    """A slow GPU.
+
+    Attributes:
+        group_size: GPUs that wait for it, itself included.
+        usual: name of USUAL -> its usual value, if it was learnt.
+        where: its place in the job's parallel groups, in words; "": not known.
+        of_stage: its peers are those of its pipeline stage alone.
+    """
 
     cause: str
     since_ms: int
@@ -96,18 +103,22 @@ class Slow:
     group_size: int
     waiting: float  # share of each step that the peers wait for it
     usual: Mapping[str, float]
+    where: str = ""
+    of_stage: bool = False
 
 
 def finding(window: Window, g: int, slow: Slow, now_ms: int) -> Finding:
     """Return the finding for a GPU that its job waits for."""
     node, gpu = window.index.member(g)
-    return _finding(window, g, slow, now_ms, "gpu", node, gpu, place(node, gpu))
+    where = f"{place(node, gpu)} ({slow.where})" if slow.where else place(node, gpu)
+    return _finding(window, g, slow, now_ms, "gpu", node, gpu, where)
 
 
 def node_finding(window: Window, n: int, gpus: list[int], slow: Slow, now_ms: int) -> Finding:
     """Return the finding for a node with several slow GPUs; the first of `gpus` represents all."""
     node = window.index.nodes[n].name
-    where = f"{place(node, None)} ({len(gpus)} of its {window.index.nodes[n].gpus} GPUs)"
+    some = f"{len(gpus)} of its {window.index.nodes[n].gpus} GPUs"
+    where = f"{place(node, None)} ({'; '.join(filter(None, (some, slow.where)))})"
     return _finding(window, gpus[0], slow, now_ms, "node", node, None, where[0].upper() + where[1:])
 
 
@@ -117,13 +128,14 @@ def _finding(
     why, advice, metrics = CAUSES[slow.cause]
     job = window.job_of(g)
     evidence = evidence_of(window, g, slow, metrics)
+    of = f"its pipeline stage of {job_named(str(job))}" if slow.of_stage else job_named(str(job))
     what = "is slower than its peers"
     for item in evidence:
         name = item.metric or ""
         if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
             metric = BY_NAME[name]
             what = (
-                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {job_named(str(job))} "
+                f"{_DOES[name]} {describe(metric, item.value)} while {item.peers} peers of {of} "
                 f"have {describe(metric, item.expected)}"
             )
             break

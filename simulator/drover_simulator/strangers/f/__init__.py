@@ -1,10 +1,12 @@
 """Fleets of "strangers-f": one case from a seed."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+
 from drover_simulator.strangers.writer import CaseWriter, iso
 
 from .faults import FAULTS, LATE, WIDE
@@ -22,7 +24,9 @@ def write_case(folder, seed: int, *, nodes=None, hours=None, interval_s=None, he
     """Write the case of `seed` into the new folder `folder`."""
     rng = np.random.default_rng([seed, 0xF])
     hours = float(hours or np.round(rng.uniform(2.5, 5), 2))
-    interval = float(interval_s or rng.choice([1, 2, 5, 10, 15, 20, 30, 60], p=[.05, .07, .15, .26, .18, .1, .12, .07]))
+    interval = float(
+        interval_s or rng.choice([1, 2, 5, 10, 15, 20, 30, 60], p=[0.05, 0.07, 0.15, 0.26, 0.18, 0.1, 0.12, 0.07])
+    )
     most = max(8, int(2.2e6 * interval / (hours * 3600 * 8)))  # 2.2 million GPU rows: a minute on one core
     nodes = int(nodes or min(most, rng.integers(8, 49)))
     span = hours * 3600
@@ -30,14 +34,14 @@ def write_case(folder, seed: int, *, nodes=None, hours=None, interval_s=None, he
     plan = Plan(f, span)
     jobs = plan_jobs(f, rng, span)
     cols = draw_columns(rng, f)
-    ncols = draw_node_columns(rng) if rng.random() < .88 else set()
-    lcols = draw_link_columns(rng, f) if rng.random() < .82 else set()
+    ncols = draw_node_columns(rng) if rng.random() < 0.88 else set()
+    lcols = draw_link_columns(rng, f) if rng.random() < 0.82 else set()
     place = Place(f, plan, jobs, span, cols, ncols, lcols, rng)
     place.used = set()
-    place.clock_rows = bool(rng.random() < .5)
-    links_in = bool(rng.random() < .35)
-    nic_in = not links_in and bool(rng.random() < .4)
-    no_jobs, share = bool(rng.random() < .35), float(rng.choice([1, 1, .6]))
+    place.clock_rows = bool(rng.random() < 0.5)
+    links_in = bool(rng.random() < 0.35)
+    nic_in = not links_in and bool(rng.random() < 0.4)
+    no_jobs, share = bool(rng.random() < 0.35), float(rng.choice([1, 1, 0.6]))
     epoch = datetime(2026, 1, 5, tzinfo=UTC).timestamp() + float(rng.integers(0, 250 * 1440)) * 60
     place_all(place, f, healthy, rng, hours)
 
@@ -45,8 +49,13 @@ def write_case(folder, seed: int, *, nodes=None, hours=None, interval_s=None, he
         b = f.boards[n]
         out = {"driver_version": driver[b.pool]}
         for s in range(b.gpus):
-            out |= {f"gpu{s}.model": b.model, f"gpu{s}.power_limit_set_w": f"{b.tdp:.0f}", f"gpu{s}.vbios": b.vbios,
-                    f"gpu{s}.sm_clock_max_mhz": f"{b.fmax:.0f}", f"gpu{s}.ecc_mode": "enabled"}
+            out |= {
+                f"gpu{s}.model": b.model,
+                f"gpu{s}.power_limit_set_w": f"{b.tdp:.0f}",
+                f"gpu{s}.vbios": b.vbios,
+                f"gpu{s}.sm_clock_max_mhz": f"{b.fmax:.0f}",
+                f"gpu{s}.ecc_mode": "enabled",
+            }
             if nic_in:
                 out[f"gpu{s}.nic"] = f.link_name[f.link_of_gpu[f.first[n] + s]]
         return out
@@ -58,13 +67,29 @@ def write_case(folder, seed: int, *, nodes=None, hours=None, interval_s=None, he
             continue
         shown = j.listed and not no_jobs and (j.kind == "held" or share == 1 or j.seed % 100 < 100 * share)
         if shown:
-            listed.append({"id": j.id, "start": iso(1000 * (epoch + j.t0)), "end": None if j.t1 >= span else iso(1000 * (epoch + j.t1)),
-                           "members": [[f.names[f.node_of[i]], int(f.slot[i])] for i in j.gpus]})
+            listed.append(
+                {
+                    "id": j.id,
+                    "start": iso(1000 * (epoch + j.t0)),
+                    "end": None if j.t1 >= span else iso(1000 * (epoch + j.t1)),
+                    "members": [[f.names[f.node_of[i]], int(f.slot[i])] for i in j.gpus],
+                }
+            )
     rows = []
     for n in range(f.n):
-        row = {"name": f.names[n], "rack": f.rack[n], "leaf": f.leaf[n], "pool": f.boards[n].pool, "sku": f.boards[n].model, "gpus": f.boards[n].gpus}
+        row = {
+            "name": f.names[n],
+            "rack": f.rack[n],
+            "leaf": f.leaf[n],
+            "pool": f.boards[n].pool,
+            "sku": f.boards[n].model,
+            "gpus": f.boards[n].gpus,
+        }
         if links_in:
-            row["links"] = [{"link": f.link_name[x], "gpu": int(f.slot[f.gpu_of_link[x]]), "leaf": f.link_leaf[x]} for x in f.links(n)]
+            row["links"] = [
+                {"link": f.link_name[x], "gpu": int(f.slot[f.gpu_of_link[x]]), "leaf": f.link_leaf[x]}
+                for x in f.links(n)
+            ]
         rows.append(row)
     w = CaseWriter(Path(folder), {"generator": NAME, "nodes": rows, "jobs": listed})
     now = {n: facts(n) for n in range(f.n)}
@@ -78,7 +103,7 @@ def write_case(folder, seed: int, *, nodes=None, hours=None, interval_s=None, he
         if 0 < t < span:
             now[n] |= change
             w.inventory(1000 * (epoch + t + 3), f.names[n], now[n])
-    mean = bool(rng.random() < .5)
+    mean = bool(rng.random() < 0.5)
     sink = Instruments(w, f, plan, cols, ncols, lcols, interval, epoch, span, place.clock_rows, mean)
     simulate(f, jobs, plan, span, interval, mean, sink)
     finish(place, plan)
@@ -96,7 +121,7 @@ def write_case(folder, seed: int, *, nodes=None, hours=None, interval_s=None, he
 
 def place_all(place: Place, f, healthy: bool, rng, hours: float) -> None:
     """Faults in an order that is even over kinds and causes; those that need much room first."""
-    count = int(np.clip(round(18 * (f.g / 200) ** .6 * (hours / 4) ** .7 * rng.uniform(.8, 1.25)), 2, 34))
+    count = int(np.clip(round(18 * (f.g / 200) ** 0.6 * (hours / 4) ** 0.7 * rng.uniform(0.8, 1.25)), 2, 34))
     if not healthy:
         keys = list(FAULTS)
         order = [keys[k] for k in rng.permutation(len(keys))]
@@ -124,17 +149,20 @@ def finish(place: Place, plan: Plan) -> None:
     GPU whose job went away meanwhile: at 70 W it is a degree."""
     f = place.f
     for row in list(place.labels):
-        heat = row["kind"] == "thermal" and row["hardware"] and (
-            row["cause"] in ("cooling", "hbm") or row["cause"] == "fan" and "fan_min_rpm" not in place.ncols)
+        heat = (
+            row["kind"] == "thermal"
+            and row["hardware"]
+            and (row["cause"] in ("cooling", "hbm") or (row["cause"] == "fan" and "fan_min_rpm" not in place.ncols))
+        )
         if heat:
             i = f.first[f.names.index(row["node"])] + (row["gpu"] or 0)
             end = row["end"] or place.span
             work = sum(max(0.0, min(j.t1, end) - max(j.t0, row["start"])) for j in place.jobs if j.has(i))
-            if work < .4 * (end - row["start"]):
+            if work < 0.4 * (end - row["start"]):
                 place.labels.remove(row)
     for (row, _, _, _), seen in plan.loss:
         loss = float(np.mean(seen)) if seen else 0.0
-        if loss < .015:
+        if loss < 0.015:
             if row["cause"] == "thermal":
                 row["kind"], row["cause"] = "thermal", "cooling"
                 continue

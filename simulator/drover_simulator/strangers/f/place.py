@@ -1,4 +1,5 @@
 """Where and when: booking of nodes, events as kernels write them, precursors, reboots. Faults use this."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -27,19 +28,19 @@ class Place:
     # -- draws -------------------------------------------------------------------------------------------------------
     def size(self, lo: float, hi: float, log: bool = False) -> float:
         """From the low half as often as from the high one."""
-        a = self.rng.random() * .5 + (.5 if self.rng.random() < .5 else 0)
+        a = self.rng.random() * 0.5 + (0.5 if self.rng.random() < 0.5 else 0)
         return float(lo * (hi / lo) ** a) if log else float(lo + (hi - lo) * a)
 
     def window(self, lo_min=32.0, hi_min=110.0) -> tuple[float, float]:
         lo, hi = lo_min * MIN, hi_min * MIN
         if self.short:
-            lo, hi = .3 * self.span, .6 * self.span
+            lo, hi = 0.3 * self.span, 0.6 * self.span
         d = self.rng.uniform(lo, hi)
-        t0 = self.rng.uniform(min(.08 * self.span, 900), max(.1 * self.span, self.span - lo - 60))
+        t0 = self.rng.uniform(min(0.08 * self.span, 900), max(0.1 * self.span, self.span - lo - 60))
         return t0, min(self.span + 1, t0 + d)
 
     def ramp(self, t0: float, t1: float, hi_min=60.0) -> float:
-        return 0.0 if self.rng.random() < .5 else min(self.rng.uniform(10, hi_min) * MIN, .7 * (t1 - t0))
+        return 0.0 if self.rng.random() < 0.5 else min(self.rng.uniform(10, hi_min) * MIN, 0.7 * (t1 - t0))
 
     def end(self, t1: float):
         return None if t1 >= self.span else t1
@@ -88,7 +89,9 @@ class Place:
     def event(self, t, i_or_node, kind, code, message, gpu=True):
         if 0 <= t < self.span:
             n = int(self.f.node_of[i_or_node]) if gpu else int(i_or_node)
-            self.events.append((t, self.f.names[n], int(self.f.slot[i_or_node]) if gpu else None, kind, str(code), message))
+            self.events.append(
+                (t, self.f.names[n], int(self.f.slot[i_or_node]) if gpu else None, kind, str(code), message)
+            )
 
     def xid(self, t, i, code, text, pid=True):
         proc = f"pid={int(self.rng.integers(2e3, 4e6))}, name=python3" if pid else "pid='<unknown>', name=<unknown>"
@@ -99,11 +102,19 @@ class Place:
         names = self.f.names
         if members is None:
             members = [[names[node], None if gpu is None else int(self.f.slot[gpu])]]
-        row = {"id": f"{'f' if hardware else 'n'}{len(self.labels) + 1:03d}", "kind": kind,
-               "node": members[0][0] if node is None else names[node],
-               "gpu": None if gpu is None else int(self.f.slot[gpu]), "start": max(0.0, t0),
-               "end": None if t1 is None or t1 >= self.span else t1, "cause": cause, "hardware": hardware,
-               "members": members, "severity": 1.0, **more}
+        row = {
+            "id": f"{'f' if hardware else 'n'}{len(self.labels) + 1:03d}",
+            "kind": kind,
+            "node": members[0][0] if node is None else names[node],
+            "gpu": None if gpu is None else int(self.f.slot[gpu]),
+            "start": max(0.0, t0),
+            "end": None if t1 is None or t1 >= self.span else t1,
+            "cause": cause,
+            "hardware": hardware,
+            "members": members,
+            "severity": 1.0,
+            **more,
+        }
         self.labels.append(row)
         return row
 
@@ -134,7 +145,15 @@ class Place:
             what = "link_errors"
         elif what == "port":
             for k in ("l_sym", "l_rxe", "l_recov"):
-                p.eff(k, self.f.link_of_gpu[gpus[:1]], ps, t0, "add", self.size(60, 1500, True) / 3600 / (9 if k == "l_recov" else 1), t0 - ps)
+                p.eff(
+                    k,
+                    self.f.link_of_gpu[gpus[:1]],
+                    ps,
+                    t0,
+                    "add",
+                    self.size(60, 1500, True) / 3600 / (9 if k == "l_recov" else 1),
+                    t0 - ps,
+                )
             what = "link_errors"
         elif what == "pcie":
             p.eff("q_pcie", gpus, ps, t0, "add", self.size(60, 1500, True) / 3600, t0 - ps)
@@ -142,7 +161,7 @@ class Place:
         elif what == "heat":
             p.eff("m_rds", gpus, ps, t0, "mul", self.size(1.25, 1.6), t0 - ps)
         if what == "telemetry":
-            p.drops.append((gpus, ps, t0, self.size(.15, .6)))
+            p.drops.append((gpus, ps, t0, self.size(0.15, 0.6)))
         self.booked[node].append((ps, t0))
         return {"precursor": what, "precursor_start": ps}
 
@@ -183,7 +202,7 @@ class Place:
 
     def repair(self, node: int, t: float, gpus) -> float:
         """Operators drain the node some minutes after a fatal error, and boot it; or leave it. Returns the end."""
-        if self.rng.random() < .35:
+        if self.rng.random() < 0.35:
             self.clear(node, t + 60, self.span + 1)
             return self.span + 1
         a = t + self.rng.uniform(30, 60) * MIN
@@ -199,7 +218,9 @@ class Place:
 
     def rels(self, job: Job) -> np.ndarray:
         """Clock of each rank under its load, as a share of the top clock."""
-        return np.array([steady(self.f, int(i), load_of(job, float(w)))[0] for i, w in zip(job.gpus, job.w, strict=True)])
+        return np.array(
+            [steady(self.f, int(i), load_of(job, float(w)))[0] for i, w in zip(job.gpus, job.w, strict=True)]
+        )
 
     def watts(self, i: int, act, rel: float, td: float) -> tuple[float, float]:
         p = {k: float(v[i]) for k, v in self.f.p.items()}

@@ -4,6 +4,7 @@ A GPU is three masses: die (quick), sink or cold plate, HBM stacks; HBM has a pa
 the die. Air passes the first row of GPUs, then the second; water passes cold plates in pairs. A BMC moves the fans of a
 node by PI with a dead band. Clocks step down by 15 MHz under the power cap, the heat limit, or a brake.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -35,32 +36,46 @@ class Plan:
         a = {k: np.ones(g) for k in GPU_ONES}
         a.update({k: np.zeros(g) for k in GPU_RATES})
         a["fcap"], a["plim"] = f.p["fcap"].copy(), f.p["tdp"].copy()
-        a.update(brake=np.zeros(g), links=f.p["nvlinks"].copy(), gen=f.p["pcie_gen"].copy(), width=np.full(g, 16.0),
-                 pending=np.zeros(g), failed=np.zeros(g), thresh=np.zeros(g), action=np.zeros(g),
-                 ber=np.full(g, -15.0) + rng.normal(0, .6, g), eccoff=np.zeros(g))
+        a.update(
+            brake=np.zeros(g),
+            links=f.p["nvlinks"].copy(),
+            gen=f.p["pcie_gen"].copy(),
+            width=np.full(g, 16.0),
+            pending=np.zeros(g),
+            failed=np.zeros(g),
+            thresh=np.zeros(g),
+            action=np.zeros(g),
+            ber=np.full(g, -15.0) + rng.normal(0, 0.6, g),
+            eccoff=np.zeros(g),
+        )
         a.update({k: np.zeros(n) for k in ("inlet", "fansfail", "cpu", "q_aer", "q_edac", "disk", "net", "hung")})
         a.update(fanflow=np.ones(n), fanmin=np.ones(n), coolflow=np.ones(n))
-        a.update({k: np.zeros(m) for k in LINK_RATES}, l_up=np.ones(m), l_wait=np.ones(m), l_rate=np.ones(m),
-                 l_share=np.ones(m))
+        a.update(
+            {k: np.zeros(m) for k in LINK_RATES},
+            l_up=np.ones(m),
+            l_wait=np.ones(m),
+            l_rate=np.ones(m),
+            l_share=np.ones(m),
+        )
         # healthy background: a few GPUs give corrected errors and replays now and then (per hour and GPU)
-        a["q_edc"] = np.where(rng.random(g) < .06, rng.uniform(.1, 1.5, g), 0.003) / 3600
-        a["q_esc"] = np.where(rng.random(g) < .02, rng.uniform(.1, .6, g), 0.001) / 3600
-        a["q_pcie"] = np.where(rng.random(g) < .1, rng.uniform(.2, 4, g), 0.01) / 3600
-        a["q_crc"] = np.where(rng.random(g) < .05, rng.uniform(.1, 1, g), 0.004) / 3600 * (f.p["nvlinks"] > 0)
-        a["q_nvr"] = a["q_crc"] * .7
-        a["q_aer"] = np.where(rng.random(n) < .2, rng.uniform(.2, 6, n), .02) / 3600
-        a["q_edac"] = np.where(rng.random(n) < .1, rng.uniform(.1, 2, n), .002) / 3600
-        a["l_sym"] = np.where(rng.random(m) < .08, rng.uniform(.2, 3, m), .02) / 3600
-        a["l_rxe"] = a["l_sym"] * .5
-        a["l_recov"] = np.full(m, .004 / 3600)
+        a["q_edc"] = np.where(rng.random(g) < 0.06, rng.uniform(0.1, 1.5, g), 0.003) / 3600
+        a["q_esc"] = np.where(rng.random(g) < 0.02, rng.uniform(0.1, 0.6, g), 0.001) / 3600
+        a["q_pcie"] = np.where(rng.random(g) < 0.1, rng.uniform(0.2, 4, g), 0.01) / 3600
+        a["q_crc"] = np.where(rng.random(g) < 0.05, rng.uniform(0.1, 1, g), 0.004) / 3600 * (f.p["nvlinks"] > 0)
+        a["q_nvr"] = a["q_crc"] * 0.7
+        a["q_aer"] = np.where(rng.random(n) < 0.2, rng.uniform(0.2, 6, n), 0.02) / 3600
+        a["q_edac"] = np.where(rng.random(n) < 0.1, rng.uniform(0.1, 2, n), 0.002) / 3600
+        a["l_sym"] = np.where(rng.random(m) < 0.08, rng.uniform(0.2, 3, m), 0.02) / 3600
+        a["l_rxe"] = a["l_sym"] * 0.5
+        a["l_recov"] = np.full(m, 0.004 / 3600)
         roce = 30.0 if f.roce else 0.05
-        a["l_oos"] = np.exp(rng.normal(0, .6, m)) * roce / 3600
-        a["l_pse"] = a["l_oos"] * .5
-        a["l_rnr"] = np.exp(rng.normal(0, .8, m)) * .4 / 3600
-        a["l_ack"] = np.full(m, .05 / 3600)
-        a["l_disc"] = np.full(m, .2 / 3600)
-        a["l_cnps"] = np.exp(rng.normal(0, .7, m)) * roce * 40 / 3600
-        a["l_cnph"] = np.exp(rng.normal(0, .7, m)) * roce * 40 / 3600
+        a["l_oos"] = np.exp(rng.normal(0, 0.6, m)) * roce / 3600
+        a["l_pse"] = a["l_oos"] * 0.5
+        a["l_rnr"] = np.exp(rng.normal(0, 0.8, m)) * 0.4 / 3600
+        a["l_ack"] = np.full(m, 0.05 / 3600)
+        a["l_disc"] = np.full(m, 0.2 / 3600)
+        a["l_cnps"] = np.exp(rng.normal(0, 0.7, m)) * roce * 40 / 3600
+        a["l_cnph"] = np.exp(rng.normal(0, 0.7, m)) * roce * 40 / 3600
         self.a = a
 
     def eff(self, array, idx, t0, t1, how, value, ramp=0.0):
@@ -115,18 +130,26 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
     racks = {r: k for k, r in enumerate(dict.fromkeys(f.rack))}
     rack = np.array([racks[r] for r in f.rack])
     lq_node = np.array([b.liquid for b in f.boards])
-    base_in = np.where(lq_node, rng.uniform(28, 38), rng.uniform(20, 26)) + rng.normal(0, 1.0, len(racks))[rack] \
-        + rng.normal(0, .5, n) * ~lq_node
+    base_in = (
+        np.where(lq_node, rng.uniform(28, 38), rng.uniform(20, 26))
+        + rng.normal(0, 1.0, len(racks))[rack]
+        + rng.normal(0, 0.5, n) * ~lq_node
+    )
     recirc = np.where(lq_node, rng.uniform(1, 3), rng.uniform(1.5, 5))  # K at full load of the rack
-    room_a, room_p, room_f = rng.uniform(.2, 1.0), rng.uniform(1500, 9000), rng.uniform(0, 6.28)
+    room_a, room_p, room_f = rng.uniform(0.2, 1.0), rng.uniform(1500, 9000), rng.uniform(0, 6.28)
     node_tdp = np.add.reduceat(p["tdp"], f.first)
     rack_tdp = np.bincount(rack, node_tdp)
     set_point = rng.uniform(53, 66)
-    fan, integ, held_at = np.full(n, .55), np.full(n, .5), np.zeros(n)
+    fan, integ, held_at = np.full(n, 0.55), np.full(n, 0.5), np.zeros(n)
     fan_every = max(1, int(round(10 / dt)))
     # states
-    ts = np.full(g, 40.0); td = np.full(g, 45.0); th = np.full(g, 45.0)
-    clk = p["fmax"].copy(); fth = p["fmax"].copy(); tin = base_in.copy(); power = p["tdp"] * .3
+    ts = np.full(g, 40.0)
+    td = np.full(g, 45.0)
+    th = np.full(g, 45.0)
+    clk = p["fmax"].copy()
+    fth = p["fmax"].copy()
+    tin = base_in.copy()
+    power = p["tdp"] * 0.3
     hot = np.zeros(g, bool)
     names = {e[0] for e in plan.effects} | {s[1] for s in plan.sets}
     cur = {k: v.copy() for k, v in plan.a.items()}
@@ -135,8 +158,25 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
     ci = si = 0
     dirty = True
     block = max(8, min(2048, 120_000 // g))
-    keep = ["clk", "power", "td", "th", "ten", "sm", "dram", "util", "nvl", "net", "pcie", "used", "t_p", "t_s", "t_h",
-            "t_b", "busy"]
+    keep = [
+        "clk",
+        "power",
+        "td",
+        "th",
+        "ten",
+        "sm",
+        "dram",
+        "util",
+        "nvl",
+        "net",
+        "pcie",
+        "used",
+        "t_p",
+        "t_s",
+        "t_h",
+        "t_b",
+        "busy",
+    ]
     buf = {k: np.zeros((block, g), np.float32) for k in keep}
     nbuf = {k: np.zeros((block, n), np.float32) for k in ("tin", "fan")}
     vbuf = {k: np.zeros((block, len(plan.a[k])), np.float64) for k in names}
@@ -190,7 +230,7 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
         # the work: every rank's own part, then what all share
         ug = u[:, k]
         rel = clk / p["fmax"]
-        own = (qg["tc"] * w / rel + qg["tm"] * w / cur["fmem"] + qg["tp"] / cur["fpcie"] + qg["th"] / cur["fhost"])
+        own = qg["tc"] * w / rel + qg["tm"] * w / cur["fmem"] + qg["tp"] / cur["fpcie"] + qg["th"] / cur["fhost"]
         own = own / cur["fun"]
         o = own[order]
         mx = np.maximum.reduceat(o, starts)
@@ -200,48 +240,48 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
         step[ids] = mx + q["tl"][ids] / fl + q["tn"][ids] / fn
         step[ng] = 1.0
         want = ug.astype(float)
-        hang = want < -.5
+        hang = want < -0.5
         want = np.where(hang, 0.0, want)
         nominal = np.where(q["sync"] > 0, 1.0, np.minimum(step, 1.6))
         busy = np.where(q["sync"] > 0, want, np.minimum(1.0, want * nominal))  # share of the time at work
-        rate = (busy / np.maximum(step, .05))[grp]
+        rate = (busy / np.maximum(step, 0.05))[grp]
         bg, tg = busy[grp], step[grp]
         live = grp < ng
         ten = qg["kt"] * qg["tc"] * w / rel * rate
-        dram = np.minimum(.95, (qg["kd"] * qg["tm"] * w + .25 * qg["tc"] * w) * rate)
+        dram = np.minimum(0.95, (qg["kd"] * qg["tm"] * w + 0.25 * qg["tc"] * w) * rate)
         # SMs: own kernels, then NCCL kernels that spin (12 % of the SMs) while others work; idle while the host is late
         host = qg["th"] / cur["fhost"]
-        share = np.minimum(1, (own - host / cur["fun"]) / np.maximum(tg, .05))
-        sm = live * bg * (qg["ks"] * share + .12 * np.maximum(0, 1 - share - host / np.maximum(tg, .05)))
+        share = np.minimum(1, (own - host / cur["fun"]) / np.maximum(tg, 0.05))
+        sm = live * bg * (qg["ks"] * share + 0.12 * np.maximum(0, 1 - share - host / np.maximum(tg, 0.05)))
         util = live * np.where(moe, np.minimum(1, bg * 1.04), 1 - (1 - bg) ** 1.7)
         full = qg["kl"] * qg["tl"] * rate
         nvl, net = full * cur["flink"], qg["kn"] * qg["tn"] * rate
-        pcie = qg["tp"] * rate + .15 * net + .1 * (full - nvl)  # part of what NVLink lost goes another way
+        pcie = qg["tp"] * rate + 0.15 * net + 0.1 * (full - nvl)  # part of what NVLink lost goes another way
         if hang.any():
             spin = hang[grp]  # NCCL kernels spin on every rank but the dead one: busy, no work
-            stopped = cur["ones"] < .5
-            sm = np.where(spin, np.where(stopped, 0, .16), sm)
+            stopped = cur["ones"] < 0.5
+            sm = np.where(spin, np.where(stopped, 0, 0.16), sm)
             util = np.where(spin, np.where(stopped, 0, 1.0), util)
-            dram = np.where(spin, .01, dram)
+            dram = np.where(spin, 0.01, dram)
         # watts, clocks
-        die, mem, total = power_parts(p, rel, ten, sm, dram, nvl / .1, td)
-        lazy = (used <= 0) & (sm < .01)
+        die, mem, total = power_parts(p, rel, ten, sm, dram, nvl / 0.1, td)
+        lazy = (used <= 0) & (sm < 0.01)
         floor = np.where(lazy, p["idle"], 0)
-        total = np.where(lazy, floor + .15 * (td - 35), total)
-        die, mem = np.where(lazy, .5 * total, die), np.where(lazy, .25 * total, mem)
+        total = np.where(lazy, floor + 0.15 * (td - 35), total)
+        die, mem = np.where(lazy, 0.5 * total, die), np.where(lazy, 0.25 * total, mem)
         over = total / cur["plim"]
         cap = np.minimum(cur["fcap"], p["fmax"])
-        capped = over > .99
-        fpow = clk * np.where(over > 1, np.maximum(.93, over ** -.4), np.minimum(1 + .006 * min(dt, 3), over ** -.35))
+        capped = over > 0.99
+        fpow = clk * np.where(over > 1, np.maximum(0.93, over**-0.4), np.minimum(1 + 0.006 * min(dt, 3), over**-0.35))
         hot = td > p["t_slow"]
         fth = np.where(hot, fth - 5 * dt * (td - p["t_slow"]), fth + np.minimum(p["t_slow"] - td, 4) * 4 * dt)
-        fth = np.clip(fth, .3 * p["fmax"], p["fmax"])
+        fth = np.clip(fth, 0.3 * p["fmax"], p["fmax"])
         hw = td > p["t_hw"]
         brk = cur["brake"] > 0
         clk = np.minimum(np.minimum(fpow, fth), cap)
         clk = np.where(brk, np.minimum(clk, p["fmax"] * (1 - cur["brake"])), clk)
-        clk = np.where(hw, .5 * p["fmax"], clk)
-        clk = np.where(lazy, p["fidle"], np.maximum(clk, .2 * p["fmax"]))
+        clk = np.where(hw, 0.5 * p["fmax"], clk)
+        clk = np.where(lazy, p["fidle"], np.maximum(clk, 0.2 * p["fmax"]))
         power = total
         # heat
         if k % fan_every == 0:
@@ -249,15 +289,15 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
             e = worst - set_point
             e = np.where(np.abs(e - held_at) < 1.0, held_at, e)  # dead band
             held_at = e
-            integ = np.clip(integ + .0004 * e * dt * fan_every, .2, 1.0)
-            fan = np.clip(fan + .3 * (np.clip(integ + .012 * e, .28, 1.0) - fan), .28, 1.0)
-        flow = np.where(lq_node, cur["coolflow"], np.maximum(.1, fan * cur["fanflow"] / .7))
+            integ = np.clip(integ + 0.0004 * e * dt * fan_every, 0.2, 1.0)
+            fan = np.clip(fan + 0.3 * (np.clip(integ + 0.012 * e, 0.28, 1.0) - fan), 0.28, 1.0)
+        flow = np.where(lq_node, cur["coolflow"], np.maximum(0.1, fan * cur["fanflow"] / 0.7))
         fg = flow[f.node_of]
         load = np.bincount(rack, np.add.reduceat(power, f.first)) / rack_tdp
         goal = base_in + recirc * load[rack] + room_a * np.sin(t / room_p + room_f) + cur["inlet"]
         tin += ex(150.0) * (goal - tin)
         local = tin[f.node_of] + np.where(has_up, power[up] / (p["preheat"] * fg), 0.0)
-        r_sa = p["r_sa"] * cur["m_rsa"] * fg ** np.where(liquid, -.4, -.72)
+        r_sa = p["r_sa"] * cur["m_rsa"] * fg ** np.where(liquid, -0.4, -0.72)
         r_hs, r_hd = p["r_hs"] * cur["m_rhs"], p["r_hd"] * cur["hd_open"]
         # HBM heat goes into the sink and, over the interposer, to or from the die
         q_hs, q_hd = (th - ts) / r_hs, (th - td) / r_hd
@@ -274,7 +314,7 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
                 label, gp, t0, t1 = item
                 if t0 <= t < t1:
                     x = grp[gp[0]]
-                    if x < ng and busy[x] > .5:
+                    if x < ng and busy[x] > 0.5:
                         m = grp == x
                         m[gp] = False
                         if m.any():
@@ -283,12 +323,25 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
         thermal = hot & (fth < np.minimum(fpow, cap) + 1) & ~lazy
         pow_thr = capped & ~thermal & ~lazy
         us = 1e6 * dt
-        inst = dict(clk=clk, power=power, td=td, th=th, ten=ten, sm=sm, dram=dram, util=util, nvl=nvl, net=net,
-                    pcie=pcie, used=used, busy=bg)
-        acc["t_p"] += us * pow_thr * .95
-        acc["t_s"] += us * thermal * .9
+        inst = dict(
+            clk=clk,
+            power=power,
+            td=td,
+            th=th,
+            ten=ten,
+            sm=sm,
+            dram=dram,
+            util=util,
+            nvl=nvl,
+            net=net,
+            pcie=pcie,
+            used=used,
+            busy=bg,
+        )
+        acc["t_p"] += us * pow_thr * 0.95
+        acc["t_s"] += us * thermal * 0.9
         acc["t_h"] += us * hw
-        acc["t_b"] += us * brk * (sm > .01)
+        acc["t_b"] += us * brk * (sm > 0.01)
         if mean:
             for key in ("ten", "sm", "dram", "util", "nvl", "net", "pcie", "busy"):
                 acc[key] += inst[key]
@@ -296,7 +349,9 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
         if (k + 1) % sub:
             continue
         for key, v in inst.items():
-            buf[key][row] = acc[key] / sub if mean and key in ("ten", "sm", "dram", "util", "nvl", "net", "pcie", "busy") else v
+            buf[key][row] = (
+                acc[key] / sub if mean and key in ("ten", "sm", "dram", "util", "nvl", "net", "pcie", "busy") else v
+            )
         for key in ("t_p", "t_s", "t_h", "t_b"):
             buf[key][row] = acc[key]
         nbuf["tin"][row], nbuf["fan"][row] = tin, fan
@@ -313,8 +368,10 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
             tt = (np.arange(done - row, done) + 1) * interval
             view = {k2: v[:row] for k2, v in buf.items()}
             view.update({k2: v[:row] for k2, v in nbuf.items()})
-            now = {k2: (vbuf[k2][:row] if k2 in names else np.broadcast_to(plan.a[k2], (row, len(plan.a[k2]))))
-                   for k2 in plan.a}
+            now = {
+                k2: (vbuf[k2][:row] if k2 in names else np.broadcast_to(plan.a[k2], (row, len(plan.a[k2]))))
+                for k2 in plan.a
+            }
             sink(tt, view, now)
             row = 0
     plan.loss = [(item, loss[id(item)]) for item in plan.watch]
