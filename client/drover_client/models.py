@@ -180,6 +180,13 @@ Capacity = TypedDict(
     },
 )
 
+Change = TypedDict("Change", {"from": "str | None", "to": "str | None", "kind": str, "text": str, "nodes": int})
+
+
+class ChangeList(TypedDict):
+    changes: list[Change]
+    total: int
+
 
 class Decision(TypedDict):
     id: str
@@ -764,6 +771,7 @@ class NodeDetail(TypedDict):
     links: list[LinkDetail]
     inventory_peers: list[InventoryPeers]
     health: list[HealthMoment]
+    absent: list[str]
 
 
 class NodeHeat(TypedDict):
@@ -1353,6 +1361,24 @@ class Thermals(TypedDict):
     nodes: list[NodeHeat]
     absent: list[str]
     held_known: int | None
+
+
+class Trend(TypedDict):
+    days: list[TrendDay]
+    pending: int
+
+
+TrendDay = TypedDict(
+    "TrendDay",
+    {
+        "from": "str | None",
+        "util_ratio": "float | None",
+        "power_w": "float | None",
+        "gpu_hours_lost": "float | None",
+        "goodput": "float | None",
+        "pending": bool,
+    },
+)
 
 
 class TroubledNode(TypedDict):

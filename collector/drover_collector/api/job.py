@@ -66,7 +66,7 @@ def get_job(facts: ApiSnapshot, request: pb.JobRequest) -> pb.JobDetail:
     shown = _shown(table, [g in of_gpu for g in gpus])
     for at in shown:
         node, slot = index.member(gpus[at])
-        health = facts.pipeline.engine.health_of(node, slot)[0]
+        health = facts.health_of(node, slot)[0]
         worst = of_gpu.get(gpus[at])
         reply.gpus.add(node=node, gpu=slot, health=health, incident=worst.id if worst else "")
     for metric, column in table.items():
