@@ -33,6 +33,7 @@ R = TypeVar("R", bound=Message)
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 PICTURE_FRESH_S = 2.0  # by health: pages that ask within so long share one
 VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
+TREND_FRESH_S = 4.0  # while days are still counted the browser asks again
 SILENCES = 200  # listed
 DEADLINE_S = 4.0  # a question with a longer one reads from disk, so its delay says nothing about the collector
 SLOW_S = 2.0  # an answer from memory that takes this long gets a warning: the page is older than it looks
@@ -199,6 +200,9 @@ class FleetClient:
             deadline_s: if not `method.page_s`.
             fresh_s: if not `method.fresh_s`.
         """
+        at_ms = _moment()
+        if at_ms and "at_ms" in request.DESCRIPTOR.fields_by_name:
+            request, key = _of_then(request, at_ms), None if key is None else (key, at_ms)
         name = (method.name, request.SerializeToString(deterministic=True) if key is None else key)
         deadline_s = method.page_s if deadline_s is None else deadline_s
         fresh_s = method.fresh_s if fresh_s is None else fresh_s
@@ -221,7 +225,12 @@ class FleetClient:
         return self._keep(name, value, asked_ms, deadline_s)
 
     def act(self, method: FleetMethod[Q, R], request: Q) -> Answer[R]:
-        """Do what a person asks, now. Pages that draw themselves next ask again: what they had is from before it."""
+        """Do what a person asks, now. Pages that draw themselves next ask again: what they had is from before it.
+
+        On a page of the past nothing is done: whoever presses there looks at what stood then.
+        """
+        if _moment():
+            return Answer(None, 0, Trouble("not done", "this page shows the past", "go back to now", self._now_ms()))
         try:
             return self.ask(method, request, (request.SerializeToString(deterministic=True), self._now_ms()))
         finally:
@@ -251,11 +260,23 @@ class FleetClient:
         request = pb.ListIncidentsRequest(**wanted)
         key = (request.SerializeToString(deterministic=True), since_days)
         if since_days:
-            request.since_ms = self._now_ms() - round(since_days * 86_400_000)
+            request.since_ms = (_moment() or self._now_ms()) - round(since_days * 86_400_000)
         return self.ask(methods.LIST_INCIDENTS, request, key)
 
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
         return self.ask(methods.GET_INCIDENT, pb.IncidentRequest(id=incident_id))
+
+    def playback(self, color_by: str, from_ms: int, to_ms: int, frames: int) -> Answer[pb.Playback]:
+        """Return how the fleet looked at `frames` moments of a time."""
+        request = pb.PlaybackRequest(color_by=color_by, from_ms=from_ms, to_ms=to_ms, frames=frames)
+        return self.ask(methods.GET_PLAYBACK, request)
+
+    def changes(self, from_ms: int, to_ms: int, nodes: Sequence[str], key: str) -> Answer[pb.ChangeList]:
+        """`key` names the chart, as for `series`."""
+        return self.ask(methods.LIST_CHANGES, pb.ChangesRequest(from_ms=from_ms, to_ms=to_ms, nodes=nodes), key)
+
+    def trend(self) -> Answer[pb.Trend]:
+        return self.ask(methods.GET_TREND, pb.TrendRequest(), fresh_s=TREND_FRESH_S)
 
     def policy(self) -> Answer[pb.PolicyState]:
         return self.ask(methods.GET_POLICY, pb.PolicyRequest())
@@ -409,6 +430,7 @@ def _trouble_of(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float
 
 _shared: Callable[[], FleetClient] | None = None
 _named: Callable[[], str] = str
+_moment: Callable[[], int] = int  # returns 0: now
 
 
 def share(client: FleetClient) -> None:
@@ -420,6 +442,24 @@ def share_choice(choose: Callable[[], FleetClient], named: Callable[[], str]) ->
     """Let `choose` say which client the page that runs now uses, and `named` the name of its cluster ("": none)."""
     global _shared, _named
     _shared, _named = choose, named
+
+
+def share_moment(moment: Callable[[], int]) -> None:
+    """Let `moment` say of which moment, ms, the page that runs now is; 0: of now."""
+    global _moment
+    _moment = moment
+
+
+def moment_ms() -> int:
+    """Return the moment that the page shows, ms; 0: now."""
+    return _moment()
+
+
+def _of_then(request: Q, at_ms: int) -> Q:
+    made = type(request)()
+    made.CopyFrom(request)
+    made.at_ms = at_ms  # type: ignore[attr-defined]  # the caller has looked for it
+    return made
 
 
 def fleet() -> FleetClient:
