@@ -1,6 +1,6 @@
 """A Fleet API over a store with two hours of the past: one incident came and went, a job ended, an agent was upgraded.
 
-`python -m testbed.past_fleet FOLDER PORT` serves it until it is killed.
+`python -m testbed.past_fleet FOLDER PORT [NODES]` serves it until it is killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from drover_core.model.events import (
     Severity,
     Silence,
 )
-from testbed.collected import small_index, write_entities, write_ticks
+from drover_core.model.fleet import FleetSpec, NodeSpec
+from testbed.collected import write_entities, write_ticks
 
 MIN_MS = 60_000
 NODES, GPUS = 32, 8
@@ -53,6 +54,12 @@ def moments(now_ms: int) -> dict[str, int]:
     }
 
 
+def index_of(nodes: int) -> FleetIndex:
+    """Racks of 16 nodes."""
+    specs = [NodeSpec(f"n{i}", f"r{i // 16}", f"leaf{i // 16}", "pool", "H100", GPUS) for i in range(nodes)]
+    return FleetIndex(FleetSpec(tuple(specs), (), "past"))
+
+
 def incident(at: dict[str, int]) -> Incident:
     """Return it as it was opened."""
     return Incident(
@@ -65,7 +72,7 @@ def incident(at: dict[str, int]) -> Incident:
 
 
 def fill(store: Store, index: FleetIndex, now_ms: int) -> None:
-    """Write the two hours."""
+    """Write the two hours; of a large fleet no samples."""
     at = moments(now_ms)
     write_entities(store, index)
     hot = {(SICK, SLOT): {"gpu_temp_c": 88.0, "sm_clock_mhz": 1200.0}}
@@ -73,7 +80,8 @@ def fill(store: Store, index: FleetIndex, now_ms: int) -> None:
         (at["begin"], at["onset"], None), (at["onset"], at["over"], hot), (at["over"], now_ms - MIN_MS, None),
     ):  # fmt: skip
         begin, end = (ms // TICK_MS * TICK_MS for ms in (begin, end))
-        write_ticks(store, index, begin, end, TICK_MS, changed=changed)
+        if len(index.nodes) <= NODES:
+            write_ticks(store, index, begin, end, TICK_MS, changed=changed)
     store.jobs.write_holdings(
         [Holding(node.name, slot, "job-7", at["begin"]) for node in index.nodes[:16] for slot in range(GPUS)]
         + [Holding(node.name, slot, None, at["job_end"]) for node in index.nodes[:16] for slot in range(GPUS)]
@@ -108,9 +116,9 @@ def _change(ts_ms: int, node: str, gpu: int | None, health: str, reason: str = "
     return {"ts_ms": ts_ms, "node": node, "gpu": gpu, "health": health, "reason": reason, "incident_id": None}
 
 
-async def serve(folder: str, port: int) -> None:
+async def serve(folder: str, port: int, nodes: int) -> None:
     store = Store.open(f"chdb://{folder}/store")
-    index = small_index(NODES, GPUS)
+    index = index_of(nodes)
     fill(store, index, time.time_ns() // 1_000_000)
     outbox = Outbox(store, [], "http://console", OutboxOptions(delays_s=(3600,)))
     pipeline = Pipeline(index, store, Policy.load(), outbox, PipelineOptions(lag_ms=7000))
@@ -123,4 +131,4 @@ async def serve(folder: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else NODES))

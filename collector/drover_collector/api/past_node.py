@@ -16,10 +16,12 @@ from drover_proto import fleet_pb2 as pb
 
 VALUES_MS = 600_000  # a value this old is still shown, with its age
 POINTS = 1000
-SUMMED = "only its growth says something: see the charts"
-NOT_THEN = "no value of the 10 minutes before"
-PORTS = "Ports of then: see the Fabric page at that moment."
-VERSION = "The agent's version, maintenance and silences of then are not kept with the node."
+SUMMED = "see the charts"
+NOT_THEN = "no value then"
+NOT_KEPT = (
+    "Not known of then: the agent's version, maintenance, counted time. Ports: see Fabric at that moment. Values are the"
+    " newest of the 10 minutes before."
+)
 
 Newest = Mapping[tuple[int | None, str], tuple[float, int]]  # slot, metric -> value, ms
 
@@ -49,7 +51,7 @@ def get_node(facts: Moment, request: pb.NodeRequest, names: bool) -> pb.NodeDeta
     return pb.NodeDetail(
         row=row, inventory=inventory if names else gpu_processes.without(inventory), gpus=_gpus(facts, n, newest),
         values=_values(newest, None), incident_ids=[i.id for i in known], events_json=[to_json(e) for e in events],
-        absent=[PORTS, VERSION],
+        absent=[NOT_KEPT],
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from drover_core.times import from_iso
 from drover_dashboard.widgets import address, time_words, view
 
 AT, PLAY = "at", "play"
-NOW, OTHER = "now", "type a time"
+NOW = "now"
 PRESETS = ("10 min", "1 h", "6 h", "24 h", "7 days")  # ago
 CARRIED = "moment"  # of the session
 PATHS = {"" if page == view.FLEET else page.stem for page in view.OF_THE_PAST}
@@ -24,7 +24,6 @@ HELP = (
     "Now, or the page as it was at a moment in your zone: what was open, what ran, what the values were. Type it:"
     " 03:12, yesterday 14:00, 26 Nov 03:12, 45 min."
 )
-UNKNOWN = "What the collector does not keep of then is said to be not known; silences, notes and owners are of now."
 LEAST_MS = 1000  # ago
 
 
@@ -107,7 +106,7 @@ def pick(*, key: str) -> None:
     options = [*([shown] if asked else []), NOW, *(f"{preset} ago" for preset in PRESETS)]
     chosen = st.selectbox(
         "Moment", options, key=key, accept_new_options=True, filter_mode="prefix", width=250 if asked else 140,
-        help=HELP, label_visibility="collapsed", placeholder=OTHER,
+        help=HELP, label_visibility="collapsed", placeholder="type a time",
     )  # fmt: skip
     if not chosen or chosen == shown:
         return
