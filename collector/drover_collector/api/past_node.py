@@ -19,7 +19,7 @@ POINTS = 1000
 SUMMED = "see the charts"
 NOT_THEN = "no value then"
 NOT_KEPT = (
-    "Not known of then: the agent's version, maintenance, counted time. Ports: see Fabric at that moment. Values are the"
+    "Not known of then: the agent's version, maintenance, counted time. Ports: see Fabric. Values are the"
     " newest of the 10 minutes before."
 )
 
