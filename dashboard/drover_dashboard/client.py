@@ -227,7 +227,7 @@ class FleetClient:
     def act(self, method: FleetMethod[Q, R], request: Q) -> Answer[R]:
         """Do what a person asks, now. Pages that draw themselves next ask again: what they had is from before it.
 
-        On a page of the past nothing is done: whoever presses there looks at what stood then.
+        On a page of the past nothing is done: a person who presses there looks at what stood then.
         """
         if _moment():
             return Answer(None, 0, Trouble("not done", "this page shows the past", "go back to now", self._now_ms()))
@@ -445,7 +445,7 @@ def share_choice(choose: Callable[[], FleetClient], named: Callable[[], str]) ->
 
 
 def share_moment(moment: Callable[[], int]) -> None:
-    """Let `moment` say of which moment, ms, the page that runs now is; 0: of now."""
+    """Let `moment` say what moment, ms, the page that runs now shows; 0: now."""
     global _moment
     _moment = moment
 

@@ -1,4 +1,4 @@
-"""The fleet as it was at a moment of the past, from what is stored. Answers of now and of then are made alike."""
+"""The fleet as of a moment of the past, from what is stored. Answers of now and of then are made alike."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from drover_core.model.events import Health, Incident
 
 T = TypeVar("T")
 
-KEPT_S = 60.0  # the past stays as it is, but for what comes late
+KEPT_S = 60.0  # only what comes late changes the past
 VALUES_GPUS = 16_384  # up to so many GPUs all values of a moment are read: more would take seconds and gigabytes
 BUCKETS = 6  # a minute
 MOST_DAYS = 400

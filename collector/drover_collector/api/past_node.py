@@ -1,4 +1,4 @@
-"""One node as it was at a moment of the past."""
+"""One node as of a moment of the past."""
 
 from __future__ import annotations
 

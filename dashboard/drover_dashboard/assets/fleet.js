@@ -132,7 +132,7 @@ async function poll(picture) {
     }
     draw(picture);
   }
-  if (picture.data.past && !picture.trouble) return; // it stays as it is
+  if (picture.data.past && !picture.trouble) return; // the past does not change
   const everyS = picture.trouble ? 1 : picture.data.every_s; // what is back must be seen to be back
   picture.nextMs = Date.now() + everyS * 1000;
   if (!picture.closed) picture.timer = setTimeout(() => poll(picture), everyS * 1000);
@@ -359,7 +359,7 @@ function legend(picture, theme, shade, ramp) {
     const look = data.palette.health[name] || data.palette.health[UNKNOWN];
     parts.push(swatch(name === UNKNOWN ? "hatched" : "", look[shade], look.sign, `${name} ${counts[code].toLocaleString()}`));
   });
-  parts.push(element("span", "asof", data.past ? `as it was at ${clock(frame.ts_ms)}` : `as of ${clock(frame.ts_ms)}`));
+  parts.push(element("span", "asof", data.past ? `the past, as of ${clock(frame.ts_ms)}` : `as of ${clock(frame.ts_ms)}`));
   picture.legend.replaceChildren(...parts);
   picture.root.classList.toggle("dark", theme.dark);
 }

@@ -3,7 +3,7 @@ import { clock, zone } from "./common.js";
 
 const STEP_MS = 350;
 
-// Fetches the frames and returns the one that the page asks for. `within`: of which cluster.
+// Fetches the frames and returns the one that the page asks for. `within`: the cluster, as a parameter.
 export async function loadPast(picture, ask, within) {
   const { past, color_by: colorBy } = picture.data;
   const [from, to] = past.from_s === past.to_s ? [past.at_s, past.at_s] : [past.from_s, past.to_s];

@@ -1,4 +1,4 @@
-"""A page "as it was at" a moment: chosen here, in the address as `at` (`2026-11-28T03:12:00Z`), said loudly.
+"""A page as of a moment: chosen here, in the address as `at` (`2026-11-28T03:12:00Z`), said loudly.
 
 The client asks the collector for that moment (`client.share_moment`) and does nothing for a person meanwhile; the
 viewer's clock stands there too (`view.viewer`). A moment goes along to the other pages that can show it.
@@ -21,7 +21,7 @@ PRESETS = ("10 min", "1 h", "6 h", "24 h", "7 days")  # ago
 CARRIED = "moment"  # of the session
 PATHS = {"" if page == view.FLEET else page.stem for page in view.OF_THE_PAST}
 HELP = (
-    "Now, or the page as it was at a moment in your zone: what was open, what ran, what the values were. Type it:"
+    "Now, or the page as of a moment in your zone: what was open, what ran, what the values were. Type it:"
     " 03:12, yesterday 14:00, 26 Nov 03:12, 45 min."
 )
 LEAST_MS = 1000  # ago
@@ -75,7 +75,7 @@ def _banner(asked: int) -> None:
     day = datetime.fromtimestamp(asked / 1000, real.where).strftime("%a %-d %b %H:%M:%S")
     with st.container(key="past_bar", horizontal=True, vertical_alignment="center"):
         st.markdown(
-            f"**THE PAST: as it was at {day} {real.zone_name()}**, {real.ago(asked)} ago. Nothing can be done here."
+            f"**THE PAST: as of {day} {real.zone_name()}**, {real.ago(asked)} ago. Nothing can be done here."
         )
         if st.button("Back to now", icon=":material/update:", key="past_now"):
             leave()
@@ -97,7 +97,7 @@ def pick(*, key: str) -> None:
     """Draw the choice of the moment."""
     asked, who = at_ms(), view.viewer()
     real = view.Viewer(who.where, time.time_ns() // 1_000_000)
-    shown = f"as it was {_label(asked, real)}" if asked else NOW
+    shown = f"the past: {real.clock(asked)}" if asked else NOW
     known = f"{key}_in_address"
     before = st.query_params.get(AT)
     if key not in st.session_state or st.session_state.get(known) != before or address.is_back():
@@ -129,10 +129,6 @@ def moment(text: str, who: view.Viewer) -> int | None:
     if (span := time_words.span_of(bare)) is not None:
         return who.now_ms - span
     return time_words.moment_of(text, who.now_ms, who.where)
-
-
-def _label(asked: int, who: view.Viewer) -> str:
-    return f"at {who.clock(asked)}"
 
 
 def last_hour(asked: int) -> tuple[int, int]:

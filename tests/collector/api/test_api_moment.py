@@ -113,7 +113,7 @@ def test_incidents_are_those_open_then_in_the_version_of_then(against: Against) 
     against(check)
 
 
-def test_a_node_as_it_was(against: Against) -> None:
+def test_a_node_of_then(against: Against) -> None:
     async def check(fleet: Served) -> None:
         before = await fleet.stub.GetNode(pb.NodeRequest(node="n1", at_ms=BEFORE))
         after = await fleet.stub.GetNode(pb.NodeRequest(node="n1", at_ms=AFTER))

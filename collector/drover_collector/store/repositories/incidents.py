@@ -69,7 +69,7 @@ class IncidentTable:
         return [from_json(Incident, row["json"]) for row in found]
 
     def as_of(self, at_ms: int, since_ms: int) -> list[Incident]:
-        """Return each incident as it was at a time, newest first: those open then, or closed in [since_ms, at_ms]."""
+        """Return each incident's version of a time, newest first: those open then, or closed in [since_ms, at_ms]."""
         newest = "(version, updated)"
         chosen = (
             f"SELECT id, max({newest}) AS last, argMax(isNotNull(closed), {newest}) AS shut,"
