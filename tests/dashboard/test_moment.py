@@ -1,4 +1,4 @@
-"""Pages as of a moment of the past: what is asked of the collector, what is said, and that nothing can be done there."""
+"""Pages as of a moment of the past: what is asked of the collector, and that nothing can be done there."""
 
 from __future__ import annotations
 

@@ -74,9 +74,7 @@ def _banner(asked: int) -> None:
     real = view.Viewer(view.viewer().where, time.time_ns() // 1_000_000)
     day = datetime.fromtimestamp(asked / 1000, real.where).strftime("%a %-d %b %H:%M:%S")
     with st.container(key="past_bar", horizontal=True, vertical_alignment="center"):
-        st.markdown(
-            f"**THE PAST: as of {day} {real.zone_name()}**, {real.ago(asked)} ago. Nothing can be done here."
-        )
+        st.markdown(f"**THE PAST: as of {day} {real.zone_name()}**, {real.ago(asked)} ago. Nothing can be done here.")
         if st.button("Back to now", icon=":material/update:", key="past_now"):
             leave()
             st.rerun()
