@@ -33,7 +33,6 @@ R = TypeVar("R", bound=Message)
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 PICTURE_FRESH_S = 2.0  # by health: pages that ask within so long share one
 VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
-TREND_FRESH_S = 4.0  # while days are still counted the browser asks again
 SILENCES = 200  # listed
 DEADLINE_S = 4.0  # a question with a longer one reads from disk, so its delay says nothing about the collector
 SLOW_S = 2.0  # an answer from memory that takes this long gets a warning: the page is older than it looks
@@ -265,18 +264,6 @@ class FleetClient:
 
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
         return self.ask(methods.GET_INCIDENT, pb.IncidentRequest(id=incident_id))
-
-    def playback(self, color_by: str, from_ms: int, to_ms: int, frames: int) -> Answer[pb.Playback]:
-        """Return how the fleet looked at `frames` moments of a time."""
-        request = pb.PlaybackRequest(color_by=color_by, from_ms=from_ms, to_ms=to_ms, frames=frames)
-        return self.ask(methods.GET_PLAYBACK, request)
-
-    def changes(self, from_ms: int, to_ms: int, nodes: Sequence[str], key: str) -> Answer[pb.ChangeList]:
-        """`key` names the chart, as for `series`."""
-        return self.ask(methods.LIST_CHANGES, pb.ChangesRequest(from_ms=from_ms, to_ms=to_ms, nodes=nodes), key)
-
-    def trend(self) -> Answer[pb.Trend]:
-        return self.ask(methods.GET_TREND, pb.TrendRequest(), fresh_s=TREND_FRESH_S)
 
     def policy(self) -> Answer[pb.PolicyState]:
         return self.ask(methods.GET_POLICY, pb.PolicyRequest())

@@ -18,7 +18,7 @@ from drover_dashboard.server import signin
 from drover_dashboard.widgets import address, moment, trends, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.components import component
-from drover_dashboard.widgets.fleet_picture import Past, canvas, metrics
+from drover_dashboard.widgets.fleet_picture import Past, canvas, metrics, playback
 from drover_dashboard.widgets.grouping import GROUPS, USUAL
 from drover_proto import fleet_pb2 as pb
 
@@ -206,7 +206,7 @@ def past_played() -> Past | None:
 def then() -> None:
     """The figures of a moment of the past: those that are kept."""
     at_ms = moment.at_ms()
-    answer = client.fleet().playback(HEALTH, 0, at_ms, 1)
+    answer = playback(client.fleet(), HEALTH, 0, at_ms, 1)
     view.trouble("then", answer.trouble, answer.as_of_ms, view.viewer())
     if answer.value is None:
         return

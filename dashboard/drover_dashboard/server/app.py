@@ -26,9 +26,11 @@ from drover_dashboard.widgets import cluster_choice, fleet_picture, moment, tren
 from drover_dashboard.widgets.components import ASSETS
 from drover_dashboard.widgets.fleet_picture import Frame, metrics, trouble_line
 from drover_dashboard.widgets.grouping import GROUPS, USUAL, grouped
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 FRAME_HEADER = "Drover-Frame"  # assets/fleet.js reads it
+TREND_FRESH_S = 4.0  # while days are still counted the browser asks again
 LAYOUT_LEVEL = 6  # of gzip: a tenth of its size, and it seldom changes
 PACKAGE = Path(__file__).parents[1]
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -168,7 +170,7 @@ def trend(request: Request) -> Response:
     """The fleet by day. A thread of its own waits for the collector: no page does."""
     if (fleet := frame.fleet_of(request)) is None:
         return frame.no_cluster(request)
-    answer = fleet.trend()
+    answer = fleet.ask(methods.GET_TREND, pb.TrendRequest(), fresh_s=TREND_FRESH_S)
     if answer.value is None:
         return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no trend"}, 503)
     return JSONResponse(trends.content(answer.value), headers={"Cache-Control": "no-store"})

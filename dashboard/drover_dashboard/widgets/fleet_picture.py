@@ -9,10 +9,11 @@ from typing import Any
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Metric, Scope
 from drover_dashboard import client, clusters
-from drover_dashboard.client import FleetClient, Trouble
+from drover_dashboard.client import Answer, FleetClient, Trouble
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import theme
 from drover_dashboard.widgets.components import component
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 REFRESH_S = 5
@@ -118,10 +119,16 @@ def frame(fleet: FleetClient, color_by: str) -> Frame | Trouble:
     return Frame(json.dumps(header), picture.frame)
 
 
+def playback(fleet: FleetClient, color_by: str, from_ms: int, to_ms: int, count: int) -> Answer[pb.Playback]:
+    """Return how the fleet looked at `count` moments of a time."""
+    request = pb.PlaybackRequest(color_by=color_by, from_ms=from_ms, to_ms=to_ms, frames=count)
+    return fleet.ask(methods.GET_PLAYBACK, request)
+
+
 def frames(fleet: FleetClient, color_by: str, from_ms: int, to_ms: int) -> Frame | Trouble:
     """Return all frames of a time, or why there are none. Its body is `Playback.frames` of fleet.proto."""
     count = 1 if from_ms == to_ms else max(2, min(FRAMES, (to_ms - from_ms) // LEAST_FRAME_MS + 1))
-    answer = fleet.playback(color_by, from_ms, to_ms, count)
+    answer = playback(fleet, color_by, from_ms, to_ms, count)
     played = answer.value
     if played is None:
         return answer.trouble or Trouble("no playback", "the collector gave none", "see its log", answer.as_of_ms)

@@ -10,6 +10,7 @@ from drover_dashboard import client
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
 from drover_dashboard.widgets.components import component
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 MOST = 60  # parts of a lane: more would be a wall; the newest stay
@@ -96,7 +97,8 @@ def changes(found: Iterable[pb.Change] | None, who: view.Viewer) -> Lane:
 
 def ask_changes(key: str, nodes: Iterable[str], from_ms: int, to_ms: int, who: view.Viewer) -> Lane:
     """The lane of what changed on these nodes (none: on all) and on the collector. `key`: of the page and its time."""
-    answer = client.fleet().changes(from_ms, to_ms, sorted(set(nodes))[:MOST_NODES], key)
+    request = pb.ChangesRequest(from_ms=from_ms, to_ms=to_ms, nodes=sorted(set(nodes))[:MOST_NODES])
+    answer = client.fleet().ask(methods.LIST_CHANGES, request, key)
     return changes(answer.value.changes if answer.value is not None else None, who)
 
 
