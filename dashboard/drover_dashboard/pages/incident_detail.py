@@ -80,7 +80,8 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
             slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
             st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
-        st.link_button("Play on the map", _play(incident, who), icon=":material/play_circle:")
+        if st.button("Play on the map", icon=":material/play_circle:"):
+            st.switch_page(view.FLEET, query_params=_play(incident, who))
         handling.links(handled)
     if not moment.at_ms():
         handling.done(incident)
@@ -107,10 +108,10 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         incident_past.show_run_book(incident)
 
 
-def _play(incident: Incident, who: view.Viewer) -> str:
-    """A link to the map that plays it, from shortly before its onset to its end, standing at the onset."""
+def _play(incident: Incident, who: view.Viewer) -> dict[str, str]:
+    """Return what the map plays: the incident from shortly before its onset to its end, standing at the onset."""
     from_ms, to_ms = incident.since_ms - PLAYED_BEFORE_MS, min(incident.closed_ms or who.now_ms, who.now_ms)
-    return moment.play_href(from_ms, max(to_ms, incident.since_ms + 60_000), incident.since_ms)
+    return moment.play(from_ms, max(to_ms, incident.since_ms + 60_000), incident.since_ms)
 
 
 def _silenced(note: pb.SilenceNote, who: view.Viewer) -> Row:

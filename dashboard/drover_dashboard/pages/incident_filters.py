@@ -128,9 +128,10 @@ def _line(name: str, label: str, example: str) -> str:
 
 def _csv(filters: Filters) -> None:
     fleet, racks = client.fleet(), view.racks()  # the file is made on a thread that knows neither page nor cluster
+    at_ms = moment.at_ms()  # nor the moment
 
     def make() -> str:
-        reply = filters.ask(fleet, limit=CSV_MOST).value
+        reply = filters.ask(fleet, limit=CSV_MOST, at_ms=at_ms).value
         if reply is None:
             raise RuntimeError("the collector does not answer: no CSV")
         return csv_of(reply, racks)

@@ -135,6 +135,6 @@ def last_hour(asked: int) -> tuple[int, int]:
     return asked - 30 * 60_000, min(now_ms, asked + 30 * 60_000)
 
 
-def play_href(from_ms: int, to_ms: int, shown_ms: int) -> str:
-    """A link to the map that plays a time, standing at a moment of it."""
-    return view.href(view.FLEET, **{AT: written(shown_ms), PLAY: f"{from_ms // 1000}-{to_ms // 1000}"})
+def play(from_ms: int, to_ms: int, shown_ms: int) -> dict[str, str]:
+    """Return the address' words for the map that plays a time, standing at a moment of it."""
+    return {AT: written(shown_ms), PLAY: f"{from_ms // 1000}-{to_ms // 1000}"}
