@@ -111,8 +111,8 @@ def health_cell(health: str, reason: str = "") -> Cell:
 def href(page: Path, **params: str | int | None) -> str:
     """A link for the browser to one of the pages above."""
     given = {key: value for key, value in params.items() if value is not None}
-    if "at" not in given and page in OF_THE_PAST and (moment := st.query_params.get("at")):
-        given["at"] = moment
+    if "at" not in given and page in OF_THE_PAST and client.moment_ms():
+        given["at"] = st.query_params["at"]
     if "cluster" not in given and (cluster := client.fleet_name()):
         given = {"cluster": cluster, **given}
     return f"{page.stem}?{urlencode(given)}"
