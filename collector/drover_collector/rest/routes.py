@@ -65,7 +65,7 @@ class Route:
 
 LEFT_OUT: Mapping[str, str] = {
     "Export": "a stream of Arrow files: `drover export`",
-    "GetPlayback": "packed bytes for the console's browser; `/incidents`, `/nodes/{node}` and others take `at`",
+    "GetPlayback": "packed bytes for the console's browser; other addresses take `at`",
     "Backup": "it runs for hours on the collector's machine: `drover backup`",
 }
 
