@@ -9,6 +9,7 @@ import numpy as np
 from drover_collector.api.moment import Moment
 from drover_collector.api.nodes import EVENTS_LIMIT, GpuMedians
 from drover_collector.api.snapshot import RECENT_MS
+from drover_collector.store.samples.entities import Target
 from drover_core.metrics.catalog import Scope, of_scope
 from drover_core.model import gpu_processes
 from drover_core.model.events import to_json
@@ -59,8 +60,9 @@ def _newest(facts: Moment, node: str, gpus: int) -> Newest:
     """Return the newest values of the 10 minutes before. The step follows from what is kept of that time."""
     span = facts.at_ms - VALUES_MS, facts.at_ms
     found: dict[tuple[int | None, str], tuple[float, int]] = {}
-    slots = [(node, slot, None) for slot in range(gpus)]
-    for scope, targets in ((Scope.GPU, slots), (Scope.NODE, [(node, None, None)])):
+    slots: list[Target] = [(node, slot, None) for slot in range(gpus)]
+    itself: list[Target] = [(node, None, None)]
+    for scope, targets in ((Scope.GPU, slots), (Scope.NODE, itself)):
         if not targets:
             continue
         metrics = [metric.name for metric in of_scope(scope) if not metric.sums_time]
