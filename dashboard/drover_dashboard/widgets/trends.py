@@ -9,7 +9,6 @@ from drover_dashboard.widgets import view
 from drover_dashboard.widgets.components import component
 from drover_proto import fleet_pb2 as pb
 
-STRIP_PX = 128
 SPAN = "30 days"  # of the Capacity page, which the figures lead to
 # Field, label, unit, factor; whether more is worse.
 FIGURES = (
@@ -21,7 +20,7 @@ FIGURES = (
 def show() -> None:
     """Draw the strip."""
     data = {"cluster": client.fleet_name(), "href": view.href(view.CAPACITY, span=SPAN)}
-    component("trend")(key="fleet_trend", data=data, height=STRIP_PX)
+    component("trend")(key="fleet_trend", data=data, height="content")
 
 
 def content(trend: pb.Trend) -> dict[str, Any]:
